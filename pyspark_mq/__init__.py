@@ -1,0 +1,33 @@
+"""pyspark-mq: message queues as an exactly-once source of Spark Structured Streaming.
+
+Importing this module imports neither Spark nor any broker client. Spark looks for a class called
+``DefaultSource`` in every importable module named ``pyspark_*`` and registers it under its name,
+``mq``; that attribute is made when it is first asked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pyspark_mq.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from pyspark_mq.spark_source.datasource import MqDataSource as DefaultSource
+
+__all__ = ["DefaultSource", "__version__"]
+
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name != "DefaultSource":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from pyspark_mq.spark_source.datasource import MqDataSource  # noqa: PLC0415 - see above
+    except ModuleNotFoundError as missing:
+        if (missing.name or "").partition(".")[0] != "pyspark":
+            raise
+        raise MissingExtraError(
+            "pyspark is not installed in this Python; run: pip install 'pyspark-mq[spark]'"
+        ) from missing
+    return MqDataSource

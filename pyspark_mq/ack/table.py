@@ -1,0 +1,135 @@
+"""The life of a delivery: one table, state x event.
+
+Two rules for this file. Everything that decides what an event does to a message stands in
+``TRANSITIONS``; and nothing here knows about brokers, Spark, threads or time.
+
+Theory
+------
+A message is known by its ID, never by the handle of a delivery: a handle (delivery tag, ack id)
+means something only within the session that received it, and brokers hand the same message out
+again under a new handle whenever a session ends (AMQP 0-9-1 section 4.7 "message redelivery";
+the redelivered flag is not set by all of them, so nothing here looks at it).
+
+The coordinator of the two-phase commit is Spark's checkpoint:
+
+* phase one is PLAN. The ID is written into the offset log, so from here on the message belongs
+  to exactly one epoch, for ever;
+* COMMIT is Spark's proof that the epoch is in the commit log. Only now may the broker forget;
+* phase two is the acknowledgement that COMMIT asks for, and CONFIRM the broker's word that it
+  was taken. A confirmed acknowledgement may still be forgotten by a broker that is killed right
+  afterwards, so SETTLED is not the end: a delivery in that state goes back to COMMITTED and is
+  acknowledged again.
+
+What a crash does is no event of its own. The process is gone, and the next one begins with
+RESTORE_PLANNED and RESTORE_COMMITTED for the IDs it finds in the offsets, in state UNSEEN.
+The loss of a session (LOSE) takes the handles away and leaves PLANNED, COMMITTED and SETTLED
+as they are; what was only RECEIVED is forgotten, because the broker will bring it again and
+somebody else may get it.
+
+Two actions acknowledge, and both need a committed epoch: that is rule 1 of the protocol, and
+``tests/unit/test_table.py`` reads it from the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from types import MappingProxyType
+
+from pyspark_mq.errors import InternalError
+
+__all__ = ["TRANSITIONS", "Action", "Event", "IllegalEventError", "State", "step"]
+
+
+class State(Enum):
+    """Where a message stands, seen from this process."""
+
+    UNSEEN = "unseen"  #: not known: never met, or forgotten
+    RECEIVED = "received"  #: in the buffer, un-acknowledged
+    PLANNED = "planned"  #: its ID is in an offset Spark has, or is about to have
+    COMMITTED = "committed"  #: its epoch is in the commit log; acknowledgement unconfirmed
+    SETTLED = "settled"  #: the broker confirmed the acknowledgement
+
+
+class Event(Enum):
+    """What can happen to a message."""
+
+    DELIVER = "deliver"  #: a delivery with its ID arrives, first or again
+    PLAN = "plan"  #: it is cut into an epoch
+    COMMIT = "commit"  #: Spark proves that its epoch is committed
+    CONFIRM = "confirm"  #: the broker confirms the acknowledgement
+    LOSE = "lose"  #: the session that held its handle is gone
+    EXPIRE = "expire"  #: it can no longer come again, or the window is full
+    ABANDON = "abandon"  #: it did not come back for its replay (rule 9) and the user goes on
+    RESTORE_PLANNED = "restore planned"  #: found as planned in the offset of an open epoch
+    RESTORE_COMMITTED = "restore committed"  #: found in the offset of a committed epoch
+
+
+class Action(Enum):
+    """What the transition asks the ledger to do."""
+
+    NOTHING = "nothing"
+    KEEP = "keep"  #: hold payload and handle
+    BIND = "bind"  #: hold the new handle, and the payload if there is none yet
+    ACKNOWLEDGE = "acknowledge"  #: acknowledge every handle of the message
+    UNBIND = "unbind"  #: drop the handle, keep the rest
+    FORGET = "forget"  #: drop everything known
+
+
+class IllegalEventError(InternalError):
+    """An event that cannot happen in this state. The ledger is left as it was."""
+
+    def __init__(self, state: State, event: Event) -> None:
+        self.state = state
+        self.event = event
+        super().__init__(f"a message in state '{state.value}' cannot meet event '{event.value}'")
+
+
+_S, _E, _A = State, Event, Action
+
+TRANSITIONS: Mapping[tuple[State, Event], tuple[State, Action]] = MappingProxyType(
+    {
+        (_S.UNSEEN, _E.DELIVER): (_S.RECEIVED, _A.KEEP),
+        (_S.UNSEEN, _E.RESTORE_PLANNED): (_S.PLANNED, _A.NOTHING),
+        (_S.UNSEEN, _E.RESTORE_COMMITTED): (_S.COMMITTED, _A.NOTHING),
+        # A second delivery while the first is open is a producer's duplicate, or the same
+        # message over another connection whose end we have not noticed. Either way it shares
+        # the fate of the first, and both handles are acknowledged together (rule 7).
+        (_S.RECEIVED, _E.DELIVER): (_S.RECEIVED, _A.BIND),
+        (_S.RECEIVED, _E.PLAN): (_S.PLANNED, _A.NOTHING),
+        (_S.RECEIVED, _E.LOSE): (_S.UNSEEN, _A.FORGET),
+        # Spark 4.0 and 4.1 show the committed offset only after an epoch was planned.
+        (_S.RECEIVED, _E.RESTORE_COMMITTED): (_S.COMMITTED, _A.ACKNOWLEDGE),
+        (_S.PLANNED, _E.DELIVER): (_S.PLANNED, _A.BIND),
+        (_S.PLANNED, _E.COMMIT): (_S.COMMITTED, _A.ACKNOWLEDGE),
+        (_S.PLANNED, _E.LOSE): (_S.PLANNED, _A.UNBIND),
+        # Never emitted by this epoch, so it counts as new if it turns up after all: a message
+        # declared lost and then dropped would be lost twice.
+        (_S.PLANNED, _E.ABANDON): (_S.UNSEEN, _A.FORGET),
+        (_S.PLANNED, _E.RESTORE_COMMITTED): (_S.COMMITTED, _A.ACKNOWLEDGE),
+        # Rule 4: a dropped duplicate is acknowledged, or it fills the prefetch window.
+        (_S.COMMITTED, _E.DELIVER): (_S.COMMITTED, _A.ACKNOWLEDGE),
+        (_S.COMMITTED, _E.CONFIRM): (_S.SETTLED, _A.NOTHING),
+        (_S.COMMITTED, _E.LOSE): (_S.COMMITTED, _A.UNBIND),
+        # Its session ended and the broker had every chance to bring it again: it was taken.
+        (_S.COMMITTED, _E.EXPIRE): (_S.SETTLED, _A.NOTHING),
+        (_S.COMMITTED, _E.RESTORE_COMMITTED): (_S.COMMITTED, _A.NOTHING),
+        # The broker forgot a confirmed acknowledgement, or a producer sent the ID again.
+        (_S.SETTLED, _E.DELIVER): (_S.COMMITTED, _A.ACKNOWLEDGE),
+        (_S.SETTLED, _E.LOSE): (_S.SETTLED, _A.UNBIND),
+        (_S.SETTLED, _E.EXPIRE): (_S.UNSEEN, _A.FORGET),
+        (_S.SETTLED, _E.RESTORE_COMMITTED): (_S.SETTLED, _A.NOTHING),
+    }
+)
+
+
+def step(state: State, event: Event) -> tuple[State, Action]:
+    """The state after `event`, and what has to be done.
+
+    Raises:
+        IllegalEventError: the table has no such pair.
+    """
+    try:
+        return TRANSITIONS[state, event]
+    except KeyError:
+        raise IllegalEventError(state, event) from None

@@ -1,0 +1,109 @@
+"""Every error a user of pyspark-mq can meet, by who has to act.
+
+Spark shows the text of these as the query's exception, so each text names the option or queue,
+the value, and what to do. None of them ever contains a password (urls are shown through
+:func:`pyspark_mq.sources.url.BrokerUrl.__str__`, which leaves it out).
+
+Whatever is raised, the messages of the query that were not acknowledged stay with the broker,
+which hands them out again: an error here never loses a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = [
+    "BrokerError",
+    "BrokerUnavailableError",
+    "CheckpointError",
+    "ConfigurationError",
+    "DataLossError",
+    "DestinationError",
+    "InternalError",
+    "MessageError",
+    "MissingExtraError",
+    "MissingMessageIdError",
+    "MqError",
+    "OptionError",
+    "RefusedError",
+    "SchemaError",
+]
+
+
+class MqError(Exception):
+    """Root of all errors raised on purpose by this package."""
+
+
+class ConfigurationError(MqError):
+    """The user's job is written wrongly. Raised before anything is received."""
+
+
+class OptionError(ConfigurationError):
+    """An option is unknown, missing, or has a value that cannot be used.
+
+    Attributes:
+        option: name of the option as documented.
+    """
+
+    def __init__(self, option: str, problem: str) -> None:
+        self.option = option
+        super().__init__(f"option '{option}': {problem}")
+
+
+class SchemaError(ConfigurationError):
+    """The schema given by the user names a column or a type the source does not have."""
+
+
+class MissingExtraError(ConfigurationError, ImportError):
+    """A library that only some users need is not installed; the text has the pip command."""
+
+
+class CheckpointError(MqError):
+    """The offset in the checkpoint cannot be used: broken, foreign, or of a newer version.
+
+    Nothing was received yet, so nothing changes at the broker.
+    """
+
+
+class BrokerError(MqError):
+    """The broker, or the way to it, is what has to be mended."""
+
+
+class BrokerUnavailableError(BrokerError):
+    """No broker of the `url` list answered within `connectTimeout` or `reconnectTimeout`."""
+
+
+class RefusedError(BrokerError):
+    """The broker answered and said no: credentials, permission, virtual host, TLS."""
+
+
+class DestinationError(BrokerError):
+    """The queue or topic does not exist, was deleted, or is used exclusively by another."""
+
+
+class MessageError(MqError):
+    """A message cannot be taken in. It stays un-acknowledged in its queue."""
+
+
+class MissingMessageIdError(MessageError):
+    """A message has no ID under `messageIdFrom` and `onMissingMessageId` is `fail`."""
+
+
+class DataLossError(MqError):
+    """Messages planned before a restart did not come back within `replayTimeout` (rule 9).
+
+    Attributes:
+        queue: the queue they were read from.
+        epoch: number of the epoch that planned them.
+        missing: the IDs that did not come back, in planned order.
+    """
+
+    def __init__(self, queue: str, epoch: int, missing: Sequence[str], text: str) -> None:
+        self.queue = queue
+        self.epoch = epoch
+        self.missing = tuple(missing)
+        super().__init__(text)
+
+
+class InternalError(MqError):
+    """A state that must not be possible: a bug of this package, please report it."""

@@ -1,0 +1,62 @@
+"""The table of a delivery's life, read as a specification."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyspark_mq.ack import TRANSITIONS, Action, Event, IllegalEventError, State, step
+
+EVERY_PAIR = [(state, event) for state in State for event in Event]
+
+
+@pytest.mark.parametrize(("state", "event"), EVERY_PAIR)
+def test_every_pair_is_either_in_the_table_or_an_error_that_names_both(state: State, event: Event) -> None:
+    if (state, event) in TRANSITIONS:
+        assert step(state, event) == TRANSITIONS[state, event]
+        return
+    with pytest.raises(IllegalEventError) as caught:
+        step(state, event)
+    assert state.value in str(caught.value)
+    assert event.value in str(caught.value)
+
+
+def test_nothing_is_acknowledged_before_its_epoch_is_committed() -> None:
+    for (_, event), (target, action) in TRANSITIONS.items():
+        if action is Action.ACKNOWLEDGE:
+            assert target is State.COMMITTED, event
+
+
+def test_only_proof_of_a_commit_leads_from_open_to_committed() -> None:
+    open_states = {State.UNSEEN, State.RECEIVED, State.PLANNED}
+    proofs = {
+        event
+        for (state, event), (target, _) in TRANSITIONS.items()
+        if state in open_states and target in {State.COMMITTED, State.SETTLED}
+    }
+    assert proofs == {Event.COMMIT, Event.RESTORE_COMMITTED}
+
+
+def test_a_delivery_is_accepted_in_every_state() -> None:
+    assert {state for state, event in TRANSITIONS if event is Event.DELIVER} == set(State)
+
+
+def test_a_dropped_delivery_is_always_acknowledged() -> None:
+    for state in (State.COMMITTED, State.SETTLED):
+        assert TRANSITIONS[state, Event.DELIVER] == (State.COMMITTED, Action.ACKNOWLEDGE)
+
+
+def test_the_end_of_a_session_changes_no_state_that_a_checkpoint_knows() -> None:
+    for state in (State.PLANNED, State.COMMITTED, State.SETTLED):
+        assert TRANSITIONS[state, Event.LOSE][0] is state
+    assert TRANSITIONS[State.RECEIVED, Event.LOSE] == (State.UNSEEN, Action.FORGET)
+
+
+def test_every_state_can_be_reached_and_left() -> None:
+    reached = {State.UNSEEN}
+    while True:
+        more = {target for (state, _), (target, _) in TRANSITIONS.items() if state in reached} - reached
+        if not more:
+            break
+        reached |= more
+    assert reached == set(State)
+    assert {state for (state, _), (target, _) in TRANSITIONS.items() if target is not state} == set(State)
