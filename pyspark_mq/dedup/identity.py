@@ -1,0 +1,88 @@
+"""What identifies a message: from whatever the broker delivers to one hashable key.
+
+A key is the ID itself where that is a reasonable string, and a digest (``bytes``) where it is
+not: an ID of a megabyte would go into every offset, and an ID that is no text cannot be written
+there. Strings and digests never meet, so no producer can forge the one with the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from hashlib import blake2b
+from typing import TypeAlias
+
+__all__ = ["DIGEST_BYTES", "ID_CHARS_MAX", "IdSource", "Key", "OnMissing", "body_keys", "id_keys",
+           "key_text"]  # fmt: skip
+
+Key: TypeAlias = "str | bytes"
+
+#: AMQP 0-9-1 has room for 255 bytes in `message_id` (section 4.2.5.3, short strings); JMS
+#: providers use 40 to 120 characters. Longer ones come from properties and are replaced by digests.
+ID_CHARS_MAX = 255
+
+#: 160 bits: by chance two of 10**12 messages collide with a probability below 10**-24.
+DIGEST_BYTES = 20
+
+
+class OnMissing(Enum):
+    """What to do with a message without an ID (option `onMissingMessageId`)."""
+
+    FAIL = "fail"
+    BODY_HASH = "body-hash"
+    REJECT = "reject"
+
+
+@dataclass(frozen=True, slots=True)
+class IdSource:
+    """Where the ID of a message is found (option `messageIdFrom`).
+
+    Attributes:
+        kind: `message-id`, `correlation-id`, `property` or `body-hash`.
+        name: the property's name for `property`, otherwise empty.
+    """
+
+    kind: str
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.name}" if self.name else self.kind
+
+
+def id_keys(values: Sequence[object]) -> list[Key | None]:
+    """Keys of IDs as delivered: None for a missing or empty one.
+
+    Text is taken as it is, including newlines and NUL; bytes that are no text and text longer
+    than :data:`ID_CHARS_MAX` are digested; numbers count by their decimal text.
+    """
+    if set(map(type, values)) == {str}:
+        lengths = list(map(len, values))  # type: ignore[arg-type]
+        if min(lengths) > 0 and max(lengths) <= ID_CHARS_MAX:
+            return list(values)  # type: ignore[arg-type]
+    return [_id_key(value) for value in values]
+
+
+def _id_key(value: object) -> Key | None:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return _digest(bytes(value), b"bytes") if len(value) else None
+    if value is None or value == "":
+        return None
+    text = value if isinstance(value, str) else str(value)
+    if len(text) > ID_CHARS_MAX:
+        return _digest(text.encode("utf-8", "surrogatepass"), b"text")
+    return text
+
+
+def body_keys(bodies: Iterable[bytes]) -> list[Key]:
+    """Keys of bodies: equal bodies have equal keys."""
+    return [_digest(body, b"body") for body in bodies]
+
+
+def _digest(data: bytes, person: bytes) -> bytes:
+    return blake2b(data, digest_size=DIGEST_BYTES, person=person).digest()
+
+
+def key_text(key: Key) -> str:
+    """The key for a person to read."""
+    return key if isinstance(key, str) else key.hex()

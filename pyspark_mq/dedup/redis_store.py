@@ -1,0 +1,108 @@
+"""Settled IDs in Redis: shared by queries, and safe from the loss of a checkpoint.
+
+One sorted set for each thing that is read, members are keys, scores are the order of settling.
+A set keeps `window` members; every call is one round trip for a whole epoch.
+
+A member is one type byte and the key, so that text and digests cannot meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any, TypeVar
+
+from pyspark_mq.dedup.identity import Key
+from pyspark_mq.dedup.store import SeenStore
+from pyspark_mq.errors import BrokerUnavailableError, MissingExtraError, OptionError
+
+try:
+    import redis
+    from redis.backoff import ExponentialBackoff
+    from redis.retry import Retry
+except ModuleNotFoundError as missing:
+    text = "dedupStore=redis://… needs the Redis client; run: pip install 'pyspark-mq[redis]'"
+    raise MissingExtraError(text) from missing
+
+__all__ = ["RedisStore"]
+
+T = TypeVar("T")
+
+_TIMEOUT_S = 10.0
+_RETRIES = 5
+#: Members in one command: bounds the size of a request to some hundred kilobytes.
+_CHUNK = 10_000
+
+
+class RedisStore(SeenStore):
+    """See :class:`SeenStore`.
+
+    Args:
+        url: ``redis://user:password@host:port/db`` or ``rediss://…``.
+        source: names what is read; stores of one source share one set.
+        window: members kept (`dedupWindow`), at least one.
+
+    Raises:
+        BrokerUnavailableError: from any call, when Redis does not answer. Nothing is lost: what
+            was not acknowledged stays in the queue.
+    """
+
+    def __init__(self, url: str, source: str, window: int) -> None:
+        try:
+            self._client: Any = redis.Redis.from_url(
+                url,
+                socket_timeout=_TIMEOUT_S,
+                socket_connect_timeout=_TIMEOUT_S,
+                retry=Retry(ExponentialBackoff(cap=2.0, base=0.1), _RETRIES),
+            )
+        except ValueError:
+            raise OptionError("dedupStore", "is no Redis url; accepted is redis://host:port/db") from None
+        self._name = f"pyspark-mq:seen:{source}"
+        self._window = max(1, window)
+
+    def known(self, keys: Sequence[Key]) -> set[Key]:
+        """See :meth:`SeenStore.known`."""
+        found: set[Key] = set()
+        for some in _chunks(keys):
+            scores = self._call(partial(self._client.zmscore, self._name, list(map(_member, some))))
+            found.update(key for key, score in zip(some, scores, strict=True) if score is not None)
+        return found
+
+    def remember(self, keys: Sequence[Key]) -> None:
+        """See :meth:`SeenStore.remember`."""
+        for some in _chunks(keys):
+            self._call(partial(self._add, some))
+
+    def _add(self, keys: Sequence[Key]) -> None:
+        seconds, microseconds = self._client.time()
+        now = seconds + microseconds / 1e6
+        with self._client.pipeline(transaction=True) as commands:
+            commands.zadd(self._name, dict.fromkeys(map(_member, keys), now))
+            commands.zremrangebyrank(self._name, 0, -self._window - 1)
+            commands.execute()
+
+    def _call(self, command: Callable[[], T]) -> T:
+        try:
+            return command()
+        except redis.RedisError as error:
+            # The client's own texts name host and port, never the password. A server that does not know
+            # HELLO or AUTH (renamed, older than 6, or a proxy) quotes what it was sent with them.
+            reason = str(error).partition(", with args")[0]
+            raise BrokerUnavailableError(
+                f"option 'dedupStore': Redis failed: {type(error).__name__}: {reason}. Nothing is lost; "
+                "restart the query when Redis is back, or set 'dedupStore' to 'checkpoint'"
+            ) from None
+
+    def close(self) -> None:
+        """See :meth:`SeenStore.close`."""
+        self._client.close()
+
+
+def _member(key: Key) -> bytes:
+    return b"d" + key if isinstance(key, bytes) else b"t" + key.encode("utf-8", "surrogatepass")
+
+
+def _chunks(keys: Sequence[Key]) -> list[list[Key]]:
+    iterator = iter(keys)
+    return list(iter(lambda: list(islice(iterator, _CHUNK)), []))
