@@ -1,0 +1,14 @@
+"""What differs between brokers, and how to start a private one for tests, demo and benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from pyspark_mq.brokers.base import Broker
+from pyspark_mq.brokers.rabbitmq import RABBITMQ
+
+__all__ = ["BROKERS", "Broker"]
+
+#: Every broker this version reads from, by the value of the option `broker`.
+BROKERS: Mapping[str, Broker] = MappingProxyType({RABBITMQ.name: RABBITMQ})

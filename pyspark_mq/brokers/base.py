@@ -1,0 +1,38 @@
+"""What differs between brokers, as data.
+
+Nothing outside this folder and the protocol modules of ``sources/`` knows a broker by name: the
+rest of the package reads a :class:`Broker`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["AMQP_0_9_1", "AMQP_1_0", "STOMP", "Broker"]
+
+AMQP_0_9_1 = "amqp-0-9-1"
+AMQP_1_0 = "amqp-1.0"
+STOMP = "stomp"
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """A kind of broker.
+
+    Attributes:
+        name: value of the option `broker`.
+        protocols: url scheme -> the protocols that may be spoken over it, the default first.
+        epoch_messages: default of `maxMessagesPerTrigger`.
+        prefetch_max: protocol -> most un-acknowledged messages one connection can be handed.
+        selectors: can it filter by JMS selector?
+        delivery_limit_note: what an operator has to know about messages that are handed out
+            again and again; shown with data-loss errors.
+    """
+
+    name: str
+    protocols: Mapping[str, tuple[str, ...]]
+    epoch_messages: int
+    prefetch_max: Mapping[str, int]
+    selectors: bool
+    delivery_limit_note: str

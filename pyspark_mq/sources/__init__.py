@@ -1,0 +1,35 @@
+"""Receiving: one consumer per wire protocol, the receiver that keeps one alive, and the epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from types import MappingProxyType
+
+from pyspark_mq.brokers.base import AMQP_0_9_1
+from pyspark_mq.errors import MissingExtraError
+from pyspark_mq.sources.base import Consumer
+
+__all__ = ["CONSUMERS", "consumer_class"]
+
+#: protocol -> (module, class, what to install for it)
+CONSUMERS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
+    {AMQP_0_9_1: ("pyspark_mq.sources.amqp091", "Amqp091Consumer", "pyspark-mq")}
+)
+
+
+def consumer_class(protocol: str) -> type[Consumer]:
+    """The consumer of a protocol; imports its client library.
+
+    Raises:
+        MissingExtraError: the library is not installed.
+    """
+    module, name, distribution = CONSUMERS[protocol]
+    try:
+        found: type[Consumer] = getattr(import_module(module), name)
+    except ModuleNotFoundError as missing:
+        if (missing.name or "").startswith("pyspark_mq"):
+            raise
+        text = f"protocol '{protocol}' needs '{missing.name}'; run: pip install '{distribution}'"
+        raise MissingExtraError(text) from missing
+    return found

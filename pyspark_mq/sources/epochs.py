@@ -1,0 +1,707 @@
+"""Epochs: the protocol between Spark's checkpoint and the broker, without Spark.
+
+One micro-batch is one epoch of a two-phase commit. :class:`EpochSource` joins the parts: receivers
+bring deliveries, the ledger keeps the books, and this module decides when an epoch is cut, what
+is waited for, and for how long. All of it runs on the thread that Spark calls; receivers work on
+beside it, so receiving and heartbeats go on while Spark is busy.
+
+Guarantee: with `exactly-once`, every message is in exactly one committed epoch, and an epoch that
+is asked for again after a crash has the same messages in the same order.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import accumulate, count
+from operator import methodcaller
+from typing import Any
+
+from pyspark_mq.ack import Ledger, Settlement
+from pyspark_mq.dedup import (
+    CheckpointOnly,
+    CodecError,
+    IdSource,
+    Key,
+    OnMissing,
+    SeenStore,
+    body_keys,
+    decode_ids,
+    encode_ids,
+    id_keys,
+    key_text,
+)
+from pyspark_mq.errors import (
+    CheckpointError,
+    DataLossError,
+    InternalError,
+    MissingMessageIdError,
+)
+from pyspark_mq.sources.base import Connection, Consumer
+from pyspark_mq.sources.receiver import Confirmed, Failed, Lost, Mailbox, Opened, Receiver
+
+__all__ = ["EpochSource", "Guarantee", "Limit", "Position", "Settings"]
+
+_LOG = logging.getLogger("pyspark_mq")
+
+#: How long an idle `latest` waits for the first message. Spark asks again at once, some ninety
+#: times a second otherwise, and each time passes the whole offset to and fro.
+_IDLE_WAIT_S = 0.1
+#: While a backlog waits at the broker an epoch is filled for at most this long. A trigger costs
+#: Spark 0.2-0.3 s whatever its size, so larger epochs make a backlog end sooner.
+_FILL_MAX_S = 2.0
+#: ... and only while messages keep coming.
+_FILL_GAP_S = 0.1
+_STEP_S = 0.005
+_DEPTH_AGE_MAX_S = 0.25
+#: Un-acknowledged messages asked for until the first epoch after a (re)start is committed, beyond
+#: those expected again. Each end of a session counts towards the delivery limit of everything that
+#: was handed out, so a job that crashes at once should not age its whole queue.
+_CAREFUL_WINDOW = 2_000
+#: A confirmation is waited for at most this long when there is nothing else to do.
+_CONFIRM_WAIT_S = 5.0
+#: An emptied queue has to stay so for this long before a bounded run ends.
+_EMPTY_S = 0.3
+#: Missing IDs named in an error; the rest is counted.
+_IDS_SHOWN = 10
+
+
+class Guarantee(Enum):
+    """Option `guarantee`."""
+
+    EXACTLY_ONCE = "exactly-once"
+    AT_LEAST_ONCE = "at-least-once"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the options of a query say, beyond the connection. Times in seconds, sizes in bytes."""
+
+    connection: Connection
+    guarantee: Guarantee
+    id_source: IdSource
+    on_missing: OnMissing
+    max_messages: int
+    max_bytes: int
+    min_messages: int
+    max_delay_s: float
+    prefetch: int
+    consumers: int
+    dedup_window: int
+    settle_grace_s: float
+    fail_on_data_loss: bool
+    replay_timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The end of an epoch, as the offset holds it.
+
+    Attributes:
+        epoch: 0 before the first.
+        planned: the epoch's IDs in order, encoded.
+        carried: IDs of earlier epochs that may still come again, encoded in pieces.
+        identity: the name of the broker they came from, empty while unknown.
+    """
+
+    epoch: int
+    planned: str = ""
+    carried: tuple[str, ...] = ()
+    identity: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How much the next epoch may hold.
+
+    Attributes:
+        messages: at most so many; None for all that can be had now.
+    """
+
+    messages: int | None
+
+
+class EpochSource:
+    """Plans, replays and settles epochs for one query. Not thread-safe.
+
+    Args:
+        settings: the query's.
+        make_consumer: the consumer class of the protocol.
+        store: where settled IDs are shared, beyond the checkpoint.
+    """
+
+    def __init__(
+        self, settings: Settings, make_consumer: type[Consumer], store: SeenStore | None = None
+    ) -> None:
+        self._settings = settings
+        self._decoder = make_consumer.decoder
+        self._exact = settings.guarantee is Guarantee.EXACTLY_ONCE
+        self._store = store or CheckpointOnly()
+        self._ledger: Ledger[Any, Any] = Ledger(
+            grace_s=settings.settle_grace_s, window=settings.dedup_window, remember=self._exact
+        )
+        self._serial = count(1)
+        self._mailbox = Mailbox()
+        self._receivers = [
+            Receiver(settings.connection, make_consumer, self._mailbox, lambda: self._first_window)
+            for _ in range(settings.consumers)
+        ]
+        self._live: dict[int, tuple[Receiver, Consumer]] = {}
+        self._windows: dict[int, int] = {}
+        self._first_window = min(settings.prefetch, _CAREFUL_WINDOW)
+        self._failure: Exception | None = None
+        self._started = False
+        self._adopted = False
+        self._last = Position(0)
+        self._payloads: dict[int, list[Any]] = {}
+        self._payload_bytes: dict[int, int] = {}
+        self._identity = ""
+        self._buffered_bytes = 0
+        self._last_arrival_s = 0.0
+        self._waiting_since_s: float | None = None
+        self._ready_at_first: int | None = None
+        self._to_go: int | None = None
+        self._reconnects = self._redelivered = self._rejected = 0
+
+    # -- Spark's calls, in its order -----------------------------------------------------------
+
+    def initial(self) -> Position:
+        """The position of a new query. Opens nothing."""
+        self._adopted = True
+        return Position(0)
+
+    def bound(self) -> None:
+        """From now on take only what the queue holds at this moment (`Trigger.AvailableNow`)."""
+        self._start()
+        while not self._all_live():
+            self._wait(_IDLE_WAIT_S)
+            self._pump()
+        self._to_go = self._ready_at_first
+
+    def latest(self, start: Position | None, limit: Limit) -> Position:
+        """Phase two of the epoch that ends at `start`, then phase one of the next.
+
+        Args:
+            start: the last committed position; None where Spark does not say (before 4.2).
+            limit: how much to take.
+
+        Returns:
+            The end of a new epoch, or the last position if there is nothing new.
+        """
+        if start is not None:
+            self.commit(start)
+            if start.epoch < self._last.epoch:
+                return self._last  # planned before and never begun: it stays as it was written
+        self._start()
+        self._pump()
+        if start is None or limit.messages is None:
+            self._widen()  # the one epoch of this run, maybe: take what there is
+        size = self._gather(limit)
+        return self._plan(size) if size else self._last
+
+    def payload(self, start: Position, end: Position) -> list[Any]:
+        """The raw deliveries of the epoch from `start` to `end`, in planned order.
+
+        For an epoch of a former process this waits until the broker has handed out exactly the
+        planned messages again.
+
+        Raises:
+            DataLossError: they do not all come within `replayTimeout`, and `failOnDataLoss` is on.
+        """
+        if start.epoch == end.epoch:
+            return []
+        self._adopt(start)
+        if end.epoch not in self._payloads:
+            if not self._ledger.has_epoch(end.epoch):
+                self._replay(end)
+            self._hold(end.epoch)
+        return self._payloads[end.epoch]
+
+    def commit(self, end: Position) -> None:
+        """Phase two of all epochs up to `end`: Spark has committed them."""
+        self._adopt(end)
+        open_epochs = self._ledger.epochs(end.epoch)
+        if self._shared():
+            for epoch in open_epochs:
+                self._store.remember(self._ledger.keys(epoch))
+        held = [epoch for epoch in self._payloads if epoch <= end.epoch]
+        if open_epochs or held:
+            # Before the acknowledgements make room: a consumer cancelled while messages are on their
+            # way to it has them requeued, which counts as a delivery.
+            self._widen()
+        for epoch in held:
+            del self._payloads[epoch], self._payload_bytes[epoch]
+        self._settle(self._ledger.commit(end.epoch))
+
+    def _hold(self, epoch: int) -> None:
+        """Keep what an epoch emits until it is committed: Spark may ask for it again."""
+        if self._ledger.has_epoch(epoch):
+            self._payloads[epoch] = self._ledger.payloads(epoch)
+        raws = self._payloads.setdefault(epoch, [])
+        self._payload_bytes[epoch] = self._bytes(raws)
+
+    def stop(self) -> None:
+        """Close the connections. Spark mostly ends the process before it gets here."""
+        for receiver in self._receivers:
+            if receiver.is_alive():
+                receiver.stop()
+        self._store.close()
+
+    def message_ids(self, raws: Sequence[Any]) -> list[str | None]:
+        """Column `messageId`: the ID in full, even where a digest stands for it elsewhere."""
+        settings = self._settings
+        if settings.id_source.kind == "body-hash":
+            return [key_text(key) for key in body_keys(self._decoder.bodies(raws))]
+        values = self._decoder.ids(raws, settings.id_source)
+        if set(map(type, values)) == {str} and "" not in values:
+            return values  # type: ignore[return-value]
+        hashed = self._exact and settings.on_missing is OnMissing.BODY_HASH
+        return [
+            _id_text(value, lambda raw=raw: self._body_hash(raw) if hashed else None)  # type: ignore[misc]
+            for value, raw in zip(values, raws, strict=True)
+        ]
+
+    def _body_hash(self, raw: Any) -> str:
+        return key_text(body_keys(self._decoder.bodies([raw]))[0])
+
+    def counters(self) -> dict[str, int]:
+        """What a user sees in the query's progress (rule 8)."""
+        counted = self._ledger.counters
+        depths = [r for r in self._receivers if r.depth is not None]
+        report = {
+            "received": counted.received,
+            "redelivered": self._redelivered,
+            "duplicatesDropped": counted.duplicates_dropped,
+            "rebound": counted.rebound,
+            "planned": counted.planned,
+            "settled": counted.settled,
+            "unacked": self._ledger.unacked,
+            "buffered": self._ledger.buffered,
+            "returned": counted.forgotten,
+            "rejected": self._rejected,
+            "reconnects": self._reconnects,
+            "replays": counted.replays,
+            "lost": counted.lost,
+            "carried": self._ledger.expected,
+        }
+        if depths:
+            newest = max(depths, key=lambda receiver: receiver.depth_at_s)
+            report["backlog"] = newest.depth.ready if newest.depth is not None else 0
+        return report
+
+    # -- restart -------------------------------------------------------------------------------
+
+    def _adopt(self, start: Position) -> None:
+        """Learn from the first committed position what a former process left behind (rule 5)."""
+        if self._adopted:
+            return
+        self._adopted = True
+        self._identity = self._identity or start.identity
+        if self._last.epoch < start.epoch:
+            self._last = start
+        if self._exact:
+            for text in (*start.carried, start.planned):
+                self._restore_committed(text)
+
+    def _restore_committed(self, text: str) -> None:
+        keys = _decode(text, self._settings.connection)
+        if self._shared():
+            self._store.remember(keys)
+        self._settle(self._ledger.restore_committed(keys, text))
+
+    def _replay(self, end: Position) -> None:
+        if self._started and self._last.epoch >= end.epoch:
+            text = f"Spark asks for epoch {end.epoch}, which is committed"
+            raise InternalError(f"{self._settings.connection.destination}: {text}")
+        self._last = end
+        if not self._exact:
+            # Without IDs nobody can tell which messages it had: they come in later epochs.
+            self._ledger.counters.replays += 1
+            return
+        for text in end.carried:
+            self._restore_committed(text)
+        keys = _decode(end.planned, self._settings.connection)
+        self._ledger.restore_planned(end.epoch, keys, end.planned)
+        self._first_window = self._careful_window()
+        self._start()
+        self._await_replay(end.epoch)
+
+    def _await_replay(self, epoch: int) -> None:
+        """Wait until every planned message is here again, `replayTimeout` long while connected."""
+        timeout_s = self._settings.replay_timeout_s
+        connected_s = 0.0
+        before = time.monotonic()
+        while True:
+            self._pump(bounded=False)
+            missing = self._ledger.missing_count(epoch)
+            if not missing:
+                return
+            now = time.monotonic()
+            connected_s += now - before if self._all_live() else 0.0
+            before = now
+            if connected_s > timeout_s:
+                self._give_up(epoch)
+                return
+            self._open_window_for_replay(missing)
+            self._wait(_IDLE_WAIT_S)
+
+    def _open_window_for_replay(self, missing: int) -> None:
+        """Ask for more if everything handed out is something else (a priority queue, say)."""
+        for session, (receiver, consumer) in self._live.items():
+            if consumer.inbox or self._ledger.unacked_in(session) < self._windows[session]:
+                continue
+            _LOG.warning(
+                "%s: %d planned messages are not among the first %d handed out; asking for more",
+                self._settings.connection.destination, missing, self._windows[session],
+            )  # fmt: skip
+            # What is held stays held and the new window counts from zero (see `Consumer.consume`).
+            self._windows[session] += self._settings.prefetch
+            receiver.ask(session, methodcaller("consume", self._settings.prefetch))
+
+    def _give_up(self, epoch: int) -> None:
+        """Rule 9: the planned messages are not all there."""
+        settings = self._settings
+        missing = [key_text(key) for key in self._ledger.missing(epoch)]
+        total = len(self._ledger.keys(epoch))
+        shown = ", ".join(missing[:_IDS_SHOWN]) + (", ..." if len(missing) > _IDS_SHOWN else "")
+        text = (
+            f"{settings.connection.destination}: {len(missing)} of {total} messages of epoch {epoch} did "
+            f"not come back within replayTimeout={settings.replay_timeout_s:g}s after a restart: {shown}. "
+            "Likely reasons: they expired, were dead-lettered, purged, or are held by another consumer "
+            f"of the queue; {settings.connection.broker.delivery_limit_note}. "
+        )
+        if settings.fail_on_data_loss:
+            advice = (
+                "The messages that are there were not acknowledged and stay in the queue. Return the "
+                "missing ones to the queue, or set 'failOnDataLoss' to 'false' to go on without them"
+            )
+            raise DataLossError(settings.connection.destination, epoch, missing, text + advice)
+        self._ledger.abandon(epoch)
+        _LOG.error("%sGoing on without them, as 'failOnDataLoss' is 'false'", text)
+
+    # -- receiving -----------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        if not self._started:
+            self._started = True
+            for receiver in self._receivers:
+                receiver.start()
+
+    def _all_live(self) -> bool:
+        return len(self._live) == len(self._receivers)
+
+    def _wait(self, seconds: float) -> None:
+        self._mailbox.arrived.wait(seconds)
+        self._mailbox.arrived.clear()
+
+    def _careful_window(self) -> int:
+        """How many messages a new session may be handed before it has proved to get anywhere."""
+        settings = self._settings
+        careful = max(_CAREFUL_WINDOW, settings.min_messages)
+        return min(settings.prefetch, careful + self._ledger.expected)
+
+    def _widen(self) -> None:
+        """Let every session have its full window."""
+        prefetch = self._settings.prefetch
+        for session, (receiver, _) in self._live.items():
+            if self._windows[session] < prefetch:
+                self._windows[session] = prefetch
+                receiver.ask(session, methodcaller("consume", prefetch))
+
+    def _pump(self, *, bounded: bool = True) -> None:
+        """Take in everything that arrived since the last time.
+
+        Args:
+            bounded: hold the receivers to the byte limit.
+        """
+        for letter in self._mailbox.take():
+            self._read(letter)
+        if self._failure is not None:
+            raise self._failure
+        for session, (_, consumer) in self._live.items():
+            self._drain(session, consumer)
+        now = time.monotonic()
+        if self._all_live():
+            self._ledger.start_clock(now + self._redelivery_wait_s())
+        self._ledger.expire(now)
+        self._first_window = self._careful_window()
+        self._bound_bytes(bounded)
+
+    def _read(self, letter: Opened | Lost | Confirmed | Failed) -> None:
+        if isinstance(letter, Opened):
+            self._check_identity(letter)
+            session = letter.consumer.session
+            self._live[session] = (letter.receiver, letter.consumer)
+            self._windows[session] = letter.window
+            self._ledger.open_session(session)
+            if self._ready_at_first is None and letter.greeting.depth is not None:
+                self._ready_at_first = letter.greeting.depth.ready
+        elif isinstance(letter, Lost):
+            del self._live[letter.session], self._windows[letter.session]
+            self._forget(letter.session)
+            self._reconnects += 1
+        elif isinstance(letter, Confirmed):
+            self._ledger.confirm(letter.number, letter.session, time.monotonic())
+        else:
+            self._failure = letter.error
+
+    def _forget(self, session: int) -> None:
+        counted = self._ledger.counters
+        held, forgotten = self._ledger.unacked_in(session), counted.forgotten
+        self._ledger.lose(session)
+        if self._to_go is not None:
+            # What is planned already comes once more and is dropped then: not a part of the goal.
+            self._to_go += held - (counted.forgotten - forgotten)
+        self._buffered_bytes = self._bytes(self._ledger.buffered_payloads(self._ledger.buffered))
+
+    def _check_identity(self, opened: Opened) -> None:
+        found = opened.greeting.identity
+        if self._identity and found and found != self._identity:
+            raise CheckpointError(
+                f"{self._settings.connection.destination}: the checkpoint was written with broker "
+                f"'{self._identity}', but {opened.greeting.url} is broker '{found}'. Its messages would be "
+                "mistaken for others. Correct 'url', or start with a new checkpointLocation"
+            )
+        self._identity = self._identity or found
+
+    def _redelivery_wait_s(self) -> float:
+        """How long after connecting the broker may still bring back what a lost session held.
+
+        A broker that has noticed the end of the old connection hands its messages out again at
+        once, before any others. One that has not (half-open TCP) notices after two heartbeats
+        without a sign of life, and until then lists a consumer that is not ours.
+        """
+        grace_s = self._settings.settle_grace_s
+        others = [r.depth.others for r in self._receivers if r.depth is not None]
+        alone = bool(others) and max(others) < len(self._receivers)
+        return grace_s if alone else max(grace_s, 3 * self._settings.connection.heartbeat_s)
+
+    def _bytes(self, raws: Iterable[Any]) -> int:
+        return sum(map(len, self._decoder.bodies(list(raws))))
+
+    def _bound_bytes(self, bounded: bool) -> None:
+        """Tell each receiver how many bytes it may pile up before it pauses."""
+        most = 2 * self._settings.max_bytes
+        held = self._buffered_bytes + sum(self._payload_bytes.values())
+        for session, (receiver, consumer) in self._live.items():
+            consumer.bytes_allowed = (most - held) / len(self._live) if bounded else float("inf")
+            if consumer.paused and (not bounded or held < most / 2):
+                receiver.ask(session, methodcaller("resume"))
+
+    def _drain(self, session: int, consumer: Consumer) -> None:
+        inbox = consumer.inbox
+        raws = [inbox.popleft() for _ in range(len(inbox))]
+        if not raws:
+            return
+        self._last_arrival_s = time.monotonic()
+        size = self._bytes(raws)
+        consumer.bytes_taken += size
+        self._buffered_bytes += size
+        self._redelivered += sum(self._decoder.columns["redelivered"](raws))
+        if not self._exact:
+            keys: list[Any] = [next(self._serial) for _ in raws]
+        else:
+            raws, keys = self._identify(session, raws)
+            self._learn_from_store(keys)
+        tags = self._decoder.tags(raws)
+        self._settle(self._ledger.deliver(session, tags, keys, raws))
+
+    def _identify(self, session: int, raws: list[Any]) -> tuple[list[Any], list[Key]]:
+        """The deliveries that have an ID, or get one, and their keys."""
+        settings = self._settings
+        if settings.id_source.kind == "body-hash":
+            return raws, body_keys(self._decoder.bodies(raws))
+        keys = id_keys(self._decoder.ids(raws, settings.id_source))
+        if None not in keys:
+            return raws, keys  # type: ignore[return-value]
+        without = [raw for raw, key in zip(raws, keys, strict=True) if key is None]
+        if settings.on_missing is OnMissing.FAIL:
+            raise MissingMessageIdError(
+                f"{settings.connection.destination}: {len(without)} message(s) without an ID under "
+                f"messageIdFrom='{settings.id_source}'. Without one a redelivery cannot be told from a new "
+                "message. Have the producer set it, choose another 'messageIdFrom', or set "
+                "'onMissingMessageId' to 'body-hash' or 'reject'. The messages were not acknowledged and "
+                "stay in the queue"
+            )
+        if settings.on_missing is OnMissing.BODY_HASH:
+            hashes = iter(body_keys(self._decoder.bodies(without)))
+            return raws, [next(hashes) if key is None else key for key in keys]
+        self._rejected += len(without)
+        tags = self._decoder.tags(without)
+        self._live[session][0].ask(session, methodcaller("reject", tags))
+        _LOG.error(
+            "%s: rejected %d message(s) without an ID under messageIdFrom='%s'",
+            settings.connection.destination, len(without), settings.id_source,
+        )  # fmt: skip
+        kept = [(raw, key) for raw, key in zip(raws, keys, strict=True) if key is not None]
+        return [raw for raw, _ in kept], [key for _, key in kept]
+
+    def _learn_from_store(self, keys: list[Key]) -> None:
+        unseen = self._ledger.unseen(keys) if self._shared() else []
+        if unseen and (known := self._store.known(unseen)):
+            self._settle(self._ledger.restore_committed(known))
+
+    def _shared(self) -> bool:
+        return not isinstance(self._store, CheckpointOnly)
+
+    # -- phase one -----------------------------------------------------------------------------
+
+    def _gather(self, limit: Limit) -> int:
+        """Wait for the messages of the next epoch; 0 if there is nothing to plan now."""
+        if self._to_go is not None:
+            return self._gather_bounded(limit)
+        if not self._ledger.buffered:
+            self._wait(_IDLE_WAIT_S)
+            self._pump()
+        if not self._ledger.buffered:
+            self._await_confirmations()
+        self._fill(limit)
+        size = self._size(limit)
+        return size if self._worth_it(size) else 0
+
+    def _worth_it(self, size: int) -> bool:
+        """`minMessagesPerTrigger`, `maxTriggerDelay`: a small epoch waits, but not for ever."""
+        if not size:
+            self._waiting_since_s = None
+            return False
+        now = time.monotonic()
+        if self._waiting_since_s is None:
+            self._waiting_since_s = now
+        if (
+            size >= self._settings.min_messages
+            or now - self._waiting_since_s >= self._settings.max_delay_s
+            or any(consumer.paused for _, consumer in self._live.values())
+        ):
+            return True
+        self._wait(_IDLE_WAIT_S)
+        return False
+
+    def _gather_bounded(self, limit: Limit) -> int:
+        """For `bound`: no empty answer before the goal is reached, as that ends the query."""
+        empty_since: float | None = None
+        while self._left() > 0:
+            self._pump()
+            if self._ledger.buffered:
+                self._fill(limit)
+                return min(self._size(limit), self._left())
+            now = time.monotonic()
+            if not self._queue_is_empty():
+                empty_since = None
+            elif empty_since is None:
+                empty_since = now
+            elif now - empty_since >= _EMPTY_S:
+                break  # somebody else took the rest
+            self._wait(_IDLE_WAIT_S)
+        self._await_confirmations()
+        return 0
+
+    def _left(self) -> int:
+        counted = self._ledger.counters
+        done = counted.planned + counted.rebound + counted.duplicates_dropped + self._rejected
+        return (self._to_go or 0) - done
+
+    def _queue_is_empty(self) -> bool:
+        self._refresh_depth()
+        depths = [r.depth.ready for r in self._receivers if r.depth is not None]
+        return self._all_live() and not any(depths)
+
+    def _refresh_depth(self) -> None:
+        now = time.monotonic()
+        for session, (receiver, _) in self._live.items():
+            if now - receiver.depth_at_s > _DEPTH_AGE_MAX_S:
+                receiver.depth_at_s = now
+                receiver.ask(session, methodcaller("ask_depth"))
+
+    def _await_confirmations(self) -> None:
+        """With nothing new to read, leave nothing un-acknowledged behind."""
+        deadline = time.monotonic() + _CONFIRM_WAIT_S
+        while self._ledger.unconfirmed() and time.monotonic() < deadline:
+            self._wait(_STEP_S)
+            self._pump()
+
+    def _fill(self, limit: Limit) -> None:
+        """Let the epoch grow while a backlog keeps flowing in."""
+        began = time.monotonic()
+        while self._could_grow(limit) and time.monotonic() - began < _FILL_MAX_S:
+            time.sleep(_STEP_S)
+            self._pump()
+
+    def _could_grow(self, limit: Limit) -> bool:
+        buffered = self._ledger.buffered
+        most = self._settings.prefetch if limit.messages is None else limit.messages
+        if not buffered or buffered >= most or self._buffered_bytes >= self._settings.max_bytes:
+            return False
+        if time.monotonic() - self._last_arrival_s > _FILL_GAP_S:
+            return False
+        if self._ledger.unacked >= sum(self._windows.values()):
+            return False
+        self._refresh_depth()
+        return any(r.depth is not None and r.depth.ready > 0 for r in self._receivers)
+
+    def _size(self, limit: Limit) -> int:
+        """How many buffered messages the next epoch takes: at least one if there is any."""
+        most = self._ledger.buffered if limit.messages is None else limit.messages
+        raws = list(self._ledger.buffered_payloads(most))
+        sizes = list(map(len, self._decoder.bodies(raws)))
+        if sum(sizes) <= self._settings.max_bytes:
+            return len(raws)
+        return max(1, bisect_right(list(accumulate(sizes)), self._settings.max_bytes))
+
+    def _plan(self, size: int) -> Position:
+        epoch = self._next_epoch()
+        self._waiting_since_s = None
+        self._ledger.plan(epoch, size, encode_ids if self._exact else None)
+        self._buffered_bytes = self._bytes(self._ledger.buffered_payloads(self._ledger.buffered))
+        planned = self._ledger.epoch_memo(epoch) or ""
+        carried = tuple(map(_memo, self._ledger.carried())) if self._exact else ()
+        self._last = Position(epoch, planned, carried, self._identity)
+        if self._settings.guarantee is Guarantee.NONE:
+            self._hold(epoch)
+            self._settle(self._ledger.commit(epoch))
+        return self._last
+
+    def _next_epoch(self) -> int:
+        if self._adopted:
+            return self._last.epoch + 1
+        # Spark before 4.2 plans after a restart without showing the committed offset. Any number
+        # above all earlier ones will do; the clock in milliseconds is.
+        return max(self._last.epoch + 1, time.time_ns() // 1_000_000)
+
+    # -- phase two -----------------------------------------------------------------------------
+
+    def _settle(self, settlement: Settlement | None) -> None:
+        """Have acknowledgements sent, each in the session it belongs to (rule 10)."""
+        if settlement is None:
+            return
+        for part in settlement.parts:
+            if part.session in self._live:
+                request = methodcaller("acknowledge", settlement.number, part.upto, part.singles)
+                self._live[part.session][0].ask(part.session, request)
+
+
+def _memo(batch: Any) -> str:
+    """The encoded IDs of a carried batch, kept beside it."""
+    if batch.memo is None:
+        batch.memo = encode_ids(batch.keys)
+    return str(batch.memo)
+
+
+def _decode(text: str, connection: Connection) -> list[Key]:
+    try:
+        return decode_ids(text)
+    except CodecError as broken:
+        raise CheckpointError(
+            f"{connection.destination}: the message IDs in the checkpoint's offset cannot be read "
+            f"({broken}). Restore the checkpoint, or start with a new checkpointLocation"
+        ) from None
+
+
+def _id_text(value: object, missing: Callable[[], str | None]) -> str | None:
+    if value is None or value in {"", b""}:
+        return missing()
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)

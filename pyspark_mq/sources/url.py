@@ -1,0 +1,123 @@
+"""Broker urls: parsed once, shown without credentials."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from urllib.parse import unquote, urlsplit
+
+from pyspark_mq.errors import OptionError
+
+__all__ = ["ESCAPES", "BrokerUrl", "parse_urls", "redact"]
+
+_DEFAULT_PORTS = {"amqp": 5672, "amqps": 5671, "stomp": 61613, "stomp+ssl": 61612}
+_TLS_SCHEMES = frozenset({"amqps", "stomp+ssl"})
+_SCHEME = re.compile(r"[A-Za-z][\w+.-]*://")
+#: Host, port and path. What looks otherwise may be a part of a password.
+_PLACE = re.compile(r"(?:\[[\w.:%]*\]|[\w.-]*)(?::[0-9]+)?(?:/.*)?", re.DOTALL)
+
+#: A comma that is followed by a scheme: any other may be a part of a password.
+_NEXT = re.compile(r"[\s,]*,[\s,]*(?=[A-Za-z][\w+.-]*://)")
+
+#: What to do with characters that have a meaning in urls.
+ESCAPES = (
+    "in user names, passwords and virtual hosts write '/' as %2F, '@' as %40, ',' as %2C, '?' as %3F, "
+    "'#' as %23"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerUrl:
+    """One candidate of the `url` option.
+
+    Attributes:
+        scheme: lower case.
+        virtual_host: from the path; ``/`` when the path is empty or ``/`` (what pika and most
+            clients do; the letter of the AMQP URI specification says "empty name" for ``/``).
+        username, password: decoded, None when the url has none.
+    """
+
+    scheme: str
+    host: str
+    port: int
+    virtual_host: str
+    username: str | None = field(default=None, repr=False)
+    password: str | None = field(default=None, repr=False)
+
+    @property
+    def tls(self) -> bool:
+        """Does the scheme ask for TLS?"""
+        return self.scheme in _TLS_SCHEMES
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        path = "" if self.virtual_host == "/" else "/" + self.virtual_host
+        return f"{self.scheme}://{host}:{self.port}{path}"
+
+
+def redact(text: str) -> str:
+    """A url, right or wrong, without what is or may be a user name or a password.
+
+    One with characters that should have been escaped reaches anywhere, so nothing before the last
+    '@' is shown, and nothing that does not look like host, port and path.
+    """
+    scheme = _SCHEME.match(text)
+    start = scheme.end() if scheme else 0
+    user, at, place = text[start:].rpartition("@")
+    place, parameters, _ = re.split(r"([?#]|$)", place, maxsplit=1)
+    # An '@' behind parameters may be one in a password among them.
+    shown = place if _PLACE.fullmatch(place) and not re.search("[?#]", user) else "***"
+    return text[:start] + at.replace("@", "***@") + shown + (parameters and f"{parameters}***")
+
+
+def parse_urls(text: str) -> tuple[BrokerUrl, ...]:
+    """The failover candidates of a `url` option, in order.
+
+    Raises:
+        OptionError: a candidate is no url this package understands.
+    """
+    text = text.strip(", \t\r\n")
+    if not text:
+        raise OptionError("url", "is empty; give for example amqp://user:password@host:5672/vhost")
+    urls = tuple(map(_parse, _NEXT.split(text)))
+    shown = ",".join(map(str, urls))
+    if len({url.scheme for url in urls}) > 1:
+        raise OptionError("url", f"mixes schemes in '{shown}'; failover candidates share one")
+    if len({url.virtual_host for url in urls}) > 1:
+        raise OptionError("url", f"mixes virtual hosts in '{shown}'; failover candidates share one")
+    return urls
+
+
+def _parse(text: str) -> BrokerUrl:
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+        host = parts.hostname
+        if port == 0:
+            raise ValueError("Port 0")  # noqa: TRY301 - as urllib says it of others out of range
+    except ValueError as wrong:
+        # The words of urllib may quote what it failed on, and that may be a part of a password.
+        hint = "the port must be a number from 1 to 65535" if "ort" in str(wrong) else "malformed"
+        raise OptionError("url", f"{redact(text)!r} is no url: {hint}; {ESCAPES}") from None
+    scheme = parts.scheme.lower()
+    if scheme not in _DEFAULT_PORTS:
+        accepted = ", ".join(f"{name}://" for name in _DEFAULT_PORTS)
+        raise OptionError("url", f"{redact(text)!r} has no known scheme; accepted are {accepted}")
+    if not host or "," in host:
+        problem = "names no host" if not host else "names several hosts; candidates are whole urls"
+        raise OptionError("url", f"{redact(text)!r} {problem}; {ESCAPES}")
+    if parts.query or parts.fragment:
+        raise OptionError(
+            "url", f"{redact(text)!r} has parameters; set options of the source instead; {ESCAPES}"
+        )
+    if "@" in parts.path:
+        raise OptionError("url", f"{redact(text)!r} has an '@' behind the host; {ESCAPES}")
+    path = unquote(parts.path[1:])
+    return BrokerUrl(
+        scheme=scheme,
+        host=host,
+        port=port or _DEFAULT_PORTS[scheme],
+        virtual_host=path or "/",
+        username=None if parts.username is None else unquote(parts.username),
+        password=None if parts.password is None else unquote(parts.password),
+    )
