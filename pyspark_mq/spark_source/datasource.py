@@ -1,0 +1,60 @@
+"""The data source ``mq``, as Spark finds it."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StructType
+
+from pyspark_mq.errors import ConfigurationError
+from pyspark_mq.spark_source.options import parse_options
+from pyspark_mq.spark_source.reader import MqStreamReader
+from pyspark_mq.spark_source.schema import SCHEMA
+
+__all__ = ["MqDataSource"]
+
+
+class MqDataSource(DataSource):
+    """Messages of a queue as an unbounded table.
+
+    Options and columns are in ``docs/options.md``. With the default guarantee every message is in
+    the output of the query once, whatever is killed and whenever, provided that the sink is
+    idempotent by batch (file sinks, Delta, ``foreachBatch`` keyed by the batch ID).
+
+    Raises
+    ------
+    OptionError
+        at ``load()``, if an option is unknown or has a value that cannot be used
+    """
+
+    def __init__(self, options: Any) -> None:
+        super().__init__(options)
+        parse_options(options)
+        self._planned = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Spark pickles the source once for the driver's own processes, which need the options, and,
+        # once a reader was made, again into every task, which needs none and must not get a password.
+        return {**self.__dict__, "options": {}} if self._planned else self.__dict__
+
+    @classmethod
+    def name(cls) -> str:
+        """The name for ``format()``."""
+        return "mq"
+
+    def schema(self) -> StructType:
+        """All columns; a schema given by the user may name a subset of them."""
+        return SCHEMA
+
+    def streamReader(self, schema: StructType) -> MqStreamReader:
+        """The reader of one query."""
+        self._planned = True
+        return MqStreamReader(parse_options(self.options), schema)
+
+    def reader(self, schema: StructType) -> NoReturn:
+        """A queue is no table: reading it once would need an end and a commit that it does not have."""
+        raise ConfigurationError(
+            "format 'mq' is for streams: use spark.readStream instead of spark.read; to read what the queue "
+            "holds now and stop, use .trigger(availableNow=True)"
+        )

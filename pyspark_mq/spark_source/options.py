@@ -1,0 +1,335 @@
+"""Options of the source: text from the user, parsed once into typed settings.
+
+Everything that can be checked without a broker is checked here, which Spark runs at ``load()``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from pyspark_mq.brokers import BROKERS, Broker
+from pyspark_mq.dedup import IdSource, OnMissing
+from pyspark_mq.errors import OptionError
+from pyspark_mq.sources import CONSUMERS
+from pyspark_mq.sources.base import Connection, Tls
+from pyspark_mq.sources.epochs import Guarantee, Settings
+from pyspark_mq.sources.url import ESCAPES, BrokerUrl, parse_urls, redact
+
+__all__ = ["OPTION_NAMES", "Options", "parse_options"]
+
+T = TypeVar("T")
+
+_DEFAULTS: Mapping[str, str | None] = {
+    "broker": None,
+    "url": None,
+    "protocol": None,
+    "username": None,
+    "password": None,
+    "queue": None,
+    "topic": None,
+    "subscription": None,
+    "selector": None,
+    "guarantee": "exactly-once",
+    "messageIdFrom": "message-id",
+    "onMissingMessageId": "fail",
+    "maxMessagesPerTrigger": None,
+    "maxBytesPerTrigger": "64m",
+    "minMessagesPerTrigger": "1",
+    "maxTriggerDelay": "15m",
+    "prefetch": None,
+    "consumers": "1",
+    "numPartitions": None,
+    "dedupWindow": "100000",
+    "settleGrace": "5s",
+    "dedupStore": "checkpoint",
+    "failOnDataLoss": "true",
+    "replayTimeout": "5m",
+    "connectTimeout": "30s",
+    "heartbeat": "60s",
+    "reconnectTimeout": "10m",
+    "tls.caFile": None,
+    "tls.certFile": None,
+    "tls.keyFile": None,
+    "tls.verify": "true",
+}
+
+#: Every option, spelled as documented.
+OPTION_NAMES = tuple(_DEFAULTS)
+
+_DURATION = re.compile(r"(\d{1,18}(?:\.\d+)?)\s*(ms|s|m|min|h|d)")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
+_SIZE = re.compile(r"(\d{1,18})\s*([kmg]?)(?:i?b)?")
+_BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_COUNT_MAX = 1_000_000_000
+#: Waiting for centuries overflows clocks.
+_DURATION_MAX_S = 365 * 86_400.0
+#: connection.tune has 16 bits for seconds (AMQP 0-9-1, class connection, method tune).
+_HEARTBEAT_MAX_S = 65_535.0
+_CONSUMERS_MAX = 64
+#: Values of these are never shown.
+_SECRET = frozenset({"password", "username"})
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """All options of a query, typed.
+
+    Attributes:
+        num_partitions: input partitions of an epoch; None if the user left it to the source.
+        dedup_store: ``checkpoint`` or a ``redis://`` url; not in the repr, as it may hold a password.
+    """
+
+    settings: Settings
+    num_partitions: int | None
+    dedup_store: str = field(repr=False)
+
+
+def parse_options(given: Mapping[str, str]) -> Options:
+    """Check and type the options.
+
+    Args:
+        given: names in any case, values as text.
+
+    Raises:
+        OptionError: with the name, the value, and what is accepted.
+    """
+    return _Parser(given).parse()
+
+
+class _Parser:
+    def __init__(self, given: Mapping[str, str]) -> None:
+        names = {name.lower(): name for name in OPTION_NAMES}
+        self._values: dict[str, str] = {}
+        for name, value in given.items():
+            known = names.get(name.lower())
+            if known is None:
+                raise OptionError(name, _unknown(name))
+            self._values[known] = str(value).strip() if known not in _SECRET else str(value)
+
+    # -- one value
+
+    def _text(self, name: str) -> str | None:
+        value = self._values.get(name, _DEFAULTS[name])
+        if value == "" and name not in _SECRET:
+            raise OptionError(name, "is empty")
+        return value
+
+    def _required(self, name: str, example: str) -> str:
+        value = self._text(name)
+        if value is None:
+            raise OptionError(name, f"is required; {example}")
+        return value
+
+    def _choice(self, name: str, accepted: Mapping[str, T]) -> T:
+        text = self._text(name) or ""
+        if text.lower() not in accepted:
+            raise OptionError(name, f"{text!r} is not accepted; accepted are {', '.join(accepted)}")
+        return accepted[text.lower()]
+
+    def _matched(self, name: str, parse: Callable[[str], T | None], accepted: str) -> T:
+        text = self._text(name) or ""
+        value = parse(text.lower())
+        if value is None:
+            raise OptionError(name, f"{text!r} is not accepted; accepted is {accepted}")
+        return value
+
+    def _count(self, name: str, least: int, most: int = _COUNT_MAX) -> int:
+        def parse(text: str) -> int | None:
+            # Python refuses to convert thousands of digits.
+            number = int(text) if text.isascii() and text.isdecimal() and len(text) <= 18 else -1
+            return number if least <= number <= most else None
+
+        return self._matched(name, parse, f"a whole number from {least} to {most}")
+
+    def _duration_s(self, name: str, least_s: float = 0.0, most_s: float = _DURATION_MAX_S) -> float:
+        def parse(text: str) -> float | None:
+            found = _DURATION.fullmatch(text)
+            seconds = float(found[1]) * _SECONDS[found[2]] if found else math.nan
+            return seconds if least_s <= seconds <= most_s else None
+
+        accepted = f"a time with its unit such as 500ms, 30s, 10m, 1h, from {least_s:g}s to {most_s:.0f}s"
+        return self._matched(name, parse, accepted)
+
+    def _size_bytes(self, name: str) -> int:
+        def parse(text: str) -> int | None:
+            found = _SIZE.fullmatch(text)
+            return (int(found[1]) * _BYTES[found[2]] or None) if found else None
+
+        return self._matched(name, parse, "a number of bytes above 0 such as 1048576, 512k, 64m, 1g")
+
+    def _flag(self, name: str) -> bool:
+        return self._choice(name, {"true": True, "false": False})
+
+    # -- the whole
+
+    def parse(self) -> Options:
+        """All options, checked one by one and then against each other."""
+        broker = self._choice_of_broker()
+        guarantee = self._choice("guarantee", {kind.value: kind for kind in Guarantee})
+        connection = self._connection(broker, guarantee)
+        prefetch_max = broker.prefetch_max[connection.protocol]
+        max_messages = self._max_messages(broker)
+        prefetch = (
+            min(2 * max_messages, prefetch_max)
+            if self._text("prefetch") is None
+            else self._count("prefetch", 1, prefetch_max)
+        )
+        consumers = self._count("consumers", 1, _CONSUMERS_MAX)
+        most = min(max_messages, prefetch * consumers)
+        settings = Settings(
+            connection=connection,
+            guarantee=guarantee,
+            id_source=self._id_source(),
+            on_missing=self._choice("onMissingMessageId", {kind.value: kind for kind in OnMissing}),
+            max_messages=most,
+            max_bytes=self._size_bytes("maxBytesPerTrigger"),
+            min_messages=self._min_messages(most),
+            max_delay_s=self._duration_s("maxTriggerDelay"),
+            prefetch=prefetch,
+            consumers=consumers,
+            dedup_window=self._count("dedupWindow", 0),
+            settle_grace_s=self._duration_s("settleGrace"),
+            fail_on_data_loss=self._flag("failOnDataLoss"),
+            replay_timeout_s=self._duration_s("replayTimeout", 1),
+        )
+        num_partitions = (
+            None if self._text("numPartitions") is None else self._count("numPartitions", 1, 10_000)
+        )
+        return Options(settings, num_partitions, self._dedup_store(guarantee))
+
+    def _choice_of_broker(self) -> Broker:
+        self._required("broker", f"accepted are {', '.join(BROKERS)}")
+        return self._choice("broker", BROKERS)
+
+    def _max_messages(self, broker: Broker) -> int:
+        if self._text("maxMessagesPerTrigger") is None:
+            return broker.epoch_messages
+        return self._count("maxMessagesPerTrigger", 1)
+
+    def _min_messages(self, most: int) -> int:
+        least = self._count("minMessagesPerTrigger", 1)
+        if least > most:
+            text = f"{least} can never be reached: an epoch holds at most {most} messages"
+            raise OptionError("minMessagesPerTrigger", f"{text} (see 'maxMessagesPerTrigger', 'prefetch')")
+        return least
+
+    def _connection(self, broker: Broker, guarantee: Guarantee) -> Connection:
+        urls = parse_urls(self._required("url", "for example amqp://user:password@host:5672/vhost"))
+        connection = Connection(
+            broker=broker,
+            protocol=self._protocol(broker, urls[0]),
+            urls=urls,
+            **self._destination(broker, guarantee),
+            username=self._text("username"),
+            password=self._text("password"),
+            tls=self._tls(urls),
+            connect_timeout_s=self._duration_s("connectTimeout", 0.1),
+            reconnect_timeout_s=self._duration_s("reconnectTimeout", 0.1),
+            # Without heartbeats a silent peer is never noticed; AMQP counts them in whole seconds.
+            heartbeat_s=self._duration_s("heartbeat", 1, _HEARTBEAT_MAX_S),
+        )
+        if connection.password is not None and connection.username is None and urls[0].username is None:
+            raise OptionError("password", "is set without 'username' and the url names no user")
+        return connection
+
+    def _protocol(self, broker: Broker, url: BrokerUrl) -> str:
+        spoken = broker.protocols.get(url.scheme, ())
+        usable = [protocol for protocol in spoken if protocol in CONSUMERS]
+        if not usable:
+            schemes = ", ".join(f"{scheme}://" for scheme in broker.protocols)
+            raise OptionError(
+                "url", f"{url} cannot be used with broker '{broker.name}'; accepted are {schemes}"
+            )
+        if self._text("protocol") is None:
+            return usable[0]
+        return self._choice("protocol", {protocol: protocol for protocol in usable})
+
+    def _destination(self, broker: Broker, guarantee: Guarantee) -> dict[str, Any]:
+        queue, topic = self._text("queue"), self._text("topic")
+        subscription, selector = self._text("subscription"), self._text("selector")
+        if queue is None and topic is None:
+            raise OptionError("queue", "is required (or 'topic')")
+        if queue is not None and topic is not None:
+            raise OptionError("topic", f"'{topic}' and queue '{queue}' are both set; a query reads one")
+        if queue is not None and subscription is not None:
+            raise OptionError("subscription", f"'{subscription}' goes with 'topic', not with queue '{queue}'")
+        if topic is not None and subscription is None and guarantee is not Guarantee.NONE:
+            raise OptionError(
+                "subscription",
+                f"is required to read topic '{topic}' with guarantee '{guarantee.value}': without a durable "
+                "subscription the broker keeps nothing for a query that is down. Name one, or set "
+                "guarantee 'none'",
+            )
+        if selector is not None and not broker.selectors:
+            raise OptionError("selector", f"broker '{broker.name}' has no selectors; filter in Spark instead")
+        return {"queue": queue, "topic": topic, "subscription": subscription, "selector": selector}
+
+    def _tls(self, urls: tuple[BrokerUrl, ...]) -> Tls:
+        used = [name for name in self._values if name.startswith("tls.")]
+        if used and not urls[0].tls:
+            raise OptionError(used[0], f"is set, but {urls[0]} is no TLS url; use amqps://")
+        if self._text("tls.keyFile") is not None and self._text("tls.certFile") is None:
+            raise OptionError("tls.keyFile", "is set without 'tls.certFile'")
+        tls = Tls(
+            ca_file=self._text("tls.caFile"),
+            cert_file=self._text("tls.certFile"),
+            key_file=self._text("tls.keyFile"),
+            verify=self._flag("tls.verify"),
+        )
+        if urls[0].tls:
+            tls.context()  # the files are read now, so that a wrong one is an error of load()
+        return tls
+
+    def _id_source(self) -> IdSource:
+        text = self._text("messageIdFrom") or ""
+        kind, _, name = text.partition(":")
+        if kind.lower() == "property" and name:
+            return IdSource("property", name)
+        if text.lower() in {"message-id", "correlation-id", "body-hash"}:
+            return IdSource(text.lower())
+        accepted = "message-id, correlation-id, property:<name>, body-hash"
+        raise OptionError("messageIdFrom", f"{text!r} is not accepted; accepted are {accepted}")
+
+    def _dedup_store(self, guarantee: Guarantee) -> str:
+        text = self._text("dedupStore") or ""
+        if text.lower() == "checkpoint":
+            return "checkpoint"
+        if not text.lower().startswith(("redis://", "rediss://")):
+            accepted = "checkpoint, redis://host:port/db, rediss://host:port/db"
+            raise OptionError("dedupStore", f"{redact(text)!r} is not accepted; accepted are {accepted}")
+        if not _is_url(text):
+            raise OptionError("dedupStore", f"{redact(text)!r} is no url; {ESCAPES}")
+        if guarantee is not Guarantee.EXACTLY_ONCE:
+            raise OptionError(
+                "dedupStore", f"{redact(text)!r} needs guarantee 'exactly-once', not '{guarantee.value}'"
+            )
+        scheme, _, rest = text.partition(":")
+        return f"{scheme.lower()}:{rest}"
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        behind = parts.path + parts.query + parts.fragment
+        return bool(parts.hostname) and parts.port != 0 and "@" not in behind
+    except ValueError:
+        return False
+
+
+def default_partitions() -> int:
+    """Input partitions when the user names none: the cores of this machine."""
+    return os.cpu_count() or 1
+
+
+def _unknown(name: str) -> str:
+    near = difflib.get_close_matches(name.lower(), [known.lower() for known in OPTION_NAMES], n=1)
+    meant = next((known for known in OPTION_NAMES if near and known.lower() == near[0]), None)
+    hint = f"; did you mean '{meant}'?" if meant else "."
+    return f"is unknown{hint} Accepted are {', '.join(OPTION_NAMES)}"

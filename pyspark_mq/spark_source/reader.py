@@ -1,0 +1,195 @@
+"""The stream reader: Spark's calls translated to an :class:`EpochSource`.
+
+Order of the calls (Spark 4.2 and later, ``MicroBatchExecution.scala``): ``latestOffset(start)`` -
+offset log - ``commit(start)`` - ``partitions(start, end)`` - tasks - commit log. After a crash in
+between, ``partitions(start, end)`` comes first. Spark writes the commit log before it asks for the
+next offset, so `start` proves that its epoch is committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
+
+from pyspark_mq.dedup import CheckpointOnly, SeenStore
+from pyspark_mq.sources import consumer_class
+from pyspark_mq.sources.epochs import EpochSource, Limit, Position
+from pyspark_mq.sources.receiver import watch_parent
+from pyspark_mq.spark_source.offset import OffsetCodec
+from pyspark_mq.spark_source.options import Options, default_partitions
+from pyspark_mq.spark_source.schema import BatchBuilder
+
+try:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,
+    )
+except ImportError:  # before Spark 4.2: no limits, no AvailableNow, no `start` in latestOffset
+    if not TYPE_CHECKING:
+
+        class SupportsTriggerAvailableNow:
+            """Stands in for the mix-in that this Spark does not have."""
+
+        ReadAllAvailable = ReadMaxRows = None
+
+__all__ = ["MqStreamReader"]
+
+#: Rows below which an epoch is not worth a further task, unless the user asked for partitions.
+_ROWS_PER_TASK_MIN = 2_000
+#: A partition travels inside its task, and a task over `spark.rpc.message.maxSize` (128 MiB) fails.
+_PARTITION_BYTES_MAX = 32 << 20
+
+
+class _EpochPartition(InputPartition):
+    """Part of an epoch: an Arrow stream. Holds no options, so no password reaches an executor."""
+
+    def __init__(self, stream: bytes) -> None:
+        super().__init__(None)
+        self.stream = stream
+
+    def __repr__(self) -> str:
+        return f"_EpochPartition({len(self.stream)} bytes)"
+
+
+class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads one queue for one query.
+
+    Spark makes readers in several processes and uses one of them for the query, so nothing is opened
+    before the first call about offsets; and it pickles :meth:`read` with its reader for the
+    executors, so a pickled reader is empty.
+
+    Parameters
+    ----------
+    options : Options
+        the query's options
+    schema : StructType
+        the columns to build
+    """
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self._options = options
+        self._builder = BatchBuilder(schema)
+        self._codec = OffsetCodec.of(options.settings)
+        self._epochs: EpochSource | None = None
+        self._known: tuple[dict[str, Any], Position] | None = None
+        self._partitions: tuple[int, list[InputPartition]] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+    def _source(self) -> EpochSource:
+        if self._epochs is None:
+            watch_parent()
+            settings = self._options.settings
+            make_consumer = consumer_class(settings.connection.protocol)
+            self._epochs = EpochSource(settings, make_consumer, _store(self._options))
+        return self._epochs
+
+    def initialOffset(self) -> dict[str, Any]:
+        """The offset of a query that has read nothing."""
+        return self._codec.encode(self._source().initial())
+
+    def getDefaultReadLimit(self) -> Any:
+        """`maxMessagesPerTrigger`; the limit in bytes is kept besides."""
+        return ReadMaxRows(self._options.settings.max_messages)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Bound the run to what the queue holds now."""
+        self._source().bound()
+
+    def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
+        """Settle the epoch that ends at `start` and plan the next one."""
+        position = None if start is None else self._position(start)
+        latest = self._source().latest(position, self._limit(start, limit))
+        if start is not None and latest == position:
+            return start  # to the letter: Spark compares text
+        if self._known is None or self._known[1] != latest:
+            self._known = (self._codec.encode(latest), latest)
+        return self._known[0]
+
+    def _limit(self, start: dict[str, Any] | None, limit: Any) -> Limit:
+        settings = self._options.settings
+        if start is None:
+            # Phase two comes an epoch late before Spark 4.2: two epochs share the window.
+            window = settings.prefetch * settings.consumers
+            return Limit(min(settings.max_messages, max(1, window // 2)))
+        if ReadAllAvailable is not None and isinstance(limit, ReadAllAvailable):
+            return Limit(None)
+        return Limit(getattr(limit, "max_rows", settings.max_messages))
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """The counters: Spark shows them in the progress as the source's `latestOffset`."""
+        return None if self._epochs is None else self._epochs.counters()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """The payload of an epoch, split for tasks; the same objects however often Spark asks."""
+        before, after = self._position(start), self._position(end)
+        raws = self._source().payload(before, after)
+        if self._partitions is None or self._partitions[0] != after.epoch or before == after:
+            self._partitions = (after.epoch, self._split(raws))
+        return self._partitions[1]
+
+    def _split(self, raws: Sequence[Any]) -> list[InputPartition]:
+        if not raws:
+            return []
+        settings = self._options.settings
+        decoder = consumer_class(settings.connection.protocol).decoder
+        sizes = list(map(len, decoder.bodies(raws)))
+        parts = self._options.num_partitions
+        if parts is None:
+            parts = min(default_partitions(), -(-len(raws) // _ROWS_PER_TASK_MIN))
+        parts = min(len(raws), max(parts, -(-sum(sizes) // _PARTITION_BYTES_MAX)))
+        return [self._partition(raws[low:high], decoder) for low, high in _cuts(sizes, parts)]
+
+    def _partition(self, raws: Sequence[Any], decoder: Any) -> InputPartition:
+        connection = self._options.settings.connection
+        batch = self._builder.build(raws, decoder, connection.name, self._source().message_ids)
+        return _EpochPartition(self._builder.serialize(batch))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Runs on an executor: nothing but the partition is needed."""
+        assert isinstance(partition, _EpochPartition)
+        with pa.ipc.open_stream(partition.stream) as stream:
+            yield from stream
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Settle up to `end`: cumulative, late, and lost in a crash; `latestOffset` does not wait for it."""
+        self._source().commit(self._position(end))
+
+    def stop(self) -> None:
+        """Give un-acknowledged messages back at once. Mostly Spark ends the process instead."""
+        if self._epochs is not None:
+            self._epochs.stop()
+
+    def _position(self, offset: dict[str, Any]) -> Position:
+        if self._known is None or self._known[0] != offset:
+            return self._codec.decode(offset)
+        return self._known[1]
+
+
+def _cuts(sizes: Sequence[int], parts: int) -> list[tuple[int, int]]:
+    """Ranges of about equal bytes and rows, at most `_PARTITION_BYTES_MAX` unless one message is more."""
+    rows_max = -(-len(sizes) // parts)
+    cuts: list[tuple[int, int]] = []
+    low = held = 0
+    for at, size in enumerate(sizes):
+        if at > low and (at - low >= rows_max or held + size > _PARTITION_BYTES_MAX):
+            cuts.append((low, at))
+            low, held = at, 0
+        held += size
+    cuts.append((low, len(sizes)))
+    return cuts
+
+
+def _store(options: Options) -> SeenStore:
+    if options.dedup_store == "checkpoint":
+        return CheckpointOnly()
+    from pyspark_mq.dedup.redis_store import RedisStore  # noqa: PLC0415 - an extra
+
+    settings = options.settings
+    return RedisStore(options.dedup_store, OffsetCodec.of(settings).source, settings.dedup_window)

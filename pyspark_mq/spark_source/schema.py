@@ -1,0 +1,162 @@
+"""Columns of the source, and the record batches made of them.
+
+Whole columns at a time: a list comes from the protocol's decoder and becomes an Arrow array; no
+message is looked at on its own here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, chain
+from types import MappingProxyType
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    DataType,
+    IntegerType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from pyspark_mq.errors import SchemaError
+from pyspark_mq.sources.base import Decoder
+
+__all__ = ["SCHEMA", "BatchBuilder"]
+
+_COLUMNS: Mapping[str, DataType] = MappingProxyType(
+    {
+        "messageId": StringType(),
+        "body": BinaryType(),
+        "destination": StringType(),
+        "properties": MapType(StringType(), StringType()),
+        "correlationId": StringType(),
+        "replyTo": StringType(),
+        "contentType": StringType(),
+        "type": StringType(),
+        "priority": IntegerType(),
+        "timestamp": TimestampType(),
+        "expiration": TimestampType(),
+        "redelivered": BooleanType(),
+        "deliveryCount": IntegerType(),
+    }
+)
+
+#: All columns, in the documented order.
+SCHEMA = StructType([StructField(name, kind) for name, kind in _COLUMNS.items()])
+
+_TIMESTAMP = pa.timestamp("us", tz="UTC")
+
+
+def _map_type(kind: MapType) -> pa.DataType:
+    # Spark compares the types of record batches down to the nullability of map values.
+    value = pa.field("value", pa.string(), nullable=kind.valueContainsNull)
+    return pa.map_(pa.string(), value)
+
+
+def _map_array(values: Sequence[list[tuple[str, str | None]] | None], kind: pa.DataType) -> pa.Array:
+    # From offsets and flat lists: pyarrow walks nested Python pairs many times slower.
+    ends = list(accumulate((len(pairs or ()) for pairs in values), initial=0))
+    offsets = [None if pairs is None else at for pairs, at in zip(values, ends, strict=False)] + ends[-1:]
+    flat = list(chain.from_iterable(pairs for pairs in values if pairs is not None))
+    keys = pa.array([key for key, _ in flat], pa.string())
+    items = pa.array([item for _, item in flat], pa.string())
+    return pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), keys, items).cast(kind)
+
+
+def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    if pa.types.is_map(kind):
+        return _map_array(values, kind)
+    if pa.types.is_timestamp(kind):
+        return pa.array(values, pa.int64()).cast(kind)
+    return pa.array(values, kind)
+
+
+_ARROW: Mapping[type[DataType], Callable[[Any], pa.DataType]] = MappingProxyType(
+    {
+        StringType: lambda _: pa.string(),
+        BinaryType: lambda _: pa.binary(),
+        BooleanType: lambda _: pa.bool_(),
+        IntegerType: lambda _: pa.int32(),
+        TimestampType: lambda _: _TIMESTAMP,
+        MapType: _map_type,
+    }
+)
+
+
+class BatchBuilder:
+    """Record batches of exactly the columns a query has.
+
+    Args:
+        schema: the query's schema: all columns or a subset, in any order.
+
+    Raises:
+        SchemaError: it names a column or a type that the source does not have.
+    """
+
+    def __init__(self, schema: StructType) -> None:
+        for field in schema.fields:
+            _check(field)
+        if not schema.fields:
+            raise SchemaError(f"the schema is empty; choose from {', '.join(_COLUMNS)}")
+        self._schema = pa.schema(
+            [
+                pa.field(f.name, _ARROW[type(f.dataType)](f.dataType), nullable=f.nullable)
+                for f in schema.fields
+            ]
+        )
+
+    def build(
+        self,
+        raws: Sequence[Any],
+        decoder: Decoder,
+        destination: str,
+        message_ids: Callable[[Sequence[Any]], list[str | None]],
+    ) -> pa.RecordBatch:
+        """One batch of raw deliveries.
+
+        Args:
+            raws: deliveries of the decoder's protocol.
+            decoder: turns them into columns.
+            destination: value of the column of that name.
+            message_ids: values of the column `messageId`.
+        """
+        own: Mapping[str, Callable[[Sequence[Any]], list[Any]]] = {
+            "messageId": message_ids,
+            "body": decoder.bodies,
+            "destination": lambda some: [destination] * len(some),
+        }
+        arrays = [
+            _array((own.get(field.name) or decoder.columns[field.name])(raws), field.type)
+            for field in self._schema
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def serialize(self, batch: pa.RecordBatch) -> bytes:
+        """The batch as an Arrow stream."""
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, self._schema) as writer:
+            writer.write_batch(batch)
+        data: bytes = sink.getvalue().to_pybytes()
+        return data
+
+
+def _check(field: StructField) -> None:
+    expected = _COLUMNS.get(field.name)
+    if expected is None:
+        near = {name.lower(): name for name in _COLUMNS}.get(field.name.lower())
+        hint = f"; did you mean '{near}'?" if near else f"; the columns are {', '.join(_COLUMNS)}"
+        raise SchemaError(f"the schema names column '{field.name}', which the source does not have{hint}")
+    if type(field.dataType) is not type(expected) or (
+        isinstance(field.dataType, MapType)
+        and (field.dataType.keyType, field.dataType.valueType) != (StringType(), StringType())
+    ):
+        raise SchemaError(
+            f"the schema gives column '{field.name}' type {field.dataType.simpleString()}, but it is "
+            f"{expected.simpleString()}; cast it after load()"
+        )
