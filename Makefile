@@ -1,0 +1,42 @@
+# All that a developer runs. Arguments go through ARGS: make test ARGS="-k ledger -x"
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+ARGS ?=
+BIN := .venv/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help setup ready demo test soak bench lint check clean
+
+help: ## Show this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+setup: ## Install what is missing: Debian packages, and .venv with this checkout in it
+	@PYTHON="$(PYTHON)" tools/setup.sh
+
+# The same without a word when there is nothing to do; what the others depend on.
+ready:
+	@PYTHON="$(PYTHON)" tools/setup.sh --quiet
+
+demo: ready ## Watch it survive a kill: BROKER=rabbitmq, or ARGS="--url ... --queue ..." for your own
+	$(BIN)/python -m examples.demo $(if $(BROKER),--broker $(BROKER)) $(ARGS)
+
+test: ready ## Run the tests, against brokers of their own
+	$(BIN)/python -m pytest $(ARGS)
+
+soak: ready ## Kill everything at random for a while, and count what arrives
+	$(BIN)/python -m tests.soak $(ARGS)
+
+bench: ready ## Measure throughput
+	$(BIN)/python -m benchmarks.throughput $(ARGS)
+
+lint: ready ## Check style, format and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy pyspark_mq
+
+check: lint test ## Everything that has to pass before a commit
+
+clean: ## Delete all that can be made again, .venv too
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf spark-warehouse metastore_db derby.log
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,132 @@
+#!/usr/bin/env bash
+# Brings a machine to where tests, demo and benchmark run: the Debian packages that are missing,
+# and .venv with this checkout installed in it. Does nothing, and says nothing, when all is there.
+#
+# Usage: tools/setup.sh [--quiet]      --quiet: do not even say that it is ready
+# PYTHON in the environment chooses the interpreter; root, or sudo, is only needed for packages.
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+readonly venv=.venv
+readonly log=$venv/setup.log
+readonly stamp=$venv/setup.stamp
+readonly policy=/usr/sbin/policy-rc.d
+readonly extras=spark,redis,dev
+policy_is_ours=no
+
+main() {
+    local python=${PYTHON:-$(command -v python3.11 || command -v python3 || true)}
+    check_python "$python"
+    mkdir -p "$venv"
+    trap remove_policy EXIT
+
+    local missing wanted
+    missing=$(missing_packages "$python")
+    if [[ -n $missing ]]; then
+        : >"$log"
+        # Unquoted: one word per package.
+        # shellcheck disable=SC2086
+        step "Debian packages: ${missing//$'\n'/ }" install_packages $missing
+    fi
+    wanted=$(fingerprint "$python")
+    if [[ ! -f $stamp || $(<"$stamp") != "$wanted" ]]; then
+        [[ -n $missing ]] || : >"$log"
+        rm -f "$stamp"
+        step "virtual environment in $venv" "$python" -m venv "$venv"
+        step "this package and its tools (extras $extras)" install_checkout
+        step "check that Spark will find it" check_import
+        printf '%s\n' "$wanted" >"$stamp"
+    fi
+    [[ ${1:-} == --quiet ]] || echo "ready: $venv ($("$venv/bin/python" --version))"
+}
+
+# One line per step; the log only when it failed. The step is a command or a function; bash
+# ignores `set -e` in functions called from a condition, so those chain with &&.
+step() {
+    local text=$1
+    shift
+    printf 'setup: %s ... ' "$text"
+    if "$@" >>"$log" 2>&1; then
+        echo ok
+    else
+        local code=$?
+        echo "failed ($code)"
+        cat "$log" >&2
+        echo "setup: the above is also in $log" >&2
+        exit "$code"
+    fi
+}
+
+check_python() {
+    if [[ -z $1 ]] || ! "$1" -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then
+        echo "setup: Python 3.10 or later is needed, not '$1'; choose one with PYTHON=" >&2
+        exit 1
+    fi
+}
+
+# By what they provide: somebody may have it from elsewhere.
+missing_packages() {
+    compgen -G '/usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin/rabbitmq-server' >/dev/null ||
+        echo rabbitmq-server
+    command -v redis-server >/dev/null || echo redis-server
+    command -v openssl >/dev/null || echo openssl
+    [[ -n ${JAVA_HOME:-} ]] || command -v java >/dev/null || echo openjdk-17-jre-headless
+    "$1" -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv
+}
+
+install_packages() {
+    local root=()
+    if ((EUID != 0)); then
+        if ! command -v sudo; then
+            echo "Not root and no sudo. As root: apt-get install $*"
+            return 1
+        fi
+        root=(sudo)
+    fi
+    local apt=("${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=120)
+    refuse_service_starts "${root[@]}" &&
+        "${apt[@]}" update &&
+        "${apt[@]}" install --yes --no-install-recommends "$@"
+    local code=$?
+    remove_policy
+    return "$code"
+}
+
+# Debian starts a service as soon as it is installed, here a RabbitMQ on all the usual ports.
+# The policy file says no, for as long as we install; one that exists is somebody else's.
+refuse_service_starts() {
+    if [[ ! -e $policy ]]; then
+        policy_is_ours=yes
+        printf '#!/bin/sh\nexit 101\n' | "$@" tee "$policy" && "$@" chmod 755 "$policy"
+    fi
+}
+
+remove_policy() {
+    if [[ $policy_is_ours == yes ]]; then
+        if ((EUID == 0)); then rm -f "$policy"; else sudo rm -f "$policy"; fi
+        policy_is_ours=no
+    fi
+}
+
+install_checkout() {
+    "$venv/bin/python" -m pip install --disable-pip-version-check --editable ".[$extras]"
+}
+
+# Spark looks for its data sources with pkgutil, which does not see every kind of editable install.
+check_import() {
+    # Isolated: the current folder must not be what it is found in.
+    "$venv/bin/python" -I -c '
+import pkgutil, sys
+names = {module.name for module in pkgutil.iter_modules()}
+sys.exit(None if "pyspark_mq" in names else "pyspark_mq is installed but pkgutil does not see it")
+'
+}
+
+# What, when it changes, asks for a new installation. The folder: a venv cannot be moved.
+fingerprint() {
+    pwd
+    "$1" -c 'import sys; print(sys.version)'
+    sha256sum pyproject.toml tools/setup.sh
+}
+
+main "$@"
