@@ -51,6 +51,8 @@ _LOG = logging.getLogger("pyspark_mq")
 #: How long an idle `latest` waits for the first message. Spark asks again at once, some ninety
 #: times a second otherwise, and each time passes the whole offset to and fro.
 _IDLE_WAIT_S = 0.1
+#: How long the first messages of a queue that is not empty are waited for.
+_FIRST_WAIT_S = 2.0
 #: While a backlog waits at the broker an epoch is filled for at most this long. A trigger costs
 #: Spark 0.2-0.3 s whatever its size, so larger epochs make a backlog end sooner.
 _FILL_MAX_S = 2.0
@@ -156,6 +158,7 @@ class EpochSource:
         self._first_window = min(settings.prefetch, _CAREFUL_WINDOW)
         self._failure: Exception | None = None
         self._started = False
+        self._first_call = True
         self._adopted = False
         self._last = Position(0)
         self._payloads: dict[int, list[Any]] = {}
@@ -178,9 +181,7 @@ class EpochSource:
     def bound(self) -> None:
         """From now on take only what the queue holds at this moment (`Trigger.AvailableNow`)."""
         self._start()
-        while not self._all_live():
-            self._wait(_IDLE_WAIT_S)
-            self._pump()
+        self._await_sessions()
         self._to_go = self._ready_at_first
 
     def latest(self, start: Position | None, limit: Limit) -> Position:
@@ -198,6 +199,9 @@ class EpochSource:
             if start.epoch < self._last.epoch:
                 return self._last  # planned before and never begun: it stays as it was written
         self._start()
+        if self._first_call:
+            self._first_call = False
+            self._await_first_messages()
         self._pump()
         if start is None or limit.messages is None:
             self._widen()  # the one epoch of this run, maybe: take what there is
@@ -391,6 +395,23 @@ class EpochSource:
             self._started = True
             for receiver in self._receivers:
                 receiver.start()
+
+    def _await_sessions(self) -> None:
+        """Until every receiver is connected; a receiver that gives up ends this with its error."""
+        while not self._all_live():
+            self._wait(_IDLE_WAIT_S)
+            self._pump()
+
+    def _await_first_messages(self) -> None:
+        """Spark runs the first batch of a new query whatever the answer: better with messages in it.
+
+        What only the broker can tell (login, queue) is known after this as well.
+        """
+        self._await_sessions()
+        deadline = time.monotonic() + _FIRST_WAIT_S
+        while not self._ledger.buffered and self._ready_at_first and time.monotonic() < deadline:
+            self._wait(_IDLE_WAIT_S)
+            self._pump()
 
     def _all_live(self) -> bool:
         return len(self._live) == len(self._receivers)
