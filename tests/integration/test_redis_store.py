@@ -1,0 +1,340 @@
+"""The shared store against a real Redis server."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pyspark_mq.brokers.process import LOOPBACK, Command, Process, free_port, listens, poll
+from pyspark_mq.dedup import Key, SeenStore, body_keys
+from pyspark_mq.dedup.identity import DIGEST_BYTES
+from pyspark_mq.errors import BrokerUnavailableError, OptionError
+
+try:
+    import redis
+
+    from pyspark_mq.dedup import redis_store
+except ImportError:
+    if "CI" in os.environ:
+        raise
+    pytest.skip("needs the Redis client", allow_module_level=True)
+
+PASSWORD = "Xq7hushhushZw9"
+SOURCE = "queue 'orders' in virtual host '/'"
+START_TIMEOUT_S = 10.0
+
+
+class Server:
+    """A Redis server of one's own, with nothing on disk, that can be killed and started again."""
+
+    def __init__(self, program: str, folder: Path, *arguments: str) -> None:
+        self.port = free_port()
+        self.url = f"redis://:{PASSWORD}@{LOOPBACK}:{self.port}/0"
+        self._log = folder / "redis.log"
+        self._folder = folder
+        self._command = Command(
+            [program, "--bind", LOOPBACK, "--port", str(self.port), "--dir", str(folder), "--save", "",
+             "--appendonly", "no", "--requirepass", PASSWORD, *arguments],
+            environment={"PATH": os.defpath, "LC_ALL": "C"},
+        )  # fmt: skip
+        self._process: Process | None = None
+
+    def start(self) -> None:
+        self._process = Process(self._command, log=self._log, folder=self._folder)
+        if not poll(lambda: listens(self.port), START_TIMEOUT_S):
+            pytest.fail(f"Redis does not answer: {self._log.read_text()[-2000:]}")
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
+
+    def pause(self) -> None:
+        """It keeps its connections and says nothing, as behind a network that drops everything."""
+        os.kill(self._running().pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self._running().pid, signal.SIGCONT)
+
+    def _running(self) -> Process:
+        assert self._process is not None
+        return self._process
+
+    def store(self, source: str = SOURCE, window: int = 1000) -> SeenStore:
+        return redis_store.RedisStore(self.url, source, window)
+
+
+@pytest.fixture(scope="session")
+def program() -> str:
+    found = shutil.which("redis-server")
+    if found is None:
+        missing = "needs the redis-server program"
+        pytest.fail(missing) if "CI" in os.environ else pytest.skip(missing)
+    return str(found)
+
+
+@pytest.fixture(scope="module")
+def shared(program: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(program, tmp_path_factory.mktemp("redis"))
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def server(shared: Server) -> Server:
+    """An empty one."""
+    with redis.Redis.from_url(shared.url) as client:
+        client.flushall()
+    return shared
+
+
+@pytest.fixture
+def own_server(program: str, tmp_path: Path) -> Iterator[Server]:
+    """One that the test may kill."""
+    server = Server(program, tmp_path)
+    server.start()
+    yield server
+    server.kill()
+
+
+def ids(first: int, last: int) -> list[Key]:
+    return [f"id-{number}" for number in range(first, last + 1)]
+
+
+# -- what is known ----------------------------------------------------------------------------
+
+
+def test_nothing_is_known_at_first(server: Server) -> None:
+    assert server.store().known(["a", b"d" * DIGEST_BYTES]) == set()
+
+
+def test_what_was_remembered_is_known_and_nothing_else(server: Server) -> None:
+    store = server.store()
+    store.remember(["a", "b", *body_keys([b"x"])])
+    assert store.known(["a", "c", "A", "a ", *body_keys([b"x", b"y"])]) == {"a", *body_keys([b"x"])}
+
+
+def test_no_ids_at_all_are_none(server: Server) -> None:
+    store = server.store()
+    store.remember([])
+    assert store.known([]) == set()
+
+
+def test_ids_may_be_repeated(server: Server) -> None:
+    store = server.store()
+    store.remember(["a", "a", "b", "a"])
+    store.remember(["a"])
+    assert store.known(["a", "b", "a", "c", "c"]) == {"a", "b"}
+
+
+@pytest.mark.parametrize("key", [" ", "\0", "\n", "a\r\nb", "é🐇", "\ud800", "x" * 255, "*", "[a]", "-inf"])
+def test_any_text_is_an_id(server: Server, key: str) -> None:
+    store = server.store()
+    assert store.known([key]) == set()
+    store.remember([key])
+    assert store.known([key, key + "2", "2" + key]) == {key}
+
+
+def test_text_and_digests_never_meet(server: Server) -> None:
+    digest, text = b"t" * DIGEST_BYTES, "t" * DIGEST_BYTES
+    store = server.store()
+    store.remember([digest])
+    lookalikes = [text, "d" + text, text[1:], digest.hex(), str(digest)]
+    assert store.known([digest, *lookalikes]) == {digest}
+    store.remember([text])
+    assert store.known([digest, text, b"d" * DIGEST_BYTES, b"d" + b"t" * 19]) == {digest, text}
+
+
+# -- the window -------------------------------------------------------------------------------
+
+
+def test_the_oldest_are_forgotten_beyond_the_window(server: Server) -> None:
+    store = server.store(window=10)
+    for number in range(1, 31):
+        store.remember([f"id-{number}"])
+    assert store.known(ids(1, 30)) == set(ids(21, 30))
+
+
+def test_as_many_as_the_window_are_known_when_more_come_at_once(server: Server) -> None:
+    store = server.store(window=10)
+    store.remember(ids(1, 30))
+    assert len(store.known(ids(1, 30))) == 10
+    store.remember(ids(31, 40))
+    assert store.known(ids(1, 40)) == set(ids(31, 40))
+
+
+def test_an_id_that_is_remembered_again_is_new_again(server: Server) -> None:
+    store = server.store(window=3)
+    for key in ["a", "b", "c", "a", "d"]:
+        store.remember([key])
+    assert store.known(["a", "b", "c", "d"]) == {"a", "c", "d"}
+
+
+@pytest.mark.parametrize("window", [0, 1])
+def test_the_smallest_window_is_one(server: Server, window: int) -> None:
+    store = server.store(window=window)
+    store.remember(["a"])
+    store.remember(["b"])
+    assert store.known(["a", "b"]) == {"b"}
+
+
+def test_each_source_has_a_window_of_its_own(server: Server) -> None:
+    one, two = server.store("one", window=2), server.store("two", window=2)
+    one.remember(["a", "b"])
+    two.remember(["c", "d", "e", "f"])
+    assert one.known(["a", "b"]) == {"a", "b"}
+
+
+# -- who shares -------------------------------------------------------------------------------
+
+
+def test_stores_of_one_source_share_what_they_know(server: Server) -> None:
+    one, two = server.store(), server.store()
+    one.remember(["a"])
+    two.remember(["b"])
+    assert one.known(["a", "b"]) == two.known(["a", "b"]) == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    "other", ["queue 'orders' in virtual host '/a'", "queue 'Orders' in virtual host '/'", ""]
+)
+def test_stores_of_different_sources_share_nothing(server: Server, other: str) -> None:
+    server.store().remember(["a"])
+    assert server.store(other).known(["a"]) == set()
+
+
+def test_what_a_closed_store_remembered_is_known_to_the_next(server: Server) -> None:
+    store = server.store()
+    store.remember(["a"])
+    store.close()
+    assert server.store().known(["a"]) == {"a"}
+
+
+def test_an_epoch_of_50_000_ids_takes_seconds_at_most(server: Server) -> None:
+    store = server.store(window=100_000)
+    before, keys, digests = (
+        ids(1, 50_000),
+        ids(50_001, 100_000),
+        body_keys(map(str.encode, map(str, range(100)))),
+    )
+    store.remember(before)
+    began = time.monotonic()
+    assert store.known([*keys, *digests]) == set()
+    store.remember([*keys, *digests])
+    assert store.known([*keys, *digests]) == {*keys, *digests}
+    assert time.monotonic() - began < 10
+    assert len(store.known(before)) == 50_000 - len(digests)
+
+
+# -- trouble ----------------------------------------------------------------------------------
+
+
+def unavailable(call: Callable[[list[Key]], object], seconds: float) -> str:
+    """The text of the error that a call raises within some time."""
+    began = time.monotonic()
+    with pytest.raises(BrokerUnavailableError) as caught:
+        call(["a"])
+    assert time.monotonic() - began < seconds
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+    return str(caught.value)
+
+
+def assert_hidden(text: str) -> None:
+    assert "hushhush" not in text
+    assert PASSWORD[:3] not in text
+    assert PASSWORD[-3:] not in text
+
+
+@pytest.mark.parametrize("method", ["known", "remember"])
+def test_no_redis_is_an_error_in_bounded_time_without_the_password(method: str) -> None:
+    port = free_port()
+    store = redis_store.RedisStore(f"redis://user:{PASSWORD}@{LOOPBACK}:{port}/0", SOURCE, 10)
+    text = unavailable(getattr(store, method), seconds=15)
+    assert "option 'dedupStore': Redis failed" in text
+    assert f"{LOOPBACK}:{port}" in text
+    assert "Nothing is lost" in text
+    assert_hidden(text)
+
+
+def test_a_silent_redis_is_an_error_in_bounded_time(
+    own_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_store, "_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(redis_store, "_RETRIES", 1)
+    store = own_server.store()
+    store.remember(["a"])
+    own_server.pause()
+    text = unavailable(store.known, seconds=5)
+    assert "Timeout" in text
+    assert_hidden(text)
+    own_server.resume()
+    assert store.known(["a"]) == {"a"}
+
+
+def test_a_store_goes_on_when_redis_is_back(own_server: Server) -> None:
+    store = own_server.store()
+    store.remember(["a"])
+    own_server.kill()
+    assert_hidden(unavailable(store.remember, seconds=15))
+    own_server.start()
+    assert store.known(["a"]) == set()  # this server keeps nothing on disk
+    store.remember(["b"])
+    assert store.known(["a", "b"]) == {"b"}
+
+
+def test_a_restart_of_redis_between_two_calls_is_not_noticed(own_server: Server) -> None:
+    store = own_server.store()
+    store.remember(["a"])
+    own_server.kill()
+    own_server.start()
+    store.remember(["b"])
+    assert store.known(["a", "b"]) == {"b"}
+
+
+def test_a_wrong_password_is_an_error_without_it(server: Server) -> None:
+    url = f"redis://:{PASSWORD}wrong@{LOOPBACK}:{server.port}/0"
+    text = unavailable(redis_store.RedisStore(url, SOURCE, 10).known, seconds=15)
+    assert "AuthenticationError" in text
+    assert_hidden(text)
+
+
+@pytest.mark.parametrize("protocol", ["", "?protocol=2"])
+@pytest.mark.parametrize("user", ["", "user"])
+def test_a_redis_that_quotes_what_it_does_not_know_is_an_error_without_the_password(
+    program: str, tmp_path: Path, user: str, protocol: str
+) -> None:
+    # Servers before 6 do not know HELLO, and managed ones rename AUTH.
+    server = Server(program, tmp_path, "--rename-command", "HELLO", "", "--rename-command", "AUTH", "")
+    server.start()
+    try:
+        url = f"redis://{user}:{PASSWORD}@{LOOPBACK}:{server.port}/0{protocol}"
+        text = unavailable(redis_store.RedisStore(url, SOURCE, 10).known, seconds=15)
+        assert "unknown command" in text
+        assert_hidden(text)
+    finally:
+        server.kill()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://host",
+        f"redis://:{PASSWORD}/@host",
+        f"redis://:{PASSWORD}@host:port",
+        f"redis://host?socket_timeout={PASSWORD}",
+    ],
+)
+def test_what_is_no_redis_url_is_refused_without_the_password(url: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        redis_store.RedisStore(url, SOURCE, 10)
+    assert caught.value.option == "dedupStore"
+    assert caught.value.__suppress_context__
+    assert_hidden(str(caught.value))

@@ -1,0 +1,280 @@
+"""Which module may import what: the layers of the package, checked on the syntax tree of every module."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = "pyspark_mq"
+
+#: Folder -> folders it may import, besides itself and the errors.
+ALLOWED = {
+    "spark_source": {"sources", "ack", "dedup", "brokers"},
+    "sources": {"ack", "dedup", "brokers"},
+    "ack": set(),
+    "dedup": set(),
+    "brokers": set(),
+}
+#: All that `ack` and `dedup` need: nothing here reads, writes, waits, or knows the time.
+PURE = {
+    "__future__", "abc", "array", "base64", "bisect", "collections", "dataclasses", "enum", "functools",
+    "hashlib", "heapq", "itertools", "math", "operator", "re", "struct", "types", "typing", "zlib",
+}  # fmt: skip
+IMPURE_BUILTINS = {"open", "input", "print", "exec", "eval", "compile", "__import__", "breakpoint"}
+#: Client library -> the one module that may import it when it is imported itself.
+CLIENTS = {
+    "pika": "sources.amqp091",
+    "stomp": "sources.stomp",
+    "proton": "sources.amqp10",
+    "redis": "dedup.redis_store",
+}
+#: The one store that does I/O. It is a module of `dedup` that the others do not know.
+REDIS_STORE = "dedup.redis_store"
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module.
+
+    Attributes:
+        name: absolute, as far as the import names a module.
+        lazy: made by a function, when it is called.
+        checking: made by type checkers only.
+    """
+
+    name: str
+    lazy: bool = False
+    checking: bool = False
+
+    @property
+    def top(self) -> str:
+        return self.name.partition(".")[0]
+
+    @property
+    def inner(self) -> str:
+        """Without the name of the package; empty if it is another's."""
+        return self.name.removeprefix(f"{PACKAGE}.") if self.top == PACKAGE else ""
+
+    @property
+    def folder(self) -> str:
+        return self.inner.partition(".")[0]
+
+
+def imports_of(source: str) -> list[Import]:
+    return list(_imports(ast.parse(source), lazy=False, checking=False))
+
+
+def _imports(node: ast.AST, *, lazy: bool, checking: bool) -> Iterator[Import]:
+    if isinstance(node, ast.Import):
+        yield from (Import(alias.name, lazy, checking) for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        assert node.level == 0, "relative imports hide what they import"
+        for alias in node.names:
+            inside = f"{node.module}.{alias.name}"
+            yield Import(inside if _is_module(inside) else str(node.module), lazy, checking)
+    lazy = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+    if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        checking = True
+    for child in ast.iter_child_nodes(node):
+        yield from _imports(child, lazy=lazy, checking=checking)
+
+
+def _is_module(name: str) -> bool:
+    path = ROOT.joinpath(*name.split("."))
+    return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
+
+
+def _modules() -> dict[str, str]:
+    """Name without that of the package -> source."""
+    found = {}
+    for path in sorted((ROOT / PACKAGE).rglob("*.py")):
+        parts = path.relative_to(ROOT / PACKAGE).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path.read_text("utf-8")
+    return found
+
+
+MODULES = _modules()
+IMPORTS = {name: imports_of(source) for name, source in MODULES.items()}
+PURE_MODULES = [
+    name for name in MODULES if name.partition(".")[0] in {"ack", "dedup"} and name != REDIS_STORE
+]
+
+
+# -- the rules --------------------------------------------------------------------------------
+
+
+def against_the_layers(name: str, imports: list[Import]) -> list[str]:
+    folder = name.partition(".")[0]
+    allowed = {*ALLOWED[folder], folder, "errors", ""}
+    return [item.name for item in imports if item.folder not in allowed or item.name == PACKAGE]
+
+
+def against_purity(name: str, source: str, imports: list[Import]) -> list[str]:
+    folder = name.partition(".")[0]
+    own = (f"{PACKAGE}.{folder}.", f"{PACKAGE}.errors")
+    found = [item.name for item in imports if item.top not in PURE and not item.name.startswith(own)]
+    found += [item.name for item in imports if item.inner == REDIS_STORE]
+    calls = [node.func for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    return found + [call.id for call in calls if isinstance(call, ast.Name) and call.id in IMPURE_BUILTINS]
+
+
+def against_the_clients(name: str, imports: list[Import]) -> list[str]:
+    # Brokers are started and filled for tests, the demo and the benchmark by whoever asks for it.
+    helper = name.startswith("brokers.")
+    return [
+        item.name for item in imports
+        if item.top in CLIENTS and CLIENTS[item.top] != name and not (helper and item.lazy)
+    ]  # fmt: skip
+
+
+# -- the modules ------------------------------------------------------------------------------
+
+
+def test_every_module_is_in_one_of_the_five_folders() -> None:
+    folders = {name.partition(".")[0] for name in MODULES}
+    assert folders == {*ALLOWED, "errors", ""}
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if "." in name or name in ALLOWED])
+def test_a_module_imports_only_from_layers_below(name: str) -> None:
+    assert against_the_layers(name, IMPORTS[name]) == []
+
+
+@pytest.mark.parametrize("name", PURE_MODULES)
+def test_the_ledger_and_the_ids_do_no_io_and_know_no_time(name: str) -> None:
+    assert against_purity(name, MODULES[name], IMPORTS[name]) == []
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_client_library_is_imported_by_its_own_module_only(name: str) -> None:
+    assert against_the_clients(name, IMPORTS[name]) == []
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name.partition(".")[0] != "spark_source"])
+def test_only_the_spark_side_imports_spark_and_arrow(name: str) -> None:
+    assert [item for item in IMPORTS[name] if item.top in {"pyspark", "pyarrow", "py4j", "pandas"}] == []
+
+
+def test_the_store_in_redis_is_imported_by_the_reader_alone_when_it_is_asked_for() -> None:
+    users = {name: item for name, items in IMPORTS.items() for item in items if item.inner == REDIS_STORE}
+    assert list(users) == ["spark_source.reader"]
+    assert users["spark_source.reader"].lazy
+
+
+def test_the_errors_import_nothing_of_the_package() -> None:
+    assert [item.name for item in IMPORTS["errors"] if item.top == PACKAGE] == []
+
+
+def test_the_package_itself_imports_its_layers_only_when_they_are_asked_for() -> None:
+    assert {
+        item.inner for item in IMPORTS[""] if item.top == PACKAGE and not item.lazy and not item.checking
+    } == {"errors"}
+
+
+def test_importing_the_package_loads_neither_spark_nor_a_client() -> None:
+    # Spark imports every module called pyspark_* in every Python process, workers included.
+    code = (
+        "import json, sys; before = set(sys.modules); import pyspark_mq; "
+        "print(json.dumps(sorted(set(sys.modules) - before)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True, timeout=60
+    )
+    loaded = json.loads(done.stdout)
+    assert sorted(name for name in loaded if name.startswith(PACKAGE)) == [PACKAGE, f"{PACKAGE}.errors"]
+    heavy = {"pyspark", "pyarrow", "pandas", "numpy", *CLIENTS}
+    assert heavy & {name.partition(".")[0] for name in loaded} == set()
+
+
+# -- the rules see what they forbid -----------------------------------------------------------
+
+
+def test_the_rules_see_the_imports_there_are() -> None:
+    assert Import("pyspark_mq.ack") in IMPORTS["sources.epochs"]
+    assert Import("pika") in IMPORTS["sources.amqp091"]
+    assert Import("pyspark_mq.dedup.identity") in IMPORTS["dedup.codec"]
+    assert Import("pyspark_mq.spark_source.datasource", checking=True) in IMPORTS[""]
+    assert Import("pyspark_mq.spark_source.datasource", lazy=True) in IMPORTS[""]
+    assert {"ack.ledger", "dedup.codec", "dedup.store"} < set(PURE_MODULES)
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("import a.b, c", [Import("a.b"), Import("c")]),
+        ("from pyspark_mq import errors", [Import("pyspark_mq.errors")]),
+        ("from pyspark_mq.errors import MqError", [Import("pyspark_mq.errors")]),
+        (
+            "from pyspark_mq.dedup import codec, Key",
+            [Import("pyspark_mq.dedup.codec"), Import("pyspark_mq.dedup")],
+        ),
+        ("def f():\n  import time", [Import("time", lazy=True)]),
+        ("class C:\n  def f(self):\n    if 1:\n      from time import sleep", [Import("time", lazy=True)]),
+        ("try:\n  import redis\nexcept ImportError:\n  import time", [Import("redis"), Import("time")]),
+        ("if TYPE_CHECKING:\n  import pika", [Import("pika", checking=True)]),
+    ],
+)
+def test_imports_are_found_wherever_they_are(source: str, found: list[Import]) -> None:
+    assert imports_of(source) == found
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("sources.new", "from pyspark_mq.spark_source import reader"),
+        ("sources.new", "import pyspark_mq.spark_source.options"),
+        ("sources.new", "import pyspark_mq"),
+        ("ack.new", "from pyspark_mq.dedup import Key"),
+        ("ack.new", "def late():\n  from pyspark_mq.sources.base import Consumer"),
+        ("dedup.new", "from pyspark_mq import brokers"),
+        ("brokers.new", "from pyspark_mq.sources.url import redact"),
+    ],
+)
+def test_an_import_against_the_layers_is_found(name: str, source: str) -> None:
+    assert len(against_the_layers(name, imports_of(source))) == 1
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import time",
+        "from datetime import datetime",
+        "import threading",
+        "import socket",
+        "import random",
+        "from os import environ",
+        "import logging",
+        "import pyarrow",
+        "from pyspark_mq.dedup.redis_store import RedisStore",
+        "from pyspark_mq.dedup import redis_store",
+        "from pyspark_mq.brokers import BROKERS",
+        "def late():\n  import time",
+        "data = open('x').read()",
+        "print('x')",
+    ],
+)
+def test_an_impurity_is_found(source: str) -> None:
+    assert against_purity("dedup.new", source, imports_of(source))
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("sources.epochs", "import pika"),
+        ("sources.epochs", "def late():\n  from stomp import Connection"),
+        ("sources.amqp091", "from proton import Message"),
+        ("dedup.store", "import redis"),
+        ("brokers.rabbitmq", "from pika.spec import Basic"),
+        ("spark_source.reader", "import redis.backoff"),
+    ],
+)
+def test_a_client_in_another_module_is_found(name: str, source: str) -> None:
+    assert len(against_the_clients(name, imports_of(source))) == 1

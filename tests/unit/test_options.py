@@ -1,0 +1,656 @@
+"""Options: what is taken, what is refused and with which words, and that no word is a password."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyspark_mq.brokers import BROKERS
+from pyspark_mq.dedup import IdSource, OnMissing
+from pyspark_mq.errors import OptionError
+from pyspark_mq.sources.epochs import Guarantee
+from pyspark_mq.spark_source.options import OPTION_NAMES, Options, parse_options
+from tests.support.certificates import make_certificates
+
+#: The table of the documentation, in its order.
+DOCUMENTED = (
+    "broker",
+    "url",
+    "protocol",
+    "username",
+    "password",
+    "queue",
+    "topic",
+    "subscription",
+    "selector",
+    "guarantee",
+    "messageIdFrom",
+    "onMissingMessageId",
+    "maxMessagesPerTrigger",
+    "maxBytesPerTrigger",
+    "minMessagesPerTrigger",
+    "maxTriggerDelay",
+    "prefetch",
+    "consumers",
+    "numPartitions",
+    "dedupWindow",
+    "settleGrace",
+    "dedupStore",
+    "failOnDataLoss",
+    "replayTimeout",
+    "connectTimeout",
+    "heartbeat",
+    "reconnectTimeout",
+    "tls.caFile",
+    "tls.certFile",
+    "tls.keyFile",
+    "tls.verify",
+)
+
+NEEDED = {"broker": "rabbitmq", "url": "amqp://guest:guest@localhost:5672/", "queue": "orders"}
+TOPIC = {"broker": "rabbitmq", "url": "amqp://localhost", "topic": "news", "subscription": "s1"}
+TLS_URL = "amqps://localhost"
+
+Getter = Callable[[Options], Any]
+
+
+def parsed(*changes: dict[str, str], **given: str) -> Options:
+    options = {**NEEDED, **given}
+    for change in changes:
+        options.update(change)
+    return parse_options(options)
+
+
+def start(value: str) -> str:
+    return value[:40]
+
+
+def refusal(options: dict[str, str]) -> OptionError:
+    with pytest.raises(OptionError) as caught:
+        parse_options(options)
+    return caught.value
+
+
+# -- what is taken ----------------------------------------------------------------------------
+
+TAKEN: dict[str, Getter] = {
+    "broker": lambda o: o.settings.connection.broker.name,
+    "url": lambda o: [str(url) for url in o.settings.connection.urls],
+    "protocol": lambda o: o.settings.connection.protocol,
+    "username": lambda o: o.settings.connection.username,
+    "password": lambda o: o.settings.connection.password,
+    "queue": lambda o: o.settings.connection.queue,
+    "topic": lambda o: o.settings.connection.topic,
+    "subscription": lambda o: o.settings.connection.subscription,
+    "selector": lambda o: o.settings.connection.selector,
+    "guarantee": lambda o: o.settings.guarantee,
+    "messageIdFrom": lambda o: o.settings.id_source,
+    "onMissingMessageId": lambda o: o.settings.on_missing,
+    "maxMessagesPerTrigger": lambda o: o.settings.max_messages,
+    "maxBytesPerTrigger": lambda o: o.settings.max_bytes,
+    "minMessagesPerTrigger": lambda o: o.settings.min_messages,
+    "maxTriggerDelay": lambda o: o.settings.max_delay_s,
+    "prefetch": lambda o: o.settings.prefetch,
+    "consumers": lambda o: o.settings.consumers,
+    "numPartitions": lambda o: o.num_partitions,
+    "dedupWindow": lambda o: o.settings.dedup_window,
+    "settleGrace": lambda o: o.settings.settle_grace_s,
+    "dedupStore": lambda o: o.dedup_store,
+    "failOnDataLoss": lambda o: o.settings.fail_on_data_loss,
+    "replayTimeout": lambda o: o.settings.replay_timeout_s,
+    "connectTimeout": lambda o: o.settings.connection.connect_timeout_s,
+    "heartbeat": lambda o: o.settings.connection.heartbeat_s,
+    "reconnectTimeout": lambda o: o.settings.connection.reconnect_timeout_s,
+    "tls.caFile": lambda o: o.settings.connection.tls.ca_file,
+    "tls.certFile": lambda o: o.settings.connection.tls.cert_file,
+    "tls.keyFile": lambda o: o.settings.connection.tls.key_file,
+    "tls.verify": lambda o: o.settings.connection.tls.verify,
+}
+
+DEFAULTS: dict[str, object] = {
+    "protocol": "amqp-0-9-1",
+    "username": None,
+    "password": None,
+    "topic": None,
+    "subscription": None,
+    "selector": None,
+    "guarantee": Guarantee.EXACTLY_ONCE,
+    "messageIdFrom": IdSource("message-id"),
+    "onMissingMessageId": OnMissing.FAIL,
+    "maxMessagesPerTrigger": 50_000,
+    "maxBytesPerTrigger": 64 * 1024 * 1024,
+    "minMessagesPerTrigger": 1,
+    "maxTriggerDelay": 15 * 60.0,
+    "prefetch": 65_535,
+    "consumers": 1,
+    "numPartitions": None,
+    "dedupWindow": 100_000,
+    "settleGrace": 5.0,
+    "dedupStore": "checkpoint",
+    "failOnDataLoss": True,
+    "replayTimeout": 300.0,
+    "connectTimeout": 30.0,
+    "heartbeat": 60.0,
+    "reconnectTimeout": 600.0,
+    "tls.caFile": None,
+    "tls.certFile": None,
+    "tls.keyFile": None,
+    "tls.verify": True,
+}
+
+
+def test_the_options_are_those_of_the_documentation_in_its_order() -> None:
+    assert OPTION_NAMES == DOCUMENTED
+
+
+def test_every_option_but_the_required_ones_has_a_checked_default() -> None:
+    assert set(DEFAULTS) | set(NEEDED) == set(DOCUMENTED) == set(TAKEN)
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_the_default_is_the_documented_one(name: str) -> None:
+    assert TAKEN[name](parsed()) == DEFAULTS[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("broker", "RabbitMQ", "rabbitmq"),
+        ("url", "AMQP://Example.org", ["amqp://example.org:5672"]),
+        ("url", " amqp://a:1/v , amqp://b/v ", ["amqp://a:1/v", "amqp://b:5672/v"]),
+        ("protocol", "AMQP-0-9-1", "amqp-0-9-1"),
+        ("username", "jörg", "jörg"),
+        ("username", " spaced ", " spaced "),
+        ("queue", "a queue/with:signs", "a queue/with:signs"),
+        ("guarantee", "at-least-once", Guarantee.AT_LEAST_ONCE),
+        ("guarantee", "None", Guarantee.NONE),
+        ("guarantee", "EXACTLY-ONCE", Guarantee.EXACTLY_ONCE),
+        ("messageIdFrom", "Message-ID", IdSource("message-id")),
+        ("messageIdFrom", "correlation-id", IdSource("correlation-id")),
+        ("messageIdFrom", "body-hash", IdSource("body-hash")),
+        ("messageIdFrom", "property:orderId", IdSource("property", "orderId")),
+        ("messageIdFrom", "PROPERTY:a:b", IdSource("property", "a:b")),
+        ("onMissingMessageId", "fail", OnMissing.FAIL),
+        ("onMissingMessageId", "Body-Hash", OnMissing.BODY_HASH),
+        ("onMissingMessageId", "reject", OnMissing.REJECT),
+        ("maxMessagesPerTrigger", "1", 1),
+        ("maxMessagesPerTrigger", " 10000 ", 10_000),
+        ("maxBytesPerTrigger", "1", 1),
+        ("maxBytesPerTrigger", "512k", 512 << 10),
+        ("maxBytesPerTrigger", "512KB", 512 << 10),
+        ("maxBytesPerTrigger", "64MiB", 64 << 20),
+        ("maxBytesPerTrigger", "64 mb", 64 << 20),
+        ("maxBytesPerTrigger", "2g", 2 << 30),
+        ("maxBytesPerTrigger", "10b", 10),
+        ("minMessagesPerTrigger", "50000", 50_000),
+        ("maxTriggerDelay", "0s", 0.0),
+        ("maxTriggerDelay", "500ms", 0.5),
+        ("maxTriggerDelay", "90 S", 90.0),
+        ("maxTriggerDelay", "1.5m", 90.0),
+        ("maxTriggerDelay", "2min", 120.0),
+        ("maxTriggerDelay", "1h", 3600.0),
+        ("maxTriggerDelay", "365d", 365 * 86_400.0),
+        ("prefetch", "1", 1),
+        ("prefetch", "65535", 65_535),
+        ("consumers", "64", 64),
+        ("numPartitions", "10000", 10_000),
+        ("dedupWindow", "0", 0),
+        ("settleGrace", "0s", 0.0),
+        ("dedupStore", "Checkpoint", "checkpoint"),
+        ("dedupStore", "redis://:pw@host:6379/0", "redis://:pw@host:6379/0"),
+        ("dedupStore", "REDISS://Host/1", "rediss://Host/1"),
+        ("failOnDataLoss", "FALSE", False),
+        ("failOnDataLoss", "true", True),
+        ("replayTimeout", "1s", 1.0),
+        ("connectTimeout", "100ms", 0.1),
+        ("heartbeat", "1s", 1.0),
+        ("heartbeat", "65535s", 65_535.0),
+        ("reconnectTimeout", "100ms", 0.1),
+    ],
+)
+def test_a_value_is_taken_as(name: str, text: str, value: object) -> None:
+    assert TAKEN[name](parsed({name: text})) == value
+
+
+@pytest.mark.parametrize("spell", [str.lower, str.upper, str.swapcase])
+def test_names_are_case_insensitive(spell: Callable[[str], str]) -> None:
+    given = {**NEEDED, "maxMessagesPerTrigger": "7", "messageIdFrom": "correlation-id", "settleGrace": "1s"}
+    assert parse_options({spell(name): value for name, value in given.items()}) == parse_options(given)
+
+
+def test_a_topic_is_read_through_its_subscription() -> None:
+    connection = parse_options(TOPIC).settings.connection
+    assert (connection.queue, connection.topic, connection.subscription) == (None, "news", "s1")
+    assert connection.destination == "topic 'news' (subscription 's1')"
+    assert connection.name == "news"
+
+
+def test_a_topic_needs_no_subscription_without_a_guarantee() -> None:
+    options = parse_options({"broker": "rabbitmq", "url": "amqp://h", "topic": "news", "guarantee": "none"})
+    assert options.settings.connection.subscription is None
+    assert options.settings.connection.destination == "topic 'news'"
+
+
+def test_the_prefetch_is_twice_an_epoch_within_what_the_broker_takes() -> None:
+    assert parsed(maxMessagesPerTrigger="100").settings.prefetch == 200
+    assert parsed(maxMessagesPerTrigger="40000").settings.prefetch == 65_535
+
+
+def test_an_epoch_holds_no_more_than_may_be_unacknowledged() -> None:
+    assert parsed(prefetch="100").settings.max_messages == 100
+    assert parsed(prefetch="100", consumers="3").settings.max_messages == 300
+    assert parsed(prefetch="100", consumers="3", maxMessagesPerTrigger="20").settings.max_messages == 20
+
+
+def test_the_size_of_an_epoch_is_by_default_that_of_the_broker() -> None:
+    assert parsed().settings.max_messages == BROKERS["rabbitmq"].epoch_messages
+
+
+def test_user_and_password_may_come_beside_the_url() -> None:
+    connection = parsed(url="amqp://host", username="u", password="p w").settings.connection
+    assert (connection.username, connection.password) == ("u", "p w")
+
+
+def test_a_password_alone_goes_with_the_user_of_the_url() -> None:
+    connection = parsed(url="amqp://u@host", password="pw").settings.connection
+    assert (connection.urls[0].username, connection.password) == ("u", "pw")
+
+
+def test_an_empty_password_is_one() -> None:
+    assert parsed(username="u", password="").settings.connection.password == ""
+
+
+# -- what is refused --------------------------------------------------------------------------
+
+NUMBER = "a whole number from"
+TIME = "a time with its unit such as"
+SIZE = "a number of bytes above 0 such as"
+FLAG = "true, false"
+
+REFUSED = [
+    ("broker", "kafka", "rabbitmq"),
+    ("url", "http://localhost:5672", "amqp://"),
+    ("url", "localhost:5672", "amqp://"),
+    ("protocol", "mqtt", "amqp-0-9-1"),
+    ("guarantee", "Twice", "exactly-once, at-least-once, none"),
+    ("messageIdFrom", "Message_ID", "message-id, correlation-id, property:<name>, body-hash"),
+    ("messageIdFrom", "property:", "message-id, correlation-id, property:<name>, body-hash"),
+    ("messageIdFrom", "property", "property:<name>"),
+    ("onMissingMessageId", "ignore", "fail, body-hash, reject"),
+    ("maxMessagesPerTrigger", "0", NUMBER),
+    ("maxMessagesPerTrigger", "-1", NUMBER),
+    ("maxMessagesPerTrigger", "1.5", NUMBER),
+    ("maxMessagesPerTrigger", "1_000", NUMBER),
+    ("maxMessagesPerTrigger", "many", NUMBER),
+    ("maxMessagesPerTrigger", "٣", NUMBER),
+    ("maxMessagesPerTrigger", "1000000001", NUMBER),
+    ("maxMessagesPerTrigger", "9" * 5000, NUMBER),
+    ("maxBytesPerTrigger", "0", SIZE),
+    ("maxBytesPerTrigger", "0g", SIZE),
+    ("maxBytesPerTrigger", "-1m", SIZE),
+    ("maxBytesPerTrigger", "1.5m", SIZE),
+    ("maxBytesPerTrigger", "64x", SIZE),
+    ("maxBytesPerTrigger", "9" * 5000, SIZE),
+    ("minMessagesPerTrigger", "0", NUMBER),
+    ("maxTriggerDelay", "15", TIME),
+    ("maxTriggerDelay", "-1s", TIME),
+    ("maxTriggerDelay", "1 week", TIME),
+    ("maxTriggerDelay", "nan", TIME),
+    ("maxTriggerDelay", "1e3s", TIME),
+    ("maxTriggerDelay", "366d", TIME),
+    ("maxTriggerDelay", "9" * 5000 + "s", TIME),
+    ("prefetch", "0", NUMBER),
+    ("prefetch", "65536", "from 1 to 65535"),
+    ("consumers", "0", NUMBER),
+    ("consumers", "65", "from 1 to 64"),
+    ("numPartitions", "0", NUMBER),
+    ("numPartitions", "10001", "from 1 to 10000"),
+    ("dedupWindow", "-1", "from 0 to"),
+    ("settleGrace", "5", TIME),
+    ("dedupStore", "memory", "checkpoint, redis://host:port/db"),
+    ("dedupStore", "postgres://host/db", "checkpoint, redis://host:port/db"),
+    ("dedupStore", "redis://", "%2F"),
+    ("failOnDataLoss", "yes", FLAG),
+    ("replayTimeout", "0s", "from 1s"),
+    ("replayTimeout", "999ms", "from 1s"),
+    ("connectTimeout", "0s", "from 0.1s"),
+    ("reconnectTimeout", "99ms", "from 0.1s"),
+    ("heartbeat", "0s", "from 1s to 65535s"),
+    ("heartbeat", "1d", "from 1s to 65535s"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "accepted"), REFUSED, ids=start)
+def test_a_bad_value_is_refused_with_option_value_and_what_is_accepted(
+    name: str, text: str, accepted: str
+) -> None:
+    error = refusal({**NEEDED, name: text})
+    assert error.option == name
+    assert f"option '{name}': {text!r}" in str(error)
+    assert accepted in str(error)
+
+
+def test_every_option_with_a_form_has_a_bad_value_among_the_tests() -> None:
+    free = {"username", "password", "queue", "topic", "subscription", "selector"}
+    files = {name for name in DOCUMENTED if name.startswith("tls.")}
+    assert {name for name, _, _ in REFUSED} == set(DOCUMENTED) - free - files
+
+
+@pytest.mark.parametrize("name", [name for name in DOCUMENTED if name not in {"username", "password"}])
+def test_an_empty_value_is_refused(name: str) -> None:
+    options = TOPIC if name in {"topic", "subscription"} else NEEDED
+    options = {**options, "url": TLS_URL if name.startswith("tls.") else options["url"], name: "  "}
+    assert str(refusal(options)) == f"option '{name}': is empty"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [
+        ("que", "queue"),
+        ("quue", "queue"),
+        ("user", "username"),
+        ("maxMessagePerTrigger", "maxMessagesPerTrigger"),
+        ("MAXMESSAGEPERTRIGGER", "maxMessagesPerTrigger"),
+        ("tls.cafile.", "tls.caFile"),
+        ("tlsVerify", "tls.verify"),
+        ("dedup_window", "dedupWindow"),
+        ("pasword", "password"),
+    ],
+)
+def test_an_unknown_option_is_refused_with_the_nearest_known_one(wrong: str, meant: str) -> None:
+    error = refusal({**NEEDED, wrong: "x"})
+    assert error.option == wrong
+    assert f"option '{wrong}': is unknown; did you mean '{meant}'?" in str(error)
+
+
+def test_an_unknown_option_like_no_other_is_refused_with_all_known_ones() -> None:
+    text = str(refusal({**NEEDED, "zzz": "x"}))
+    assert "is unknown" in text
+    assert "did you mean" not in text
+    assert all(name in text for name in DOCUMENTED)
+
+
+@pytest.mark.parametrize(
+    ("name", "example"), [("broker", "rabbitmq"), ("url", "amqp://"), ("queue", "topic")]
+)
+def test_a_required_option_that_is_missing_is_named(name: str, example: str) -> None:
+    error = refusal({other: value for other, value in NEEDED.items() if other != name})
+    assert error.option == name
+    assert "is required" in str(error)
+    assert example in str(error)
+
+
+def test_queue_and_topic_together_are_refused() -> None:
+    error = refusal({**NEEDED, "topic": "news"})
+    assert error.option == "topic"
+    assert "'news'" in str(error)
+    assert "'orders'" in str(error)
+
+
+@pytest.mark.parametrize("guarantee", ["exactly-once", "at-least-once"])
+def test_a_topic_without_subscription_is_refused_under_a_guarantee(guarantee: str) -> None:
+    options = {"broker": "rabbitmq", "url": "amqp://h", "topic": "news", "guarantee": guarantee}
+    error = refusal(options)
+    assert error.option == "subscription"
+    assert "'news'" in str(error)
+    assert f"'{guarantee}'" in str(error)
+
+
+def test_a_subscription_of_a_queue_is_refused() -> None:
+    error = refusal({**NEEDED, "subscription": "s1"})
+    assert error.option == "subscription"
+    assert "'s1'" in str(error)
+    assert "'orders'" in str(error)
+
+
+def test_a_selector_is_refused_where_the_broker_has_none() -> None:
+    error = refusal({**NEEDED, "selector": "a = 1"})
+    assert error.option == "selector"
+    assert "'rabbitmq'" in str(error)
+
+
+def test_an_epoch_that_can_never_be_full_enough_is_refused() -> None:
+    error = refusal({**NEEDED, "minMessagesPerTrigger": "11", "maxMessagesPerTrigger": "10"})
+    assert error.option == "minMessagesPerTrigger"
+    assert "11 can never be reached: an epoch holds at most 10 messages" in str(error)
+
+
+def test_an_epoch_that_the_prefetch_keeps_from_being_full_enough_is_refused() -> None:
+    error = refusal({**NEEDED, "minMessagesPerTrigger": "11", "prefetch": "5", "consumers": "2"})
+    assert error.option == "minMessagesPerTrigger"
+    assert "at most 10 messages" in str(error)
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://host:port/0", "redis://host:0", "redis://:pa/ss@host", "redis://[::1"]
+)
+def test_a_shared_store_with_a_malformed_url_is_refused(url: str) -> None:
+    error = refusal({**NEEDED, "dedupStore": url})
+    assert error.option == "dedupStore"
+    assert "is no url" in str(error)
+    assert "'/' as %2F" in str(error)
+
+
+@pytest.mark.parametrize("guarantee", ["at-least-once", "none"])
+def test_a_shared_store_is_refused_where_nothing_is_identified(guarantee: str) -> None:
+    error = refusal({**NEEDED, "dedupStore": "redis://host:6379/0", "guarantee": guarantee})
+    assert error.option == "dedupStore"
+    assert f"'{guarantee}'" in str(error)
+
+
+def test_a_password_without_a_user_is_refused() -> None:
+    error = refusal({**NEEDED, "url": "amqp://host", "password": "hush-hush"})
+    assert error.option == "password"
+    assert "'username'" in str(error)
+    assert "hush" not in str(error)
+
+
+# -- TLS --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pem(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    made = make_certificates(tmp_path_factory.mktemp("certificates"))
+    return {
+        "tls.caFile": str(made.ca.cert_file),
+        "tls.certFile": str(made.client.cert_file),
+        "tls.keyFile": str(made.client.key_file),
+    }
+
+
+def test_tls_files_are_taken_with_a_tls_url(pem: dict[str, str]) -> None:
+    options = parsed(pem, {"url": TLS_URL, "tls.verify": "false"})
+    assert {name: TAKEN[name](options) for name in pem} == pem
+    context = options.settings.connection.tls.context()
+    assert context.verify_mode is ssl.CERT_NONE
+    assert not context.check_hostname
+
+
+def test_certificates_and_host_names_are_verified_by_default(pem: dict[str, str]) -> None:
+    context = parsed({"url": TLS_URL, "tls.caFile": pem["tls.caFile"]}).settings.connection.tls.context()
+    assert context.verify_mode is ssl.CERT_REQUIRED
+    assert context.check_hostname
+    assert len(context.get_ca_certs()) == 1  # none of the system's
+
+
+@pytest.mark.parametrize("name", ["tls.caFile", "tls.certFile", "tls.keyFile", "tls.verify"])
+def test_a_tls_option_with_a_plain_url_is_refused(name: str) -> None:
+    error = refusal({**NEEDED, name: "true"})
+    assert error.option == name
+    assert "amqp://localhost:5672 is no TLS url" in str(error)
+    assert "amqps://" in str(error)
+
+
+@pytest.mark.parametrize("content", [None, "", "no certificate"])
+def test_an_authority_file_that_cannot_be_used_is_refused(tmp_path: Path, content: str | None) -> None:
+    file = tmp_path / "ca.pem"
+    if content is not None:
+        file.write_text(content)
+    error = refusal({**NEEDED, "url": TLS_URL, "tls.caFile": str(file)})
+    assert error.option == "tls.caFile"
+    assert f"{str(file)!r} cannot be used" in str(error)
+
+
+@pytest.mark.parametrize("content", [None, "", "no certificate"])
+def test_a_certificate_file_that_cannot_be_used_is_refused(tmp_path: Path, content: str | None) -> None:
+    file = tmp_path / "cert.pem"
+    if content is not None:
+        file.write_text(content)
+    error = refusal({**NEEDED, "url": TLS_URL, "tls.certFile": str(file)})
+    assert error.option == "tls.certFile"
+    assert f"{str(file)!r} with tls.keyFile None cannot be used" in str(error)
+
+
+def test_a_key_file_that_is_missing_is_refused(pem: dict[str, str], tmp_path: Path) -> None:
+    missing = str(tmp_path / "key.pem")
+    error = refusal({**NEEDED, **pem, "url": TLS_URL, "tls.keyFile": missing})
+    assert error.option == "tls.certFile"
+    assert repr(missing) in str(error)
+
+
+def test_a_key_without_its_certificate_is_refused() -> None:
+    error = refusal({**NEEDED, "url": TLS_URL, "tls.keyFile": "key.pem"})
+    assert error.option == "tls.keyFile"
+    assert "'tls.certFile'" in str(error)
+
+
+@pytest.mark.parametrize("text", ["no", "1"])
+def test_a_flag_of_tls_is_true_or_false(text: str) -> None:
+    error = refusal({**NEEDED, "url": TLS_URL, "tls.verify": text})
+    assert error.option == "tls.verify"
+    assert f"{text!r} is not accepted; accepted are true, false" in str(error)
+
+
+# -- passwords --------------------------------------------------------------------------------
+
+#: Between the two halves of a password: signs that mean something in an url, and others.
+SIGNS = ["", "/", "//", "://", "?", "#", "@", ",", ", ", " ", ":", ";", "%", "%2F", "%zz", "&", "=", "+",
+         "[", "]", "[]", "\\", '"', "'", "|", "\t", "\n", "é", "\u2100", "\0", "a/b?c#d@e,f g"]  # fmt: skip
+
+URLS = [
+    "amqp://user:{}@host:5672/vhost",
+    "amqp://user:{}@host:5672/%2F",
+    "amqp://user:{}@host",
+    "amqp://user:{}@host:notaport/",
+    "amqp://user:{}@host:99999/",
+    "amqp://user:{}@host:0/",
+    "amqp://user:{}@host:5672/vhost?heartbeat=5",
+    "amqp://user:{}@host:5672/vhost#part",
+    "amqp://user:{}@/vhost",
+    "amqp://user:{}@:5672/vhost",
+    "amqp://user:{}@[::1/vhost",
+    "amqp://user:{}@[::1]:x/",
+    "amqp://:{}@host",
+    "amqp://{}@host",
+    "amqp:/user:{}@host",
+    "amqp:user:{}@host",
+    "amqp//user:{}@host",
+    "//user:{}@host",
+    "user:{}@host:5672",
+    "ampq://user:{}@host:5672/vhost",
+    "http://user:{}@host",
+    "amqp://host:5672/?user=user&password={}",
+    "amqp://host:5672/#{}",
+    "amqp://user:{}@a,amqp://user:{}@b:99999",
+    "amqp://user:{}@a,amqp://user:{}@b",
+    "amqp://user:{}@a,amqps://user:{}@b",
+    "amqp://user:{}@a/v,amqp://user:{}@b/w",
+    "amqp://good:guest@a,user:{}@b",
+    "redis://user:{}@host:6379/0",
+    "rediss://:{}@host:notaport/0",
+    "redis://:{}@/0",
+]
+#: Nothing says where the password ends. One of digits alone would be a port, so it has letters.
+URLS_OPEN = [
+    "amqp://user:{}",
+    "amqp://user:{}@",
+    "redis://:{}@",
+    "amqp://user:{}/vhost",
+    "user:{}",
+    "redis://user:{}",
+]
+
+HALVES = ("Xq7", "Zw9")
+DIGITS = ("47114711", "08150815")
+
+
+def shown_by(options: dict[str, str]) -> str:
+    """Everything a user can be shown of these options, in lower case."""
+    try:
+        result = parse_options(options)
+    except OptionError as error:
+        # A traceback shows what led to the error, too, unless it is suppressed.
+        context = "" if error.__suppress_context__ else repr(error.__context__)
+        return f"{error} {error!r} {error.__cause__!r} {context}".lower()
+    settings = result.settings
+    connection = settings.connection
+    things = [result, settings, connection, *connection.urls]
+    return "".join([*map(repr, things), *map(str, things), connection.destination]).lower()
+
+
+def assert_hidden(halves: tuple[str, str], options: dict[str, str]) -> None:
+    shown = shown_by(options)
+    assert not [half for half in halves if half.lower() in shown], shown
+
+
+@pytest.mark.parametrize("halves", [HALVES, DIGITS])
+@pytest.mark.parametrize("url", URLS)
+def test_a_password_in_an_url_is_never_shown(url: str, halves: tuple[str, str]) -> None:
+    for sign in SIGNS:
+        text = url.replace("{}", sign.join(halves))
+        assert_hidden(halves, {**NEEDED, "url": text})
+        assert_hidden(halves, {**NEEDED, "dedupStore": text, "guarantee": "none"})
+        assert_hidden(halves, {**NEEDED, "url": text, "tls.verify": "false"})
+
+
+@pytest.mark.parametrize("url", URLS_OPEN)
+def test_a_password_in_an_url_without_a_host_is_never_shown(url: str) -> None:
+    for sign in SIGNS:
+        # What is behind the last '@' is the host: nothing tells that it is not.
+        if "@" not in sign:
+            text = url.replace("{}", sign.join(HALVES))
+            assert_hidden(HALVES, {**NEEDED, "url": text})
+            assert_hidden(HALVES, {**NEEDED, "dedupStore": text})
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"username": "u"},
+        {"url": "amqp://host"},
+        {"username": "u", "passwrd": "Xq7Zw9"},
+        {"username": "u", "dedupStore": "redis://u:Xq7Zw9@host"},
+        {"username": "Xq7", "topic": "t"},
+    ],
+)
+def test_the_option_password_is_never_shown(others: dict[str, str]) -> None:
+    assert_hidden(HALVES, {**NEEDED, "password": "Xq7/Zw9", **others})
+
+
+@pytest.mark.parametrize(("name", "text"), [(name, text) for name, text, _ in REFUSED], ids=start)
+def test_no_refusal_of_another_option_shows_a_password(name: str, text: str) -> None:
+    secret = "".join(HALVES)
+    options = {
+        "broker": "rabbitmq",
+        "url": f"amqp://user:{secret}@host/",
+        "username": "user",
+        "password": secret,
+        "queue": "orders",
+        "dedupStore": f"redis://user:{secret}@host/0",
+        name: text,
+    }
+    refusal(options)
+    assert_hidden(HALVES, options)
+
+
+def test_what_is_not_secret_is_shown() -> None:
+    shown = shown_by({**NEEDED, "url": "amqp://user:Xq7@host.example:notaport/v"})
+    assert "amqp://***" in shown
+    shown = shown_by({**NEEDED, "url": "ampq://user:Xq7@host.example:5672/v"})
+    assert "ampq://***@host.example:5672/v" in shown
+    shown = shown_by({**NEEDED, "url": "amqp://user:Xq7@host.example:5672/v"})
+    assert "amqp://host.example:5672/v" in shown
