@@ -1,0 +1,91 @@
+"""A job as users write it: a queue into parquet files, exactly once.
+
+    python examples/job.py --url amqp://guest:guest@localhost:5672/ --queue orders \
+        --output /data/orders --checkpoint /data/checkpoints/orders
+
+It runs until it is stopped or killed, and goes on where it was when it is started again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+
+os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+
+from pyspark.sql import SparkSession  # noqa: E402 - reads PYSPARK_PYTHON
+
+
+def main() -> int:
+    """Run the query; 0 when it was asked to stop, 1 when it failed."""
+    arguments = _arguments()
+    spark = SparkSession.builder.master("local[2]").appName("queue to parquet")
+    spark = spark.config("spark.ui.enabled", "false").getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+
+    messages = (
+        spark.readStream.format("mq")
+        .option("broker", "rabbitmq")
+        .option("url", arguments.url)
+        .option("queue", arguments.queue)
+        .options(**dict(option.split("=", 1) for option in arguments.option))
+        .load()
+    )
+    query = (
+        messages.writeStream.format("parquet")
+        .option("path", arguments.output)
+        .option("checkpointLocation", arguments.checkpoint)
+        .start()
+    )
+
+    stopping: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: _note(stopping, number, None))
+    shown = -1
+    while query.isActive and not stopping:
+        query.awaitTermination(0.2)
+        for progress in query.recentProgress:
+            if progress["batchId"] > shown:
+                shown = progress["batchId"]
+                _report(arguments.report, progress)
+    failure = query.exception()
+    if failure is not None:
+        print(failure, file=sys.stderr)
+        return 1
+    query.stop()
+    return 0
+
+
+def _note(stopping: list[int], number: int, _: FrameType | None) -> None:
+    stopping.append(number)
+
+
+def _report(file: str | None, progress: dict[str, object]) -> None:
+    """What the source counted, a line an epoch."""
+    if file is None:
+        return
+    source = progress["sources"][0]  # type: ignore[index]
+    # Null for a replayed epoch: Spark asks for it when it plans one.
+    counters = json.loads(source["latestOffset"] or "null") or {}
+    line = {"pid": os.getpid(), "batch": progress["batchId"], "rows": progress["numInputRows"], **counters}
+    with Path(file).open("a", encoding="utf-8") as report:
+        report.write(json.dumps(line) + "\n")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--url", required=True)
+    parser.add_argument("--queue", required=True)
+    parser.add_argument("--output", required=True)
+    parser.add_argument("--checkpoint", required=True)
+    parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="of the source")
+    parser.add_argument("--report", help="file for the source's counters, a JSON line an epoch")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,598 @@
+"""The source inside a real Spark: what a user does, and what a user does wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pika
+import pytest
+
+from pyspark_mq.brokers.process import poll
+from pyspark_mq.brokers.rabbitmq_node import RabbitNode
+from tests.support.checks import bodies, total
+
+ALL_COLUMNS = {
+    "messageId": "string",
+    "body": "binary",
+    "destination": "string",
+    "properties": "map<string,string>",
+    "correlationId": "string",
+    "replyTo": "string",
+    "contentType": "string",
+    "type": "string",
+    "priority": "int",
+    "timestamp": "timestamp",
+    "expiration": "timestamp",
+    "redelivered": "boolean",
+    "deliveryCount": "int",
+}
+_SPARK_VERSION = tuple(map(int, __import__("pyspark").__version__.split(".")[:2]))
+full_api = pytest.mark.skipif(_SPARK_VERSION < (4, 2), reason="Spark before 4.2 has no limits and AvailableNow")
+
+
+@pytest.fixture
+def name(rabbit: RabbitNode) -> Iterator[str]:
+    """An empty classic queue."""
+    queue = f"spark-{uuid.uuid4().hex[:8]}"
+    rabbit.declare(queue)
+    yield queue
+    rabbit.delete(queue)
+
+
+class Job:
+    """A query into memory: batches as lists of rows."""
+
+    def __init__(self, spark: Any, folder: Path, rabbit: RabbitNode, queue: str, **options: Any) -> None:
+        self._spark = spark
+        self._checkpoint = str(folder / "checkpoint")
+        self.schema: str | None = None
+        self.options = {"broker": "rabbitmq", "url": rabbit.url(), "queue": queue}
+        self.options |= {key.replace("_", "."): str(value) for key, value in options.items()}
+        self.batches: dict[int, list[Any]] = {}
+        self.partitions: list[int] = []
+
+    def load(self) -> Any:
+        reader = self._spark.readStream.format("mq").options(**self.options)
+        return (reader.schema(self.schema) if self.schema else reader).load()
+
+    def start(self, **trigger: Any) -> Any:
+        def keep(frame: Any, batch: int) -> None:
+            self.partitions.append(frame.rdd.getNumPartitions())
+            self.batches[batch] = frame.collect()
+
+        writer = self.load().writeStream.foreachBatch(keep).option("checkpointLocation", self._checkpoint)
+        return (writer.trigger(**trigger) if trigger else writer).start()
+
+    def run(self, rows: int, timeout_s: float = 40) -> Any:
+        """Run until so many rows came; the last progress."""
+        query = self.start()
+        try:
+            assert poll(lambda: len(self.rows) >= rows or not query.isActive, timeout_s)
+            if query.exception() is not None:
+                raise query.exception()
+            poll(lambda: len(query.recentProgress) >= len(self.batches), 10)
+            time.sleep(1)  # the trigger that acknowledges
+            return query.lastProgress
+        finally:
+            query.stop()
+
+    def fail(self, timeout_s: float = 40) -> str:
+        """Run until it fails; the words of the exception."""
+        query = self.start()
+        try:
+            assert poll(lambda: not query.isActive, timeout_s), "it did not fail"
+            return str(query.exception())
+        finally:
+            query.stop()
+
+    @property
+    def rows(self) -> list[Any]:
+        return [row for batch in sorted(self.batches) for row in self.batches[batch]]
+
+
+# -- reading -----------------------------------------------------------------------------------
+
+
+def test_every_column_has_its_documented_type(spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str) -> None:
+    assert dict(Job(spark, tmp_path, rabbit, name).load().dtypes) == ALL_COLUMNS
+
+
+def test_the_columns_of_a_message(spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str) -> None:
+    headers = {"text": "ä€", "number": 7, "flag": True, "none": None, "bytes": b"\xff\x00", "table": {"a": [1, "b"]}}
+    rabbit.publish(
+        name,
+        [b"\x00\xff"],
+        ids=["id-1"],
+        headers=headers,
+        correlation_id="c",
+        reply_to="r",
+        content_type="text/plain",
+        type="t",
+        priority=4,
+        timestamp=1_700_000_000,
+        expiration="600000",
+    )
+    job = Job(spark, tmp_path, rabbit, name)
+    job.run(1)
+    row = job.rows[0].asDict()
+    stamps = [row.pop("timestamp"), row.pop("expiration")]
+    assert [stamp.timestamp() for stamp in stamps] == [1_700_000_000, 1_700_000_600]
+    assert row == {
+        "messageId": "id-1",
+        "body": bytearray(b"\x00\xff"),
+        "destination": name,
+        "properties": {
+            "text": "ä€",
+            "number": "7",
+            "flag": "true",
+            "none": None,
+            "bytes": "\\xff\x00",
+            "table": '{"a": [1, "b"]}',
+        },
+        "correlationId": "c",
+        "replyTo": "r",
+        "contentType": "text/plain",
+        "type": "t",
+        "priority": 4,
+        "redelivered": False,
+        "deliveryCount": 1,
+    }
+
+
+def test_a_subset_of_the_columns_in_the_users_order(
+    spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str
+) -> None:
+    rabbit.publish(name, [b"a"], ids=["id-1"])
+    job = Job(spark, tmp_path, rabbit, name)
+    job.schema = "body binary, messageId string"
+    job.run(1)
+    assert [tuple(row) for row in job.rows] == [(bytearray(b"a"), "id-1")]
+
+
+@full_api
+def test_epochs_keep_to_the_limits(spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str) -> None:
+    rabbit.publish(name, bodies(25))
+    job = Job(spark, tmp_path, rabbit, name, maxMessagesPerTrigger=10, numPartitions=3)
+    job.run(25)
+    assert [len(batch) for batch in job.batches.values()] == [10, 10, 5]
+    assert set(job.partitions) == {3}
+
+
+def test_epochs_keep_to_the_limit_in_bytes(spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str) -> None:
+    rabbit.publish(name, [bytes(300_000)] * 7)
+    job = Job(spark, tmp_path, rabbit, name, maxBytesPerTrigger="1m")
+    job.run(7)
+    assert max(map(len, job.batches.values())) == 3
+    assert len(job.rows) == 7
+
+
+def test_a_small_epoch_waits_until_it_is_full_or_late(
+    spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str
+) -> None:
+    rabbit.publish(name, bodies(3))
+    job = Job(spark, tmp_path, rabbit, name, minMessagesPerTrigger=10, maxTriggerDelay="1h")
+    query = job.start()
+    time.sleep(6)
+    assert job.rows == []
+    rabbit.publish(name, bodies(7))
+    assert poll(lambda: len(job.rows) == 10 and total(rabbit, name) == 0, 20)
+    query.stop()
+    late = Job(spark, tmp_path / "late", rabbit, name, minMessagesPerTrigger=10, maxTriggerDelay="2s")
+    rabbit.publish(name, bodies(3))
+    late.run(3)
+    assert len(late.rows) == 3
+
+
+@full_api
+def test_available_now_takes_what_is_there_in_epochs_and_leaves_nothing(
+    spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str
+) -> None:
+    rabbit.publish(name, bodies(25))
+    job = Job(spark, tmp_path, rabbit, name, maxMessagesPerTrigger=10)
+    query = job.start(availableNow=True)
+    assert query.awaitTermination(60)
+    assert [len(batch) for batch in job.batches.values()] == [10, 10, 5]
+    assert total(rabbit, name) == 0
+    again = job.start(availableNow=True)
+    assert again.awaitTermination(60)
+    assert len(job.rows) == 25
+
+
+def test_the_last_epoch_of_an_idle_queue_is_acknowledged(
+    spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str
+) -> None:
+    rabbit.publish(name, bodies(5))
+    job = Job(spark, tmp_path, rabbit, name)
+    query = job.start()
+    assert poll(lambda: len(job.rows) == 5, 40)
+    if _SPARK_VERSION >= (4, 2):
+        assert poll(lambda: total(rabbit, name) == 0, 10)
+    query.stop()
+
+
+def test_a_restart_goes_on_where_it_was(spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str) -> None:
+    sent = rabbit.publish(name, bodies(10))
+    job = Job(spark, tmp_path, rabbit, name)
+    job.run(10)
+    sent += rabbit.publish(name, bodies(10))
+    job.run(20)
+    assert [row.messageId for row in job.rows] == sent
+
+
+def test_a_batch_that_failed_is_replayed_with_the_same_rows(
+    spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str
+) -> None:
+    sent = rabbit.publish(name, bodies(10))
+    seen: list[list[str]] = []
+
+    def break_once(frame: Any, batch: int) -> None:
+        seen.append([row.messageId for row in frame.collect()])
+        if len(seen) == 1:
+            raise RuntimeError("the sink broke")
+
+    frame = Job(spark, tmp_path, rabbit, name).load()
+    for attempt in range(2):
+        query = frame.writeStream.foreachBatch(break_once).option("checkpointLocation", str(tmp_path / "c")).start()
+        assert poll(lambda: len(seen) > attempt, 40)  # noqa: B023
+        poll(lambda: not query.isActive, 5)  # noqa: B023
+        query.stop()
+    assert seen == [sent, sent]
+
+
+def test_a_failed_task_is_tried_again_from_the_same_payload(
+    spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str
+) -> None:
+    rabbit.publish(name, bodies(50))
+    marker = tmp_path / "failed-once"
+
+    def fail_once(batches: Iterator[Any]) -> Iterator[Any]:
+        if not marker.exists():
+            marker.touch()
+            os._exit(1)
+        yield from batches
+
+    job = Job(spark, tmp_path, rabbit, name)
+    counts: list[int] = []
+    frame = job.load().select("messageId").mapInArrow(fail_once, "messageId string")
+    writer = frame.writeStream.foreachBatch(lambda some, _: counts.append(some.count()))
+    query = writer.option("checkpointLocation", str(tmp_path / "c")).start()
+    assert poll(lambda: sum(counts) == 50 or not query.isActive, 60)
+    assert query.exception() is None
+    assert marker.exists()
+    query.stop()
+
+
+@full_api
+def test_the_progress_shows_the_counters(spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str) -> None:
+    rabbit.publish(name, bodies(10), ids=[*(f"id-{number}" for number in range(8)), "id-0", "id-1"])
+    progress = Job(spark, tmp_path, rabbit, name).run(8)
+    counters = json.loads(progress["sources"][0]["latestOffset"])
+    assert counters["received"] == 10
+    assert counters["planned"] == 8
+    assert counters["duplicatesDropped"] == 2
+    assert {"redelivered", "settled", "unacked", "reconnects", "replays", "lost", "backlog"} <= counters.keys()
+
+
+@full_api
+def test_spark_calls_in_the_order_the_test_engine_does(spark: Any, tmp_path: Path) -> None:
+    from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+
+    log = tmp_path / "calls"
+
+    class Reader(DataSourceStreamReader):
+        def initialOffset(self) -> dict[str, int]:
+            return {"n": 0}
+
+        def latestOffset(self, start: Any, limit: Any) -> dict[str, int]:
+            n = min(start["n"] + 1, 3)
+            if n != start["n"]:
+                self.note(f"latest {start['n']}")
+            return {"n": n}
+
+        def partitions(self, start: Any, end: Any) -> list[InputPartition]:
+            self.note(f"partitions {start['n']} {end['n']}")
+            return [InputPartition(end["n"])]
+
+        def commit(self, end: Any) -> None:
+            self.note(f"commit {end['n']}")
+
+        def read(self, partition: InputPartition) -> Iterator[tuple[int]]:
+            yield (partition.value,)
+
+        def note(self, text: str) -> None:
+            with log.open("a") as file:
+                file.write(text + "\n")
+
+    class Source(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "call_order"
+
+        def schema(self) -> str:
+            return "n int"
+
+        def streamReader(self, schema: Any) -> Reader:
+            return Reader()
+
+    spark.dataSource.register(Source)
+    query = spark.readStream.format("call_order").load().writeStream.format("noop")
+    query = query.option("checkpointLocation", str(tmp_path / "c")).start()
+    assert poll(lambda: log.exists() and "partitions 2 3" in log.read_text(), 60)
+    query.stop()
+    calls = list(dict.fromkeys(log.read_text().splitlines()))
+    expected = ["latest 0", "partitions 0 1", "latest 1", "commit 1", "partitions 1 2"]
+    assert calls[:5] == expected
+
+
+@pytest.mark.parametrize("guarantee", ["at-least-once", "none"])
+def test_the_lower_guarantees_need_no_ids(
+    spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str, guarantee: str
+) -> None:
+    rabbit.publish(name, bodies(10), ids=[None] * 10)
+    job = Job(spark, tmp_path, rabbit, name, guarantee=guarantee)
+    job.run(10)
+    assert [bytes(row.body) for row in job.rows] == bodies(10)
+    assert {row.messageId for row in job.rows} == {None}
+    if _SPARK_VERSION >= (4, 2) or guarantee == "none":
+        assert poll(lambda: total(rabbit, name) == 0, 10)
+
+
+# -- IDs and odd messages ----------------------------------------------------------------------
+
+
+def test_odd_messages_become_correct_rows(spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str) -> None:
+    ids = ["", "a\nb\0c", "x" * 255, "plain"]
+    rabbit.publish(name, [b"", b"two", b"three", bytes(1_000)], ids=["empty-body", *ids[1:]])
+    job = Job(spark, tmp_path, rabbit, name)
+    job.run(4)
+    assert [row.messageId for row in job.rows] == ["empty-body", *ids[1:]]
+    assert [len(row.body) for row in job.rows] == [0, 3, 5, 1_000]
+
+
+def test_a_body_of_50_megabytes(spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str) -> None:
+    big = os.urandom(1 << 20) * 50
+    rabbit.publish(name, [b"before", big, b"after"])
+    job = Job(spark, tmp_path, rabbit, name)
+    job.run(3, timeout_s=90)
+    assert [len(row.body) for row in job.rows] == [6, 50 << 20, 5]
+    assert bytes(job.rows[1].body) == big
+
+
+def test_an_id_of_a_megabyte(spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str) -> None:
+    ids = ["a" * (1 << 16) + str(number) for number in range(3)]
+    for value in [*ids, ids[0]]:
+        # The table of headers has to fit into one frame of 128 KiB.
+        rabbit.publish(name, [b"x"], headers={"key": value})
+    job = Job(spark, tmp_path, rabbit, name, messageIdFrom="property:key")
+    job.run(3)
+    time.sleep(1)
+    assert [row.messageId for row in job.rows] == ids
+    offsets = [file.read_text() for file in (tmp_path / "checkpoint" / "offsets").glob("[0-9]*")]
+    assert max(map(len, offsets)) < 5_000
+
+
+def test_a_message_without_an_id_fails_in_words_and_stays(
+    spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str
+) -> None:
+    rabbit.publish(name, bodies(2), ids=["id-1", None])
+    text = Job(spark, tmp_path, rabbit, name).fail()
+    for word in (name, "messageIdFrom='message-id'", "onMissingMessageId"):
+        assert word in text
+    assert poll(lambda: rabbit.counts(name).ready == 2, 10)
+
+
+def test_a_message_without_an_id_gets_the_hash_of_its_body(
+    spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str
+) -> None:
+    rabbit.publish(name, [b"a", b"b", b"a"], ids=["id-1", None, None])
+    job = Job(spark, tmp_path, rabbit, name, onMissingMessageId="body-hash")
+    job.run(3)
+    assert job.rows[0].messageId == "id-1"
+    assert len({row.messageId for row in job.rows}) == 3
+
+
+def test_a_message_without_an_id_is_rejected_to_the_dead_letters(
+    spark: Any, rabbit: RabbitNode, tmp_path: Path
+) -> None:
+    queue, dead = f"reject-{uuid.uuid4().hex[:8]}", f"dead-{uuid.uuid4().hex[:8]}"
+    rabbit.declare(dead)
+    rabbit.declare(queue, arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead})
+    rabbit.publish(queue, bodies(3), ids=["id-1", None, "id-3"])
+    job = Job(spark, tmp_path, rabbit, queue, onMissingMessageId="reject")
+    job.run(2)
+    assert [row.messageId for row in job.rows] == ["id-1", "id-3"]
+    assert poll(lambda: rabbit.counts(dead).ready == 1, 10)
+
+
+@pytest.mark.parametrize("source", ["correlation-id", "property:order", "body-hash"])
+def test_ids_from_elsewhere_drop_duplicates(
+    spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str, source: str
+) -> None:
+    for key in ("1", "2", "1"):
+        rabbit.publish(name, [key.encode()], headers={"order": key}, correlation_id=key)
+    job = Job(spark, tmp_path, rabbit, name, messageIdFrom=source)
+    job.run(2)
+    assert [bytes(row.body) for row in job.rows] == [b"1", b"2"]
+
+
+# -- mistakes ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"colour": "red"}, ["colour", "unknown"]),
+        ({"guarantee": "maybe"}, ["guarantee", "maybe", "exactly-once"]),
+        ({"broker": "kafka"}, ["broker", "kafka", "rabbitmq"]),
+        ({"topic": "t"}, ["topic", "queue"]),
+        ({"prefetch": "70000"}, ["prefetch", "70000", "65535"]),
+        ({"replayTimeout": "soon"}, ["replayTimeout", "soon", "30s"]),
+    ],
+)
+def test_a_wrong_option_is_an_error_of_load(
+    spark: Any, rabbit: RabbitNode, tmp_path: Path, options: dict[str, str], words: list[str]
+) -> None:
+    from pyspark.errors import AnalysisException
+
+    job = Job(spark, tmp_path, rabbit, "any")
+    job.options |= options
+    with pytest.raises(AnalysisException) as wrong:
+        job.load()
+    for word in words:
+        assert word in str(wrong.value)
+
+
+def test_a_wrong_password_fails_at_once_without_showing_it(
+    spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str
+) -> None:
+    job = Job(spark, tmp_path, rabbit, name, password="s3cr3t-pw", username="guest")
+    began = time.monotonic()
+    text = job.fail()
+    assert time.monotonic() - began < 25
+    assert "refused the login of user 'guest'" in text
+    assert "s3cr3t-pw" not in text
+
+
+def test_an_unknown_queue_or_virtual_host_fails_in_words(
+    spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str
+) -> None:
+    text = Job(spark, tmp_path, rabbit, "no-such-queue").fail()
+    assert "queue 'no-such-queue' does not exist in virtual host '/'" in text
+    job = Job(spark, tmp_path / "2", rabbit, name)
+    job.options["url"] = rabbit.url() + "nowhere"
+    assert "virtual host 'nowhere'" in job.fail()
+
+
+def test_a_broker_that_is_away_fails_within_the_connect_timeout(
+    spark: Any, rabbit: RabbitNode, tmp_path: Path
+) -> None:
+    from pyspark_mq.brokers.process import free_port
+
+    job = Job(spark, tmp_path, rabbit, "any", connectTimeout="2s")
+    job.options["url"] = f"amqp://u:s3cr3t-pw@127.0.0.1:{free_port()}/"
+    text = job.fail()
+    assert "connectTimeout=2s" in text
+    assert "s3cr3t-pw" not in text
+
+
+def test_a_checkpoint_of_another_queue_is_refused(
+    spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str
+) -> None:
+    rabbit.publish(name, bodies(3))
+    Job(spark, tmp_path, rabbit, name).run(3)
+    other = f"{name}-other"
+    rabbit.declare(other)
+    rabbit.publish(other, bodies(3))
+    text = Job(spark, tmp_path, rabbit, other).fail()
+    assert f"queue '{name}'" in text
+    assert f"queue '{other}'" in text
+    assert "checkpointLocation" in text
+    assert poll(lambda: rabbit.counts(other).ready == 3, 10)
+    rabbit.delete(other)
+
+
+def test_a_checkpoint_of_another_broker_is_refused(
+    spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str
+) -> None:
+    rabbit.publish(name, bodies(3))
+    Job(spark, tmp_path, rabbit, name).run(3)
+    with RabbitNode() as other:
+        other.declare(name)
+        other.publish(name, bodies(3))
+        text = Job(spark, tmp_path, other, name).fail()
+        assert "the checkpoint was written with broker" in text
+        assert poll(lambda: other.counts(name).ready == 3, 10)
+
+
+def test_an_offset_edited_by_hand_is_refused(spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str) -> None:
+    rabbit.publish(name, bodies(3))
+    Job(spark, tmp_path, rabbit, name).run(3)
+    log = tmp_path / "checkpoint" / "offsets"
+    newest = max((file for file in log.iterdir() if file.name.isdigit()), key=lambda file: int(file.name))
+    newest.write_text(newest.read_text().replace('"epoch": 1', '"epoch": 7').replace('"epoch":1', '"epoch":7'))
+    (log / f".{newest.name}.crc").unlink()
+    text = Job(spark, tmp_path, rabbit, name).fail()
+    assert "was changed after it was written" in text
+
+
+def test_a_queue_deleted_under_the_query_is_named(
+    spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str
+) -> None:
+    rabbit.publish(name, bodies(3))
+    job = Job(spark, tmp_path, rabbit, name)
+    query = job.start()
+    assert poll(lambda: len(job.rows) == 3, 40)
+    rabbit.delete(name)
+    assert poll(lambda: not query.isActive, 20)
+    assert f"queue '{name}' does not exist" in str(query.exception())
+
+
+def test_a_full_disk_at_the_broker_does_not_stop_reading(spark: Any, tmp_path: Path) -> None:
+    with RabbitNode() as full:
+        full.declare("q")
+        full.publish("q", bodies(20))
+        full.ctl("set_disk_free_limit", "900GB")
+        connection = pika.BlockingConnection(
+            pika.ConnectionParameters("127.0.0.1", full.port, blocked_connection_timeout=2)
+        )
+        channel = connection.channel()
+        channel.basic_publish("", "q", b"blocked")
+        with pytest.raises(pika.exceptions.ConnectionBlockedTimeout):
+            connection.process_data_events(time_limit=10)
+        job = Job(spark, tmp_path, full, "q")
+        job.run(20)
+        assert len(job.rows) == 20
+
+
+def test_a_schema_with_an_unknown_column_fails_in_words(
+    spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str
+) -> None:
+    job = Job(spark, tmp_path, rabbit, name)
+    job.schema = "payload binary"
+    assert "payload" in job.fail()
+
+
+def test_reading_without_a_stream_is_refused_in_words(spark: Any, rabbit: RabbitNode, tmp_path: Path) -> None:
+    job = Job(spark, tmp_path, rabbit, "any")
+    with pytest.raises(Exception, match="readStream"):
+        spark.read.format("mq").options(**job.options).load().collect()
+
+
+def test_no_password_reaches_checkpoint_plan_or_log(
+    rabbit: RabbitNode, tmp_path: Path, name: str
+) -> None:
+    # In a process of its own, so that everything Spark writes at its most talkative is seen.
+    rabbit.ctl("add_user", "walter", "s3cr3t-pw")
+    rabbit.ctl("set_permissions", "walter", ".*", ".*", ".*")
+    rabbit.publish(name, bodies(5))
+    program = f"""
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+spark.sparkContext.setLogLevel("DEBUG")
+df = (spark.readStream.format("mq").option("broker", "rabbitmq").option("queue", "{name}")
+      .option("url", "amqp://walter:s3cr3t-pw@127.0.0.1:{rabbit.port}/").load())
+df.explain(True)
+q = df.writeStream.foreachBatch(lambda f, i: f.collect()).option("checkpointLocation", r"{tmp_path}/c").start()
+import time
+time.sleep(12)
+print("ROWS", sum(p["numInputRows"] for p in q.recentProgress), q.lastProgress, q.status)
+q.explain(True)
+q.stop()
+"""
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert "ROWS 5" in done.stdout, done.stderr[-3000:]
+    for file in (tmp_path / "c").rglob("*"):
+        assert not file.is_file() or b"s3cr3t-pw" not in file.read_bytes()
+    leaks = [line for line in (done.stdout + done.stderr).splitlines() if "s3cr3t-pw" in line]
+    assert leaks == []

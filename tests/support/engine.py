@@ -1,0 +1,262 @@
+"""Spark's side of the protocol in two hundred lines, so that a crash can be put exactly where it hurts.
+
+The order of calls is that of ``MicroBatchExecution.scala``, and ``tests/integration/test_spark.py``
+checks it against the installed Spark. What survives a crash (offset log, commit log, sink) is in the
+:class:`Engine`; what does not (the reader and its connection) is in a process that is really killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from enum import Enum, auto
+from pathlib import Path
+from typing import Any
+
+__all__ = ["At", "Crashed", "Engine", "ReaderError", "ReaderProcess"]
+
+_ROOT = Path(__file__).resolve().parent.parent.parent
+_ANSWER_TIMEOUT_S = 60.0
+
+
+class At(Enum):
+    """Where a driver can die within one trigger."""
+
+    BEFORE_OFFSET_LOG = auto()
+    AFTER_OFFSET_LOG = auto()
+    AFTER_SINK = auto()
+    AFTER_COMMIT_LOG = auto()
+
+
+class Crashed(Exception):
+    """The reader's process was killed where the test wanted it."""
+
+
+class ReaderError(Exception):
+    """The reader raised an error: what Spark shows as the query's exception."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        self.kind = kind
+        super().__init__(f"{kind}: {text}")
+
+
+class ReaderProcess:
+    """One reader in a process of its own.
+
+    Args:
+        options: of the source.
+        through_parent: start it through a parent that can be killed alone, as a JVM can.
+    """
+
+    def __init__(self, options: dict[str, str], *, through_parent: bool = False) -> None:
+        command = [sys.executable, "-m", "tests.support.reader_process"]
+        if through_parent:
+            # The shell stays: it has a second command to run.
+            command = ["/bin/sh", "-c", '"$@"; exit $?', "parent", *command]
+        environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=_ROOT,
+            env=environment,
+            start_new_session=True,
+        )
+        self._send(options)
+
+    def call(self, name: str, *arguments: Any, timeout_s: float = _ANSWER_TIMEOUT_S) -> Any:
+        """Call a method of the reader and wait for what it returns."""
+        self.begin(name, *arguments)
+        return self.answer(timeout_s)
+
+    def begin(self, name: str, *arguments: Any) -> None:
+        """Call a method and do not wait."""
+        self._send((name, list(arguments)))
+
+    def answer(self, timeout_s: float = _ANSWER_TIMEOUT_S) -> Any:
+        """What the last call returned."""
+        stdout = self._process.stdout
+        assert stdout is not None
+        if not select.select([stdout], [], [], timeout_s)[0]:
+            raise TimeoutError(f"no answer within {timeout_s:g} s")
+        try:
+            kind, value = pickle.load(stdout)
+        except EOFError:
+            raise Crashed from None
+        if kind == "error":
+            raise ReaderError(*value)
+        return value
+
+    def _send(self, value: Any) -> None:
+        stdin = self._process.stdin
+        assert stdin is not None
+        pickle.dump(value, stdin)
+        stdin.flush()
+
+    def pids(self) -> list[int]:
+        """All its processes, the parent first."""
+        import psutil
+
+        with contextlib.suppress(psutil.NoSuchProcess):
+            children = psutil.Process(self._process.pid).children(recursive=True)
+            return [self._process.pid, *(child.pid for child in children)]
+        return []
+
+    def kill_parent(self) -> int:
+        """Kill the parent alone; the pid of the reader."""
+        parent, reader = self.pids()
+        os.kill(parent, signal.SIGKILL)
+        self._process.wait()
+        return reader
+
+    def kill(self) -> None:
+        """SIGKILL to all of it: the kernel closes the connection, nobody says goodbye."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+
+class Engine:
+    """Offset log, commit log and an idempotent sink; micro-batches one by one.
+
+    Attributes:
+        sink: batch -> IDs of its rows; a batch that is there already is not written again.
+        rows: all rows of the sink.
+        replays: batches that were asked for again after a crash.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.options = {"broker": "rabbitmq", **{name: str(value) for name, value in options.items()}}
+        self._offsets: dict[int, str] = {}
+        self._committed = -1
+        self._initial: str | None = None
+        self.sink: dict[int, list[str]] = {}
+        self.rows: list[dict[str, Any]] = []
+        self.replays = 0
+        self._reader: ReaderProcess | None = None
+        #: Called after the offset log was written and before the batch runs.
+        self.between: Callable[[], None] = lambda: None
+
+    # -- the process
+
+    @property
+    def reader(self) -> ReaderProcess:
+        """The process of the reader, started when it is first needed."""
+        if self._reader is None:
+            self._reader = ReaderProcess(self.options)
+        return self._reader
+
+    def crash(self) -> None:
+        """Kill the reader's process; what Spark has written stays."""
+        if self._reader is not None:
+            self._reader.kill()
+        self._reader = None
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.crash()
+
+    # -- micro-batches
+
+    def trigger(self, crash: At | None = None) -> int:
+        """One trigger; how many rows it had, 0 if there was nothing new.
+
+        Args:
+            crash: kill the reader there.
+
+        Raises:
+            Crashed: it was killed.
+        """
+        batch = self._committed + 1
+        if batch not in self._offsets:
+            if not self._plan(batch, crash):
+                return 0
+            self._die_if(crash, At.AFTER_OFFSET_LOG)
+        else:
+            self.replays += 1
+        self.between()
+        return self._run(batch, crash)
+
+    def batch(self, crash: At | None = None, timeout_s: float = 20.0) -> int:
+        """Trigger, as Spark does without a pause, until there is a batch; its rows.
+
+        Raises:
+            Crashed: it was killed where `crash` says.
+        """
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            rows = self.trigger(crash)
+            if rows:
+                return rows
+        raise TimeoutError(f"no batch within {timeout_s:g} s")
+
+    def _start(self, batch: int) -> str:
+        if batch > 0:
+            return self._offsets[batch - 1]
+        if self._initial is None:
+            self._initial = self.reader.call("initialOffset")
+        return self._initial
+
+    def _plan(self, batch: int, crash: At | None) -> bool:
+        start = self._start(batch)
+        end = self.reader.call("latestOffset", start, None)
+        if end == start:
+            return False
+        self._die_if(crash, At.BEFORE_OFFSET_LOG)
+        self._offsets[batch] = end
+        if batch > 0:
+            self.reader.call("commit", start)
+        return True
+
+    def _run(self, batch: int, crash: At | None) -> int:
+        rows = self.reader.call("rows", self._start(batch), self._offsets[batch])
+        ids = [row["messageId"] for row in rows]
+        if batch in self.sink:
+            assert self.sink[batch] == ids, "the replay is not the same batch"
+        else:
+            self.sink[batch] = ids
+            self.rows += rows
+        self._die_if(crash, At.AFTER_SINK)
+        self._committed = batch
+        self._die_if(crash, At.AFTER_COMMIT_LOG)
+        return len(rows)
+
+    def _die_if(self, wanted: At | None, here: At) -> None:
+        if wanted is here:
+            self.crash()
+            raise Crashed
+
+    def drain(self, messages: int, timeout_s: float = 60.0) -> None:
+        """Trigger until the sink has so many rows, then until everything is settled."""
+        deadline = time.monotonic() + timeout_s
+        while sum(map(len, self.sink.values())) < messages:
+            self.trigger()
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{len(self.output)} of {messages} rows within {timeout_s:g} s")
+        while self.trigger():
+            pass
+
+    @property
+    def output(self) -> list[str]:
+        """IDs of all rows in the sink, in order."""
+        return [key for batch in sorted(self.sink) for key in self.sink[batch]]
+
+    def counters(self) -> dict[str, int]:
+        """What the reader reports for the query's progress."""
+        import json
+
+        report: dict[str, int] = json.loads(self.reader.call("reportLatestOffset"))
+        return report
