@@ -47,7 +47,11 @@ class OptionError(ConfigurationError):
 
     def __init__(self, option: str, problem: str) -> None:
         self.option = option
+        self._problem = problem
         super().__init__(f"option '{option}': {problem}")
+
+    def __reduce__(self) -> tuple[type[OptionError], tuple[str, str]]:
+        return OptionError, (self.option, self._problem)
 
 
 class SchemaError(ConfigurationError):
@@ -103,6 +107,9 @@ class DataLossError(MqError):
         self.epoch = epoch
         self.missing = tuple(missing)
         super().__init__(text)
+
+    def __reduce__(self) -> tuple[type[DataLossError], tuple[str, int, Sequence[str], str]]:
+        return DataLossError, (self.queue, self.epoch, self.missing, str(self))
 
 
 class InternalError(MqError):

@@ -209,9 +209,7 @@ class Ledger(Generic[K, P]):
         """A connection is up; its deliveries will come under this number, never used before."""
         self._sessions[session] = {}
 
-    def deliver(
-        self, session: int, tags: Sequence[int], keys: Sequence[K], payloads: Sequence[P]
-    ) -> Settlement | None:
+    def deliver(self, session: int, tags: Sequence[int], keys: Sequence[K], payloads: Sequence[P]) -> Settlement | None:
         """Take in deliveries of one session, in the order of arrival.
 
         Args:
@@ -463,9 +461,7 @@ class Ledger(Generic[K, P]):
         excess = len(self._done) - self._window - protected
         if excess <= 0:
             return
-        evicted = [
-            key for key, batch in islice(self._done.items(), excess) if batch.number not in self._carried
-        ]
+        evicted = [key for key, batch in islice(self._done.items(), excess) if batch.number not in self._carried]
         for key in evicted:
             step(State.SETTLED, Event.EXPIRE)
             del self._done[key]

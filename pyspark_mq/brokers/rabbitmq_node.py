@@ -196,9 +196,7 @@ class RabbitNode(Node):
             raise NodeError(f"{source.strip()} in RabbitMQ failed: {answer}")
         return answer.removeprefix("{ok, ").removesuffix("}")
 
-    def declare(
-        self, queue: str, *, quorum: bool = False, arguments: Mapping[str, Any] | None = None
-    ) -> None:
+    def declare(self, queue: str, *, quorum: bool = False, arguments: Mapping[str, Any] | None = None) -> None:
         """Declare a durable queue, on disk on return.
 
         Nothing happens when there is one with the same properties.
@@ -355,9 +353,7 @@ class RabbitNode(Node):
 
     def _environment(self) -> dict[str, str]:
         # What the caller has set for other nodes must not reach this one.
-        inherited = {
-            name: value for name, value in os.environ.items() if not name.startswith(("RABBITMQ_", "ERL_"))
-        }
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("RABBITMQ_", "ERL_"))}
         return inherited | {
             "HOME": str(self._home),
             "ERL_CRASH_DUMP_BYTES": "0",

@@ -34,9 +34,7 @@ class PublishError(NodeError):
         super().__init__(f"publishing to {queue!r} ended after {confirmed} confirmations: {reason}")
 
 
-def publish_confirmed(
-    parameters: Any, queue: str, messages: Iterable[tuple[bytes, Any]], *, timeout_s: float
-) -> None:
+def publish_confirmed(parameters: Any, queue: str, messages: Iterable[tuple[bytes, Any]], *, timeout_s: float) -> None:
     """Publish (body, pika properties) to a queue; returns when all are confirmed.
 
     Args:

@@ -195,9 +195,7 @@ def _encode_counted(members: list[str]) -> bytes:
         steps.append(number - last[index])
         last[index] = number
     table = _encode_texts(list(prefixes))
-    return b"".join(
-        [len(prefixes).to_bytes(4, "big"), table, _planes(_little(indices), 4), _planes(_little(steps), 8)]
-    )
+    return b"".join([len(prefixes).to_bytes(4, "big"), table, _planes(_little(indices), 4), _planes(_little(steps), 8)])
 
 
 def _decode_counted(count: int, reader: _Reader) -> list[Key]:

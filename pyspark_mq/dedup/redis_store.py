@@ -29,8 +29,8 @@ __all__ = ["RedisStore"]
 
 T = TypeVar("T")
 
-_TIMEOUT_S = 10.0
-_RETRIES = 5
+_TIMEOUT_S = 5.0
+_RETRIES = 3
 #: Members in one command: bounds the size of a request to some hundred kilobytes.
 _CHUNK = 10_000
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import re
 import socket
 import ssl
 import time
@@ -30,7 +31,6 @@ from pika.exceptions import (
     ChannelClosedByBroker,
     ConnectionClosedByBroker,
     IncompatibleProtocolError,
-    InvalidFieldTypeException,
     ProbableAccessDeniedError,
     ProbableAuthenticationError,
 )
@@ -53,7 +53,15 @@ Raw = tuple[Any, Any, bytes]  #: (pika.spec.Basic.Deliver, pika.BasicProperties,
 
 _MICROSECONDS = 1_000_000
 _INT64_MAX = 2**63 - 1
+_INT32_MAX = 2**31 - 1
 _CLOSE_TIMEOUT_S = 1.0
+#: What pika makes of an exception in its own decoder: it ends the connection, keeps the words and
+#: throws the exception away. Such a message would do the same to every connection to come.
+_UNREADABLE = re.compile(
+    r"Stream connection lost: "
+    r"((?:ValueError|OverflowError|UnicodeDecodeError|InvalidFieldTypeException|KeyError|IndexError|error)\(.*)",
+    re.DOTALL,
+)
 
 
 # -- columns ----------------------------------------------------------------------------------
@@ -90,9 +98,7 @@ def _utc(moment: datetime) -> datetime:
 
 def _properties(raws: Sequence[Raw]) -> list[list[tuple[str, str | None]] | None]:
     return [
-        [(_text(name) or "", _text(value)) for name, value in raw[1].headers.items()]
-        if raw[1].headers
-        else []
+        [(_text(name) or "", _text(value)) for name, value in raw[1].headers.items()] if raw[1].headers else []
         for raw in raws
     ]
 
@@ -123,7 +129,8 @@ def _delivery_count(raw: Raw) -> int | None:
     # Quorum queues count the deliveries before this one (header x-delivery-count, absent at
     # first); classic queues only say that there was one.
     count = properties.headers.get("x-delivery-count") if properties.headers else None
-    if isinstance(count, int):
+    # On a classic queue a producer may have put anything there.
+    if isinstance(count, int) and not isinstance(count, bool) and 0 <= count < _INT32_MAX:
         return int(count) + 1
     return None if method.redelivered else 1
 
@@ -391,8 +398,7 @@ class Amqp091Consumer(Consumer):
                 )
             if cause.reply_code == 403:
                 return DestinationError(
-                    f"{destination} at {url} is not for this user or is in exclusive use by another "
-                    f"consumer ({reason})"
+                    f"{destination} at {url} is not for this user or is in exclusive use by another consumer ({reason})"
                 )
             if cause.reply_code == 406:
                 return DestinationError(
@@ -466,21 +472,23 @@ class Amqp091Consumer(Consumer):
         timer = self._loop.call_later(timeout_s, self._loop.stop)
         try:
             self._loop.start()
-        except InvalidFieldTypeException as wrong:
-            raise MessageError(
-                f"{self.connection.destination} holds a message with a header of a type that pika "
-                f"cannot read ({wrong}); remove the message, it was not acknowledged"
-            ) from wrong
-        except (AMQPConnectionError, OSError, ValueError, AttributeError) as lost:
+        except (AMQPConnectionError, OSError, ValueError, AttributeError) as error:
             # pika raises plain errors on a connection it has not noticed to be dead.
-            raise SessionLostError(_reason(lost)) from lost
+            self._ended(error)
         finally:
             self._loop.remove_timeout(timer)
         self._raise_if_ended()
 
     def _raise_if_ended(self) -> None:
-        if self._end is not None:
-            raise SessionLostError(_reason(self._end))
+        if self._end is None:
+            return
+        unreadable = _UNREADABLE.match(str(self._end))
+        if unreadable is not None:
+            raise MessageError(
+                f"{self.connection.destination} holds a message that pika cannot read ({unreadable[1]}), for example "
+                "for a header with a date after the year 9999; remove the message, it was not acknowledged"
+            )
+        raise SessionLostError(_reason(self._end))
 
     def _ended(self, error: object) -> None:
         if self._end is None:

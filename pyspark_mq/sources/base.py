@@ -65,7 +65,8 @@ class Tls:
             context.verify_mode = ssl.CERT_NONE
         if self.cert_file is not None:
             try:
-                context.load_cert_chain(self.cert_file, self.key_file)
+                # The callback keeps OpenSSL from asking on the terminal for an encrypted key.
+                context.load_cert_chain(self.cert_file, self.key_file, password=lambda: b"")
             except (OSError, ssl.SSLError) as wrong:
                 text = f"{self.cert_file!r} with tls.keyFile {self.key_file!r} cannot be used: {wrong}"
                 raise OptionError("tls.certFile", text) from None

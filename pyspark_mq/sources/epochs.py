@@ -51,16 +51,22 @@ _LOG = logging.getLogger("pyspark_mq")
 #: How long an idle `latest` waits for the first message. Spark asks again at once, some ninety
 #: times a second otherwise, and each time passes the whole offset to and fro.
 _IDLE_WAIT_S = 0.1
+#: A replay whose window is full of other messages for so long has the window opened.
+_REPLAY_GAP_S = 1.0
+#: How long a bounded run that finds an empty queue makes sure of it.
+_LEADER_WAIT_S = 1.0
 #: How long the first messages of a queue that is not empty are waited for.
 _FIRST_WAIT_S = 2.0
 #: While a backlog waits at the broker an epoch is filled for at most this long. A trigger costs
 #: Spark 0.2-0.3 s whatever its size, so larger epochs make a backlog end sooner.
-_FILL_MAX_S = 2.0
+_FILL_MAX_S = 3.0
 #: ... and only while messages keep coming.
-_FILL_GAP_S = 0.1
+_FILL_GAP_S = 0.2
+#: ... looked at so often: each look takes the interpreter away from the receiving thread.
+_FILL_STEP_S = 0.05
 _STEP_S = 0.005
 _DEPTH_AGE_MAX_S = 0.25
-#: Un-acknowledged messages asked for until the first epoch after a (re)start is committed, beyond
+#: Un-acknowledged messages asked for until the first epoch after a restart is committed, beyond
 #: those expected again. Each end of a session counts towards the delivery limit of everything that
 #: was handed out, so a job that crashes at once should not age its whole queue.
 _CAREFUL_WINDOW = 2_000
@@ -137,9 +143,7 @@ class EpochSource:
         store: where settled IDs are shared, beyond the checkpoint.
     """
 
-    def __init__(
-        self, settings: Settings, make_consumer: type[Consumer], store: SeenStore | None = None
-    ) -> None:
+    def __init__(self, settings: Settings, make_consumer: type[Consumer], store: SeenStore | None = None) -> None:
         self._settings = settings
         self._decoder = make_consumer.decoder
         self._exact = settings.guarantee is Guarantee.EXACTLY_ONCE
@@ -155,17 +159,18 @@ class EpochSource:
         ]
         self._live: dict[int, tuple[Receiver, Consumer]] = {}
         self._windows: dict[int, int] = {}
-        self._first_window = min(settings.prefetch, _CAREFUL_WINDOW)
+        self._first_window = self._careful_window()
         self._failure: Exception | None = None
         self._started = False
         self._first_call = True
         self._adopted = False
+        self._blind = False
         self._last = Position(0)
         self._payloads: dict[int, list[Any]] = {}
         self._payload_bytes: dict[int, int] = {}
         self._identity = ""
         self._buffered_bytes = 0
-        self._last_arrival_s = 0.0
+        self._last_sign_s = 0.0
         self._waiting_since_s: float | None = None
         self._ready_at_first: int | None = None
         self._to_go: int | None = None
@@ -175,13 +180,24 @@ class EpochSource:
 
     def initial(self) -> Position:
         """The position of a new query. Opens nothing."""
-        self._adopted = True
+        if not self._adopted:
+            self._adopted = True
+            # No restart, so no crash loop either.
+            self._first_window = self._settings.prefetch
         return Position(0)
 
     def bound(self) -> None:
         """From now on take only what the queue holds at this moment (`Trigger.AvailableNow`)."""
         self._start()
         self._await_sessions()
+        deadline = time.monotonic() + _LEADER_WAIT_S
+        while self._ready_at_first == 0 and time.monotonic() < deadline:
+            # A quorum queue that has no leader at the moment says that it is empty.
+            self._refresh_depth()
+            self._wait(_IDLE_WAIT_S)
+            self._pump()
+            waiting = sum(len(consumer.inbox) for _, consumer in self._live.values())
+            self._ready_at_first = waiting + self._newest_depth()
         self._to_go = self._ready_at_first
 
     def latest(self, start: Position | None, limit: Limit) -> Position:
@@ -198,6 +214,7 @@ class EpochSource:
             self.commit(start)
             if start.epoch < self._last.epoch:
                 return self._last  # planned before and never begun: it stays as it was written
+        self._blind = start is None
         self._start()
         if self._first_call:
             self._first_call = False
@@ -276,8 +293,7 @@ class EpochSource:
     def counters(self) -> dict[str, int]:
         """What a user sees in the query's progress (rule 8)."""
         counted = self._ledger.counters
-        depths = [r for r in self._receivers if r.depth is not None]
-        report = {
+        return {
             "received": counted.received,
             "redelivered": self._redelivered,
             "duplicatesDropped": counted.duplicates_dropped,
@@ -292,11 +308,13 @@ class EpochSource:
             "replays": counted.replays,
             "lost": counted.lost,
             "carried": self._ledger.expected,
+            "backlog": self._newest_depth(),
         }
-        if depths:
-            newest = max(depths, key=lambda receiver: receiver.depth_at_s)
-            report["backlog"] = newest.depth.ready if newest.depth is not None else 0
-        return report
+
+    def _newest_depth(self) -> int:
+        """Messages waiting at the broker, by what it said last; 0 if it tells nothing."""
+        told = max(self._receivers, key=lambda receiver: receiver.depth_at_s).depth
+        return 0 if told is None else told.ready
 
     # -- restart -------------------------------------------------------------------------------
 
@@ -311,6 +329,8 @@ class EpochSource:
         if self._exact:
             for text in (*start.carried, start.planned):
                 self._restore_committed(text)
+        if not self._live:
+            self._first_window = self._careful_window()
 
     def _restore_committed(self, text: str) -> None:
         keys = _decode(text, self._settings.connection)
@@ -331,7 +351,8 @@ class EpochSource:
             self._restore_committed(text)
         keys = _decode(end.planned, self._settings.connection)
         self._ledger.restore_planned(end.epoch, keys, end.planned)
-        self._first_window = self._careful_window()
+        if not self._live:
+            self._first_window = self._careful_window()
         self._start()
         self._await_replay(end.epoch)
 
@@ -357,7 +378,8 @@ class EpochSource:
     def _open_window_for_replay(self, missing: int) -> None:
         """Ask for more if everything handed out is something else (a priority queue, say)."""
         for session, (receiver, consumer) in self._live.items():
-            if consumer.inbox or self._ledger.unacked_in(session) < self._windows[session]:
+            full = self._ledger.unacked_in(session) >= self._windows[session]
+            if not full or consumer.inbox or time.monotonic() - self._last_sign_s < _REPLAY_GAP_S:
                 continue
             _LOG.warning(
                 "%s: %d planned messages are not among the first %d handed out; asking for more",
@@ -444,13 +466,16 @@ class EpochSource:
             self._read(letter)
         if self._failure is not None:
             raise self._failure
-        for session, (_, consumer) in self._live.items():
-            self._drain(session, consumer)
+        if self._adopted or self._blind:
+            # Not before: until Spark has shown what is planned and committed, nobody knows it here.
+            for session, (_, consumer) in self._live.items():
+                self._drain(session, consumer)
         now = time.monotonic()
         if self._all_live():
             self._ledger.start_clock(now + self._redelivery_wait_s())
         self._ledger.expire(now)
-        self._first_window = self._careful_window()
+        if self._live:
+            self._first_window = self._careful_window()
         self._bound_bytes(bounded)
 
     def _read(self, letter: Opened | Lost | Confirmed | Failed) -> None:
@@ -467,7 +492,8 @@ class EpochSource:
             self._forget(letter.session)
             self._reconnects += 1
         elif isinstance(letter, Confirmed):
-            self._ledger.confirm(letter.number, letter.session, time.monotonic())
+            self._last_sign_s = time.monotonic()
+            self._ledger.confirm(letter.number, letter.session, self._last_sign_s)
         else:
             self._failure = letter.error
 
@@ -519,7 +545,7 @@ class EpochSource:
         raws = [inbox.popleft() for _ in range(len(inbox))]
         if not raws:
             return
-        self._last_arrival_s = time.monotonic()
+        self._last_sign_s = time.monotonic()
         size = self._bytes(raws)
         consumer.bytes_taken += size
         self._buffered_bytes += size
@@ -648,16 +674,19 @@ class EpochSource:
     def _fill(self, limit: Limit) -> None:
         """Let the epoch grow while a backlog keeps flowing in."""
         began = time.monotonic()
-        while self._could_grow(limit) and time.monotonic() - began < _FILL_MAX_S:
-            time.sleep(_STEP_S)
+        while self._could_grow(limit, began) and time.monotonic() - began < _FILL_MAX_S:
+            time.sleep(_FILL_STEP_S)
             self._pump()
 
-    def _could_grow(self, limit: Limit) -> bool:
+    def _could_grow(self, limit: Limit, began_s: float) -> bool:
         buffered = self._ledger.buffered
         most = self._settings.prefetch if limit.messages is None else limit.messages
         if not buffered or buffered >= most or self._buffered_bytes >= self._settings.max_bytes:
             return False
-        if time.monotonic() - self._last_arrival_s > _FILL_GAP_S:
+        # The window may have been full until a moment ago, and it takes a broker a while to get
+        # through fifty thousand acknowledgements before it hands out more.
+        quiet_s = time.monotonic() - max(began_s, self._last_sign_s)
+        if quiet_s > _FILL_GAP_S and not self._ledger.unconfirmed():
             return False
         if self._ledger.unacked >= sum(self._windows.values()):
             return False
@@ -723,6 +752,6 @@ def _decode(text: str, connection: Connection) -> list[Key]:
 
 
 def _id_text(value: object, missing: Callable[[], str | None]) -> str | None:
-    if value is None or value in {"", b""}:
+    if value is None or value in ("", b""):
         return missing()
     return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)

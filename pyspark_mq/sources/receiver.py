@@ -161,20 +161,39 @@ class Receiver(threading.Thread):
     def _sessions(self) -> None:
         backoff = _Backoff()
         first = True
+        trouble_since: float | None = None
         while not self._stopping.is_set():
             opened = self._establish(backoff, first=first)
             if opened is None:
                 return
-            first = False
             began = time.monotonic()
-            self._live(*opened)
-            if time.monotonic() - began >= _GOOD_SESSION_S:
-                backoff = _Backoff()
+            lost = self._live(*opened)
+            if opened[0].bytes_arrived or time.monotonic() - began >= _GOOD_SESSION_S:
+                first, trouble_since, backoff = False, None, _Backoff()
+                continue
+            # It opened and was of no use: an exclusive consumer elsewhere, say.
+            trouble_since = began if trouble_since is None else trouble_since
+            self._rest(backoff, trouble_since, lost, first=first)
+
+    def _rest(self, backoff: _Backoff, since_s: float, problem: Exception | None, *, first: bool) -> None:
+        """Wait before the next attempt, or give up if it has gone on for too long."""
+        limits = self._connection
+        option = "connectTimeout" if first else "reconnectTimeout"
+        patience_s = limits.connect_timeout_s if first else limits.reconnect_timeout_s
+        pause = backoff.next_s()
+        if time.monotonic() + pause - since_s > patience_s:
+            text = (
+                f"{limits.destination}: no broker could be used within {option}={patience_s:g}s "
+                f"({', '.join(map(str, limits.urls))}); last problem: {problem}. Nothing is lost: un-acknowledged "
+                f"messages stay in the queue. Restart the query when the broker is back, or raise '{option}'"
+            )
+            raise BrokerUnavailableError(text) from problem
+        _LOG.warning("%s; trying again in %.1f s", problem, pause)
+        self._stopping.wait(pause)
 
     def _establish(self, backoff: _Backoff, *, first: bool) -> tuple[Consumer, Greeting] | None:
         """A new session, from whichever candidate answers first; None when stopped meanwhile."""
         limits = self._connection
-        option = "connectTimeout" if first else "reconnectTimeout"
         patience_s = limits.connect_timeout_s if first else limits.reconnect_timeout_s
         began = time.monotonic()
         while not self._stopping.is_set():
@@ -189,17 +208,7 @@ class Receiver(threading.Thread):
                 if first or time.monotonic() - began > limits.connect_timeout_s:
                     raise
                 problem = refused
-            pause = backoff.next_s()
-            if time.monotonic() + pause - began > patience_s:
-                text = (
-                    f"{limits.destination}: no broker could be reached within {option}="
-                    f"{patience_s:g}s ({', '.join(map(str, limits.urls))}); last problem: {problem}. "
-                    "Nothing is lost: un-acknowledged messages stay in the queue. Restart the query "
-                    f"when the broker is back, or raise '{option}'"
-                )
-                raise BrokerUnavailableError(text) from problem
-            _LOG.warning("%s; trying again in %.1f s", problem, pause)
-            self._stopping.wait(pause)
+            self._rest(backoff, began, problem, first=first)
         return None
 
     def _attempt(self, url: BrokerUrl, timeout_s: float) -> tuple[Consumer, Greeting]:
@@ -210,7 +219,8 @@ class Receiver(threading.Thread):
             consumer.close()
             raise
 
-    def _live(self, consumer: Consumer, greeting: Greeting) -> None:
+    def _live(self, consumer: Consumer, greeting: Greeting) -> SessionLostError | None:
+        """Serve one session to its end; why it ended, None if it was told to."""
         session = consumer.session
         consumer.on_confirmed = lambda number: self._mailbox.put(Confirmed(session, number))
         consumer.on_depth = self._remember_depth
@@ -226,6 +236,9 @@ class Receiver(threading.Thread):
                 consumer.run(_TURN_S)
         except SessionLostError as lost:
             _LOG.warning("%s: session lost: %s", greeting.url, lost)
+            return lost
+        else:
+            return None
         finally:
             self._consumer = None
             consumer.close()

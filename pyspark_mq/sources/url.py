@@ -20,10 +20,7 @@ _PLACE = re.compile(r"(?:\[[\w.:%]*\]|[\w.-]*)(?::[0-9]+)?(?:/.*)?", re.DOTALL)
 _NEXT = re.compile(r"[\s,]*,[\s,]*(?=[A-Za-z][\w+.-]*://)")
 
 #: What to do with characters that have a meaning in urls.
-ESCAPES = (
-    "in user names, passwords and virtual hosts write '/' as %2F, '@' as %40, ',' as %2C, '?' as %3F, "
-    "'#' as %23"
-)
+ESCAPES = "in user names, passwords and virtual hosts write '/' as %2F, '@' as %40, ',' as %2C, '?' as %3F, '#' as %23"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +104,7 @@ def _parse(text: str) -> BrokerUrl:
         problem = "names no host" if not host else "names several hosts; candidates are whole urls"
         raise OptionError("url", f"{redact(text)!r} {problem}; {ESCAPES}")
     if parts.query or parts.fragment:
-        raise OptionError(
-            "url", f"{redact(text)!r} has parameters; set options of the source instead; {ESCAPES}"
-        )
+        raise OptionError("url", f"{redact(text)!r} has parameters; set options of the source instead; {ESCAPES}")
     if "@" in parts.path:
         raise OptionError("url", f"{redact(text)!r} has an '@' behind the host; {ESCAPES}")
     path = unquote(parts.path[1:])

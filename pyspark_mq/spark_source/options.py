@@ -182,6 +182,9 @@ class _Parser:
             else self._count("prefetch", 1, prefetch_max)
         )
         consumers = self._count("consumers", 1, _CONSUMERS_MAX)
+        if consumers > 1 and connection.topic is not None and connection.subscription is None:
+            problem = f"{consumers} would each get every message of topic '{connection.topic}'"
+            raise OptionError("consumers", f"{problem}; name a 'subscription', or leave it at 1")
         most = min(max_messages, prefetch * consumers)
         settings = Settings(
             connection=connection,
@@ -199,9 +202,7 @@ class _Parser:
             fail_on_data_loss=self._flag("failOnDataLoss"),
             replay_timeout_s=self._duration_s("replayTimeout", 1),
         )
-        num_partitions = (
-            None if self._text("numPartitions") is None else self._count("numPartitions", 1, 10_000)
-        )
+        num_partitions = None if self._text("numPartitions") is None else self._count("numPartitions", 1, 10_000)
         return Options(settings, num_partitions, self._dedup_store(guarantee))
 
     def _choice_of_broker(self) -> Broker:
@@ -244,9 +245,7 @@ class _Parser:
         usable = [protocol for protocol in spoken if protocol in CONSUMERS]
         if not usable:
             schemes = ", ".join(f"{scheme}://" for scheme in broker.protocols)
-            raise OptionError(
-                "url", f"{url} cannot be used with broker '{broker.name}'; accepted are {schemes}"
-            )
+            raise OptionError("url", f"{url} cannot be used with broker '{broker.name}'; accepted are {schemes}")
         if self._text("protocol") is None:
             return usable[0]
         return self._choice("protocol", {protocol: protocol for protocol in usable})
@@ -307,9 +306,7 @@ class _Parser:
         if not _is_url(text):
             raise OptionError("dedupStore", f"{redact(text)!r} is no url; {ESCAPES}")
         if guarantee is not Guarantee.EXACTLY_ONCE:
-            raise OptionError(
-                "dedupStore", f"{redact(text)!r} needs guarantee 'exactly-once', not '{guarantee.value}'"
-            )
+            raise OptionError("dedupStore", f"{redact(text)!r} needs guarantee 'exactly-once', not '{guarantee.value}'")
         scheme, _, rest = text.partition(":")
         return f"{scheme.lower()}:{rest}"
 

@@ -105,10 +105,7 @@ class BatchBuilder:
         if not schema.fields:
             raise SchemaError(f"the schema is empty; choose from {', '.join(_COLUMNS)}")
         self._schema = pa.schema(
-            [
-                pa.field(f.name, _ARROW[type(f.dataType)](f.dataType), nullable=f.nullable)
-                for f in schema.fields
-            ]
+            [pa.field(f.name, _ARROW[type(f.dataType)](f.dataType), nullable=f.nullable) for f in schema.fields]
         )
 
     def build(
@@ -132,8 +129,7 @@ class BatchBuilder:
             "destination": lambda some: [destination] * len(some),
         }
         arrays = [
-            _array((own.get(field.name) or decoder.columns[field.name])(raws), field.type)
-            for field in self._schema
+            _array((own.get(field.name) or decoder.columns[field.name])(raws), field.type) for field in self._schema
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
