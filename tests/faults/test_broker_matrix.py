@@ -35,9 +35,7 @@ def test_killed_between_plan_and_commit(rabbit: RabbitNode, queue: str) -> None:
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.05, 0.2, 0.4])
-def test_killed_right_after_an_acknowledgement_was_confirmed(
-    rabbit: RabbitNode, queue: str, after_s: float
-) -> None:
+def test_killed_right_after_an_acknowledgement_was_confirmed(rabbit: RabbitNode, queue: str, after_s: float) -> None:
     sent = rabbit.publish(queue, bodies(MESSAGES))
     with engine(rabbit, queue) as run:
         assert run.batch() == EPOCH
@@ -49,9 +47,7 @@ def test_killed_right_after_an_acknowledgement_was_confirmed(
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.2])
-def test_broker_and_driver_killed_together_after_phase_two(
-    rabbit: RabbitNode, queue: str, after_s: float
-) -> None:
+def test_broker_and_driver_killed_together_after_phase_two(rabbit: RabbitNode, queue: str, after_s: float) -> None:
     sent = rabbit.publish(queue, bodies(MESSAGES))
     with engine(rabbit, queue) as run:
         assert run.batch() == EPOCH

@@ -53,9 +53,7 @@ def test_a_cut_between_plan_and_commit(rabbit: RabbitNode, queue: str, proxy: Fa
         assert_exactly_once(rabbit, queue, run, sent)
 
 
-def test_a_cut_while_the_acknowledgement_is_under_way(
-    rabbit: RabbitNode, queue: str, proxy: FaultProxy
-) -> None:
+def test_a_cut_while_the_acknowledgement_is_under_way(rabbit: RabbitNode, queue: str, proxy: FaultProxy) -> None:
     sent = rabbit.publish(queue, bodies(MESSAGES))
     with engine(proxy, queue) as run:
         assert run.batch() == EPOCH
@@ -158,9 +156,7 @@ def test_two_connections_survive_the_loss_of_both(rabbit: RabbitNode, queue: str
         assert_exactly_once(rabbit, queue, run, sent, ordered=False)
 
 
-def test_the_second_url_is_used_when_the_first_is_away(
-    rabbit: RabbitNode, queue: str, proxy: FaultProxy
-) -> None:
+def test_the_second_url_is_used_when_the_first_is_away(rabbit: RabbitNode, queue: str, proxy: FaultProxy) -> None:
     sent = rabbit.publish(queue, bodies(MESSAGES))
     urls = f"amqp://guest:guest@127.0.0.1:{proxy.port}/,{rabbit.url()}"
     with Engine(url=urls, queue=queue, maxMessagesPerTrigger=EPOCH) as run:

@@ -45,9 +45,7 @@ def test_a_replay_is_the_same_batch_even_when_the_sink_has_it_already(rabbit: Ra
         assert run.sink[0] == first == sent[:EPOCH]
 
 
-def test_redeliveries_of_a_committed_epoch_are_dropped_and_acknowledged_at_once(
-    rabbit: RabbitNode, queue: str
-) -> None:
+def test_redeliveries_of_a_committed_epoch_are_dropped_and_acknowledged_at_once(rabbit: RabbitNode, queue: str) -> None:
     rabbit.publish(queue, bodies(MESSAGES))
     with engine(rabbit, queue) as run:
         with pytest.raises(Crashed):
@@ -58,9 +56,7 @@ def test_redeliveries_of_a_committed_epoch_are_dropped_and_acknowledged_at_once(
         assert poll(lambda: total(rabbit, queue) == MESSAGES - EPOCH, 10)
 
 
-def test_a_driver_killed_in_the_middle_of_phase_two_has_the_rest_dropped(
-    rabbit: RabbitNode, queue: str
-) -> None:
+def test_a_driver_killed_in_the_middle_of_phase_two_has_the_rest_dropped(rabbit: RabbitNode, queue: str) -> None:
     # Every other message is a duplicate, so that its epoch is acknowledged in many frames, and the
     # connection lets only some of them through.
     ids = [f"id-{number}" for number in range(EPOCH)]

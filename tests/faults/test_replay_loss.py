@@ -83,9 +83,7 @@ def dead_letter(rabbit: RabbitNode, queue: str) -> None:
 
 
 @pytest.mark.parametrize("remove", [purge, dead_letter])
-def test_purged_or_dead_lettered(
-    rabbit: RabbitNode, queue: str, remove: Callable[[RabbitNode, str], None]
-) -> None:
+def test_purged_or_dead_lettered(rabbit: RabbitNode, queue: str, remove: Callable[[RabbitNode, str], None]) -> None:
     sent = rabbit.publish(queue, bodies(EPOCH))
     with planned_and_crashed(rabbit, queue) as run:
         remove(rabbit, queue)

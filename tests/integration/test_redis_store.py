@@ -202,9 +202,7 @@ def test_stores_of_one_source_share_what_they_know(server: Server) -> None:
     assert one.known(["a", "b"]) == two.known(["a", "b"]) == {"a", "b"}
 
 
-@pytest.mark.parametrize(
-    "other", ["queue 'orders' in virtual host '/a'", "queue 'Orders' in virtual host '/'", ""]
-)
+@pytest.mark.parametrize("other", ["queue 'orders' in virtual host '/a'", "queue 'Orders' in virtual host '/'", ""])
 def test_stores_of_different_sources_share_nothing(server: Server, other: str) -> None:
     server.store().remember(["a"])
     assert server.store(other).known(["a"]) == set()
@@ -264,9 +262,7 @@ def test_no_redis_is_an_error_in_bounded_time_without_the_password(method: str) 
     assert_hidden(text)
 
 
-def test_a_silent_redis_is_an_error_in_bounded_time(
-    own_server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_redis_is_an_error_in_bounded_time(own_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redis_store, "_TIMEOUT_S", 0.3)
     monkeypatch.setattr(redis_store, "_RETRIES", 1)
     store = own_server.store()

@@ -106,7 +106,14 @@ def test_every_column_has_its_documented_type(spark: Any, rabbit: RabbitNode, tm
 
 
 def test_the_columns_of_a_message(spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str) -> None:
-    headers = {"text": "ä€", "number": 7, "flag": True, "none": None, "bytes": b"\xff\x00", "table": {"a": [1, "b"]}}
+    headers = {
+        "text": "ä€",
+        "number": 7,
+        "flag": True,
+        "none": None,
+        "bytes": b"\xff\x00",
+        "table": {"a": [1, "b"]},
+    }
     rabbit.publish(
         name,
         [b"\x00\xff"],
@@ -147,9 +154,7 @@ def test_the_columns_of_a_message(spark: Any, rabbit: RabbitNode, tmp_path: Path
     }
 
 
-def test_a_subset_of_the_columns_in_the_users_order(
-    spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str
-) -> None:
+def test_a_subset_of_the_columns_in_the_users_order(spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str) -> None:
     rabbit.publish(name, [b"a"], ids=["id-1"])
     job = Job(spark, tmp_path, rabbit, name)
     job.schema = "body binary, messageId string"
@@ -204,6 +209,27 @@ def test_available_now_takes_what_is_there_in_epochs_and_leaves_nothing(
     again = job.start(availableNow=True)
     assert again.awaitTermination(60)
     assert len(job.rows) == 25
+
+
+@full_api
+def test_available_now_replays_what_an_earlier_run_left_open(
+    spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str
+) -> None:
+    sent = rabbit.publish(name, bodies(12))
+    job = Job(spark, tmp_path, rabbit, name, maxMessagesPerTrigger=5)
+    seen: list[list[str]] = []
+
+    def break_on_the_second(frame: Any, batch: int) -> None:
+        seen.append([row.messageId for row in frame.collect()])
+        if len(seen) == 2:
+            raise RuntimeError("the sink broke")
+
+    for _ in range(2):
+        writer = job.load().writeStream.foreachBatch(break_on_the_second).trigger(availableNow=True)
+        query = writer.option("checkpointLocation", str(tmp_path / "c")).start()
+        poll(lambda: not query.isActive, 60)  # noqa: B023
+    assert seen == [sent[:5], sent[5:10], sent[5:10], sent[10:]]
+    assert total(rabbit, name) == 0
 
 
 def test_the_last_epoch_of_an_idle_queue_is_acknowledged(
@@ -278,7 +304,15 @@ def test_the_progress_shows_the_counters(spark: Any, rabbit: RabbitNode, tmp_pat
     assert counters["received"] == 10
     assert counters["planned"] == 8
     assert counters["duplicatesDropped"] == 2
-    assert {"redelivered", "settled", "unacked", "reconnects", "replays", "lost", "backlog"} <= counters.keys()
+    assert {
+        "redelivered",
+        "settled",
+        "unacked",
+        "reconnects",
+        "replays",
+        "lost",
+        "backlog",
+    } <= counters.keys()
 
 
 @full_api
@@ -471,9 +505,7 @@ def test_an_unknown_queue_or_virtual_host_fails_in_words(
     assert "virtual host 'nowhere'" in job.fail()
 
 
-def test_a_broker_that_is_away_fails_within_the_connect_timeout(
-    spark: Any, rabbit: RabbitNode, tmp_path: Path
-) -> None:
+def test_a_broker_that_is_away_fails_within_the_connect_timeout(spark: Any, rabbit: RabbitNode, tmp_path: Path) -> None:
     from pyspark_mq.brokers.process import free_port
 
     job = Job(spark, tmp_path, rabbit, "any", connectTimeout="2s")
@@ -483,9 +515,7 @@ def test_a_broker_that_is_away_fails_within_the_connect_timeout(
     assert "s3cr3t-pw" not in text
 
 
-def test_a_checkpoint_of_another_queue_is_refused(
-    spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str
-) -> None:
+def test_a_checkpoint_of_another_queue_is_refused(spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str) -> None:
     rabbit.publish(name, bodies(3))
     Job(spark, tmp_path, rabbit, name).run(3)
     other = f"{name}-other"
@@ -499,9 +529,7 @@ def test_a_checkpoint_of_another_queue_is_refused(
     rabbit.delete(other)
 
 
-def test_a_checkpoint_of_another_broker_is_refused(
-    spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str
-) -> None:
+def test_a_checkpoint_of_another_broker_is_refused(spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str) -> None:
     rabbit.publish(name, bodies(3))
     Job(spark, tmp_path, rabbit, name).run(3)
     with RabbitNode() as other:
@@ -523,9 +551,7 @@ def test_an_offset_edited_by_hand_is_refused(spark: Any, rabbit: RabbitNode, tmp
     assert "was changed after it was written" in text
 
 
-def test_a_queue_deleted_under_the_query_is_named(
-    spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str
-) -> None:
+def test_a_queue_deleted_under_the_query_is_named(spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str) -> None:
     rabbit.publish(name, bodies(3))
     job = Job(spark, tmp_path, rabbit, name)
     query = job.start()
@@ -566,9 +592,7 @@ def test_reading_without_a_stream_is_refused_in_words(spark: Any, rabbit: Rabbit
         spark.read.format("mq").options(**job.options).load().collect()
 
 
-def test_no_password_reaches_checkpoint_plan_or_log(
-    rabbit: RabbitNode, tmp_path: Path, name: str
-) -> None:
+def test_no_password_reaches_checkpoint_plan_or_log(rabbit: RabbitNode, tmp_path: Path, name: str) -> None:
     # In a process of its own, so that everything Spark writes at its most talkative is seen.
     rabbit.ctl("add_user", "walter", "s3cr3t-pw")
     rabbit.ctl("set_permissions", "walter", ".*", ".*", ".*")
@@ -589,7 +613,12 @@ q.stop()
 """
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
     done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert "ROWS 5" in done.stdout, done.stderr[-3000:]
     for file in (tmp_path / "c").rglob("*"):

@@ -299,9 +299,7 @@ def test_a_list_with_something_behind_it_is_refused(keys: list[Key], tail: bytes
 
 @DETERMINISTIC
 @given(KEY_LISTS.filter(bool), st.sampled_from([" ", "\n", "!", "-", "_", "\0", "é"]), st.data())
-def test_a_list_with_a_foreign_character_in_it_is_refused(
-    keys: list[Key], sign: str, data: st.DataObject
-) -> None:
+def test_a_list_with_a_foreign_character_in_it_is_refused(keys: list[Key], sign: str, data: st.DataObject) -> None:
     text = encode_ids(keys)
     at = data.draw(st.integers(0, len(text)))
     with pytest.raises(CodecError):

@@ -240,9 +240,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.now += seconds
         self.ledger.expire(self.now)
 
-    @rule(
-        what=st.sampled_from(["connection", "broker", "driver", "broker and driver", "before the offset log"])
-    )
+    @rule(what=st.sampled_from(["connection", "broker", "driver", "broker and driver", "before the offset log"]))
     def something_is_killed(self, what: str) -> None:
         if what == "before the offset log":
             if self.running or self.proven < self.committed or not self.ledger.buffered:

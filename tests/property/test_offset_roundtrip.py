@@ -20,9 +20,7 @@ DETERMINISTIC = settings(derandomize=True, deadline=None)
 
 #: Also lone surrogates: a name may hold anything that a string can.
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=30)
-ID_LISTS = st.lists(
-    st.uuids().map(str) | st.text(max_size=20) | st.binary(min_size=20, max_size=20), max_size=8
-)
+ID_LISTS = st.lists(st.uuids().map(str) | st.text(max_size=20) | st.binary(min_size=20, max_size=20), max_size=8)
 ENCODED = ID_LISTS.map(encode_ids)
 
 POSITIONS = st.builds(
@@ -65,9 +63,7 @@ def test_any_position_comes_back_from_its_offset(codec: OffsetCodec, position: P
 
 @DETERMINISTIC
 @given(CODECS, POSITIONS)
-def test_an_offset_is_the_same_text_after_any_number_of_rounds(
-    codec: OffsetCodec, position: Position
-) -> None:
+def test_an_offset_is_the_same_text_after_any_number_of_rounds(codec: OffsetCodec, position: Position) -> None:
     offset = codec.encode(position)
     assert list(offset) == FIELDS
     assert json.dumps(spark(offset)) == json.dumps(offset)
@@ -96,9 +92,7 @@ def test_a_field_with_any_other_value_is_refused(
 
 @DETERMINISTIC
 @given(CODECS, POSITIONS, st.sampled_from(FIELDS))
-def test_an_offset_without_one_of_its_fields_is_refused(
-    codec: OffsetCodec, position: Position, name: str
-) -> None:
+def test_an_offset_without_one_of_its_fields_is_refused(codec: OffsetCodec, position: Position, name: str) -> None:
     offset = spark(codec.encode(position))
     del offset[name]
     with pytest.raises(CheckpointError):

@@ -68,9 +68,7 @@ def _signed(folder: Path, name: str, authority: Identity, usage: str) -> Identit
     request = folder / f"{name}.csr"
     extensions = folder / f"{name}.ext"
     extensions.write_text(
-        "basicConstraints=critical,CA:FALSE\n"
-        f"extendedKeyUsage={usage}\n"
-        "subjectAltName=DNS:localhost,IP:127.0.0.1\n"
+        f"basicConstraints=critical,CA:FALSE\nextendedKeyUsage={usage}\nsubjectAltName=DNS:localhost,IP:127.0.0.1\n"
     )
     _openssl("req", "-new", "-out", request, *_new_key(identity))
     _openssl("x509", "-req", "-days", _DAYS, "-in", request, "-out", identity.cert_file,

@@ -8,6 +8,7 @@ checks it against the installed Spark. What survives a crash (offset log, commit
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pickle
 import select
@@ -18,7 +19,12 @@ import time
 from collections.abc import Callable
 from enum import Enum, auto
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["At", "Crashed", "Engine", "ReaderError", "ReaderProcess"]
 
@@ -35,7 +41,7 @@ class At(Enum):
     AFTER_COMMIT_LOG = auto()
 
 
-class Crashed(Exception):
+class Crashed(Exception):  # noqa: N818 - nobody's error
     """The reader's process was killed where the test wanted it."""
 
 
@@ -102,8 +108,6 @@ class ReaderProcess:
 
     def pids(self) -> list[int]:
         """All its processes, the parent first."""
-        import psutil
-
         with contextlib.suppress(psutil.NoSuchProcess):
             children = psutil.Process(self._process.pid).children(recursive=True)
             return [self._process.pid, *(child.pid for child in children)]
@@ -163,7 +167,7 @@ class Engine:
             self._reader.kill()
         self._reader = None
 
-    def __enter__(self) -> Engine:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -256,7 +260,5 @@ class Engine:
 
     def counters(self) -> dict[str, int]:
         """What the reader reports for the query's progress."""
-        import json
-
         report: dict[str, int] = json.loads(self.reader.call("reportLatestOffset"))
         return report

@@ -103,9 +103,7 @@ def _modules() -> dict[str, str]:
 
 MODULES = _modules()
 IMPORTS = {name: imports_of(source) for name, source in MODULES.items()}
-PURE_MODULES = [
-    name for name in MODULES if name.partition(".")[0] in {"ack", "dedup"} and name != REDIS_STORE
-]
+PURE_MODULES = [name for name in MODULES if name.partition(".")[0] in {"ack", "dedup"} and name != REDIS_STORE]
 
 
 # -- the rules --------------------------------------------------------------------------------
@@ -174,9 +172,9 @@ def test_the_errors_import_nothing_of_the_package() -> None:
 
 
 def test_the_package_itself_imports_its_layers_only_when_they_are_asked_for() -> None:
-    assert {
-        item.inner for item in IMPORTS[""] if item.top == PACKAGE and not item.lazy and not item.checking
-    } == {"errors"}
+    assert {item.inner for item in IMPORTS[""] if item.top == PACKAGE and not item.lazy and not item.checking} == {
+        "errors"
+    }
 
 
 def test_importing_the_package_loads_neither_spark_nor_a_client() -> None:

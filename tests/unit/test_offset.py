@@ -197,9 +197,7 @@ def test_a_version_that_never_was_is_refused(version: object) -> None:
     refusal(codec(), {**spark(codec().encode(POSITION)), "v": version})
 
 
-@pytest.mark.parametrize(
-    "name", ["broker", "source", "ids", "identity", "epoch", "planned", "carried", "crc"]
-)
+@pytest.mark.parametrize("name", ["broker", "source", "ids", "identity", "epoch", "planned", "carried", "crc"])
 def test_a_missing_field_is_named(name: str) -> None:
     offset = spark(codec().encode(POSITION))
     del offset[name]

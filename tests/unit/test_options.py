@@ -325,9 +325,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("name", "text", "accepted"), REFUSED, ids=start)
-def test_a_bad_value_is_refused_with_option_value_and_what_is_accepted(
-    name: str, text: str, accepted: str
-) -> None:
+def test_a_bad_value_is_refused_with_option_value_and_what_is_accepted(name: str, text: str, accepted: str) -> None:
     error = refusal({**NEEDED, name: text})
     assert error.option == name
     assert f"option '{name}': {text!r}" in str(error)
@@ -374,9 +372,7 @@ def test_an_unknown_option_like_no_other_is_refused_with_all_known_ones() -> Non
     assert all(name in text for name in DOCUMENTED)
 
 
-@pytest.mark.parametrize(
-    ("name", "example"), [("broker", "rabbitmq"), ("url", "amqp://"), ("queue", "topic")]
-)
+@pytest.mark.parametrize(("name", "example"), [("broker", "rabbitmq"), ("url", "amqp://"), ("queue", "topic")])
 def test_a_required_option_that_is_missing_is_named(name: str, example: str) -> None:
     error = refusal({other: value for other, value in NEEDED.items() if other != name})
     assert error.option == name
@@ -425,9 +421,7 @@ def test_an_epoch_that_the_prefetch_keeps_from_being_full_enough_is_refused() ->
     assert "at most 10 messages" in str(error)
 
 
-@pytest.mark.parametrize(
-    "url", ["redis://host:port/0", "redis://host:0", "redis://:pa/ss@host", "redis://[::1"]
-)
+@pytest.mark.parametrize("url", ["redis://host:port/0", "redis://host:0", "redis://:pa/ss@host", "redis://[::1"])
 def test_a_shared_store_with_a_malformed_url_is_refused(url: str) -> None:
     error = refusal({**NEEDED, "dedupStore": url})
     assert error.option == "dedupStore"

@@ -232,9 +232,7 @@ def send_ignoring_reset(client: socket.socket, count: int) -> None:
 # -- mute -------------------------------------------------------------------------------------
 
 
-def test_mute_to_the_client_swallows_answers_only(
-    proxy: FaultProxy, client: socket.socket, server: EchoServer
-) -> None:
+def test_mute_to_the_client_swallows_answers_only(proxy: FaultProxy, client: socket.socket, server: EchoServer) -> None:
     proxy.mute(Direction.TO_CLIENT)
     client.sendall(b"anybody there?")
     wait_for(lambda: server.received == len(b"helloanybody there?"), "the broker heard nothing")
@@ -242,9 +240,7 @@ def test_mute_to_the_client_swallows_answers_only(
     assert proxy.connections == 1
 
 
-def test_mute_hides_the_end_of_the_client(
-    proxy: FaultProxy, client: socket.socket, server: EchoServer
-) -> None:
+def test_mute_hides_the_end_of_the_client(proxy: FaultProxy, client: socket.socket, server: EchoServer) -> None:
     proxy.mute()
     client.sendall(b"lost")
     client.close()
@@ -255,9 +251,7 @@ def test_mute_hides_the_end_of_the_client(
     assert server.ended.wait(TIMEOUT_S)
 
 
-def test_mute_hides_the_end_of_the_broker(
-    proxy: FaultProxy, client: socket.socket, server: EchoServer
-) -> None:
+def test_mute_hides_the_end_of_the_broker(proxy: FaultProxy, client: socket.socket, server: EchoServer) -> None:
     proxy.mute(Direction.TO_CLIENT)
     server.close()
     assert is_silent(client)
@@ -337,9 +331,7 @@ def test_refusing_and_accepting_twice_is_harmless(proxy: FaultProxy) -> None:
         assert echoes(client)
 
 
-def test_retargeting_moves_new_connections_only(
-    proxy: FaultProxy, client: socket.socket, server: EchoServer
-) -> None:
+def test_retargeting_moves_new_connections_only(proxy: FaultProxy, client: socket.socket, server: EchoServer) -> None:
     other = EchoServer()
     proxy.retarget(other.port)
     with dial(proxy) as moved:

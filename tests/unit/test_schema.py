@@ -218,9 +218,7 @@ def test_an_empty_schema_is_refused_with_the_columns() -> None:
     assert all(name in str(caught.value) for name in NAMES)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "meant"), [("MessageID", "messageId"), ("BODY", "body"), ("replyto", "replyTo")]
-)
+@pytest.mark.parametrize(("wrong", "meant"), [("MessageID", "messageId"), ("BODY", "body"), ("replyto", "replyTo")])
 def test_a_column_in_other_letters_is_refused_with_the_right_ones(wrong: str, meant: str) -> None:
     with pytest.raises(SchemaError) as caught:
         BatchBuilder(StructType([SCHEMA["type"], StructField(wrong, StringType())]))
@@ -231,9 +229,7 @@ def test_a_column_in_other_letters_is_refused_with_the_right_ones(wrong: str, me
 def test_an_unknown_column_is_refused_with_the_known_ones(name: str) -> None:
     with pytest.raises(SchemaError) as caught:
         BatchBuilder(StructType([StructField(name, StringType())]))
-    assert f"column '{name}', which the source does not have; the columns are {', '.join(NAMES)}" in str(
-        caught.value
-    )
+    assert f"column '{name}', which the source does not have; the columns are {', '.join(NAMES)}" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -254,9 +250,7 @@ def test_an_unknown_column_is_refused_with_the_known_ones(name: str) -> None:
         ("expiration", StructType([]), "struct<>", "timestamp"),
     ],
 )
-def test_a_column_of_another_type_is_refused_with_its_own(
-    name: str, kind: DataType, given: str, expected: str
-) -> None:
+def test_a_column_of_another_type_is_refused_with_its_own(name: str, kind: DataType, given: str, expected: str) -> None:
     with pytest.raises(SchemaError) as caught:
         BatchBuilder(StructType([StructField(name, kind)]))
     assert f"column '{name}' type {given}, but it is {expected}; cast it after load()" in str(caught.value)
@@ -274,7 +268,7 @@ class Ready(Decoder):
     def bodies(self, raws: Sequence[Any]) -> list[bytes]:
         return [b""] * len(raws)
 
-    def ids(self, raws: Sequence[Any], source: IdSource) -> list[object]:  # noqa: ARG002
+    def ids(self, raws: Sequence[Any], source: IdSource) -> list[object]:
         return [None] * len(raws)
 
     columns: ClassVar = dict.fromkeys(["properties", "timestamp", "priority"], list)
@@ -440,9 +434,7 @@ def test_a_property_that_is_no_text_is_shown_with_escapes(name: str, flag: int) 
 def test_an_id_is_taken_from_where_the_option_says(source: IdSource, found: list[object]) -> None:
     headers = {"key": 7, "flag": True, "data": b"\xfe", "null": None}
     named = pika.BasicProperties(message_id="m", correlation_id="c", headers=headers)
-    no_text = pika.BasicProperties().decode(
-        struct.pack(">H", pika.BasicProperties.FLAG_MESSAGE_ID) + short(b"\xff")
-    )
+    no_text = pika.BasicProperties().decode(struct.pack(">H", pika.BasicProperties.FLAG_MESSAGE_ID) + short(b"\xff"))
     raws = [delivery(properties=named), delivery(), (delivery()[0], no_text, b"")]
     assert DECODER.ids(raws, source) == found
 
@@ -476,9 +468,7 @@ def test_bodies_and_tags_are_those_of_the_deliveries() -> None:
         (2**64 - 1, None),
     ],
 )
-def test_a_timestamp_is_in_seconds_and_null_where_it_does_not_fit(
-    seconds: int, microseconds: int | None
-) -> None:
+def test_a_timestamp_is_in_seconds_and_null_where_it_does_not_fit(seconds: int, microseconds: int | None) -> None:
     raw = delivery(properties=pika.BasicProperties(timestamp=seconds))
     assert column("timestamp", raw) == [microseconds]
     array = built(StructType([SCHEMA["timestamp"]]), [raw]).column(0)
@@ -535,9 +525,7 @@ def test_an_expiration_that_is_no_text_is_null() -> None:
         (True, "many", None),
     ],
 )
-def test_deliveries_are_counted_where_the_queue_does(
-    redelivered: bool, header: object, count: int | None
-) -> None:
+def test_deliveries_are_counted_where_the_queue_does(redelivered: bool, header: object, count: int | None) -> None:
     headers = None if header is None else {"x-delivery-count": header}
     raw = delivery(properties=pika.BasicProperties(headers=headers), redelivered=redelivered)
     schema = StructType([SCHEMA["redelivered"], SCHEMA["deliveryCount"]])

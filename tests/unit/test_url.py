@@ -159,9 +159,7 @@ def test_nothing_is_refused(text: str) -> None:
     assert "is empty; give for example amqp://" in refusal(text)
 
 
-@pytest.mark.parametrize(
-    "text", ["http://host", "host:5672", "host", "amqp+tls://host", "//host", "tcp://host:61616"]
-)
+@pytest.mark.parametrize("text", ["http://host", "host:5672", "host", "amqp+tls://host", "//host", "tcp://host:61616"])
 def test_another_scheme_is_refused_with_those_accepted(text: str) -> None:
     accepted = "accepted are amqp://, amqps://, stomp://, stomp+ssl://"
     assert f"{text!r} has no known scheme; {accepted}" in refusal(text)
