@@ -82,9 +82,7 @@ def committed_files(folder: Path) -> list[Path]:
     no log entry names, and readers must not see them (``FileStreamSinkLog.scala``).
     """
     log = folder / "_spark_metadata"
-    entries = (
-        [entry for entry in log.iterdir() if entry.name.partition(".")[0].isdigit()] if log.exists() else []
-    )
+    entries = [entry for entry in log.iterdir() if entry.name.partition(".")[0].isdigit()] if log.exists() else []
     compacted = [int(entry.stem) for entry in entries if entry.suffix == ".compact"]
     since = max(compacted, default=-1)
     files: list[Path] = []

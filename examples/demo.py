@@ -51,9 +51,7 @@ def main() -> int:
         return _run(arguments, console, folder, url, node)
 
 
-def _run(
-    arguments: argparse.Namespace, console: Console, folder: Path, url: str, node: RabbitNode | None
-) -> int:
+def _run(arguments: argparse.Namespace, console: Console, folder: Path, url: str, node: RabbitNode | None) -> int:
     began = time.monotonic()
     with _progress(console) as progress:
         task = progress.add_task("published", total=arguments.messages)
@@ -77,9 +75,7 @@ def _run(
             storm.run(DRAIN_TIMEOUT_S)
         except TimeoutError as late:
             console.print(f"[red]{late}")
-            console.print(
-                redact(job.log.read_text("utf-8", "replace")[-4000:]), markup=False, highlight=False
-            )
+            console.print(redact(job.log.read_text("utf-8", "replace")[-4000:]), markup=False, highlight=False)
         finally:
             publisher.stop()
             job.stop()
@@ -107,9 +103,7 @@ def _faults(job: Job, node: RabbitNode | None) -> dict[str, Callable[[], bool]]:
     return {names[0]: faults[names[0]], "kill -9 of the broker, restart": restart_broker} | faults
 
 
-def _print(
-    console: Console, result: Verdict, storm: Storm, job: Job, publisher: Publisher, seconds: float
-) -> None:
+def _print(console: Console, result: Verdict, storm: Storm, job: Job, publisher: Publisher, seconds: float) -> None:
     counters = job.counters()
     table = Table(title="Audit", show_header=False, title_justify="left")
     table.add_column()

@@ -13,12 +13,14 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from types import FrameType
 
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
-from pyspark.sql import SparkSession  # noqa: E402 - reads PYSPARK_PYTHON
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQuery
 
 
 def main() -> int:
@@ -36,28 +38,34 @@ def main() -> int:
         .options(**dict(option.split("=", 1) for option in arguments.option))
         .load()
     )
-    query = (
+    sink = (
         messages.writeStream.format("parquet")
         .option("path", arguments.output)
         .option("checkpointLocation", arguments.checkpoint)
-        .start()
     )
 
     stopping: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: _note(stopping, number, None))
+    for _ in range(1 + arguments.restarts):
+        query = sink.start()
+        _follow(query, stopping, arguments.report)
+        failure = query.exception()
+        query.stop()
+        if failure is None:
+            return 0
+        print(failure, file=sys.stderr, flush=True)
+    return 1
+
+
+def _follow(query: StreamingQuery, stopping: list[int], report: str | None) -> None:
+    """Report every epoch until the query ends or the job is asked to stop."""
     shown = -1
     while query.isActive and not stopping:
-        query.awaitTermination(0.2)
-        for progress in query.recentProgress:
-            if progress["batchId"] > shown:
-                shown = progress["batchId"]
-                _report(arguments.report, progress)
-    failure = query.exception()
-    if failure is not None:
-        print(failure, file=sys.stderr)
-        return 1
-    query.stop()
-    return 0
+        time.sleep(0.2)
+        last = query.lastProgress
+        if last is not None and last["batchId"] > shown:
+            shown = last["batchId"]
+            _report(report, last)
 
 
 def _note(stopping: list[int], number: int, _: FrameType | None) -> None:
@@ -71,7 +79,12 @@ def _report(file: str | None, progress: dict[str, object]) -> None:
     source = progress["sources"][0]  # type: ignore[index]
     # Null for a replayed epoch: Spark asks for it when it plans one.
     counters = json.loads(source["latestOffset"] or "null") or {}
-    line = {"pid": os.getpid(), "batch": progress["batchId"], "rows": progress["numInputRows"], **counters}
+    line = {
+        "run": progress["runId"],
+        "batch": progress["batchId"],
+        "rows": progress["numInputRows"],
+        **counters,
+    }
     with Path(file).open("a", encoding="utf-8") as report:
         report.write(json.dumps(line) + "\n")
 
@@ -83,6 +96,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--output", required=True)
     parser.add_argument("--checkpoint", required=True)
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="of the source")
+    parser.add_argument("--restarts", type=int, default=0, help="of the query, when it has failed")
     parser.add_argument("--report", help="file for the source's counters, a JSON line an epoch")
     return parser.parse_args()
 

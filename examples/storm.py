@@ -29,6 +29,8 @@ __all__ = ["Job", "Publisher", "Storm", "queue_depth"]
 _ROOT = Path(__file__).resolve().parent.parent
 _RETRY_S = 0.2
 _CONFIRM_TIMEOUT_S = 30.0
+#: A worker that is killed fails the query and not the JVM, so the job can go on in the same one.
+_RESTARTS = 1_000
 _STREAM_WORKER = "python_streaming_source_runner"
 
 
@@ -83,9 +85,7 @@ class Publisher(threading.Thread):
     def _send(self, ids: list[str]) -> None:
         while not self._stopping.is_set():
             try:
-                publish_confirmed(
-                    self._parameters, self._queue, self._chunk(ids), timeout_s=_CONFIRM_TIMEOUT_S
-                )
+                publish_confirmed(self._parameters, self._queue, self._chunk(ids), timeout_s=_CONFIRM_TIMEOUT_S)
             except PublishError:
                 self.sent_again += len(ids)
                 time.sleep(_RETRY_S)
@@ -145,12 +145,14 @@ class Job:
             self.queue,
         ]
         command += ["--output", str(self.output), "--checkpoint", str(self.folder / "checkpoint")]
-        command += ["--report", str(self.folder / "counters.jsonl")]
+        command += ["--report", str(self.folder / "counters.jsonl"), "--restarts", str(_RESTARTS)]
         for name, value in self.options.items():
             command += ["--option", f"{name}={value}"]
         paths = [str(_ROOT), os.environ.get("PYTHONPATH", "")]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         environment["PYSPARK_PYTHON"] = sys.executable
+        # A JVM that is killed within the minute never gets back what optimising costs.
+        environment["JDK_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdout=log, stderr=log, env=environment, start_new_session=True, cwd=self.folder
@@ -197,7 +199,8 @@ class Job:
 
     def kill_worker(self) -> bool:
         """The Python worker of the source alone."""
-        return any([_kill(worker) for worker in self.workers()])
+        # All of them, and not only until the first is dead.
+        return sum(map(_kill, self.workers())) > 0
 
     def stop(self, timeout_s: float = 60.0) -> int:
         """Ask it to stop and wait; its exit code."""
@@ -213,11 +216,11 @@ class Job:
 
     def counters(self) -> dict[str, int]:
         """What the source counted, summed over all processes the job was."""
-        last: dict[int, dict[str, int]] = {}
+        last: dict[str, dict[str, int]] = {}
         report = self.folder / "counters.jsonl"
         for line in report.read_text("utf-8").splitlines() if report.exists() else ():
             counted = json.loads(line)
-            last[counted["pid"]] = counted
+            last[counted.pop("run")] = counted
         total: dict[str, int] = {}
         for counted in last.values():
             for name, value in counted.items():
@@ -318,7 +321,9 @@ class Storm:
         before, since = self._job.epochs, None
         while since is None or time.monotonic() - since < self._pause_s():
             self._job.keep_alive()
-            if since is None and self._job.epochs > before:
+            # With nothing left to read there will be no epoch; being there has to do.
+            idle = not self._publisher.is_alive() and self._job.workers()
+            if since is None and (self._job.epochs > before or idle):
                 since = time.monotonic()
             if self._fault_count is None and not self._publisher.is_alive():
                 return False
@@ -332,7 +337,7 @@ class Storm:
             self._job.keep_alive()
             if time.monotonic() > deadline:
                 raise TimeoutError(f"not all was read within {timeout_s:.0f} s; see {self._job.log}")
-            time.sleep(1.0)
+            time.sleep(2.0)
         time.sleep(2.0)  # phase two of the last epoch, and a duplicate if there is one
 
     def verdict(self, left: int) -> Verdict:
