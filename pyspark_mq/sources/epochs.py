@@ -179,11 +179,7 @@ class EpochSource:
     # -- Spark's calls, in its order -----------------------------------------------------------
 
     def initial(self) -> Position:
-        """The position of a new query. Opens nothing."""
-        if not self._adopted:
-            self._adopted = True
-            # No restart, so no crash loop either.
-            self._first_window = self._settings.prefetch
+        """The position of a new query. Opens nothing, and proves nothing: Spark 4.0 asks at restarts too."""
         return Position(0)
 
     def bound(self) -> None:
@@ -214,6 +210,8 @@ class EpochSource:
             self.commit(start)
             if start.epoch < self._last.epoch:
                 return self._last  # planned before and never begun: it stays as it was written
+            if start.epoch > self._last.epoch:
+                raise self._unexpected(f"Spark goes on from epoch {start.epoch}, the last here is {self._last.epoch}")
         self._blind = start is None
         self._start()
         if self._first_call:
@@ -234,8 +232,6 @@ class EpochSource:
         Raises:
             DataLossError: they do not all come within `replayTimeout`, and `failOnDataLoss` is on.
         """
-        if start.epoch == end.epoch:
-            return []
         self._adopt(start)
         if end.epoch not in self._payloads:
             if not self._ledger.has_epoch(end.epoch):
@@ -329,8 +325,11 @@ class EpochSource:
         if self._exact:
             for text in (*start.carried, start.planned):
                 self._restore_committed(text)
-        if not self._live:
-            self._first_window = self._careful_window()
+        self._first_window = self._careful_window()
+        if start.epoch == 0:
+            # A new query: no restart, so no crash loop either.
+            self._first_window = self._settings.prefetch
+            self._widen()
 
     def _restore_committed(self, text: str) -> None:
         keys = _decode(text, self._settings.connection)
@@ -340,9 +339,9 @@ class EpochSource:
 
     def _replay(self, end: Position) -> None:
         if self._started and self._last.epoch >= end.epoch:
-            text = f"Spark asks for epoch {end.epoch}, which is committed"
-            raise InternalError(f"{self._settings.connection.destination}: {text}")
+            raise self._unexpected(f"Spark asks for epoch {end.epoch}, the last here is {self._last.epoch}")
         self._last = end
+        self._identity = self._identity or end.identity
         if not self._exact:
             # Without IDs nobody can tell which messages it had: they come in later epochs.
             self._ledger.counters.replays += 1
@@ -351,10 +350,12 @@ class EpochSource:
             self._restore_committed(text)
         keys = _decode(end.planned, self._settings.connection)
         self._ledger.restore_planned(end.epoch, keys, end.planned)
-        if not self._live:
-            self._first_window = self._careful_window()
+        self._first_window = self._careful_window()
         self._start()
         self._await_replay(end.epoch)
+
+    def _unexpected(self, what: str) -> InternalError:
+        return InternalError(f"{self._settings.connection.destination}: {what}")
 
     def _await_replay(self, epoch: int) -> None:
         """Wait until every planned message is here again, `replayTimeout` long while connected."""

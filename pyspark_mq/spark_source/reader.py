@@ -134,8 +134,11 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The payload of an epoch, split for tasks; the same objects however often Spark asks."""
         before, after = self._position(start), self._position(end)
+        if before == after:
+            # Asked for other sources of the query, and by Spark 4.0 before each replay: it says nothing.
+            return []
         raws = self._source().payload(before, after)
-        if self._partitions is None or self._partitions[0] != after.epoch or before == after:
+        if self._partitions is None or self._partitions[0] != after.epoch:
             self._partitions = (after.epoch, self._split(raws))
         return self._partitions[1]
 

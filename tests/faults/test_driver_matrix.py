@@ -90,3 +90,15 @@ def test_crashes_in_a_row_keep_the_offsets_bounded(rabbit: RabbitNode, queue: st
         run.drain(200)
         assert_exactly_once(rabbit, queue, run, sent)
         assert max(sizes) < 6_000
+
+
+def test_an_empty_range_asked_for_first_does_not_hide_the_replay(rabbit: RabbitNode, queue: str) -> None:
+    # Spark 4.0 begins a replay like this.
+    sent = rabbit.publish(queue, bodies(EPOCH))
+    with engine(rabbit, queue) as run:
+        with pytest.raises(Crashed):
+            run.batch(crash=At.AFTER_OFFSET_LOG)
+        assert run.reader.call("rows", run._offsets[0], run._offsets[0]) == []
+        run.reader.call("initialOffset")
+        run.drain(EPOCH)
+        assert_exactly_once(rabbit, queue, run, sent)

@@ -121,3 +121,14 @@ def test_nothing_is_acknowledged_by_a_failed_replay(rabbit: RabbitNode, queue: s
             run.batch()
         run.crash()
         assert total(rabbit, queue) == EPOCH + 10
+
+
+def test_a_replay_from_another_broker_is_refused(rabbit: RabbitNode, queue: str) -> None:
+    rabbit.publish(queue, bodies(EPOCH))
+    with planned_and_crashed(rabbit, queue) as run, RabbitNode() as other:
+        other.declare(queue)
+        run.options["url"] = other.url()
+        with pytest.raises(ReaderError) as failed:
+            run.batch()
+        assert failed.value.kind == "CheckpointError"
+        assert "the checkpoint was written with broker" in str(failed.value)
