@@ -55,6 +55,7 @@ _MICROSECONDS = 1_000_000
 _INT64_MAX = 2**63 - 1
 _INT32_MAX = 2**31 - 1
 _CLOSE_TIMEOUT_S = 1.0
+_TLS_ALERT = re.compile(r"\[SSL: (\w*ALERT\w*)\]")
 #: What pika makes of an exception in its own decoder: it ends the connection, keeps the words and
 #: throws the exception away. Such a message would do the same to every connection to come.
 _UNREADABLE = re.compile(
@@ -213,7 +214,11 @@ def _connect_error(error: object, url: BrokerUrl, connection: Connection) -> MqE
                 "set 'tls.caFile' to its authority, or use the host name the certificate is for"
             )
         if isinstance(cause, ssl.SSLError):
-            return _tls_error(cause, url)
+            return _tls_error(cause.reason or str(cause), url)
+        # What TLS 1.3 refuses comes after the handshake, and pika keeps only the words of it.
+        alert = _TLS_ALERT.search(str(cause))
+        if alert is not None:
+            return _tls_error(alert[1], url)
         if isinstance(cause, ProbableAuthenticationError) or _closed_with(cause, 403):
             user = connection.username if connection.username is not None else url.username
             return RefusedError(
@@ -231,14 +236,11 @@ def _connect_error(error: object, url: BrokerUrl, connection: Connection) -> MqE
     return BrokerUnavailableError(f"{url}: {_reason(error)}{_handshake_hint(causes, url)}")
 
 
-def _tls_error(cause: ssl.SSLError, url: BrokerUrl) -> MqError:
-    if cause.reason in {"WRONG_VERSION_NUMBER", "UNEXPECTED_EOF_WHILE_READING", "RECORD_LAYER_FAILURE"}:
-        return RefusedError(
-            f"{url}: the port does not speak TLS ({cause.reason}); use amqp:// or the broker's TLS port"
-        )
+def _tls_error(reason: str, url: BrokerUrl) -> MqError:
+    if reason in {"WRONG_VERSION_NUMBER", "UNEXPECTED_EOF_WHILE_READING", "RECORD_LAYER_FAILURE"}:
+        return RefusedError(f"{url}: the port does not speak TLS ({reason}); use amqp:// or the broker's TLS port")
     return RefusedError(
-        f"{url}: TLS failed: {cause.reason or cause}; check 'tls.certFile' and 'tls.keyFile', and "
-        "what the broker asks of clients"
+        f"{url}: TLS failed: {reason}; check 'tls.certFile' and 'tls.keyFile', and what the broker asks of clients"
     )
 
 
