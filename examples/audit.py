@@ -13,8 +13,10 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pyarrow.parquet as pq
+from rich.console import Console
+from rich.table import Table
 
-__all__ = ["Verdict", "committed_files", "output_ids", "verdict"]
+__all__ = ["Verdict", "committed_files", "output_ids", "print_rows", "verdict"]
 
 _SHOWN = 5
 
@@ -45,6 +47,17 @@ class Verdict:
     def holds(self) -> bool:
         """Is every message in the output, once, and the queue empty?"""
         return self.lost == self.duplicated == self.unexpected == self.left == 0 and self.sent > 0
+
+    def rows(self) -> dict[str, int]:
+        """The counts under the names that reports use."""
+        return {
+            "messages sent": self.sent,
+            "in the output": self.output,
+            "lost": self.lost,
+            "duplicated": self.duplicated,
+            "unexpected": self.unexpected,
+            "left in the queue": self.left,
+        }
 
 
 def verdict(sent: Iterable[str], output: Iterable[str], left: int) -> Verdict:
@@ -99,3 +112,14 @@ def output_ids(folder: Path) -> list[str]:
     for file in committed_files(folder):
         ids += pq.read_table(file, columns=["messageId"]).column(0).to_pylist()
     return ids
+
+
+def print_rows(console: Console, title: str, rows: dict[str, int], seconds: float) -> None:
+    """A report: names, numbers, and the time it took."""
+    table = Table(title=title, show_header=False, title_justify="left")
+    table.add_column()
+    table.add_column(justify="right")
+    for name, value in rows.items():
+        table.add_row(name, f"{value:,}")
+    table.add_row("time", f"{seconds:,.0f} s")
+    console.print(table)

@@ -19,9 +19,8 @@ from pathlib import Path
 import pika
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-from examples.audit import Verdict
+from examples.audit import Verdict, print_rows
 from examples.storm import Job, Publisher, Storm, queue_depth
 from pyspark_mq.brokers.rabbitmq_node import RabbitNode
 from pyspark_mq.sources.url import redact
@@ -105,16 +104,8 @@ def _faults(job: Job, node: RabbitNode | None) -> dict[str, Callable[[], bool]]:
 
 def _print(console: Console, result: Verdict, storm: Storm, job: Job, publisher: Publisher, seconds: float) -> None:
     counters = job.counters()
-    table = Table(title="Audit", show_header=False, title_justify="left")
-    table.add_column()
-    table.add_column(justify="right")
     rows = {
-        "messages sent": result.sent,
-        "in the output": result.output,
-        "lost": result.lost,
-        "duplicated": result.duplicated,
-        "unexpected": result.unexpected,
-        "left in the queue": result.left,
+        **result.rows(),
         **storm.done,
         "starts of the job": job.starts,
         "sent again by the publisher (unconfirmed)": publisher.sent_again,
@@ -122,10 +113,7 @@ def _print(console: Console, result: Verdict, storm: Storm, job: Job, publisher:
         "duplicates recognised and dropped": counters.get("duplicatesDropped", 0),
         "epochs replayed": counters.get("replays", 0),
     }
-    for name, value in rows.items():
-        table.add_row(name, f"{value:,}")
-    table.add_row("time", f"{seconds:.0f} s")
-    console.print(table)
+    print_rows(console, "Audit", rows, seconds)
     if result.holds:
         console.print("[green]Every message is in the output exactly once.")
     else:

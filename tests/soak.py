@@ -16,8 +16,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
+from examples.audit import print_rows
 from examples.storm import Job, Publisher, Storm
 from pyspark_mq.brokers.rabbitmq_node import RabbitNode
 from tests.support.proxy import Direction, FaultProxy
@@ -67,17 +67,9 @@ def main() -> int:
                 Path(arguments.keep).write_bytes(job.log.read_bytes())
         counts = node.counts(QUEUE)
         result = storm.verdict(counts.ready + counts.unacked)
-        table = Table(title="Soak", show_header=False, title_justify="left")
-        table.add_column()
-        table.add_column(justify="right")
         counters = job.counters()
         rows = {
-            "messages sent": result.sent,
-            "in the output": result.output,
-            "lost": result.lost,
-            "duplicated": result.duplicated,
-            "unexpected": result.unexpected,
-            "left in the queue": result.left,
+            **result.rows(),
             **_merged(storm.done),
             "faults in all": sum(storm.done.values()),
             "starts of the job": job.starts,
@@ -87,10 +79,7 @@ def main() -> int:
             "reconnects": counters.get("reconnects", 0),
             "epochs replayed": counters.get("replays", 0),
         }
-        for name, value in rows.items():
-            table.add_row(name, f"{value:,}")
-        table.add_row("time", f"{time.monotonic() - began:,.0f} s")
-        console.print(table)
+        print_rows(console, "Soak", rows, time.monotonic() - began)
         if not result.holds:
             console.print(result.examples)
         return 0 if result.holds else 1
