@@ -22,7 +22,8 @@ import pika
 import psutil
 
 from examples.audit import Verdict, output_ids, verdict
-from pyspark_mq.brokers.rabbitmq_publisher import PublishError, publish_confirmed
+from pyspark_mq.brokers.process import PublishError
+from pyspark_mq.brokers.rabbitmq_publisher import publish_confirmed
 
 __all__ = ["Job", "Publisher", "Storm", "queue_depth"]
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from pyspark_mq.brokers.activemq import ACTIVEMQ
+from pyspark_mq.brokers.artemis import ARTEMIS
 from pyspark_mq.brokers.base import Broker
 from pyspark_mq.brokers.rabbitmq import RABBITMQ
 
 __all__ = ["BROKERS", "Broker"]
 
 #: Every broker this version reads from, by the value of the option `broker`.
-BROKERS: Mapping[str, Broker] = MappingProxyType({RABBITMQ.name: RABBITMQ})
+BROKERS: Mapping[str, Broker] = MappingProxyType({broker.name: broker for broker in (RABBITMQ, ACTIVEMQ, ARTEMIS)})

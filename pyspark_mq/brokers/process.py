@@ -25,11 +25,11 @@ import tempfile
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark_mq.brokers.ports import LOOPBACK, ReservedPort, free_port, free_ports, listens
 from pyspark_mq.errors import BrokerError
@@ -43,6 +43,8 @@ __all__ = [
     "Node",
     "NodeError",
     "Process",
+    "PublishError",
+    "QueueCounts",
     "ReservedPort",
     "TlsFiles",
     "free_port",
@@ -65,6 +67,19 @@ class NodeError(BrokerError):
 
     The data folder is kept as it is: messages the broker had stored are still stored.
     """
+
+
+class PublishError(NodeError):
+    """Not everything was confirmed.
+
+    Attributes:
+        confirmed: how many of the messages the broker has for certain. With a lost connection
+            some of the others may be in the queue as well.
+    """
+
+    def __init__(self, queue: str, confirmed: int, reason: str) -> None:
+        self.confirmed = confirmed
+        super().__init__(f"publishing to {queue!r} ended after {confirmed} confirmations: {reason}")
 
 
 def poll(condition: Callable[[], bool], timeout_s: float) -> bool:
@@ -194,6 +209,14 @@ class TlsFiles:
     verify_client: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class QueueCounts:
+    """Messages of a queue: to be delivered, and delivered but not acknowledged."""
+
+    ready: int
+    unacked: int
+
+
 class Node(ABC):
     """One broker, run as a local process with data and ports of its own.
 
@@ -253,6 +276,53 @@ class Node(ABC):
 
         Raises:
             NodeError: the node was not set up to speak that.
+        """
+
+    @abstractmethod
+    def declare(self, queue: str) -> None:
+        """Make a durable queue, on disk on return; nothing happens when there is one.
+
+        Raises:
+            NodeError: the broker refused.
+        """
+
+    @abstractmethod
+    def delete(self, queue: str) -> None:
+        """Delete a queue with its messages; nothing happens when there is none."""
+
+    @abstractmethod
+    def counts(self, queue: str) -> QueueCounts:
+        """Messages of a queue, both numbers of about one instant.
+
+        Raises:
+            NodeError: no such queue.
+        """
+
+    @abstractmethod
+    def publish(
+        self,
+        queue: str,
+        bodies: Iterable[bytes],
+        *,
+        ids: Iterable[str | None] | None = None,
+        headers: Mapping[str, Any] | None = None,
+        protocol: str | None = None,
+        timeout_s: float = 120.0,
+    ) -> list[str | None]:
+        """Publish persistent messages; returns when the broker has confirmed all of them.
+
+        Args:
+            ids: message ID of each, None for a message without; by default ones that are unique
+                over all calls. Where the broker gives all IDs itself they are not used.
+            headers: application headers (properties) of each.
+            protocol: to publish over, one of :meth:`url`; by default the broker's main one.
+            timeout_s: for all of it.
+
+        Returns:
+            the IDs, in order.
+
+        Raises:
+            PublishError: not all were confirmed; it has how many were.
         """
 
     @abstractmethod

@@ -21,9 +21,9 @@ import secrets
 import shutil
 import socket
 import subprocess
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -35,6 +35,7 @@ from pyspark_mq.brokers.process import (
     Node,
     NodeError,
     Process,
+    QueueCounts,
     TlsFiles,
     listens,
     poll,
@@ -42,7 +43,7 @@ from pyspark_mq.brokers.process import (
 from pyspark_mq.brokers.rabbitmq_erlang import CATCH_UP, COUNTS, PRELOAD, SYNC
 from pyspark_mq.brokers.rabbitmq_publisher import publish_confirmed
 
-__all__ = ["QueueCounts", "RabbitNode"]
+__all__ = ["RabbitNode"]
 
 _LIBRARY = Path("/usr/lib/rabbitmq/lib")
 _INSTALL = "install it with: apt-get install rabbitmq-server"
@@ -57,18 +58,13 @@ _AMQP_METHOD_FRAME = b"\x01"
 _PROBE_TIMEOUT_S = 5.0
 _EPMD_TIMEOUT_S = 10.0
 _EVAL_TIMEOUT_S = 30.0
+_EVAL_RETRY_S = 0.2
+#: What erl_call says when the node did not let it in.
+_NOT_CONNECTED = "failed to connect to node"
 _CTL_TIMEOUT_S = 60.0
 _CATCH_UP_TIMEOUT_S = 30.0
 
 _COUNTS_ANSWER = re.compile(r"\{(\d+), (\d+)\}")
-
-
-@dataclass(frozen=True, slots=True)
-class QueueCounts:
-    """Messages of a queue: to be delivered, and delivered but not acknowledged."""
-
-    ready: int
-    unacked: int
 
 
 class RabbitNode(Node):
@@ -189,12 +185,23 @@ class RabbitNode(Node):
         Raises:
             NodeError: the node does not answer, or the expression failed.
         """
-        command = ["erl_call", "-address", f"{LOOPBACK}:{self._distribution_port}", "-r", "-e"]
         source = expression.strip().removesuffix(".") + ".\n"
-        answer = self._run(command, source, _EVAL_TIMEOUT_S).strip()
+        answer = self._erl_call(source).strip()
         if not answer.startswith("{ok, "):
             raise NodeError(f"{source.strip()} in RabbitMQ failed: {answer}")
         return answer.removeprefix("{ok, ").removesuffix("}")
+
+    def _erl_call(self, source: str) -> str:
+        command = ["erl_call", "-address", f"{LOOPBACK}:{self._distribution_port}", "-r", "-e"]
+        deadline = time.monotonic() + _EVAL_TIMEOUT_S
+        while True:
+            try:
+                return self._run(command, source, _EVAL_TIMEOUT_S)
+            except NodeError as failed:
+                # A busy node may miss the time erl_call gives the handshake. Nothing was evaluated then.
+                if _NOT_CONNECTED not in str(failed) or not self.running or time.monotonic() > deadline:
+                    raise
+            time.sleep(_EVAL_RETRY_S)
 
     def declare(self, queue: str, *, quorum: bool = False, arguments: Mapping[str, Any] | None = None) -> None:
         """Declare a durable queue, on disk on return.
@@ -255,6 +262,7 @@ class RabbitNode(Node):
         *,
         ids: Iterable[str | None] | None = None,
         headers: Mapping[str, Any] | None = None,
+        protocol: str | None = None,  # noqa: ARG002 - all protocols read the same queues
         persistent: bool = True,
         timeout_s: float = 120.0,
         **properties: Any,
@@ -265,6 +273,7 @@ class RabbitNode(Node):
             ids: `message_id` of each, None for a message without; by default ones that are
                 unique over all calls.
             headers: application headers of each.
+            protocol: not looked at: it is AMQP 0-9-1.
             timeout_s: for all of it; a broker under an alarm takes nothing and says nothing.
             properties: further ones of each, as pika names them (`priority`, `expiration`, ...).
 

@@ -12,26 +12,13 @@ from collections.abc import Iterable, Iterator
 from itertools import takewhile
 from typing import Any
 
-from pyspark_mq.brokers.process import NodeError
+from pyspark_mq.brokers.process import PublishError
 
-__all__ = ["PublishError", "publish_confirmed"]
+__all__ = ["publish_confirmed"]
 
 _WINDOW_MESSAGES = 5000
 _BATCH_MESSAGES = 1000
 _CLOSE_TIMEOUT_S = 1.0
-
-
-class PublishError(NodeError):
-    """Not everything was confirmed.
-
-    Attributes:
-        confirmed: how many of the messages the broker has for certain. With a lost connection
-            some of the others may be in the queue as well.
-    """
-
-    def __init__(self, queue: str, confirmed: int, reason: str) -> None:
-        self.confirmed = confirmed
-        super().__init__(f"publishing to {queue!r} ended after {confirmed} confirmations: {reason}")
 
 
 def publish_confirmed(parameters: Any, queue: str, messages: Iterable[tuple[bytes, Any]], *, timeout_s: float) -> None:

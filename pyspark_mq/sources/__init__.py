@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from types import MappingProxyType
 
-from pyspark_mq.brokers.base import AMQP_0_9_1
+from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from pyspark_mq.errors import MissingExtraError
 from pyspark_mq.sources.base import Consumer
 
@@ -14,7 +14,11 @@ __all__ = ["CONSUMERS", "consumer_class"]
 
 #: protocol -> (module, class, what to install for it)
 CONSUMERS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
-    {AMQP_0_9_1: ("pyspark_mq.sources.amqp091", "Amqp091Consumer", "pyspark-mq")}
+    {
+        AMQP_0_9_1: ("pyspark_mq.sources.amqp091", "Amqp091Consumer", "pyspark-mq"),
+        AMQP_1_0: ("pyspark_mq.sources.amqp10", "Amqp10Consumer", "pyspark-mq[amqp10]"),
+        STOMP: ("pyspark_mq.sources.stomp", "StompConsumer", "pyspark-mq[stomp]"),
+    }
 )
 
 

@@ -21,14 +21,15 @@ from pyspark_mq.brokers.process import (
     LOOPBACK,
     Node,
     NodeError,
+    PublishError,
+    QueueCounts,
     ReservedPort,
     TlsFiles,
     free_ports,
     listens,
     poll,
 )
-from pyspark_mq.brokers.rabbitmq_node import QueueCounts, RabbitNode
-from pyspark_mq.brokers.rabbitmq_publisher import PublishError
+from pyspark_mq.brokers.rabbitmq_node import RabbitNode
 from tests.support.certificates import Certificates, Identity, make_certificates
 
 TIMEOUT_S = 20.0

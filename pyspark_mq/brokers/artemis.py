@@ -1,0 +1,30 @@
+"""ActiveMQ Artemis: what is particular to it."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from pyspark_mq.brokers.base import AMQP_1_0, STOMP, Amqp10Dialect, Broker, StompDialect
+
+__all__ = ["ARTEMIS"]
+
+ARTEMIS = Broker(
+    name="artemis",
+    protocols=MappingProxyType(
+        {
+            "amqp": (AMQP_1_0,),
+            "amqps": (AMQP_1_0,),
+            "stomp": (STOMP,),
+            "stomp+ssl": (STOMP,),
+        }
+    ),
+    epoch_messages=50_000,
+    prefetch_max=MappingProxyType({AMQP_1_0: 100_000, STOMP: 100_000}),
+    selectors=True,
+    delivery_limit_note=(
+        "a message that was handed out more often than `max-delivery-attempts` (10 by default) goes "
+        "to the dead-letter address"
+    ),
+    stomp=StompDialect(queue="{name}", topic="{name}", id_header="message-id"),
+    amqp10=Amqp10Dialect(queue="{name}", topic="{name}", confirms=True),
+)
