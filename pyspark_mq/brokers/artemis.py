@@ -21,10 +21,20 @@ ARTEMIS = Broker(
     epoch_messages=50_000,
     prefetch_max=MappingProxyType({AMQP_1_0: 100_000, STOMP: 100_000}),
     selectors=True,
+    virtual_hosts=False,
+    durable_topics=frozenset({AMQP_1_0, STOMP}),
+    shared_topics=frozenset({AMQP_1_0}),
+    ids_by_protocol=True,
     delivery_limit_note=(
         "a message that was handed out more often than `max-delivery-attempts` (10 by default) goes "
         "to the dead-letter address"
     ),
     stomp=StompDialect(queue="{name}", topic="{name}", id_header="message-id"),
-    amqp10=Amqp10Dialect(queue="{name}", topic="{name}", confirms=True),
+    amqp10=Amqp10Dialect(
+        queue="{name}",
+        topic="{name}",
+        capabilities=("queue", "topic"),
+        confirms=True,
+        counts_acquirers=False,
+    ),
 )

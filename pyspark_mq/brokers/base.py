@@ -35,13 +35,22 @@ class Amqp10Dialect:
     """AMQP 1.0 as one broker speaks it.
 
     Attributes:
-        queue, topic: source addresses, with `{name}` for the name.
-        confirms: does it answer an acceptance by settling it?
+        queue: source address of a queue, with `{name}` for the name.
+        topic: the same for a topic.
+        capabilities: for a queue and for a topic, what the source asks for (extension
+            capabilities of a terminus).
+        confirms: does it settle what we accepted, once it has taken that (AMQP 1.0, 2.6.12)?
+        counts_acquirers: does the header `first-acquirer` tell a redelivery? Its default is false.
+        virtual_host: what `open.hostname` carries, with `{name}` for the virtual host; empty if the
+            broker has none.
     """
 
     queue: str
     topic: str
+    capabilities: tuple[str, str] | None
     confirms: bool
+    counts_acquirers: bool
+    virtual_host: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +63,10 @@ class Broker:
         epoch_messages: default of `maxMessagesPerTrigger`.
         prefetch_max: protocol -> most un-acknowledged messages one connection can be handed.
         selectors: can it filter by JMS selector?
+        virtual_hosts: does the path of a url name one?
+        durable_topics: protocols over which a topic has durable subscriptions.
+        shared_topics: those over which several sessions can take turns with one.
+        ids_by_protocol: is the ID of one message another text over another protocol?
         delivery_limit_note: what an operator has to know about messages that are handed out
             again and again; shown with data-loss errors.
         stomp, amqp10: how it speaks a protocol where the specification leaves it to the broker;
@@ -65,6 +78,10 @@ class Broker:
     epoch_messages: int
     prefetch_max: Mapping[str, int]
     selectors: bool
+    virtual_hosts: bool
+    durable_topics: frozenset[str]
+    shared_topics: frozenset[str]
+    ids_by_protocol: bool
     delivery_limit_note: str
     stomp: StompDialect | None = None
     amqp10: Amqp10Dialect | None = None

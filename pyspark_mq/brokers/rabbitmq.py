@@ -23,10 +23,21 @@ RABBITMQ = Broker(
     # unlimited on classic queues, but 2000 on quorum queues.
     prefetch_max=MappingProxyType({AMQP_0_9_1: 65_535, AMQP_1_0: 65_535, STOMP: 65_535}),
     selectors=False,
+    virtual_hosts=True,
+    durable_topics=frozenset({AMQP_0_9_1, STOMP}),
+    shared_topics=frozenset({AMQP_0_9_1, STOMP}),
+    ids_by_protocol=False,
     delivery_limit_note=(
         "a quorum queue drops or dead-letters a message that was handed out more often than its "
         "delivery limit (20 by default from RabbitMQ 4)"
     ),
     stomp=StompDialect(queue="/amq/queue/{name}", topic="/exchange/{name}", id_header="amqp-message-id"),
-    amqp10=Amqp10Dialect(queue="/amq/queue/{name}", topic="/exchange/{name}", confirms=False),
+    amqp10=Amqp10Dialect(
+        queue="/amq/queue/{name}",
+        topic="/exchange/{name}/#",
+        capabilities=None,
+        confirms=False,
+        counts_acquirers=True,
+        virtual_host="vhost:{name}",
+    ),
 )

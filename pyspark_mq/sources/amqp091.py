@@ -44,7 +44,7 @@ from pyspark_mq.errors import (
     MqError,
     RefusedError,
 )
-from pyspark_mq.sources.base import Connection, Consumer, Decoder, Depth, Greeting, SessionLostError
+from pyspark_mq.sources.base import Connection, Consumer, Decoder, Depth, Greeting, SessionLostError, tls_error
 from pyspark_mq.sources.url import BrokerUrl
 
 __all__ = ["Amqp091Consumer", "Amqp091Decoder"]
@@ -208,19 +208,14 @@ def _connect_error(error: object, url: BrokerUrl, connection: Connection) -> MqE
     """The error of this package for a failed attempt to connect."""
     causes = _causes(error)
     for cause in causes:
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            return RefusedError(
-                f"{url}: the certificate of the broker was not accepted: {cause.verify_message}; "
-                "set 'tls.caFile' to its authority, or use the host name the certificate is for"
-            )
         if isinstance(cause, ssl.SSLError):
-            return _tls_error(cause.reason or str(cause), url)
+            return tls_error(cause, url)
         # What TLS 1.3 refuses comes after the handshake, and pika keeps only the words of it.
         alert = _TLS_ALERT.search(str(cause))
         if alert is not None:
-            return _tls_error(alert[1], url)
+            return tls_error(alert[1], url)
         if isinstance(cause, ProbableAuthenticationError) or _closed_with(cause, 403):
-            user = connection.username if connection.username is not None else url.username
+            user = connection.credentials(url)[0]
             return RefusedError(
                 f"{url}: the broker refused the login of user '{user or 'guest'}'; check options "
                 f"'username' and 'password' or those in 'url' ({_reason(error)})"
@@ -234,14 +229,6 @@ def _connect_error(error: object, url: BrokerUrl, connection: Connection) -> MqE
                 f"'url' (%2F is '/') and the user's permissions ({reason})"
             )
     return BrokerUnavailableError(f"{url}: {_reason(error)}{_handshake_hint(causes, url)}")
-
-
-def _tls_error(reason: str, url: BrokerUrl) -> MqError:
-    if reason in {"WRONG_VERSION_NUMBER", "UNEXPECTED_EOF_WHILE_READING", "RECORD_LAYER_FAILURE"}:
-        return RefusedError(f"{url}: the port does not speak TLS ({reason}); use amqp:// or the broker's TLS port")
-    return RefusedError(
-        f"{url}: TLS failed: {reason}; check 'tls.certFile' and 'tls.keyFile', and what the broker asks of clients"
-    )
 
 
 def _closed_with(cause: BaseException, code: int) -> bool:
@@ -343,8 +330,7 @@ class Amqp091Consumer(Consumer):
         )
 
     def _credentials(self, url: BrokerUrl) -> Any:
-        username = self.connection.username if self.connection.username is not None else url.username
-        password = self.connection.password if self.connection.password is not None else url.password
+        username, password = self.connection.credentials(url)
         if username is None and url.tls and self.connection.tls.cert_file is not None:
             # A client certificate and nobody named: the certificate says who it is (SASL EXTERNAL).
             return pika.credentials.ExternalCredentials()

@@ -22,10 +22,10 @@ from typing import Any, ClassVar
 
 from pyspark_mq.brokers.base import Broker
 from pyspark_mq.dedup import IdSource
-from pyspark_mq.errors import OptionError
+from pyspark_mq.errors import OptionError, RefusedError
 from pyspark_mq.sources.url import BrokerUrl
 
-__all__ = ["Connection", "Consumer", "Decoder", "Depth", "Greeting", "SessionLostError", "Tls"]
+__all__ = ["Connection", "Consumer", "Decoder", "Depth", "Greeting", "SessionLostError", "Tls", "tls_error"]
 
 
 class SessionLostError(Exception):
@@ -73,11 +73,36 @@ class Tls:
         return context
 
 
+#: What OpenSSL says when the other side answers in plain text, or hangs up on a greeting it cannot read.
+_NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "UNEXPECTED_EOF_WHILE_READING", "RECORD_LAYER_FAILURE"})
+
+
+def tls_error(error: ssl.SSLError | str, url: BrokerUrl) -> RefusedError:
+    """The error of this package for a failed handshake.
+
+    Args:
+        error: what Python raised, or OpenSSL's name of the reason.
+    """
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return RefusedError(
+            f"{url}: the certificate of the broker was not accepted: {error.verify_message}; "
+            "set 'tls.caFile' to its authority, or use the host name the certificate is for"
+        )
+    reason = error if isinstance(error, str) else error.reason or str(error)
+    if reason in _NO_TLS:
+        plain = {"amqps": "amqp", "stomp+ssl": "stomp"}.get(url.scheme, url.scheme)
+        return RefusedError(f"{url}: the port does not speak TLS ({reason}); use {plain}:// or the broker's TLS port")
+    return RefusedError(
+        f"{url}: TLS failed: {reason}; check 'tls.certFile' and 'tls.keyFile', and what the broker asks of clients"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Connection:
     """How to reach the messages; what every session of a query shares.
 
-    Times are seconds. `password` stays out of the repr.
+    Times are seconds. `password` stays out of the repr. `shared`: several sessions take turns with
+    the messages of one subscription.
     """
 
     broker: Broker
@@ -93,6 +118,12 @@ class Connection:
     connect_timeout_s: float = 30.0
     reconnect_timeout_s: float = 600.0
     heartbeat_s: float = 60.0
+    shared: bool = False
+
+    def credentials(self, url: BrokerUrl) -> tuple[str | None, str | None]:
+        """User and password for a candidate: options come before the url; None where nobody is named."""
+        username = self.username if self.username is not None else url.username
+        return username, self.password if self.password is not None else url.password
 
     @property
     def destination(self) -> str:
@@ -101,7 +132,7 @@ class Connection:
             return f"queue '{self.queue}'"
         if self.subscription is None:
             return f"topic '{self.topic}'"
-        return f"topic '{self.topic}' (subscription '{self.subscription}')"
+        return f"topic '{self.topic}' ({'shared ' if self.shared else ''}subscription '{self.subscription}')"
 
     @property
     def name(self) -> str:
@@ -208,10 +239,10 @@ class Consumer(ABC):
 
     @abstractmethod
     def consume(self, window: int) -> None:
-        """Take messages in, at most `window` un-acknowledged at a time.
+        """Take messages in, at most `window` un-acknowledged at a time, those held included.
 
-        Called again to change the window: what was handed out stays handed out, and counts
-        towards the new window only where the broker does it that way.
+        Called again to widen the window: what was handed out stays handed out. A broker that
+        counts a new window from zero may hand out as much again.
         """
 
     @abstractmethod

@@ -12,12 +12,13 @@ is asked for again after a crash has the same messages in the same order.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from itertools import accumulate, count
+from itertools import accumulate, count, takewhile
 from operator import methodcaller
 from typing import Any
 
@@ -64,6 +65,8 @@ _FILL_MAX_S = 3.0
 _FILL_GAP_S = 0.2
 #: ... looked at so often: each look takes the interpreter away from the receiving thread.
 _FILL_STEP_S = 0.05
+#: ... where the broker does not tell that there is a backlog: while so many come with each look.
+_FILL_STEP_MESSAGES = 100
 _STEP_S = 0.005
 _DEPTH_AGE_MAX_S = 0.25
 #: Un-acknowledged messages asked for until the first epoch after a restart is committed, beyond
@@ -74,6 +77,8 @@ _CAREFUL_WINDOW = 2_000
 _CONFIRM_WAIT_S = 5.0
 #: An emptied queue has to stay so for this long before a bounded run ends.
 _EMPTY_S = 0.3
+#: ... and where the broker does not tell how many messages it has: nothing may come for this long.
+_QUIET_S = 1.0
 #: Missing IDs named in an error; the rest is counted.
 _IDS_SHOWN = 10
 
@@ -173,7 +178,8 @@ class EpochSource:
         self._last_sign_s = 0.0
         self._waiting_since_s: float | None = None
         self._ready_at_first: int | None = None
-        self._to_go: int | None = None
+        self._to_go: float | None = None
+        self._bounded_at_us = 0
         self._reconnects = self._redelivered = self._rejected = 0
 
     # -- Spark's calls, in its order -----------------------------------------------------------
@@ -183,7 +189,11 @@ class EpochSource:
         return Position(0)
 
     def bound(self) -> None:
-        """From now on take only what the queue holds at this moment (`Trigger.AvailableNow`)."""
+        """From now on take only what the queue holds at this moment (`Trigger.AvailableNow`).
+
+        Where the broker does not tell how much that is, the end is the first message with a
+        timestamp after this moment, or a second without any.
+        """
         self._start()
         self._await_sessions()
         deadline = time.monotonic() + _LEADER_WAIT_S
@@ -194,7 +204,8 @@ class EpochSource:
             self._pump()
             waiting = sum(len(consumer.inbox) for _, consumer in self._live.values())
             self._ready_at_first = waiting + self._newest_depth()
-        self._to_go = self._ready_at_first
+        self._bounded_at_us = time.time_ns() // 1_000
+        self._to_go = math.inf if self._ready_at_first is None else self._ready_at_first
 
     def latest(self, start: Position | None, limit: Limit) -> Position:
         """Phase two of the epoch that ends at `start`, then phase one of the next.
@@ -386,9 +397,8 @@ class EpochSource:
                 "%s: %d planned messages are not among the first %d handed out; asking for more",
                 self._settings.connection.destination, missing, self._windows[session],
             )  # fmt: skip
-            # What is held stays held and the new window counts from zero (see `Consumer.consume`).
             self._windows[session] += self._settings.prefetch
-            receiver.ask(session, methodcaller("consume", self._settings.prefetch))
+            receiver.ask(session, methodcaller("consume", self._windows[session]))
 
     def _give_up(self, epoch: int) -> None:
         """Rule 9: the planned messages are not all there."""
@@ -432,7 +442,8 @@ class EpochSource:
         """
         self._await_sessions()
         deadline = time.monotonic() + _FIRST_WAIT_S
-        while not self._ledger.buffered and self._ready_at_first and time.monotonic() < deadline:
+        # Not if the queue is known to be empty.
+        while not self._ledger.buffered and self._ready_at_first != 0 and time.monotonic() < deadline:
             self._wait(_IDLE_WAIT_S)
             self._pump()
 
@@ -636,27 +647,46 @@ class EpochSource:
             self._pump()
             if self._ledger.buffered:
                 self._fill(limit)
-                return min(self._size(limit), self._left())
+                size = self._until_bound(self._size(limit))
+                if size:
+                    return size
+                break
             now = time.monotonic()
             if not self._queue_is_empty():
                 empty_since = None
             elif empty_since is None:
                 empty_since = now
-            elif now - empty_since >= _EMPTY_S:
+            elif now - empty_since >= (_EMPTY_S if self._depths() else _QUIET_S):
                 break  # somebody else took the rest
             self._wait(_IDLE_WAIT_S)
         self._await_confirmations()
         return 0
 
-    def _left(self) -> int:
+    def _until_bound(self, size: int) -> int:
+        """How many of the first `size` buffered messages belong to a bounded run."""
+        left = self._left()
+        if left < math.inf:
+            return min(size, int(left))
+        stamps = self._decoder.columns["timestamp"](list(self._ledger.buffered_payloads(size)))
+        old = sum(1 for _ in takewhile(lambda stamp: stamp is None or stamp <= self._bounded_at_us, stamps))
+        if old < size:
+            self._to_go = self._done() + old
+        return old
+
+    def _left(self) -> float:
+        return (self._to_go or 0) - self._done()
+
+    def _done(self) -> int:
         counted = self._ledger.counters
-        done = counted.planned + counted.rebound + counted.duplicates_dropped + self._rejected
-        return (self._to_go or 0) - done
+        return counted.planned + counted.rebound + counted.duplicates_dropped + self._rejected
+
+    def _depths(self) -> list[int]:
+        """Messages waiting at the broker, as each receiver was told; empty if it does not tell."""
+        return [receiver.depth.ready for receiver in self._receivers if receiver.depth is not None]
 
     def _queue_is_empty(self) -> bool:
         self._refresh_depth()
-        depths = [r.depth.ready for r in self._receivers if r.depth is not None]
-        return self._all_live() and not any(depths)
+        return self._all_live() and not any(self._depths())
 
     def _refresh_depth(self) -> None:
         now = time.monotonic()
@@ -675,11 +705,14 @@ class EpochSource:
     def _fill(self, limit: Limit) -> None:
         """Let the epoch grow while a backlog keeps flowing in."""
         began = time.monotonic()
-        while self._could_grow(limit, began) and time.monotonic() - began < _FILL_MAX_S:
+        came = _FILL_STEP_MESSAGES
+        while self._could_grow(limit, began, came) and time.monotonic() - began < _FILL_MAX_S:
+            before = self._ledger.counters.received
             time.sleep(_FILL_STEP_S)
             self._pump()
+            came = self._ledger.counters.received - before
 
-    def _could_grow(self, limit: Limit, began_s: float) -> bool:
+    def _could_grow(self, limit: Limit, began_s: float, came: int) -> bool:
         buffered = self._ledger.buffered
         most = self._settings.prefetch if limit.messages is None else limit.messages
         if not buffered or buffered >= most or self._buffered_bytes >= self._settings.max_bytes:
@@ -692,7 +725,8 @@ class EpochSource:
         if self._ledger.unacked >= sum(self._windows.values()):
             return False
         self._refresh_depth()
-        return any(r.depth is not None and r.depth.ready > 0 for r in self._receivers)
+        depths = self._depths()
+        return any(depths) if depths else came >= _FILL_STEP_MESSAGES
 
     def _size(self, limit: Limit) -> int:
         """How many buffered messages the next epoch takes: at least one if there is any."""

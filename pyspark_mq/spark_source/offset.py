@@ -6,7 +6,8 @@ One JSON object of fixed key order (Spark compares offsets as text):
 ``v``          version of this format
 ``broker``     value of the option `broker`
 ``source``     what is read: virtual host, queue or topic, subscription
-``ids``        where message IDs come from; empty for a guarantee without IDs
+``ids``        where message IDs come from, with the protocol where that makes a difference;
+               empty for a guarantee without IDs
 ``identity``   the name the broker gives itself and keeps, empty if unknown
 ``epoch``      number of the epoch that ends here
 ``planned``    its message IDs, in order (:mod:`pyspark_mq.dedup.codec`)
@@ -56,7 +57,7 @@ class OffsetCodec:
         return cls(
             broker=connection.broker.name,
             source=f"{connection.destination} in virtual host '{host}'",
-            ids=str(settings.id_source) if exact else "",
+            ids=_ids(settings) if exact else "",
             destination=connection.destination,
         )
 
@@ -112,13 +113,20 @@ class OffsetCodec:
         # From and to the lower guarantees there is nothing to compare.
         if offset["ids"] and self.ids and offset["ids"] != self.ids:
             raise CheckpointError(
-                f"{self.destination}: the checkpoint has IDs from messageIdFrom='{offset['ids']}', but the "
-                f"option is now '{self.ids}': redeliveries would not be recognised. Set it back, or start "
-                "with a new checkpointLocation"
+                f"{self.destination}: the checkpoint has IDs from messageIdFrom='{offset['ids']}', but "
+                f"'messageIdFrom' and 'protocol' now give '{self.ids}': redeliveries would not be recognised. "
+                "Set them back, or start with a new checkpointLocation"
             )
 
     def _error(self, problem: str) -> CheckpointError:
         return CheckpointError(f"{self.destination}: the offset in the checkpoint {problem}. {_FRESH}")
+
+
+def _ids(settings: Settings) -> str:
+    connection = settings.connection
+    if connection.broker.ids_by_protocol and settings.id_source.kind == "message-id":
+        return f"{settings.id_source} over {connection.protocol}"
+    return str(settings.id_source)
 
 
 def _crc(offset: dict[str, Any]) -> int:

@@ -10,7 +10,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -182,9 +182,8 @@ class _Parser:
             else self._count("prefetch", 1, prefetch_max)
         )
         consumers = self._count("consumers", 1, _CONSUMERS_MAX)
-        if consumers > 1 and connection.topic is not None and connection.subscription is None:
-            problem = f"{consumers} would each get every message of topic '{connection.topic}'"
-            raise OptionError("consumers", f"{problem}; name a 'subscription', or leave it at 1")
+        if consumers > 1 and connection.topic is not None:
+            connection = self._shared(connection, consumers)
         most = min(max_messages, prefetch * consumers)
         settings = Settings(
             connection=connection,
@@ -205,6 +204,16 @@ class _Parser:
         num_partitions = None if self._text("numPartitions") is None else self._count("numPartitions", 1, 10_000)
         return Options(settings, num_partitions, self._dedup_store(guarantee))
 
+    def _shared(self, connection: Connection, consumers: int) -> Connection:
+        topic, broker = connection.topic, connection.broker
+        if connection.subscription is None:
+            problem = f"{consumers} would each get every message of topic '{topic}'"
+            raise OptionError("consumers", f"{problem}; name a 'subscription', or leave it at 1")
+        if connection.protocol not in broker.shared_topics:
+            problem = f"{consumers} cannot share a subscription of broker '{broker.name}' over {connection.protocol}"
+            raise OptionError("consumers", f"{problem}; leave it at 1")
+        return replace(connection, shared=True)
+
     def _choice_of_broker(self) -> Broker:
         self._required("broker", f"accepted are {', '.join(BROKERS)}")
         return self._choice("broker", BROKERS)
@@ -223,11 +232,17 @@ class _Parser:
 
     def _connection(self, broker: Broker, guarantee: Guarantee) -> Connection:
         urls = parse_urls(self._required("url", "for example amqp://user:password@host:5672/vhost"))
+        if urls[0].virtual_host != "/" and not broker.virtual_hosts:
+            path = urls[0].virtual_host
+            raise OptionError(
+                "url", f"{urls[0]} has the path '/{path}', but broker '{broker.name}' has no virtual hosts"
+            )
+        protocol = self._protocol(broker, urls[0])
         connection = Connection(
             broker=broker,
-            protocol=self._protocol(broker, urls[0]),
+            protocol=protocol,
             urls=urls,
-            **self._destination(broker, guarantee),
+            **self._destination(broker, protocol, guarantee),
             username=self._text("username"),
             password=self._text("password"),
             tls=self._tls(urls),
@@ -250,7 +265,7 @@ class _Parser:
             return usable[0]
         return self._choice("protocol", {protocol: protocol for protocol in usable})
 
-    def _destination(self, broker: Broker, guarantee: Guarantee) -> dict[str, Any]:
+    def _destination(self, broker: Broker, protocol: str, guarantee: Guarantee) -> dict[str, Any]:
         queue, topic = self._text("queue"), self._text("topic")
         subscription, selector = self._text("subscription"), self._text("selector")
         if queue is None and topic is None:
@@ -266,6 +281,13 @@ class _Parser:
                 "subscription the broker keeps nothing for a query that is down. Name one, or set "
                 "guarantee 'none'",
             )
+        if subscription is not None and protocol not in broker.durable_topics:
+            others = " or ".join(sorted(broker.durable_topics))
+            raise OptionError(
+                "subscription",
+                f"'{subscription}': broker '{broker.name}' makes no durable subscriptions over {protocol}; bind a "
+                f"durable queue to '{topic}' and read it with 'queue', or use {others}",
+            )
         if selector is not None and not broker.selectors:
             raise OptionError("selector", f"broker '{broker.name}' has no selectors; filter in Spark instead")
         return {"queue": queue, "topic": topic, "subscription": subscription, "selector": selector}
@@ -273,7 +295,7 @@ class _Parser:
     def _tls(self, urls: tuple[BrokerUrl, ...]) -> Tls:
         used = [name for name in self._values if name.startswith("tls.")]
         if used and not urls[0].tls:
-            raise OptionError(used[0], f"is set, but {urls[0]} is no TLS url; use amqps://")
+            raise OptionError(used[0], f"is set, but {urls[0]} is no TLS url; use amqps:// or stomp+ssl://")
         if self._text("tls.keyFile") is not None and self._text("tls.certFile") is None:
             raise OptionError("tls.keyFile", "is set without 'tls.certFile'")
         tls = Tls(

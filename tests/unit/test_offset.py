@@ -157,7 +157,7 @@ def test_ids_from_elsewhere_are_refused(other: str) -> None:
     text = refusal(codec(messageIdFrom=other), spark(codec().encode(POSITION)))
     assert "queue 'orders'" in text
     assert "messageIdFrom='message-id'" in text
-    assert f"now '{other}'" in text
+    assert f"now give '{other}'" in text
     refusal(codec(), spark(codec(messageIdFrom=other).encode(POSITION)))
 
 

@@ -1,0 +1,510 @@
+"""AMQP 1.0 by python-qpid-proton.
+
+Proton's engine does no I/O: bytes of a socket go into its transport, bytes for the socket come
+out of it, and in between connection, session and link tell their states. So the socket is ours,
+TLS is the one of Python as for the other protocols, and nothing is paid for events that nobody
+looks at. What the reactor of the same library would add is a fifth of the time of a message.
+
+Flow control is by link credit (AMQP 1.0, 2.6.7): each session has `window` un-settled deliveries
+at most, and its credit is topped up as they are settled. When too many bytes wait in the inbox
+deliveries are left in the transport, whose incoming window closes (2.5.6).
+
+An acceptance is confirmed when the broker settles the delivery (2.6.12). A broker that does not
+gets the acceptances settled, and the answer to a new link behind them is the confirmation: it
+says that they were processed, not that they are on disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import ssl
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import count, takewhile
+from typing import Any, ClassVar
+
+from proton import (
+    SASL,
+    Delivery,
+    Described,
+    Endpoint,
+    Link,
+    Message,
+    ProtonException,
+    Receiver,
+    Session,
+    Terminus,
+    Transport,
+    symbol,
+)
+from proton import (
+    Connection as ProtonConnection,
+)
+
+from pyspark_mq.brokers.base import Amqp10Dialect
+from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MessageError, MqError, RefusedError
+from pyspark_mq.sources.amqp10_message import Amqp10Decoder, Raw, body_bytes
+from pyspark_mq.sources.base import Consumer, Decoder, Greeting, SessionLostError, tls_error
+from pyspark_mq.sources.url import BrokerUrl
+
+__all__ = ["Amqp10Consumer"]
+
+#: Small frames make the incoming window, which counts frames, a fine measure of bytes.
+_FRAME_BYTES = 16 << 10
+_INCOMING_BYTES = 16 << 20
+_READ_BYTES = 256 << 10
+_CLOSE_TIMEOUT_S = 1.0
+#: Credit is topped up when a tenth of the window is free: each top-up is a frame.
+_TOP_UP_PARTS = 10
+_UNAUTHORIZED = ("amqp:unauthorized-access", "amqp:not-allowed")
+#: Error conditions (AMQP 1.0, 2.8.15 to 2.8.18) that another attempt would meet again.
+_REFUSALS = {
+    "amqp:not-found": "does not exist; create it first, or correct the option",
+    "amqp:unauthorized-access": "is not for this user",
+    "amqp:not-allowed": "is not for this user, or is in use by another",
+    "amqp:resource-locked": "is in use by another consumer",
+    "amqp:link:redirect": "is served by another broker; put that one into 'url'",
+    "amqp:connection:redirect": "is served by another broker; put that one into 'url'",
+    "amqp:invalid-field": "cannot be read like this",
+    "amqp:precondition-failed": "cannot be read like this",
+    "amqp:not-implemented": "cannot be read like this",
+    "amqp:illegal-state": "cannot be read like this",
+}
+_SELECTOR = "apache.org:selector-filter:string"
+
+
+class Amqp10Consumer(Consumer):
+    """One connection with one session and one receiving link."""
+
+    decoder: ClassVar[Decoder] = Amqp10Decoder()
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        dialect = self.connection.broker.amqp10
+        assert dialect is not None, "an option of the source names this protocol for a broker without it"
+        self._dialect: Amqp10Dialect = dialect
+        self._socket: socket.socket | None = None
+        self._transport = Transport(Transport.CLIENT)
+        self._proton = ProtonConnection()
+        self._session: Session | None = None
+        self._link: Receiver | None = None
+        self._decoding = Message()
+        self._tags = count(1)
+        self._open: dict[int, Delivery] = {}
+        self._partial = bytearray()
+        self._window = 0
+        self._requests: deque[tuple[int, deque[Delivery]]] = deque()
+        self._barriers: deque[tuple[int, Link]] = deque()
+        self._woken, self._waker = socket.socketpair()
+        for end in (self._woken, self._waker):
+            end.setblocking(False)
+        self._end: str | None = None
+
+    # -- opening
+
+    def open(self, url: BrokerUrl, timeout_s: float) -> Greeting:
+        """See :meth:`Consumer.open`."""
+        deadline = time.monotonic() + timeout_s
+        try:
+            self._socket = self._connect(url, deadline)
+        except TimeoutError:
+            raise BrokerUnavailableError(f"{url}: no answer within {timeout_s:.0f} s{_hint(url)}") from None
+        except OSError as error:
+            raise BrokerUnavailableError(f"{url}: {type(error).__name__}: {error}") from None
+        self._begin(url)
+        try:
+            self._until(lambda: bool(self._proton.state & Endpoint.REMOTE_ACTIVE), deadline)
+            self._attach()
+            self._until(self._attached, deadline)
+        except SessionLostError:
+            raise self._open_error(url) from None
+        except TimeoutError:
+            known = self._proton.state & Endpoint.REMOTE_ACTIVE
+            what = f"{self.connection.destination} did not answer" if known else "no answer"
+            hint = "" if known else _hint(url)
+            raise BrokerUnavailableError(f"{url}: {what} within {timeout_s:.0f} s{hint}") from None
+        return Greeting(url, "", None)
+
+    def _connect(self, url: BrokerUrl, deadline: float) -> socket.socket:
+        context = self.connection.tls.context() if url.tls else None
+        plain = socket.create_connection((url.host, url.port), max(0.1, deadline - time.monotonic()))
+        try:
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connected = plain if context is None else context.wrap_socket(plain, server_hostname=url.host)
+        except ssl.SSLError as error:
+            plain.close()
+            raise tls_error(error, url) from None
+        except BaseException:
+            plain.close()
+            raise
+        connected.setblocking(False)
+        return connected
+
+    def _begin(self, url: BrokerUrl) -> None:
+        """Say who we are; nothing is sent before the first turn."""
+        connection, proton = self.connection, self._proton
+        proton.container = self._container_id()
+        if url.virtual_host != "/" and self._dialect.virtual_host:
+            proton.hostname = self._dialect.virtual_host.format(name=url.virtual_host)
+        else:
+            proton.hostname = url.host
+        proton.properties = {symbol("product"): "pyspark-mq"}
+        username, password = connection.credentials(url)
+        sasl = SASL(self._transport)
+        sasl.allow_insecure_mechs = True  # PLAIN without TLS is the user's choice of url
+        if username is not None:
+            proton.user, proton.password = username, password or ""
+            sasl.allowed_mechs("PLAIN")
+        elif url.tls and connection.tls.cert_file is not None:
+            sasl.allowed_mechs("EXTERNAL")
+        else:
+            sasl.allowed_mechs("ANONYMOUS")
+        self._transport.max_frame_size = _FRAME_BYTES
+        # The peer is asked for half of what we wait (proton advertises that half).
+        self._transport.idle_timeout = 2 * connection.heartbeat_s
+        self._transport.bind(proton)
+        proton.open()
+
+    def _container_id(self) -> str:
+        # The client identifier of JMS: a durable subscription belongs to it and its name.
+        subscription = self.connection.subscription
+        if subscription is None or self.connection.shared:
+            return f"pyspark-mq-{id(self):x}-{time.time_ns():x}"
+        return f"pyspark-mq.{subscription}"
+
+    def _attach(self) -> None:
+        session = self._proton.session()
+        session.incoming_capacity = _INCOMING_BYTES
+        session.open()
+        connection, dialect = self.connection, self._dialect
+        link = session.receiver(connection.subscription or f"pyspark-mq-{self.session}")
+        source = link.source
+        form = dialect.queue if connection.topic is None else dialect.topic
+        source.address = form.format(name=connection.name)
+        capabilities = [dialect.capabilities[connection.topic is not None]] if dialect.capabilities else []
+        if connection.subscription is not None:
+            source.durability = Terminus.DELIVERIES
+            source.expiry_policy = Terminus.EXPIRE_NEVER
+            if connection.shared:
+                capabilities += ["shared", "global"]
+        source.capabilities.put_object([symbol(name) for name in capabilities])
+        if connection.selector is not None:
+            selector = Described(symbol(_SELECTOR), connection.selector)
+            source.filter.put_dict({symbol("selector"): selector})
+        link.snd_settle_mode = Link.SND_UNSETTLED
+        link.rcv_settle_mode = Link.RCV_FIRST
+        link.open()
+        self._session, self._link = session, link
+
+    def _attached(self) -> bool:
+        # A refused link is attached without a source and then detached (AMQP 1.0, 2.6.3).
+        link = self._link
+        assert link is not None
+        if not link.state & Endpoint.REMOTE_ACTIVE or not link.remote_source.address:
+            return False
+        if self.connection.selector is not None and not _has_filter(link.remote_source):
+            self._end = "the broker does not know selectors"
+            raise SessionLostError(self._end)
+        return True
+
+    def _until(self, done: Callable[[], bool], deadline: float) -> None:
+        while not done():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            self._turn(left)
+
+    # -- errors
+
+    def _condition(self) -> tuple[str, str] | None:
+        """What ended the session, by the nearest to the queue that says something."""
+        for place in (self._link, self._session, self._proton):
+            condition = place.remote_condition if place is not None else None
+            if condition is not None:
+                return str(condition.name), str(condition.description or "")
+        condition = self._transport.condition
+        return None if condition is None else (str(condition.name), str(condition.description or ""))
+
+    def _open_error(self, url: BrokerUrl) -> MqError:
+        """The error of this package for an attempt that ended while opening."""
+        name, description = self._condition() or ("", self._end or "the connection was closed")
+        reason = f"{name}: {description}" if name else description
+        destination = self.connection.destination
+        if self._transport.sasl().outcome in {SASL.AUTH, SASL.PERM} or (
+            name in _UNAUTHORIZED and not self._proton.state & Endpoint.REMOTE_ACTIVE
+        ):
+            user = self.connection.credentials(url)[0]
+            who = f"user '{user}'" if user is not None else "nobody (no user was named)"
+            return RefusedError(
+                f"{url}: the broker refused the login of {who}; check options 'username' and 'password' or "
+                f"those in 'url' ({reason})"
+            )
+        if name == "amqp:connection:framing-error" or "header mismatch" in description:
+            return BrokerUnavailableError(f"{url}: {reason}{_hint(url)}")
+        if name == "amqp:invalid-field" and self.connection.selector is not None:
+            return DestinationError(f"{destination} at {url}: the broker refused option 'selector' ({reason})")
+        if name in _REFUSALS:
+            return DestinationError(f"{destination} at {url} {_REFUSALS[name]} ({reason})")
+        return BrokerUnavailableError(f"{url}: {destination}: {reason}")
+
+    # -- one turn of the loop
+
+    def run(self, timeout_s: float) -> None:
+        """See :meth:`Consumer.run`."""
+        self._turn(timeout_s)
+
+    def wake(self) -> None:
+        """See :meth:`Consumer.wake`."""
+        with contextlib.suppress(OSError):  # full: it is awake; closed: nobody is left to be woken
+            self._waker.send(b"\0")
+
+    def _turn(self, timeout_s: float) -> None:
+        """Send, wait, receive; raises when there is nobody to do that with."""
+        transport, connected = self._transport, self._socket
+        if self._end is not None or connected is None:
+            raise SessionLostError(self._end or "not connected")
+        self._top_up()
+        try:
+            next_s = transport.tick(time.monotonic())
+            sending = self._send(connected)
+            if next_s:
+                timeout_s = min(timeout_s, max(0.0, next_s - time.monotonic()))
+            if getattr(connected, "pending", int)():
+                timeout_s = 0.0  # TLS holds decrypted bytes the kernel does not know of
+            readable, _, _ = select.select([connected, self._woken], [connected] if sending else [], [], timeout_s)
+            if self._woken in readable:
+                self._woken.recv(4096)
+            self._receive(connected)
+            self._send(connected)
+        except (OSError, ProtonException) as error:
+            self._ended(f"{type(error).__name__}: {error}")
+        self._look()
+
+    def _send(self, connected: socket.socket) -> bool:
+        """Write what the transport has; True when some is left for later."""
+        transport = self._transport
+        while (pending := transport.pending()) > 0:
+            data = transport.peek(pending)
+            try:
+                sent = connected.send(data)  # type: ignore[arg-type]
+            except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+                return True
+            transport.pop(sent)
+        return False
+
+    def _receive(self, connected: socket.socket) -> None:
+        """Read what there is, up to a bound so that requests are not kept waiting."""
+        transport, taken = self._transport, 0
+        while taken < _READ_BYTES:
+            capacity = transport.capacity()
+            if capacity < 0:
+                self._ended("the broker closed the connection")
+                return
+            if capacity > 0:
+                try:
+                    data = connected.recv(min(capacity, _READ_BYTES))
+                except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                    data = None
+                if data is None:
+                    break
+                if not data:
+                    transport.close_tail()
+                    self._ended("the broker closed the connection")
+                    return
+                transport.push(data)
+                taken += len(data)
+            self._take_deliveries()
+            if capacity == 0 and not transport.capacity():
+                break
+        self._take_deliveries()
+
+    def _look(self) -> None:
+        """See what the broker has settled, and whether everything is still open."""
+        self._confirm()
+        link, session = self._link, self._session
+        for place in (link, session, self._proton):
+            if place is not None and place.state & Endpoint.REMOTE_CLOSED:
+                self._ended("closed by the broker")
+        if self._transport.condition is not None:
+            self._ended("the connection failed")
+        if self._end is not None:
+            raise SessionLostError(self._end)
+
+    def _ended(self, words: str) -> None:
+        if self._end is None:
+            condition = self._condition()
+            self._end = f"{words} ({condition[0]}: {condition[1]})" if condition is not None else words
+
+    # -- receiving
+
+    def consume(self, window: int) -> None:
+        """See :meth:`Consumer.consume`. The window counts all that is held."""
+        self._window = window
+        self._top_up()
+
+    def _top_up(self) -> None:
+        link = self._link
+        if link is None or self._window == 0 or self.paused:
+            return
+        free = self._window - len(self._open) - link.credit
+        if free > 0 and (free * _TOP_UP_PARTS >= self._window or not link.credit):
+            link.flow(free)
+
+    def _take_deliveries(self) -> None:
+        link, inbox, held = self._link, self.inbox, self._open
+        if link is None:
+            return
+        arrived_before = self.bytes_arrived
+        while not self.paused and (delivery := link.current) is not None:
+            if delivery.aborted:
+                self._partial.clear()
+                link.advance()
+                delivery.settle()
+                continue
+            if not delivery.readable:
+                break
+            data = link.recv(delivery.pending) or b""
+            if delivery.partial or self._partial:
+                self._partial += data
+                if delivery.partial:
+                    break
+                data = bytes(self._partial)
+                self._partial.clear()
+            link.advance()
+            tag = next(self._tags)
+            raw = self._decode(tag, data)
+            held[tag] = delivery
+            inbox.append(raw)
+            self.bytes_arrived += len(raw.body) or 1
+            if self.bytes_arrived - self.bytes_taken > self.bytes_allowed:
+                self.paused = True
+        if self.bytes_arrived != arrived_before and not self.arrived.is_set():
+            self.arrived.set()
+
+    def _decode(self, tag: int, data: bytes) -> Raw:
+        message = self._decoding
+        try:
+            message.decode(data)
+            body = body_bytes(message.body)
+            created, expires = message.creation_time, message.expiry_time
+            properties = message.properties
+            group = message.group_id
+        except (ProtonException, ValueError, OverflowError, UnicodeDecodeError, RecursionError) as broken:
+            raise MessageError(
+                f"{self.connection.destination} holds a message that cannot be read as AMQP 1.0 "
+                f"({type(broken).__name__}: {broken}); remove the message, it was not acknowledged"
+            ) from None
+        if group is not None:
+            properties = {**(properties or {}), "JMSXGroupID": group}
+        deliveries = message.delivery_count
+        created_ms = round(created * 1000)
+        return Raw(
+            tag,
+            body,
+            message.id,
+            message.correlation_id,
+            message.reply_to,
+            _content_type(message),
+            message.subject,
+            message.priority,
+            created_ms,
+            round(expires * 1000) or (created_ms + round(message.ttl * 1000) if created and message.ttl else 0),
+            deliveries,
+            deliveries > 0 or (self._dialect.counts_acquirers and not message.first_acquirer),
+            properties,
+        )
+
+    def resume(self) -> None:
+        """See :meth:`Consumer.resume`."""
+        self.paused = False
+        self._take_deliveries()
+
+    # -- settling
+
+    def acknowledge(self, number: int, upto: int, singles: Sequence[int]) -> None:
+        """See :meth:`Consumer.acknowledge`. Neighbours leave as one disposition with a range."""
+        held = self._open
+        tags = [*takewhile(lambda tag: tag <= upto, held), *(tag for tag in singles if tag > upto)]
+        deliveries = deque(held.pop(tag) for tag in tags if tag in held)
+        for delivery in deliveries:
+            delivery.update(Delivery.ACCEPTED)
+        if self._dialect.confirms:
+            self._requests.append((number, deliveries))
+            return
+        for delivery in deliveries:
+            delivery.settle()
+        self._barriers.append((number, self._barrier()))
+
+    def _barrier(self) -> Link:
+        """A link that nothing is sent on: its answer comes after the broker has seen what went before."""
+        assert self._session is not None
+        link = self._session.sender(f"pyspark-mq-barrier-{time.monotonic_ns()}")
+        link.target.address = self._dialect.queue.format(name=self.connection.name)
+        link.open()
+        return link
+
+    def _confirm(self) -> None:
+        while self._requests:
+            number, deliveries = self._requests[0]
+            while deliveries and deliveries[0].settled:
+                deliveries.popleft().settle()
+            if deliveries:
+                break
+            self._requests.popleft()
+            self.on_confirmed(number)
+        while self._barriers and self._barriers[0][1].state & Endpoint.REMOTE_ACTIVE:
+            number, link = self._barriers.popleft()
+            link.close()
+            self.on_confirmed(number)
+
+    def reject(self, tags: Sequence[int]) -> None:
+        """See :meth:`Consumer.reject`: outcome `rejected` (AMQP 1.0, 3.4.3)."""
+        for tag in tags:
+            delivery = self._open.pop(tag, None)
+            if delivery is not None:
+                delivery.update(Delivery.REJECTED)
+                delivery.settle()
+
+    def ask_depth(self) -> None:
+        """See :meth:`Consumer.ask_depth`: AMQP 1.0 has no such question."""
+
+    def close(self) -> None:
+        """See :meth:`Consumer.close`."""
+        connected = self._socket
+        if connected is not None:
+            with contextlib.suppress(Exception):  # the session is over, whatever the other side says
+                self._say_goodbye()
+            connected.close()
+            self._socket = None
+        self._woken.close()
+        self._waker.close()
+
+    def _say_goodbye(self) -> None:
+        if self._end is not None:
+            return
+        # Closing a link would end a durable subscription; the end of the connection does not.
+        self._window = 0
+        self._link = None
+        self._proton.close()
+        self._until(lambda: bool(self._proton.state & Endpoint.REMOTE_CLOSED), time.monotonic() + _CLOSE_TIMEOUT_S)
+
+
+def _content_type(message: Message) -> str | None:
+    # The library makes the text "None" of a missing one.
+    value = message.content_type
+    return None if value is None or value == "None" else str(value)
+
+
+def _has_filter(source: Terminus) -> bool:
+    data = source.filter
+    data.rewind()
+    return bool(data.next() and data.get_object())
+
+
+def _hint(url: BrokerUrl) -> str:
+    if url.tls:
+        return "; check that the port speaks AMQP 1.0"
+    return "; if this is a TLS port use amqps://, and check that it speaks AMQP 1.0"

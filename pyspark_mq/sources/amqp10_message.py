@@ -1,0 +1,163 @@
+"""Messages of AMQP 1.0 as columns.
+
+The consumer decodes each message once, when it arrives, into a :class:`Raw`; what is here works
+on those and needs no client library. Sections and properties: AMQP 1.0, part 3. How JMS maps to
+them: "AMQP JMS Mapping" of OASIS, and Qpid JMS, which both ActiveMQ brokers follow.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple
+from uuid import UUID
+
+from pyspark_mq.dedup import IdSource
+from pyspark_mq.sources.base import Decoder
+
+__all__ = ["Amqp10Decoder", "Raw", "body_bytes", "plain", "text"]
+
+_INT64_MAX = 2**63 - 1
+
+
+class Raw(NamedTuple):
+    """One delivery.
+
+    Attributes:
+        tag: number of the delivery within its session.
+        body: the body's bytes, see :func:`body_bytes`.
+        id, correlation_id: as sent: str, int, UUID, bytes, or None.
+        created_ms, expires_ms: milliseconds since 1970; 0 for none.
+        deliveries: how often it was handed out before this time (header `delivery-count`).
+        redelivered: somebody had it before.
+        properties: application properties, plain values; the group as JMS names it.
+    """
+
+    tag: int
+    body: bytes
+    id: object
+    correlation_id: object
+    reply_to: str | None
+    content_type: str | None
+    subject: str | None
+    priority: int
+    created_ms: int
+    expires_ms: int
+    deliveries: int
+    redelivered: bool
+    properties: Mapping[str, object] | None
+
+
+def body_bytes(value: object) -> bytes:
+    """The body of a message as bytes.
+
+    A `data` section and a binary value are taken as they are, text as UTF-8, nothing as no bytes;
+    maps, lists (`amqp-value`, `amqp-sequence`) and numbers as JSON in UTF-8, with binary values
+    in base64.
+    """
+    if value is None:
+        return b""
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, memoryview | bytearray):
+        return bytes(value)
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogatepass")
+    return json.dumps(plain(value), ensure_ascii=False).encode("utf-8", "surrogatepass")
+
+
+def plain(value: object) -> object:
+    """A value of any AMQP type as JSON has them."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, bytes | bytearray | memoryview):
+        return base64.b64encode(value).decode("ascii")
+    if isinstance(value, Mapping):
+        return {text(name) or "": plain(item) for name, item in value.items()}
+    # The library's own types are numbers, strings and tuples of the language with another name.
+    for kind in (int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    described = getattr(value, "value", None)
+    return str(value) if described is None else plain(described)
+
+
+def text(value: object) -> str | None:  # noqa: PLR0911 - one for each kind
+    """A value for a string column, or None."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value).decode("utf-8", "backslashreplace")
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | UUID):
+        return str(value)
+    if isinstance(value, float):
+        return repr(float(value))
+    return json.dumps(plain(value), ensure_ascii=False)
+
+
+def _id(value: object) -> object:
+    """Numbers and strings are different IDs, even when they look alike."""
+    if isinstance(value, bool | str | bytes) or value is None:
+        return value
+    if isinstance(value, memoryview | bytearray):
+        return bytes(value)
+    # As the JMS mapping writes it (AMQP JMS Mapping, "JMSMessageID").
+    return f"ID:AMQP_ULONG:{value:d}" if isinstance(value, int) else str(value)
+
+
+def _timestamp_us(milliseconds: int) -> int | None:
+    return milliseconds * 1000 if 0 < milliseconds <= _INT64_MAX // 1000 else None
+
+
+def _properties(raws: Sequence[Raw]) -> list[list[tuple[str, str | None]] | None]:
+    return [
+        [(text(name) or "", text(value)) for name, value in raw.properties.items()] if raw.properties else []
+        for raw in raws
+    ]
+
+
+class Amqp10Decoder(Decoder):
+    """See :class:`Decoder`; a raw delivery is a :class:`Raw`."""
+
+    def tags(self, raws: Sequence[Raw]) -> list[int]:
+        """See :meth:`Decoder.tags`."""
+        return [raw.tag for raw in raws]
+
+    def bodies(self, raws: Sequence[Raw]) -> list[bytes]:
+        """See :meth:`Decoder.bodies`."""
+        return [raw.body for raw in raws]
+
+    def ids(self, raws: Sequence[Raw], source: IdSource) -> list[object]:
+        """See :meth:`Decoder.ids`."""
+        if source.kind == "message-id":
+            return [raw.id if type(raw.id) is str else _id(raw.id) for raw in raws]
+        if source.kind == "correlation-id":
+            return [_id(raw.correlation_id) for raw in raws]
+        name = source.name
+        return [_id(raw.properties.get(name)) if raw.properties else None for raw in raws]
+
+    columns: ClassVar[Mapping[str, Callable[[Sequence[Raw]], list[Any]]]] = MappingProxyType(
+        {
+            "properties": _properties,
+            "correlationId": lambda raws: [text(raw.correlation_id) for raw in raws],
+            "replyTo": lambda raws: [raw.reply_to for raw in raws],
+            "contentType": lambda raws: [raw.content_type for raw in raws],
+            "type": lambda raws: [raw.subject for raw in raws],
+            "priority": lambda raws: [raw.priority for raw in raws],
+            "timestamp": lambda raws: [_timestamp_us(raw.created_ms) for raw in raws],
+            "expiration": lambda raws: [_timestamp_us(raw.expires_ms) for raw in raws],
+            "redelivered": lambda raws: [raw.redelivered for raw in raws],
+            # A redelivery without a count: the broker does not count.
+            "deliveryCount": lambda raws: [
+                raw.deliveries + 1 if raw.deliveries or not raw.redelivered else None for raw in raws
+            ],
+        }
+    )
