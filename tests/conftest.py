@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import uuid
 from collections.abc import Iterator
@@ -10,8 +11,63 @@ from typing import Any
 
 import pytest
 
-from pyspark_mq.brokers.process import NodeError
+from pyspark_mq.brokers.process import Node, NodeError
 from pyspark_mq.brokers.rabbitmq_node import RabbitNode
+from tests.support.cells import ALL_CELLS, CELLS, Cell, LiveCell, make_node
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    names = ", ".join(cell.name for cell in ALL_CELLS)
+    parser.addoption("--cells", default="", help=f"run laws and failure matrix on these only, comma-separated: {names}")
+    parser.addoption("--matrix-report", help="append what each law gave on each cell to this file, as JSON lines")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "law(name): the row of the compatibility matrix a test belongs to")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "cell" in metafunc.fixturenames:
+        cells = _chosen(metafunc.config)
+        marked = [pytest.param(cell, marks=pytest.mark.xdist_group(cell.broker)) for cell in cells]
+        metafunc.parametrize("cell", marked, indirect=True, ids=[cell.name for cell in cells], scope="function")
+
+
+def _chosen(config: pytest.Config) -> list[Cell]:
+    wanted = [name for name in config.getoption("--cells").split(",") if name]
+    known = {cell.name: cell for cell in ALL_CELLS}
+    unknown = set(wanted) - set(known)
+    if unknown:
+        raise pytest.UsageError(f"--cells: unknown {sorted(unknown)}; known are {', '.join(known)}")
+    return [known[name] for name in wanted] if wanted else list(CELLS)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    report = yield
+    file = item.config.getoption("--matrix-report")
+    law = item.get_closest_marker("law")
+    if file and law is not None and (report.when == "call" or report.outcome != "passed"):
+        parameters = getattr(item, "callspec", None)
+        cell = parameters.params.get("cell") if parameters is not None else None
+        line = {
+            "cell": cell.name if cell is not None else "",
+            "law": law.args[0],
+            "test": item.name,
+            "outcome": report.outcome,
+            "reason": _reason(report),
+            "seconds": round(report.duration, 2),
+        }
+        with Path(file).open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(line) + "\n")
+    return report
+
+
+def _reason(report: pytest.TestReport) -> str:
+    if report.outcome == "skipped" and isinstance(report.longrepr, tuple):
+        return str(report.longrepr[2]).removeprefix("Skipped: ")
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return "" if crash is None else str(crash.message)[:300]
 
 
 def missing(reason: str) -> None:
@@ -21,24 +77,58 @@ def missing(reason: str) -> None:
     pytest.skip(reason)
 
 
+class Nodes:
+    """The brokers of a run, each started when it is first asked for. A test that kills one starts it again."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[tuple[str, str], Node] = {}
+
+    def get(self, broker: str, version: str = "") -> Node:
+        """A running node."""
+        key = broker, version
+        if key not in self._nodes:
+            try:
+                self._nodes[key] = make_node(broker, version)
+            except NodeError as absent:
+                missing(str(absent))
+        node = self._nodes[key]
+        if not node.running:
+            node.start()
+        return node
+
+    def close(self) -> None:
+        """End them all."""
+        for node in self._nodes.values():
+            node.close()
+
+
 @pytest.fixture(scope="session")
-def rabbit() -> Iterator[RabbitNode]:
-    """One RabbitMQ for the whole run. A test that kills it starts it again."""
-    try:
-        node = RabbitNode()
-    except NodeError as absent:
-        missing(str(absent))
-        raise
-    with node:
-        yield node
+def nodes() -> Iterator[Nodes]:
+    brokers = Nodes()
+    yield brokers
+    brokers.close()
+
+
+@pytest.fixture
+def cell(nodes: Nodes, request: pytest.FixtureRequest) -> Iterator[LiveCell]:
+    """A broker, a protocol, and an empty queue of the test's own."""
+    wanted: Cell = request.param
+    with LiveCell(wanted, nodes.get(wanted.broker, wanted.version)) as live:
+        yield live
+
+
+@pytest.fixture
+def rabbit(nodes: Nodes) -> RabbitNode:
+    """The RabbitMQ of the run."""
+    node = nodes.get("rabbitmq")
+    assert isinstance(node, RabbitNode)
+    return node
 
 
 @pytest.fixture(params=["classic", "quorum"])
 def queue(rabbit: RabbitNode, request: pytest.FixtureRequest) -> Iterator[str]:
-    """An empty durable queue of each kind, of its own for each test."""
+    """An empty durable queue of RabbitMQ, of each kind."""
     name = f"test-{uuid.uuid4().hex[:12]}"
-    if not rabbit.running:
-        rabbit.start()
     rabbit.declare(name, quorum=request.param == "quorum")
     yield name
     if not rabbit.running:

@@ -291,6 +291,14 @@ class Node(ABC):
         """Delete a queue with its messages; nothing happens when there is none."""
 
     @abstractmethod
+    def purge(self, queue: str) -> None:
+        """Remove the messages of a queue that nobody holds.
+
+        Raises:
+            NodeError: no such queue.
+        """
+
+    @abstractmethod
     def counts(self, queue: str) -> QueueCounts:
         """Messages of a queue, both numbers of about one instant.
 
@@ -307,6 +315,7 @@ class Node(ABC):
         ids: Iterable[str | None] | None = None,
         headers: Mapping[str, Any] | None = None,
         protocol: str | None = None,
+        expires_ms: int | None = None,
         timeout_s: float = 120.0,
     ) -> list[str | None]:
         """Publish persistent messages; returns when the broker has confirmed all of them.
@@ -316,6 +325,7 @@ class Node(ABC):
                 over all calls. Where the broker gives all IDs itself they are not used.
             headers: application headers (properties) of each.
             protocol: to publish over, one of :meth:`url`; by default the broker's main one.
+            expires_ms: time to live of each.
             timeout_s: for all of it.
 
         Returns:

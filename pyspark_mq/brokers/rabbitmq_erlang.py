@@ -61,6 +61,7 @@ case rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<{name}>>)) of
 end.
 """
 
-# RabbitMQ 3.10 notes a new quorum queue on disk 3 s late, in a table of this kind. Killed before,
-# it forgets the queue's log and with it all that was confirmed, and elects no leader for it.
-SYNC = "[dets:sync(Table) || Table <- dets:all()]"
+# Killed within its first seconds, RabbitMQ 3.10 forgets what it has declared: mnesia's log is
+# written late, and so is the table of the logs of quorum queues, without which such a queue
+# forgets all that was confirmed and elects no leader.
+SYNC = "ok = mnesia:sync_log(), [dets:sync(Table) || Table <- dets:all()]"

@@ -227,6 +227,11 @@ class RabbitNode(Node):
         with self._channel() as channel:
             channel.queue_delete(queue)
 
+    def purge(self, queue: str) -> None:
+        """Remove the messages of a queue that nobody holds."""
+        with self._channel() as channel:
+            channel.queue_purge(queue)
+
     def counts(self, queue: str) -> QueueCounts:
         """Messages of a queue, both numbers of one instant, in about 5 ms.
 
@@ -263,6 +268,7 @@ class RabbitNode(Node):
         ids: Iterable[str | None] | None = None,
         headers: Mapping[str, Any] | None = None,
         protocol: str | None = None,  # noqa: ARG002 - all protocols read the same queues
+        expires_ms: int | None = None,
         persistent: bool = True,
         timeout_s: float = 120.0,
         **properties: Any,
@@ -274,8 +280,9 @@ class RabbitNode(Node):
                 unique over all calls.
             headers: application headers of each.
             protocol: not looked at: it is AMQP 0-9-1.
+            expires_ms: time to live of each.
             timeout_s: for all of it; a broker under an alarm takes nothing and says nothing.
-            properties: further ones of each, as pika names them (`priority`, `expiration`, ...).
+            properties: further ones of each, as pika names them (`priority`, `type`, ...).
 
         Returns:
             the IDs, in order.
@@ -297,6 +304,7 @@ class RabbitNode(Node):
                         message_id=message_id,
                         headers=dict(headers) if headers is not None else None,
                         delivery_mode=2 if persistent else 1,
+                        expiration=None if expires_ms is None else str(expires_ms),
                         **properties,
                     ),
                 )

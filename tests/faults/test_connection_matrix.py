@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from pyspark_mq.brokers.process import poll
-from pyspark_mq.brokers.rabbitmq_node import RabbitNode
-from tests.support.checks import assert_exactly_once, bodies, total
+from tests.support.cells import LiveCell
+from tests.support.checks import assert_exactly_once
 from tests.support.engine import Engine
 from tests.support.proxy import Direction, FaultProxy
 
@@ -20,118 +20,114 @@ MESSAGES = 120
 EPOCH = 40
 
 
+pytestmark = pytest.mark.law("connection cut, cut in mid-frame, silent, stalled")
+
+
 @pytest.fixture
-def proxy(rabbit: RabbitNode) -> Iterator[FaultProxy]:
-    with FaultProxy("127.0.0.1", rabbit.port) as between:
+def proxy(cell: LiveCell) -> Iterator[FaultProxy]:
+    with cell.proxy() as between:
         yield between
 
 
-def engine(proxy: FaultProxy, queue: str, **options: object) -> Engine:
-    url = f"amqp://guest:guest@127.0.0.1:{proxy.port}/"
-    settings = {"maxMessagesPerTrigger": EPOCH, "prefetch": 100, "heartbeat": "1s", **options}
-    return Engine(url=url, queue=queue, **settings)
+def engine(cell: LiveCell, proxy: FaultProxy, **options: object) -> Engine:
+    return cell.engine(proxy, **{"maxMessagesPerTrigger": EPOCH, "prefetch": 100, "heartbeat": "1s", **options})
 
 
-def test_a_cut_while_messages_are_only_buffered(rabbit: RabbitNode, queue: str, proxy: FaultProxy) -> None:
-    sent = rabbit.publish(queue, bodies(MESSAGES))
-    with engine(proxy, queue) as run:
+def test_a_cut_while_messages_are_only_buffered(cell: LiveCell, proxy: FaultProxy) -> None:
+    sent = cell.publish(MESSAGES)
+    with engine(cell, proxy) as run:
         assert run.batch() == EPOCH
         assert proxy.cut() == 1
         run.drain(MESSAGES)
         assert run.counters()["reconnects"] == 1
-        assert_exactly_once(rabbit, queue, run, sent)
+        assert_exactly_once(cell, run, sent)
 
 
-def test_a_cut_between_plan_and_commit(rabbit: RabbitNode, queue: str, proxy: FaultProxy) -> None:
-    sent = rabbit.publish(queue, bodies(MESSAGES))
-    with engine(proxy, queue) as run:
+def test_a_cut_between_plan_and_commit(cell: LiveCell, proxy: FaultProxy) -> None:
+    sent = cell.publish(MESSAGES)
+    with engine(cell, proxy) as run:
         run.between = lambda: proxy.cut() and None
         assert run.batch() == EPOCH
         run.between = lambda: None
         run.drain(MESSAGES)
         assert run.counters()["duplicatesDropped"] >= EPOCH
-        assert_exactly_once(rabbit, queue, run, sent)
+        assert_exactly_once(cell, run, sent)
 
 
-def test_a_cut_while_the_acknowledgement_is_under_way(rabbit: RabbitNode, queue: str, proxy: FaultProxy) -> None:
-    sent = rabbit.publish(queue, bodies(MESSAGES))
-    with engine(proxy, queue) as run:
+def test_a_cut_while_the_acknowledgement_is_under_way(cell: LiveCell, proxy: FaultProxy) -> None:
+    sent = cell.publish(MESSAGES)
+    with engine(cell, proxy) as run:
         assert run.batch() == EPOCH
         cut = proxy.cut_after(10, Direction.TO_BROKER)  # a basic.ack frame has 21 bytes
         run.drain(MESSAGES)
         assert cut.is_set()
-        assert_exactly_once(rabbit, queue, run, sent)
+        assert_exactly_once(cell, run, sent)
 
 
-def test_a_cut_while_the_confirmation_is_under_way(rabbit: RabbitNode, queue: str, proxy: FaultProxy) -> None:
-    sent = rabbit.publish(queue, bodies(EPOCH))
-    with engine(proxy, queue) as run:
+def test_a_cut_while_the_confirmation_is_under_way(cell: LiveCell, proxy: FaultProxy) -> None:
+    sent = cell.publish(EPOCH)
+    with engine(cell, proxy) as run:
         assert run.batch() == EPOCH
         cut = proxy.cut_after(5, Direction.TO_CLIENT)
         while run.trigger():
             pass
         assert cut.wait(10)
-        more = rabbit.publish(queue, bodies(EPOCH))
+        more = cell.publish(EPOCH)
         run.drain(2 * EPOCH)
-        assert_exactly_once(rabbit, queue, run, [*sent, *more])
+        assert_exactly_once(cell, run, [*sent, *more])
 
 
 @pytest.mark.parametrize("cut_bytes", [1, 8, 500, 700, 1_500, 4_096, 9_999])
-def test_a_cut_anywhere_in_the_stream(rabbit: RabbitNode, proxy: FaultProxy, cut_bytes: int) -> None:
+def test_a_cut_anywhere_in_the_stream(cell: LiveCell, proxy: FaultProxy, cut_bytes: int) -> None:
     # The first bytes are the handshake, the later ones deliveries, in the middle of any frame.
-    queue = f"cut-{cut_bytes}"
-    rabbit.declare(queue)
-    sent = rabbit.publish(queue, bodies(MESSAGES))
-    with engine(proxy, queue) as run:
+    sent = cell.publish(MESSAGES)
+    with engine(cell, proxy) as run:
         cut = proxy.cut_after(cut_bytes, Direction.TO_CLIENT)
         run.drain(MESSAGES)
         assert cut.is_set()
-        assert_exactly_once(rabbit, queue, run, sent)
-    rabbit.delete(queue)
+        assert_exactly_once(cell, run, sent)
 
 
-def test_many_cuts_in_a_row(rabbit: RabbitNode, queue: str, proxy: FaultProxy) -> None:
-    sent = rabbit.publish(queue, bodies(MESSAGES))
-    with engine(proxy, queue, maxMessagesPerTrigger=10) as run:
+def test_many_cuts_in_a_row(cell: LiveCell, proxy: FaultProxy) -> None:
+    sent = cell.publish(MESSAGES)
+    with engine(cell, proxy, maxMessagesPerTrigger=10) as run:
         for _ in range(8):
             run.between = lambda: proxy.cut() and None
             run.batch()
         run.between = lambda: None
         run.drain(MESSAGES)
-        assert_exactly_once(rabbit, queue, run, sent)
+        assert_exactly_once(cell, run, sent)
 
 
 @pytest.mark.parametrize("direction", [None, *Direction])
 def test_a_silent_connection_is_noticed_and_left(
-    rabbit: RabbitNode, queue: str, proxy: FaultProxy, direction: Direction | None
+    cell: LiveCell, proxy: FaultProxy, direction: Direction | None
 ) -> None:
-    sent = rabbit.publish(queue, bodies(MESSAGES))
-    with engine(proxy, queue) as run:
+    sent = cell.publish(MESSAGES)
+    with engine(cell, proxy) as run:
         assert run.batch() == EPOCH
         proxy.mute(direction)
         run.drain(MESSAGES, timeout_s=90)
         assert run.counters()["reconnects"] >= 1
         # The broker notices later than we do and then brings back what the old session held.
-        assert poll(lambda: not run.trigger() and total(rabbit, queue) == 0, 60)
-        assert_exactly_once(rabbit, queue, run, sent, ordered=False)
+        assert poll(lambda: not run.trigger() and cell.total() == 0, 60)
+        assert_exactly_once(cell, run, sent, ordered=False)
 
 
-def test_a_connection_that_goes_silent_between_plan_and_commit(
-    rabbit: RabbitNode, queue: str, proxy: FaultProxy
-) -> None:
-    sent = rabbit.publish(queue, bodies(MESSAGES))
-    with engine(proxy, queue) as run:
+def test_a_connection_that_goes_silent_between_plan_and_commit(cell: LiveCell, proxy: FaultProxy) -> None:
+    sent = cell.publish(MESSAGES)
+    with engine(cell, proxy) as run:
         run.between = proxy.mute
         assert run.batch() == EPOCH
         run.between = lambda: None
         run.drain(MESSAGES, timeout_s=90)
-        assert poll(lambda: not run.trigger() and total(rabbit, queue) == 0, 60)
-        assert_exactly_once(rabbit, queue, run, sent, ordered=False)
+        assert poll(lambda: not run.trigger() and cell.total() == 0, 60)
+        assert_exactly_once(cell, run, sent, ordered=False)
 
 
-def test_a_stalled_connection_goes_on_where_it_was(rabbit: RabbitNode, queue: str, proxy: FaultProxy) -> None:
-    sent = rabbit.publish(queue, bodies(MESSAGES))
-    with engine(proxy, queue, heartbeat="30s") as run:
+def test_a_stalled_connection_goes_on_where_it_was(cell: LiveCell, proxy: FaultProxy) -> None:
+    sent = cell.publish(MESSAGES)
+    with engine(cell, proxy, heartbeat="30s") as run:
         assert run.batch() == EPOCH
         proxy.stall()
         before = time.monotonic()
@@ -140,12 +136,12 @@ def test_a_stalled_connection_goes_on_where_it_was(rabbit: RabbitNode, queue: st
         proxy.resume()
         run.drain(MESSAGES)
         assert run.counters()["reconnects"] == 0
-        assert_exactly_once(rabbit, queue, run, sent)
+        assert_exactly_once(cell, run, sent)
 
 
-def test_two_connections_survive_the_loss_of_both(rabbit: RabbitNode, queue: str, proxy: FaultProxy) -> None:
-    sent = rabbit.publish(queue, bodies(MESSAGES))
-    with engine(proxy, queue, consumers=2) as run:
+def test_two_connections_survive_the_loss_of_both(cell: LiveCell, proxy: FaultProxy) -> None:
+    sent = cell.publish(MESSAGES)
+    with engine(cell, proxy, consumers=2) as run:
         run.batch()
         proxy.cut()
         run.batch()
@@ -153,16 +149,15 @@ def test_two_connections_survive_the_loss_of_both(rabbit: RabbitNode, queue: str
         run.batch()
         run.between = lambda: None
         run.drain(MESSAGES)
-        assert_exactly_once(rabbit, queue, run, sent, ordered=False)
+        assert_exactly_once(cell, run, sent, ordered=False)
 
 
-def test_the_second_url_is_used_when_the_first_is_away(rabbit: RabbitNode, queue: str, proxy: FaultProxy) -> None:
-    sent = rabbit.publish(queue, bodies(MESSAGES))
-    urls = f"amqp://guest:guest@127.0.0.1:{proxy.port}/,{rabbit.url()}"
-    with Engine(url=urls, queue=queue, maxMessagesPerTrigger=EPOCH) as run:
+def test_the_second_url_is_used_when_the_first_is_away(cell: LiveCell, proxy: FaultProxy) -> None:
+    sent = cell.publish(MESSAGES)
+    with cell.engine(url=f"{cell.url(proxy)},{cell.url()}", maxMessagesPerTrigger=EPOCH) as run:
         assert run.batch() == EPOCH
         proxy.refuse()
         proxy.cut()
         run.drain(MESSAGES)
         assert proxy.connections == 0
-        assert_exactly_once(rabbit, queue, run, sent)
+        assert_exactly_once(cell, run, sent)

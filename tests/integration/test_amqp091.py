@@ -16,7 +16,7 @@ import pytest
 from pyspark_mq.brokers.process import TlsFiles, poll
 from pyspark_mq.brokers.rabbitmq_node import RabbitNode
 from tests.support.certificates import Certificates, make_certificates
-from tests.support.checks import assert_exactly_once, bodies, total
+from tests.support.checks import assert_ids_exactly_once, bodies, total
 from tests.support.engine import At, Crashed, Engine, ReaderError
 from tests.support.proxy import Direction, FaultProxy
 
@@ -62,7 +62,7 @@ def test_tls_with_a_client_certificate(secured: RabbitNode, certificates: Certif
     sent = secured.publish("q", bodies(10))
     with Engine(**tls_options(secured, certificates)) as run:
         run.drain(10)
-        assert_exactly_once(secured, "q", run, sent)
+        assert_ids_exactly_once(secured, "q", run, sent)
 
 
 def test_tls_refusals_are_told_apart(secured: RabbitNode, certificates: Certificates) -> None:
@@ -91,7 +91,7 @@ def test_an_unknown_authority_is_accepted_when_the_user_says_so(
     sent = secured.publish("q", bodies(3))
     with Engine(**insecure) as run:
         run.drain(3)
-        assert_exactly_once(secured, "q", run, sent)
+        assert_ids_exactly_once(secured, "q", run, sent)
 
 
 def test_a_port_that_speaks_something_else_is_named() -> None:
@@ -147,7 +147,7 @@ def test_a_topic_with_a_durable_subscription_keeps_messages_while_the_query_is_d
         sent += publish(5, 5)
         run.drain(10)
         assert {row["destination"] for row in run.rows} == {"events"}
-        assert_exactly_once(rabbit, "spark-events", run, sent)
+        assert_ids_exactly_once(rabbit, "spark-events", run, sent)
     connection.close()
     rabbit.delete("spark-events")
 
@@ -179,7 +179,7 @@ def test_the_consumer_timeout_of_the_broker_is_survived(queue: str, rabbit: Rabb
             run.between = lambda: None
             run.drain(30)
             assert run.counters()["reconnects"] >= 1
-            assert_exactly_once(rabbit, queue, run, sent)
+            assert_ids_exactly_once(rabbit, queue, run, sent)
     finally:
         assert before.startswith("{ok")
         rabbit.eval("begin application:set_env(rabbit, consumer_timeout, 1800000), "
@@ -234,7 +234,7 @@ def test_few_messages_are_handed_out_until_a_restart_has_got_anywhere(rabbit: Ra
         run.options["maxMessagesPerTrigger"] = "6000"
         run.crash()
         run.drain(6_000)
-        assert_exactly_once(rabbit, queue, run, sent, ordered=False)
+        assert_ids_exactly_once(rabbit, queue, run, sent, ordered=False)
 
 
 def test_more_bytes_than_the_bound_pause_the_consumer_and_nothing_is_lost(rabbit: RabbitNode, queue: str) -> None:
@@ -248,7 +248,7 @@ def test_more_bytes_than_the_bound_pause_the_consumer_and_nothing_is_lost(rabbit
         held = rabbit.counts(queue).unacked
         assert held < 60
         run.drain(60)
-        assert_exactly_once(rabbit, queue, run, sent)
+        assert_ids_exactly_once(rabbit, queue, run, sent)
 
 
 def test_a_replay_behind_messages_of_higher_priority_asks_for_more(rabbit: RabbitNode) -> None:
@@ -262,7 +262,7 @@ def test_a_replay_behind_messages_of_higher_priority_asks_for_more(rabbit: Rabbi
         urgent = rabbit.publish("priorities", bodies(60), priority=5)
         run.drain(80)
         assert run.sink[0] == sent
-        assert sorted(map(str, run.output)) == sorted(map(str, [*sent, *urgent]))
+        assert sorted(map(str, run.ids)) == sorted(map(str, [*sent, *urgent]))
         assert poll(lambda: not run.trigger() and total(rabbit, "priorities") == 0, 10)
     rabbit.delete("priorities")
 
@@ -278,3 +278,16 @@ def test_an_acknowledgement_is_one_frame_for_a_whole_epoch(rabbit: RabbitNode, q
                 pass
             assert poll(lambda: total(rabbit, queue) == 0, 10)
             assert proxy.bytes_seen(Direction.TO_BROKER) - before < 1_000
+
+
+def test_a_replay_from_another_broker_is_refused(rabbit: RabbitNode, queue: str) -> None:
+    rabbit.publish(queue, bodies(20))
+    with Engine(url=rabbit.url(), queue=queue) as run, RabbitNode() as other:
+        with pytest.raises(Crashed):
+            run.batch(crash=At.AFTER_OFFSET_LOG)
+        other.declare(queue)
+        run.options["url"] = other.url()
+        with pytest.raises(ReaderError) as failed:
+            run.batch()
+        assert failed.value.kind == "CheckpointError"
+        assert "the checkpoint was written with broker" in str(failed.value)

@@ -125,7 +125,7 @@ def test_the_columns_of_a_message(spark: Any, rabbit: RabbitNode, tmp_path: Path
         type="t",
         priority=4,
         timestamp=1_700_000_000,
-        expiration="600000",
+        expires_ms=600_000,
     )
     job = Job(spark, tmp_path, rabbit, name)
     job.run(1)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from examples.audit import verdict
-from pyspark_mq.brokers.process import poll
-from pyspark_mq.brokers.rabbitmq_node import RabbitNode
+from pyspark_mq.brokers.process import Node, poll
+from tests.support.cells import LiveCell
 from tests.support.engine import Engine
 
-__all__ = ["assert_exactly_once", "bodies", "total"]
+__all__ = ["assert_exactly_once", "assert_ids_exactly_once", "bodies", "total"]
 
 _SETTLE_TIMEOUT_S = 15.0
 
@@ -19,19 +19,33 @@ def bodies(count: int) -> list[bytes]:
     return [f"message {number}".encode() for number in range(count)]
 
 
-def total(rabbit: RabbitNode, queue: str) -> int:
+def total(node: Node, queue: str) -> int:
     """Messages the broker has, waiting or handed out."""
-    counts = rabbit.counts(queue)
+    counts = node.counts(queue)
     return counts.ready + counts.unacked
 
 
-def assert_exactly_once(
-    rabbit: RabbitNode, queue: str, run: Engine, sent: Sequence[str | None], *, ordered: bool = True
-) -> None:
+def assert_exactly_once(cell: LiveCell, run: Engine, sent: Sequence[str], *, ordered: bool = True) -> None:
     """Everything in the sink once, nothing in the queue, nothing held by a session."""
+    _settle(run, cell.node, cell.queue)
+    _assert_holds(run.output, sent, cell.total(), ordered=ordered)
+
+
+def assert_ids_exactly_once(
+    node: Node, queue: str, run: Engine, sent: Sequence[str | None], *, ordered: bool = True
+) -> None:
+    """The same by message IDs, on any queue of a node."""
+    _settle(run, node, queue)
+    _assert_holds(run.ids, [str(key) for key in sent], total(node, queue), ordered=ordered)
+
+
+def _settle(run: Engine, node: Node, queue: str) -> None:
     # Spark goes on asking, and each time what came again is dropped and acknowledged.
-    poll(lambda: run.trigger() == 0 and total(rabbit, queue) == 0, _SETTLE_TIMEOUT_S)
-    result = verdict([str(key) for key in sent], run.output, total(rabbit, queue))
+    poll(lambda: run.trigger() == 0 and total(node, queue) == 0, _SETTLE_TIMEOUT_S)
+
+
+def _assert_holds(output: list[str], sent: Sequence[str], left: int, *, ordered: bool) -> None:
+    result = verdict(sent, output, left)
     assert result.holds, result
     if ordered:
-        assert run.output == list(sent)
+        assert output == list(sent)

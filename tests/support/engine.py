@@ -136,7 +136,7 @@ class Engine:
 
     Attributes:
         sink: batch -> IDs of its rows; a batch that is there already is not written again.
-        rows: all rows of the sink.
+        rows: all rows of the sink, in order.
         replays: batches that were asked for again after a crash.
     """
 
@@ -166,6 +166,11 @@ class Engine:
         if self._reader is not None:
             self._reader.kill()
         self._reader = None
+
+    def take_over(self, other: Engine) -> None:
+        """Go on from what another engine has written: the same query with other options."""
+        self._offsets, self._committed, self._initial = other._offsets, other._committed, other._initial
+        self.sink, self.rows, self.replays = other.sink, other.rows, other.replays
 
     def __enter__(self) -> Self:
         return self
@@ -255,6 +260,11 @@ class Engine:
 
     @property
     def output(self) -> list[str]:
+        """Bodies of all rows in the sink as text, in order."""
+        return [row["body"].decode() for row in self.rows]
+
+    @property
+    def ids(self) -> list[str]:
         """IDs of all rows in the sink, in order."""
         return [key for batch in sorted(self.sink) for key in self.sink[batch]]
 

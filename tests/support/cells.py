@@ -1,0 +1,254 @@
+"""Cells: a broker in one version, a protocol, a kind of queue. What the laws and the failure matrix run on."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from pyspark_mq.brokers import BROKERS
+from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
+from pyspark_mq.brokers.process import Node, QueueCounts
+from pyspark_mq.brokers.rabbitmq_node import RabbitNode
+from pyspark_mq.sources import consumer_class
+from pyspark_mq.sources.base import Connection, Consumer, Greeting
+from pyspark_mq.sources.url import parse_urls
+from tests.support.engine import Engine
+from tests.support.proxy import FaultProxy
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["ALL_CELLS", "CELLS", "Cell", "LiveCell", "make_node"]
+
+_HOLD_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One column of the compatibility matrix.
+
+    Attributes:
+        broker: value of the option.
+        protocol: value of the option.
+        version: of the broker, as its node class takes it; empty for the default.
+        kind: of the queue, where the broker has several.
+    """
+
+    broker: str
+    protocol: str
+    version: str = ""
+    kind: str = ""
+
+    @property
+    def name(self) -> str:
+        """For command lines and test IDs."""
+        return "-".join(filter(None, [self.broker + self.version, self.protocol, self.kind]))
+
+
+#: One for each broker and protocol, and both kinds of queue where the failure matrix asks for them.
+CELLS = (
+    Cell("rabbitmq", AMQP_0_9_1, kind="classic"),
+    Cell("rabbitmq", AMQP_0_9_1, kind="quorum"),
+    Cell("rabbitmq", STOMP),
+    Cell("rabbitmq", AMQP_1_0),
+    Cell("activemq", STOMP),
+    Cell("activemq", AMQP_1_0),
+    Cell("artemis", STOMP),
+    Cell("artemis", AMQP_1_0),
+)
+#: ... and the further versions and kinds of the whole matrix.
+ALL_CELLS = (
+    *CELLS,
+    Cell("rabbitmq", STOMP, kind="quorum"),
+    Cell("rabbitmq", AMQP_1_0, kind="quorum"),
+    Cell("activemq", STOMP, version="6"),
+    Cell("activemq", AMQP_1_0, version="6"),
+)
+
+
+def make_node(broker: str, version: str = "", **settings: Any) -> Node:
+    """A node of a broker with all its protocols, not started.
+
+    Raises:
+        NodeError: what it needs is not installed.
+    """
+    if broker == "rabbitmq":
+        # Over AMQP 1.0 the broker alone decides when it gives a silent connection up: a minute by default.
+        return RabbitNode(plugins=("rabbitmq_stomp", "rabbitmq_amqp1_0"), config={"heartbeat": 2}, **settings)
+    from pyspark_mq.brokers.activemq_node import ActiveMqNode
+    from pyspark_mq.brokers.artemis_node import ArtemisNode
+
+    kinds: dict[str, Callable[..., Node]] = {"activemq": ActiveMqNode, "artemis": ArtemisNode}
+    return kinds[broker](**({"version": version} if version else {}), **settings)
+
+
+class LiveCell:
+    """A cell with its broker running and an empty queue of its own."""
+
+    def __init__(self, cell: Cell, node: Node) -> None:
+        self.cell = cell
+        self.node = node
+        self.queue = f"test-{uuid.uuid4().hex[:12]}"
+        self._published = 0
+
+    def __enter__(self) -> Self:
+        self._ensure_running()
+        self.declare(self.queue)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ensure_running()
+        self.node.delete(self.queue)
+
+    def declare(self, queue: str) -> None:
+        """A queue of the cell's kind."""
+        if isinstance(self.node, RabbitNode):
+            self.node.declare(queue, quorum=self.cell.kind == "quorum")
+        else:
+            self.node.declare(queue)
+
+    def _ensure_running(self) -> None:
+        if not self.node.running:
+            self.node.start()
+
+    def kill_and_start(self) -> None:
+        """``kill -9`` of the broker, and a start with its data."""
+        self.node.kill()
+        self.node.start()
+
+    # -- messages
+
+    def publish(self, count: int, **properties: Any) -> list[str]:
+        """Publish messages that tell their number over the life of this object; their bodies as text."""
+        texts = [f"message {self._published + number}" for number in range(count)]
+        self._published += count
+        self.node.publish(self.queue, (text.encode() for text in texts), protocol=self.cell.protocol, **properties)
+        return texts
+
+    def counts(self) -> QueueCounts:
+        """Messages waiting and handed out."""
+        return self.node.counts(self.queue)
+
+    def total(self) -> int:
+        """Messages the broker has, waiting or handed out."""
+        counts = self.counts()
+        return counts.ready + counts.unacked
+
+    # -- readers
+
+    def url(self, proxy: FaultProxy | None = None) -> str:
+        """Where to connect to, through a proxy if there is one."""
+        url = self.node.url(self.cell.protocol)
+        return url if proxy is None else url.replace(f":{urlsplit(url).port}", f":{proxy.port}")
+
+    def proxy(self) -> FaultProxy:
+        """A proxy in front of the cell's port."""
+        return FaultProxy("127.0.0.1", urlsplit(self.url()).port or 0)
+
+    def options(self, **options: object) -> dict[str, object]:
+        """Of the source, with what names the cell."""
+        names = {"broker": self.cell.broker, "protocol": self.cell.protocol, "url": self.url(), "queue": self.queue}
+        return {**names, **options}
+
+    def engine(self, proxy: FaultProxy | None = None, **options: object) -> Engine:
+        """A reader of the queue."""
+        return Engine(**self.options(**{"url": self.url(proxy), **options}))
+
+    def connection(self, **changes: Any) -> Connection:
+        """What a consumer of the queue is made with."""
+        settings = {
+            "broker": BROKERS[self.cell.broker],
+            "protocol": self.cell.protocol,
+            "urls": parse_urls(self.url()),
+            "queue": self.queue,
+            "heartbeat_s": 10.0,
+            **changes,
+        }
+        return Connection(**settings)
+
+    @contextmanager
+    def session(self, **changes: Any) -> Iterator[Session]:
+        """A consumer of the queue, without anything around it."""
+        session = Session(self.connection(**changes))
+        try:
+            yield session
+        finally:
+            session.close()
+
+    @contextmanager
+    def held_elsewhere(self, messages: int) -> Iterator[Session]:
+        """Somebody else has taken so many messages and keeps them un-acknowledged."""
+        with self.session() as other:
+            other.take(messages, window=messages)
+            yield other
+
+
+class Session:
+    """One consumer, run by the test's own thread."""
+
+    _numbers = iter(range(1_000_000, 2_000_000))
+
+    def __init__(self, connection: Connection) -> None:
+        make: type[Consumer] = consumer_class(connection.protocol)
+        self.consumer = make(connection, next(self._numbers), threading.Event())
+        self.decoder = self.consumer.decoder
+        self.confirmed: list[int] = []
+        self.consumer.on_confirmed = self.confirmed.append
+        self.raws: list[Any] = []
+        self.greeting: Greeting | None = None
+
+    def open(self, timeout_s: float = 10.0) -> Greeting:
+        """Connect."""
+        self.greeting = self.consumer.open(self.consumer.connection.urls[0], timeout_s)
+        return self.greeting
+
+    def consume(self, window: int) -> None:
+        """Open if needed, and take messages in."""
+        if self.greeting is None:
+            self.open()
+        self.consumer.consume(window)
+
+    def turn(self, until: Callable[[], bool], timeout_s: float = _HOLD_TIMEOUT_S) -> bool:
+        """Receive until something is so; False if it was not in time."""
+        deadline = time.monotonic() + timeout_s
+        while not until():
+            if time.monotonic() > deadline:
+                return False
+            self.consumer.run(0.05)
+            while self.consumer.inbox:
+                self.raws.append(self.consumer.inbox.popleft())
+        return True
+
+    def idle(self, seconds: float) -> None:
+        """Receive for so long."""
+        self.turn(lambda: False, seconds)
+
+    def take(self, messages: int, window: int | None = None) -> list[str]:
+        """The bodies of the first messages."""
+        self.consume(messages if window is None else window)
+        assert self.turn(lambda: len(self.raws) >= messages), f"{len(self.raws)} of {messages} came"
+        return self.bodies()
+
+    def bodies(self) -> list[str]:
+        """Of all that came, as text."""
+        return [body.decode() for body in self.decoder.bodies(self.raws)]
+
+    def tags(self) -> list[int]:
+        """Of all that came."""
+        return self.decoder.tags(self.raws)
+
+    def acknowledge(self, upto: int = 0, singles: Sequence[int] = ()) -> None:
+        """Acknowledge, and wait for the confirmation."""
+        number = 1 + max(self.confirmed, default=0)
+        self.consumer.acknowledge(number, upto, singles)
+        assert self.turn(lambda: number in self.confirmed), "not confirmed"
+
+    def close(self) -> None:
+        """The end of the session."""
+        self.consumer.close()
