@@ -28,7 +28,27 @@ ACTIVEMQ = Broker(
     delivery_limit_note=(
         "a message that was handed out more often than a redelivery policy allows goes to the dead-letter queue"
     ),
-    stomp=StompDialect(queue="/queue/{name}", topic="/topic/{name}", id_header="message-id"),
+    stomp=StompDialect(
+        queue="/queue/{name}",
+        topic="/topic/{name}",
+        id_header="message-id",
+        # 10,000 one by one take 0.8 s, at once 4.4 s.
+        cumulative=False,
+        window_header="activemq.prefetchSize",
+        queue_headers=MappingProxyType({}),
+        topic_headers=MappingProxyType({}),
+        durable_headers=MappingProxyType({"activemq.subscriptionName": "{subscription}"}),
+        client_id="pyspark-mq.{subscription}",
+        reject_headers=MappingProxyType({}),
+        virtual_hosts=False,
+        escaped_names=False,
+        # A page has 200 messages (`maxPageSize`).
+        stalls=True,
+        timestamp_us=1_000,
+        expires_header="expires",
+        count_header="",
+        internal_headers=frozenset({"expires", "persistent"}),
+    ),
     amqp10=Amqp10Dialect(
         queue="queue://{name}",
         topic="topic://{name}",

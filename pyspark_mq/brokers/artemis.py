@@ -29,7 +29,25 @@ ARTEMIS = Broker(
         "a message that was handed out more often than `max-delivery-attempts` (10 by default) goes "
         "to the dead-letter address"
     ),
-    stomp=StompDialect(queue="{name}", topic="{name}", id_header="message-id"),
+    stomp=StompDialect(
+        queue="{name}",
+        topic="{name}",
+        id_header="message-id",
+        cumulative=False,
+        window_header="",
+        queue_headers=MappingProxyType({"subscription-type": "ANYCAST", "consumer-window-size": "-1"}),
+        topic_headers=MappingProxyType({"subscription-type": "MULTICAST", "consumer-window-size": "-1"}),
+        durable_headers=MappingProxyType({"durable-subscription-name": "{subscription}"}),
+        client_id="pyspark-mq",
+        reject_headers=MappingProxyType({}),
+        virtual_hosts=False,
+        escaped_names=False,
+        stalls=False,
+        timestamp_us=1_000,
+        expires_header="expires",
+        count_header="",
+        internal_headers=frozenset({"expires", "persistent"}),
+    ),
     amqp10=Amqp10Dialect(
         queue="{name}",
         topic="{name}",

@@ -20,14 +20,46 @@ STOMP = "stomp"
 class StompDialect:
     """STOMP 1.2 as one broker speaks it.
 
+    Header templates have `{name}` for the queue or topic and `{subscription}` for the durable one.
+
     Attributes:
-        queue, topic: destination headers, with `{name}` for the name.
+        queue, topic: destination headers.
         id_header: the header that names a message, and keeps its value over redeliveries.
+        cumulative: acknowledge with mode `client`, where one frame covers everything before it;
+            otherwise message by message with `client-individual`.
+        window_header: header of SUBSCRIBE with the most un-acknowledged messages to be handed out;
+            empty if the broker cannot count them.
+        queue_headers, topic_headers, durable_headers: further headers of SUBSCRIBE.
+        client_id: name of the connection that a durable subscription needs; empty for none.
+        reject_headers: further headers of NACK, for it to refuse a message for good.
+        virtual_hosts: is the header `host` a virtual host?
+        escaped_names: are names in destinations written with %XX?
+        stalls: does a queue stop handing out messages when a page of them is un-acknowledged, until
+            something wakes it?
+        timestamp_us: unit of the header `timestamp` in microseconds.
+        expires_header: moment of expiration in milliseconds since 1970, 0 for none; empty if there
+            is only a time to live.
+        count_header: number of deliveries before this one; empty if unknown.
+        internal_headers: of MESSAGE, beyond the specification's: no application has set them.
     """
 
     queue: str
     topic: str
     id_header: str
+    cumulative: bool
+    window_header: str
+    queue_headers: Mapping[str, str]
+    topic_headers: Mapping[str, str]
+    durable_headers: Mapping[str, str]
+    client_id: str
+    reject_headers: Mapping[str, str]
+    virtual_hosts: bool
+    escaped_names: bool
+    stalls: bool
+    timestamp_us: int
+    expires_header: str
+    count_header: str
+    internal_headers: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,30 @@ RABBITMQ = Broker(
         "a quorum queue drops or dead-letters a message that was handed out more often than its "
         "delivery limit (20 by default from RabbitMQ 4)"
     ),
-    stomp=StompDialect(queue="/amq/queue/{name}", topic="/exchange/{name}", id_header="amqp-message-id"),
+    stomp=StompDialect(
+        queue="/amq/queue/{name}",
+        topic="/exchange/{name}/#",
+        # `message-id` and `ack` name the delivery, and the session it is of.
+        id_header="amqp-message-id",
+        # 10,000 at once in 4 ms, one by one in 160 ms, and only the former is durable on quorum queues.
+        cumulative=True,
+        window_header="prefetch-count",
+        queue_headers=MappingProxyType({}),
+        topic_headers=MappingProxyType({}),
+        durable_headers=MappingProxyType(
+            {"x-queue-name": "{subscription}", "durable": "true", "auto-delete": "false", "exclusive": "false"}
+        ),
+        client_id="",
+        # Requeued otherwise (`stomp.default_nack_requeue`).
+        reject_headers=MappingProxyType({"requeue": "false"}),
+        virtual_hosts=True,
+        escaped_names=True,
+        stalls=False,
+        timestamp_us=1_000_000,
+        expires_header="",
+        count_header="x-delivery-count",
+        internal_headers=frozenset({"amqp-message-id", "expiration", "persistent"}),
+    ),
     amqp10=Amqp10Dialect(
         queue="/amq/queue/{name}",
         topic="/exchange/{name}/#",

@@ -1,0 +1,768 @@
+"""STOMP 1.2 by stomp.py.
+
+Frames to the broker are made and written by stomp.py, on a transport of our own, which is how its
+own WebSocket transport does it. Ours is read and written by :meth:`StompConsumer.run` on the receiver's
+thread, through a socket that never blocks. That way acknowledgements go out while reading is
+paused, heart-beats need no thread, TLS has the settings of all protocols here (stomp.py takes no
+`ssl.SSLContext`), and frames are read by :mod:`pyspark_mq.sources.stomp_frames`, for the reasons given there.
+
+A RECEIPT confirms: the broker handles the frames of a connection in order and answers when it is
+done with one, so a receipt asked with the last acknowledgement stands for all before it. Whatever
+ERROR comes after the opening ends the session, so none can be confirmed by mistake.
+
+What differs between brokers is in their :class:`~pyspark_mq.brokers.base.StompDialect`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import select
+import socket
+import ssl
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+from types import MappingProxyType
+from typing import Any, ClassVar
+from urllib.parse import quote
+
+from stomp.listener import ConnectionListener
+from stomp.protocol import Protocol12
+from stomp.transport import BaseTransport
+from stomp.utils import Frame
+
+from pyspark_mq.brokers.base import STOMP, StompDialect
+from pyspark_mq.dedup import IdSource
+from pyspark_mq.errors import (
+    BrokerUnavailableError,
+    DestinationError,
+    InternalError,
+    MessageError,
+    MqError,
+    OptionError,
+    RefusedError,
+)
+from pyspark_mq.sources.base import Connection, Consumer, Decoder, Greeting, SessionLostError
+from pyspark_mq.sources.stomp_frames import FrameError, FrameReader, escape
+from pyspark_mq.sources.url import BrokerUrl
+
+__all__ = ["StompConsumer", "StompDecoder"]
+
+#: (tag, headers, body, how the broker speaks)
+Raw = tuple[int, Mapping[str, str], bytes, StompDialect]
+
+_INT32_MAX = 2**31 - 1
+_INT64_MAX = 2**63 - 1
+_RECEIVE_BYTES = 256 * 1024
+_SEND_BYTES = 64 * 1024
+_CLOSE_TIMEOUT_S = 1.0
+#: The broker's answer to the first subscription, when it has other things to do.
+_SUBSCRIBE_TIMEOUT_S = 30.0
+#: Two heart-beats missed, and then some.
+_SILENCE = 2.5
+#: Heart-beats are sent at half of the time agreed on: brokers differ in what they let pass.
+_HASTE = 0.5
+#: How long a queue that stalls is quiet before it is woken; after waking it in vain, longer each time.
+_QUIET_FIRST_S = 0.01
+_QUIET_LAST_S = 10.0
+_QUIET_GROWTH = 4
+#: Each subscription that comes and goes has one page of 200 messages handed out: 5,000.
+_KICKS = 25
+#: Never true: the broker gives each message an ID of its own, which begins with "ID:".
+_NOTHING = "JMSMessageID='never'"
+_SUBSCRIBED = "subscribed"
+_DISCONNECTED = "disconnected"
+#: The other side has gone, noticed also while nothing is read. Linux only.
+_HANG_UP = getattr(select, "POLLRDHUP", 0)
+
+
+# -- columns ----------------------------------------------------------------------------------
+
+#: Headers of MESSAGE and SEND in the specification, and those with a column of their own.
+_NAMED = frozenset(
+    {
+        "ack", "content-length", "content-type", "correlation-id", "destination", "message-id", "priority",
+        "receipt", "redelivered", "reply-to", "subscription", "timestamp", "transaction", "type",
+    }
+)  # fmt: skip
+
+
+def _text(value: str | None) -> str | None:
+    """A header for a string column; bytes that are no text are shown with escapes."""
+    if value is None or value.isascii():
+        return value
+    return value.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def _texts(name: str) -> Callable[[Sequence[Raw]], list[Any]]:
+    return lambda raws: [_text(raw[1].get(name)) for raw in raws]
+
+
+def _number(text: str | None, most: int) -> int | None:
+    # Python refuses to convert thousands of digits.
+    if text is None or not text.isascii() or not text.isdecimal() or len(text) > 19:
+        return None
+    number = int(text)
+    return number if number <= most else None
+
+
+def _properties(raws: Sequence[Raw]) -> list[list[tuple[str, str | None]] | None]:
+    found: list[list[tuple[str, str | None]] | None] = []
+    for _, headers, _, dialect in raws:
+        names = headers.keys() - _NAMED - dialect.internal_headers
+        found.append([(str(_text(name)), _text(headers[name])) for name in headers if name in names])
+    return found
+
+
+def _timestamp_us(raw: Raw) -> int | None:
+    unit = raw[3].timestamp_us
+    moment = _number(raw[1].get("timestamp"), _INT64_MAX // unit)
+    return None if moment is None else moment * unit
+
+
+def _expiration_us(raw: Raw) -> int | None:
+    _, headers, _, dialect = raw
+    if dialect.expires_header:
+        moment = _number(headers.get(dialect.expires_header), _INT64_MAX // 1000)
+        return moment * 1000 if moment else None
+    # A time to live in milliseconds, counted from publishing, as in AMQP 0-9-1.
+    published, lives = _timestamp_us(raw), _number(headers.get("expiration"), _INT64_MAX // 1000)
+    if published is None or lives is None:
+        return None
+    moment = published + lives * 1000
+    return moment if moment <= _INT64_MAX else None
+
+
+def _delivery_count(raw: Raw) -> int | None:
+    _, headers, _, dialect = raw
+    if not dialect.count_header:
+        return None
+    counted = _number(headers.get(dialect.count_header), _INT32_MAX - 1)
+    if counted is not None:
+        return counted + 1
+    return None if headers.get("redelivered") == "true" else 1
+
+
+class StompDecoder(Decoder):
+    """Columns of (tag, headers, body, dialect)."""
+
+    def tags(self, raws: Sequence[Raw]) -> list[int]:
+        """Numbers of the consumer's own: 1, 2, 3… in each session."""
+        return [raw[0] for raw in raws]
+
+    def bodies(self, raws: Sequence[Raw]) -> list[bytes]:
+        """Bodies as they came."""
+        return [raw[2] for raw in raws]
+
+    def ids(self, raws: Sequence[Raw], source: IdSource) -> list[object]:
+        """The broker's ID where it gives one, or the producer's."""
+        name = source.name
+        if source.kind == "message-id":
+            name = raws[0][3].id_header if raws else ""
+        elif source.kind == "correlation-id":
+            name = source.kind
+        values = [raw[1].get(name) for raw in raws]
+        return [_id(value) for value in values]
+
+    columns: ClassVar[Mapping[str, Callable[[Sequence[Raw]], list[Any]]]] = MappingProxyType(
+        {
+            "properties": _properties,
+            "correlationId": _texts("correlation-id"),
+            "replyTo": _texts("reply-to"),
+            "contentType": _texts("content-type"),
+            "type": _texts("type"),
+            "priority": lambda raws: [_number(raw[1].get("priority"), _INT32_MAX) for raw in raws],
+            "timestamp": lambda raws: [_timestamp_us(raw) for raw in raws],
+            "expiration": lambda raws: [_expiration_us(raw) for raw in raws],
+            "redelivered": lambda raws: [raw[1].get("redelivered") == "true" for raw in raws],
+            "deliveryCount": lambda raws: [_delivery_count(raw) for raw in raws],
+        }
+    )
+
+
+def _id(value: str | None) -> object:
+    if value is None or value.isascii():
+        return value
+    data = value.encode("utf-8", "surrogateescape")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return data  # no text: told apart by its bytes
+
+
+def _dialect(connection: Connection) -> StompDialect:
+    dialect = connection.broker.stomp
+    if dialect is None:
+        raise InternalError(f"broker '{connection.broker.name}' does not speak STOMP")
+    return dialect
+
+
+# -- errors -----------------------------------------------------------------------------------
+
+
+def _said(headers: Mapping[str, str], body: bytes) -> str:
+    """What an ERROR frame says: a word or a line in the header, the reason or a stack trace in the body."""
+    title = _text(headers.get("message")) or ""
+    lines = body.decode("utf-8", "backslashreplace").strip().splitlines()
+    first = lines[0].strip() if lines else ""
+    if title in first or not first:
+        return first or title or "an error without a reason"
+    return f"{title}: {first}" if title else first
+
+
+def _connect_error(error: BaseException, url: BrokerUrl) -> MqError:
+    """The error of this package for a connection that was not made."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return RefusedError(
+            f"{url}: the certificate of the broker was not accepted: {error.verify_message}; "
+            "set 'tls.caFile' to its authority, or use the host name the certificate is for"
+        )
+    if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError | ConnectionResetError) and url.tls:
+        return BrokerUnavailableError(f"{url}: TLS failed: the connection was closed; does the port speak TLS?")
+    if isinstance(error, ssl.SSLError):
+        reason = error.reason or str(error)
+        if reason in {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"}:
+            text = f"{url}: the port does not speak TLS ({reason}); use stomp:// or the broker's TLS port"
+        else:
+            text = (
+                f"{url}: TLS failed: {reason}; check 'tls.certFile' and 'tls.keyFile', "
+                "and what the broker asks of clients"
+            )
+        return RefusedError(text)
+    if isinstance(error, TimeoutError):
+        return BrokerUnavailableError(f"{url}: no answer in time{_hint(url)}")
+    refused = isinstance(error, ConnectionRefusedError | socket.gaierror)
+    return BrokerUnavailableError(f"{url}: {type(error).__name__}: {error}{'' if refused else _hint(url)}")
+
+
+def _hint(url: BrokerUrl) -> str:
+    return "; does the port speak STOMP?" + ("" if url.tls else " A TLS port needs stomp+ssl://")
+
+
+def _login_error(reason: str, url: BrokerUrl, connection: Connection) -> MqError:
+    """The error of this package for an ERROR frame in answer to CONNECT."""
+    lower = reason.lower()
+    if "virtual host" in lower and "denied" in lower:
+        return RefusedError(
+            f"{url}: the broker refused virtual host '{url.virtual_host}'; check the path of "
+            f"'url' (%2F is '/') and the user's permissions ({reason})"
+        )
+    if "already connected" in lower or "client id" in lower or "clientid" in lower:
+        # May be our own former connection, of which the broker has not noticed the end.
+        return BrokerUnavailableError(
+            f"{url}: {connection.destination} is in use by another connection, or still by a former one ({reason})"
+        )
+    if any(word in lower for word in ("password", "access refused", "security", "authenticat", "login", "credential")):
+        user = connection.username if connection.username is not None else url.username
+        who = f"the login of user '{user}'" if user is not None else "a login without a user name"
+        return RefusedError(
+            f"{url}: the broker refused {who}; check options 'username' and 'password' or those in 'url' ({reason})"
+        )
+    return BrokerUnavailableError(f"{url}: the broker refused the connection ({reason})")
+
+
+#: What an ERROR frame in answer to SUBSCRIBE says, in small letters, and what it means.
+_REFUSALS = (
+    (
+        ("not_found", "not found", "does not exist", "no queue"),
+        "{destination} does not exist at {place}; declare it first, or correct the option ({reason})",
+    ),
+    (
+        ("precondition", "inequivalent"),
+        "{destination} at {place} exists with other properties; delete it or use another 'subscription' ({reason})",
+    ),
+    (
+        ("access_refused", "access refused", "authorized", "permission", "security"),
+        "{destination} at {place} is not for this user ({reason})",
+    ),
+)
+
+
+def _subscribe_error(reason: str, url: BrokerUrl, connection: Connection) -> Exception:
+    """The error for an ERROR frame in answer to SUBSCRIBE."""
+    lower = reason.lower()
+    if connection.selector is not None and ("selector" in lower or "filter" in lower):
+        return OptionError("selector", f"{connection.selector!r} was not understood by {url} ({reason})")
+    if "exclusive" in lower or "in use" in lower:
+        return SessionLostError(f"{connection.destination} is in use by another consumer ({reason})")
+    place = f"{url}, virtual host '{url.virtual_host}'," if _dialect(connection).virtual_hosts else str(url)
+    for words, text in _REFUSALS:
+        if any(word in lower for word in words):
+            return DestinationError(text.format(destination=connection.destination, place=place, reason=reason))
+    return SessionLostError(reason)
+
+
+# -- the session ------------------------------------------------------------------------------
+
+
+class _Transport(BaseTransport):  # type: ignore[misc]
+    """What stomp.py writes, until the socket takes it. Never waits."""
+
+    def __init__(self, host: str, url: BrokerUrl) -> None:
+        super().__init__(auto_decode=False)
+        self.vhost = host
+        self.current_host_and_port = (url.host, url.port)
+        self.outgoing = bytearray()
+
+    def send(self, encoded_frame: bytes) -> None:
+        """See stomp.py's BaseTransport."""
+        self.outgoing += encoded_frame
+
+
+class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
+    """One connection with one or more subscriptions to the same destination."""
+
+    decoder: ClassVar[Decoder] = StompDecoder()
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # stomp.py writes a warning for what this package reports itself.
+        logging.getLogger("stomp.py").setLevel(logging.CRITICAL)
+        self._dialect = _dialect(self.connection)
+        self._url: Any = None
+        self._socket: Any = None
+        self._transport: Any = None
+        self._protocol: Any = None
+        self._reader = FrameReader()
+        self._connected = False
+        self._end: Exception | None = None
+        self._waker, self._woken = socket.socketpair()
+        self._waker.setblocking(False)
+        self._woken.setblocking(False)
+        self._is_woken = False
+        self._poll = select.poll()
+        self._poll.register(self._woken, select.POLLIN)
+        self._watched = 0
+        self._send_every_s = self._silence_s = float("inf")
+        self._sent_s = self._heard_s = 0.0
+        # Deliveries not acknowledged, by numbers of our own: 1, 2, 3... in the order of arrival.
+        self._tag = 0
+        self._open: dict[int, str] = {}
+        # With cumulative acknowledgements, those that wait for what is before them.
+        self._due: set[int] = set()
+        self._refused: set[int] = set()
+        self._requests: list[tuple[int, int]] = []
+        self._receipts: dict[str, list[int]] = {}
+        self._numbers = count()
+        self._window = 0
+        self._kicks = _KICKS
+        self._kick_s = float("inf")
+        self._quiet_s = _QUIET_FIRST_S
+
+    # -- opening
+
+    def open(self, url: BrokerUrl, timeout_s: float) -> Greeting:
+        """See :meth:`Consumer.open`. Whether the queue is there is only known by :meth:`consume`."""
+        deadline = time.monotonic() + timeout_s
+        self._url = url
+        try:
+            self._socket = self._make_socket(url, deadline)
+        except (OSError, ValueError) as error:
+            raise _connect_error(error, url) from None
+        self._sent_s = self._heard_s = time.monotonic()
+        self._transport = _Transport(url.virtual_host if self._dialect.virtual_hosts else url.host, url)
+        self._transport.set_listener("consumer", self)
+        self._protocol = Protocol12(self._transport)
+        self._protocol.connect(*self._credentials(url), headers=self._connect_headers())
+        try:
+            self._until(lambda: self._connected, deadline)
+        except TimeoutError as late:
+            raise _connect_error(late, url) from None
+        except (SessionLostError, MessageError) as ended:
+            raise self._open_error(ended, url) from None
+        # No broker tells a name that it keeps, nor the depth of a queue.
+        return Greeting(url, "", None)
+
+    def _make_socket(self, url: BrokerUrl, deadline: float) -> socket.socket:
+        opened = socket.create_connection((url.host, url.port), max(0.1, deadline - time.monotonic()))
+        try:
+            opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if url.tls:
+                opened.settimeout(max(0.1, deadline - time.monotonic()))
+                opened = self.connection.tls.context().wrap_socket(opened, server_hostname=url.host)
+            opened.setblocking(False)
+        except BaseException:
+            opened.close()
+            raise
+        return opened
+
+    def _credentials(self, url: BrokerUrl) -> tuple[str | None, str | None]:
+        # With nobody named, the broker's default user or the client certificate counts.
+        connection = self.connection
+        return (
+            connection.username if connection.username is not None else url.username,
+            connection.password if connection.password is not None else url.password,
+        )
+
+    def _connect_headers(self) -> dict[str, str]:
+        beat_ms = round(self.connection.heartbeat_s * 1000)
+        headers = {"heart-beat": f"{beat_ms},{beat_ms}"}
+        if self.connection.subscription is not None and self._dialect.client_id:
+            headers["client-id"] = self._dialect.client_id.format(subscription=self.connection.subscription)
+        return headers
+
+    def _open_error(self, ended: Exception, url: BrokerUrl) -> MqError:
+        if isinstance(ended.__cause__, OSError):
+            return _connect_error(ended.__cause__, url)
+        if self._reader.spoken:
+            return _login_error(str(ended), url, self.connection)
+        return BrokerUnavailableError(f"{url}: {ended}{_hint(url)}")
+
+    def on_connected(self, frame: Any) -> None:
+        """See stomp.py's ConnectionListener."""
+        self._connected = True
+        theirs = frame.headers.get("heart-beat", "0,0").split(",")
+        sends_ms, wants_ms = (_number(text.strip(), _INT32_MAX) or 0 for text in (*theirs, "0", "0")[:2])
+        ours_ms = self.connection.heartbeat_s * 1000
+        # The slower side decides (STOMP 1.2, section "Heart-beating").
+        if wants_ms:
+            self._send_every_s = max(ours_ms, wants_ms) / 1000 * _HASTE
+        if sends_ms:
+            self._silence_s = max(ours_ms, sends_ms) / 1000 * _SILENCE
+
+    def _until(self, came: Callable[[], bool], deadline: float) -> None:
+        while not came():
+            self._raise_if_ended()
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError
+            self._turn(left_s)
+
+    # -- receiving
+
+    def consume(self, window: int) -> None:
+        """See :meth:`Consumer.consume`.
+
+        A subscription keeps its window, and giving it up would give its messages back. So a larger
+        one is had by a further subscription for the difference; while all of the window is
+        taken, the new one counts from zero.
+
+        Raises:
+            DestinationError: the queue does not exist or is not for us.
+            OptionError: the broker does not understand the selector.
+            SessionLostError: it was refused for a reason that may pass.
+        """
+        window = min(window, self.connection.broker.prefetch_max[STOMP])
+        if not self._window:
+            self._subscribe_first(window)
+        elif self._may_subscribe_again():
+            more = window if len(self._open) >= self._window else window - self._window
+            if more > 0:
+                self._subscribe(more)
+
+    def _subscribe_first(self, window: int) -> None:
+        self._receipts[_SUBSCRIBED] = []
+        self._subscribe(window, receipt=_SUBSCRIBED)
+        try:
+            self._until(lambda: _SUBSCRIBED not in self._receipts, time.monotonic() + _SUBSCRIBE_TIMEOUT_S)
+            self._raise_if_ended()
+        except SessionLostError as ended:
+            raise _subscribe_error(str(ended), self._url, self.connection) from None
+        except TimeoutError:
+            text = f"no answer to a subscription within {_SUBSCRIBE_TIMEOUT_S:g} s"
+            raise SessionLostError(text) from None
+
+    def _may_subscribe_again(self) -> bool:
+        # Without a durable name each subscription to a topic gets all messages, and with a name that
+        # belongs to the connection there can be one only.
+        durable = self.connection.subscription is not None and not self._dialect.client_id
+        return self.connection.topic is None or durable
+
+    def _subscribe(self, window: int, **more: str) -> None:
+        dialect, connection = self._dialect, self.connection
+        headers = dict(dialect.queue_headers if connection.topic is None else dialect.topic_headers)
+        if connection.subscription is not None:
+            for name, value in dialect.durable_headers.items():
+                headers[name] = value.format(subscription=connection.subscription)
+        if connection.selector is not None:
+            headers["selector"] = connection.selector
+        if dialect.window_header:
+            headers[dialect.window_header] = str(window)
+        mode = "client" if dialect.cumulative else "client-individual"
+        self._protocol.subscribe(self._destination(), str(next(self._numbers)), mode, headers=headers | more)
+        self._window += window
+        self._stir()
+
+    def _destination(self) -> str:
+        name = quote(self.connection.name, safe="") if self._dialect.escaped_names else self.connection.name
+        return (self._dialect.queue if self.connection.topic is None else self._dialect.topic).format(name=name)
+
+    def run(self, timeout_s: float) -> None:
+        """See :meth:`Consumer.run`."""
+        deadline = time.monotonic() + timeout_s
+        self._is_woken = False
+        while True:
+            self._raise_if_ended()
+            left_s = deadline - time.monotonic()
+            if self._is_woken or left_s <= 0:
+                return
+            self._turn(left_s)
+
+    def _turn(self, wait_s: float) -> None:
+        """Send what is to be sent, wait for something to happen, and take it in."""
+        now = time.monotonic()
+        if now - self._sent_s >= self._send_every_s:
+            self._transport.send(b"\n")
+        if now >= self._kick_s:
+            self._kick(now)
+        self._send()
+        reading = self._reading()
+        self._watch(reading)
+        wait_s = min(wait_s, self._sent_s + self._send_every_s - now, self._kick_s - now)
+        if reading and isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
+            wait_s = 0.0
+        events = dict(self._poll.poll(math.ceil(max(0.0, wait_s) * 1000)))
+        if events.pop(self._woken.fileno(), 0):
+            self._is_woken = True
+            with contextlib.suppress(BlockingIOError):
+                self._woken.recv(_RECEIVE_BYTES)
+        if reading:
+            self._receive()
+        elif any(event & ~select.POLLOUT for event in events.values()):
+            self._ended("the broker closed the connection")
+
+    def _reading(self) -> bool:
+        """Not while paused, nor beyond the window where nobody else counts it."""
+        if self.paused:
+            return False
+        return bool(self._dialect.window_header or self._receipts) or len(self._open) < self._window
+
+    def _watch(self, reading: bool) -> None:
+        # Errors are reported in any case.
+        events = select.POLLIN if reading else _HANG_UP
+        if self._transport.outgoing:
+            events |= select.POLLOUT
+        if events != self._watched:
+            self._watched = events
+            self._poll.register(self._socket, events)
+
+    def _receive(self) -> bool:
+        """Take in what there is, if anything."""
+        try:
+            data = self._socket.recv(_RECEIVE_BYTES)
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            silent_s = time.monotonic() - self._heard_s
+            if silent_s > self._silence_s:
+                self._ended(f"nothing was heard from the broker for {silent_s:.0f} s")
+            return False
+        except OSError as error:
+            self._ended(f"{type(error).__name__}: {error}", error)
+            return False
+        if not data:
+            after = "" if self._reader.spoken or not self._reader.rest else f", after {self._reader.rest!r}"
+            self._ended(f"the broker closed the connection{after}")
+            return False
+        self._heard_s = time.monotonic()
+        try:
+            self._take(data)
+        except FrameError as wrong:
+            self._unreadable(wrong)
+        return True
+
+    def _take(self, data: bytes) -> None:
+        tag, size = self._tag, 0
+        append, handles, dialect = self.inbox.append, self._open, self._dialect
+        try:
+            for command, headers, body in self._reader.feed(data):
+                if command != "MESSAGE":
+                    self._transport.process_frame(Frame(command, headers, body), body)
+                    continue
+                tag += 1
+                handles[tag] = headers.get("ack", "")
+                append((tag, headers, body, dialect))
+                size += len(body)
+        finally:
+            if tag > self._tag:
+                self._tag = tag
+                self._arrived(size)
+
+    def _arrived(self, size: int) -> None:
+        self.bytes_arrived += size
+        if self.bytes_arrived - self.bytes_taken > self.bytes_allowed:
+            self.paused = True
+        if not self.arrived.is_set():
+            self.arrived.set()
+        self._kicks = _KICKS
+        self._stir()
+
+    def resume(self) -> None:
+        """See :meth:`Consumer.resume`."""
+        self.paused = False
+        # What the broker has sent meanwhile was not looked at.
+        self._heard_s = time.monotonic()
+        self._stir()
+
+    def _raise_if_ended(self) -> None:
+        if self._end is not None:
+            raise self._end
+
+    def _ended(self, reason: str, cause: BaseException | None = None) -> None:
+        if self._end is None:
+            self._end = SessionLostError(reason)
+            self._end.__cause__ = cause
+
+    def _unreadable(self, wrong: FrameError) -> None:
+        if not self._reader.spoken:
+            self._ended(str(wrong))
+        elif self._end is None:
+            self._end = MessageError(
+                f"{self.connection.destination} holds a message that cannot be read ({wrong}), for example a text "
+                "with a NUL in it, which STOMP cannot carry; remove the message, it was not acknowledged"
+            )
+
+    def on_error(self, frame: Any) -> None:
+        """See stomp.py's ConnectionListener. Most brokers close the connection then; we do in any case."""
+        self._ended(_said(frame.headers, frame.body))
+
+    def wake(self) -> None:
+        """See :meth:`Consumer.wake`."""
+        with contextlib.suppress(OSError):  # full: it wakes anyhow; closed: nobody is left to be woken
+            self._waker.send(b"\0")
+
+    # -- sending
+
+    def _send(self) -> None:
+        """As much as the socket takes now."""
+        outgoing = self._transport.outgoing
+        try:
+            while outgoing:
+                # A copy: a view would keep the buffer from shrinking.
+                del outgoing[: self._socket.send(bytes(outgoing[:_SEND_BYTES]))]
+                self._sent_s = time.monotonic()
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            pass
+        except OSError as error:
+            # The broker may have said why it closed the connection.
+            while self._end is None and not self.paused and self._receive():
+                pass
+            self._ended(f"{type(error).__name__}: {error}", error)
+
+    def _stir(self) -> None:
+        """The queue shows signs of life; when it is quiet again it may have stalled."""
+        if self._dialect.stalls and self.connection.topic is None:
+            self._quiet_s = _QUIET_FIRST_S
+            self._kick_s = time.monotonic() + self._quiet_s
+
+    def _kick(self, now: float) -> None:
+        """Wake a queue that hands out no more as a page of it is un-acknowledged.
+
+        Measured on ActiveMQ Classic: an acknowledgement, a new message or a new consumer has it hand
+        out one page more. So consumers come and go, with a selector that nothing matches.
+        """
+        self._kick_s = float("inf")
+        if not self._open or self.paused or len(self._open) >= self._window:
+            return  # whatever changes that also stirs
+        for _ in range(self._kicks):
+            number = str(next(self._numbers))
+            headers = {"selector": _NOTHING, self._dialect.window_header: "1"}
+            self._protocol.subscribe(self._destination(), number, "auto", headers=headers)
+            self._protocol.unsubscribe(number)
+        # If nothing comes of it the queue is empty, or others have its messages.
+        self._kicks = 1
+        self._quiet_s = min(self._quiet_s * _QUIET_GROWTH, _QUIET_LAST_S)
+        self._kick_s = now + self._quiet_s
+
+    # -- settling
+
+    def acknowledge(self, number: int, upto: int, singles: Sequence[int]) -> None:
+        """See :meth:`Consumer.acknowledge`."""
+        if self._dialect.cumulative:
+            self._requests.append((number, singles[-1] if singles else upto))
+            self._due.update(singles)
+            self._settle_head(upto)
+        else:
+            tags = [tag for tag in self._open if tag <= upto]
+            self._settle([("ACK", tag) for tag in (*tags, *singles)], [number])
+            for tag in (*tags, *singles):
+                del self._open[tag]
+        self._send()
+        self._stir()
+
+    def reject(self, tags: Sequence[int]) -> None:
+        """See :meth:`Consumer.reject`.
+
+        RabbitMQ dead-letters to the queue's dead-letter exchange, and drops without one. ActiveMQ
+        Classic moves to the dead-letter queue.
+        """
+        if self._dialect.cumulative:
+            self._refused.update(tags)
+            self._settle_head(0)
+        else:
+            self._settle([("NACK", tag) for tag in tags], [])
+            for tag in tags:
+                del self._open[tag]
+        self._send()
+
+    def _settle_head(self, upto: int) -> None:
+        """With cumulative acknowledgements: settle the deliveries at the head that are done with.
+
+        What is in the middle would take all before it along, so it waits for them. It takes room in
+        the window meanwhile; when there is no other room left, there has to be more.
+        """
+        done: list[int] = []
+        frames: list[tuple[str, int]] = []
+        last = 0
+        for tag in self._open:
+            if tag in self._refused:
+                frames += [("ACK", last), ("NACK", tag)] if last else [("NACK", tag)]
+                last = 0
+            elif tag <= upto or tag in self._due:
+                last = tag
+            else:
+                break
+            done.append(tag)
+        if last:
+            frames.append(("ACK", last))
+        if done:
+            confirmed = [number for number, end in self._requests if end <= done[-1]]
+            self._requests = [(number, end) for number, end in self._requests if end > done[-1]]
+            self._settle(frames, confirmed)
+        for tag in done:
+            del self._open[tag]
+        self._due.difference_update(done)
+        self._refused.difference_update(done)
+        held = len(self._due) + len(self._refused)
+        if held and len(self._open) >= self._window and self._may_subscribe_again():
+            self._subscribe(held)
+
+    def _settle(self, frames: Sequence[tuple[str, int]], confirmed: list[int]) -> None:
+        """Write ACK and NACK frames; the RECEIPT of the last confirms these requests."""
+        end = len(frames) - 1
+        for index, (command, tag) in enumerate(frames):
+            more = "".join(f"{name}:{value}\n" for name, value in self._dialect.reject_headers.items())
+            if command == "ACK":
+                more = ""
+            if index == end and confirmed:
+                receipt = str(next(self._numbers))
+                self._receipts[receipt] = confirmed
+                more += f"receipt:{receipt}\n"
+            # Not by stomp.py: this is what there is ten thousand of at a time.
+            self._transport.outgoing += f"{command}\nid:{escape(self._open[tag])}\n{more}\n\0".encode()
+
+    def on_receipt(self, frame: Any) -> None:
+        """See stomp.py's ConnectionListener."""
+        for number in self._receipts.pop(frame.headers.get("receipt-id", ""), ()):
+            if self._end is None:
+                self.on_confirmed(number)
+        self._stir()
+
+    def ask_depth(self) -> None:
+        """See :meth:`Consumer.ask_depth`. Brokers do not tell it by STOMP."""
+
+    def close(self) -> None:
+        """See :meth:`Consumer.close`."""
+        try:
+            if self._connected and self._end is None:
+                self._receipts[_DISCONNECTED] = []
+                self._protocol.disconnect(_DISCONNECTED)
+                self._kick_s = float("inf")
+                if not self.paused:
+                    self._until(lambda: _DISCONNECTED not in self._receipts, time.monotonic() + _CLOSE_TIMEOUT_S)
+        except Exception as failed:  # noqa: BLE001 - the session is over, whatever it is
+            logging.getLogger(__name__).debug("closing: %s", failed)
+        finally:
+            for opened in (self._socket, self._waker, self._woken):
+                if opened is not None:
+                    opened.close()

@@ -1,0 +1,162 @@
+"""STOMP 1.2 frames from the bytes of a connection. Pure: no socket, no clock.
+
+stomp.py has a reader of its own, which is not used, for what it did when measured (stomp.py 9.0):
+
+* two heart-beats that are read at once, as after a pause, make it drop the message behind them;
+* a body with NUL bytes takes it time quadratic in the size: each read copies all there is so far;
+* headers that are no UTF-8 are changed, so that different IDs may become equal.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TypeAlias
+
+__all__ = ["COMMANDS", "Frame", "FrameError", "FrameReader", "escape"]
+
+#: command, headers, body
+Frame: TypeAlias = "tuple[str, dict[str, str], bytes]"
+
+#: What a server may send (STOMP 1.2, section "Server Frames").
+COMMANDS = frozenset({"CONNECTED", "MESSAGE", "RECEIPT", "ERROR"})
+
+#: Headers of one message can be large, but what goes on for so long without an empty line is something else.
+_HEADER_BYTES_MAX = 16 * 1024 * 1024
+_SHOWN_BYTES = 40
+_NUL = 0
+_EOL = b"\r\n"
+_ESCAPE = re.compile(r"\\[rnc\\]")
+_MEANINGS = {"\\r": "\r", "\\n": "\n", "\\c": ":", "\\\\": "\\"}
+
+
+class FrameError(Exception):
+    """What was received is no STOMP frame."""
+
+
+class FrameReader:
+    """Cuts a stream of bytes into frames."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._headers: tuple[str, dict[str, str], int, int] | None = None
+        self._scanned = 0
+        #: Nothing but frames of STOMP were seen so far.
+        self.spoken = False
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """Frames that are complete with these bytes. Has to be used up before the next call.
+
+        Raises:
+            FrameError: the bytes are something else.
+        """
+        self._buffer += data
+        position = 0
+        try:
+            while (found := self._next(position)) is not None:
+                frame, position = found
+                yield frame
+        finally:
+            # Once for all of them: each deletion moves what is left.
+            del self._buffer[:position]
+            self._scanned = max(0, self._scanned - position)
+            if self._headers is not None:
+                command, headers, body, end = self._headers
+                self._headers = command, headers, body - position, end - position
+
+    @property
+    def rest(self) -> bytes:
+        """The start of what is no complete frame, for errors."""
+        return bytes(self._buffer[:_SHOWN_BYTES])
+
+    def _next(self, position: int) -> tuple[Frame, int] | None:
+        """The next complete frame and where it ends, if it is there already."""
+        if self._headers is None and not self._read_headers(position):
+            return None
+        assert self._headers is not None
+        command, headers, body, end = self._headers
+        buffer = self._buffer
+        if end < body:  # without a length: up to the first NUL
+            end = buffer.find(_NUL, max(body, self._scanned))
+            if end < 0:
+                self._scanned = len(buffer)
+                return None
+        elif len(buffer) <= end:
+            return None
+        elif buffer[end] != _NUL:
+            raise FrameError(f"no end of frame behind a body of {end - body} bytes")
+        self._headers, self._scanned = None, 0
+        with memoryview(buffer) as view:
+            return (command, headers, bytes(view[body:end])), end + 1
+
+    def _read_headers(self, position: int) -> bool:
+        buffer = self._buffer
+        length = len(buffer)
+        while position < length and buffer[position] in _EOL:  # heart-beats, and ends of lines behind a frame
+            position += 1
+        found = buffer.find(b"\n\n", position)
+        body = found + 2
+        # The same with carriage returns, which brokers may send and mostly do not.
+        returned = buffer.find(b"\n\r\n", position, found if found >= 0 else length)
+        if returned >= 0:
+            found, body = returned, returned + 3
+        if found < 0:
+            self._check_start(position)
+            return False
+        command, headers = _headers(bytes(buffer[position:found]))
+        if command not in COMMANDS:
+            raise FrameError(f"{command[:_SHOWN_BYTES]!r} is no frame of a STOMP server")
+        self.spoken = True
+        size = headers.get("content-length")
+        if size is None:
+            end = -1
+        elif size.isascii() and size.isdecimal() and len(size) < 16:
+            end = body + int(size)
+        else:
+            raise FrameError(f"content-length is {size[:_SHOWN_BYTES]!r}")
+        self._headers = command, headers, body, end
+        return True
+
+    def _check_start(self, position: int) -> None:
+        """A port that speaks something else may never send an empty line."""
+        start = bytes(self._buffer[position : position + 10])
+        line = start.partition(b"\n")[0].rstrip(b"\r").decode("latin-1")
+        complete = b"\n" in start
+        known = line in COMMANDS if complete else any(command.startswith(line) for command in COMMANDS)
+        if not known or len(self._buffer) - position > _HEADER_BYTES_MAX:
+            raise FrameError(
+                f"{bytes(self._buffer[position : position + _SHOWN_BYTES])!r} is no frame of a STOMP server"
+            )
+
+
+def _headers(data: bytes) -> tuple[str, dict[str, str]]:
+    # What is no text is kept, in the form that gives the bytes back.
+    text = data.decode("utf-8", "surrogateescape")
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").removesuffix("\r")
+    command, *lines = text.split("\n")
+    # Of a repeated header the first counts (section "Repeated Header Entries").
+    lines.reverse()
+    headers: dict[str, str] = {}
+    for line in lines:
+        name, _, value = line.partition(":")
+        headers[name] = value
+    if "\\" in text and command != "CONNECTED":  # which is not escaped (section "Value Encoding")
+        headers = {_unescape(name): _unescape(value) for name, value in headers.items()}
+    return command, headers
+
+
+def _unescape(text: str) -> str:
+    if "\\" not in text:
+        return text
+    # Sequences that mean nothing are left alone: an error would make the message unreadable for ever.
+    return _ESCAPE.sub(lambda found: _MEANINGS[found[0]], text)
+
+
+def escape(text: str) -> str:
+    """A header value as it is written in all frames but CONNECT."""
+    for meaning in ("\\", "\r", "\n", ":"):
+        if meaning in text:
+            sequence = next(sequence for sequence, plain in _MEANINGS.items() if plain == meaning)
+            text = text.replace(meaning, sequence)
+    return text
