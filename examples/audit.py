@@ -12,12 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["Verdict", "committed_files", "output_ids", "print_rows", "verdict"]
+__all__ = ["MARK_CHARS", "Verdict", "committed_files", "output_marks", "print_rows", "verdict"]
 
+#: A message is known by the first characters of its body: a random UUID.
+MARK_CHARS = 36
 _SHOWN = 5
 
 
@@ -106,12 +110,13 @@ def committed_files(folder: Path) -> list[Path]:
     return files
 
 
-def output_ids(folder: Path) -> list[str]:
-    """Column `messageId` of everything a streaming query wrote to a folder as parquet."""
-    ids: list[str] = []
+def output_marks(folder: Path) -> list[str]:
+    """The marks at the begin of the bodies of everything a streaming query wrote to a folder as parquet."""
+    marks: list[str] = []
     for file in committed_files(folder):
-        ids += pq.read_table(file, columns=["messageId"]).column(0).to_pylist()
-    return ids
+        bodies = pq.read_table(file, columns=["body"]).column(0)
+        marks += pc.cast(pc.binary_slice(bodies, 0, MARK_CHARS), pa.string()).to_pylist()
+    return marks
 
 
 def print_rows(console: Console, title: str, rows: dict[str, int], seconds: float) -> None:

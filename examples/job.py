@@ -1,6 +1,6 @@
 """A job as users write it: a queue into parquet files, exactly once.
 
-    python examples/job.py --url amqp://guest:guest@localhost:5672/ --queue orders \
+    python examples/job.py --broker rabbitmq --url amqp://guest:guest@localhost:5672/ --queue orders \
         --output /data/orders --checkpoint /data/checkpoints/orders
 
 It runs until it is stopped or killed, and goes on where it was when it is started again.
@@ -32,7 +32,7 @@ def main() -> int:
 
     messages = (
         spark.readStream.format("mq")
-        .option("broker", "rabbitmq")
+        .option("broker", arguments.broker)
         .option("url", arguments.url)
         .option("queue", arguments.queue)
         .options(**dict(option.split("=", 1) for option in arguments.option))
@@ -91,6 +91,7 @@ def _report(file: str | None, progress: dict[str, object]) -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--broker", required=True, help="rabbitmq, activemq or artemis")
     parser.add_argument("--url", required=True)
     parser.add_argument("--queue", required=True)
     parser.add_argument("--output", required=True)

@@ -14,35 +14,36 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
-import pika
 import psutil
 
-from examples.audit import Verdict, output_ids, verdict
+from examples.audit import MARK_CHARS, Verdict, output_marks, verdict
 from pyspark_mq.brokers.process import PublishError
-from pyspark_mq.brokers.rabbitmq_publisher import publish_confirmed
 
-__all__ = ["Job", "Publisher", "Storm", "queue_depth"]
+__all__ = ["Job", "Publisher", "Send", "Storm"]
 
 _ROOT = Path(__file__).resolve().parent.parent
 _RETRY_S = 0.2
-_CONFIRM_TIMEOUT_S = 30.0
+
+#: Bodies and IDs of some messages: returns when the broker has confirmed them all.
+Send: TypeAlias = Callable[[Sequence[bytes], Sequence[str]], object]
 #: A worker that is killed fails the query and not the JVM, so the job can go on in the same one.
 _RESTARTS = 1_000
 _STREAM_WORKER = "python_streaming_source_runner"
 
 
 class Publisher(threading.Thread):
-    """Publishes persistent messages at a steady rate until it has sent them all.
+    """Publishes messages at a steady rate until it has sent them all.
 
-    A chunk that was not confirmed is sent again with the same IDs, as careful producers do.
+    A chunk that was not confirmed is sent again with the same IDs, as careful producers do. Each body
+    begins with the message's own mark, as brokers that give IDs themselves do not tell them.
 
     Args:
-        url: the broker.
-        queue: an existing queue.
+        send: publishes bodies with these IDs, and returns when all are confirmed.
         messages: how many.
         rate: messages a second; as fast as it can if 0.
         size: bytes of a body.
@@ -51,8 +52,7 @@ class Publisher(threading.Thread):
 
     def __init__(
         self,
-        url: str,
-        queue: str,
+        send: Send,
         messages: int,
         rate: int,
         *,
@@ -60,11 +60,10 @@ class Publisher(threading.Thread):
         on_progress: Callable[[int], None] = lambda sent: None,  # noqa: ARG005
     ) -> None:
         super().__init__(name="publisher", daemon=True)
-        self._parameters = pika.URLParameters(url)
-        self._queue = queue
+        self._publish = send
         self._messages = messages
         self._rate = rate
-        self._body = os.urandom(size)
+        self._filling = os.urandom(max(0, size - MARK_CHARS))
         self._on_progress = on_progress
         self._stopping = threading.Event()
         self.sent: list[str] = []
@@ -84,18 +83,15 @@ class Publisher(threading.Thread):
                 self._stopping.wait(max(0.0, began + len(self.sent) / self._rate - time.monotonic()))
 
     def _send(self, ids: list[str]) -> None:
+        bodies = [key.encode("ascii") + self._filling for key in ids]
         while not self._stopping.is_set():
             try:
-                publish_confirmed(self._parameters, self._queue, self._chunk(ids), timeout_s=_CONFIRM_TIMEOUT_S)
+                self._publish(bodies, ids)
             except PublishError:
                 self.sent_again += len(ids)
                 time.sleep(_RETRY_S)
             else:
                 return
-
-    def _chunk(self, ids: list[str]) -> Iterator[tuple[bytes, pika.BasicProperties]]:
-        for message_id in ids:
-            yield self._body, pika.BasicProperties(message_id=message_id, delivery_mode=2)
 
     def stop(self) -> None:
         """Give up."""
@@ -108,11 +104,12 @@ class Job:
     """``examples/job.py`` as a process tree, started again whenever it has ended.
 
     Attributes:
-        url, queue: what it reads.
+        broker, url, queue: what it reads.
         folder: for output, checkpoint, counters and log.
         options: of the source.
     """
 
+    broker: str
     url: str
     queue: str
     folder: Path
@@ -140,6 +137,8 @@ class Job:
         command = [
             sys.executable,
             str(_ROOT / "examples" / "job.py"),
+            "--broker",
+            self.broker,
             "--url",
             self.url,
             "--queue",
@@ -248,19 +247,6 @@ def _kill(process: psutil.Process) -> bool:
     return False
 
 
-def queue_depth(url: str, queue: str) -> int:
-    """Messages waiting in a queue.
-
-    Raises:
-        pika.exceptions.AMQPError: the broker is away, or there is no such queue.
-    """
-    connection = pika.BlockingConnection(pika.URLParameters(url))
-    try:
-        return int(connection.channel().queue_declare(queue, passive=True).method.message_count)
-    finally:
-        connection.close()
-
-
 class Storm:
     """Runs a publisher, a job and faults side by side until all is sent and read.
 
@@ -334,7 +320,7 @@ class Storm:
     def _drain(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         wanted = set(self._publisher.sent)
-        while not wanted <= set(output_ids(self._job.output)):
+        while not wanted <= set(output_marks(self._job.output)):
             self._job.keep_alive()
             if time.monotonic() > deadline:
                 raise TimeoutError(f"not all was read within {timeout_s:.0f} s; see {self._job.log}")
@@ -343,4 +329,4 @@ class Storm:
 
     def verdict(self, left: int) -> Verdict:
         """Audit the output."""
-        return verdict(self._publisher.sent, output_ids(self._job.output), left)
+        return verdict(self._publisher.sent, output_marks(self._job.output), left)

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from pyspark_mq.brokers.process import Node, NodeError
+from pyspark_mq.brokers.process import Node, NodeError, TlsFiles
 from pyspark_mq.brokers.rabbitmq_node import RabbitNode
-from tests.support.cells import ALL_CELLS, CELLS, Cell, LiveCell, make_node
+from tests.support.cells import ALL_CELLS, CELLS, Cell, LiveCell, cell_node
+from tests.support.certificates import Certificates, make_certificates
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -80,7 +81,8 @@ def missing(reason: str) -> None:
 class Nodes:
     """The brokers of a run, each started when it is first asked for. A test that kills one starts it again."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: TlsFiles) -> None:
+        self._tls = tls
         self._nodes: dict[tuple[str, str], Node] = {}
 
     def get(self, broker: str, version: str = "") -> Node:
@@ -88,7 +90,7 @@ class Nodes:
         key = broker, version
         if key not in self._nodes:
             try:
-                self._nodes[key] = make_node(broker, version)
+                self._nodes[key] = cell_node(broker, version, tls=self._tls)
             except NodeError as absent:
                 missing(str(absent))
         node = self._nodes[key]
@@ -103,8 +105,15 @@ class Nodes:
 
 
 @pytest.fixture(scope="session")
-def nodes() -> Iterator[Nodes]:
-    brokers = Nodes()
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="session")
+def nodes(certificates: Certificates) -> Iterator[Nodes]:
+    """Brokers with all protocols, also over TLS."""
+    server = certificates.server
+    brokers = Nodes(TlsFiles(Path(certificates.ca.cert_file), Path(server.cert_file), Path(server.key_file)))
     yield brokers
     brokers.close()
 

@@ -102,6 +102,7 @@ class Amqp10Consumer(Consumer):
         for end in (self._woken, self._waker):
             end.setblocking(False)
         self._end: str | None = None
+        self._refused: ssl.SSLError | None = None
 
     # -- opening
 
@@ -230,6 +231,8 @@ class Amqp10Consumer(Consumer):
 
     def _open_error(self, url: BrokerUrl) -> MqError:
         """The error of this package for an attempt that ended while opening."""
+        if self._refused is not None:
+            return tls_error(self._refused, url)
         name, description = self._condition() or ("", self._end or "the connection was closed")
         reason = f"{name}: {description}" if name else description
         destination = self.connection.destination
@@ -279,6 +282,10 @@ class Amqp10Consumer(Consumer):
                 self._woken.recv(4096)
             self._receive(connected)
             self._send(connected)
+        except ssl.SSLError as error:
+            # TLS 1.3 tells what it refuses with the first bytes after the handshake.
+            self._refused = self._refused or error
+            self._ended(f"{type(error).__name__}: {error}")
         except (OSError, ProtonException) as error:
             self._ended(f"{type(error).__name__}: {error}")
         self._look()

@@ -15,15 +15,10 @@ import pytest
 
 from pyspark_mq.brokers.process import TlsFiles, poll
 from pyspark_mq.brokers.rabbitmq_node import RabbitNode
-from tests.support.certificates import Certificates, make_certificates
+from tests.support.certificates import Certificates
 from tests.support.checks import assert_ids_exactly_once, bodies, total
 from tests.support.engine import At, Crashed, Engine, ReaderError
 from tests.support.proxy import Direction, FaultProxy
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return make_certificates(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture(scope="module")

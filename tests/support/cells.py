@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
+from pyspark_mq.brokers.nodes import make_node
 from pyspark_mq.brokers.process import Node, QueueCounts
 from pyspark_mq.brokers.rabbitmq_node import RabbitNode
 from pyspark_mq.sources import consumer_class
@@ -24,7 +25,7 @@ from tests.support.proxy import FaultProxy
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["ALL_CELLS", "CELLS", "Cell", "LiveCell", "make_node"]
+__all__ = ["ALL_CELLS", "CELLS", "Cell", "LiveCell", "cell_node"]
 
 _HOLD_TIMEOUT_S = 20.0
 
@@ -72,20 +73,12 @@ ALL_CELLS = (
 )
 
 
-def make_node(broker: str, version: str = "", **settings: Any) -> Node:
-    """A node of a broker with all its protocols, not started.
-
-    Raises:
-        NodeError: what it needs is not installed.
-    """
+def cell_node(broker: str, version: str = "", **settings: Any) -> Node:
+    """A node for tests, not started."""
     if broker == "rabbitmq":
         # Over AMQP 1.0 the broker alone decides when it gives a silent connection up: a minute by default.
-        return RabbitNode(plugins=("rabbitmq_stomp", "rabbitmq_amqp1_0"), config={"heartbeat": 2}, **settings)
-    from pyspark_mq.brokers.activemq_node import ActiveMqNode
-    from pyspark_mq.brokers.artemis_node import ArtemisNode
-
-    kinds: dict[str, Callable[..., Node]] = {"activemq": ActiveMqNode, "artemis": ArtemisNode}
-    return kinds[broker](**({"version": version} if version else {}), **settings)
+        settings["config"] = {"heartbeat": 2, **settings.get("config", {})}
+    return make_node(broker, version, **settings)
 
 
 class LiveCell:
@@ -159,6 +152,18 @@ class LiveCell:
     def engine(self, proxy: FaultProxy | None = None, **options: object) -> Engine:
         """A reader of the queue."""
         return Engine(**self.options(**{"url": self.url(proxy), **options}))
+
+    def through(self, proxy: FaultProxy) -> dict[str, Any]:
+        """For :meth:`session`: connect through a proxy."""
+        return {"urls": parse_urls(self.url(proxy))}
+
+    @property
+    def bounds_window(self) -> bool:
+        """Can the broker be told how many messages may be handed out un-acknowledged?"""
+        dialect = BROKERS[self.cell.broker].stomp
+        return self.cell.protocol != STOMP or dialect is None or bool(dialect.window_header)
+
+    no_window = "the broker counts bytes over this protocol, not messages"
 
     def connection(self, **changes: Any) -> Connection:
         """What a consumer of the queue is made with."""

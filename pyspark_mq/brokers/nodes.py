@@ -1,0 +1,41 @@
+"""A private broker by the name of the option `broker`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark_mq.brokers.process import Node, NodeError
+
+__all__ = ["make_node"]
+
+
+def make_node(broker: str, version: str = "", **settings: Any) -> Node:
+    """A node with all the protocols its broker has, not started.
+
+    Args:
+        broker: `rabbitmq`, `activemq` or `artemis`.
+        version: of the broker, or the beginning of it; by default the newest of a machine or list.
+        settings: of the broker's node class.
+
+    Raises:
+        NodeError: what it needs is not installed, or there is no such broker or version.
+    """
+    if broker == "rabbitmq":
+        from pyspark_mq.brokers.rabbitmq_node import RabbitNode  # noqa: PLC0415 - one of three is used
+
+        node: Node = RabbitNode(plugins=("rabbitmq_stomp", "rabbitmq_amqp1_0"), **settings)
+        if not f"{node.version}.".startswith(f"{version}." if version else ""):
+            node.close()
+            raise NodeError(f"RabbitMQ {version} is not installed, {node.version} is")
+        return node
+    if version:
+        settings["version"] = version
+    if broker == "activemq":
+        from pyspark_mq.brokers.activemq_node import ActiveMqNode  # noqa: PLC0415
+
+        return ActiveMqNode(**settings)
+    if broker == "artemis":
+        from pyspark_mq.brokers.artemis_node import ArtemisNode  # noqa: PLC0415
+
+        return ArtemisNode(**settings)
+    raise NodeError(f"there is no broker {broker!r}; known are rabbitmq, activemq, artemis")

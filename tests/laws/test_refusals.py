@@ -1,0 +1,179 @@
+"""What cannot work is said in words, soon, with the broker and the queue, and nothing is lost."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from pyspark_mq.brokers import BROKERS
+from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
+from pyspark_mq.brokers.ports import free_port
+from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MqError, RefusedError
+from pyspark_mq.sources.base import Tls
+from pyspark_mq.sources.url import parse_urls
+from tests.support.cells import LiveCell
+from tests.support.certificates import Certificates
+
+SECRET = "not-the-password"
+
+
+def refusal(cell: LiveCell, timeout_s: float = 8.0, **changes: Any) -> MqError:
+    """What a session raises, when it is opened or when it begins to consume."""
+    began = time.monotonic()
+    with cell.session(**changes) as session, pytest.raises(MqError) as raised:
+        session.open(timeout_s)
+        session.consume(10)
+        session.idle(timeout_s)
+    assert time.monotonic() - began < timeout_s + 3
+    for secret in (SECRET, "guest:guest", "admin:admin"):
+        assert secret not in str(raised.value)
+    return raised.value
+
+
+def at_port(cell: LiveCell, port: int, scheme: str | None = None) -> dict[str, Any]:
+    own = urlsplit(cell.url())
+    user = own.netloc.rpartition("@")[0]
+    return {"urls": parse_urls(f"{scheme or own.scheme}://{user}@127.0.0.1:{port}/")}
+
+
+@contextmanager
+def something_else() -> Iterator[int]:
+    """A port that speaks HTTP."""
+
+    def talk() -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = server.accept()
+                with client, suppress(OSError):
+                    client.settimeout(2)
+                    client.recv(100)
+                    client.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=talk, daemon=True).start()
+        yield server.getsockname()[1]
+
+
+@pytest.mark.law("auth")
+def test_a_wrong_password_is_refused(cell: LiveCell) -> None:
+    error = refusal(cell, password=SECRET, username=urlsplit(cell.url()).username)
+    assert isinstance(error, RefusedError)
+    for word in ("password", f"127.0.0.1:{urlsplit(cell.url()).port}", str(urlsplit(cell.url()).username)):
+        assert word in str(error)
+
+
+@pytest.mark.law("auth")
+def test_options_come_before_the_url(cell: LiveCell) -> None:
+    own = urlsplit(cell.url())
+    urls = parse_urls(f"{own.scheme}://nobody:{SECRET}@127.0.0.1:{own.port}/")
+    with cell.session(urls=urls, username=own.username, password=own.password) as session:
+        session.open()
+
+
+@pytest.mark.law("auth")
+def test_nobody_there_is_worth_another_try(cell: LiveCell) -> None:
+    error = refusal(cell, **at_port(cell, free_port()))
+    assert isinstance(error, BrokerUnavailableError)
+    assert "refused" in str(error)
+
+
+@pytest.mark.law("TLS")
+def test_a_secured_connection(cell: LiveCell, certificates: Certificates) -> None:
+    sent = cell.publish(200)
+    secured = {"urls": parse_urls(cell.node.url(cell.cell.protocol, tls=True))}
+    with cell.session(**secured, tls=Tls(ca_file=str(certificates.ca.cert_file))) as session:
+        assert session.take(200) == sent
+        session.acknowledge(upto=session.tags()[-1])
+    assert cell.total() == 0
+
+
+@pytest.mark.law("TLS")
+def test_a_certificate_of_an_unknown_authority_is_refused_unless_the_user_says_so(
+    cell: LiveCell, certificates: Certificates
+) -> None:
+    secured = {"urls": parse_urls(cell.node.url(cell.cell.protocol, tls=True))}
+    other = str(certificates.other_ca.cert_file)
+    error = refusal(cell, **secured, tls=Tls(ca_file=other))
+    assert isinstance(error, RefusedError)
+    assert "tls.caFile" in str(error)
+    with cell.session(**secured, tls=Tls(ca_file=other, verify=False)) as session:
+        session.open()
+
+
+@pytest.mark.law("TLS")
+def test_tls_to_a_plain_port_and_the_reverse(cell: LiveCell, certificates: Certificates) -> None:
+    plain, secured = (urlsplit(cell.node.url(cell.cell.protocol, tls=tls)) for tls in (False, True))
+    authority = Tls(ca_file=str(certificates.ca.cert_file))
+    error = refusal(cell, **at_port(cell, plain.port or 0, secured.scheme), tls=authority)
+    assert isinstance(error, RefusedError | BrokerUnavailableError)
+    assert "TLS" in str(error)
+    error = refusal(cell, **at_port(cell, secured.port or 0, plain.scheme))
+    assert f"{secured.scheme}://" in str(error)
+
+
+@pytest.mark.law("wrong port")
+def test_a_port_that_speaks_something_else_is_named(cell: LiveCell) -> None:
+    with something_else() as port:
+        error = refusal(cell, **at_port(cell, port))
+    spoken = {AMQP_0_9_1: "AMQP 0-9-1", AMQP_1_0: "AMQP 1.0", STOMP: "STOMP"}[cell.cell.protocol]
+    assert spoken in str(error)
+    assert str(port) in str(error)
+
+
+@pytest.mark.law("wrong port")
+def test_the_port_of_another_protocol_is_named(cell: LiveCell) -> None:
+    other = AMQP_1_0 if cell.cell.protocol == STOMP else STOMP
+    port = urlsplit(cell.node.url(other)).port
+    error = refusal(cell, **at_port(cell, port or 0))
+    spoken = {AMQP_0_9_1: "AMQP 0-9-1", AMQP_1_0: "AMQP 1.0", STOMP: "STOMP"}[cell.cell.protocol]
+    assert spoken in str(error)
+
+
+@pytest.mark.law("wrong port")
+def test_a_silent_port_is_left_in_time(cell: LiveCell) -> None:
+    with cell.proxy() as proxy:
+        proxy.mute(new=True)
+        error = refusal(cell, timeout_s=2.0, **cell.through(proxy))
+    assert isinstance(error, BrokerUnavailableError)
+
+
+@pytest.mark.law("selector")
+def test_a_selector_filters_at_the_broker(cell: LiveCell) -> None:
+    if not BROKERS[cell.cell.broker].selectors:
+        pytest.skip("the broker has no selectors; the option is refused at load()")
+    for color in ("red", "blue", "red"):
+        cell.publish(5, headers={"color": color})
+    with cell.session(selector="color = 'red'") as session:
+        bodies = session.take(10, window=20)
+        session.idle(0.5)
+        assert len(session.raws) == 10
+        assert bodies == [f"message {number}" for number in (*range(5), *range(10, 15))]
+        session.acknowledge(upto=session.tags()[-1])
+    with cell.session() as rest:
+        assert rest.take(5) == [f"message {number}" for number in range(5, 10)]
+
+
+@pytest.mark.law("selector")
+def test_a_selector_with_an_error_is_refused(cell: LiveCell) -> None:
+    if not BROKERS[cell.cell.broker].selectors:
+        pytest.skip("the broker has no selectors; the option is refused at load()")
+    error = refusal(cell, selector="color = = 'red'")
+    assert isinstance(error, DestinationError)
+    assert "selector" in str(error)
+    assert cell.queue in str(error)
+
+
+@pytest.mark.law("unknown queue")
+def test_a_queue_that_does_not_exist_is_named_where_the_broker_makes_none(cell: LiveCell) -> None:
+    if cell.cell.broker != "rabbitmq":
+        pytest.skip("the broker creates it by default; see test_no_queue_is_made_where_the_broker_makes_none")
+    error = refusal(cell, queue="nowhere")
+    assert isinstance(error, DestinationError)
+    assert "queue 'nowhere'" in str(error)

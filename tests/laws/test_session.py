@@ -1,0 +1,222 @@
+"""What every consumer owes the receiver, on every broker and protocol: one session, no Spark."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from pyspark_mq.brokers.process import poll
+from pyspark_mq.dedup import IdSource
+from pyspark_mq.sources.base import SessionLostError
+from tests.support.cells import LiveCell
+
+MESSAGE_ID = IdSource("message-id")
+
+
+@pytest.mark.law("deliver")
+def test_messages_come_with_their_bodies_and_stay_un_acknowledged(cell: LiveCell) -> None:
+    sent = cell.publish(50)
+    with cell.session() as session:
+        assert session.take(50, window=100) == sent
+        assert session.tags() == sorted(set(session.tags()))
+        assert cell.total() == 50
+    assert poll(lambda: cell.counts().ready == 50, 10)
+
+
+@pytest.mark.law("deliver")
+def test_messages_sent_later_come_without_being_asked_for(cell: LiveCell) -> None:
+    with cell.session() as session:
+        session.consume(100)
+        session.idle(0.5)
+        assert session.raws == []
+        sent = cell.publish(3)
+        assert session.take(3, window=100) == sent
+
+
+@pytest.mark.law("deliver")
+def test_any_bytes_are_a_body(cell: LiveCell) -> None:
+    odd = [b"", b"\x00", b"a\x00b\n\r\n", bytes(range(256)), b"\n\n", "äöü".encode()]
+    cell.node.publish(cell.queue, odd, protocol=cell.cell.protocol)
+    with cell.session() as session:
+        session.consume(10)
+        assert session.turn(lambda: len(session.raws) == len(odd))
+        assert session.decoder.bodies(session.raws) == odd
+
+
+@pytest.mark.law("order")
+def test_they_come_in_the_order_they_were_sent(cell: LiveCell) -> None:
+    sent = cell.publish(3_000)
+    with cell.session() as session:
+        assert session.take(3_000, window=5_000) == sent
+
+
+@pytest.mark.law("IDs")
+def test_ids_are_there_and_differ(cell: LiveCell) -> None:
+    cell.publish(100)
+    with cell.session() as session:
+        session.take(100)
+        ids = session.decoder.ids(session.raws, MESSAGE_ID)
+        assert all(isinstance(key, str) and key for key in ids)
+        assert len(set(ids)) == 100
+
+
+@pytest.mark.law("IDs")
+@pytest.mark.parametrize("end", ["close", "cut", "broker killed"])
+def test_ids_are_the_same_when_messages_come_again(cell: LiveCell, end: str) -> None:
+    cell.publish(20)
+    with cell.proxy() as proxy, cell.session(**cell.through(proxy)) as session:
+        session.take(20)
+        ids = session.decoder.ids(session.raws, MESSAGE_ID)
+        if end == "close":
+            session.close()
+        elif end == "cut":
+            proxy.cut()
+        else:
+            cell.kill_and_start()
+    with cell.session() as again:
+        again.take(20)
+        assert sorted(map(str, again.decoder.ids(again.raws, MESSAGE_ID))) == sorted(map(str, ids))
+
+
+@pytest.mark.law("redeliver")
+def test_what_was_not_acknowledged_comes_again_first_and_in_order(cell: LiveCell) -> None:
+    sent = cell.publish(100)
+    with cell.session() as session:
+        assert session.take(40, window=40) == sent[:40]
+    with cell.session() as again:
+        assert again.take(100, window=200) == sent
+
+
+@pytest.mark.law("redeliver")
+def test_a_session_ends_when_its_connection_is_cut(cell: LiveCell) -> None:
+    cell.publish(5)
+    with cell.proxy() as proxy, cell.session(**cell.through(proxy)) as session:
+        session.take(5)
+        proxy.cut()
+        with pytest.raises(SessionLostError):
+            session.idle(10)
+
+
+@pytest.mark.law("acknowledge no more than the epoch")
+def test_an_acknowledgement_up_to_a_message_leaves_the_later_ones(cell: LiveCell) -> None:
+    sent = cell.publish(30)
+    with cell.session() as session:
+        session.take(30)
+        session.acknowledge(upto=session.tags()[9])
+        assert poll(lambda: cell.total() == 20, 5)
+    with cell.session() as again:
+        assert again.take(20) == sent[10:]
+        again.idle(0.5)
+        assert len(again.raws) == 20
+
+
+@pytest.mark.law("acknowledge no more than the epoch")
+def test_a_single_message_takes_no_other_along(cell: LiveCell) -> None:
+    # Where acknowledgements are cumulative it waits for the ones before it.
+    sent = cell.publish(30)
+    with cell.session() as session:
+        session.take(30)
+        tags = session.tags()
+        session.consumer.acknowledge(100, 0, [tags[7], tags[29]])
+        session.idle(0.5)
+        assert cell.total() >= 28
+        session.acknowledge(upto=tags[6])
+        assert poll(lambda: cell.total() <= 22, 5)
+        session.idle(0.2)
+        assert cell.total() >= 21
+    with cell.session() as again:
+        assert again.take(21)[:21] == sent[8:29]
+
+
+@pytest.mark.law("acknowledge no more than the epoch")
+def test_acknowledgements_arrive_in_thousands(cell: LiveCell) -> None:
+    cell.publish(5_000)
+    with cell.session() as session:
+        session.take(5_000, window=6_000)
+        session.acknowledge(upto=session.tags()[-1])
+        assert poll(lambda: cell.total() == 0, 10)
+
+
+@pytest.mark.law("prefetch")
+def test_no_more_is_handed_out_than_the_window(cell: LiveCell) -> None:
+    sent = cell.publish(50)
+    if not cell.bounds_window:
+        pytest.skip(cell.no_window)
+    with cell.session() as session:
+        session.take(10, window=10)
+        session.idle(0.7)
+        assert session.bodies() == sent[:10]
+        session.acknowledge(upto=session.tags()[4])
+        assert session.turn(lambda: len(session.raws) == 15)
+        session.idle(0.5)
+        assert session.bodies() == sent[:15]
+
+
+@pytest.mark.law("prefetch")
+def test_a_window_is_widened_and_keeps_what_it_holds(cell: LiveCell) -> None:
+    sent = cell.publish(50)
+    with cell.session() as session:
+        session.take(10, window=10)
+        session.consume(40)
+        assert session.turn(lambda: len(session.raws) >= 40)
+        assert session.bodies()[:40] == sent[:40]
+        session.acknowledge(upto=session.tags()[39])
+        assert poll(lambda: cell.total() == 10, 5)
+
+
+@pytest.mark.law("prefetch")
+def test_a_window_of_thousands_is_filled_though_nothing_is_acknowledged(cell: LiveCell) -> None:
+    # A broker that hands out a page and waits for an acknowledgement would stop every epoch there.
+    cell.publish(8_000)
+    with cell.session() as session:
+        began = time.monotonic()
+        session.take(8_000, window=8_000)
+        assert time.monotonic() - began < 15
+
+
+@pytest.mark.law("big message")
+def test_a_message_of_many_frames(cell: LiveCell) -> None:
+    big = bytes(range(256)) * (20 << 12)  # 20 MiB
+    cell.node.publish(cell.queue, [b"before", big, b"after"], protocol=cell.cell.protocol)
+    with cell.session() as session:
+        session.consume(10)
+        assert session.turn(lambda: len(session.raws) == 3, 60)
+        assert session.decoder.bodies(session.raws) == [b"before", big, b"after"]
+        session.acknowledge(upto=session.tags()[-1])
+        assert poll(lambda: cell.total() == 0, 5)
+
+
+@pytest.mark.law("big message")
+def test_too_many_bytes_pause_the_consumer_until_they_are_taken(cell: LiveCell) -> None:
+    body = bytes(1 << 20)
+    cell.node.publish(cell.queue, [body] * 60, protocol=cell.cell.protocol)
+    with cell.session(heartbeat_s=1.0) as session:
+        consumer = session.consumer
+        consumer.bytes_allowed = 5 << 20
+        session.consume(60)
+        assert session.turn(lambda: consumer.paused)
+        session.idle(4)  # several heartbeats
+        held = len(session.raws)
+        assert held < 45
+        consumer.acknowledge(100, session.tags()[held // 2], [])
+        session.idle(0.5)
+        consumer.bytes_allowed = float("inf")
+        consumer.resume()
+        assert session.turn(lambda: len(session.raws) == 60, 30)
+        session.acknowledge(upto=session.tags()[-1])
+        assert poll(lambda: cell.total() == 0, 10)
+
+
+@pytest.mark.law("reject")
+def test_a_rejected_message_does_not_come_again_and_takes_no_other_along(cell: LiveCell) -> None:
+    sent = cell.publish(3)
+    with cell.session() as session:
+        session.take(3)
+        session.consumer.reject([session.tags()[1]])
+        session.acknowledge(upto=session.tags()[0])
+        assert session.turn(lambda: cell.total() == 1)
+    with cell.session() as again:
+        assert again.take(1) == [sent[2]]
+        again.idle(0.5)
+        assert len(again.raws) == 1
