@@ -5,7 +5,7 @@ ARGS ?=
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ready demo test soak bench lint check clean
+.PHONY: help setup ready demo test matrix soak bench lint check clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -17,11 +17,14 @@ setup: ## Install what is missing: Debian packages, and .venv with this checkout
 ready:
 	@PYTHON="$(PYTHON)" tools/setup.sh --quiet
 
-demo: ready ## Watch it survive a kill: BROKER=rabbitmq, or ARGS="--url ... --queue ..." for your own
-	$(BIN)/python -m examples.demo $(if $(BROKER),--broker $(BROKER)) $(ARGS)
+demo: ready ## Watch it survive a kill: BROKER=rabbitmq PROTOCOL=stomp, or ARGS="--url ... --queue ..." for your own
+	$(BIN)/python -m examples.demo $(if $(BROKER),--broker $(BROKER)) $(if $(PROTOCOL),--protocol $(PROTOCOL)) $(ARGS)
 
 test: ready ## Run the tests, against brokers of their own
 	$(BIN)/python -m pytest $(ARGS)
+
+matrix: ready ## Run laws, failure matrix and a storm on every broker and protocol; writes docs/compatibility.md
+	$(BIN)/python -m tests.matrix $(ARGS)
 
 soak: ready ## Kill everything at random for a while, and count what arrives
 	$(BIN)/python -m tests.soak $(ARGS)

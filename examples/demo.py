@@ -16,13 +16,14 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-import pika
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from examples.audit import Verdict, print_rows
-from examples.storm import Job, Publisher, Storm, queue_depth
-from pyspark_mq.brokers.rabbitmq_node import RabbitNode
+from examples.broker import OwnBroker, PrivateBroker
+from examples.storm import Job, Publisher, Storm
+from pyspark_mq.brokers import BROKERS
+from pyspark_mq.errors import MqError
 from pyspark_mq.sources.url import redact
 
 #: Between two faults, from the first epoch after the last one.
@@ -36,37 +37,41 @@ def main() -> int:
     console = Console(width=110)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pyspark-mq-demo-")))
-        node = None
-        if arguments.url is None:
-            console.print("Starting a private RabbitMQ …")
-            node = stack.enter_context(RabbitNode())
-        url = arguments.url or node.url()  # type: ignore[union-attr]
-        made = _make_queue(url, arguments.queue)
-        if made is None:
-            console.print(f"[red]queue '{arguments.queue}' is not empty; the demo needs one of its own")
+        try:
+            broker = _broker(arguments, console, stack)
+            if broker.left():
+                console.print(f"[red]queue '{arguments.queue}' is not empty; the demo needs one of its own")
+                return 2
+        except MqError as unusable:
+            console.print(f"[red]{unusable}", highlight=False)
             return 2
-        if made:
-            stack.callback(_delete_queue, url, arguments.queue)
-        return _run(arguments, console, folder, url, node)
+        return _run(arguments, console, folder, broker)
 
 
-def _run(arguments: argparse.Namespace, console: Console, folder: Path, url: str, node: RabbitNode | None) -> int:
+def _broker(arguments: argparse.Namespace, console: Console, stack: ExitStack) -> PrivateBroker | OwnBroker:
+    if arguments.url is not None:
+        return OwnBroker(arguments.broker, arguments.url, arguments.queue, arguments.protocol)
+    console.print(f"Starting a private broker: {arguments.broker} …")
+    broker = stack.enter_context(PrivateBroker(arguments.broker, arguments.queue, arguments.protocol))
+    console.print(f"{arguments.broker} {broker.node.version}, read over {broker.protocol}", highlight=False)
+    return broker
+
+
+def _run(arguments: argparse.Namespace, console: Console, folder: Path, broker: PrivateBroker | OwnBroker) -> int:
     began = time.monotonic()
     with _progress(console) as progress:
         task = progress.add_task("published", total=arguments.messages)
         publisher = Publisher(
-            url,
-            arguments.queue,
+            broker.send,
             arguments.messages,
             arguments.rate,
             on_progress=lambda sent: progress.update(task, completed=sent),
         )
-        job = Job(url, arguments.queue, folder)
-        faults = _faults(job, node)
+        job = Job(broker.name, broker.url, arguments.queue, folder, {"protocol": broker.protocol})
         storm = Storm(
             publisher,
             job,
-            faults,
+            _faults(job, broker),
             pause_s=lambda: PAUSE_S,
             on_fault=lambda name: progress.console.print(f"  {time.monotonic() - began:6.1f} s  {name}"),
         )
@@ -78,28 +83,23 @@ def _run(arguments: argparse.Namespace, console: Console, folder: Path, url: str
         finally:
             publisher.stop()
             job.stop()
-    result = storm.verdict(queue_depth(url, arguments.queue))
+    result = storm.verdict(broker.left())
     _print(console, result, storm, job, publisher, time.monotonic() - began)
     return 0 if result.holds else 1
 
 
-def _faults(job: Job, node: RabbitNode | None) -> dict[str, Callable[[], bool]]:
+def _faults(job: Job, broker: PrivateBroker | OwnBroker) -> dict[str, Callable[[], bool]]:
     faults: dict[str, Callable[[], bool]] = {
         "kill -9 of the driver and its JVM": job.kill_driver,
         "kill -9 of the Python worker": job.kill_worker,
         "kill -9 of the JVM": job.kill_jvm,
     }
-    if node is None:
+    if isinstance(broker, OwnBroker):
         return faults
-
-    def restart_broker() -> bool:
-        node.kill()
-        node.start()
-        return True
 
     names = list(faults)
     # The broker comes second, so that also a short run meets it.
-    return {names[0]: faults[names[0]], "kill -9 of the broker, restart": restart_broker} | faults
+    return {names[0]: faults[names[0]], "kill -9 of the broker, restart": broker.kill_and_start} | faults
 
 
 def _print(console: Console, result: Verdict, storm: Storm, job: Job, publisher: Publisher, seconds: float) -> None:
@@ -130,32 +130,19 @@ def _progress(console: Console) -> Progress:
     )
 
 
-def _make_queue(url: str, queue: str) -> bool | None:
-    """True if the queue was made now, False if it was there and is empty, None if it is not empty."""
-    try:
-        return None if queue_depth(url, queue) else False
-    except pika.exceptions.ChannelClosedByBroker as missing:
-        if missing.reply_code != 404:
-            raise
-    connection = pika.BlockingConnection(pika.URLParameters(url))
-    connection.channel().queue_declare(queue, durable=True)
-    connection.close()
-    return True
-
-
-def _delete_queue(url: str, queue: str) -> None:
-    connection = pika.BlockingConnection(pika.URLParameters(url))
-    connection.channel().queue_delete(queue)
-    connection.close()
-
-
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
-    parser.add_argument("--url", help="a RabbitMQ of yours, which is then not restarted")
+    parser.add_argument("--broker", default="rabbitmq", choices=sorted(BROKERS))
+    parser.add_argument("--protocol", help="as the option of the source")
+    parser.add_argument("--url", help="a broker of yours, which is then not restarted")
     parser.add_argument("--queue", default=f"pyspark-mq-demo-{uuid.uuid4().hex[:8]}")
     parser.add_argument("--messages", type=int, default=100_000)
     parser.add_argument("--rate", type=int, default=1_000, help="messages a second")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    spoken = {protocol for protocols in BROKERS[arguments.broker].protocols.values() for protocol in protocols}
+    if arguments.protocol is not None and arguments.protocol not in spoken:
+        parser.error(f"--protocol: {arguments.broker} speaks {', '.join(sorted(spoken))}")
+    return arguments
 
 
 if __name__ == "__main__":

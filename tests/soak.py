@@ -7,6 +7,7 @@ and the broker are killed and the connection is cut, cut in mid-frame, and silen
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import sys
 import tempfile
@@ -14,12 +15,14 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from rich.console import Console
 
 from examples.audit import print_rows
+from examples.broker import PrivateBroker
 from examples.storm import Job, Publisher, Storm
-from pyspark_mq.brokers.rabbitmq_node import RabbitNode
+from pyspark_mq.brokers import BROKERS
 from tests.support.proxy import Direction, FaultProxy
 
 QUEUE = "soak"
@@ -35,13 +38,25 @@ def main() -> int:
     chance = random.Random(arguments.seed)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pyspark-mq-soak-")))
-        node = stack.enter_context(RabbitNode())
-        node.declare(QUEUE, quorum=arguments.quorum)
-        proxy = stack.enter_context(FaultProxy("127.0.0.1", node.port))
-        url = f"amqp://guest:guest@127.0.0.1:{proxy.port}/"
-        # A crash loop is what a delivery limit is there to end; here it is what is tested.
-        job = Job(url, QUEUE, folder, {"heartbeat": _HEARTBEAT, **_options(arguments.option)})
-        publisher = Publisher(node.url(), QUEUE, arguments.messages, arguments.rate)
+        # Over AMQP 1.0 RabbitMQ alone decides when it gives a silent connection up: a minute by default.
+        settings = {"config": {"heartbeat": 2}} if arguments.broker == "rabbitmq" else {}
+        broker = stack.enter_context(
+            PrivateBroker(
+                arguments.broker,
+                QUEUE,
+                arguments.protocol,
+                version=arguments.version,
+                quorum=arguments.quorum,
+                **settings,
+            )
+        )
+        console.print(f"{broker.name} {broker.node.version}, read over {broker.protocol}", highlight=False)
+        port = urlsplit(broker.url).port or 0
+        proxy = stack.enter_context(FaultProxy("127.0.0.1", port))
+        url = broker.url.replace(f":{port}", f":{proxy.port}")
+        options = {"protocol": broker.protocol, "heartbeat": _HEARTBEAT, **_options(arguments.option)}
+        job = Job(broker.name, url, QUEUE, folder, options)
+        publisher = Publisher(broker.send, arguments.messages, arguments.rate)
         began = time.monotonic()
 
         def tell(name: str) -> None:
@@ -52,21 +67,22 @@ def main() -> int:
         storm = Storm(
             publisher,
             job,
-            _faults(job, node, proxy, chance),
+            _faults(job, broker, proxy, chance),
             pause_s=lambda: chance.uniform(0.0, 1.0),
             fault_count=arguments.faults,
             on_fault=tell,
         )
         try:
             storm.run(_DRAIN_TIMEOUT_S)
+        except TimeoutError as late:
+            console.print(f"[red]{late}", highlight=False)
         finally:
             publisher.stop()
             job.stop()
             if arguments.keep:
                 console.print(f"log: {arguments.keep}")
                 Path(arguments.keep).write_bytes(job.log.read_bytes())
-        counts = node.counts(QUEUE)
-        result = storm.verdict(counts.ready + counts.unacked)
+        result = storm.verdict(broker.left())
         counters = job.counters()
         rows = {
             **result.rows(),
@@ -79,13 +95,17 @@ def main() -> int:
             "reconnects": counters.get("reconnects", 0),
             "epochs replayed": counters.get("replays", 0),
         }
-        print_rows(console, "Soak", rows, time.monotonic() - began)
+        seconds = time.monotonic() - began
+        print_rows(console, "Soak", rows, seconds)
         if not result.holds:
             console.print(result.examples)
+        if arguments.report:
+            told = {"version": broker.node.version, "holds": result.holds, "seconds": round(seconds), **rows}
+            Path(arguments.report).write_text(json.dumps(told), "utf-8")
         return 0 if result.holds else 1
 
 
-def _faults(job: Job, node: RabbitNode, proxy: FaultProxy, chance: random.Random) -> dict[str, Callable[[], bool]]:
+def _faults(job: Job, broker: PrivateBroker, proxy: FaultProxy, chance: random.Random) -> dict[str, Callable[[], bool]]:
     def cut() -> bool:
         return proxy.cut() > 0
 
@@ -100,20 +120,15 @@ def _faults(job: Job, node: RabbitNode, proxy: FaultProxy, chance: random.Random
         proxy.mute(chance.choice([None, *Direction]))
         return True
 
-    def kill_broker() -> bool:
-        node.kill()
-        node.start()
-        return True
-
     # Names that differ by a blank are the same fault again: what only cuts is quick, what kills a JVM
     # takes a start of Spark.
     slow = {
         "kill -9 of the driver and its JVM": job.kill_driver,
         "kill -9 of the Python worker": job.kill_worker,
-        "kill -9 of the broker, restart": kill_broker,
+        "kill -9 of the broker, restart": broker.kill_and_start,
         "kill -9 of the JVM": job.kill_jvm,
         "kill -9 of the Python worker ": job.kill_worker,
-        "kill -9 of the broker, restart ": kill_broker,
+        "kill -9 of the broker, restart ": broker.kill_and_start,
     }
     quick = {"cut": cut, "cut in mid-frame": cut_mid_frame}
     order: dict[str, Callable[[], bool]] = {}
@@ -139,6 +154,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--messages", type=int, default=1_000_000)
     parser.add_argument("--rate", type=int, default=1_000, help="messages a second; 0 for as fast as it goes")
     parser.add_argument("--faults", type=int, default=200)
+    parser.add_argument("--broker", default="rabbitmq", choices=sorted(BROKERS))
+    parser.add_argument("--protocol", help="as the option of the source")
+    parser.add_argument("--version", default="", help="of the broker")
+    parser.add_argument("--report", metavar="FILE", help="write the counts there as JSON")
     parser.add_argument("--quorum", action="store_true", help="a quorum queue instead of a classic one")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="of the source")

@@ -1,0 +1,154 @@
+"""The broker of a demo or a soak: a private one that can be killed, or the user's own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from pyspark_mq.brokers.amqp10_publisher import OutgoingMessage, publish_amqp10
+from pyspark_mq.brokers.stomp_publisher import publish_stomp
+
+from pyspark_mq.brokers import BROKERS
+from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
+from pyspark_mq.brokers.nodes import make_node
+from pyspark_mq.brokers.process import Node
+from pyspark_mq.brokers.rabbitmq_node import RabbitNode
+from pyspark_mq.brokers.rabbitmq_publisher import publish_confirmed
+from pyspark_mq.sources import consumer_class
+from pyspark_mq.sources.base import SessionLostError
+from pyspark_mq.spark_source.options import parse_options
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["OwnBroker", "PrivateBroker"]
+
+_CONFIRM_TIMEOUT_S = 30.0
+_OPEN_TIMEOUT_S = 10.0
+#: Messages left are counted by taking them without acknowledging: as long as they keep coming.
+_QUIET_S = 2.0
+_LOOKED_AT = 5_000
+
+
+class PrivateBroker:
+    """A node of its own with one queue, started and ended with this object.
+
+    Attributes:
+        name, url, protocol: values of the options.
+        node: the broker.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        queue: str,
+        protocol: str | None = None,
+        *,
+        version: str = "",
+        quorum: bool = False,
+        **settings: Any,
+    ) -> None:
+        self.name = name
+        self.protocol = protocol or (AMQP_0_9_1 if name == "rabbitmq" else STOMP)
+        self._queue = queue
+        self._quorum = quorum
+        self.node: Node = make_node(name, version, **settings)
+
+    def __enter__(self) -> Self:
+        self.node.__enter__()
+        if isinstance(self.node, RabbitNode):
+            self.node.declare(self._queue, quorum=self._quorum)
+        else:
+            self.node.declare(self._queue)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.node.__exit__(kind, error, trace)
+
+    @property
+    def url(self) -> str:
+        return self.node.url(self.protocol)
+
+    def send(self, bodies: Sequence[bytes], ids: Sequence[str]) -> None:
+        """See :data:`examples.storm.Send`."""
+        self.node.publish(self._queue, bodies, ids=ids, protocol=self.protocol, timeout_s=_CONFIRM_TIMEOUT_S)
+
+    def left(self) -> int:
+        """Messages in the queue, waiting or handed out."""
+        counts = self.node.counts(self._queue)
+        return counts.ready + counts.unacked
+
+    def kill_and_start(self) -> bool:
+        """``kill -9``, and a start with its data."""
+        self.node.kill()
+        self.node.start()
+        return True
+
+
+class OwnBroker:
+    """A broker that somebody runs; nothing is done to it but publishing and reading.
+
+    Attributes:
+        name, url, protocol: values of the options.
+
+    Raises:
+        OptionError: they do not fit together.
+    """
+
+    def __init__(self, name: str, url: str, queue: str, protocol: str | None) -> None:
+        chosen = {"broker": name, "url": url, "queue": queue} | ({"protocol": protocol} if protocol else {})
+        self._connection = parse_options(chosen).settings.connection
+        self.name = name
+        self.url = url.split(",", maxsplit=1)[0]
+        self.protocol = self._connection.protocol
+        self._queue = queue
+        if self.protocol == AMQP_0_9_1:
+            self._declare()
+
+    def _declare(self) -> None:
+        import pika  # noqa: PLC0415 - one of three is used
+
+        connection = pika.BlockingConnection(pika.URLParameters(self.url))
+        connection.channel().queue_declare(self._queue, durable=True)
+        connection.close()
+
+    def send(self, bodies: Sequence[bytes], ids: Sequence[str]) -> None:
+        """See :data:`examples.storm.Send`."""
+        broker, messages = BROKERS[self.name], zip(bodies, ids, strict=True)
+        if self.protocol == STOMP and broker.stomp is not None:
+            destination = broker.stomp.queue.format(name=self._queue)
+            # A broker that gives IDs itself allows no header of that name.
+            given = broker.stomp.id_header if broker.stomp.id_header != "message-id" else None
+            headed = ((body, {given: key} if given else {}) for body, key in messages)
+            publish_stomp(self.url, destination, headed, timeout_s=_CONFIRM_TIMEOUT_S)
+        elif self.protocol == AMQP_1_0 and broker.amqp10 is not None:
+            address = broker.amqp10.queue.format(name=self._queue)
+            outgoing = (OutgoingMessage(body, key) for body, key in messages)
+            publish_amqp10(self.url, address, outgoing, timeout_s=_CONFIRM_TIMEOUT_S)
+        else:
+            import pika  # noqa: PLC0415
+
+            mailed = ((body, pika.BasicProperties(message_id=key, delivery_mode=2)) for body, key in messages)
+            publish_confirmed(pika.URLParameters(self.url), self._queue, mailed, timeout_s=_CONFIRM_TIMEOUT_S)
+
+    def left(self) -> int:
+        """Messages that a consumer is handed, up to some thousands."""
+        consumer = consumer_class(self.protocol)(self._connection, 0, threading.Event())
+        try:
+            consumer.open(self._connection.urls[0], _OPEN_TIMEOUT_S)
+            consumer.consume(_LOOKED_AT)
+            seen, since = -1, time.monotonic()
+            while time.monotonic() - since < _QUIET_S:
+                consumer.run(0.1)
+                if len(consumer.inbox) > seen:
+                    seen, since = len(consumer.inbox), time.monotonic()
+        except SessionLostError:
+            pass
+        finally:
+            consumer.close()
+        return len(consumer.inbox)

@@ -1,0 +1,224 @@
+"""The compatibility matrix: ``make matrix``. Laws, failure matrix and a storm on every cell, and a page of it.
+
+Each cell leaves two files in the work folder, so cells can be run one by one and the page be written from
+all of them: `<cell>.jsonl`, what each test gave, and `<cell>.storm.json`, what the storm counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pyspark_mq.brokers.process import NodeError
+from tests.support.cells import ALL_CELLS, Cell, cell_node
+
+_ROOT = Path(__file__).resolve().parent.parent
+_PAGE = _ROOT / "docs" / "compatibility.md"
+_WORK = _ROOT / "build" / "matrix"
+_TITLES = {"rabbitmq": "RabbitMQ", "activemq": "ActiveMQ Classic", "artemis": "ActiveMQ Artemis"}
+_PROTOCOLS = {"amqp-0-9-1": "AMQP 0-9-1", "amqp-1.0": "AMQP 1.0", "stomp": "STOMP"}
+
+
+@dataclass
+class Result:
+    """What one cell gave.
+
+    Attributes:
+        cell: which.
+        version: of the broker; empty if it could not be started.
+        obstacle: why the cell could not run; empty if it could.
+        tests: law -> outcome -> reasons, one for each test.
+        storm: counts of the storm; empty if there was none.
+    """
+
+    cell: Cell
+    version: str = ""
+    obstacle: str = ""
+    tests: dict[str, dict[str, list[str]]] = field(default_factory=dict)
+    storm: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def holds(self) -> bool:
+        """Did everything that ran pass?"""
+        failed = any("failed" in outcomes for outcomes in self.tests.values())
+        return not failed and bool(self.storm.get("holds", True))
+
+
+def main() -> int:
+    """Run the chosen cells and write the page; 0 if everything that ran passed."""
+    arguments = _arguments()
+    _WORK.mkdir(parents=True, exist_ok=True)
+    wanted = [cell for cell in ALL_CELLS if not arguments.cells or cell.name in arguments.cells.split(",")]
+    if not arguments.page_only:
+        for cell in wanted:
+            _run(cell, arguments)
+    results = [_result(cell) for cell in ALL_CELLS]
+    _PAGE.write_text(page(results), "utf-8")
+    print(f"written: {_PAGE.relative_to(_ROOT)}")
+    broken = [result.cell.name for result in results if not result.holds]
+    if broken:
+        print(f"failed: {', '.join(broken)}")
+    return 1 if broken else 0
+
+
+# -- running ----------------------------------------------------------------------------------
+
+
+def _run(cell: Cell, arguments: argparse.Namespace) -> None:
+    began = time.monotonic()
+    meta, report, storm = _files(cell)
+    for file in (meta, report, storm):
+        file.unlink(missing_ok=True)
+    try:
+        with cell_node(cell.broker, cell.version) as node:
+            meta.write_text(json.dumps({"version": node.version}), "utf-8")
+    except NodeError as absent:
+        meta.write_text(json.dumps({"obstacle": str(absent).splitlines()[0]}), "utf-8")
+        print(f"{cell.name}: cannot run: {absent}", flush=True)
+        return
+    _program("pytest", "-q", "tests/laws", "tests/faults", "--cells", cell.name, "--matrix-report", str(report))
+    print(f"{cell.name}: laws and failure matrix in {time.monotonic() - began:.0f} s", flush=True)
+    if arguments.faults:
+        counts = ["--messages", str(arguments.messages), "--rate", str(arguments.rate)]
+        kind = ["--quorum"] if cell.kind == "quorum" else []
+        place = ["--broker", cell.broker, "--protocol", cell.protocol, "--version", cell.version, *kind]
+        counts += ["--faults", str(arguments.faults), "--report", str(storm)]
+        _program("tests.soak", *place, *counts)
+    print(f"{cell.name}: done in {time.monotonic() - began:.0f} s", flush=True)
+
+
+def _program(module: str, *arguments: str) -> int:
+    environment = {**os.environ, "CI": "true"}
+    return subprocess.run(
+        [sys.executable, "-m", module, *arguments], cwd=_ROOT, env=environment, check=False
+    ).returncode
+
+
+def _files(cell: Cell) -> tuple[Path, Path, Path]:
+    return _WORK / f"{cell.name}.json", _WORK / f"{cell.name}.jsonl", _WORK / f"{cell.name}.storm.json"
+
+
+# -- reading and writing ----------------------------------------------------------------------
+
+
+def _result(cell: Cell) -> Result:
+    meta, report, storm = _files(cell)
+    if not meta.exists():
+        return Result(cell, obstacle="not run")
+    result = Result(cell, **json.loads(meta.read_text("utf-8")))
+    for line in report.read_text("utf-8").splitlines() if report.exists() else ():
+        told = json.loads(line)
+        outcomes = result.tests.setdefault(told["law"], {})
+        outcomes.setdefault(told["outcome"], []).append(told["reason"] or told["test"])
+    if storm.exists():
+        result.storm = json.loads(storm.read_text("utf-8"))
+    return result
+
+
+def page(results: Sequence[Result]) -> str:
+    """The page as Markdown."""
+    laws = list(dict.fromkeys(law for result in results for law in result.tests))
+    notes: list[str] = []
+    ran = [result for result in results if not result.obstacle]
+    lines = [
+        "# Compatibility",
+        "",
+        "Written by `make matrix` from what it saw; not by hand. Every law and every row of the failure matrix is",
+        "a set of tests against a real broker (`tests/laws`, `tests/faults`), the same for all. A number is how many",
+        "of them passed.",
+        "",
+        "## Cells",
+        "",
+        *_table(["cell", "broker", "protocol", "queue", "laws and faults", "storm"], map(_cell_row, results)),
+        "",
+        "## Laws and failure matrix",
+        "",
+        *_table(["", *(_short(result.cell) for result in ran)], ([law, *_outcomes(law, ran, notes)] for law in laws)),
+        "",
+        *(f"{number}. {note}" for number, note in enumerate(notes, start=1)),
+        "",
+        "## Storms",
+        "",
+        "A publisher at a steady rate, a Spark job that writes parquet, a proxy in between that cuts, cuts in",
+        "mid-frame and goes silent, and `kill -9` for the driver, the JVM, the Python worker and the broker, in turn.",
+        "",
+        *_table(
+            ["cell", "sent", "lost", "twice", "left", "kills and cuts", "of the broker", "came again, dropped", "time"],
+            (_storm_row(result) for result in ran if result.storm),
+        ),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return [*lines, *("| " + " | ".join(row) + " |" for row in rows)]
+
+
+def _short(cell: Cell) -> str:
+    return f"`{cell.name}`"
+
+
+def _cell_row(result: Result) -> list[str]:
+    cell = result.cell
+    broker = f"{_TITLES[cell.broker]} {result.version or cell.version}".strip()
+    row = [_short(cell), broker, _PROTOCOLS[cell.protocol], cell.kind or "default"]
+    if result.obstacle:
+        return [*row, f"cannot run: {result.obstacle}", ""]
+    passed = sum(len(outcomes.get("passed", ())) for outcomes in result.tests.values())
+    failed = sum(len(outcomes.get("failed", ())) for outcomes in result.tests.values())
+    storm = "not run" if not result.storm else "holds" if result.storm["holds"] else "**failed**"
+    return [*row, f"{passed} passed" + (f", **{failed} failed**" if failed else ""), storm]
+
+
+def _outcomes(law: str, results: Sequence[Result], notes: list[str]) -> list[str]:
+    return [_outcome(result.tests.get(law, {}), notes) for result in results]
+
+
+def _outcome(outcomes: dict[str, list[str]], notes: list[str]) -> str:
+    passed = len(outcomes.get("passed", ()))
+    said = []
+    for kind, sign in (("skipped", "no"), ("failed", "**failed**")):
+        numbers = sorted({_note(reason, notes) for reason in outcomes.get(kind, ())})
+        if numbers:
+            said.append(f"{sign} ({', '.join(map(str, numbers))})")
+    return ", ".join(([str(passed)] if passed else []) + said) or "-"
+
+
+def _note(reason: str, notes: list[str]) -> int:
+    text = " ".join(reason.split())
+    if text not in notes:
+        notes.append(text)
+    return notes.index(text) + 1
+
+
+def _storm_row(result: Result) -> list[str]:
+    storm = result.storm
+    sent, lost, twice, left = (storm[name] for name in ("messages sent", "lost", "duplicated", "left in the queue"))
+    killed = storm.get("kill -9 of the broker, restart", 0)
+    dropped = storm["duplicates recognised and dropped"]
+    numbers = [sent, lost, twice + storm["unexpected"], left, storm["faults in all"], killed, dropped]
+    return [_short(result.cell), *(f"{number:,}" for number in numbers), f"{storm['seconds']} s"]
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make matrix", description=__doc__)
+    parser.add_argument("--cells", default="", help=f"of {', '.join(cell.name for cell in ALL_CELLS)}")
+    parser.add_argument("--messages", type=int, default=200_000, help="of each storm")
+    parser.add_argument("--faults", type=int, default=30, help="of each storm; 0 for no storm")
+    parser.add_argument("--rate", type=int, default=1_000, help="messages a second in the storms")
+    parser.add_argument("--page-only", action="store_true", help="write the page from what earlier runs left")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
