@@ -24,12 +24,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "protocols(*names): run on cells of these protocols only")
     config.addinivalue_line("markers", "law(name): the row of the compatibility matrix a test belongs to")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "cell" in metafunc.fixturenames:
-        cells = _chosen(metafunc.config)
+        only = metafunc.definition.get_closest_marker("protocols")
+        cells = [cell for cell in _chosen(metafunc.config) if only is None or cell.protocol in only.args]
         marked = [pytest.param(cell, marks=pytest.mark.xdist_group(cell.broker)) for cell in cells]
         metafunc.parametrize("cell", marked, indirect=True, ids=[cell.name for cell in cells], scope="function")
 

@@ -50,8 +50,9 @@ _INSTALL = "install it with: apt-get install rabbitmq-server"
 
 _AMQP_1_0_PLUGIN = "rabbitmq_amqp1_0"
 _STOMP_PLUGIN = "rabbitmq_stomp"
+_EXTERNAL_PLUGIN = "rabbitmq_auth_mechanism_ssl"
 #: Only plugins whose listeners are known here: others would open a default port on all addresses.
-_PLUGINS = frozenset({_AMQP_1_0_PLUGIN, _STOMP_PLUGIN})
+_PLUGINS = frozenset({_AMQP_1_0_PLUGIN, _EXTERNAL_PLUGIN, _STOMP_PLUGIN})
 
 _AMQP_GREETING = b"AMQP\x00\x00\x09\x01"
 _AMQP_METHOD_FRAME = b"\x01"
@@ -88,7 +89,7 @@ class RabbitNode(Node):
             data: as for :class:`Node`.
             config: more lines of rabbitmq.conf, for example
                 ``{"consumer_timeout": 60000, "disk_free_limit.absolute": "50MB"}``.
-            plugins: of `rabbitmq_stomp` and `rabbitmq_amqp1_0`.
+            plugins: of `rabbitmq_stomp`, `rabbitmq_amqp1_0` and `rabbitmq_auth_mechanism_ssl`.
             tls: listen for TLS as well, for each protocol on one more port.
 
         Raises:

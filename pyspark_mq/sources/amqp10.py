@@ -28,6 +28,7 @@ from typing import Any, ClassVar
 
 from proton import (
     SASL,
+    Data,
     Delivery,
     Described,
     Endpoint,
@@ -73,6 +74,11 @@ _REFUSALS = {
     "amqp:not-implemented": "cannot be read like this",
     "amqp:illegal-state": "cannot be read like this",
 }
+#: Descriptors of the sections a body can have several of (AMQP 1.0, 3.2.6 and 3.2.7), by number and by name.
+_DATA_NAMES = (0x75, "amqp:data:binary")
+_SEQUENCE_NAMES = (0x76, "amqp:amqp-sequence:list")
+#: The ways to begin a `data` section, the one that nearly everybody uses first.
+_DATA_MARKS = (b"\x00\x53\x75", b"\x00\x80\x00\x00\x00\x00\x00\x00\x00\x75", b"amqp:data:binary")
 _SELECTOR = "apache.org:selector-filter:string"
 
 
@@ -391,11 +397,27 @@ class Amqp10Consumer(Consumer):
         if self.bytes_arrived != arrived_before and not self.arrived.is_set():
             self.arrived.set()
 
+    def _body(self, data: bytes) -> bytes:
+        """The body of the message just decoded. The library keeps the last section; there may be several."""
+        message = self._decoding
+        value = message.body
+        if not message.inferred or value is None:
+            return body_bytes(value)
+        body = body_bytes(value)
+        if isinstance(value, memoryview | bytes):
+            size = len(body)
+            head = bytes((0xA0, size)) if size < 256 else b"\xb0" + size.to_bytes(4, "big")
+            last = _DATA_MARKS[0] + head + body
+            before = data[: len(data) - len(last)]
+            if data.endswith(last) and not any(mark in before for mark in _DATA_MARKS):
+                return body
+        return _joined(data)
+
     def _decode(self, tag: int, data: bytes) -> Raw:
         message = self._decoding
         try:
             message.decode(data)
-            body = body_bytes(message.body)
+            body = self._body(data)
             created, expires = message.creation_time, message.expiry_time
             properties = message.properties
             group = message.group_id
@@ -497,6 +519,25 @@ class Amqp10Consumer(Consumer):
         self._link = None
         self._proton.close()
         self._until(lambda: bool(self._proton.state & Endpoint.REMOTE_CLOSED), time.monotonic() + _CLOSE_TIMEOUT_S)
+
+
+def _joined(data: bytes) -> bytes:
+    """The body of an encoded message with any number of `data` or `amqp-sequence` sections."""
+    parts: list[bytes] = []
+    sequence: list[object] = []
+    sections = Data()
+    while data:
+        size = sections.decode(data)
+        sections.rewind()
+        sections.next()
+        section = sections.get_py_described()
+        if section.descriptor in _DATA_NAMES:
+            parts.append(bytes(section.value))
+        elif section.descriptor in _SEQUENCE_NAMES:
+            sequence += section.value
+        sections.clear()
+        data = data[size:]
+    return b"".join(parts) if parts else body_bytes(sequence)
 
 
 def _content_type(message: Message) -> str | None:

@@ -80,8 +80,8 @@ def plain(value: object) -> object:
     for kind in (int, float, str):
         if isinstance(value, kind):
             return kind(value)
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+    if isinstance(value, list | tuple) or hasattr(value, "elements"):
+        return [plain(item) for item in getattr(value, "elements", value)]
     described = getattr(value, "value", None)
     return str(value) if described is None else plain(described)
 
@@ -96,7 +96,9 @@ def text(value: object) -> str | None:  # noqa: PLR0911 - one for each kind
         return bytes(value).decode("utf-8", "backslashreplace")
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, int | UUID):
+    if isinstance(value, int):
+        return f"{value:d}"
+    if isinstance(value, UUID):
         return str(value)
     if isinstance(value, float):
         return repr(float(value))

@@ -235,10 +235,14 @@ class Session:
         self.turn(lambda: False, seconds)
 
     def take(self, messages: int, window: int | None = None) -> list[str]:
-        """The bodies of the first messages."""
+        """Receive so many messages; the bodies of all that came, as text."""
+        self.take_any(messages, window)
+        return self.bodies()
+
+    def take_any(self, messages: int, window: int | None = None) -> None:
+        """Receive so many messages, whatever is in them."""
         self.consume(messages if window is None else window)
         assert self.turn(lambda: len(self.raws) >= messages), f"{len(self.raws)} of {messages} came"
-        return self.bodies()
 
     def bodies(self) -> list[str]:
         """Of all that came, as text."""
