@@ -531,10 +531,11 @@ def _joined(data: bytes) -> bytes:
         sections.rewind()
         sections.next()
         section = sections.get_py_described()
+        value: Any = section.value
         if section.descriptor in _DATA_NAMES:
-            parts.append(bytes(section.value))
+            parts.append(bytes(value))
         elif section.descriptor in _SEQUENCE_NAMES:
-            sequence += section.value
+            sequence += value
         sections.clear()
         data = data[size:]
     return b"".join(parts) if parts else body_bytes(sequence)

@@ -68,7 +68,7 @@ def body_bytes(value: object) -> bytes:
     return json.dumps(plain(value), ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
-def plain(value: object) -> object:
+def plain(value: Any) -> object:
     """A value of any AMQP type as JSON has them."""
     if value is None or isinstance(value, bool):
         return value
