@@ -52,7 +52,10 @@ ARTEMIS = Broker(
         queue="{name}",
         topic="{name}",
         capabilities=("queue", "topic"),
-        confirms=True,
+        # An acceptance without settlement is taken and never answered (2.56).
+        confirms=False,
         counts_acquirers=False,
+        # The UUID of the node, kept in its journal.
+        names_itself=True,
     ),
 )

@@ -73,6 +73,8 @@ class Amqp10Dialect:
             capabilities of a terminus).
         confirms: does it settle what we accepted, once it has taken that (AMQP 1.0, 2.6.12)?
         counts_acquirers: does the header `first-acquirer` tell a redelivery? Its default is false.
+        names_itself: is its container-id a name of its own that it keeps over restarts?
+        credit_max: most credit to give at a time; more is given when that is used up. 0 for all there is.
         virtual_host: what `open.hostname` carries, with `{name}` for the virtual host; empty if the
             broker has none.
     """
@@ -82,6 +84,8 @@ class Amqp10Dialect:
     capabilities: tuple[str, str] | None
     confirms: bool
     counts_acquirers: bool
+    names_itself: bool = False
+    credit_max: int = 0
     virtual_host: str = ""
 
 

@@ -28,6 +28,8 @@ from typing import Any, ClassVar
 
 from proton import (
     SASL,
+    UNDESCRIBED,
+    Array,
     Data,
     Delivery,
     Described,
@@ -133,7 +135,8 @@ class Amqp10Consumer(Consumer):
             what = f"{self.connection.destination} did not answer" if known else "no answer"
             hint = "" if known else _hint(url)
             raise BrokerUnavailableError(f"{url}: {what} within {timeout_s:.0f} s{hint}") from None
-        return Greeting(url, "", None)
+        identity = self._proton.remote_container if self._dialect.names_itself else None
+        return Greeting(url, identity or "", None)
 
     def _connect(self, url: BrokerUrl, deadline: float) -> socket.socket:
         context = self.connection.tls.context() if url.tls else None
@@ -197,7 +200,8 @@ class Amqp10Consumer(Consumer):
             source.expiry_policy = Terminus.EXPIRE_NEVER
             if connection.shared:
                 capabilities += ["shared", "global"]
-        source.capabilities.put_object([symbol(name) for name in capabilities])
+        if capabilities:
+            source.capabilities.put_object(Array(UNDESCRIBED, Data.SYMBOL, *map(symbol, capabilities)))
         if connection.selector is not None:
             selector = Described(symbol(_SELECTOR), connection.selector)
             source.filter.put_dict({symbol("selector"): selector})
@@ -363,7 +367,9 @@ class Amqp10Consumer(Consumer):
         if link is None or self._window == 0 or self.paused:
             return
         free = self._window - len(self._open) - link.credit
-        if free > 0 and (free * _TOP_UP_PARTS >= self._window or not link.credit):
+        most = self._dialect.credit_max or self._window
+        free = min(free, most - link.credit)
+        if free > 0 and (free * _TOP_UP_PARTS >= most or not link.credit):
             link.flow(free)
 
     def _take_deliveries(self) -> None:
