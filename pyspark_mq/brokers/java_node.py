@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import time
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -156,6 +157,7 @@ class JavaNode(Node):
         ids: Iterable[str | None] | None = None,
         headers: Mapping[str, Any] | None = None,
         protocol: str | None = None,
+        expires_ms: int | None = None,
         timeout_s: float = 120.0,
     ) -> list[str | None]:
         """Publish to a queue; returns when the broker has confirmed all of them.
@@ -166,6 +168,7 @@ class JavaNode(Node):
             headers: application headers of each; over STOMP also those with a meaning there
                 (`priority`, `expires`, `correlation-id`, ...).
             protocol: "stomp" (default) or "amqp-1.0".
+            expires_ms: time to live of each.
             timeout_s: for all of it.
 
         Returns:
@@ -185,6 +188,7 @@ class JavaNode(Node):
             headers=headers,
             protocol=protocol or STOMP,
             stomp_headers=self._stomp_headers,
+            expires_ms=expires_ms,
             timeout_s=timeout_s,
         )
 
@@ -246,6 +250,7 @@ def publish_java(
     headers: Mapping[str, Any] | None = None,
     protocol: str = STOMP,
     stomp_headers: Mapping[str, str] | None = None,
+    expires_ms: int | None = None,
     timeout_s: float = 120.0,
 ) -> list[str | None]:
     """Publish to a queue of such a broker, wherever it runs; as :meth:`JavaNode.publish`.
@@ -267,11 +272,14 @@ def publish_java(
 
     if protocol == AMQP_1_0 and broker.amqp10 is not None:
         address = broker.amqp10.queue.format(name=queue)
-        messages = (OutgoingMessage(body, message_id, headers) for body, message_id in numbered())
+        options = {} if expires_ms is None else {"ttl": expires_ms / 1000}
+        messages = (OutgoingMessage(body, message_id, headers, options) for body, message_id in numbered())
         publish_amqp10(url, address, messages, timeout_s=timeout_s)
     elif protocol == STOMP and broker.stomp is not None:
         destination = broker.stomp.queue.format(name=queue)
         sent = {name: str(value) for name, value in (headers or {}).items()} | dict(stomp_headers or {})
+        if expires_ms is not None:
+            sent["expires"] = str(time.time_ns() // 1_000_000 + expires_ms)
         publish_stomp(url, destination, ((body, sent) for body, _ in numbered()), timeout_s=timeout_s)
     else:
         raise NodeError(f"nothing is published to {broker.name} over {protocol!r} here")
