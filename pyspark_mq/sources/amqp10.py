@@ -201,7 +201,7 @@ class Amqp10Consumer(Consumer):
             if connection.shared:
                 capabilities += ["shared", "global"]
         if capabilities:
-            source.capabilities.put_object(Array(UNDESCRIBED, Data.SYMBOL, *map(symbol, capabilities)))
+            source.capabilities.put_object(Array(UNDESCRIBED, Data.SYMBOL, *map(symbol, capabilities)))  # type: ignore[arg-type]
         if connection.selector is not None:
             selector = Described(symbol(_SELECTOR), connection.selector)
             source.filter.put_dict({symbol("selector"): selector})
@@ -561,5 +561,5 @@ def _has_filter(source: Terminus) -> bool:
 
 def _hint(url: BrokerUrl) -> str:
     if url.tls:
-        return "; check that the port speaks AMQP 1.0"
+        return "; check that the port speaks TLS (amqp:// is without) and AMQP 1.0"
     return "; if this is a TLS port use amqps://, and check that it speaks AMQP 1.0"

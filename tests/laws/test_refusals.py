@@ -15,6 +15,7 @@ import pytest
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from pyspark_mq.brokers.ports import free_port
+from pyspark_mq.brokers.process import poll
 from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MqError, RefusedError
 from pyspark_mq.sources.base import Tls
 from pyspark_mq.sources.url import parse_urls
@@ -95,7 +96,7 @@ def test_a_secured_connection(cell: LiveCell, certificates: Certificates) -> Non
     with cell.session(**secured, tls=Tls(ca_file=str(certificates.ca.cert_file))) as session:
         assert session.take(200) == sent
         session.acknowledge(upto=session.tags()[-1])
-    assert cell.total() == 0
+        assert poll(lambda: cell.total() == 0, 5)
 
 
 @pytest.mark.law("TLS")
