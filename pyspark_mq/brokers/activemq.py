@@ -37,7 +37,7 @@ ACTIVEMQ = Broker(
         client_id="pyspark-mq.{subscription}",
         reject_headers=MappingProxyType({}),
         virtual_hosts=False,
-        escaped_names=False,
+        slash="",
         # A page has 200 messages (`maxPageSize`).
         stalls=True,
         timestamp_us=1_000,

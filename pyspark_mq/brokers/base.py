@@ -33,7 +33,7 @@ class StompDialect:
         client_id: name of the connection that a durable subscription needs; empty for none.
         reject_headers: further headers of NACK, for it to refuse a message for good.
         virtual_hosts: is the header `host` a virtual host?
-        escaped_names: are names in destinations written with %XX?
+        slash: how a '/' in a name is written in destinations; empty for as it is.
         stalls: does a queue stop handing out messages when a page of them is un-acknowledged, until
             something wakes it?
         timestamp_us: unit of the header `timestamp` in microseconds.
@@ -54,7 +54,7 @@ class StompDialect:
     client_id: str
     reject_headers: Mapping[str, str]
     virtual_hosts: bool
-    escaped_names: bool
+    slash: str
     stalls: bool
     timestamp_us: int
     expires_header: str

@@ -44,7 +44,7 @@ RABBITMQ = Broker(
         # Requeued otherwise (`stomp.default_nack_requeue`).
         reject_headers=MappingProxyType({"requeue": "false"}),
         virtual_hosts=True,
-        escaped_names=True,
+        slash="%2F",
         stalls=False,
         timestamp_us=1_000_000,
         expires_header="",

@@ -26,7 +26,6 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from types import MappingProxyType
 from typing import Any, ClassVar
-from urllib.parse import quote
 
 from stomp.listener import ConnectionListener
 from stomp.protocol import Protocol12
@@ -267,15 +266,15 @@ def _login_error(reason: str, url: BrokerUrl, connection: Connection) -> MqError
 _REFUSALS = (
     (
         ("not_found", "not found", "does not exist", "no queue"),
-        "{destination} does not exist at {place}; declare it first, or correct the option ({reason})",
+        "{destination} does not exist in {place}; declare it first, or correct the option ({reason})",
     ),
     (
         ("precondition", "inequivalent"),
-        "{destination} at {place} exists with other properties; delete it or use another 'subscription' ({reason})",
+        "{destination} in {place} exists with other properties; delete it or use another 'subscription' ({reason})",
     ),
     (
         ("access_refused", "access refused", "authorized", "permission", "security"),
-        "{destination} at {place} is not for this user ({reason})",
+        "{destination} in {place} is not for this user ({reason})",
     ),
 )
 
@@ -287,7 +286,7 @@ def _subscribe_error(reason: str, url: BrokerUrl, connection: Connection) -> Exc
         return OptionError("selector", f"{connection.selector!r} was not understood by {url} ({reason})")
     if "exclusive" in lower or "in use" in lower:
         return SessionLostError(f"{connection.destination} is in use by another consumer ({reason})")
-    place = f"{url}, virtual host '{url.virtual_host}'," if _dialect(connection).virtual_hosts else str(url)
+    place = f"virtual host '{url.virtual_host}' of {url}" if _dialect(connection).virtual_hosts else str(url)
     for words, text in _REFUSALS:
         if any(word in lower for word in words):
             return DestinationError(text.format(destination=connection.destination, place=place, reason=reason))
@@ -486,7 +485,9 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         self._stir()
 
     def _destination(self) -> str:
-        name = quote(self.connection.name, safe="") if self._dialect.escaped_names else self.connection.name
+        name = self.connection.name
+        if self._dialect.slash:
+            name = name.replace("/", self._dialect.slash)
         return (self._dialect.queue if self.connection.topic is None else self._dialect.topic).format(name=name)
 
     def run(self, timeout_s: float) -> None:
