@@ -18,7 +18,7 @@ from pyspark_mq.sources.base import Connection, SessionLostError
 from pyspark_mq.sources.stomp import StompConsumer
 from pyspark_mq.sources.url import parse_urls
 
-__all__ = ["Session", "publish", "session"]
+__all__ = ["Session", "lost", "publish", "session"]
 
 _numbers = count(1)
 
@@ -35,9 +35,9 @@ class Session:
         urls = parse_urls(url)
         settings = Connection(broker=BROKERS[broker], protocol=STOMP, urls=urls, **connection)
         self.consumer = StompConsumer(settings, next(_numbers), threading.Event())
-        self.consumer.on_confirmed = lambda number: self.confirmed.append(number)
         self.raws: list[Any] = []
         self.confirmed: list[int] = []
+        self.consumer.on_confirmed = self.confirmed.append
         self.consumer.open(urls[0], settings.connect_timeout_s)
 
     def run_until(self, reached: Callable[[], bool], timeout_s: float = 20.0) -> bool:
