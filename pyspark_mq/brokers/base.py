@@ -25,12 +25,16 @@ class StompDialect:
     Attributes:
         queue, topic: destination headers.
         id_header: the header that names a message, and keeps its value over redeliveries.
+        separator: `message-id` and `ack` are the name of a subscription, this, and the name of the
+            message; empty if they are not. An acknowledgement covers its own subscription only then.
         cumulative: acknowledge with mode `client`, where one frame covers everything before it;
             otherwise message by message with `client-individual`.
-        window_header: header of SUBSCRIBE with the most un-acknowledged messages to be handed out;
-            empty if the broker cannot count them.
+        window_header: header of SUBSCRIBE with how much may be un-acknowledged.
+        window_bytes: that is in bytes, so many for a message as long as nobody knows better; 0 if
+            it is in messages.
         queue_headers, topic_headers, durable_headers: further headers of SUBSCRIBE.
         client_id: name of the connection that a durable subscription needs; empty for none.
+        shared: may a durable subscription have several consumers?
         reject_headers: further headers of NACK, for it to refuse a message for good.
         virtual_hosts: is the header `host` a virtual host?
         slash: how a '/' in a name is written in destinations; empty for as it is.
@@ -46,12 +50,15 @@ class StompDialect:
     queue: str
     topic: str
     id_header: str
+    separator: str
     cumulative: bool
     window_header: str
+    window_bytes: int
     queue_headers: Mapping[str, str]
     topic_headers: Mapping[str, str]
     durable_headers: Mapping[str, str]
     client_id: str
+    shared: bool
     reject_headers: Mapping[str, str]
     virtual_hosts: bool
     slash: str

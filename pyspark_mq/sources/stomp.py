@@ -162,8 +162,9 @@ class StompDecoder(Decoder):
             name = raws[0][3].id_header if raws else ""
         elif source.kind == "correlation-id":
             name = source.kind
-        values = [raw[1].get(name) for raw in raws]
-        return [_id(value) for value in values]
+        ids = [_id(raw[1].get(name)) for raw in raws]
+        separator = raws[0][3].separator if raws and source.kind == "message-id" else ""
+        return [str(value).rpartition(separator)[2] for value in ids] if separator else ids
 
     columns: ClassVar[Mapping[str, Callable[[Sequence[Raw]], list[Any]]]] = MappingProxyType(
         {
@@ -346,6 +347,8 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         self._receipts: dict[str, list[int]] = {}
         self._numbers = count()
         self._window = 0
+        self._window_bytes = 0.0
+        self._received_bytes = 0
         self._kicks = _KICKS
         self._kick_s = float("inf")
         self._quiet_s = _QUIET_FIRST_S
@@ -464,9 +467,8 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
             raise SessionLostError(text) from None
 
     def _may_subscribe_again(self) -> bool:
-        # Without a durable name each subscription to a topic gets all messages, and with a name that
-        # belongs to the connection there can be one only.
-        durable = self.connection.subscription is not None and not self._dialect.client_id
+        # Without a durable name each subscription to a topic gets all messages.
+        durable = self.connection.subscription is not None and self._dialect.shared
         return self.connection.topic is None or durable
 
     def _subscribe(self, window: int, **more: str) -> None:
@@ -477,12 +479,25 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
                 headers[name] = value.format(subscription=connection.subscription)
         if connection.selector is not None:
             headers["selector"] = connection.selector
-        if dialect.window_header:
-            headers[dialect.window_header] = str(window)
+        headers[dialect.window_header] = str(self._grant(window))
         mode = "client" if dialect.cumulative else "client-individual"
         self._protocol.subscribe(self._destination(), str(next(self._numbers)), mode, headers=headers | more)
-        self._window += window
         self._stir()
+
+    def _grant(self, window: int) -> int:
+        """The window header for so many messages more."""
+        self._window += window
+        if not self._dialect.window_bytes:
+            return window
+        if not self._may_subscribe_again():
+            return -1  # no limit: there is no second chance
+        size = math.ceil(window * self._message_bytes())
+        self._window_bytes += size
+        return size
+
+    def _message_bytes(self) -> float:
+        """What a message counts in a window of bytes: its frame, as received so far."""
+        return self._received_bytes / self._tag if self._tag else self._dialect.window_bytes
 
     def _destination(self) -> str:
         name = self.connection.name
@@ -507,7 +522,7 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         if now - self._sent_s >= self._send_every_s:
             self._transport.send(b"\n")
         if now >= self._kick_s:
-            self._kick(now)
+            self._wake_queue(now)
         self._send()
         reading = self._reading()
         self._watch(reading)
@@ -525,10 +540,11 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
             self._ended("the broker closed the connection")
 
     def _reading(self) -> bool:
-        """Not while paused, nor beyond the window where nobody else counts it."""
+        """Not while paused, nor beyond a window that the broker counts in bytes, unless it has to confirm."""
         if self.paused:
             return False
-        return bool(self._dialect.window_header or self._receipts) or len(self._open) < self._window
+        full = self._window > 0 and len(self._open) >= self._window
+        return not full or not self._dialect.window_bytes or bool(self._receipts)
 
     def _watch(self, reading: bool) -> None:
         # Errors are reported in any case.
@@ -556,6 +572,7 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
             self._ended(f"the broker closed the connection{after}")
             return False
         self._heard_s = time.monotonic()
+        self._received_bytes += len(data)
         try:
             self._take(data)
         except FrameError as wrong:
@@ -642,9 +659,23 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
 
     def _stir(self) -> None:
         """The queue shows signs of life; when it is quiet again it may have stalled."""
-        if self._dialect.stalls and self.connection.topic is None:
+        if self._dialect.window_bytes or (self._dialect.stalls and self.connection.topic is None):
             self._quiet_s = _QUIET_FIRST_S
             self._kick_s = time.monotonic() + self._quiet_s
+
+    def _wake_queue(self, now: float) -> None:
+        """It is quiet: have more handed out if the window is not taken."""
+        self._kick_s = float("inf")
+        room = self._window - len(self._open)
+        if not self._open or self.paused or room <= 0:
+            return  # whatever changes that also stirs
+        if self._dialect.stalls:
+            self._kick(now)
+        elif self._window_bytes - len(self._open) * self._message_bytes() < 2 * self._message_bytes():
+            # The messages are larger than was thought.
+            self._window -= room
+            if self._may_subscribe_again():
+                self._subscribe(room)
 
     def _kick(self, now: float) -> None:
         """Wake a queue that hands out no more as a page of it is un-acknowledged.
@@ -652,9 +683,6 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         Measured on ActiveMQ Classic: an acknowledgement, a new message or a new consumer has it hand
         out one page more. So consumers come and go, with a selector that nothing matches.
         """
-        self._kick_s = float("inf")
-        if not self._open or self.paused or len(self._open) >= self._window:
-            return  # whatever changes that also stirs
         for _ in range(self._kicks):
             number = str(next(self._numbers))
             headers = {"selector": _NOTHING, self._dialect.window_header: "1"}
@@ -704,18 +732,19 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         """
         done: list[int] = []
         frames: list[tuple[str, int]] = []
-        last = 0
-        for tag in self._open:
+        #: The last one to be acknowledged, of each subscription that counts for itself.
+        last: dict[str, int] = {}
+        separator = self._dialect.separator
+        for tag, handle in self._open.items():
             if tag in self._refused:
-                frames += [("ACK", last), ("NACK", tag)] if last else [("NACK", tag)]
-                last = 0
+                frames += [*(("ACK", acknowledged) for acknowledged in last.values()), ("NACK", tag)]
+                last.clear()
             elif tag <= upto or tag in self._due:
-                last = tag
+                last[handle.partition(separator)[0] if separator else ""] = tag
             else:
                 break
             done.append(tag)
-        if last:
-            frames.append(("ACK", last))
+        frames += [("ACK", acknowledged) for acknowledged in last.values()]
         if done:
             confirmed = [number for number, end in self._requests if end <= done[-1]]
             self._requests = [(number, end) for number, end in self._requests if end > done[-1]]
