@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Brings a machine to where tests, demo and benchmark run: the Debian packages that are missing,
-# and .venv with this checkout installed in it. Does nothing, and says nothing, when all is there.
+# .venv with this checkout installed in it, and the Java brokers in the cache folder of the user. Does nothing, and says nothing, when all is there.
 #
 # Usage: tools/setup.sh [--quiet]      --quiet: do not even say that it is ready
 # PYTHON in the environment chooses the interpreter; root, or sudo, is only needed for packages.
@@ -11,7 +11,7 @@ readonly venv=.venv
 readonly log=$venv/setup.log
 readonly stamp=$venv/setup.stamp
 readonly policy=/usr/sbin/policy-rc.d
-readonly extras=spark,redis,dev
+readonly extras=spark,stomp,amqp10,redis,dev
 policy_is_ours=no
 
 main() {
@@ -35,6 +35,7 @@ main() {
         step "virtual environment in $venv" "$python" -m venv "$venv"
         step "this package and its tools (extras $extras)" install_checkout
         step "check that Spark will find it" check_import
+        step "ActiveMQ and Artemis, by Maven" fetch_brokers
         printf '%s\n' "$wanted" >"$stamp"
     fi
     [[ ${1:-} == --quiet ]] || echo "ready: $venv ($("$venv/bin/python" --version))"
@@ -71,7 +72,14 @@ missing_packages() {
     command -v redis-server >/dev/null || echo redis-server
     command -v openssl >/dev/null || echo openssl
     [[ -n ${JAVA_HOME:-} ]] || command -v java >/dev/null || echo openjdk-17-jre-headless
+    command -v mvn >/dev/null || echo maven
     "$1" -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv
+    # pip compiles python-qpid-proton.
+    command -v gcc >/dev/null || echo gcc libc6-dev
+    command -v pkg-config >/dev/null || echo pkg-config
+    pkg-config --exists openssl 2>/dev/null || echo libssl-dev
+    "$1" -c 'import pathlib, sys, sysconfig
+sys.exit(not pathlib.Path(sysconfig.get_path("include"), "Python.h").exists())' || echo python3-dev
 }
 
 install_packages() {
@@ -112,6 +120,11 @@ install_checkout() {
     "$venv/bin/python" -m pip install --disable-pip-version-check --editable ".[$extras]"
 }
 
+# Now, so that no test waits for it. Without them their tests are skipped, but not in CI.
+fetch_brokers() {
+    "$venv/bin/python" -m pyspark_mq.brokers.distributions || [[ -z ${CI:-} ]]
+}
+
 # Spark looks for its data sources with pkgutil, which does not see every kind of editable install.
 check_import() {
     # Isolated: the current folder must not be what it is found in.
@@ -126,7 +139,7 @@ sys.exit(None if "pyspark_mq" in names else "pyspark_mq is installed but pkgutil
 fingerprint() {
     pwd
     "$1" -c 'import sys; print(sys.version)'
-    sha256sum pyproject.toml tools/setup.sh
+    sha256sum pyproject.toml tools/setup.sh pyspark_mq/brokers/distributions.py
 }
 
 main "$@"

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -25,7 +26,7 @@ import tempfile
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -51,6 +52,7 @@ __all__ = [
     "free_ports",
     "listens",
     "poll",
+    "unique_ids",
 ]
 
 _POLL_S = 0.01
@@ -90,6 +92,15 @@ def poll(condition: Callable[[], bool], timeout_s: float) -> bool:
             return False
         time.sleep(_POLL_S)
     return True
+
+
+def unique_ids() -> Iterator[str]:
+    """Message IDs without end, unlike those of any other call."""
+    prefix = secrets.token_hex(6)
+    number = 0
+    while True:
+        yield f"{prefix}-{number}"
+        number += 1
 
 
 # -- one process ------------------------------------------------------------------------------

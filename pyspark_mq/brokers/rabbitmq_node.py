@@ -39,6 +39,7 @@ from pyspark_mq.brokers.process import (
     TlsFiles,
     listens,
     poll,
+    unique_ids,
 )
 from pyspark_mq.brokers.rabbitmq_erlang import CATCH_UP, COUNTS, PRELOAD, SYNC
 from pyspark_mq.brokers.rabbitmq_publisher import publish_confirmed
@@ -289,7 +290,7 @@ class RabbitNode(Node):
         used: list[str | None] = []
 
         def messages() -> Iterator[tuple[bytes, Any]]:
-            for body, message_id in zip(bodies, _ids() if ids is None else ids, strict=ids is not None):
+            for body, message_id in zip(bodies, unique_ids() if ids is None else ids, strict=ids is not None):
                 used.append(message_id)
                 yield (
                     body,
@@ -463,11 +464,3 @@ def _tls_settings(files: TlsFiles) -> dict[str, str | int]:
         "ssl_options.verify": "verify_peer" if files.verify_client else "verify_none",
         "ssl_options.fail_if_no_peer_cert": "true" if files.verify_client else "false",
     }
-
-
-def _ids() -> Iterator[str]:
-    prefix = secrets.token_hex(6)
-    number = 0
-    while True:
-        yield f"{prefix}-{number}"
-        number += 1

@@ -1,0 +1,190 @@
+"""A private ActiveMQ Classic node, as a local process.
+
+The configuration is the one its makers ship (memory and store limits, policies, one dead-letter
+queue `ActiveMQ.DLQ`) without the web console, with a user, and with only the three connectors
+that are used here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from xml.sax.saxutils import quoteattr
+
+from pyspark_mq.brokers.activemq import ACTIVEMQ
+from pyspark_mq.brokers.distributions import ACTIVEMQ_VERSIONS, newest
+from pyspark_mq.brokers.java_node import PASSWORD, STORE_PASSWORD, USER, JavaNode
+from pyspark_mq.brokers.jmx import ActiveMqAdmin
+from pyspark_mq.brokers.process import LOOPBACK, TlsFiles
+
+__all__ = ["ActiveMqNode"]
+
+#: May use queues and topics there are, but not make any; see `auto_create`.
+_GUEST_USER = "user"
+_GUEST_PASSWORD = "user"
+
+_CONFIGURATION = """\
+<beans xmlns="http://www.springframework.org/schema/beans"
+    xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance"
+    xsi:schemaLocation="
+        http://www.springframework.org/schema/beans http://www.springframework.org/schema/beans/spring-beans.xsd
+        http://activemq.apache.org/schema/core http://activemq.apache.org/schema/core/activemq-core.xsd">
+  <broker xmlns="http://activemq.apache.org/schema/core" brokerName="localhost" dataDirectory={data}>
+    <managementContext><managementContext createConnector="false"/></managementContext>
+    <destinationPolicy><policyMap><policyEntries>
+      <policyEntry topic=">">
+        <pendingMessageLimitStrategy><constantPendingMessageLimitStrategy limit="1000"/></pendingMessageLimitStrategy>
+      </policyEntry>
+      <policyEntry queue=">"{policy}/>
+    </policyEntries></policyMap></destinationPolicy>
+    <destinations>{queues}</destinations>
+    <persistenceAdapter><kahaDB directory={kahadb}/></persistenceAdapter>
+    <plugins>
+      <simpleAuthenticationPlugin><users>{users}</users></simpleAuthenticationPlugin>
+      {authorization}
+    </plugins>
+    {ssl}
+    <systemUsage><systemUsage>
+      <memoryUsage><memoryUsage percentOfJvmHeap="70"/></memoryUsage>
+      <storeUsage><storeUsage limit="100 gb"/></storeUsage>
+      <tempUsage><tempUsage limit="50 gb"/></tempUsage>
+    </systemUsage></systemUsage>
+    <transportConnectors>{connectors}</transportConnectors>
+  </broker>
+</beans>
+"""
+_AUTHORIZATION = """
+      <authorizationPlugin><map><authorizationMap><authorizationEntries>
+        <authorizationEntry queue=">" read="users" write="users" admin="admins"/>
+        <authorizationEntry topic=">" read="users" write="users" admin="admins"/>
+        <authorizationEntry topic="ActiveMQ.Advisory.>" read="users" write="users" admin="users"/>
+      </authorizationEntries></authorizationMap></map></authorizationPlugin>"""
+
+
+class ActiveMqNode(JavaNode):
+    """One ActiveMQ Classic node with the user `admin`/`admin`."""
+
+    title = "ActiveMQ"
+    broker = ACTIVEMQ
+
+    def __init__(
+        self,
+        version: str = "6",
+        *,
+        data: Path | None = None,
+        tls: TlsFiles | None = None,
+        auto_create: bool = True,
+        policy: Mapping[str, str | int] | None = None,
+        heap: str = "1g",
+        start_timeout_s: float = 60.0,
+        stop_timeout_s: float = 30.0,
+    ) -> None:
+        """Nothing is started yet; the distribution is fetched if it is not in the cache.
+
+        Args:
+            version: "5" or "6" for the newest of these, or one in full.
+            data: as for :class:`Node`.
+            tls: listen for TLS as well, for each protocol on one more port.
+            auto_create: are queues made when a client asks for them? If not, :meth:`url` names
+                another user, as Classic only knows who may do so.
+            policy: attributes of the policy of all queues, such as ``{"maxPageSize": 1000}``.
+            heap: most memory the JVM takes for objects, as its option `-Xmx` says it.
+
+        Raises:
+            NodeError: no such version, Java is missing, or the distribution cannot be had.
+        """
+        self._version = newest(ACTIVEMQ_VERSIONS, version)
+        super().__init__(
+            ACTIVEMQ_VERSIONS[self._version],
+            data=data,
+            tls=tls,
+            heap=heap,
+            start_timeout_s=start_timeout_s,
+            stop_timeout_s=stop_timeout_s,
+        )
+        self._auto_create = auto_create
+        self._policy = dict(policy or {})
+        self._admin_client = ActiveMqAdmin(self.jolokia)
+
+    @property
+    def version(self) -> str:
+        return self._version
+
+    def declare(self, queue: str) -> None:
+        # Classic forgets an empty queue when it ends.
+        self._keep(self._kept() | {queue})
+        super().declare(queue)
+
+    def delete(self, queue: str) -> None:
+        self._keep(self._kept() - {queue})
+        super().delete(queue)
+
+    @property
+    def _credentials(self) -> tuple[str, str]:
+        return (USER, PASSWORD) if self._auto_create else (_GUEST_USER, _GUEST_PASSWORD)
+
+    @property
+    def _admin(self) -> ActiveMqAdmin:
+        return self._admin_client
+
+    def _arguments(self) -> list[str]:
+        configuration = self.data / "activemq.xml"
+        configuration.write_text(self._configuration(), "utf-8")
+        path = ":".join(str(self._home / folder / "*") for folder in ("", "lib", "lib/optional"))
+        # Not a url: Classic 6 does not take all of those that Python makes of paths.
+        main = ["org.apache.activemq.console.command.ShellCommand", "start", f"xbean:{configuration.name}"]
+        return ["-cp", path, *main]
+
+    def _configuration(self) -> str:
+        return _CONFIGURATION.format(
+            data=quoteattr(str(self.data)),
+            kahadb=quoteattr(str(self.data / "kahadb")),
+            policy="".join(f" {name}={quoteattr(str(value))}" for name, value in self._policy.items()),
+            queues="".join(f"<queue physicalName={quoteattr(queue)}/>" for queue in sorted(self._kept())),
+            users=_user(USER, PASSWORD, "admins,users") + _user(_GUEST_USER, _GUEST_PASSWORD, "users"),
+            authorization="" if self._auto_create else _AUTHORIZATION,
+            ssl=self._ssl(),
+            connectors="".join(self._connectors()),
+        )
+
+    def _ssl(self) -> str:
+        stores = self._stores()
+        if stores is None:
+            return ""
+        keys, trusted = (quoteattr(store.as_uri()) for store in stores)
+        password = quoteattr(STORE_PASSWORD)
+        return (
+            f'<sslContext><sslContext keyStore={keys} keyStoreType="PKCS12" keyStorePassword={password} '
+            f'trustStore={trusted} trustStoreType="PKCS12" trustStorePassword={password}/></sslContext>'
+        )
+
+    def _connectors(self) -> list[str]:
+        connectors = [
+            _connector("openwire", f"tcp://{LOOPBACK}:{self._jms_port}"),
+            _connector("amqp", f"amqp://{LOOPBACK}:{self._amqp_port}"),
+            _connector("stomp", f"stomp://{LOOPBACK}:{self._stomp_port}"),
+        ]
+        if self._tls is not None:
+            options = f"?needClientAuth={str(self._tls.verify_client).lower()}"
+            connectors += [
+                _connector("amqps", f"amqp+ssl://{LOOPBACK}:{self._amqps_port}{options}"),
+                _connector("stomps", f"stomp+ssl://{LOOPBACK}:{self._stomps_port}{options}"),
+            ]
+        return connectors
+
+    def _kept(self) -> set[str]:
+        """Queues to be there after a start."""
+        file = self.data / "queues.json"
+        return set(json.loads(file.read_text("utf-8"))) if file.exists() else set()
+
+    def _keep(self, queues: set[str]) -> None:
+        (self.data / "queues.json").write_text(json.dumps(sorted(queues)), "utf-8")
+
+
+def _user(name: str, password: str, groups: str) -> str:
+    return f'<authenticationUser username="{name}" password="{password}" groups="{groups}"/>'
+
+
+def _connector(name: str, uri: str) -> str:
+    return f"<transportConnector name={quoteattr(name)} uri={quoteattr(uri)}/>"

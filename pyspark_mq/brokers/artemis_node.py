@@ -1,0 +1,240 @@
+"""A private ActiveMQ Artemis node, as a local process.
+
+The configuration is that of a fresh ``artemis create --nio --require-login --no-autotune``
+(dead letters in `DLQ` after ten attempts, expired ones in `ExpiryQueue`), with three acceptors of
+one protocol each, and without the web console.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from xml.sax.saxutils import escape, quoteattr
+
+from pyspark_mq.brokers.artemis import ARTEMIS
+from pyspark_mq.brokers.distributions import ARTEMIS_VERSIONS, newest
+from pyspark_mq.brokers.java_node import PASSWORD, STORE_PASSWORD, USER, JavaNode
+from pyspark_mq.brokers.jmx import ArtemisAdmin
+from pyspark_mq.brokers.process import LOOPBACK, TlsFiles
+
+__all__ = ["ArtemisNode"]
+
+_NAME = LOOPBACK
+_ROLE = "amq"
+_PERMISSIONS = (
+    "createNonDurableQueue",
+    "deleteNonDurableQueue",
+    "createDurableQueue",
+    "deleteDurableQueue",
+    "createAddress",
+    "deleteAddress",
+    "consume",
+    "browse",
+    "send",
+    "manage",
+)
+_SETTINGS: Mapping[str, str | int] = MappingProxyType(
+    {
+        "dead-letter-address": "DLQ",
+        "expiry-address": "ExpiryQueue",
+        "redelivery-delay": 0,
+        "message-counter-history-day-limit": 10,
+        "address-full-policy": "PAGE",
+        "auto-create-queues": "true",
+        "auto-create-addresses": "true",
+        "auto-delete-queues": "false",
+        "auto-delete-addresses": "false",
+        "page-size-bytes": "10M",
+        "max-size-bytes": -1,
+        "max-size-messages": -1,
+        "max-read-page-messages": -1,
+        "max-read-page-bytes": "20M",
+        "page-limit-bytes": -1,
+        "page-limit-messages": -1,
+    }
+)
+_CONFIGURATION = """\
+<configuration xmlns="urn:activemq">
+  <core xmlns="urn:activemq:core">
+    <name>{name}</name>
+    <persistence-enabled>true</persistence-enabled>
+    <max-redelivery-records>1</max-redelivery-records>
+    <journal-type>NIO</journal-type>
+    <paging-directory>{data}/paging</paging-directory>
+    <bindings-directory>{data}/bindings</bindings-directory>
+    <journal-directory>{data}/journal</journal-directory>
+    <large-messages-directory>{data}/large-messages</large-messages-directory>
+    <journal-datasync>true</journal-datasync>
+    <journal-min-files>2</journal-min-files>
+    <journal-pool-files>10</journal-pool-files>
+    <journal-device-block-size>4096</journal-device-block-size>
+    <journal-file-size>10M</journal-file-size>
+    <!-- 90 in a fresh instance: how full the machine's disk is must not decide whether tests pass. -->
+    <max-disk-usage>100</max-disk-usage>
+    <critical-analyzer>true</critical-analyzer>
+    <critical-analyzer-timeout>120000</critical-analyzer-timeout>
+    <critical-analyzer-check-period>60000</critical-analyzer-check-period>
+    <critical-analyzer-policy>HALT</critical-analyzer-policy>
+    <global-max-messages>-1</global-max-messages>
+    <acceptors>{acceptors}</acceptors>
+    <security-settings><security-setting match="#">{permissions}</security-setting></security-settings>
+    <address-settings>
+      <address-setting match="activemq.management.#">
+        <auto-create-queues>true</auto-create-queues>
+        <auto-create-addresses>true</auto-create-addresses>
+      </address-setting>
+      <address-setting match="#">{settings}</address-setting>
+    </address-settings>
+    <addresses>
+      <address name="DLQ"><anycast><queue name="DLQ"/></anycast></address>
+      <address name="ExpiryQueue"><anycast><queue name="ExpiryQueue"/></anycast></address>
+    </addresses>
+  </core>
+</configuration>
+"""
+_BOOTSTRAP = """\
+<broker xmlns="http://activemq.apache.org/schema">
+  <jaas-security domain="activemq"/>
+  <server configuration={configuration}/>
+</broker>
+"""
+_MANAGEMENT = '<management-context xmlns="http://activemq.apache.org/schema"/>\n'
+_LOGIN = """\
+activemq {
+  org.apache.activemq.artemis.spi.core.security.jaas.PropertiesLoginModule required
+    org.apache.activemq.jaas.properties.user="artemis-users.properties"
+    org.apache.activemq.jaas.properties.role="artemis-roles.properties";
+};
+"""
+
+
+class ArtemisNode(JavaNode):
+    """One Artemis node with the user `admin`/`admin`."""
+
+    title = "Artemis"
+    broker = ARTEMIS
+    # Else a missing address would be made for topics, and what is sent to it is gone.
+    _stomp_headers = MappingProxyType({"destination-type": "ANYCAST"})
+
+    def __init__(
+        self,
+        version: str = "2",
+        *,
+        data: Path | None = None,
+        tls: TlsFiles | None = None,
+        auto_create: bool = True,
+        max_delivery_attempts: int | None = None,
+        address_settings: Mapping[str, str | int] | None = None,
+        heap: str = "1g",
+        start_timeout_s: float = 60.0,
+        stop_timeout_s: float = 30.0,
+    ) -> None:
+        """Nothing is started yet; the distribution is fetched if it is not in the cache.
+
+        Args:
+            version: "2" for the newest, or one in full.
+            data: as for :class:`Node`.
+            tls: listen for TLS as well, for each protocol on one more port.
+            auto_create: are queues and addresses made when a client asks for them?
+            max_delivery_attempts: deliveries of a message before it goes to `DLQ`; 10 if it is
+                not said, -1 for no limit.
+            address_settings: further settings of all addresses, as `broker.xml` names them.
+            heap: most memory the JVM takes for objects, as its option `-Xmx` says it.
+
+        Raises:
+            NodeError: no such version, Java is missing, or the distribution cannot be had.
+        """
+        self._version = newest(ARTEMIS_VERSIONS, version)
+        super().__init__(
+            ARTEMIS_VERSIONS[self._version],
+            data=data,
+            tls=tls,
+            heap=heap,
+            start_timeout_s=start_timeout_s,
+            stop_timeout_s=stop_timeout_s,
+        )
+        self._settings = dict(_SETTINGS)
+        if not auto_create:
+            self._settings |= {"auto-create-queues": "false", "auto-create-addresses": "false"}
+        if max_delivery_attempts is not None:
+            self._settings["max-delivery-attempts"] = max_delivery_attempts
+        self._settings |= dict(address_settings or {})
+        self._admin_client = ArtemisAdmin(self.jolokia, _NAME)
+
+    @property
+    def version(self) -> str:
+        return self._version
+
+    @property
+    def _admin(self) -> ArtemisAdmin:
+        return self._admin_client
+
+    def _arguments(self) -> list[str]:
+        etc = self.data / "etc"
+        self._write_files(etc)
+        (self.data / "tmp").mkdir(exist_ok=True)
+        properties = {
+            "artemis.home": self._home,
+            "artemis.instance": self.data,
+            "artemis.instance.etc": etc,
+            "data.dir": self.data,
+            "java.io.tmpdir": self.data / "tmp",
+            "java.security.auth.login.config": etc / "login.config",
+            "log4j2.disableJmx": "true",
+        }
+        options = [f"-D{name}={value}" for name, value in properties.items()]
+        options += ["--add-opens", "java.base/jdk.internal.misc=ALL-UNNAMED"]
+        boot = self._home / "lib" / "artemis-boot.jar"
+        return [*options, "-cp", str(boot), "org.apache.activemq.artemis.boot.Artemis", "run"]
+
+    def _write_files(self, etc: Path) -> None:
+        etc.mkdir(exist_ok=True)
+        configuration = etc / "broker.xml"
+        files = {
+            "broker.xml": self._configuration(),
+            "bootstrap.xml": _BOOTSTRAP.format(configuration=quoteattr(configuration.as_uri())),
+            "management.xml": _MANAGEMENT,
+            "login.config": _LOGIN,
+            "artemis-users.properties": f"{USER} = {PASSWORD}\n",
+            "artemis-roles.properties": f"{_ROLE} = {USER}\n",
+        }
+        for name, content in files.items():
+            (etc / name).write_text(content, "utf-8")
+
+    def _configuration(self) -> str:
+        return _CONFIGURATION.format(
+            name=_NAME,
+            data=escape(str(self.data)),
+            acceptors="".join(self._acceptors()),
+            permissions="".join(f'<permission type="{name}" roles="{_ROLE}"/>' for name in _PERMISSIONS),
+            settings="".join(f"<{name}>{escape(str(value))}</{name}>" for name, value in self._settings.items()),
+        )
+
+    def _acceptors(self) -> list[str]:
+        acceptors = [
+            _acceptor("jms", self._jms_port, "protocols=CORE,OPENWIRE"),
+            _acceptor("amqp", self._amqp_port, _AMQP),
+            _acceptor("stomp", self._stomp_port, "protocols=STOMP"),
+        ]
+        stores = self._stores()
+        if stores is not None and self._tls is not None:
+            keys, trusted = stores
+            options = (
+                f";sslEnabled=true;keyStorePath={keys};keyStorePassword={STORE_PASSWORD};keyStoreType=PKCS12"
+                f";trustStorePath={trusted};trustStorePassword={STORE_PASSWORD};trustStoreType=PKCS12"
+                f";needClientAuth={str(self._tls.verify_client).lower()}"
+            )
+            acceptors += [
+                _acceptor("amqps", self._amqps_port, _AMQP + options),
+                _acceptor("stomps", self._stomps_port, "protocols=STOMP" + options),
+            ]
+        return acceptors
+
+
+_AMQP = "protocols=AMQP;amqpCredits=1000;amqpLowCredits=300;amqpMinLargeMessageSize=102400;amqpDuplicateDetection=true"
+
+
+def _acceptor(name: str, port: int, options: str) -> str:
+    buffers = "tcpSendBufferSize=1048576;tcpReceiveBufferSize=1048576;useEpoll=true"
+    return f'<acceptor name="{name}">{escape(f"tcp://{LOOPBACK}:{port}?{buffers};{options}")}</acceptor>'

@@ -1,0 +1,249 @@
+"""Java brokers as their makers publish them, fetched by Maven and kept in a cache folder.
+
+Maven is asked rather than the web, as it knows the mirrors and proxies of the machine. What it
+brings is checked against the digest below before anything of it runs, also when it was resolved
+anew on another day: the digest covers the name and content of every file.
+
+    python -m pyspark_mq.brokers.distributions     # fetches all there are, so that tests need not
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from xml.sax.saxutils import escape
+
+from pyspark_mq.brokers.process import NodeError
+
+__all__ = [
+    "ACTIVEMQ_VERSIONS",
+    "ARTEMIS_VERSIONS",
+    "JOLOKIA",
+    "Distribution",
+    "cache_folder",
+    "fetch",
+    "find_java",
+    "newest",
+]
+
+_PLUGIN = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1"
+_FETCH_TIMEOUT_S = 900.0
+_INSTALL_MAVEN = "install it with: apt-get install maven"
+_INSTALL_JAVA = "install it with: apt-get install openjdk-17-jre-headless"
+_READ_BYTES = 1 << 20
+_TAIL_CHARS = 3000
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """A set of files from Maven repositories.
+
+    Attributes:
+        name: of the folder in the cache.
+        artifacts: `group:artifact:version[:type[:classifier]]`; an archive is unpacked, without
+            its top folder.
+        sha256: digest of the lines `<sha256 of a file>  <name of it>`, sorted by name, before
+            unpacking; as of `sha256sum * | sha256sum`.
+        transitive: with what the artifacts depend on?
+    """
+
+    name: str
+    artifacts: tuple[str, ...]
+    sha256: str
+    transitive: bool = False
+
+
+def _activemq_jars(version: str, *others: str) -> tuple[str, ...]:
+    parts = ("broker", "kahadb-store", "stomp", "amqp", "spring", "console", "jaas")
+    return (*(f"org.apache.activemq:activemq-{part}:{version}" for part in parts), *others)
+
+
+#: Version -> distribution, the newest last. Classic 6 comes as jars: they are a fifth of the archive.
+ACTIVEMQ_VERSIONS: Mapping[str, Distribution] = MappingProxyType(
+    {
+        "5.18.3": Distribution(
+            "activemq-5.18.3",
+            ("org.apache.activemq:apache-activemq:5.18.3:tar.gz:bin",),
+            "d7fdcb572657ab58602627f159cd97afafa42857c381c64e8ed2ea57d182e73a",
+        ),
+        "6.3.1": Distribution(
+            "activemq-6.3.1",
+            _activemq_jars("6.3.1", "org.springframework:spring-context:6.2.11", "org.slf4j:slf4j-simple:2.0.17"),
+            "58a4230550d38e974246da49cf97c73890d0862d800e0806a511064c77d8bc58",
+            transitive=True,
+        ),
+    }
+)
+ARTEMIS_VERSIONS: Mapping[str, Distribution] = MappingProxyType(
+    {
+        "2.40.0": Distribution(
+            "artemis-2.40.0",
+            ("org.apache.activemq:apache-artemis:2.40.0:tar.gz:bin",),
+            "76acba0ffec35cd4c655f9c4ead41a68b1368f85f4f2f3282b1e6c37f07739df",
+        ),
+        "2.56.0": Distribution(
+            "artemis-2.56.0",
+            ("org.apache.artemis:apache-artemis:2.56.0:tar.gz:bin",),
+            "ecaddc6c55848c90312967f7487eaa2dc3a41d27bca2d5667dc556a4cb4bbc4f",
+        ),
+    }
+)
+#: An agent that answers JMX questions over HTTP; Classic's own web console is made of it.
+JOLOKIA = Distribution(
+    "jolokia-2.2.9",
+    ("org.jolokia:jolokia-agent-jvm:2.2.9:jar:javaagent",),
+    "3beb369c95602d65ed15f6a6a6cdb650749c23b8a638d05952c622457a95bd78",
+)
+
+
+def newest(versions: Mapping[str, Distribution], version: str) -> str:
+    """The newest version that is `version` or starts with its numbers: "5" may be "5.18.3".
+
+    Raises:
+        NodeError: there is none.
+    """
+    found = [one for one in versions if f"{one}.".startswith(f"{version}.")]
+    if not found:
+        raise NodeError(f"version {version!r} is unknown here; known: {', '.join(versions)}")
+    return found[-1]
+
+
+def cache_folder() -> Path:
+    """Where distributions are kept: `$PYSPARK_MQ_CACHE`, else `~/.cache/pyspark-mq`."""
+    chosen = os.environ.get("PYSPARK_MQ_CACHE")
+    return Path(chosen) if chosen else Path.home() / ".cache" / "pyspark-mq"
+
+
+def find_java() -> str:
+    """The program `java`, of `$JAVA_HOME` or on the PATH.
+
+    Raises:
+        NodeError: there is none.
+    """
+    home = os.environ.get("JAVA_HOME")
+    found = shutil.which(str(Path(home, "bin", "java")) if home else "java")
+    if found is None:
+        where = f"in JAVA_HOME {home}" if home else "on the PATH"
+        raise NodeError(f"there is no Java {where}; {_INSTALL_JAVA}")
+    return found
+
+
+def fetch(distribution: Distribution) -> Path:
+    """The folder with the files of a distribution; downloads them when it is not there yet.
+
+    Processes may do so at once: each unpacks into a folder of its own, and the first to rename
+    it to the final name wins.
+
+    Raises:
+        NodeError: Maven or Java is missing, it could not download, or the digest is wrong.
+    """
+    folder = cache_folder() / distribution.name
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{distribution.name}-", dir=folder.parent) as temporary:
+        files = Path(temporary, "files")
+        _download(distribution, files)
+        digest = _digest(files)
+        if digest != distribution.sha256:
+            raise NodeError(f"{distribution.name} has the digest {digest}, not {distribution.sha256}: not used")
+        for archive in files.glob("*.tar.gz"):
+            _unpack(archive, files)
+        try:
+            files.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # else somebody was quicker
+                raise
+    return folder
+
+
+def _download(distribution: Distribution, folder: Path) -> None:
+    """Copy the files there: Maven copies the dependencies of a project that has no more to it."""
+    maven = shutil.which("mvn")
+    if maven is None:
+        raise NodeError(f"{distribution.name} is fetched by Maven, and 'mvn' is not on the PATH; {_INSTALL_MAVEN}")
+    find_java()
+    project = folder.parent / "pom.xml"
+    project.write_text(_project(distribution), "utf-8")
+    command = [maven, "--batch-mode", "--quiet", "--file", str(project), f"{_PLUGIN}:copy-dependencies"]
+    command += ["-DincludeScope=runtime", f"-DoutputDirectory={folder}"]
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+            timeout=_FETCH_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise NodeError(f"Maven did not download {distribution.name} in {_FETCH_TIMEOUT_S:g} s") from None
+    if done.returncode != 0:
+        said = done.stdout.strip()[:_TAIL_CHARS]
+        raise NodeError(f"Maven could not download {distribution.name}; is Maven Central reachable? It said:\n{said}")
+
+
+def _project(distribution: Distribution) -> str:
+    tags = ("groupId", "artifactId", "version", "type", "classifier")
+    alone = "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
+    dependencies = ""
+    for artifact in distribution.artifacts:
+        parts = zip(tags, artifact.split(":"), strict=False)
+        inner = "".join(f"<{tag}>{escape(part)}</{tag}>" for tag, part in parts)
+        dependencies += f"<dependency>{inner}{'' if distribution.transitive else alone}</dependency>\n"
+    return (
+        '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>\n'
+        f"<groupId>local</groupId><artifactId>{escape(distribution.name)}</artifactId><version>1</version>\n"
+        f"<packaging>pom</packaging>\n<dependencies>\n{dependencies}</dependencies>\n</project>\n"
+    )
+
+
+def _digest(folder: Path) -> str:
+    lines = "".join(f"{_sha256(file)}  {file.name}\n" for file in sorted(folder.iterdir()))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def _sha256(file: Path) -> str:
+    digest = hashlib.sha256()
+    with file.open("rb") as content:
+        while block := content.read(_READ_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    inside = folder / "unpacked"
+    with tarfile.open(archive) as tar:
+        # Its content is the one of the digest. The filter is only missing from old patch releases.
+        tar.extractall(inside, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))  # type: ignore[arg-type]
+    archive.unlink()
+    (top,) = inside.iterdir()
+    for entry in top.iterdir():
+        entry.rename(folder / entry.name)
+    shutil.rmtree(inside)
+
+
+def main() -> int:
+    """Fetch everything; 1 if something could not be had."""
+    for distribution in (JOLOKIA, *ACTIVEMQ_VERSIONS.values(), *ARTEMIS_VERSIONS.values()):
+        try:
+            print(fetch(distribution))
+        except NodeError as error:
+            print(error, file=sys.stderr)
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
