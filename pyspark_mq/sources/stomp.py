@@ -491,7 +491,8 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
             return window
         if not self._may_subscribe_again():
             return -1  # no limit: there is no second chance
-        size = math.ceil(window * self._message_bytes())
+        # What is larger than the header can say is as good as no limit.
+        size = min(math.ceil(window * self._message_bytes()), _INT32_MAX)
         self._window_bytes += size
         return size
 

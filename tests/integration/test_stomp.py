@@ -23,7 +23,7 @@ from tests.support.certificates import Certificates, make_certificates
 from tests.support.checks import bodies
 from tests.support.engine import At, Crashed, Engine
 from tests.support.proxy import Direction, FaultProxy
-from tests.support.stomp import Session, lost, publish, session
+from tests.support.stomp import Session, lost, session
 from tests.support.stomp_nodes import NODES, Target
 
 MESSAGE_ID = IdSource("message-id")
@@ -140,9 +140,9 @@ def test_waiting_singles_do_not_fill_the_window_for_good(target: Target, queue: 
         run.receive(20)
         # All but the first, as if duplicates had come behind a new message.
         run.consumer.acknowledge(1001, 0, range(2, 21))
-        assert run.receive(39) == numbered(39)
+        run.receive(39)
         assert run.acknowledge(39)
-        run.receive(40)
+        assert run.receive(40) == numbered(40)
         run.acknowledge(40)
     assert held(target, queue, 0, 0)
 
@@ -152,17 +152,18 @@ def test_the_window_bounds_what_is_handed_out_and_can_be_widened(target: Target,
     with session(target.broker, target.url, 50, queue=queue) as run:
         run.receive(50)
         run.run(0.5)
-        assert len(run.raws) == 50
+        more = len(run.raws) - 50
+        assert more == 0 or (target.counts_bytes and more < 50)
         assert run.acknowledge(10)
-        run.receive(60)
+        run.receive(60 + more)
         run.run(0.3)
-        assert len(run.raws) == 60
+        assert len(run.raws) == 60 + more or target.counts_bytes
         assert run.acknowledge(20)
         run.consumer.consume(600)
         run.receive(620)
         run.run(0.5)
         # While the window is full, a new one counts from zero.
-        assert 600 <= len(run.raws) - 20 <= 650
+        assert 600 <= len(run.raws) - 20 <= (900 if target.counts_bytes else 650)
         assert run.bodies == numbered(len(run.raws))
         run.acknowledge(len(run.raws))
         run.receive(1_000)
@@ -200,7 +201,7 @@ def test_an_idle_session_is_quiet(target: Target, queue: str) -> None:
 
 @pytest.mark.parametrize("body", [b"", b"\0", b"a\0\0b\n\n\0", bytes(range(256)) * 300, "größe".encode()])
 def test_any_body_arrives_as_it_was_sent(target: Target, queue: str, body: bytes) -> None:
-    publish(target.url, target.queue(queue), [(body, {}), (b"after", {})], vhost=target.vhost)
+    target.send(queue, [(body, {}), (b"after", {})])
     with session(target.broker, target.url, queue=queue) as run:
         assert run.receive(2) == [body, b"after"]
         assert run.acknowledge(2)
@@ -215,7 +216,7 @@ def test_a_large_body_arrives(target: Target, queue: str) -> None:
 
 
 def test_text_arrives_as_utf_8(target: Target, queue: str) -> None:
-    publish(target.url, target.queue(queue), [("größe €", {})], vhost=target.vhost)
+    target.send(queue, [("größe €", {})])
     with session(target.broker, target.url, queue=queue) as run:
         assert run.receive(1) == ["größe €".encode()]
         assert run.acknowledge(1)
@@ -226,7 +227,7 @@ def test_columns_have_what_the_producer_set(target: Target, queue: str) -> None:
         "correlation-id": "c:1", "reply-to": target.queue("answers"), "content-type": "text/plain", "type": "order",
         "priority": "7", "colour": "a:b\\c\nd", "größe": "ü",
     }  # fmt: skip
-    publish(target.url, target.queue(queue), [(b"x", headers)], vhost=target.vhost)
+    target.send(queue, [(b"x", headers)])
     with session(target.broker, target.url, queue=queue) as run:
         run.receive(1)
         columns = {name: column(run.raws)[0] for name, column in run.consumer.decoder.columns.items()}
@@ -327,7 +328,7 @@ def test_a_durable_subscription_keeps_messages_while_nobody_listens(target: Targ
     settings = {"topic": topic, "subscription": f"sub-{uuid.uuid4().hex[:8]}"}
     with session(target.broker, target.url, **settings) as run:
         run.run(0.2)
-    publish(target.url, target.topic(topic), [(body, {}) for body in numbered(6)], vhost=target.vhost)
+    target.send_to_topic(topic, [(body, {}) for body in numbered(6)])
     with session(target.broker, target.url, **settings) as run:
         assert run.receive(6) == numbered(6)
         assert run.acknowledge(2)
@@ -336,7 +337,7 @@ def test_a_durable_subscription_keeps_messages_while_nobody_listens(target: Targ
     with session(target.broker, target.url, **settings) as run:
         assert run.receive(4) == numbered(6)[2:]
         run.consumer.consume(1_000)
-        publish(target.url, target.topic(topic), [(b"new", {})], vhost=target.vhost)
+        target.send_to_topic(topic, [(b"new", {})])
         assert run.receive(5) == [*numbered(6)[2:], b"new"]
         run.run(0.3)
         assert len(run.raws) == 5
@@ -347,7 +348,7 @@ def test_a_topic_without_a_subscription_gives_each_message_once(target: Target) 
     topic = target.declare_topic(f"topic-{uuid.uuid4().hex[:8]}")
     with session(target.broker, target.url, topic=topic) as run:
         run.consumer.consume(1_000)
-        publish(target.url, target.topic(topic), [(body, {}) for body in numbered(5)], vhost=target.vhost)
+        target.send_to_topic(topic, [(body, {}) for body in numbered(5)])
         assert run.receive(5) == numbered(5)
         run.run(0.3)
         assert len(run.raws) == 5
@@ -370,7 +371,7 @@ def test_a_selector_filters(target: Target, queue: str) -> None:
     messages: list[tuple[bytes | str, dict[str, str]]] = [
         (str(number).encode(), {"colour": "red" if number % 2 else "blue"}) for number in range(10)
     ]
-    publish(target.url, target.queue(queue), messages, vhost=target.vhost)
+    target.send(queue, messages)
     with session(target.broker, target.url, queue=queue, selector="colour = 'red'") as run:
         assert run.receive(5) == [b"1", b"3", b"5", b"7", b"9"]
         assert run.acknowledge(5)
@@ -383,8 +384,6 @@ def test_a_selector_filters(target: Target, queue: str) -> None:
 
 
 def test_a_wrong_password_is_refused_and_not_told(target: Target) -> None:
-    if not target.users:
-        pytest.skip("lets everybody in")
     with pytest.raises(RefusedError, match="login of user 'somebody'") as refused:
         Session(target.broker, target.url, queue="q", username="somebody", password="secret-word")
     assert "secret-word" not in str(refused.value)

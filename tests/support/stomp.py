@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from typing import Any
@@ -93,9 +93,13 @@ def session(broker: str, url: str, window: int = 100, **connection: Any) -> Iter
 
 
 def publish(
-    url: str, destination: str, messages: list[tuple[bytes | str, Mapping[str, str]]], *, vhost: str | None = None
+    url: str,
+    destination: str,
+    messages: Sequence[tuple[bytes | str, Mapping[str, str]]],
+    common: Mapping[str, str],
+    vhost: str | None,
 ) -> None:
-    """Send (body, headers) by stomp.py's own client; returns when the broker has them all."""
+    """Send (body, headers) by stomp.py's own client, all with some headers in common; returns when they are taken."""
     target = parse_urls(url)[0]
     waiting = stomp.WaitingListener("last")
     client = stomp.Connection12([(target.host, target.port)], vhost=vhost, auto_content_length=False)
@@ -104,7 +108,7 @@ def publish(
     for index, (body, headers) in enumerate(messages, 1):
         more = {"receipt": "last"} if index == len(messages) else {}
         length = {"content-length": str(len(body))} if isinstance(body, bytes) else {}
-        client.send(destination, body, headers={"persistent": "true", **length, **headers, **more})
+        client.send(destination, body, headers={"persistent": "true", **length, **common, **headers, **more})
     waiting.wait_on_receipt()
     client.disconnect()
     poll(lambda: not client.is_connected(), 5)

@@ -9,15 +9,20 @@ from typing import Any
 import pika
 
 from pyspark_mq.brokers import BROKERS
+from pyspark_mq.brokers.activemq_node import ActiveMqNode
+from pyspark_mq.brokers.artemis_node import ArtemisNode
 from pyspark_mq.brokers.base import STOMP
 from pyspark_mq.brokers.process import Node
 from pyspark_mq.brokers.rabbitmq_node import RabbitNode
 from pyspark_mq.sources.url import parse_urls
+from tests.support.stomp import publish
 
 __all__ = ["NODES", "Target"]
 
 NODES: Mapping[str, Callable[..., Node]] = {
     "rabbitmq": lambda **more: RabbitNode(plugins=("rabbitmq_stomp",), **more),
+    "activemq": ActiveMqNode,
+    "artemis": ArtemisNode,
 }
 
 
@@ -49,10 +54,6 @@ class Target:
         return BROKERS[self.broker].selectors
 
     @property
-    def users(self) -> bool:
-        return self.broker == "rabbitmq"
-
-    @property
     def creates_queues(self) -> bool:
         return self.broker != "rabbitmq"
 
@@ -62,7 +63,22 @@ class Target:
 
     @property
     def one_connection_per_subscription(self) -> bool:
-        return self.broker != "rabbitmq"
+        return self.broker == "activemq"
+
+    @property
+    def counts_bytes(self) -> bool:
+        """Is the window one of bytes, so that the number of messages in it is about right only?"""
+        return self.broker == "artemis"
+
+    def send(self, queue: str, messages: list[tuple[bytes | str, dict[str, str]]]) -> None:
+        """Send (body, headers) to a queue by STOMP."""
+        kind = {"destination-type": "ANYCAST"} if self.broker == "artemis" else {}
+        publish(self.url, self.queue(queue), messages, kind, self.vhost)
+
+    def send_to_topic(self, topic: str, messages: list[tuple[bytes | str, dict[str, str]]]) -> None:
+        """... and to a topic."""
+        kind = {"destination-type": "MULTICAST"} if self.broker == "artemis" else {}
+        publish(self.url, self.topic(topic), messages, kind, self.vhost)
 
     def queue(self, name: str) -> str:
         """The destination header of SEND for a queue."""
