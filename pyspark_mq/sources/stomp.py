@@ -266,6 +266,10 @@ def _login_error(reason: str, url: BrokerUrl, connection: Connection) -> MqError
 #: What an ERROR frame in answer to SUBSCRIBE says, in small letters, and what it means.
 _REFUSALS = (
     (
+        ("authorized to create",),
+        "{destination} does not exist in {place} and may not be made by this user; declare it first ({reason})",
+    ),
+    (
         ("not_found", "not found", "does not exist", "no queue"),
         "{destination} does not exist in {place}; declare it first, or correct the option ({reason})",
     ),
