@@ -28,7 +28,7 @@ ACTIVEMQ = Broker(
         queue="/queue/{name}",
         topic="/topic/{name}",
         id_header="message-id",
-        separator="",
+        id_separator="",
         # 10,000 one by one take 0.8 s, at once 4.4 s.
         cumulative=False,
         window_header="activemq.prefetchSize",
@@ -47,6 +47,7 @@ ACTIVEMQ = Broker(
         expires_header="expires",
         count_header="",
         internal_headers=frozenset({"expires", "persistent"}),
+        internal_prefixes=(),
     ),
     amqp10=Amqp10Dialect(queue="queue://{name}", topic="topic://{name}", confirms=True),
 )

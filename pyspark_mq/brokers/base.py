@@ -25,8 +25,7 @@ class StompDialect:
     Attributes:
         queue, topic: destination headers.
         id_header: the header that names a message, and keeps its value over redeliveries.
-        separator: `message-id` and `ack` are the name of a subscription, this, and the name of the
-            message; empty if they are not. An acknowledgement covers its own subscription only then.
+        id_separator: only what is behind it in that header names the message; empty if all does.
         cumulative: acknowledge with mode `client`, where one frame covers everything before it;
             otherwise message by message with `client-individual`.
         window_header: header of SUBSCRIBE with how much may be un-acknowledged.
@@ -44,13 +43,14 @@ class StompDialect:
         expires_header: moment of expiration in milliseconds since 1970, 0 for none; empty if there
             is only a time to live.
         count_header: number of deliveries before this one; empty if unknown.
-        internal_headers: of MESSAGE, beyond the specification's: no application has set them.
+        internal_headers, internal_prefixes: headers of MESSAGE beyond the specification's that no
+            application has set, in full and by how they begin.
     """
 
     queue: str
     topic: str
     id_header: str
-    separator: str
+    id_separator: str
     cumulative: bool
     window_header: str
     window_bytes: int
@@ -67,6 +67,7 @@ class StompDialect:
     expires_header: str
     count_header: str
     internal_headers: frozenset[str]
+    internal_prefixes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,6 +130,8 @@ def test_properties_are_what_the_application_has_set() -> None:
         "content-type": "a/b", "priority": "4", "timestamp": "1", "expires": "0", "persistent": "true",
         "redelivered": "false", "type": "t", "correlation-id": "c", "reply-to": "r", "colour": "red", "": "x",
     }  # fmt: skip
+    internal = {"__HDR_ARRIVAL": "0", "__AMQ_CID": "x", "_AMQ_GROUP_SEQUENCE": "0", "destination-type": "ANYCAST"}
+    assert DECODER.columns["properties"]([raw("artemis", internal)]) == [[]]
     for broker in ("activemq", "artemis"):
         assert DECODER.columns["properties"]([raw(broker, headers)]) == [[("colour", "red"), ("", "x")]]
 
