@@ -25,41 +25,49 @@ class StompDialect:
     Attributes:
         queue, topic: destination headers.
         id_header: the header that names a message, and keeps its value over redeliveries.
+        id_separator: only what is behind it in that header names the message; empty if all does.
         cumulative: acknowledge with mode `client`, where one frame covers everything before it;
             otherwise message by message with `client-individual`.
-        window_header: header of SUBSCRIBE with the most un-acknowledged messages to be handed out;
-            empty if the broker cannot count them.
+        window_header: header of SUBSCRIBE with how much may be un-acknowledged.
+        window_bytes: that is in bytes, so many for a message as long as nobody knows better; 0 if
+            it is in messages.
         queue_headers, topic_headers, durable_headers: further headers of SUBSCRIBE.
         client_id: name of the connection that a durable subscription needs; empty for none.
+        shared: may a durable subscription have several consumers?
         reject_headers: further headers of NACK, for it to refuse a message for good.
         virtual_hosts: is the header `host` a virtual host?
-        escaped_names: are names in destinations written with %XX?
+        slash: how a '/' in a name is written in destinations; empty for as it is.
         stalls: does a queue stop handing out messages when a page of them is un-acknowledged, until
             something wakes it?
         timestamp_us: unit of the header `timestamp` in microseconds.
         expires_header: moment of expiration in milliseconds since 1970, 0 for none; empty if there
             is only a time to live.
         count_header: number of deliveries before this one; empty if unknown.
-        internal_headers: of MESSAGE, beyond the specification's: no application has set them.
+        internal_headers, internal_prefixes: headers of MESSAGE beyond the specification's that no
+            application has set, in full and by how they begin.
     """
 
     queue: str
     topic: str
     id_header: str
+    id_separator: str
     cumulative: bool
     window_header: str
+    window_bytes: int
     queue_headers: Mapping[str, str]
     topic_headers: Mapping[str, str]
     durable_headers: Mapping[str, str]
     client_id: str
+    shared: bool
     reject_headers: Mapping[str, str]
     virtual_hosts: bool
-    escaped_names: bool
+    slash: str
     stalls: bool
     timestamp_us: int
     expires_header: str
     count_header: str
     internal_headers: frozenset[str]
+    internal_prefixes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

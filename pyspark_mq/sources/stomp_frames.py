@@ -149,6 +149,8 @@ def _headers(data: bytes) -> tuple[str, dict[str, str]]:
 def _unescape(text: str) -> str:
     if "\\" not in text:
         return text
+    if text.count("\\") == text.count("\\c"):  # by far the most: IDs with colons
+        return text.replace("\\c", ":")
     # Sequences that mean nothing are left alone: an error would make the message unreadable for ever.
     return _ESCAPE.sub(lambda found: _MEANINGS[found[0]], text)
 

@@ -1,0 +1,528 @@
+"""STOMP against real brokers: what the protocol module promises, on each of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pyspark_mq.brokers.base import STOMP
+from pyspark_mq.brokers.process import Node, NodeError, QueueCounts, TlsFiles, poll
+from pyspark_mq.dedup import IdSource
+from pyspark_mq.errors import BrokerUnavailableError, DestinationError, OptionError, RefusedError
+from pyspark_mq.sources.base import SessionLostError, Tls
+from tests.conftest import missing
+from tests.support.certificates import Certificates, make_certificates
+from tests.support.checks import bodies
+from tests.support.engine import At, Crashed, Engine
+from tests.support.proxy import Direction, FaultProxy
+from tests.support.stomp import Session, lost, session
+from tests.support.stomp_nodes import NODES, Target
+
+MESSAGE_ID = IdSource("message-id")
+
+
+@pytest.fixture(scope="module", params=NODES)
+def target(request: pytest.FixtureRequest) -> Iterator[Target]:
+    """Each broker once for the module."""
+    try:
+        node = NODES[request.param]()
+    except NodeError as absent:
+        missing(str(absent))
+        raise
+    with node:
+        yield Target(request.param, node)
+
+
+@pytest.fixture
+def queue(target: Target) -> Iterator[str]:
+    name = f"test-{uuid.uuid4().hex[:12]}"
+    target.node.declare(name)
+    yield name
+    target.node.delete(name)
+
+
+def numbered(count: int) -> list[bytes]:
+    return [str(number).encode() for number in range(count)]
+
+
+def held(target: Target, queue: str, ready: int, unacked: int) -> bool:
+    """Does the broker come to count so many?"""
+    return poll(lambda: target.node.counts(queue) == QueueCounts(ready, unacked), 10)
+
+
+@contextlib.contextmanager
+def proxied(target: Target, queue: str, **settings: float) -> Iterator[tuple[FaultProxy, Session]]:
+    with (
+        FaultProxy("127.0.0.1", target.port) as proxy,
+        session(target.broker, target.through(proxy.port), queue=queue, **settings) as run,
+    ):
+        yield proxy, run
+
+
+def consume(target: Target, **settings: str) -> None:
+    with session(target.broker, target.url, **settings):
+        pass
+
+
+# -- handing out ------------------------------------------------------------------------------
+
+
+def test_messages_come_in_order_and_again_with_the_same_ids(target: Target, queue: str) -> None:
+    target.node.publish(queue, numbered(500))
+    with session(target.broker, target.url, 1000, queue=queue) as run:
+        assert run.receive(500) == numbered(500)
+        ids = run.consumer.decoder.ids(run.raws, MESSAGE_ID)
+        assert len(set(ids)) == 500
+        assert run.consumer.decoder.tags(run.raws) == list(range(1, 501))
+        assert run.consumer.bytes_arrived == sum(map(len, numbered(500)))
+        run.drop()
+    with session(target.broker, target.url, 1000, queue=queue) as run:
+        assert run.receive(500) == numbered(500)
+        assert run.consumer.decoder.ids(run.raws, MESSAGE_ID) == ids
+        run.acknowledge(500)
+    assert held(target, queue, 0, 0)
+
+
+def test_only_the_epoch_is_acknowledged(target: Target, queue: str) -> None:
+    target.node.publish(queue, numbered(50))
+    with session(target.broker, target.url, queue=queue) as run:
+        run.receive(50)
+        assert run.acknowledge(20)
+        assert held(target, queue, 0, 30)
+        run.drop()
+    with session(target.broker, target.url, queue=queue) as run:
+        assert run.receive(30) == numbered(50)[20:]
+        run.acknowledge(30)
+
+
+def test_single_messages_are_acknowledged_without_those_before_them(target: Target, queue: str) -> None:
+    target.node.publish(queue, numbered(10))
+    with session(target.broker, target.url, queue=queue) as run:
+        run.receive(10)
+        run.consumer.acknowledge(1001, 2, [5, 7])
+        run.consumer.acknowledge(1002, 0, [3])
+        run.run(0.5)
+        run.drop()
+    with session(target.broker, target.url, queue=queue) as run:
+        left = run.receive(5)
+        run.run(0.5)
+        # Where one acknowledgement takes all before it along, 5 and 7 wait for 4 and 6.
+        assert set(left) >= {b"3", b"5", b"7", b"8", b"9"}
+        assert not set(left) & {b"0", b"1", b"2"}
+        assert run.acknowledge(len(run.raws))
+    assert held(target, queue, 0, 0)
+
+
+def test_singles_are_confirmed_once_the_rest_is(target: Target, queue: str) -> None:
+    target.node.publish(queue, numbered(10))
+    with session(target.broker, target.url, queue=queue) as run:
+        run.receive(10)
+        run.consumer.acknowledge(1001, 0, [5, 7])
+        run.consumer.acknowledge(1002, 4, [])
+        run.consumer.acknowledge(1003, 0, [6, 8])
+        assert run.run_until(lambda: {1001, 1002, 1003} <= set(run.confirmed))
+        assert held(target, queue, 0, 2)
+        run.acknowledge(10)
+    assert held(target, queue, 0, 0)
+
+
+def test_waiting_singles_do_not_fill_the_window_for_good(target: Target, queue: str) -> None:
+    target.node.publish(queue, numbered(40))
+    with session(target.broker, target.url, 20, queue=queue) as run:
+        run.receive(20)
+        # All but the first, as if duplicates had come behind a new message.
+        run.consumer.acknowledge(1001, 0, range(2, 21))
+        run.receive(39)
+        assert run.acknowledge(39)
+        assert run.receive(40) == numbered(40)
+        run.acknowledge(40)
+    assert held(target, queue, 0, 0)
+
+
+def test_the_window_bounds_what_is_handed_out_and_can_be_widened(target: Target, queue: str) -> None:
+    target.node.publish(queue, numbered(1_000))
+    with session(target.broker, target.url, 50, queue=queue) as run:
+        run.receive(50)
+        run.run(0.5)
+        more = len(run.raws) - 50
+        assert more == 0 or (target.counts_bytes and more < 50)
+        assert run.acknowledge(10)
+        run.receive(60 + more)
+        run.run(0.3)
+        assert len(run.raws) == 60 + more or target.counts_bytes
+        assert run.acknowledge(20)
+        run.consumer.consume(600)
+        run.receive(620)
+        run.run(0.5)
+        # While the window is full, a new one counts from zero.
+        assert 600 <= len(run.raws) - 20 <= (900 if target.counts_bytes else 650)
+        assert run.bodies == numbered(len(run.raws))
+        run.acknowledge(len(run.raws))
+        run.receive(1_000)
+        assert run.acknowledge(1_000)
+    assert held(target, queue, 0, 0)
+
+
+def test_epochs_larger_than_a_page_of_the_broker_come_at_once(target: Target, queue: str) -> None:
+    target.node.publish(queue, numbered(12_000))
+    with session(target.broker, target.url, 10_000, queue=queue) as run:
+        began = time.monotonic()
+        run.receive(10_000)
+        assert time.monotonic() - began < 5
+        assert run.acknowledge(10_000)
+        run.receive(12_000)
+        assert run.bodies == numbered(12_000)
+        assert run.acknowledge(12_000)
+    assert held(target, queue, 0, 0)
+
+
+def test_an_idle_session_is_quiet(target: Target, queue: str) -> None:
+    target.node.publish(queue, numbered(10))
+    with proxied(target, queue) as (proxy, run):
+        run.receive(10)
+        run.run(2)
+        before = proxy.bytes_seen(Direction.TO_BROKER)
+        run.run(2)
+        # A queue that stalls is woken now and then.
+        assert proxy.bytes_seen(Direction.TO_BROKER) - before < 1_000
+        assert run.acknowledge(10)
+
+
+# -- bodies and headers -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("body", [b"", b"\0", b"a\0\0b\n\n\0", bytes(range(256)) * 300, "größe".encode()])
+def test_any_body_arrives_as_it_was_sent(target: Target, queue: str, body: bytes) -> None:
+    target.send(queue, [(body, {}), (b"after", {})])
+    with session(target.broker, target.url, queue=queue) as run:
+        assert run.receive(2) == [body, b"after"]
+        assert run.acknowledge(2)
+
+
+def test_a_large_body_arrives(target: Target, queue: str) -> None:
+    large = os.urandom(1024) * 50 * 1024
+    target.node.publish(queue, [large, b"after"])
+    with session(target.broker, target.url, queue=queue, heartbeat_s=5) as run:
+        assert run.receive(2, 60)[0] == large
+        assert run.acknowledge(2)
+
+
+def test_text_arrives_as_utf_8(target: Target, queue: str) -> None:
+    target.send(queue, [("größe €", {})])
+    with session(target.broker, target.url, queue=queue) as run:
+        assert run.receive(1) == ["größe €".encode()]
+        assert run.acknowledge(1)
+
+
+def test_columns_have_what_the_producer_set(target: Target, queue: str) -> None:
+    headers = {
+        "correlation-id": "c:1", "reply-to": target.queue("answers"), "content-type": "text/plain", "type": "order",
+        "priority": "7", "colour": "a:b\\c\nd", "größe": "ü",
+    }  # fmt: skip
+    target.send(queue, [(b"x", headers)])
+    with session(target.broker, target.url, queue=queue) as run:
+        run.receive(1)
+        columns = {name: column(run.raws)[0] for name, column in run.consumer.decoder.columns.items()}
+        assert run.acknowledge(1)
+    assert dict(columns["properties"]) == {"colour": "a:b\\c\nd", "größe": "ü"}
+    assert columns["correlationId"] == "c:1"
+    assert columns["replyTo"]
+    assert columns["contentType"] == "text/plain"
+    assert columns["type"] == "order"
+    assert columns["priority"] == 7
+    assert columns["redelivered"] is False
+    assert columns["expiration"] is None
+    assert run.consumer.decoder.ids(run.raws, IdSource("correlation-id")) == ["c:1"]
+    assert run.consumer.decoder.ids(run.raws, IdSource("property", "colour")) == ["a:b\\c\nd"]
+
+
+# -- pauses, silence, ends --------------------------------------------------------------------
+
+
+def test_too_many_bytes_pause_reading_and_acknowledgements_still_go_out(target: Target, queue: str) -> None:
+    sent = [bytes([number]) * 100_000 for number in range(200)]
+    target.node.publish(queue, sent)
+    # RabbitMQ listens and talks in one process: while it cannot talk it hears no heart-beats.
+    heartbeat_s = 10 if target.broker == "rabbitmq" else 1
+    with session(target.broker, target.url, 1_000, queue=queue, heartbeat_s=heartbeat_s) as run:
+        run.consumer.bytes_allowed = 1_000_000
+        deadline = time.monotonic() + 10
+        while not run.consumer.paused and time.monotonic() < deadline:
+            run.consumer.run(0.05)
+        arrived = len(run.consumer.inbox)
+        assert 10 <= arrived < 30
+        # Longer than the broker, or we, would bear silence.
+        deadline = time.monotonic() + 4
+        run.consumer.acknowledge(1001, 5, [])
+        while time.monotonic() < deadline:
+            run.consumer.run(0.1)
+        assert len(run.consumer.inbox) == arrived
+        run.take()
+        run.consumer.bytes_allowed = float("inf")
+        run.consumer.resume()
+        assert run.receive(200) == sent
+        assert run.run_until(lambda: 1001 in run.confirmed)
+        assert run.acknowledge(200)
+    assert held(target, queue, 0, 0)
+
+
+def test_a_silent_broker_ends_the_session(target: Target, queue: str) -> None:
+    with proxied(target, queue, heartbeat_s=1) as (proxy, run):
+        run.run(3)
+        proxy.mute()
+        began = time.monotonic()
+        assert "nothing was heard" in lost(run)
+        assert time.monotonic() - began < 6
+
+
+def test_a_closed_connection_ends_the_session_also_while_paused(target: Target, queue: str) -> None:
+    target.node.publish(queue, numbered(10))
+    for paused in (False, True):
+        with proxied(target, queue) as (proxy, run):
+            run.receive(10)
+            run.consumer.paused = paused
+            proxy.cut()
+            assert lost(run)
+    assert held(target, queue, 10, 0)
+
+
+def test_waking_ends_a_wait(target: Target, queue: str) -> None:
+    with session(target.broker, target.url, queue=queue) as run:
+        run.run(0.2)
+        threading.Timer(0.3, run.consumer.wake).start()
+        began = time.monotonic()
+        run.consumer.run(10)
+        assert time.monotonic() - began < 3
+
+
+def test_a_rejected_message_does_not_come_again_and_its_neighbours_stay(target: Target, queue: str) -> None:
+    target.node.publish(queue, numbered(10))
+    with session(target.broker, target.url, queue=queue) as run:
+        run.receive(10)
+        run.consumer.reject([1, 4])
+        assert run.acknowledge(3)
+        assert run.acknowledge(0, 5)
+        run.run(0.3)
+        run.drop()
+    with session(target.broker, target.url, queue=queue) as run:
+        left = run.receive(5)
+        run.run(0.5)
+        assert left == numbered(10)[5:]
+        run.acknowledge(5)
+    assert held(target, queue, 0, 0)
+
+
+# -- topics and selectors ---------------------------------------------------------------------
+
+
+def test_a_durable_subscription_keeps_messages_while_nobody_listens(target: Target) -> None:
+    topic = target.declare_topic(f"topic-{uuid.uuid4().hex[:8]}")
+    settings = {"topic": topic, "subscription": f"sub-{uuid.uuid4().hex[:8]}"}
+    with session(target.broker, target.url, **settings) as run:
+        run.run(0.2)
+    target.send_to_topic(topic, [(body, {}) for body in numbered(6)])
+    with session(target.broker, target.url, **settings) as run:
+        assert run.receive(6) == numbered(6)
+        assert run.acknowledge(2)
+        run.drop()
+    time.sleep(0.5)
+    with session(target.broker, target.url, **settings) as run:
+        assert run.receive(4) == numbered(6)[2:]
+        run.consumer.consume(1_000)
+        target.send_to_topic(topic, [(b"new", {})])
+        assert run.receive(5) == [*numbered(6)[2:], b"new"]
+        run.run(0.3)
+        assert len(run.raws) == 5
+        assert run.acknowledge(5)
+
+
+def test_a_topic_without_a_subscription_gives_each_message_once(target: Target) -> None:
+    topic = target.declare_topic(f"topic-{uuid.uuid4().hex[:8]}")
+    with session(target.broker, target.url, topic=topic) as run:
+        run.consumer.consume(1_000)
+        target.send_to_topic(topic, [(body, {}) for body in numbered(5)])
+        assert run.receive(5) == numbered(5)
+        run.run(0.3)
+        assert len(run.raws) == 5
+        assert run.acknowledge(5)
+
+
+def test_a_durable_subscription_in_use_is_named(target: Target) -> None:
+    if not target.one_connection_per_subscription:
+        pytest.skip("several may share it")
+    topic = target.declare_topic(f"topic-{uuid.uuid4().hex[:8]}")
+    settings = {"topic": topic, "subscription": "taken"}
+    taken = pytest.raises((BrokerUnavailableError, SessionLostError), match="in use")
+    with session(target.broker, target.url, **settings), taken:
+        consume(target, **settings)
+
+
+def test_a_selector_filters(target: Target, queue: str) -> None:
+    if not target.selectors:
+        pytest.skip("has none")
+    messages: list[tuple[bytes | str, dict[str, str]]] = [
+        (str(number).encode(), {"colour": "red" if number % 2 else "blue"}) for number in range(10)
+    ]
+    target.send(queue, messages)
+    with session(target.broker, target.url, queue=queue, selector="colour = 'red'") as run:
+        assert run.receive(5) == [b"1", b"3", b"5", b"7", b"9"]
+        assert run.acknowledge(5)
+    assert held(target, queue, 5, 0)
+    with pytest.raises(OptionError, match="selector"):
+        consume(target, queue=queue, selector="colour = = 'red'")
+
+
+# -- refusals ---------------------------------------------------------------------------------
+
+
+def test_a_wrong_password_is_refused_and_not_told(target: Target) -> None:
+    with pytest.raises(RefusedError, match="login of user 'somebody'") as refused:
+        Session(target.broker, target.url, queue="q", username="somebody", password="secret-word")
+    assert "secret-word" not in str(refused.value)
+
+
+def test_an_unknown_virtual_host_is_refused(target: Target) -> None:
+    if target.vhost is None:
+        pytest.skip("has none")
+    with pytest.raises(RefusedError, match="virtual host 'elsewhere'"):
+        Session(target.broker, f"{target.url.rstrip('/')}/elsewhere", queue="q")
+
+
+def test_an_unknown_queue_is_named(target: Target) -> None:
+    if target.creates_queues:
+        pytest.skip("makes it")
+    with pytest.raises(DestinationError, match="queue 'no such queue' does not exist"):
+        consume(target, queue="no such queue")
+
+
+def test_names_with_special_characters_are_found(target: Target) -> None:
+    name = f"a.b-c_{uuid.uuid4().hex[:6]}" + (" /%:ü" if target.escapes else "")
+    target.node.declare(name)
+    target.node.publish(name, [b"x"])
+    with session(target.broker, target.url, queue=name) as run:
+        assert run.receive(1) == [b"x"]
+        assert run.acknowledge(1)
+    target.node.delete(name)
+
+
+def test_a_closed_port_is_unavailable(target: Target) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(BrokerUnavailableError, match="refused"):
+        Session(target.broker, target.through(port), queue="q")
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"AMQP\0\0\x09\x01", b""])
+def test_a_port_that_speaks_something_else_is_named(target: Target, answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=_answer, args=(server, answer), daemon=True).start()
+        with pytest.raises(BrokerUnavailableError, match="does the port speak STOMP"):
+            Session(target.broker, target.through(server.getsockname()[1]), queue="q", connect_timeout_s=3)
+
+
+def _answer(server: socket.socket, answer: bytes) -> None:
+    with contextlib.suppress(OSError):
+        client, _ = server.accept()
+        with client:
+            client.recv(1_000)
+            client.sendall(answer)
+
+
+def test_a_silent_port_is_given_up_in_time(target: Target) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        for scheme in ("stomp", "stomp+ssl"):
+            began = time.monotonic()
+            url = f"{scheme}://127.0.0.1:{server.getsockname()[1]}"
+            with pytest.raises(BrokerUnavailableError, match="no answer in time"):
+                Session(target.broker, url, queue="q", connect_timeout_s=1)
+            assert time.monotonic() - began < 4
+
+
+# -- with the engine --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("crash", list(At))
+def test_exactly_once_over_a_crash(target: Target, queue: str, crash: At) -> None:
+    target.node.publish(queue, bodies(1_000))
+    with Engine(broker=target.broker, url=target.url, queue=queue, maxMessagesPerTrigger=400) as run:
+        with pytest.raises(Crashed):
+            run.batch(crash=crash)
+        run.drain(1_000)
+        assert poll(lambda: not run.trigger() and target.node.counts(queue) == QueueCounts(0, 0), 10)
+        assert [row["body"] for row in run.rows] == bodies(1_000)
+
+
+def test_exactly_once_over_a_cut_connection(target: Target, queue: str) -> None:
+    target.node.publish(queue, bodies(1_000))
+    with FaultProxy("127.0.0.1", target.port) as proxy:
+        url = target.through(proxy.port)
+        with Engine(broker=target.broker, url=url, queue=queue, maxMessagesPerTrigger=100) as run:
+            for _ in range(3):
+                run.batch()
+                proxy.cut()
+            run.drain(1_000)
+            assert poll(lambda: not run.trigger() and target.node.counts(queue) == QueueCounts(0, 0), 10)
+            assert sorted(row["body"] for row in run.rows) == sorted(bodies(1_000))
+            assert run.counters()["reconnects"] >= 3
+
+
+# -- TLS --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module", params=NODES)
+def secured(request: pytest.FixtureRequest, certificates: Certificates) -> Iterator[Target]:
+    """A broker that listens for TLS and asks clients for a certificate."""
+    files = TlsFiles(
+        ca_file=Path(certificates.ca.cert_file),
+        cert_file=Path(certificates.server.cert_file),
+        key_file=Path(certificates.server.key_file),
+        verify_client=True,
+    )
+    try:
+        node: Node = NODES[request.param](tls=files)
+    except NodeError as absent:
+        missing(str(absent))
+        raise
+    with node:
+        node.declare("q")
+        yield Target(request.param, node)
+
+
+def test_tls(secured: Target, certificates: Certificates) -> None:
+    url = secured.node.url(STOMP, tls=True)
+    tls = Tls(str(certificates.ca.cert_file), str(certificates.client.cert_file), str(certificates.client.key_file))
+    large = os.urandom(1024) * 5_000
+    secured.node.publish("q", [*numbered(500), large])
+    with session(secured.broker, url, 1000, queue="q", tls=tls) as run:
+        assert run.receive(501) == [*numbered(500), large]
+        assert run.acknowledge(501)
+
+
+def test_tls_refusals_are_told_apart(secured: Target, certificates: Certificates) -> None:
+    url, plain = secured.node.url(STOMP, tls=True), secured.node.url(STOMP)
+    client = str(certificates.client.cert_file), str(certificates.client.key_file)
+    tls = Tls(str(certificates.ca.cert_file), *client)
+    settings = {"queue": "q", "connect_timeout_s": 3}
+    with pytest.raises(RefusedError, match="certificate of the broker was not accepted"):
+        Session(secured.broker, url, tls=Tls(str(certificates.other_ca.cert_file), *client), **settings)
+    with pytest.raises(RefusedError, match="certificate of the broker was not accepted"):
+        Session(secured.broker, url.replace("127.0.0.1", "127.1"), tls=tls, **settings)
+    with pytest.raises((RefusedError, BrokerUnavailableError), match="TLS"):
+        Session(secured.broker, url, tls=Tls(str(certificates.ca.cert_file)), **settings)
+    with pytest.raises((RefusedError, BrokerUnavailableError), match=r"TLS|in time"):
+        Session(secured.broker, plain.replace("stomp://", "stomp+ssl://"), tls=tls, **settings)
+    with pytest.raises(BrokerUnavailableError, match=r"stomp\+ssl://"):
+        Session(secured.broker, url.replace("stomp+ssl://", "stomp://"), **settings)

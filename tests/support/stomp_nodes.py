@@ -1,0 +1,97 @@
+"""The brokers that speak STOMP, and what the tests have to know of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pika
+
+from pyspark_mq.brokers import BROKERS
+from pyspark_mq.brokers.activemq_node import ActiveMqNode
+from pyspark_mq.brokers.artemis_node import ArtemisNode
+from pyspark_mq.brokers.base import STOMP
+from pyspark_mq.brokers.process import Node
+from pyspark_mq.brokers.rabbitmq_node import RabbitNode
+from pyspark_mq.sources.url import parse_urls
+from tests.support.stomp import publish
+
+__all__ = ["NODES", "Target"]
+
+NODES: Mapping[str, Callable[..., Node]] = {
+    "rabbitmq": lambda **more: RabbitNode(plugins=("rabbitmq_stomp",), **more),
+    "activemq": ActiveMqNode,
+    "artemis": ArtemisNode,
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """A running broker."""
+
+    broker: str
+    node: Any
+
+    @property
+    def url(self) -> str:
+        return str(self.node.url(STOMP))
+
+    @property
+    def port(self) -> int:
+        return parse_urls(self.url)[0].port
+
+    def through(self, port: int) -> str:
+        """The same by another port."""
+        return self.url.replace(f":{self.port}", f":{port}")
+
+    @property
+    def vhost(self) -> str | None:
+        return "/" if self.broker == "rabbitmq" else None
+
+    @property
+    def selectors(self) -> bool:
+        return BROKERS[self.broker].selectors
+
+    @property
+    def creates_queues(self) -> bool:
+        return self.broker != "rabbitmq"
+
+    @property
+    def escapes(self) -> bool:
+        return self.broker == "rabbitmq"
+
+    @property
+    def one_connection_per_subscription(self) -> bool:
+        return self.broker == "activemq"
+
+    @property
+    def counts_bytes(self) -> bool:
+        """Is the window one of bytes, so that the number of messages in it is about right only?"""
+        return self.broker == "artemis"
+
+    def send(self, queue: str, messages: list[tuple[bytes | str, dict[str, str]]]) -> None:
+        """Send (body, headers) to a queue by STOMP."""
+        kind = {"destination-type": "ANYCAST"} if self.broker == "artemis" else {}
+        publish(self.url, self.queue(queue), messages, kind, self.vhost)
+
+    def send_to_topic(self, topic: str, messages: list[tuple[bytes | str, dict[str, str]]]) -> None:
+        """... and to a topic."""
+        kind = {"destination-type": "MULTICAST"} if self.broker == "artemis" else {}
+        publish(self.url, self.topic(topic), messages, kind, self.vhost)
+
+    def queue(self, name: str) -> str:
+        """The destination header of SEND for a queue."""
+        return {"rabbitmq": "/queue/", "activemq": "/queue/", "artemis": ""}[self.broker] + name
+
+    def topic(self, name: str) -> str:
+        """... and for a topic."""
+        return {"rabbitmq": "/exchange/", "activemq": "/topic/", "artemis": ""}[self.broker] + name
+
+    def declare_topic(self, name: str) -> str:
+        """Make a topic where nobody else does."""
+        if self.broker == "rabbitmq":
+            connection = pika.BlockingConnection(pika.URLParameters(self.node.url()))
+            connection.channel().exchange_declare(name, "fanout", durable=True)
+            connection.close()
+        return name

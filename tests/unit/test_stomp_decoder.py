@@ -1,0 +1,164 @@
+"""STOMP frames from bytes, and columns from frames."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspark_mq.brokers import BROKERS
+from pyspark_mq.dedup import IdSource, id_keys
+from pyspark_mq.sources.stomp import StompDecoder
+from pyspark_mq.sources.stomp_frames import Frame, FrameError, FrameReader, escape
+
+DECODER = StompDecoder()
+MESSAGE_ID = IdSource("message-id")
+
+
+def frames(*pieces: bytes) -> list[Frame]:
+    reader = FrameReader()
+    return [frame for piece in pieces for frame in reader.feed(piece)]
+
+
+def raw(broker: str, headers: dict[str, str], body: bytes = b"") -> Any:
+    return 1, headers, body, BROKERS[broker].stomp
+
+
+def column(name: str, broker: str, **headers: str) -> Any:
+    renamed = {key.replace("_", "-"): value for key, value in headers.items()}
+    return DECODER.columns[name]([raw(broker, renamed)])[0]
+
+
+# -- frames -----------------------------------------------------------------------------------
+
+
+def test_a_message_behind_any_number_of_heart_beats_is_read() -> None:
+    message = b"MESSAGE\nack:1\n\nbody\0"
+    assert (
+        frames(b"\n\n", message, b"\n\n\n" + message, b"\r\n\n" + message) == [("MESSAGE", {"ack": "1"}, b"body")] * 3
+    )
+
+
+def test_a_length_makes_a_body_of_any_bytes() -> None:
+    assert frames(b"MESSAGE\ncontent-length:5\n\n\0\n\n\0\n\0\n") == [
+        ("MESSAGE", {"content-length": "5"}, b"\0\n\n\0\n")
+    ]
+    assert frames(b"MESSAGE\ncontent-length:0\n\n\0") == [("MESSAGE", {"content-length": "0"}, b"")]
+
+
+def test_lines_may_end_with_carriage_returns() -> None:
+    assert frames(b"MESSAGE\r\na:1\r\nb:2\r\n\r\nx\n\ny\0") == [("MESSAGE", {"a": "1", "b": "2"}, b"x\n\ny")]
+
+
+def test_headers_are_unescaped_and_the_first_of_a_name_counts() -> None:
+    found = frames(b"MESSAGE\na\\cb:c\\\\c\\nd\\r\\ce\nx:1:2\nx:3\nodd:\\t\n\n\0")
+    assert found == [("MESSAGE", {"a:b": "c\\c\nd\r:e", "x": "1:2", "odd": "\\t"}, b"")]
+
+
+def test_headers_of_an_answer_to_connect_are_not_escaped() -> None:
+    assert frames(b"CONNECTED\nserver:a\\cb\n\n\0") == [("CONNECTED", {"server": "a\\cb"}, b"")]
+
+
+@given(st.text(), st.text(min_size=1), st.binary(), st.integers(1, 20))
+def test_whatever_is_written_is_read_however_it_is_cut(value: str, name: str, body: bytes, size: int) -> None:
+    head = f"MESSAGE\n{escape(name)}:{escape(value)}\ncontent-length:{len(body)}\n\n".encode()
+    data = (head + body + b"\0\n") * 2
+    expected = {"content-length": str(len(body))}
+    expected = {**expected, name: value} if name != "content-length" else {name: value}
+    if name != "content-length":
+        assert frames(*(data[at : at + size] for at in range(0, len(data), size))) == [("MESSAGE", expected, body)] * 2
+
+
+def test_headers_that_are_no_text_stay_different() -> None:
+    ids = [
+        DECODER.ids([raw("activemq", headers, body)], MESSAGE_ID)[0]
+        for _, headers, body in frames(b"MESSAGE\nmessage-id:\xff\n\n\0", b"MESSAGE\nmessage-id:\xfe\n\n\0")
+    ]
+    assert ids == [b"\xff", b"\xfe"]
+    assert len(set(id_keys(ids))) == 2
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        b"AMQP\0\0\x09\x01",
+        b"\x15\x03\x03\x00\x02\x02\x46",
+        b"MESSAGE\ncontent-length:two\n\n",
+        b"MESSAGE\ncontent-length:-1\n\n",
+        b"MESSAGE\ncontent-length:1\n\nxyz\0",
+        b"MESSAGES\n\n\0",
+        b"MESSAGE\n\na\0b\0c\n\n\0",
+    ],
+)
+def test_what_is_no_frame_is_an_error(data: bytes) -> None:
+    with pytest.raises(FrameError):
+        frames(data)
+
+
+@pytest.mark.parametrize("data", [b"", b"\n", b"M", b"MESSAGE\n", b"MESSAGE\nack:1\n", b"MESSAGE\nack:1\n\nbo"])
+def test_what_is_not_complete_is_waited_for(data: bytes) -> None:
+    assert frames(data) == []
+
+
+# -- columns ----------------------------------------------------------------------------------
+
+
+def test_ids_by_broker() -> None:
+    rabbit = {"message-id": "T_0@@session-1@@1", "amqp-message-id": "mine"}
+    assert DECODER.ids([raw("rabbitmq", rabbit)], MESSAGE_ID) == ["mine"]
+    assert DECODER.ids([raw("rabbitmq", {"message-id": "T_0@@session-1@@1"})], MESSAGE_ID) == [None]
+    assert DECODER.ids([raw("activemq", {"message-id": "ID:a-1:2"})], MESSAGE_ID) == ["ID:a-1:2"]
+    # The consumer's number, which is another one in each session, and the message's.
+    assert DECODER.ids([raw("artemis", {"message-id": "26,23"})], MESSAGE_ID) == ["23"]
+    assert DECODER.ids([], MESSAGE_ID) == []
+
+
+def test_ids_from_elsewhere() -> None:
+    headers = {"correlation-id": "c,1", "order": "o,7"}
+    for broker in BROKERS:
+        assert DECODER.ids([raw(broker, headers)], IdSource("correlation-id")) == ["c,1"]
+        assert DECODER.ids([raw(broker, headers)], IdSource("property", "order")) == ["o,7"]
+        assert DECODER.ids([raw(broker, {})], IdSource("property", "order")) == [None]
+
+
+def test_properties_are_what_the_application_has_set() -> None:
+    headers = {
+        "destination": "q", "message-id": "1", "subscription": "0", "ack": "1", "content-length": "1",
+        "content-type": "a/b", "priority": "4", "timestamp": "1", "expires": "0", "persistent": "true",
+        "redelivered": "false", "type": "t", "correlation-id": "c", "reply-to": "r", "colour": "red", "": "x",
+    }  # fmt: skip
+    internal = {"__HDR_ARRIVAL": "0", "__AMQ_CID": "x", "_AMQ_GROUP_SEQUENCE": "0", "destination-type": "ANYCAST"}
+    assert DECODER.columns["properties"]([raw("artemis", internal)]) == [[]]
+    for broker in ("activemq", "artemis"):
+        assert DECODER.columns["properties"]([raw(broker, headers)]) == [[("colour", "red"), ("", "x")]]
+
+
+def test_times() -> None:
+    assert column("timestamp", "activemq", timestamp="1700000000123") == 1_700_000_000_123_000
+    assert column("timestamp", "rabbitmq", timestamp="1700000000") == 1_700_000_000_000_000
+    assert column("expiration", "activemq", expires="1700000000123") == 1_700_000_000_123_000
+    assert column("expiration", "artemis", expires="0") is None
+    assert column("expiration", "rabbitmq", timestamp="1700000000", expiration="1500") == 1_700_000_001_500_000
+    assert column("expiration", "rabbitmq", expiration="1500") is None
+    for odd in ("", "-1", "soon", "9" * 19, "9" * 5_000, "²"):
+        assert column("timestamp", "rabbitmq", timestamp=odd) is None
+        assert column("expiration", "activemq", expires=odd) is None
+
+
+def test_deliveries() -> None:
+    assert column("redelivered", "activemq") is False
+    assert column("redelivered", "activemq", redelivered="true") is True
+    assert column("deliveryCount", "activemq", redelivered="true") is None
+    assert column("deliveryCount", "rabbitmq", redelivered="false") == 1
+    assert column("deliveryCount", "rabbitmq", redelivered="true") is None
+    assert column("deliveryCount", "rabbitmq", redelivered="true", x_delivery_count="2") == 3
+
+
+def test_priority_and_text() -> None:
+    assert column("priority", "activemq", priority="7") == 7
+    assert column("priority", "activemq", priority="high") is None
+    assert column("type", "activemq", type="caf\udce9") == "caf\\xe9"
+    assert column("contentType", "activemq") is None
