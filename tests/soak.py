@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from rich.console import Console
@@ -26,6 +27,13 @@ from pyspark_mq.brokers import BROKERS
 from tests.support.proxy import Direction, FaultProxy
 
 QUEUE = "soak"
+#: Over AMQP 1.0 the broker alone decides when it gives a silent connection up: a minute by default. And a crash
+#: loop is what a limit of deliveries is there to end; here it is what is tested.
+_SETTINGS: dict[str, dict[str, Any]] = {
+    "rabbitmq": {"config": {"heartbeat": 2}},
+    "activemq": {"amqp_idle_timeout_ms": 4_000},
+    "artemis": {"amqp_idle_timeout_ms": 4_000, "max_delivery_attempts": -1},
+}
 _HEARTBEAT = "2s"
 _DRAIN_TIMEOUT_S = 900.0
 
@@ -38,8 +46,6 @@ def main() -> int:
     chance = random.Random(arguments.seed)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pyspark-mq-soak-")))
-        # Over AMQP 1.0 RabbitMQ alone decides when it gives a silent connection up: a minute by default.
-        settings = {"config": {"heartbeat": 2}} if arguments.broker == "rabbitmq" else {}
         broker = stack.enter_context(
             PrivateBroker(
                 arguments.broker,
@@ -47,7 +53,7 @@ def main() -> int:
                 arguments.protocol,
                 version=arguments.version,
                 quorum=arguments.quorum,
-                **settings,
+                **_SETTINGS[arguments.broker],
             )
         )
         console.print(f"{broker.name} {broker.node.version}, read over {broker.protocol}", highlight=False)

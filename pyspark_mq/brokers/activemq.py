@@ -24,6 +24,7 @@ ACTIVEMQ = Broker(
     virtual_hosts=False,
     durable_topics=frozenset({AMQP_1_0, STOMP}),
     shared_topics=frozenset(),
+    counts_drops=False,
     ids_by_protocol=True,
     delivery_limit_note=(
         "a message that was handed out more often than a redelivery policy allows goes to the dead-letter queue"

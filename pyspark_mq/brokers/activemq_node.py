@@ -76,6 +76,7 @@ class ActiveMqNode(JavaNode):
         tls: TlsFiles | None = None,
         auto_create: bool = True,
         policy: Mapping[str, str | int] | None = None,
+        amqp_idle_timeout_ms: int | None = None,
         heap: str = "1g",
         start_timeout_s: float = 60.0,
         stop_timeout_s: float = 30.0,
@@ -89,6 +90,8 @@ class ActiveMqNode(JavaNode):
             auto_create: are queues made when a client asks for them? If not, :meth:`url` names
                 another user, as Classic only knows who may do so.
             policy: attributes of the policy of all queues, such as ``{"maxPageSize": 1000}``.
+            amqp_idle_timeout_ms: silence after which a connection of AMQP 1.0 is given up; 30,000 if
+                it is not said.
             heap: most memory the JVM takes for objects, as its option `-Xmx` says it.
 
         Raises:
@@ -105,6 +108,9 @@ class ActiveMqNode(JavaNode):
         )
         self._auto_create = auto_create
         self._policy = dict(policy or {})
+        self._amqp_options = (
+            "" if amqp_idle_timeout_ms is None else f"transport.wireFormat.idleTimeout={amqp_idle_timeout_ms}"
+        )
         self._admin_client = ActiveMqAdmin(self.jolokia)
 
     @property
@@ -162,13 +168,13 @@ class ActiveMqNode(JavaNode):
     def _connectors(self) -> list[str]:
         connectors = [
             _connector("openwire", f"tcp://{LOOPBACK}:{self._jms_port}"),
-            _connector("amqp", f"amqp://{LOOPBACK}:{self._amqp_port}"),
+            _connector("amqp", f"amqp://{LOOPBACK}:{self._amqp_port}?{self._amqp_options}"),
             _connector("stomp", f"stomp://{LOOPBACK}:{self._stomp_port}"),
         ]
         if self._tls is not None:
             options = f"?needClientAuth={str(self._tls.verify_client).lower()}"
             connectors += [
-                _connector("amqps", f"amqp+ssl://{LOOPBACK}:{self._amqps_port}{options}"),
+                _connector("amqps", f"amqp+ssl://{LOOPBACK}:{self._amqps_port}{options}&{self._amqp_options}"),
                 _connector("stomps", f"stomp+ssl://{LOOPBACK}:{self._stomps_port}{options}"),
             ]
         return connectors

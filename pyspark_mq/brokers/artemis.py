@@ -24,6 +24,7 @@ ARTEMIS = Broker(
     virtual_hosts=False,
     durable_topics=frozenset({AMQP_1_0, STOMP}),
     shared_topics=frozenset({AMQP_1_0}),
+    counts_drops=True,
     ids_by_protocol=True,
     delivery_limit_note=(
         "a message that was handed out more often than `max-delivery-attempts` (10 by default) goes "

@@ -126,6 +126,7 @@ class ArtemisNode(JavaNode):
         auto_create: bool = True,
         max_delivery_attempts: int | None = None,
         address_settings: Mapping[str, str | int] | None = None,
+        amqp_idle_timeout_ms: int | None = None,
         heap: str = "1g",
         start_timeout_s: float = 60.0,
         stop_timeout_s: float = 30.0,
@@ -140,6 +141,8 @@ class ArtemisNode(JavaNode):
             max_delivery_attempts: deliveries of a message before it goes to `DLQ`; 10 if it is
                 not said, -1 for no limit.
             address_settings: further settings of all addresses, as `broker.xml` names them.
+            amqp_idle_timeout_ms: silence after which a connection of AMQP 1.0 is given up; 60,000 if
+                it is not said.
             heap: most memory the JVM takes for objects, as its option `-Xmx` says it.
 
         Raises:
@@ -160,6 +163,7 @@ class ArtemisNode(JavaNode):
         if max_delivery_attempts is not None:
             self._settings["max-delivery-attempts"] = max_delivery_attempts
         self._settings |= dict(address_settings or {})
+        self._amqp = _AMQP if amqp_idle_timeout_ms is None else f"{_AMQP};amqpIdleTimeout={amqp_idle_timeout_ms}"
         self._admin_client = ArtemisAdmin(self.jolokia, _NAME)
 
     @property
@@ -214,7 +218,7 @@ class ArtemisNode(JavaNode):
     def _acceptors(self) -> list[str]:
         acceptors = [
             _acceptor("jms", self._jms_port, "protocols=CORE,OPENWIRE"),
-            _acceptor("amqp", self._amqp_port, _AMQP),
+            _acceptor("amqp", self._amqp_port, self._amqp),
             _acceptor("stomp", self._stomp_port, "protocols=STOMP"),
         ]
         stores = self._stores()
@@ -226,7 +230,7 @@ class ArtemisNode(JavaNode):
                 f";needClientAuth={str(self._tls.verify_client).lower()}"
             )
             acceptors += [
-                _acceptor("amqps", self._amqps_port, _AMQP + options),
+                _acceptor("amqps", self._amqps_port, self._amqp + options),
                 _acceptor("stomps", self._stomps_port, "protocols=STOMP" + options),
             ]
         return acceptors

@@ -110,6 +110,7 @@ class Broker:
         virtual_hosts: does the path of a url name one?
         durable_topics: protocols over which a topic has durable subscriptions.
         shared_topics: those over which several sessions can take turns with one.
+        counts_drops: does the end of a session count as a delivery of all it was handed?
         ids_by_protocol: is the ID of one message another text over another protocol?
         delivery_limit_note: what an operator has to know about messages that are handed out
             again and again; shown with data-loss errors.
@@ -125,6 +126,7 @@ class Broker:
     virtual_hosts: bool
     durable_topics: frozenset[str]
     shared_topics: frozenset[str]
+    counts_drops: bool
     ids_by_protocol: bool
     delivery_limit_note: str
     stomp: StompDialect | None = None

@@ -26,6 +26,7 @@ RABBITMQ = Broker(
     virtual_hosts=True,
     durable_topics=frozenset({AMQP_0_9_1, STOMP}),
     shared_topics=frozenset({AMQP_0_9_1, STOMP}),
+    counts_drops=True,
     ids_by_protocol=False,
     delivery_limit_note=(
         "a quorum queue drops or dead-letters a message that was handed out more often than its "

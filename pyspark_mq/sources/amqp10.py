@@ -17,6 +17,7 @@ says that they were processed, not that they are on disk.
 from __future__ import annotations
 
 import contextlib
+import math
 import select
 import socket
 import ssl
@@ -48,13 +49,22 @@ from proton import (
 )
 
 from pyspark_mq.brokers.base import Amqp10Dialect
-from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MessageError, MqError, RefusedError
+from pyspark_mq.errors import (
+    BrokerUnavailableError,
+    DestinationError,
+    MessageError,
+    MqError,
+    OptionError,
+    RefusedError,
+)
 from pyspark_mq.sources.amqp10_message import Amqp10Decoder, Raw, body_bytes
-from pyspark_mq.sources.base import Consumer, Decoder, Greeting, SessionLostError, tls_error
+from pyspark_mq.sources.base import Consumer, Decoder, Greeting, SessionLostError
 from pyspark_mq.sources.url import BrokerUrl
+from pyspark_mq.sources.wire import dial, dial_error, hint
 
 __all__ = ["Amqp10Consumer"]
 
+_SPEAKS = "AMQP 1.0"
 #: Small frames make the incoming window, which counts frames, a fine measure of bytes.
 _FRAME_BYTES = 16 << 10
 _INCOMING_BYTES = 16 << 20
@@ -109,6 +119,8 @@ class Amqp10Consumer(Consumer):
         self._woken, self._waker = socket.socketpair()
         for end in (self._woken, self._waker):
             end.setblocking(False)
+        self._poll = select.poll()
+        self._poll.register(self._woken, select.POLLIN)
         self._end: str | None = None
         self._refused: ssl.SSLError | None = None
 
@@ -117,12 +129,7 @@ class Amqp10Consumer(Consumer):
     def open(self, url: BrokerUrl, timeout_s: float) -> Greeting:
         """See :meth:`Consumer.open`."""
         deadline = time.monotonic() + timeout_s
-        try:
-            self._socket = self._connect(url, deadline)
-        except TimeoutError:
-            raise BrokerUnavailableError(f"{url}: no answer within {timeout_s:.0f} s{_hint(url)}") from None
-        except OSError as error:
-            raise BrokerUnavailableError(f"{url}: {type(error).__name__}: {error}") from None
+        self._socket = dial(url, self.connection, deadline, _SPEAKS)
         self._begin(url)
         try:
             self._until(lambda: bool(self._proton.state & Endpoint.REMOTE_ACTIVE), deadline)
@@ -133,25 +140,10 @@ class Amqp10Consumer(Consumer):
         except TimeoutError:
             known = self._proton.state & Endpoint.REMOTE_ACTIVE
             what = f"{self.connection.destination} did not answer" if known else "no answer"
-            hint = "" if known else _hint(url)
-            raise BrokerUnavailableError(f"{url}: {what} within {timeout_s:.0f} s{hint}") from None
+            doubt = "" if known else hint(url, _SPEAKS)
+            raise BrokerUnavailableError(f"{url}: {what} within {timeout_s:.0f} s{doubt}") from None
         identity = self._proton.remote_container if self._dialect.names_itself else None
         return Greeting(url, identity or "", None)
-
-    def _connect(self, url: BrokerUrl, deadline: float) -> socket.socket:
-        context = self.connection.tls.context() if url.tls else None
-        plain = socket.create_connection((url.host, url.port), max(0.1, deadline - time.monotonic()))
-        try:
-            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connected = plain if context is None else context.wrap_socket(plain, server_hostname=url.host)
-        except ssl.SSLError as error:
-            plain.close()
-            raise tls_error(error, url) from None
-        except BaseException:
-            plain.close()
-            raise
-        connected.setblocking(False)
-        return connected
 
     def _begin(self, url: BrokerUrl) -> None:
         """Say who we are; nothing is sent before the first turn."""
@@ -242,7 +234,7 @@ class Amqp10Consumer(Consumer):
     def _open_error(self, url: BrokerUrl) -> MqError:
         """The error of this package for an attempt that ended while opening."""
         if self._refused is not None:
-            return tls_error(self._refused, url)
+            return dial_error(self._refused, url, _SPEAKS)
         name, description = self._condition() or ("", self._end or "the connection was closed")
         reason = f"{name}: {description}" if name else description
         destination = self.connection.destination
@@ -256,9 +248,10 @@ class Amqp10Consumer(Consumer):
                 f"those in 'url' ({reason})"
             )
         if name == "amqp:connection:framing-error" or "header mismatch" in description:
-            return BrokerUnavailableError(f"{url}: {reason}{_hint(url)}")
+            return BrokerUnavailableError(f"{url}: {reason}{hint(url, _SPEAKS)}")
         if name == "amqp:invalid-field" and self.connection.selector is not None:
-            return DestinationError(f"{destination} at {url}: the broker refused option 'selector' ({reason})")
+            problem = f"{self.connection.selector!r} for {destination} was not understood by {url} ({reason})"
+            return OptionError("selector", problem)
         if name in _REFUSALS:
             return DestinationError(f"{destination} at {url} {_REFUSALS[name]} ({reason})")
         return BrokerUnavailableError(f"{url}: {destination}: {reason}")
@@ -287,8 +280,8 @@ class Amqp10Consumer(Consumer):
                 timeout_s = min(timeout_s, max(0.0, next_s - time.monotonic()))
             if getattr(connected, "pending", int)():
                 timeout_s = 0.0  # TLS holds decrypted bytes the kernel does not know of
-            readable, _, _ = select.select([connected, self._woken], [connected] if sending else [], [], timeout_s)
-            if self._woken in readable:
+            self._poll.register(connected, select.POLLIN | (select.POLLOUT if sending else 0))
+            if self._woken.fileno() in dict(self._poll.poll(math.ceil(timeout_s * 1000))):
                 self._woken.recv(4096)
             self._receive(connected)
             self._send(connected)
@@ -557,9 +550,3 @@ def _has_filter(source: Terminus) -> bool:
     data = source.filter
     data.rewind()
     return bool(data.next() and data.get_object())
-
-
-def _hint(url: BrokerUrl) -> str:
-    if url.tls:
-        return "; check that the port speaks TLS (amqp:// is without) and AMQP 1.0"
-    return "; if this is a TLS port use amqps://, and check that it speaks AMQP 1.0"

@@ -457,6 +457,8 @@ class EpochSource:
     def _careful_window(self) -> int:
         """How many messages a new session may be handed before it has proved to get anywhere."""
         settings = self._settings
+        if not settings.connection.broker.counts_drops:
+            return settings.prefetch
         careful = max(_CAREFUL_WINDOW, settings.min_messages)
         return min(settings.prefetch, careful + self._ledger.expected)
 

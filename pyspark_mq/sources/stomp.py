@@ -46,12 +46,14 @@ from pyspark_mq.errors import (
 from pyspark_mq.sources.base import Connection, Consumer, Decoder, Greeting, SessionLostError
 from pyspark_mq.sources.stomp_frames import FrameError, FrameReader, escape
 from pyspark_mq.sources.url import BrokerUrl
+from pyspark_mq.sources.wire import dial, dial_error, hint
 
 __all__ = ["StompConsumer", "StompDecoder"]
 
 #: (tag, headers, body, how the broker speaks)
 Raw = tuple[int, Mapping[str, str], bytes, StompDialect]
 
+_SPEAKS = "STOMP"
 _INT32_MAX = 2**31 - 1
 _INT64_MAX = 2**63 - 1
 _RECEIVE_BYTES = 256 * 1024
@@ -222,35 +224,6 @@ def _said(headers: Mapping[str, str], body: bytes) -> str:
     return f"{title}: {first}" if title else first
 
 
-def _connect_error(error: BaseException, url: BrokerUrl) -> MqError:
-    """The error of this package for a connection that was not made."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return RefusedError(
-            f"{url}: the certificate of the broker was not accepted: {error.verify_message}; "
-            "set 'tls.caFile' to its authority, or use the host name the certificate is for"
-        )
-    if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError | ConnectionResetError) and url.tls:
-        return BrokerUnavailableError(f"{url}: TLS failed: the connection was closed; does the port speak TLS?")
-    if isinstance(error, ssl.SSLError):
-        reason = error.reason or str(error)
-        if reason in {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"}:
-            text = f"{url}: the port does not speak TLS ({reason}); use stomp:// or the broker's TLS port"
-        else:
-            text = (
-                f"{url}: TLS failed: {reason}; check 'tls.certFile' and 'tls.keyFile', "
-                "and what the broker asks of clients"
-            )
-        return RefusedError(text)
-    if isinstance(error, TimeoutError):
-        return BrokerUnavailableError(f"{url}: no answer in time{_hint(url)}")
-    refused = isinstance(error, ConnectionRefusedError | socket.gaierror)
-    return BrokerUnavailableError(f"{url}: {type(error).__name__}: {error}{'' if refused else _hint(url)}")
-
-
-def _hint(url: BrokerUrl) -> str:
-    return "; does the port speak STOMP?" + ("" if url.tls else " A TLS port needs stomp+ssl://")
-
-
 def _login_error(reason: str, url: BrokerUrl, connection: Connection) -> MqError:
     """The error of this package for an ERROR frame in answer to CONNECT."""
     lower = reason.lower()
@@ -265,7 +238,7 @@ def _login_error(reason: str, url: BrokerUrl, connection: Connection) -> MqError
             f"{url}: {connection.destination} is in use by another connection, or still by a former one ({reason})"
         )
     if any(word in lower for word in ("password", "access refused", "security", "authenticat", "login", "credential")):
-        user = connection.username if connection.username is not None else url.username
+        user = connection.credentials(url)[0]
         who = f"the login of user '{user}'" if user is not None else "a login without a user name"
         return RefusedError(
             f"{url}: the broker refused {who}; check options 'username' and 'password' or those in 'url' ({reason})"
@@ -298,7 +271,8 @@ def _subscribe_error(reason: str, url: BrokerUrl, connection: Connection) -> Exc
     """The error for an ERROR frame in answer to SUBSCRIBE."""
     lower = reason.lower()
     if connection.selector is not None and ("selector" in lower or "filter" in lower):
-        return OptionError("selector", f"{connection.selector!r} was not understood by {url} ({reason})")
+        problem = f"{connection.selector!r} for {connection.destination} was not understood by {url} ({reason})"
+        return OptionError("selector", problem)
     if "exclusive" in lower or "in use" in lower:
         return SessionLostError(f"{connection.destination} is in use by another consumer ({reason})")
     place = f"virtual host '{url.virtual_host}' of {url}" if _dialect(connection).virtual_hosts else str(url)
@@ -373,44 +347,21 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         """See :meth:`Consumer.open`. Whether the queue is there is only known by :meth:`consume`."""
         deadline = time.monotonic() + timeout_s
         self._url = url
-        try:
-            self._socket = self._make_socket(url, deadline)
-        except (OSError, ValueError) as error:
-            raise _connect_error(error, url) from None
+        self._socket = dial(url, self.connection, deadline, _SPEAKS)
         self._sent_s = self._heard_s = time.monotonic()
         self._transport = _Transport(url.virtual_host if self._dialect.virtual_hosts else url.host, url)
         self._transport.set_listener("consumer", self)
         self._protocol = Protocol12(self._transport)
-        self._protocol.connect(*self._credentials(url), headers=self._connect_headers())
+        # With nobody named, the broker's default user or the client certificate counts.
+        self._protocol.connect(*self.connection.credentials(url), headers=self._connect_headers())
         try:
             self._until(lambda: self._connected, deadline)
         except TimeoutError as late:
-            raise _connect_error(late, url) from None
+            raise dial_error(late, url, _SPEAKS) from None
         except (SessionLostError, MessageError) as ended:
             raise self._open_error(ended, url) from None
         # No broker tells a name that it keeps, nor the depth of a queue.
         return Greeting(url, "", None)
-
-    def _make_socket(self, url: BrokerUrl, deadline: float) -> socket.socket:
-        opened = socket.create_connection((url.host, url.port), max(0.1, deadline - time.monotonic()))
-        try:
-            opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if url.tls:
-                opened.settimeout(max(0.1, deadline - time.monotonic()))
-                opened = self.connection.tls.context().wrap_socket(opened, server_hostname=url.host)
-            opened.setblocking(False)
-        except BaseException:
-            opened.close()
-            raise
-        return opened
-
-    def _credentials(self, url: BrokerUrl) -> tuple[str | None, str | None]:
-        # With nobody named, the broker's default user or the client certificate counts.
-        connection = self.connection
-        return (
-            connection.username if connection.username is not None else url.username,
-            connection.password if connection.password is not None else url.password,
-        )
 
     def _connect_headers(self) -> dict[str, str]:
         beat_ms = round(self.connection.heartbeat_s * 1000)
@@ -421,10 +372,10 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
 
     def _open_error(self, ended: Exception, url: BrokerUrl) -> MqError:
         if isinstance(ended.__cause__, OSError):
-            return _connect_error(ended.__cause__, url)
+            return dial_error(ended.__cause__, url, _SPEAKS)
         if self._reader.spoken:
             return _login_error(str(ended), url, self.connection)
-        return BrokerUnavailableError(f"{url}: {ended}{_hint(url)}")
+        return BrokerUnavailableError(f"{url}: {ended}{hint(url, _SPEAKS)}")
 
     def on_connected(self, frame: Any) -> None:
         """See stomp.py's ConnectionListener."""

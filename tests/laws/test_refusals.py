@@ -16,7 +16,7 @@ from pyspark_mq.brokers import BROKERS
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from pyspark_mq.brokers.ports import free_port
 from pyspark_mq.brokers.process import poll
-from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MqError, RefusedError
+from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MqError, OptionError, RefusedError
 from pyspark_mq.sources.base import Tls
 from pyspark_mq.sources.url import parse_urls
 from tests.support.cells import LiveCell
@@ -170,8 +170,8 @@ def test_a_selector_with_an_error_is_refused(cell: LiveCell) -> None:
     if not BROKERS[cell.cell.broker].selectors:
         pytest.skip("the broker has no selectors; the option is refused at load()")
     error = refusal(cell, selector="color = = 'red'")
-    assert isinstance(error, DestinationError)
-    assert "selector" in str(error)
+    assert isinstance(error, OptionError)
+    assert "'selector'" in str(error)
     assert cell.queue in str(error)
 
 

@@ -75,9 +75,11 @@ ALL_CELLS = (
 
 def cell_node(broker: str, version: str = "", **settings: Any) -> Node:
     """A node for tests, not started."""
+    # Over AMQP 1.0 the broker alone decides when it gives a silent connection up: a minute by default.
     if broker == "rabbitmq":
-        # Over AMQP 1.0 the broker alone decides when it gives a silent connection up: a minute by default.
         settings["config"] = {"heartbeat": 2, **settings.get("config", {})}
+    else:
+        settings = {"amqp_idle_timeout_ms": 4_000, **settings}
     return make_node(broker, version, **settings)
 
 
@@ -150,8 +152,14 @@ class LiveCell:
         return {**names, **options}
 
     def engine(self, proxy: FaultProxy | None = None, **options: object) -> Engine:
-        """A reader of the queue."""
-        return Engine(**self.options(**{"url": self.url(proxy), **options}))
+        """A reader of the queue. Its epochs are full, if the messages are there within a while."""
+        full = {"minMessagesPerTrigger": options.get("maxMessagesPerTrigger", 1), "maxTriggerDelay": "1s"}
+        return Engine(**self.options(**{"url": self.url(proxy), **full, **options}))
+
+    @property
+    def keeps_order(self) -> bool:
+        """Does what a cut connection held come first again? Others may serve the next one before they have noticed."""
+        return self.cell.broker == "rabbitmq"
 
     def through(self, proxy: FaultProxy) -> dict[str, Any]:
         """For :meth:`session`: connect through a proxy."""
