@@ -2,24 +2,31 @@
 
 The configuration is that of a fresh ``artemis create --nio --require-login --no-autotune``
 (dead letters in `DLQ` after ten attempts, expired ones in `ExpiryQueue`), with three acceptors of
-one protocol each, and without the web console.
+one protocol each, and without the web console. Starts in 3 s on two cores, with data or without.
+
+Of a consumer that is gone, each message it held has one delivery attempt more: over STOMP
+always, over AMQP 1.0 only sometimes and only if the connection was reset. Killing the broker
+counts for nothing. Artemis 2.40 may keep messages of a STOMP consumer that was reset: they stay
+`unacked` until it is restarted; 2.56 does not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
 from pyspark_mq.brokers.artemis import ARTEMIS
 from pyspark_mq.brokers.distributions import ARTEMIS_VERSIONS, newest
 from pyspark_mq.brokers.java_node import PASSWORD, STORE_PASSWORD, USER, JavaNode
 from pyspark_mq.brokers.jmx import ArtemisAdmin
-from pyspark_mq.brokers.process import LOOPBACK, TlsFiles
+from pyspark_mq.brokers.process import LOOPBACK, TlsFiles, poll
 
 __all__ = ["ArtemisNode"]
 
+_VISIBLE_TIMEOUT_S = 5.0
 _NAME = LOOPBACK
 _ROLE = "amq"
 _PERMISSIONS = (
@@ -169,6 +176,22 @@ class ArtemisNode(JavaNode):
     @property
     def version(self) -> str:
         return self._version
+
+    def publish(
+        self,
+        queue: str,
+        bodies: Iterable[bytes],
+        *,
+        ids: Iterable[str | None] | None = None,
+        headers: Mapping[str, Any] | None = None,
+        protocol: str | None = None,
+        timeout_s: float = 120.0,
+    ) -> list[str | None]:
+        before = self._admin_client.added(queue)
+        used = super().publish(queue, bodies, ids=ids, headers=headers, protocol=protocol, timeout_s=timeout_s)
+        # Artemis confirms what is on its disk; it is to be had, and counted, some milliseconds later.
+        poll(lambda: self._admin_client.added(queue) >= before + len(used), _VISIBLE_TIMEOUT_S)
+        return used
 
     @property
     def _admin(self) -> ArtemisAdmin:

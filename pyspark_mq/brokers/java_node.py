@@ -142,7 +142,7 @@ class JavaNode(Node):
         return self.counts(queue).unacked
 
     def purge(self, queue: str) -> None:
-        """Delete the messages of a queue, other than those handed to a consumer.
+        """Delete the messages of a queue; on Artemis those with a consumer stay.
 
         Raises:
             NodeError: no such queue.

@@ -117,7 +117,7 @@ class QueueAdmin(ABC):
 
     @abstractmethod
     def counts(self, queue: str) -> QueueCounts:
-        """Messages of a queue. Those handed to a consumer, acknowledged or not, are `unacked` until they are gone.
+        """Messages of a queue; those handed to a consumer are `unacked`.
 
         Raises:
             NodeError: no such queue.
@@ -125,7 +125,7 @@ class QueueAdmin(ABC):
 
     @abstractmethod
     def purge(self, queue: str) -> None:
-        """Delete the messages of a queue that are not with a consumer.
+        """Delete the messages of a queue; on Artemis those with a consumer stay.
 
         Raises:
             NodeError: no such queue.
@@ -152,7 +152,8 @@ class ActiveMqAdmin(QueueAdmin):
             found = self._jolokia.read(self._mbean(queue), "QueueSize", "InFlightCount")
         except JolokiaError as error:
             raise _no_queue(queue, error) from error
-        return QueueCounts(found["QueueSize"] - found["InFlightCount"], found["InFlightCount"])
+        # What was purged in flight stays in flight until its consumer is gone.
+        return QueueCounts(max(0, found["QueueSize"] - found["InFlightCount"]), found["InFlightCount"])
 
     def purge(self, queue: str) -> None:
         try:
@@ -193,6 +194,11 @@ class ArtemisAdmin(QueueAdmin):
     def counts(self, queue: str) -> QueueCounts:
         found = self._one(queue, "MessageCount", "DeliveringCount")[1]
         return QueueCounts(found["MessageCount"] - found["DeliveringCount"], found["DeliveringCount"])
+
+    def added(self, queue: str) -> int:
+        """How many messages came into a queue since the broker started; 0 if there is no such queue."""
+        found = self._find(queue, "MessagesAdded")
+        return sum(int(one["MessagesAdded"]) for one in found.values())
 
     def purge(self, queue: str) -> None:
         self._jolokia.call(self._one(queue, "Name")[0], "removeAllMessages()")

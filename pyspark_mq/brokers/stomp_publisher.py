@@ -1,8 +1,9 @@
 """Confirmed publishing over STOMP 1.2 in bulk, for tests, demo and benchmark.
 
-Messages go in transactions, a few of them under way at once; a message counts when the receipt
-of its COMMIT has come. A receipt for each SEND promises the same, but then the broker writes to
-its disk message by message.
+Messages go in transactions: while the broker commits one, the messages of the next are on their
+way. A message counts when the receipt of its COMMIT has come. A receipt for each SEND promises
+the same, but ActiveMQ Classic then writes to its disk message by message (200 bytes each, on two
+cores: 3000 to 3900 msg/s against 7500; Artemis writes as fast either way).
 
 On a plain socket rather than with stomp.py: a publisher needs four frames, and this way a broken
 connection is an exception in the thread that publishes.
@@ -14,7 +15,6 @@ import select
 import socket
 import ssl
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["publish_stomp"]
 
 _TRANSACTION_MESSAGES = 500
-_TRANSACTIONS_MAX = 4
 _CONNECT_TIMEOUT_S = 10.0
 _READ_BYTES = 1 << 16
 _DEFAULT_PORTS = {"stomp": 61613, "stomp+ssl": 61612}
@@ -60,10 +59,10 @@ def publish_stomp(
 
     Raises:
         PublishError: no connection, it broke, the broker refused, or the time is over. Of the
-            transactions without a receipt all or nothing is in the queue, each by itself.
+            others either the next 500, or as many as there were, are in the queue or nothing is.
     """
     deadline = time.monotonic() + timeout_s
-    publisher = _Publisher(destination, iter(messages), deadline)
+    publisher = _Publisher(destination, iter(messages))
     try:
         with _Connection(url, context, deadline) as connection:
             publisher.run(connection)
@@ -79,42 +78,41 @@ def _reason(error: Exception, timeout_s: float) -> str:
 
 
 class _Publisher:
-    def __init__(self, destination: str, messages: Iterator[tuple[bytes, Mapping[str, str]]], deadline: float) -> None:
+    def __init__(self, destination: str, messages: Iterator[tuple[bytes, Mapping[str, str]]]) -> None:
         self._destination = destination
         self._messages = messages
-        self._deadline = deadline
-        #: Receipt and size of the transactions under way, oldest first.
-        self._open: deque[tuple[str, int]] = deque()
+        #: Receipt and size of the transaction whose COMMIT is under way.
+        self._open: tuple[str, int] | None = None
         self.confirmed = 0
 
     def run(self, connection: _Connection) -> None:
         number = 0
         while chunk := list(islice(self._messages, _TRANSACTION_MESSAGES)):
             number += 1
-            if len(self._open) == _TRANSACTIONS_MAX:
-                self._await_receipt(connection)
-            connection.send(self._transaction(f"t{number}", chunk))
-            self._open.append((f"t{number}", len(chunk)))
-        while self._open:
+            name = f"t{number}"
+            connection.send(self._sends(name, chunk))
+            # Only now. Of two that are under way Artemis has confirmed the second first.
             self._await_receipt(connection)
+            connection.send(_frame("COMMIT", {"transaction": name, "receipt": name}))
+            self._open = (name, len(chunk))
+        self._await_receipt(connection)
 
-    def _transaction(self, name: str, chunk: list[tuple[bytes, Mapping[str, str]]]) -> bytes:
+    def _sends(self, name: str, chunk: list[tuple[bytes, Mapping[str, str]]]) -> bytes:
         parts = [_frame("BEGIN", {"transaction": name})]
         fixed = {"destination": self._destination, "transaction": name, "persistent": "true"}
         for body, headers in chunk:
             parts.append(_frame("SEND", {**headers, **fixed, "content-length": str(len(body))}, body))
-        parts.append(_frame("COMMIT", {"transaction": name, "receipt": name}))
         return b"".join(parts)
 
     def _await_receipt(self, connection: _Connection) -> None:
-        wanted, size = self._open[0]
+        if self._open is None:
+            return
+        name, size = self._open
         command, headers, body = connection.receive()
-        if command != "RECEIPT":
+        if command != "RECEIPT" or headers.get("receipt-id") != name:
             text = headers.get("message") or body.decode("utf-8", "replace").strip() or "no reason given"
             raise _FailedError(f"the broker answered {command}: {text}")
-        if headers.get("receipt-id") != wanted:
-            raise _FailedError(f"the broker confirmed {headers.get('receipt-id')!r} instead of {wanted!r}")
-        self._open.popleft()
+        self._open = None
         self.confirmed += size
 
 
