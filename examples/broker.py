@@ -8,15 +8,14 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from pyspark_mq.brokers.amqp10_publisher import OutgoingMessage, publish_amqp10
-from pyspark_mq.brokers.stomp_publisher import publish_stomp
-
 from pyspark_mq.brokers import BROKERS
+from pyspark_mq.brokers.amqp10_publisher import OutgoingMessage, publish_amqp10
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from pyspark_mq.brokers.nodes import make_node
 from pyspark_mq.brokers.process import Node
 from pyspark_mq.brokers.rabbitmq_node import RabbitNode
 from pyspark_mq.brokers.rabbitmq_publisher import publish_confirmed
+from pyspark_mq.brokers.stomp_publisher import publish_stomp
 from pyspark_mq.sources import consumer_class
 from pyspark_mq.sources.base import SessionLostError
 from pyspark_mq.spark_source.options import parse_options
@@ -74,6 +73,11 @@ class PrivateBroker:
     def url(self) -> str:
         return self.node.url(self.protocol)
 
+    @property
+    def options(self) -> dict[str, str]:
+        """What the source has to be told, beside broker, url and queue."""
+        return {"protocol": self.protocol, **_ids_of(self.name, self.protocol)}
+
     def send(self, bodies: Sequence[bytes], ids: Sequence[str]) -> None:
         """See :data:`examples.storm.Send`."""
         self.node.publish(self._queue, bodies, ids=ids, protocol=self.protocol, timeout_s=_CONFIRM_TIMEOUT_S)
@@ -117,14 +121,18 @@ class OwnBroker:
         connection.channel().queue_declare(self._queue, durable=True)
         connection.close()
 
+    @property
+    def options(self) -> dict[str, str]:
+        """What the source has to be told, beside broker, url and queue."""
+        return {"protocol": self.protocol, **_ids_of(self.name, self.protocol)}
+
     def send(self, bodies: Sequence[bytes], ids: Sequence[str]) -> None:
         """See :data:`examples.storm.Send`."""
         broker, messages = BROKERS[self.name], zip(bodies, ids, strict=True)
         if self.protocol == STOMP and broker.stomp is not None:
             destination = broker.stomp.queue.format(name=self._queue)
-            # A broker that gives IDs itself allows no header of that name.
-            given = broker.stomp.id_header if broker.stomp.id_header != "message-id" else None
-            headed = ((body, {given: key} if given else {}) for body, key in messages)
+            given = "correlation-id" if _ids_of(self.name, STOMP) else broker.stomp.id_header
+            headed = ((body, {given: key}) for body, key in messages)
             publish_stomp(self.url, destination, headed, timeout_s=_CONFIRM_TIMEOUT_S)
         elif self.protocol == AMQP_1_0 and broker.amqp10 is not None:
             address = broker.amqp10.queue.format(name=self._queue)
@@ -152,3 +160,14 @@ class OwnBroker:
         finally:
             consumer.close()
         return len(consumer.inbox)
+
+
+def _ids_of(name: str, protocol: str) -> dict[str, str]:
+    """Where the IDs are.
+
+    A producer whose confirmation is lost sends again. Where the broker gives the IDs the second message has another
+    one, so the producer's own are in the correlation ID.
+    """
+    stomp = BROKERS[name].stomp
+    own = protocol == STOMP and stomp is not None and stomp.id_header == "message-id"
+    return {"messageIdFrom": "correlation-id"} if own else {}

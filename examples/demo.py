@@ -67,7 +67,7 @@ def _run(arguments: argparse.Namespace, console: Console, folder: Path, broker: 
             arguments.rate,
             on_progress=lambda sent: progress.update(task, completed=sent),
         )
-        job = Job(broker.name, broker.url, arguments.queue, folder, {"protocol": broker.protocol})
+        job = Job(broker.name, broker.url, arguments.queue, folder, broker.options)
         storm = Storm(
             publisher,
             job,

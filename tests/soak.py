@@ -60,7 +60,7 @@ def main() -> int:
         port = urlsplit(broker.url).port or 0
         proxy = stack.enter_context(FaultProxy("127.0.0.1", port))
         url = broker.url.replace(f":{port}", f":{proxy.port}")
-        options = {"protocol": broker.protocol, "heartbeat": _HEARTBEAT, **_options(arguments.option)}
+        options = {**broker.options, "heartbeat": _HEARTBEAT, **_options(arguments.option)}
         job = Job(broker.name, url, QUEUE, folder, options)
         publisher = Publisher(broker.send, arguments.messages, arguments.rate)
         began = time.monotonic()

@@ -13,6 +13,7 @@ counts for nothing. Artemis 2.40 may keep messages of a STOMP consumer that was 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -22,7 +23,7 @@ from pyspark_mq.brokers.artemis import ARTEMIS
 from pyspark_mq.brokers.distributions import ARTEMIS_VERSIONS, newest
 from pyspark_mq.brokers.java_node import PASSWORD, STORE_PASSWORD, USER, JavaNode
 from pyspark_mq.brokers.jmx import ArtemisAdmin
-from pyspark_mq.brokers.process import LOOPBACK, TlsFiles, poll
+from pyspark_mq.brokers.process import LOOPBACK, NodeError, TlsFiles, poll
 
 __all__ = ["ArtemisNode"]
 
@@ -185,12 +186,20 @@ class ArtemisNode(JavaNode):
         ids: Iterable[str | None] | None = None,
         headers: Mapping[str, Any] | None = None,
         protocol: str | None = None,
+        expires_ms: int | None = None,
         timeout_s: float = 120.0,
     ) -> list[str | None]:
-        before = self._admin_client.added(queue)
-        used = super().publish(queue, bodies, ids=ids, headers=headers, protocol=protocol, timeout_s=timeout_s)
+        before: int | None = None
+        with suppress(NodeError):  # what is down says so when it is published to
+            before = self._admin_client.added(queue)
+        used = super().publish(
+            queue, bodies, ids=ids, headers=headers, protocol=protocol, expires_ms=expires_ms, timeout_s=timeout_s
+        )
         # Artemis confirms what is on its disk; it is to be had, and counted, some milliseconds later.
-        poll(lambda: self._admin_client.added(queue) >= before + len(used), _VISIBLE_TIMEOUT_S)
+        if before is not None:
+            after = before + len(used)
+            with suppress(NodeError):
+                poll(lambda: self._admin_client.added(queue) >= after, _VISIBLE_TIMEOUT_S)
         return used
 
     @property

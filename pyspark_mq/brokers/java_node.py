@@ -164,7 +164,7 @@ class JavaNode(Node):
 
         Args:
             ids: over AMQP 1.0 as for any :class:`Node`. Over STOMP the broker gives all IDs
-                itself and only these are None.
+                itself, and those given here become correlation IDs.
             headers: application headers of each; over STOMP also those with a meaning there
                 (`priority`, `expires`, `correlation-id`, ...).
             protocol: "stomp" (default) or "amqp-1.0".
@@ -280,7 +280,9 @@ def publish_java(
         sent = {name: str(value) for name, value in (headers or {}).items()} | dict(stomp_headers or {})
         if expires_ms is not None:
             sent["expires"] = str(time.time_ns() // 1_000_000 + expires_ms)
-        publish_stomp(url, destination, ((body, sent) for body, _ in numbered()), timeout_s=timeout_s)
+        own = ids is not None
+        headed = ((body, sent | {"correlation-id": key} if own and key else sent) for body, key in numbered())
+        publish_stomp(url, destination, headed, timeout_s=timeout_s)
     else:
         raise NodeError(f"nothing is published to {broker.name} over {protocol!r} here")
     return used
