@@ -25,6 +25,8 @@ ACTIVEMQ = Broker(
     durable_topics=frozenset({AMQP_1_0, STOMP}),
     shared_topics=frozenset(),
     counts_drops=False,
+    # The default of `wireFormat.idleTimeout`.
+    half_open_s=MappingProxyType({AMQP_1_0: 30.0}),
     ids_by_protocol=True,
     delivery_limit_note=(
         "a message that was handed out more often than a redelivery policy allows goes to the dead-letter queue"

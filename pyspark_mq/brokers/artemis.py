@@ -25,6 +25,8 @@ ARTEMIS = Broker(
     durable_topics=frozenset({AMQP_1_0, STOMP}),
     shared_topics=frozenset({AMQP_1_0}),
     counts_drops=True,
+    # The default of `amqpIdleTimeout`.
+    half_open_s=MappingProxyType({AMQP_1_0: 60.0}),
     ids_by_protocol=True,
     delivery_limit_note=(
         "a message that was handed out more often than `max-delivery-attempts` (10 by default) goes "

@@ -83,6 +83,7 @@ class Amqp10Dialect:
         counts_acquirers: does the header `first-acquirer` tell a redelivery? Its default is false.
         names_itself: is its container-id a name of its own that it keeps over restarts?
         credit_max: most credit to give at a time; more is given when that is used up. 0 for all there is.
+        slash: how a '/' in a name is written in addresses; empty for as it is.
         virtual_host: what `open.hostname` carries, with `{name}` for the virtual host; empty if the
             broker has none.
     """
@@ -94,6 +95,7 @@ class Amqp10Dialect:
     counts_acquirers: bool
     names_itself: bool = False
     credit_max: int = 0
+    slash: str = ""
     virtual_host: str = ""
 
 
@@ -111,6 +113,8 @@ class Broker:
         durable_topics: protocols over which a topic has durable subscriptions.
         shared_topics: those over which several sessions can take turns with one.
         counts_drops: does the end of a session count as a delivery of all it was handed?
+        half_open_s: protocol -> how long the broker may keep the messages of a connection that has
+            died without its knowing, where it decides that alone.
         ids_by_protocol: is the ID of one message another text over another protocol?
         delivery_limit_note: what an operator has to know about messages that are handed out
             again and again; shown with data-loss errors.
@@ -127,6 +131,7 @@ class Broker:
     durable_topics: frozenset[str]
     shared_topics: frozenset[str]
     counts_drops: bool
+    half_open_s: Mapping[str, float]
     ids_by_protocol: bool
     delivery_limit_note: str
     stomp: StompDialect | None = None

@@ -27,6 +27,8 @@ RABBITMQ = Broker(
     durable_topics=frozenset({AMQP_0_9_1, STOMP}),
     shared_topics=frozenset({AMQP_0_9_1, STOMP}),
     counts_drops=True,
+    # Twice its setting `heartbeat`, 60 s by default.
+    half_open_s=MappingProxyType({AMQP_1_0: 120.0}),
     ids_by_protocol=False,
     delivery_limit_note=(
         "a quorum queue drops or dead-letters a message that was handed out more often than its "
@@ -66,6 +68,7 @@ RABBITMQ = Broker(
         capabilities=None,
         confirms=False,
         counts_acquirers=True,
+        slash="%2F",
         virtual_host="vhost:{name}",
     ),
 )

@@ -184,8 +184,7 @@ class Amqp10Consumer(Consumer):
         connection, dialect = self.connection, self._dialect
         link = session.receiver(connection.subscription or f"pyspark-mq-{self.session}")
         source = link.source
-        form = dialect.queue if connection.topic is None else dialect.topic
-        source.address = form.format(name=connection.name)
+        source.address = self._address()
         capabilities = [dialect.capabilities[connection.topic is not None]] if dialect.capabilities else []
         if connection.subscription is not None:
             source.durability = Terminus.DELIVERIES
@@ -201,6 +200,12 @@ class Amqp10Consumer(Consumer):
         link.rcv_settle_mode = Link.RCV_FIRST
         link.open()
         self._session, self._link = session, link
+
+    def _address(self) -> str:
+        name, dialect = self.connection.name, self._dialect
+        if dialect.slash:
+            name = name.replace("/", dialect.slash)
+        return (dialect.queue if self.connection.topic is None else dialect.topic).format(name=name)
 
     def _attached(self) -> bool:
         # A refused link is attached without a source and then detached (AMQP 1.0, 2.6.3).
@@ -470,7 +475,7 @@ class Amqp10Consumer(Consumer):
         """A link that nothing is sent on: its answer comes after the broker has seen what went before."""
         assert self._session is not None
         link = self._session.sender(f"pyspark-mq-barrier-{time.monotonic_ns()}")
-        link.target.address = self._dialect.queue.format(name=self.connection.name)
+        link.target.address = self._address()
         link.open()
         return link
 

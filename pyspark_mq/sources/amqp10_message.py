@@ -106,13 +106,8 @@ def text(value: object) -> str | None:  # noqa: PLR0911 - one for each kind
 
 
 def _id(value: object) -> object:
-    """Numbers and strings are different IDs, even when they look alike."""
-    if isinstance(value, bool | str | bytes) or value is None:
-        return value
-    if isinstance(value, memoryview | bytearray):
-        return bytes(value)
-    # As the JMS mapping writes it (AMQP JMS Mapping, "JMSMessageID").
-    return f"ID:AMQP_ULONG:{value:d}" if isinstance(value, int) else str(value)
+    """Text, or bytes; numbers count by their decimal text, as over the other protocols."""
+    return bytes(value) if isinstance(value, bytes | memoryview | bytearray) else text(value)
 
 
 def _timestamp_us(milliseconds: int) -> int | None:

@@ -78,7 +78,7 @@ _CONFIRM_WAIT_S = 5.0
 #: An emptied queue has to stay so for this long before a bounded run ends.
 _EMPTY_S = 0.3
 #: ... and where the broker does not tell how many messages it has: nothing may come for this long.
-_QUIET_S = 1.0
+_QUIET_S = 3.0
 #: Missing IDs named in an error; the rest is counted.
 _IDS_SHOWN = 10
 
@@ -192,7 +192,7 @@ class EpochSource:
         """From now on take only what the queue holds at this moment (`Trigger.AvailableNow`).
 
         Where the broker does not tell how much that is, the end is the first message with a
-        timestamp after this moment, or a second without any.
+        timestamp after this moment, or three seconds without any.
         """
         self._start()
         self._await_sessions()
@@ -537,10 +537,11 @@ class EpochSource:
         once, before any others. One that has not (half-open TCP) notices after two heartbeats
         without a sign of life, and until then lists a consumer that is not ours.
         """
-        grace_s = self._settings.settle_grace_s
+        connection, grace_s = self._settings.connection, self._settings.settle_grace_s
         others = [r.depth.others for r in self._receivers if r.depth is not None]
         alone = bool(others) and max(others) < len(self._receivers)
-        return grace_s if alone else max(grace_s, 3 * self._settings.connection.heartbeat_s)
+        half_open_s = connection.broker.half_open_s.get(connection.protocol, 0.0)
+        return grace_s if alone else max(grace_s, 3 * connection.heartbeat_s, half_open_s)
 
     def _bytes(self, raws: Iterable[Any]) -> int:
         return sum(map(len, self._decoder.bodies(list(raws))))

@@ -176,7 +176,9 @@ class StompDecoder(Decoder):
             name = source.kind
         ids = [_id(raw[1].get(name)) for raw in raws]
         separator = raws[0][3].id_separator if raws and source.kind == "message-id" else ""
-        return [str(value).rpartition(separator)[2] for value in ids] if separator else ids
+        if not separator:
+            return ids
+        return [value.rpartition(separator)[2] if isinstance(value, str) else value for value in ids]
 
     columns: ClassVar[Mapping[str, Callable[[Sequence[Raw]], list[Any]]]] = MappingProxyType(
         {

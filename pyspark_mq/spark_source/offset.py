@@ -5,7 +5,7 @@ One JSON object of fixed key order (Spark compares offsets as text):
 =============  ===============================================================================
 ``v``          version of this format
 ``broker``     value of the option `broker`
-``source``     what is read: virtual host, queue or topic, subscription
+``source``     what is read: virtual host, queue or topic, subscription, selector
 ``ids``        where message IDs come from, with the protocol where that makes a difference;
                empty for a guarantee without IDs
 ``identity``   the name the broker gives itself and keeps, empty if unknown
@@ -53,10 +53,11 @@ class OffsetCodec:
         """The codec for a query with these settings."""
         connection = settings.connection
         host = connection.urls[0].virtual_host
+        selected = "" if connection.selector is None else f" with selector {connection.selector!r}"
         exact = settings.guarantee is Guarantee.EXACTLY_ONCE
         return cls(
             broker=connection.broker.name,
-            source=f"{connection.destination} in virtual host '{host}'",
+            source=f"{connection.destination}{selected} in virtual host '{host}'",
             ids=_ids(settings) if exact else "",
             destination=connection.destination,
         )

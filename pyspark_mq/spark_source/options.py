@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from pyspark_mq.brokers import BROKERS, Broker
+from pyspark_mq.brokers.base import AMQP_1_0
 from pyspark_mq.dedup import IdSource, OnMissing
 from pyspark_mq.errors import OptionError
 from pyspark_mq.sources import CONSUMERS
@@ -212,7 +213,8 @@ class _Parser:
         if connection.protocol not in broker.shared_topics:
             problem = f"{consumers} cannot share a subscription of broker '{broker.name}' over {connection.protocol}"
             raise OptionError("consumers", f"{problem}; leave it at 1")
-        return replace(connection, shared=True)
+        # Over AMQP 1.0 a shared subscription is another one than one that is not.
+        return replace(connection, shared=connection.protocol == AMQP_1_0)
 
     def _choice_of_broker(self) -> Broker:
         self._required("broker", f"accepted are {', '.join(BROKERS)}")

@@ -68,8 +68,13 @@ ALL_CELLS = (
     *CELLS,
     Cell("rabbitmq", STOMP, kind="quorum"),
     Cell("rabbitmq", AMQP_1_0, kind="quorum"),
-    Cell("activemq", STOMP, version="6"),
-    Cell("activemq", AMQP_1_0, version="6"),
+    Cell("activemq", STOMP, version="5"),
+    Cell("activemq", AMQP_1_0, version="5"),
+    Cell("artemis", STOMP, version="2.40"),
+    Cell("artemis", AMQP_1_0, version="2.40"),
+    Cell("rabbitmq", AMQP_0_9_1, version="4"),
+    Cell("rabbitmq", STOMP, version="4"),
+    Cell("rabbitmq", AMQP_1_0, version="4"),
 )
 
 
@@ -164,14 +169,6 @@ class LiveCell:
     def through(self, proxy: FaultProxy) -> dict[str, Any]:
         """For :meth:`session`: connect through a proxy."""
         return {"urls": parse_urls(self.url(proxy))}
-
-    @property
-    def bounds_window(self) -> bool:
-        """Can the broker be told how many messages may be handed out un-acknowledged?"""
-        dialect = BROKERS[self.cell.broker].stomp
-        return self.cell.protocol != STOMP or dialect is None or bool(dialect.window_header)
-
-    no_window = "the broker counts bytes over this protocol, not messages"
 
     def connection(self, **changes: Any) -> Connection:
         """What a consumer of the queue is made with."""
