@@ -78,7 +78,6 @@ _REFUSALS = {
     "amqp:not-found": "does not exist; create it first, or correct the option",
     "amqp:unauthorized-access": "is not for this user",
     "amqp:not-allowed": "is not for this user, or is in use by another",
-    "amqp:resource-locked": "is in use by another consumer",
     "amqp:link:redirect": "is served by another broker; put that one into 'url'",
     "amqp:connection:redirect": "is served by another broker; put that one into 'url'",
     "amqp:invalid-field": "cannot be read like this",
@@ -86,6 +85,8 @@ _REFUSALS = {
     "amqp:not-implemented": "cannot be read like this",
     "amqp:illegal-state": "cannot be read like this",
 }
+#: What brokers say of a subscription or queue that somebody else has, whatever condition they give.
+_IN_USE = ("already connected", "consumer limit", "exclusive")
 #: Descriptors of the sections a body can have several of (AMQP 1.0, 3.2.6 and 3.2.7), by number and by name.
 _DATA_NAMES = (0x75, "amqp:data:binary")
 _SEQUENCE_NAMES = (0x76, "amqp:amqp-sequence:list")
@@ -242,7 +243,6 @@ class Amqp10Consumer(Consumer):
             return dial_error(self._refused, url, _SPEAKS)
         name, description = self._condition() or ("", self._end or "the connection was closed")
         reason = f"{name}: {description}" if name else description
-        destination = self.connection.destination
         if self._transport.sasl().outcome in {SASL.AUTH, SASL.PERM} or (
             name in _UNAUTHORIZED and not self._proton.state & Endpoint.REMOTE_ACTIVE
         ):
@@ -254,6 +254,16 @@ class Amqp10Consumer(Consumer):
             )
         if name == "amqp:connection:framing-error" or "header mismatch" in description:
             return BrokerUnavailableError(f"{url}: {reason}{hint(url, _SPEAKS)}")
+        return self._link_error(name, description, url)
+
+    def _link_error(self, name: str, description: str, url: BrokerUrl) -> MqError:
+        """The error of this package for a queue or topic that was refused."""
+        destination, reason = self.connection.destination, f"{name}: {description}" if name else description
+        if name == "amqp:resource-locked" or any(words in description.lower() for words in _IN_USE):
+            # May be our own former connection, of which the broker has not noticed the end.
+            return BrokerUnavailableError(
+                f"{url}: {destination} is in use by another connection, or still by a former one ({reason})"
+            )
         if name == "amqp:invalid-field" and self.connection.selector is not None:
             problem = f"{self.connection.selector!r} for {destination} was not understood by {url} ({reason})"
             return OptionError("selector", problem)

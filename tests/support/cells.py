@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from pyspark_mq.brokers import BROKERS
+from pyspark_mq.brokers.amqp10_publisher import OutgoingMessage, publish_amqp10
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from pyspark_mq.brokers.nodes import make_node
 from pyspark_mq.brokers.process import Node, QueueCounts
 from pyspark_mq.brokers.rabbitmq_node import RabbitNode
+from pyspark_mq.brokers.stomp_publisher import publish_stomp
 from pyspark_mq.sources import consumer_class
 from pyspark_mq.sources.base import Connection, Consumer, Greeting
 from pyspark_mq.sources.url import parse_urls
@@ -25,7 +27,7 @@ from tests.support.proxy import FaultProxy
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["ALL_CELLS", "CELLS", "Cell", "LiveCell", "cell_node"]
+__all__ = ["ALL_CELLS", "CELLS", "Cell", "LiveCell", "Session", "cell_node"]
 
 _HOLD_TIMEOUT_S = 20.0
 
@@ -130,6 +132,45 @@ class LiveCell:
         self._published += count
         self.node.publish(self.queue, (text.encode() for text in texts), protocol=self.cell.protocol, **properties)
         return texts
+
+    def topic(self) -> str:
+        """A topic of its own; where topics are exchanges, made now."""
+        name = f"topic-{uuid.uuid4().hex[:12]}"
+        if self.cell.broker == "rabbitmq":
+            self._on_channel(lambda channel: channel.exchange_declare(name, "topic", durable=True))
+        return name
+
+    def publish_topic(self, topic: str, count: int) -> list[str]:
+        """As :meth:`publish`, to all subscriptions of a topic."""
+        texts = [f"message {self._published + number}" for number in range(count)]
+        self._published += count
+        dialects, url = BROKERS[self.cell.broker], self.node.url(self.cell.protocol)
+        if self.cell.broker == "rabbitmq":
+            import pika
+
+            def send(channel: Any) -> None:
+                for text in texts:
+                    named = pika.BasicProperties(message_id=text, delivery_mode=2)
+                    channel.basic_publish(topic, "any.key", text.encode(), named)
+
+            self._on_channel(send)
+        elif self.cell.protocol == STOMP and dialects.stomp is not None:
+            headers = {"destination-type": "MULTICAST"} if self.cell.broker == "artemis" else {}
+            messages = ((text.encode(), headers) for text in texts)
+            publish_stomp(url, dialects.stomp.topic.format(name=topic), messages)
+        elif dialects.amqp10 is not None:
+            outgoing = (OutgoingMessage(text.encode(), text) for text in texts)
+            publish_amqp10(url, dialects.amqp10.topic.format(name=topic), outgoing, capability="topic")
+        return texts
+
+    def _on_channel(self, work: Callable[[Any], object]) -> None:
+        import pika
+
+        connection = pika.BlockingConnection(pika.URLParameters(self.node.url(AMQP_0_9_1)))
+        channel = connection.channel()
+        channel.confirm_delivery()
+        work(channel)
+        connection.close()
 
     def counts(self) -> QueueCounts:
         """Messages waiting and handed out."""

@@ -1,0 +1,115 @@
+"""Topics: durable subscriptions keep what is published while nobody is there; others keep nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyspark_mq.brokers import BROKERS
+from pyspark_mq.errors import MqError, OptionError
+from pyspark_mq.sources.base import SessionLostError
+from pyspark_mq.spark_source.options import parse_options
+from tests.support.cells import LiveCell, Session
+from tests.support.engine import At, Crashed, Engine
+
+pytestmark = pytest.mark.law("topic")
+
+
+def durable(cell: LiveCell, topic: str, **options: object) -> Engine:
+    given = cell.options(topic=topic, subscription=f"{topic}-readers", **options)
+    del given["queue"]
+    return Engine(**given)
+
+
+def needs_durable(cell: LiveCell) -> None:
+    if cell.cell.protocol not in BROKERS[cell.cell.broker].durable_topics:
+        options = cell.options(topic="t", subscription="s")
+        del options["queue"]
+        with pytest.raises(OptionError, match="no durable subscriptions"):
+            parse_options({name: str(value) for name, value in options.items()})
+        pytest.skip("no durable subscriptions over this protocol: refused at load(); a bound queue is read instead")
+
+
+def test_a_durable_subscription_keeps_messages_while_the_query_is_down(cell: LiveCell) -> None:
+    needs_durable(cell)
+    topic = cell.topic()
+    with durable(cell, topic) as run:
+        assert run.trigger() == 0  # the subscription is made with the first connection
+        sent = cell.publish_topic(topic, 10)
+        run.drain(10)
+        run.crash()
+        sent += cell.publish_topic(topic, 10)
+        run.drain(20)
+        assert sorted(run.output) == sorted(sent)
+
+
+@pytest.mark.parametrize("at", list(At))
+def test_a_driver_killed_at_any_point_loses_and_doubles_nothing(cell: LiveCell, at: At) -> None:
+    needs_durable(cell)
+    topic = cell.topic()
+    with durable(cell, topic, maxMessagesPerTrigger=10) as run:
+        assert run.trigger() == 0
+        sent = cell.publish_topic(topic, 30)
+        with pytest.raises(Crashed):
+            run.batch(crash=at)
+        run.drain(30)
+        assert sorted(run.output) == sorted(sent)
+
+
+def test_a_broker_killed_keeps_the_subscription_and_what_was_not_acknowledged(cell: LiveCell) -> None:
+    needs_durable(cell)
+    topic = cell.topic()
+    with durable(cell, topic, maxMessagesPerTrigger=10) as run:
+        assert run.trigger() == 0
+        sent = cell.publish_topic(topic, 30)
+        run.between = cell.kill_and_start
+        run.batch()
+        run.between = lambda: None
+        run.drain(30)
+        assert sorted(run.output) == sorted(sent)
+
+
+def problem(session: Session) -> Exception | None:
+    """What a second session on a subscription meets within a second, if anything."""
+    try:
+        session.consume(10)
+        session.idle(1.0)
+    except (MqError, SessionLostError) as met:
+        return met
+    return None
+
+
+def test_a_subscription_in_use_is_said_or_shared(cell: LiveCell) -> None:
+    needs_durable(cell)
+    topic = cell.topic()
+    names = {"queue": None, "topic": topic, "subscription": f"{topic}-readers"}
+    with cell.session(**names) as first:
+        first.consume(10)
+        first.idle(0.3)
+        with cell.session(**names) as second:
+            met = problem(second)
+            assert met is None or ("in use" in str(met) and topic in str(met))
+        sent = cell.publish_topic(topic, 5)
+        # A second one that shared it has left again.
+        assert first.turn(lambda: len(first.raws) >= 5, 5)
+        assert sorted(first.bodies()) == sorted(sent)
+
+
+def test_without_a_subscription_only_what_comes_now_is_read(cell: LiveCell) -> None:
+    topic = cell.topic()
+    cell.publish_topic(topic, 5)
+    options = cell.options(topic=topic, guarantee="none")
+    del options["queue"]
+    with Engine(**options) as run:
+        assert run.trigger() == 0
+        sent = cell.publish_topic(topic, 10)
+        run.drain(10)
+        assert sorted(run.output) == sorted(sent)
+
+
+@pytest.mark.parametrize("guarantee", ["exactly-once", "at-least-once"])
+def test_a_topic_without_a_subscription_is_refused_for_any_other_guarantee(cell: LiveCell, guarantee: str) -> None:
+    options = cell.options(topic="prices", guarantee=guarantee)
+    del options["queue"]
+    with pytest.raises(OptionError, match="subscription") as refused:
+        parse_options({name: str(value) for name, value in options.items()})
+    assert "prices" in str(refused.value)
