@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from pyspark_mq.brokers.base import AMQP_0_9_1
 from pyspark_mq.brokers.process import Node, NodeError, TlsFiles
 from pyspark_mq.brokers.rabbitmq_node import RabbitNode
 from tests.support.cells import ALL_CELLS, CELLS, Cell, LiveCell, cell_node
@@ -20,10 +21,12 @@ from tests.support.certificates import Certificates, make_certificates
 def pytest_addoption(parser: pytest.Parser) -> None:
     names = ", ".join(cell.name for cell in ALL_CELLS)
     parser.addoption("--cells", default="", help=f"run laws and failure matrix on these only, comma-separated: {names}")
+    parser.addoption("--thorough", action="store_true", help="run the thorough tests on all cells, which takes long")
     parser.addoption("--matrix-report", help="append what each law gave on each cell to this file, as JSON lines")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "thorough: on AMQP 0-9-1 only, unless --thorough is given")
     config.addinivalue_line("markers", "protocols(*names): run on cells of these protocols only")
     config.addinivalue_line("markers", "law(name): the row of the compatibility matrix a test belongs to")
 
@@ -32,6 +35,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "cell" in metafunc.fixturenames:
         only = metafunc.definition.get_closest_marker("protocols")
         cells = [cell for cell in _chosen(metafunc.config) if only is None or cell.protocol in only.args]
+        if metafunc.definition.get_closest_marker("thorough") and not metafunc.config.getoption("--thorough"):
+            cells = [cell for cell in cells if cell.protocol == AMQP_0_9_1]
         marked = [pytest.param(cell, marks=pytest.mark.xdist_group(cell.broker)) for cell in cells]
         metafunc.parametrize("cell", marked, indirect=True, ids=[cell.name for cell in cells], scope="function")
 

@@ -84,7 +84,9 @@ def _run(cell: Cell, arguments: argparse.Namespace) -> None:
         meta.write_text(json.dumps({"obstacle": str(absent).splitlines()[0]}), "utf-8")
         print(f"{cell.name}: cannot run: {absent}", flush=True)
         return
-    _program("pytest", "-q", "tests/laws", "tests/faults", "--cells", cell.name, "--matrix-report", str(report))
+    _program(
+        "pytest", "-q", "tests/laws", "tests/faults", "--cells", cell.name, "--thorough", "--matrix-report", str(report)
+    )
     print(f"{cell.name}: laws and failure matrix in {time.monotonic() - began:.0f} s", flush=True)
     if arguments.faults:
         counts = ["--messages", str(arguments.messages), "--rate", str(arguments.rate)]

@@ -32,6 +32,7 @@ def test_killed_between_plan_and_commit(cell: LiveCell) -> None:
         assert_exactly_once(cell, run, sent, ordered=False)  # its order after a restart is its own
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("after_s", [0.0, 0.05, 0.2, 0.4])
 def test_killed_right_after_an_acknowledgement_was_confirmed(cell: LiveCell, after_s: float) -> None:
     sent = cell.publish(MESSAGES)
@@ -57,6 +58,7 @@ def test_broker_and_driver_killed_together_after_phase_two(cell: LiveCell, after
         assert_exactly_once(cell, run, sent, ordered=False)  # its order after a restart is its own
 
 
+@pytest.mark.thorough
 def test_killed_while_the_acknowledgement_is_sent(cell: LiveCell) -> None:
     sent = cell.publish(MESSAGES)
     with engine(cell) as run:
@@ -72,6 +74,7 @@ def test_killed_while_the_acknowledgement_is_sent(cell: LiveCell) -> None:
         assert_exactly_once(cell, run, sent, ordered=False)  # its order after a restart is its own
 
 
+@pytest.mark.thorough
 def test_an_orderly_restart_in_the_middle(cell: LiveCell) -> None:
     sent = cell.publish(MESSAGES)
     with engine(cell) as run:
@@ -100,6 +103,7 @@ def test_away_for_longer_than_the_reconnect_timeout(cell: LiveCell) -> None:
         assert_exactly_once(cell, run, sent, ordered=False)  # its order after a restart is its own
 
 
+@pytest.mark.thorough
 def test_away_at_the_start(cell: LiveCell) -> None:
     cell.node.kill()
     with engine(cell, connectTimeout="2s") as run:

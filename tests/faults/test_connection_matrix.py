@@ -77,6 +77,7 @@ def test_a_cut_while_the_confirmation_is_under_way(cell: LiveCell, proxy: FaultP
         assert_exactly_once(cell, run, [*sent, *more])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("cut_bytes", [1, 8, 500, 700, 1_500, 4_096, 9_999])
 def test_a_cut_anywhere_in_the_stream(cell: LiveCell, proxy: FaultProxy, cut_bytes: int) -> None:
     # The first bytes are the handshake, the later ones deliveries, in the middle of any frame.
@@ -88,6 +89,7 @@ def test_a_cut_anywhere_in_the_stream(cell: LiveCell, proxy: FaultProxy, cut_byt
         assert_exactly_once(cell, run, sent)
 
 
+@pytest.mark.thorough
 def test_many_cuts_in_a_row(cell: LiveCell, proxy: FaultProxy) -> None:
     sent = cell.publish(MESSAGES)
     with engine(cell, proxy, maxMessagesPerTrigger=10) as run:
@@ -99,6 +101,7 @@ def test_many_cuts_in_a_row(cell: LiveCell, proxy: FaultProxy) -> None:
         assert_exactly_once(cell, run, sent)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("direction", [None, *Direction])
 def test_a_silent_connection_is_noticed_and_left(
     cell: LiveCell, proxy: FaultProxy, direction: Direction | None
@@ -125,6 +128,7 @@ def test_a_connection_that_goes_silent_between_plan_and_commit(cell: LiveCell, p
         assert_exactly_once(cell, run, sent, ordered=False)
 
 
+@pytest.mark.thorough
 def test_a_stalled_connection_goes_on_where_it_was(cell: LiveCell, proxy: FaultProxy) -> None:
     sent = cell.publish(MESSAGES)
     with engine(cell, proxy, heartbeat="30s") as run:
@@ -139,6 +143,7 @@ def test_a_stalled_connection_goes_on_where_it_was(cell: LiveCell, proxy: FaultP
         assert_exactly_once(cell, run, sent)
 
 
+@pytest.mark.thorough
 def test_two_connections_survive_the_loss_of_both(cell: LiveCell, proxy: FaultProxy) -> None:
     sent = cell.publish(MESSAGES)
     with engine(cell, proxy, consumers=2) as run:

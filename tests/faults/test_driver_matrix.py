@@ -35,6 +35,7 @@ def test_a_driver_killed_at_any_point_loses_and_doubles_nothing(cell: LiveCell, 
         assert_exactly_once(cell, run, sent)
 
 
+@pytest.mark.thorough
 def test_a_replay_is_the_same_batch_even_when_the_sink_has_it_already(cell: LiveCell) -> None:
     sent = cell.publish(MESSAGES)
     with engine(cell) as run:
@@ -75,6 +76,7 @@ def test_a_driver_killed_in_the_middle_of_phase_two_has_the_rest_dropped(cell: L
             assert_exactly_once(cell, later, sent)
 
 
+@pytest.mark.thorough
 def test_crashes_in_a_row_keep_the_offsets_bounded(cell: LiveCell) -> None:
     sent = cell.publish(200)
     with engine(cell, settleGrace="1s") as run:

@@ -86,6 +86,7 @@ def test_expired(cell: LiveCell) -> None:
         assert_names_everything(failed.value, cell, EPOCH)
 
 
+@pytest.mark.thorough
 def test_going_on_without_them_when_the_user_says_so(cell: LiveCell) -> None:
     sent = cell.publish(EPOCH)
     with planned_and_crashed(cell, failOnDataLoss="false") as run:
@@ -99,6 +100,7 @@ def test_going_on_without_them_when_the_user_says_so(cell: LiveCell) -> None:
         assert poll(lambda: cell.total() == 0, 5)
 
 
+@pytest.mark.thorough
 def test_nothing_is_acknowledged_by_a_failed_replay(cell: LiveCell) -> None:
     cell.publish(EPOCH + 10)
     with planned_and_crashed(cell) as run:

@@ -74,6 +74,7 @@ def test_a_wrong_password_is_refused(cell: LiveCell) -> None:
         assert word in str(error)
 
 
+@pytest.mark.thorough
 @pytest.mark.law("auth")
 def test_options_come_before_the_url(cell: LiveCell) -> None:
     own = urlsplit(cell.url())
@@ -141,6 +142,7 @@ def test_the_port_of_another_protocol_is_named(cell: LiveCell) -> None:
     assert spoken in str(error)
 
 
+@pytest.mark.thorough
 @pytest.mark.law("wrong port")
 def test_a_silent_port_is_left_in_time(cell: LiveCell) -> None:
     with cell.proxy() as proxy:

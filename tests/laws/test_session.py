@@ -25,6 +25,7 @@ def test_messages_come_with_their_bodies_and_stay_un_acknowledged(cell: LiveCell
     assert poll(lambda: cell.counts().ready == 50, 10)
 
 
+@pytest.mark.thorough
 @pytest.mark.law("deliver")
 def test_messages_sent_later_come_without_being_asked_for(cell: LiveCell) -> None:
     with cell.session() as session:
@@ -132,6 +133,7 @@ def test_a_single_message_takes_no_other_along(cell: LiveCell) -> None:
         assert again.take(21)[:21] == sent[8:29]
 
 
+@pytest.mark.thorough
 @pytest.mark.law("acknowledge no more than the epoch")
 def test_acknowledgements_arrive_in_thousands(cell: LiveCell) -> None:
     cell.publish(5_000)

@@ -55,6 +55,7 @@ def test_a_driver_killed_at_any_point_loses_and_doubles_nothing(cell: LiveCell, 
         assert sorted(run.output) == sorted(sent)
 
 
+@pytest.mark.thorough
 def test_a_broker_killed_keeps_the_subscription_and_what_was_not_acknowledged(cell: LiveCell) -> None:
     needs_durable(cell)
     topic = cell.topic()
