@@ -37,7 +37,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         cells = [cell for cell in _chosen(metafunc.config) if only is None or cell.protocol in only.args]
         if metafunc.definition.get_closest_marker("thorough") and not metafunc.config.getoption("--thorough"):
             cells = [cell for cell in cells if cell.protocol == AMQP_0_9_1]
-        marked = [pytest.param(cell, marks=pytest.mark.xdist_group(cell.broker)) for cell in cells]
+        marked = [pytest.param(cell, marks=pytest.mark.xdist_group(cell.name)) for cell in cells]
         metafunc.parametrize("cell", marked, indirect=True, ids=[cell.name for cell in cells], scope="function")
 
 
@@ -46,6 +46,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     empty = [item for item in items if any("empty parameter set" in _told(mark) for mark in item.iter_markers("skip"))]
     config.hook.pytest_deselected(items=empty)
     items[:] = [item for item in items if item not in set(empty)]
+    for item in items:
+        # What shares a broker or Spark stays together when tests are run side by side.
+        if item.get_closest_marker("xdist_group") is None:
+            shared = "spark" if "spark" in getattr(item, "fixturenames", ()) else item.nodeid.partition("::")[0]
+            item.add_marker(pytest.mark.xdist_group(shared))
 
 
 def _told(mark: pytest.Mark) -> str:
