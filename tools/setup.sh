@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Brings a machine to where tests, demo and benchmark run: the Debian packages that are missing,
-# .venv with this checkout installed in it, and the Java brokers in the cache folder of the user. Does nothing, and says nothing, when all is there.
+# .venv with this checkout installed in it, and the Java brokers in the cache folder of the user.
+# Does nothing, and says nothing, when all is there.
 #
 # Usage: tools/setup.sh [--quiet]      --quiet: do not even say that it is ready
 # PYTHON in the environment chooses the interpreter; root, or sudo, is only needed for packages.
@@ -73,6 +74,8 @@ missing_packages() {
     command -v openssl >/dev/null || echo openssl
     [[ -n ${JAVA_HOME:-} ]] || command -v java >/dev/null || echo openjdk-17-jre-headless
     command -v mvn >/dev/null || echo maven
+    # The tests compile a JMS client.
+    command -v javac >/dev/null || echo openjdk-17-jdk-headless
     "$1" -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv
     # pip compiles python-qpid-proton.
     command -v gcc >/dev/null || echo gcc libc6-dev

@@ -56,7 +56,7 @@ ARTEMIS = Broker(
         expires_header="expires",
         count_header="",
         internal_headers=frozenset({"destination-type", "expires", "persistent"}),
-        internal_prefixes=("__HDR_", "__AMQ_", "_AMQ_"),
+        internal_prefixes=("__HDR_", "__AMQ_", "_AMQ_", "JMS_AMQP_", "NATIVE_MESSAGE_ID"),
     ),
     amqp10=Amqp10Dialect(
         queue="{name}",

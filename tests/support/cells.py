@@ -209,6 +209,12 @@ class LiveCell:
         """For :meth:`session`: connect through a proxy."""
         return {"urls": parse_urls(self.url(proxy))}
 
+    @property
+    def counts_bytes(self) -> bool:
+        """Is the window told to the broker in bytes?"""
+        dialect = BROKERS[self.cell.broker].stomp
+        return self.cell.protocol == STOMP and dialect is not None and dialect.window_bytes > 0
+
     def connection(self, **changes: Any) -> Connection:
         """What a consumer of the queue is made with."""
         settings = {

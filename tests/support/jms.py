@@ -1,0 +1,72 @@
+"""Messages from a real JMS client: a small Java program, built by Maven when it is first used."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from pyspark_mq.brokers.base import AMQP_1_0
+from pyspark_mq.brokers.java_node import JavaNode
+from pyspark_mq.brokers.process import Node, NodeError
+
+__all__ = ["CORRELATION_ID", "GROUP_ID", "KINDS", "PRIORITY", "PROPERTIES", "REPLY_TO", "TYPE", "send"]
+
+_PROJECT = Path(__file__).resolve().parent.parent / "jms"
+_BUILD_TIMEOUT_S = 240
+_SEND_TIMEOUT_S = 60
+
+#: What it sends, in order, and what each message has (`JmsSender.java`).
+KINDS = ("text", "bytes", "map", "stream", "object")
+CORRELATION_ID, REPLY_TO, TYPE, GROUP_ID, PRIORITY = "correlation-1", "answers", "kind-1", "group-1", 7
+PROPERTIES = {
+    "aBoolean": "true", "aByte": "-1", "aShort": "-2", "anInt": "-3", "aLong": "-4", "aFloat": "1.5",
+    "aDouble": "2.25", "aString": "täxt",
+}  # fmt: skip
+
+
+def send(node: Node, queue: str, client: str) -> list[dict[str, Any]]:
+    """Send a message of each kind to a queue.
+
+    Args:
+        client: ``own`` for the broker's own, over its own protocol; ``qpid`` for Qpid JMS, over AMQP 1.0.
+
+    Returns:
+        `kind`, `id`, `timestamp` and `expiration` (milliseconds since 1970) of each.
+
+    Raises:
+        NodeError: Maven or a compiler is missing, or it failed; the text has what it said.
+    """
+    classes = _build()
+    amqp = urlsplit(node.url(AMQP_1_0))
+    if client == "own":
+        assert isinstance(node, JavaNode)
+        name, url = node.title.lower(), node.jms_url()
+    else:
+        name, url = client, f"amqp://{amqp.hostname}:{amqp.port}"
+    path = os.pathsep.join([str(classes), str(classes.parent / "lib" / "*")])
+    user = [amqp.username or "", amqp.password or ""]
+    done = _run(["java", "-XX:TieredStopAtLevel=1", "-cp", path, "JmsSender", name, url, *user, queue], _SEND_TIMEOUT_S)
+    return [json.loads(line) for line in done.splitlines()]
+
+
+@functools.cache
+def _build() -> Path:
+    """The folder of the compiled program, its libraries beside it."""
+    maven = shutil.which("mvn")
+    if maven is None:
+        raise NodeError("Maven is not installed; install it with: apt-get install maven openjdk-17-jdk-headless")
+    _run([maven, "--quiet", "--batch-mode", "--file", str(_PROJECT / "pom.xml"), "compile"], _BUILD_TIMEOUT_S)
+    return _PROJECT / "target" / "classes"
+
+
+def _run(command: list[str], timeout_s: float) -> str:
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=timeout_s, check=False)
+    if done.returncode != 0:
+        raise NodeError(f"{Path(command[0]).name} failed: {(done.stdout + done.stderr).strip()[-2000:]}")
+    return done.stdout
