@@ -54,7 +54,7 @@ ACTIVEMQ = Broker(
         expires_header="expires",
         count_header="",
         internal_headers=frozenset({"expires", "persistent"}),
-        internal_prefixes=(),
+        internal_prefixes=("JMS_AMQP_",),
     ),
     amqp10=Amqp10Dialect(
         queue="queue://{name}",
