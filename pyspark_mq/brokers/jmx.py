@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
@@ -18,6 +19,8 @@ from pyspark_mq.brokers.process import NodeError, QueueCounts
 
 __all__ = ["ActiveMqAdmin", "ArtemisAdmin", "Jolokia", "JolokiaError", "QueueAdmin"]
 
+_DELETE_TIMEOUT_S = 10.0
+_DELETE_RETRY_S = 0.2
 _TIMEOUT_S = 30.0
 _MISSING = "javax.management.InstanceNotFoundException"
 
@@ -187,9 +190,16 @@ class ArtemisAdmin(QueueAdmin):
         self._jolokia.call(self._broker, "createQueue(java.lang.String,boolean)", json.dumps(made), True)
 
     def delete(self, queue: str) -> None:
-        if self._find(queue, "Name"):
-            operation = "destroyQueue(java.lang.String,boolean,boolean)"
-            self._jolokia.call(self._broker, operation, queue, True, True)
+        operation = "destroyQueue(java.lang.String,boolean,boolean)"
+        deadline = time.monotonic() + _DELETE_TIMEOUT_S
+        while self._find(queue, "Name"):
+            try:
+                self._jolokia.call(self._broker, operation, queue, True, True)
+            except JolokiaError:
+                # Artemis 2.56 stumbles over a consumer whose connection is just ending.
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_DELETE_RETRY_S)
 
     def counts(self, queue: str) -> QueueCounts:
         found = self._one(queue, "MessageCount", "DeliveringCount")[1]
