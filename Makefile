@@ -5,10 +5,10 @@ ARGS ?=
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ready demo test matrix soak bench lint check clean
+.PHONY: help setup ready demo test test-containers matrix soak bench lint check clean
 
 help: ## Show this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
 
 setup: ## Install what is missing: Debian packages, and .venv with this checkout in it
 	@PYTHON="$(PYTHON)" tools/setup.sh
@@ -22,6 +22,9 @@ demo: ready ## Watch it survive a kill: BROKER=rabbitmq PROTOCOL=stomp, or ARGS=
 
 test: ready ## Run the tests, against brokers of their own
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup $(ARGS)
+
+test-containers: ready ## Run the tests against brokers in containers
+	@BIN="$(BIN)" tools/containers.sh $(ARGS)
 
 matrix: ready ## Run laws, failure matrix and a storm on every broker and protocol; writes docs/compatibility.md
 	$(BIN)/python -m tests.matrix $(ARGS)

@@ -11,9 +11,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 readonly venv=.venv
 readonly log=$venv/setup.log
 readonly stamp=$venv/setup.stamp
-readonly policy=/usr/sbin/policy-rc.d
 readonly extras=spark,stomp,amqp10,redis,dev
-policy_is_ours=no
+# shellcheck source=tools/debian.sh
+source tools/debian.sh
 
 main() {
     local python=${PYTHON:-$(command -v python3.11 || command -v python3 || true)}
@@ -85,40 +85,6 @@ missing_packages() {
 sys.exit(not pathlib.Path(sysconfig.get_path("include"), "Python.h").exists())' || echo python3-dev
 }
 
-install_packages() {
-    local root=()
-    if ((EUID != 0)); then
-        if ! command -v sudo; then
-            echo "Not root and no sudo. As root: apt-get install $*"
-            return 1
-        fi
-        root=(sudo)
-    fi
-    local apt=("${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=120)
-    refuse_service_starts "${root[@]}" &&
-        "${apt[@]}" update &&
-        "${apt[@]}" install --yes --no-install-recommends "$@"
-    local code=$?
-    remove_policy
-    return "$code"
-}
-
-# Debian starts a service as soon as it is installed, here a RabbitMQ on all the usual ports.
-# The policy file says no, for as long as we install; one that exists is somebody else's.
-refuse_service_starts() {
-    if [[ ! -e $policy ]]; then
-        policy_is_ours=yes
-        printf '#!/bin/sh\nexit 101\n' | "$@" tee "$policy" && "$@" chmod 755 "$policy"
-    fi
-}
-
-remove_policy() {
-    if [[ $policy_is_ours == yes ]]; then
-        if ((EUID == 0)); then rm -f "$policy"; else sudo rm -f "$policy"; fi
-        policy_is_ours=no
-    fi
-}
-
 install_checkout() {
     "$venv/bin/python" -m pip install --disable-pip-version-check --editable ".[$extras]"
 }
@@ -142,7 +108,7 @@ sys.exit(None if "pyspark_mq" in names else "pyspark_mq is installed but pkgutil
 fingerprint() {
     pwd
     "$1" -c 'import sys; print(sys.version)'
-    sha256sum pyproject.toml tools/setup.sh pyspark_mq/brokers/distributions.py
+    sha256sum pyproject.toml tools/setup.sh tools/debian.sh pyspark_mq/brokers/distributions.py
 }
 
 main "$@"

@@ -12,6 +12,7 @@ counts for nothing. Artemis 2.40 may keep messages of a STOMP consumer that was 
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -21,11 +22,11 @@ from xml.sax.saxutils import escape, quoteattr
 
 from pyspark_mq.brokers.artemis import ARTEMIS
 from pyspark_mq.brokers.distributions import ARTEMIS_VERSIONS, newest
-from pyspark_mq.brokers.java_node import PASSWORD, STORE_PASSWORD, USER, JavaNode
+from pyspark_mq.brokers.java_node import PASSWORD, STORE_PASSWORD, USER, JavaNode, JavaQueues
 from pyspark_mq.brokers.jmx import ArtemisAdmin
 from pyspark_mq.brokers.process import LOOPBACK, NodeError, TlsFiles, poll
 
-__all__ = ["ArtemisNode"]
+__all__ = ["ArtemisNode", "ArtemisQueues"]
 
 _VISIBLE_TIMEOUT_S = 5.0
 _NAME = LOOPBACK
@@ -117,13 +118,46 @@ activemq {
 """
 
 
-class ArtemisNode(JavaNode):
-    """One Artemis node with the user `admin`/`admin`."""
+class ArtemisQueues(JavaQueues):
+    """What can be done to the queues of an Artemis, wherever it runs."""
 
     title = "Artemis"
     broker = ARTEMIS
     # Else a missing address would be made for topics, and what is sent to it is gone.
     _stomp_headers = MappingProxyType({"destination-type": "ANYCAST"})
+
+    @property
+    @abstractmethod
+    def _admin(self) -> ArtemisAdmin:
+        """How its queues are managed."""
+
+    def publish(
+        self,
+        queue: str,
+        bodies: Iterable[bytes],
+        *,
+        ids: Iterable[str | None] | None = None,
+        headers: Mapping[str, Any] | None = None,
+        protocol: str | None = None,
+        expires_ms: int | None = None,
+        timeout_s: float = 120.0,
+    ) -> list[str | None]:
+        before: int | None = None
+        with suppress(NodeError):  # what is down says so when it is published to
+            before = self._admin.added(queue)
+        used = super().publish(
+            queue, bodies, ids=ids, headers=headers, protocol=protocol, expires_ms=expires_ms, timeout_s=timeout_s
+        )
+        # Artemis confirms what is on its disk; it is to be had, and counted, some milliseconds later.
+        if before is not None:
+            after = before + len(used)
+            with suppress(NodeError):
+                poll(lambda: self._admin.added(queue) >= after, _VISIBLE_TIMEOUT_S)
+        return used
+
+
+class ArtemisNode(ArtemisQueues, JavaNode):
+    """One Artemis node with the user `admin`/`admin`."""
 
     def __init__(
         self,
@@ -177,30 +211,6 @@ class ArtemisNode(JavaNode):
     @property
     def version(self) -> str:
         return self._version
-
-    def publish(
-        self,
-        queue: str,
-        bodies: Iterable[bytes],
-        *,
-        ids: Iterable[str | None] | None = None,
-        headers: Mapping[str, Any] | None = None,
-        protocol: str | None = None,
-        expires_ms: int | None = None,
-        timeout_s: float = 120.0,
-    ) -> list[str | None]:
-        before: int | None = None
-        with suppress(NodeError):  # what is down says so when it is published to
-            before = self._admin_client.added(queue)
-        used = super().publish(
-            queue, bodies, ids=ids, headers=headers, protocol=protocol, expires_ms=expires_ms, timeout_s=timeout_s
-        )
-        # Artemis confirms what is on its disk; it is to be had, and counted, some milliseconds later.
-        if before is not None:
-            after = before + len(used)
-            with suppress(NodeError):
-                poll(lambda: self._admin_client.added(queue) >= after, _VISIBLE_TIMEOUT_S)
-        return used
 
     @property
     def _admin(self) -> ArtemisAdmin:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import time
 from abc import abstractmethod
@@ -17,11 +16,13 @@ from pyspark_mq.brokers.amqp10_publisher import OutgoingMessage, publish_amqp10
 from pyspark_mq.brokers.base import AMQP_1_0, STOMP, Broker
 from pyspark_mq.brokers.distributions import JOLOKIA, Distribution, fetch, find_java
 from pyspark_mq.brokers.jmx import Jolokia, QueueAdmin
+from pyspark_mq.brokers.ports import speaks
 from pyspark_mq.brokers.process import (
     LOOPBACK,
     Command,
     Node,
     NodeError,
+    ProcessNode,
     QueueCounts,
     TlsFiles,
     listens,
@@ -29,7 +30,7 @@ from pyspark_mq.brokers.process import (
 )
 from pyspark_mq.brokers.stomp_publisher import publish_stomp
 
-__all__ = ["PASSWORD", "USER", "JavaNode", "publish_java"]
+__all__ = ["PASSWORD", "USER", "JavaNode", "JavaQueues", "logs_in", "publish_java"]
 
 #: The user every node has; nobody else gets in.
 USER = "admin"
@@ -38,8 +39,6 @@ PASSWORD = "admin"
 #: Of the key and trust stores, which are as well protected as the PEM files they are made of.
 STORE_PASSWORD = "changeit"
 
-_PROBE_TIMEOUT_S = 5.0
-_CONNECTED = b"CONNECTED"
 _LOG4J = """\
 rootLogger.level = INFO
 rootLogger.appenderRef.console.ref = console
@@ -50,79 +49,18 @@ appender.console.layout.pattern = %d %-5level [%logger] %msg%n
 """
 
 
-class JavaNode(Node):
-    """A broker in a JVM of its own, from a distribution that Maven fetches."""
+class JavaQueues(Node):
+    """What can be done to the queues of such a broker, wherever it runs."""
 
     #: How the source speaks to such a broker.
     broker: Broker
     #: What the broker wants to see in each STOMP frame that publishes.
     _stomp_headers: Mapping[str, str] = MappingProxyType({})
 
-    def __init__(
-        self,
-        distribution: Distribution,
-        *,
-        data: Path | None,
-        tls: TlsFiles | None,
-        heap: str,
-        start_timeout_s: float,
-        stop_timeout_s: float,
-    ) -> None:
-        """Nothing is started yet; the distribution is fetched if it is not in the cache.
-
-        Args:
-            data: as for :class:`Node`.
-            tls: listen for TLS as well, for each protocol on one more port.
-            heap: most memory the JVM takes for objects, as its option `-Xmx` says it.
-
-        Raises:
-            NodeError: Java is missing, or the distribution cannot be had.
-        """
-        self._java = find_java()
-        self._home = fetch(distribution)
-        self._agent = next(fetch(JOLOKIA).glob("*.jar"))
-        super().__init__(data=data, start_timeout_s=start_timeout_s, stop_timeout_s=stop_timeout_s)
-        self._tls = tls
-        self._heap = heap
-        self._stomp_port = self._reserve_port()
-        self._stomps_port = self._reserve_port()
-        self._amqp_port = self._reserve_port()
-        self._amqps_port = self._reserve_port()
-        self._jms_port = self._reserve_port()
-        self._agent_port = self._reserve_port()
-        self.jolokia = Jolokia(f"http://{LOOPBACK}:{self._agent_port}/jolokia/", USER, PASSWORD)
-
-    # -- as any node
-
     @property
-    def port(self) -> int:
-        """Port of STOMP without TLS."""
-        return self._stomp_port
-
-    def url(
-        self,
-        protocol: str | None = None,
-        *,
-        user: str | None = None,
-        password: str | None = None,
-        tls: bool = False,
-    ) -> str:
-        endpoints = {
-            STOMP: (("stomp", self._stomp_port), ("stomp+ssl", self._stomps_port)),
-            AMQP_1_0: (("amqp", self._amqp_port), ("amqps", self._amqps_port)),
-        }.get(protocol or STOMP)
-        if endpoints is None:
-            raise NodeError(f"{self.title} nodes do not speak {protocol!r}")
-        if tls and self._tls is None:
-            raise NodeError("this node does not listen for TLS: give tls=TlsFiles(...)")
-        scheme, port = endpoints[tls]
-        own_user, own_password = self._credentials
-        credentials = f"{quote(user or own_user, '')}:{quote(password or own_password, '')}"
-        return f"{scheme}://{credentials}@{LOOPBACK}:{port}/"
-
-    def jms_url(self) -> str:
-        """Where the broker's own Java client connects to (OpenWire, on Artemis Core as well)."""
-        return f"tcp://{LOOPBACK}:{self._jms_port}"
+    @abstractmethod
+    def _admin(self) -> QueueAdmin:
+        """How its queues are managed."""
 
     def declare(self, queue: str) -> None:
         self._admin.declare(queue)
@@ -192,17 +130,82 @@ class JavaNode(Node):
             timeout_s=timeout_s,
         )
 
+
+class JavaNode(JavaQueues, ProcessNode):
+    """A broker in a JVM of its own, from a distribution that Maven fetches."""
+
+    def __init__(
+        self,
+        distribution: Distribution,
+        *,
+        data: Path | None,
+        tls: TlsFiles | None,
+        heap: str,
+        start_timeout_s: float,
+        stop_timeout_s: float,
+    ) -> None:
+        """Nothing is started yet; the distribution is fetched if it is not in the cache.
+
+        Args:
+            data: as for :class:`Node`.
+            tls: listen for TLS as well, for each protocol on one more port.
+            heap: most memory the JVM takes for objects, as its option `-Xmx` says it.
+
+        Raises:
+            NodeError: Java is missing, or the distribution cannot be had.
+        """
+        self._java = find_java()
+        self._home = fetch(distribution)
+        self._agent = next(fetch(JOLOKIA).glob("*.jar"))
+        super().__init__(data=data, start_timeout_s=start_timeout_s, stop_timeout_s=stop_timeout_s)
+        self._tls = tls
+        self._heap = heap
+        self._stomp_port = self._reserve_port()
+        self._stomps_port = self._reserve_port()
+        self._amqp_port = self._reserve_port()
+        self._amqps_port = self._reserve_port()
+        self._jms_port = self._reserve_port()
+        self._agent_port = self._reserve_port()
+        self.jolokia = Jolokia(f"http://{LOOPBACK}:{self._agent_port}/jolokia/", USER, PASSWORD)
+
+    # -- as any node
+
+    @property
+    def port(self) -> int:
+        """Port of STOMP without TLS."""
+        return self._stomp_port
+
+    def url(
+        self,
+        protocol: str | None = None,
+        *,
+        user: str | None = None,
+        password: str | None = None,
+        tls: bool = False,
+    ) -> str:
+        endpoints = {
+            STOMP: (("stomp", self._stomp_port), ("stomp+ssl", self._stomps_port)),
+            AMQP_1_0: (("amqp", self._amqp_port), ("amqps", self._amqps_port)),
+        }.get(protocol or STOMP)
+        if endpoints is None:
+            raise NodeError(f"{self.title} nodes do not speak {protocol!r}")
+        if tls and self._tls is None:
+            raise NodeError("this node does not listen for TLS: give tls=TlsFiles(...)")
+        scheme, port = endpoints[tls]
+        own_user, own_password = self._credentials
+        credentials = f"{quote(user or own_user, '')}:{quote(password or own_password, '')}"
+        return f"{scheme}://{credentials}@{LOOPBACK}:{port}/"
+
+    def jms_url(self) -> str:
+        """Where the broker's own Java client connects to (OpenWire, on Artemis Core as well)."""
+        return f"tcp://{LOOPBACK}:{self._jms_port}"
+
     # -- how it is run
 
     @property
     def _credentials(self) -> tuple[str, str]:
         """User and password of :meth:`url`."""
         return USER, PASSWORD
-
-    @property
-    @abstractmethod
-    def _admin(self) -> QueueAdmin:
-        """How its queues are managed."""
 
     @abstractmethod
     def _arguments(self) -> list[str]:
@@ -218,7 +221,7 @@ class JavaNode(Node):
         )
 
     def _ready(self) -> bool:
-        return _logs_in(self._stomp_port) and all(listens(port) for port in self._other_ports())
+        return logs_in(self._stomp_port) and all(listens(port) for port in self._other_ports())
 
     def _other_ports(self) -> list[int]:
         ports = [self._amqp_port, self._jms_port, self._agent_port]
@@ -288,15 +291,10 @@ def publish_java(
     return used
 
 
-def _logs_in(port: int) -> bool:
+def logs_in(port: int, user: str = USER, password: str = PASSWORD) -> bool:
     """An open port is not enough: with all of the broker up, it answers a CONNECT."""
-    login = f"CONNECT\naccept-version:1.2\nhost:/\nlogin:{USER}\npasscode:{PASSWORD}\n\n\0"
-    try:
-        with socket.create_connection((LOOPBACK, port), _PROBE_TIMEOUT_S) as probe:
-            probe.sendall(login.encode())
-            return probe.recv(len(_CONNECTED), socket.MSG_WAITALL) == _CONNECTED
-    except OSError:
-        return False
+    login = f"CONNECT\naccept-version:1.2\nhost:/\nlogin:{user}\npasscode:{password}\n\n\0"
+    return speaks(port, login.encode(), b"CONNECTED")
 
 
 def _run(*command: str | Path) -> None:

@@ -9,17 +9,22 @@ from pyspark_mq.brokers.process import Node, NodeError
 __all__ = ["make_node"]
 
 
-def make_node(broker: str, version: str = "", **settings: Any) -> Node:
+def make_node(broker: str, version: str = "", *, container: bool = False, **settings: Any) -> Node:
     """A node with all the protocols its broker has, not started.
 
     Args:
         broker: `rabbitmq`, `activemq` or `artemis`.
         version: of the broker, or the beginning of it; by default the newest of a machine or list.
+        container: in a container, of the image for that version, instead of as a local process.
         settings: of the broker's node class.
 
     Raises:
         NodeError: what it needs is not installed, or there is no such broker or version.
     """
+    if container:
+        from pyspark_mq.brokers.containers import make_container  # noqa: PLC0415 - needs testcontainers
+
+        return make_container(broker, version, **settings)
     if broker == "rabbitmq":
         from pyspark_mq.brokers.rabbitmq_node import RabbitNode  # noqa: PLC0415 - one of three is used
 

@@ -16,12 +16,13 @@ import random
 import socket
 from pathlib import Path
 
-__all__ = ["LOOPBACK", "ReservedPort", "free_port", "free_ports", "listens"]
+__all__ = ["LOOPBACK", "ReservedPort", "free_port", "free_ports", "listens", "speaks"]
 
 LOOPBACK = "127.0.0.1"
 
 _PORT_MIN = 10_000
 _PORT_TRIES = 1000
+_PROBE_TIMEOUT_S = 5.0
 
 
 class ReservedPort:
@@ -101,3 +102,13 @@ def listens(port: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def speaks(port: int, greeting: bytes, answer: bytes) -> bool:
+    """Does whoever listens on this port of 127.0.0.1 answer a greeting, and the answer begin like that?"""
+    try:
+        with socket.create_connection((LOOPBACK, port), _PROBE_TIMEOUT_S) as probe:
+            probe.sendall(greeting)
+            return probe.recv(len(answer), socket.MSG_WAITALL) == answer
+    except OSError:
+        return False

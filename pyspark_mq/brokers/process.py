@@ -44,6 +44,7 @@ __all__ = [
     "Node",
     "NodeError",
     "Process",
+    "ProcessNode",
     "PublishError",
     "QueueCounts",
     "ReservedPort",
@@ -84,13 +85,13 @@ class PublishError(NodeError):
         super().__init__(f"publishing to {queue!r} ended after {confirmed} confirmations: {reason}")
 
 
-def poll(condition: Callable[[], bool], timeout_s: float) -> bool:
-    """Wait until `condition` is true. False when it was not within that time."""
+def poll(condition: Callable[[], bool], timeout_s: float, *, interval_s: float = _POLL_S) -> bool:
+    """Wait until `condition` is true, asking each interval. False when it was not within that time."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
             return False
-        time.sleep(_POLL_S)
+        time.sleep(interval_s)
     return True
 
 
@@ -229,41 +230,14 @@ class QueueCounts:
 
 
 class Node(ABC):
-    """One broker, run as a local process with data and ports of its own.
+    """One broker of our own, to be killed and started again.
 
     Ports and data stay the same over any number of kills and restarts, until it is closed. Not
     thread-safe: one thread starts and ends it; others may go on using what :meth:`url` told.
-
-    Guarantee: after :meth:`stop` and :meth:`close` no process of it is left; data is only ever
-    deleted by :meth:`close`, and only a folder this class has made.
     """
 
     #: Name of the broker in error messages.
     title: str = "broker"
-
-    def __init__(
-        self,
-        *,
-        data: Path | None = None,
-        start_timeout_s: float = 60.0,
-        stop_timeout_s: float = 30.0,
-    ) -> None:
-        """Nothing is started yet.
-
-        Args:
-            data: folder for everything the broker writes, with what an earlier node may have
-                left in it; by default a new temporary one, deleted by :meth:`close`.
-        """
-        self._owns_data = data is None
-        if data is None:
-            data = Path(tempfile.mkdtemp(prefix=f"pyspark-mq-{self.title.lower()}-"))
-        data.mkdir(parents=True, exist_ok=True)
-        self.data = data.resolve()
-        self._start_timeout_s = start_timeout_s
-        self._stop_timeout_s = stop_timeout_s
-        self._process: Process | None = None
-        self._ports: list[ReservedPort] = []
-        self._log_start = 0
 
     @property
     @abstractmethod
@@ -346,6 +320,97 @@ class Node(ABC):
             PublishError: not all were confirmed; it has how many were.
         """
 
+    @property
+    @abstractmethod
+    def running(self) -> bool:
+        """Is it there? A broker that is starting is."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start it with the data it has; returns when it serves clients.
+
+        Raises:
+            NodeError: it is running already, ended by itself, or was not ready in time (it is
+                then killed).
+        """
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Orderly end by SIGTERM; data is kept. May be called again.
+
+        Raises:
+            NodeError: it had to be killed as it took too long.
+        """
+
+    @abstractmethod
+    def kill(self) -> None:
+        """SIGKILL; data is kept. May be called again."""
+
+    @abstractmethod
+    def log_tail(self, lines: int = _TAIL_LINES) -> str:
+        """The last lines of its output since the last start."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End everything for good, and delete the data if this node has made its place."""
+
+    def restart(self) -> None:
+        """Start again with the data it has, on the same ports; a running one is stopped first.
+
+        Raises:
+            NodeError: as :meth:`start` and :meth:`stop`.
+        """
+        self.stop()
+        self.start()
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class ProcessNode(Node):
+    """A node that is a local process with data and ports of its own.
+
+    Guarantee: after :meth:`stop` and :meth:`close` no process of it is left; data is only ever
+    deleted by :meth:`close`, and only a folder this class has made.
+    """
+
+    def __init__(
+        self,
+        *,
+        data: Path | None = None,
+        start_timeout_s: float = 60.0,
+        stop_timeout_s: float = 30.0,
+    ) -> None:
+        """Nothing is started yet.
+
+        Args:
+            data: folder for everything the broker writes, with what an earlier node may have
+                left in it; by default a new temporary one, deleted by :meth:`close`.
+        """
+        self._owns_data = data is None
+        if data is None:
+            data = Path(tempfile.mkdtemp(prefix=f"pyspark-mq-{self.title.lower()}-"))
+        data.mkdir(parents=True, exist_ok=True)
+        self.data = data.resolve()
+        self._start_timeout_s = start_timeout_s
+        self._stop_timeout_s = stop_timeout_s
+        self._process: Process | None = None
+        self._ports: list[ReservedPort] = []
+        self._log_start = 0
+
     @abstractmethod
     def _command(self) -> Command:
         """What to run; called before each start, so also the place to write configuration."""
@@ -360,7 +425,7 @@ class Node(ABC):
         self._ports.append(port)
         return port.number
 
-    def _end_helpers(self) -> None:  # noqa: B027 (most brokers have none)
+    def _end_helpers(self) -> None:
         """End processes beside the broker's own that it needs as long as it may be restarted."""
 
     @property
@@ -431,15 +496,6 @@ class Node(ABC):
         if self._process is not None:
             self._process.kill()
 
-    def restart(self) -> None:
-        """Start again with the data it has, on the same ports; a running one is stopped first.
-
-        Raises:
-            NodeError: as :meth:`start` and :meth:`stop`.
-        """
-        self.stop()
-        self.start()
-
     def log_tail(self, lines: int = _TAIL_LINES) -> str:
         """The last lines of its output since the last start."""
         with contextlib.suppress(FileNotFoundError), self.log.open("rb") as log:
@@ -463,22 +519,6 @@ class Node(ABC):
                 port.close()
             if self._owns_data:
                 shutil.rmtree(self.data, ignore_errors=True)
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _error(self, problem: str) -> NodeError:
         return NodeError(f"{self.title} in {self.data} {problem}; the end of its log:\n{self.log_tail()}")

@@ -19,9 +19,9 @@ import os
 import re
 import secrets
 import shutil
-import socket
 import subprocess
 import time
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,12 +29,14 @@ from typing import Any
 from urllib.parse import quote
 
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
+from pyspark_mq.brokers.ports import speaks
 from pyspark_mq.brokers.process import (
     LOOPBACK,
     Command,
     Node,
     NodeError,
     Process,
+    ProcessNode,
     QueueCounts,
     TlsFiles,
     listens,
@@ -44,7 +46,7 @@ from pyspark_mq.brokers.process import (
 from pyspark_mq.brokers.rabbitmq_erlang import CATCH_UP, COUNTS, PRELOAD, SYNC
 from pyspark_mq.brokers.rabbitmq_publisher import publish_confirmed
 
-__all__ = ["RabbitNode"]
+__all__ = ["RabbitNode", "RabbitQueues", "speaks_amqp"]
 
 _LIBRARY = Path("/usr/lib/rabbitmq/lib")
 _INSTALL = "install it with: apt-get install rabbitmq-server"
@@ -57,7 +59,6 @@ _PLUGINS = frozenset({_AMQP_1_0_PLUGIN, _EXTERNAL_PLUGIN, _STOMP_PLUGIN})
 
 _AMQP_GREETING = b"AMQP\x00\x00\x09\x01"
 _AMQP_METHOD_FRAME = b"\x01"
-_PROBE_TIMEOUT_S = 5.0
 _EPMD_TIMEOUT_S = 10.0
 _EVAL_TIMEOUT_S = 30.0
 _EVAL_RETRY_S = 0.2
@@ -66,120 +67,19 @@ _NOT_CONNECTED = "failed to connect to node"
 _CTL_TIMEOUT_S = 60.0
 _CATCH_UP_TIMEOUT_S = 30.0
 
-_COUNTS_ANSWER = re.compile(r"\{(\d+), (\d+)\}")
+_COUNTS_ANSWER = re.compile(r"\{(\d+),\s*(\d+)\}")
 
 
-class RabbitNode(Node):
-    """One RabbitMQ node with the user `guest`/`guest` and the virtual host `/`."""
+class RabbitQueues(Node):
+    """What can be done to the queues of a RabbitMQ node, wherever it runs."""
 
     title = "RabbitMQ"
+    #: Have the quorum queues gone through their logs since the last start?
+    _caught_up = False
 
-    def __init__(
-        self,
-        *,
-        data: Path | None = None,
-        config: Mapping[str, str | int] | None = None,
-        plugins: Sequence[str] = (),
-        tls: TlsFiles | None = None,
-        start_timeout_s: float = 60.0,
-        stop_timeout_s: float = 30.0,
-    ) -> None:
-        """Nothing is started yet.
-
-        Args:
-            data: as for :class:`Node`.
-            config: more lines of rabbitmq.conf, for example
-                ``{"consumer_timeout": 60000, "disk_free_limit.absolute": "50MB"}``.
-            plugins: of `rabbitmq_stomp`, `rabbitmq_amqp1_0` and `rabbitmq_auth_mechanism_ssl`.
-            tls: listen for TLS as well, for each protocol on one more port.
-
-        Raises:
-            NodeError: RabbitMQ is not installed, or a plugin is not one of these.
-        """
-        unknown = set(plugins) - _PLUGINS
-        if unknown:
-            raise NodeError(f"plugins {sorted(unknown)} are unknown here; known {sorted(_PLUGINS)}")
-        self._scripts = _find_scripts()
-        super().__init__(data=data, start_timeout_s=start_timeout_s, stop_timeout_s=stop_timeout_s)
-        self._config = dict(config or {})
-        self._plugins = tuple(plugins)
-        self._tls = tls
-        self._amqp_port = self._reserve_port()
-        self._amqps_port = self._reserve_port()
-        self._stomp_port = self._reserve_port()
-        self._stomps_port = self._reserve_port()
-        self._distribution_port = self._reserve_port()
-        self._epmd_port = self._reserve_port()
-        self._name = self._node_name()
-        self._epmd: Process | None = None
-        self._caught_up = False
-
-    # -- as any node
-
-    @property
-    def version(self) -> str:
-        return self._scripts.parent.name.removeprefix("rabbitmq_server-")
-
-    @property
-    def port(self) -> int:
-        """Port of AMQP without TLS."""
-        return self._amqp_port
-
-    def url(
-        self,
-        protocol: str | None = None,
-        *,
-        user: str | None = None,
-        password: str | None = None,
-        tls: bool = False,
-    ) -> str:
-        scheme, port = self._endpoint(protocol or AMQP_0_9_1, tls)
-        credentials = f"{quote(user or 'guest', '')}:{quote(password or 'guest', '')}"
-        return f"{scheme}://{credentials}@{LOOPBACK}:{port}/"
-
-    def _endpoint(self, protocol: str, tls: bool) -> tuple[str, int]:
-        plain, secured = {
-            AMQP_0_9_1: (("amqp", self._amqp_port), ("amqps", self._amqps_port)),
-            AMQP_1_0: (("amqp", self._amqp_port), ("amqps", self._amqps_port)),
-            STOMP: (("stomp", self._stomp_port), ("stomp+ssl", self._stomps_port)),
-        }.get(protocol, (None, None))
-        if plain is None or secured is None:
-            raise NodeError(f"RabbitMQ nodes do not speak {protocol!r}")
-        needed = {AMQP_1_0: _AMQP_1_0_PLUGIN, STOMP: _STOMP_PLUGIN}.get(protocol)
-        if needed is not None and needed not in self._plugins:
-            raise NodeError(f"this node does not speak {protocol}: give plugins=({needed!r},)")
-        if tls and self._tls is None:
-            raise NodeError("this node does not listen for TLS: give tls=TlsFiles(...)")
-        return secured if tls else plain
-
-    def _command(self) -> Command:
-        self._caught_up = False
-        self._write_files()
-        self._start_epmd()
-        arguments = [str(self._scripts / "rabbitmq-server"), "-noinput", "-sname", self._name]
-        arguments += ["-start_epmd", "false", *self._distribution_arguments()]
-        arguments += ["-eval", " ".join(PRELOAD.split()), "-s", "rabbit", "boot"]
-        return Command(arguments, self._environment())
-
-    def _ready(self) -> bool:
-        return self._speaks_amqp() and all(listens(port) for port in self._extra_ports())
-
-    def _end_helpers(self) -> None:
-        if self._epmd is not None:
-            self._epmd.kill()
-
-    # -- operating it
-
-    def ctl(self, *arguments: str) -> str:
-        """Run rabbitmqctl against the node, about 1 s; what it wrote to standard output.
-
-        Raises:
-            NodeError: it failed; the text has what it said.
-        """
-        return self._run([str(self._scripts / "rabbitmqctl"), *arguments], None, _CTL_TIMEOUT_S)
-
+    @abstractmethod
     def eval(self, expression: str) -> str:
-        """Evaluate Erlang in the node, about 5 ms; the result as Erlang prints it.
+        """Evaluate Erlang in the node; the result as Erlang prints it.
 
         Args:
             expression: one or more, comma-separated; a closing period is added when missing.
@@ -187,23 +87,6 @@ class RabbitNode(Node):
         Raises:
             NodeError: the node does not answer, or the expression failed.
         """
-        source = expression.strip().removesuffix(".") + ".\n"
-        answer = self._erl_call(source).strip()
-        if not answer.startswith("{ok, "):
-            raise NodeError(f"{source.strip()} in RabbitMQ failed: {answer}")
-        return answer.removeprefix("{ok, ").removesuffix("}")
-
-    def _erl_call(self, source: str) -> str:
-        command = ["erl_call", "-address", f"{LOOPBACK}:{self._distribution_port}", "-r", "-e"]
-        deadline = time.monotonic() + _EVAL_TIMEOUT_S
-        while True:
-            try:
-                return self._run(command, source, _EVAL_TIMEOUT_S)
-            except NodeError as failed:
-                # A busy node may miss the time erl_call gives the handshake. Nothing was evaluated then.
-                if _NOT_CONNECTED not in str(failed) or not self.running or time.monotonic() > deadline:
-                    raise
-            time.sleep(_EVAL_RETRY_S)
 
     def declare(self, queue: str, *, quorum: bool = False, arguments: Mapping[str, Any] | None = None) -> None:
         """Declare a durable queue, on disk on return.
@@ -235,7 +118,7 @@ class RabbitNode(Node):
             channel.queue_purge(queue)
 
     def counts(self, queue: str) -> QueueCounts:
-        """Messages of a queue, both numbers of one instant, in about 5 ms.
+        """Messages of a queue, both numbers of one instant; takes what :meth:`eval` does.
 
         The first call after a start waits for the quorum queues to have gone through their logs.
         Of those, neither `rabbitmqctl list_queues` (up to five seconds behind) nor a passive
@@ -246,7 +129,9 @@ class RabbitNode(Node):
         """
         if not self._caught_up:
             if not poll(lambda: self.eval(CATCH_UP) == "true", _CATCH_UP_TIMEOUT_S):
-                raise self._error("has quorum queues that do not come up")
+                raise NodeError(
+                    f"RabbitMQ has quorum queues that do not come up; the end of its log:\n{self.log_tail()}"
+                )
             self._caught_up = True
         answer = self.eval(COUNTS.format(name=",".join(str(byte) for byte in queue.encode())))
         match = _COUNTS_ANSWER.fullmatch(answer)
@@ -313,6 +198,155 @@ class RabbitNode(Node):
 
         publish_confirmed(pika.URLParameters(self.url()), queue, messages(), timeout_s=timeout_s)
         return used
+
+    @contextmanager
+    def _channel(self) -> Iterator[Any]:
+        import pika  # noqa: PLC0415 (only those who ask for it need it)
+        from pika.exceptions import AMQPError  # noqa: PLC0415
+
+        try:
+            connection = pika.BlockingConnection(pika.URLParameters(self.url()))
+            try:
+                yield connection.channel()
+            finally:
+                if connection.is_open:
+                    connection.close()
+        except AMQPError as error:
+            raise NodeError(f"RabbitMQ refused: {error!r}") from error
+
+
+class RabbitNode(RabbitQueues, ProcessNode):
+    """One RabbitMQ node with the user `guest`/`guest` and the virtual host `/`."""
+
+    def __init__(
+        self,
+        *,
+        data: Path | None = None,
+        config: Mapping[str, str | int] | None = None,
+        plugins: Sequence[str] = (),
+        tls: TlsFiles | None = None,
+        start_timeout_s: float = 60.0,
+        stop_timeout_s: float = 30.0,
+    ) -> None:
+        """Nothing is started yet.
+
+        Args:
+            data: as for :class:`Node`.
+            config: more lines of rabbitmq.conf, for example
+                ``{"consumer_timeout": 60000, "disk_free_limit.absolute": "50MB"}``.
+            plugins: of `rabbitmq_stomp`, `rabbitmq_amqp1_0` and `rabbitmq_auth_mechanism_ssl`.
+            tls: listen for TLS as well, for each protocol on one more port.
+
+        Raises:
+            NodeError: RabbitMQ is not installed, or a plugin is not one of these.
+        """
+        unknown = set(plugins) - _PLUGINS
+        if unknown:
+            raise NodeError(f"plugins {sorted(unknown)} are unknown here; known {sorted(_PLUGINS)}")
+        self._scripts = _find_scripts()
+        super().__init__(data=data, start_timeout_s=start_timeout_s, stop_timeout_s=stop_timeout_s)
+        self._config = dict(config or {})
+        self._plugins = tuple(plugins)
+        self._tls = tls
+        self._amqp_port = self._reserve_port()
+        self._amqps_port = self._reserve_port()
+        self._stomp_port = self._reserve_port()
+        self._stomps_port = self._reserve_port()
+        self._distribution_port = self._reserve_port()
+        self._epmd_port = self._reserve_port()
+        self._name = self._node_name()
+        self._epmd: Process | None = None
+
+    # -- as any node
+
+    @property
+    def version(self) -> str:
+        return self._scripts.parent.name.removeprefix("rabbitmq_server-")
+
+    @property
+    def port(self) -> int:
+        """Port of AMQP without TLS."""
+        return self._amqp_port
+
+    def url(
+        self,
+        protocol: str | None = None,
+        *,
+        user: str | None = None,
+        password: str | None = None,
+        tls: bool = False,
+    ) -> str:
+        scheme, port = self._endpoint(protocol or AMQP_0_9_1, tls)
+        credentials = f"{quote(user or 'guest', '')}:{quote(password or 'guest', '')}"
+        return f"{scheme}://{credentials}@{LOOPBACK}:{port}/"
+
+    def _endpoint(self, protocol: str, tls: bool) -> tuple[str, int]:
+        plain, secured = {
+            AMQP_0_9_1: (("amqp", self._amqp_port), ("amqps", self._amqps_port)),
+            AMQP_1_0: (("amqp", self._amqp_port), ("amqps", self._amqps_port)),
+            STOMP: (("stomp", self._stomp_port), ("stomp+ssl", self._stomps_port)),
+        }.get(protocol, (None, None))
+        if plain is None or secured is None:
+            raise NodeError(f"RabbitMQ nodes do not speak {protocol!r}")
+        needed = {AMQP_1_0: _AMQP_1_0_PLUGIN, STOMP: _STOMP_PLUGIN}.get(protocol)
+        if needed is not None and needed not in self._plugins:
+            raise NodeError(f"this node does not speak {protocol}: give plugins=({needed!r},)")
+        if tls and self._tls is None:
+            raise NodeError("this node does not listen for TLS: give tls=TlsFiles(...)")
+        return secured if tls else plain
+
+    def _command(self) -> Command:
+        self._caught_up = False
+        self._write_files()
+        self._start_epmd()
+        arguments = [str(self._scripts / "rabbitmq-server"), "-noinput", "-sname", self._name]
+        arguments += ["-start_epmd", "false", *self._distribution_arguments()]
+        arguments += ["-eval", " ".join(PRELOAD.split()), "-s", "rabbit", "boot"]
+        return Command(arguments, self._environment())
+
+    def _ready(self) -> bool:
+        return speaks_amqp(self._amqp_port) and all(listens(port) for port in self._extra_ports())
+
+    def _end_helpers(self) -> None:
+        if self._epmd is not None:
+            self._epmd.kill()
+
+    # -- operating it
+
+    def ctl(self, *arguments: str) -> str:
+        """Run rabbitmqctl against the node, about 1 s; what it wrote to standard output.
+
+        Raises:
+            NodeError: it failed; the text has what it said.
+        """
+        return self._run([str(self._scripts / "rabbitmqctl"), *arguments], None, _CTL_TIMEOUT_S)
+
+    def eval(self, expression: str) -> str:
+        """Evaluate Erlang in the node, about 5 ms; the result as Erlang prints it.
+
+        Args:
+            expression: one or more, comma-separated; a closing period is added when missing.
+
+        Raises:
+            NodeError: the node does not answer, or the expression failed.
+        """
+        source = expression.strip().removesuffix(".") + ".\n"
+        answer = self._erl_call(source).strip()
+        if not answer.startswith("{ok, "):
+            raise NodeError(f"{source.strip()} in RabbitMQ failed: {answer}")
+        return answer.removeprefix("{ok, ").removesuffix("}")
+
+    def _erl_call(self, source: str) -> str:
+        command = ["erl_call", "-address", f"{LOOPBACK}:{self._distribution_port}", "-r", "-e"]
+        deadline = time.monotonic() + _EVAL_TIMEOUT_S
+        while True:
+            try:
+                return self._run(command, source, _EVAL_TIMEOUT_S)
+            except NodeError as failed:
+                # A busy node may miss the time erl_call gives the handshake. Nothing was evaluated then.
+                if _NOT_CONNECTED not in str(failed) or not self.running or time.monotonic() > deadline:
+                    raise
+            time.sleep(_EVAL_RETRY_S)
 
     # -- how it is set up
 
@@ -407,15 +441,6 @@ class RabbitNode(Node):
         if not poll(lambda: listens(self._epmd_port), _EPMD_TIMEOUT_S):
             raise NodeError(f"epmd did not start: {(self.data / 'epmd.log').read_text()}")
 
-    def _speaks_amqp(self) -> bool:
-        """An open port is not enough: with all of RabbitMQ up, it answers a greeting."""
-        try:
-            with socket.create_connection((LOOPBACK, self._amqp_port), _PROBE_TIMEOUT_S) as probe:
-                probe.sendall(_AMQP_GREETING)
-                return probe.recv(1) == _AMQP_METHOD_FRAME
-        except OSError:
-            return False
-
     def _run(self, command: list[str], source: str | None, timeout_s: float) -> str:
         try:
             done = subprocess.run(
@@ -435,20 +460,10 @@ class RabbitNode(Node):
             raise NodeError(f"{Path(command[0]).name} failed with {done.returncode}: {said}")
         return done.stdout
 
-    @contextmanager
-    def _channel(self) -> Iterator[Any]:
-        import pika  # noqa: PLC0415 (only those who ask for it need it)
-        from pika.exceptions import AMQPError  # noqa: PLC0415
 
-        try:
-            connection = pika.BlockingConnection(pika.URLParameters(self.url()))
-            try:
-                yield connection.channel()
-            finally:
-                if connection.is_open:
-                    connection.close()
-        except AMQPError as error:
-            raise NodeError(f"RabbitMQ on port {self.port} refused: {error!r}") from error
+def speaks_amqp(port: int) -> bool:
+    """An open port is not enough: with all of RabbitMQ up, it answers a greeting."""
+    return speaks(port, _AMQP_GREETING, _AMQP_METHOD_FRAME)
 
 
 def _find_scripts() -> Path:

@@ -16,7 +16,7 @@ from pyspark_mq.brokers.amqp10_publisher import OutgoingMessage, publish_amqp10
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from pyspark_mq.brokers.nodes import make_node
 from pyspark_mq.brokers.process import Node, QueueCounts
-from pyspark_mq.brokers.rabbitmq_node import RabbitNode
+from pyspark_mq.brokers.rabbitmq_node import RabbitQueues
 from pyspark_mq.brokers.stomp_publisher import publish_stomp
 from pyspark_mq.sources import consumer_class
 from pyspark_mq.sources.base import Connection, Consumer, Greeting
@@ -108,7 +108,7 @@ class LiveCell:
 
     def declare(self, queue: str) -> None:
         """A queue of the cell's kind."""
-        if isinstance(self.node, RabbitNode):
+        if isinstance(self.node, RabbitQueues):
             self.node.declare(queue, quorum=self.cell.kind == "quorum")
         else:
             self.node.declare(queue)

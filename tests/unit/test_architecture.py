@@ -35,6 +35,8 @@ CLIENTS = {
     "stomp": "sources.stomp",
     "proton": "sources.amqp10",
     "redis": "dedup.redis_store",
+    "docker": "brokers.containers",
+    "testcontainers": "brokers.containers",
 }
 #: The one store that does I/O. It is a module of `dedup` that the others do not know.
 REDIS_STORE = "dedup.redis_store"
@@ -272,6 +274,7 @@ def test_an_impurity_is_found(source: str) -> None:
         ("dedup.store", "import redis"),
         ("brokers.rabbitmq", "from pika.spec import Basic"),
         ("spark_source.reader", "import redis.backoff"),
+        ("brokers.nodes", "import testcontainers.core"),
     ],
 )
 def test_a_client_in_another_module_is_found(name: str, source: str) -> None:

@@ -1,0 +1,139 @@
+"""Brokers in containers: the same nodes to their users, and read exactly once. Run by ``make test-containers``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
+from pyspark_mq.brokers.nodes import make_node
+from pyspark_mq.brokers.process import Node, NodeError, PublishError, QueueCounts
+from tests.conftest import missing
+from tests.support.cells import Cell, LiveCell
+from tests.support.checks import assert_exactly_once, bodies
+from tests.support.engine import Engine
+
+MESSAGES = 60
+EPOCH = 20
+QUEUE = "containers"
+
+CELLS = (
+    Cell("rabbitmq", AMQP_0_9_1, kind="classic"),
+    Cell("rabbitmq", AMQP_0_9_1, kind="quorum"),
+    Cell("rabbitmq", STOMP),
+    Cell("activemq", STOMP),
+    Cell("artemis", AMQP_1_0),
+    Cell("artemis", STOMP),
+)
+
+
+@pytest.fixture(scope="module")
+def containers() -> Iterator[dict[str, Node]]:
+    """One of each broker, filled by the other fixtures; at the end all are removed."""
+    made: dict[str, Node] = {}
+    yield made
+    for node in made.values():
+        node.close()
+
+
+@pytest.fixture
+def node(containers: dict[str, Node], request: pytest.FixtureRequest) -> Node:
+    broker: str = request.param
+    if broker not in containers:
+        try:
+            containers[broker] = make_node(broker, container=True)
+        except NodeError as absent:
+            missing(str(absent))
+    node = containers[broker]
+    if not node.running:
+        node.start()
+    return node
+
+
+@pytest.fixture
+def live(node: Node, request: pytest.FixtureRequest) -> Iterator[LiveCell]:
+    """As the fixture `cell` of the other tests, whose brokers are processes."""
+    with LiveCell(request.param, node) as cell:
+        yield cell
+
+
+each_broker = pytest.mark.parametrize("node", ["rabbitmq", "activemq", "artemis"], indirect=True)
+each_cell = pytest.mark.parametrize(
+    ("node", "live"), [pytest.param(cell.broker, cell, id=cell.name) for cell in CELLS], indirect=True
+)
+
+
+def engine(cell: LiveCell) -> Engine:
+    return cell.engine(maxMessagesPerTrigger=EPOCH, prefetch=100)
+
+
+@each_broker
+def test_a_container_is_a_node(node: Node) -> None:
+    assert node.version[0].isdigit()
+    assert node.log_tail()
+    with pytest.raises(NodeError, match="is running already"):
+        node.start()
+    with pytest.raises(NodeError, match="TLS"):
+        node.url(tls=True)
+    with pytest.raises(NodeError, match="does not speak 'mqtt'"):
+        node.url("mqtt")
+
+    node.declare(QUEUE)
+    assert node.counts(QUEUE) == QueueCounts(0, 0)
+    node.publish(QUEUE, bodies(5))
+    assert node.counts(QUEUE) == QueueCounts(5, 0)
+    node.purge(QUEUE)
+    assert node.counts(QUEUE) == QueueCounts(0, 0)
+    node.delete(QUEUE)
+    node.delete(QUEUE)
+    with pytest.raises(NodeError):
+        node.counts(QUEUE)
+
+
+@each_broker
+def test_data_and_urls_outlive_an_orderly_stop_and_a_kill(node: Node) -> None:
+    url = node.url()
+    node.declare(QUEUE)
+    node.publish(QUEUE, bodies(3))
+    node.stop()
+    node.stop()
+    assert not node.running
+    with pytest.raises(PublishError):
+        node.publish(QUEUE, bodies(1), timeout_s=5)
+    node.start()
+    assert node.counts(QUEUE) == QueueCounts(3, 0)
+    node.kill()
+    node.kill()
+    assert not node.running
+    node.start()
+    assert node.url() == url
+    assert node.counts(QUEUE) == QueueCounts(3, 0)
+    node.delete(QUEUE)
+
+
+@each_cell
+def test_read_exactly_once(live: LiveCell) -> None:
+    sent = live.publish(MESSAGES)
+    with engine(live) as run:
+        run.drain(MESSAGES)
+        assert_exactly_once(live, run, sent)
+
+
+@each_cell
+def test_killed_between_plan_and_commit(live: LiveCell) -> None:
+    sent = live.publish(MESSAGES)
+    with engine(live) as run:
+        run.between = live.kill_and_start
+        assert run.batch() == EPOCH
+        run.between = lambda: None
+        run.drain(MESSAGES)
+        assert run.counters()["reconnects"] >= 1
+        assert_exactly_once(live, run, sent, ordered=False)  # its order after a restart is its own
+
+
+def test_no_docker_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+    with pytest.raises(NodeError) as absent:
+        make_node("rabbitmq", container=True)
+    assert str(absent.value).splitlines()[0] == "Docker does not answer"

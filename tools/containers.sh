@@ -1,0 +1,142 @@
+#!/usr/bin/env bash
+# Runs the tests against brokers in containers, on images built from docker/.
+#
+# Usage: tools/containers.sh [ARGUMENTS OF PYTEST]
+#
+# A Docker that answers is used. Else one is started, on a socket of its own, with its data in build/docker, and stopped
+# at the end; that needs root, and the packages docker.io and iptables, which are installed if they are missing. Where no
+# registry can be reached, the base image is made of Debian packages.
+# BIN in the environment is the folder of the Python to use. Does little the second time: images and their layers stay.
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck source=tools/debian.sh
+source tools/debian.sh
+
+readonly bin=${BIN:-.venv/bin}
+readonly logs=build/containers
+readonly official=debian:bookworm-slim
+readonly ours=pyspark-mq-test
+# Of containers; the one in pyspark_mq/brokers/containers.py.
+readonly label=pyspark-mq
+daemon=
+place=
+# Debian's Docker has the classic builder only.
+export DOCKER_BUILDKIT=0
+
+main() {
+    mkdir -p "$logs"
+    : >"$logs/setup.log"
+    trap clean_up EXIT
+    docker info >/dev/null 2>&1 || start_docker
+    local base
+    base=$(base_image)
+    build rabbitmq "$base"
+    build activemq "$base" "$(distribution ACTIVEMQ_VERSIONS 5)"
+    build artemis "$base" "$(distribution ARTEMIS_VERSIONS 2)"
+    # A test that cannot run fails.
+    CI=true \
+        PYSPARK_MQ_RABBITMQ_IMAGE=$ours/rabbitmq \
+        PYSPARK_MQ_ACTIVEMQ_IMAGE=$ours/activemq \
+        PYSPARK_MQ_ARTEMIS_IMAGE=$ours/artemis \
+        "$bin/python" -m pytest tests/containers "$@"
+}
+
+say() {
+    echo "containers: $*" >&2
+}
+
+# Runs a command quietly; what it said is told when it fails.
+quietly() {
+    if ! "$@" >>"$logs/setup.log" 2>&1; then
+        tail -n 40 "$logs/setup.log" >&2
+        say "failed: $*; all of it is in $logs/setup.log"
+        return 1
+    fi
+}
+
+start_docker() {
+    if ((EUID != 0)); then
+        say "Docker does not answer, and only root can start one"
+        return 1
+    fi
+    local missing=()
+    command -v dockerd >/dev/null || missing+=(docker.io)
+    command -v iptables >/dev/null || missing+=(iptables)
+    if ((${#missing[@]})); then
+        say "Debian packages: ${missing[*]}"
+        quietly install_packages "${missing[@]}"
+    fi
+    # Short: the path of a socket has at most 107 characters.
+    place=$(mktemp -d /tmp/pyspark-mq-docker-XXXXXX)
+    unset DOCKER_CONTEXT
+    export DOCKER_HOST=unix://$place/docker.sock
+    say "a Docker of our own, its log in $logs/dockerd.log"
+    dockerd --host "$DOCKER_HOST" --data-root "$PWD/build/docker" --exec-root "$place/exec" --pidfile "$place/pid" \
+        >"$logs/dockerd.log" 2>&1 &
+    daemon=$!
+    local _
+    for _ in {1..300}; do
+        ! docker info >/dev/null 2>&1 || return 0
+        kill -0 "$daemon" 2>/dev/null || break
+        sleep 0.1
+    done
+    tail -n 20 "$logs/dockerd.log" >&2
+    say "Docker did not start"
+    return 1
+}
+
+clean_up() {
+    remove_policy
+    [[ -n $daemon ]] || return 0
+    # A run that was killed has left some.
+    docker ps --all --quiet --filter "label=$label" | xargs --no-run-if-empty docker rm --force --volumes >/dev/null || true
+    kill "$daemon" 2>/dev/null || true
+    wait "$daemon" || true
+    # The daemon leaves the network of the host mounted as a file.
+    umount "$place"/exec/netns/* 2>/dev/null || true
+    rm -rf --one-file-system "$place"
+}
+
+# Prints the name of the image the others are based on.
+base_image() {
+    local name
+    for name in "$official" "$ours/base"; do
+        if docker image inspect "$name" >/dev/null 2>&1; then
+            echo "$name"
+            return
+        fi
+    done
+    if timeout 120 docker pull "$official" >>"$logs/setup.log" 2>&1; then
+        echo "$official"
+        return
+    fi
+    say "$official cannot be pulled; made of Debian packages instead"
+    if ((EUID != 0)); then
+        say "that needs root"
+        return 1
+    fi
+    command -v debootstrap >/dev/null || quietly install_packages debootstrap
+    local root
+    root=$(mktemp -d)
+    quietly debootstrap --variant=minbase bookworm "$root"
+    tar -C "$root" -c . | docker import - "$ours/base" >>"$logs/setup.log"
+    rm -rf --one-file-system "$root"
+    echo "$ours/base"
+}
+
+distribution() {
+    "$bin/python" -c 'import sys; from pyspark_mq.brokers import distributions
+versions = getattr(distributions, sys.argv[1])
+print(distributions.fetch(versions[next(one for one in versions if one.startswith(sys.argv[2]))]))' "$@"
+}
+
+# build BROKER BASE [DISTRIBUTION]
+build() {
+    say "image $ours/$1"
+    local files=(-C "$PWD/docker/$1" .)
+    [[ -z ${3:-} ]] || files+=(--transform "s,^$(basename "$3"),distribution," -C "$(dirname "$3")" "$(basename "$3")")
+    tar -c "${files[@]}" | quietly docker build --network host --build-arg "BASE=$2" --tag "$ours/$1" -
+}
+
+main "$@"
