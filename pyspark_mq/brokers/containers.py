@@ -164,8 +164,10 @@ class ContainerNode(Node):
     def close(self) -> None:
         """Remove the container with its volumes. May be called again."""
         try:
-            with self._asking("be removed"):
-                self._owner.stop(force=True, delete_volume=True)
+            if self._container is not None:
+                with self._asking("be removed"):
+                    self._container.remove(force=True, v=True)
+            self._owner.get_docker_client().client.close()
         finally:
             self._container = None
             for port in self._ports.values():
@@ -192,7 +194,13 @@ class ContainerNode(Node):
         # Not by with_bind_ports, which knows no addresses.
         owner.ports.update({str(inside): (LOOPBACK, port.number) for inside, port in self._ports.items()})
         owner.with_kwargs(labels={_LABEL: self.title})
-        owner.start()
+        try:
+            owner.start()
+        except BaseException:
+            half_made = owner.get_wrapped_container()
+            if half_made is not None:
+                half_made.remove(force=True, v=True)
+            raise
         self._container = owner.get_wrapped_container()
 
     def _wait_ready(self) -> None:
