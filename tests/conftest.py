@@ -37,20 +37,26 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         cells = [cell for cell in _chosen(metafunc.config) if only is None or cell.protocol in only.args]
         if metafunc.definition.get_closest_marker("thorough") and not metafunc.config.getoption("--thorough"):
             cells = [cell for cell in cells if cell.protocol == AMQP_0_9_1]
-        marked = [pytest.param(cell, marks=pytest.mark.xdist_group(cell.name)) for cell in cells]
-        metafunc.parametrize("cell", marked, indirect=True, ids=[cell.name for cell in cells], scope="function")
+        metafunc.parametrize("cell", cells, indirect=True, ids=[cell.name for cell in cells], scope="function")
 
 
+@pytest.hookimpl(tryfirst=True)  # before the groups are looked at
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A test that no chosen cell has is none, rather than one that is skipped."""
     empty = [item for item in items if any("empty parameter set" in _told(mark) for mark in item.iter_markers("skip"))]
     config.hook.pytest_deselected(items=empty)
     items[:] = [item for item in items if item not in set(empty)]
     for item in items:
-        # What shares a broker or Spark stays together when tests are run side by side.
-        if item.get_closest_marker("xdist_group") is None:
-            shared = "spark" if "spark" in getattr(item, "fixturenames", ()) else item.nodeid.partition("::")[0]
-            item.add_marker(pytest.mark.xdist_group(shared))
+        item.add_marker(pytest.mark.xdist_group(_shared(item)))
+    items.sort(key=_shared)
+
+
+def _shared(item: pytest.Item) -> str:
+    """What shares a broker or Spark stays together, also when tests are run side by side."""
+    parameters = getattr(item, "callspec", None)
+    if parameters is not None and "cell" in parameters.params:
+        return str(parameters.params["cell"].name)
+    return "spark" if "spark" in getattr(item, "fixturenames", ()) else item.nodeid.partition("::")[0]
 
 
 def _told(mark: pytest.Mark) -> str:
