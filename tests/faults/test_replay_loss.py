@@ -78,9 +78,10 @@ def test_purged_or_dead_lettered(cell: LiveCell, remove: Callable[[LiveCell], No
 
 
 def test_expired(cell: LiveCell) -> None:
-    cell.publish(EPOCH, expires_ms=1500)
+    cell.publish(EPOCH, expires_ms=5_000)
+    expired = time.monotonic() + 5.5
     with planned_and_crashed(cell) as run:
-        time.sleep(2)
+        time.sleep(max(0.0, expired - time.monotonic()))
         with pytest.raises(ReaderError) as failed:
             run.batch()
         assert_names_everything(failed.value, cell, EPOCH)

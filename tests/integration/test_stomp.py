@@ -199,7 +199,11 @@ def test_an_idle_session_is_quiet(target: Target, queue: str) -> None:
 # -- bodies and headers -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("body", [b"", b"\0", b"a\0\0b\n\n\0", bytes(range(256)) * 300, "größe".encode()])
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"\0", b"a\0\0b\n\n\0", bytes(range(256)) * 300, "größe".encode()],
+    ids=["empty", "NUL", "blank lines", "every byte", "UTF-8"],
+)
 def test_any_body_arrives_as_it_was_sent(target: Target, queue: str, body: bytes) -> None:
     target.send(queue, [(body, {}), (b"after", {})])
     with session(target.broker, target.url, queue=queue) as run:
