@@ -37,6 +37,7 @@ class Result:
         obstacle: why the cell could not run; empty if it could.
         tests: law -> outcome -> reasons, one for each test.
         storm: counts of the storm; empty if there was none.
+        problem: what did not end as it should, beside what tests and storm tell.
     """
 
     cell: Cell
@@ -44,12 +45,13 @@ class Result:
     obstacle: str = ""
     tests: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     storm: dict[str, Any] = field(default_factory=dict)
+    problem: str = ""
 
     @property
     def holds(self) -> bool:
         """Did everything that ran pass?"""
         failed = any("failed" in outcomes for outcomes in self.tests.values())
-        return not failed and bool(self.storm.get("holds", True))
+        return not failed and not self.problem and bool(self.storm.get("holds", True))
 
 
 def main() -> int:
@@ -79,14 +81,15 @@ def _run(cell: Cell, arguments: argparse.Namespace) -> None:
         file.unlink(missing_ok=True)
     try:
         with cell_node(cell.broker, cell.version) as node:
-            meta.write_text(json.dumps({"version": node.version}), "utf-8")
+            version = node.version
     except NodeError as absent:
         meta.write_text(json.dumps({"obstacle": str(absent).splitlines()[0]}), "utf-8")
         print(f"{cell.name}: cannot run: {absent}", flush=True)
         return
-    _program(
-        "pytest", "-q", "tests/laws", "tests/faults", "--cells", cell.name, "--thorough", "--matrix-report", str(report)
-    )
+    problems = []
+    laws = ["tests/laws", "tests/faults", "--cells", cell.name, "--thorough", "--matrix-report", str(report)]
+    if _program("pytest", "-q", *laws) not in (0, 1):  # 1: tests have failed, which the report tells
+        problems.append("the tests did not run to their end")
     print(f"{cell.name}: laws and failure matrix in {time.monotonic() - began:.0f} s", flush=True)
     if arguments.faults:
         counts = ["--messages", str(arguments.messages), "--rate", str(arguments.rate)]
@@ -94,6 +97,9 @@ def _run(cell: Cell, arguments: argparse.Namespace) -> None:
         place = ["--broker", cell.broker, "--protocol", cell.protocol, "--version", cell.version, *kind]
         counts += ["--faults", str(arguments.faults), "--report", str(storm)]
         _program("tests.soak", *place, *counts)
+        if not storm.exists():
+            problems.append("the storm did not run to its end")
+    meta.write_text(json.dumps({"version": version, "problem": "; ".join(problems)}), "utf-8")
     print(f"{cell.name}: done in {time.monotonic() - began:.0f} s", flush=True)
 
 
@@ -179,7 +185,8 @@ def _cell_row(result: Result) -> list[str]:
     passed = sum(len(outcomes.get("passed", ())) for outcomes in result.tests.values())
     failed = sum(len(outcomes.get("failed", ())) for outcomes in result.tests.values())
     storm = "not run" if not result.storm else "holds" if result.storm["holds"] else "**failed**"
-    return [*row, f"{passed} passed" + (f", **{failed} failed**" if failed else ""), storm]
+    wrong = [f"**{failed} failed**"] * bool(failed) + [f"**{result.problem}**"] * bool(result.problem)
+    return [*row, ", ".join([f"{passed} passed", *wrong]), storm]
 
 
 def _outcomes(law: str, results: Sequence[Result], notes: list[str]) -> list[str]:

@@ -15,37 +15,22 @@ import logging
 import math
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from itertools import accumulate, count, takewhile
 from operator import methodcaller
 from typing import Any
 
 from pyspark_mq.ack import Ledger, Settlement
-from pyspark_mq.dedup import (
-    CheckpointOnly,
-    CodecError,
-    IdSource,
-    Key,
-    OnMissing,
-    SeenStore,
-    body_keys,
-    decode_ids,
-    encode_ids,
-    id_keys,
-    key_text,
-)
-from pyspark_mq.errors import (
-    CheckpointError,
-    DataLossError,
-    InternalError,
-    MissingMessageIdError,
-)
+from pyspark_mq.dedup import CheckpointOnly, CodecError, Key, SeenStore, decode_ids, encode_ids, key_text
+from pyspark_mq.errors import CheckpointError, DataLossError, InternalError
 from pyspark_mq.sources.base import Connection, Consumer
-from pyspark_mq.sources.receiver import Confirmed, Failed, Lost, Mailbox, Opened, Receiver
+from pyspark_mq.sources.identification import Identification
+from pyspark_mq.sources.receiver import Confirmed, Lost, Opened
+from pyspark_mq.sources.sessions import Sessions
+from pyspark_mq.sources.settings import Guarantee, Settings
 
-__all__ = ["EpochSource", "Guarantee", "Limit", "Position", "Settings"]
+__all__ = ["EpochSource", "Limit", "Position"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
@@ -68,7 +53,6 @@ _FILL_STEP_S = 0.05
 #: ... where the broker does not tell that there is a backlog: while so many come with each look.
 _FILL_STEP_MESSAGES = 100
 _STEP_S = 0.005
-_DEPTH_AGE_MAX_S = 0.25
 #: Un-acknowledged messages asked for until the first epoch after a restart is committed, beyond
 #: those expected again. Each end of a session counts towards the delivery limit of everything that
 #: was handed out, so a job that crashes at once should not age its whole queue.
@@ -81,34 +65,6 @@ _EMPTY_S = 0.3
 _QUIET_S = 3.0
 #: Missing IDs named in an error; the rest is counted.
 _IDS_SHOWN = 10
-
-
-class Guarantee(Enum):
-    """Option `guarantee`."""
-
-    EXACTLY_ONCE = "exactly-once"
-    AT_LEAST_ONCE = "at-least-once"
-    NONE = "none"
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What the options of a query say, beyond the connection. Times in seconds, sizes in bytes."""
-
-    connection: Connection
-    guarantee: Guarantee
-    id_source: IdSource
-    on_missing: OnMissing
-    max_messages: int
-    max_bytes: int
-    min_messages: int
-    max_delay_s: float
-    prefetch: int
-    consumers: int
-    dedup_window: int
-    settle_grace_s: float
-    fail_on_data_loss: bool
-    replay_timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,16 +113,9 @@ class EpochSource:
             grace_s=settings.settle_grace_s, window=settings.dedup_window, remember=self._exact
         )
         self._serial = count(1)
-        self._mailbox = Mailbox()
-        self._receivers = [
-            Receiver(settings.connection, make_consumer, self._mailbox, lambda: self._first_window)
-            for _ in range(settings.consumers)
-        ]
-        self._live: dict[int, tuple[Receiver, Consumer]] = {}
-        self._windows: dict[int, int] = {}
-        self._first_window = self._careful_window()
-        self._failure: Exception | None = None
-        self._started = False
+        self._identification = Identification(settings, self._decoder)
+        self._sessions = Sessions(settings, make_consumer)
+        self._sessions.first_window = self._careful_window()
         self._first_call = True
         self._adopted = False
         self._blind = False
@@ -194,16 +143,16 @@ class EpochSource:
         Where the broker does not tell how much that is, the end is the first message with a
         timestamp after this moment, or three seconds without any.
         """
-        self._start()
+        self._sessions.start()
         self._await_sessions()
         deadline = time.monotonic() + _LEADER_WAIT_S
         while self._ready_at_first == 0 and time.monotonic() < deadline:
             # A quorum queue that has no leader at the moment says that it is empty.
-            self._refresh_depth()
-            self._wait(_IDLE_WAIT_S)
+            self._sessions.refresh_depth()
+            self._sessions.wait(_IDLE_WAIT_S)
             self._pump()
-            waiting = sum(len(consumer.inbox) for _, consumer in self._live.values())
-            self._ready_at_first = waiting + self._newest_depth()
+            waiting = sum(len(consumer.inbox) for consumer in self._sessions.consumers())
+            self._ready_at_first = waiting + self._sessions.newest_depth
         self._bounded_at_us = time.time_ns() // 1_000
         self._to_go = math.inf if self._ready_at_first is None else self._ready_at_first
 
@@ -224,13 +173,13 @@ class EpochSource:
             if start.epoch > self._last.epoch:
                 raise self._unexpected(f"Spark goes on from epoch {start.epoch}, the last here is {self._last.epoch}")
         self._blind = start is None
-        self._start()
+        self._sessions.start()
         if self._first_call:
             self._first_call = False
             self._await_first_messages()
         self._pump()
         if start is None or limit.messages is None:
-            self._widen()  # the one epoch of this run, maybe: take what there is
+            self._sessions.widen(self._settings.prefetch)  # the one epoch of this run, maybe: take what there is
         size = self._gather(limit)
         return self._plan(size) if size else self._last
 
@@ -261,7 +210,7 @@ class EpochSource:
         if open_epochs or held:
             # Before the acknowledgements make room: a consumer cancelled while messages are on their
             # way to it has them requeued, which counts as a delivery.
-            self._widen()
+            self._sessions.widen(self._settings.prefetch)
         for epoch in held:
             del self._payloads[epoch], self._payload_bytes[epoch]
         self._settle(self._ledger.commit(end.epoch))
@@ -275,27 +224,12 @@ class EpochSource:
 
     def stop(self) -> None:
         """Close the connections. Spark mostly ends the process before it gets here."""
-        for receiver in self._receivers:
-            if receiver.is_alive():
-                receiver.stop()
+        self._sessions.stop()
         self._store.close()
 
     def message_ids(self, raws: Sequence[Any]) -> list[str | None]:
-        """Column `messageId`: the ID in full, even where a digest stands for it elsewhere."""
-        settings = self._settings
-        if settings.id_source.kind == "body-hash":
-            return [key_text(key) for key in body_keys(self._decoder.bodies(raws))]
-        values = self._decoder.ids(raws, settings.id_source)
-        if set(map(type, values)) == {str} and "" not in values:
-            return values  # type: ignore[return-value]
-        hashed = self._exact and settings.on_missing is OnMissing.BODY_HASH
-        return [
-            _id_text(value, lambda raw=raw: self._body_hash(raw) if hashed else None)  # type: ignore[misc]
-            for value, raw in zip(values, raws, strict=True)
-        ]
-
-    def _body_hash(self, raw: Any) -> str:
-        return key_text(body_keys(self._decoder.bodies([raw]))[0])
+        """Column `messageId`."""
+        return self._identification.texts(raws)
 
     def counters(self) -> dict[str, int]:
         """What a user sees in the query's progress (rule 8)."""
@@ -315,13 +249,8 @@ class EpochSource:
             "replays": counted.replays,
             "lost": counted.lost,
             "carried": self._ledger.expected,
-            "backlog": self._newest_depth(),
+            "backlog": self._sessions.newest_depth,
         }
-
-    def _newest_depth(self) -> int:
-        """Messages waiting at the broker, by what it said last; 0 if it tells nothing."""
-        told = max(self._receivers, key=lambda receiver: receiver.depth_at_s).depth
-        return 0 if told is None else told.ready
 
     # -- restart -------------------------------------------------------------------------------
 
@@ -336,11 +265,11 @@ class EpochSource:
         if self._exact:
             for text in (*start.carried, start.planned):
                 self._restore_committed(text)
-        self._first_window = self._careful_window()
+        self._sessions.first_window = self._careful_window()
         if start.epoch == 0:
             # A new query: no restart, so no crash loop either.
-            self._first_window = self._settings.prefetch
-            self._widen()
+            self._sessions.first_window = self._settings.prefetch
+            self._sessions.widen(self._settings.prefetch)
 
     def _restore_committed(self, text: str) -> None:
         keys = _decode(text, self._settings.connection)
@@ -349,7 +278,7 @@ class EpochSource:
         self._settle(self._ledger.restore_committed(keys, text))
 
     def _replay(self, end: Position) -> None:
-        if self._started and self._last.epoch >= end.epoch:
+        if self._sessions.started and self._last.epoch >= end.epoch:
             raise self._unexpected(f"Spark asks for epoch {end.epoch}, the last here is {self._last.epoch}")
         self._last = end
         self._identity = self._identity or end.identity
@@ -361,8 +290,8 @@ class EpochSource:
             self._restore_committed(text)
         keys = _decode(end.planned, self._settings.connection)
         self._ledger.restore_planned(end.epoch, keys, end.planned)
-        self._first_window = self._careful_window()
-        self._start()
+        self._sessions.first_window = self._careful_window()
+        self._sessions.start()
         self._await_replay(end.epoch)
 
     def _unexpected(self, what: str) -> InternalError:
@@ -379,26 +308,26 @@ class EpochSource:
             if not missing:
                 return
             now = time.monotonic()
-            connected_s += now - before if self._all_live() else 0.0
+            connected_s += now - before if self._sessions.complete else 0.0
             before = now
             if connected_s > timeout_s:
                 self._give_up(epoch)
                 return
             self._open_window_for_replay(missing)
-            self._wait(_IDLE_WAIT_S)
+            self._sessions.wait(_IDLE_WAIT_S)
 
     def _open_window_for_replay(self, missing: int) -> None:
         """Ask for more if everything handed out is something else (a priority queue, say)."""
-        for session, (receiver, consumer) in self._live.items():
-            full = self._ledger.unacked_in(session) >= self._windows[session]
+        for consumer in self._sessions.consumers():
+            window = self._sessions.window(consumer.session)
+            full = self._ledger.unacked_in(consumer.session) >= window
             if not full or consumer.inbox or time.monotonic() - self._last_sign_s < _REPLAY_GAP_S:
                 continue
             _LOG.warning(
                 "%s: %d planned messages are not among the first %d handed out; asking for more",
-                self._settings.connection.destination, missing, self._windows[session],
+                self._settings.connection.destination, missing, window,
             )  # fmt: skip
-            self._windows[session] += self._settings.prefetch
-            receiver.ask(session, methodcaller("consume", self._windows[session]))
+            self._sessions.set_window(consumer.session, window + self._settings.prefetch)
 
     def _give_up(self, epoch: int) -> None:
         """Rule 9: the planned messages are not all there."""
@@ -423,16 +352,10 @@ class EpochSource:
 
     # -- receiving -----------------------------------------------------------------------------
 
-    def _start(self) -> None:
-        if not self._started:
-            self._started = True
-            for receiver in self._receivers:
-                receiver.start()
-
     def _await_sessions(self) -> None:
         """Until every receiver is connected; a receiver that gives up ends this with its error."""
-        while not self._all_live():
-            self._wait(_IDLE_WAIT_S)
+        while not self._sessions.complete:
+            self._sessions.wait(_IDLE_WAIT_S)
             self._pump()
 
     def _await_first_messages(self) -> None:
@@ -444,15 +367,8 @@ class EpochSource:
         deadline = time.monotonic() + _FIRST_WAIT_S
         # Not if the queue is known to be empty.
         while not self._ledger.buffered and self._ready_at_first != 0 and time.monotonic() < deadline:
-            self._wait(_IDLE_WAIT_S)
+            self._sessions.wait(_IDLE_WAIT_S)
             self._pump()
-
-    def _all_live(self) -> bool:
-        return len(self._live) == len(self._receivers)
-
-    def _wait(self, seconds: float) -> None:
-        self._mailbox.arrived.wait(seconds)
-        self._mailbox.arrived.clear()
 
     def _careful_window(self) -> int:
         """How many messages a new session may be handed before it has proved to get anywhere."""
@@ -462,54 +378,39 @@ class EpochSource:
         careful = max(_CAREFUL_WINDOW, settings.min_messages)
         return min(settings.prefetch, careful + self._ledger.expected)
 
-    def _widen(self) -> None:
-        """Let every session have its full window."""
-        prefetch = self._settings.prefetch
-        for session, (receiver, _) in self._live.items():
-            if self._windows[session] < prefetch:
-                self._windows[session] = prefetch
-                receiver.ask(session, methodcaller("consume", prefetch))
-
     def _pump(self, *, bounded: bool = True) -> None:
         """Take in everything that arrived since the last time.
 
         Args:
             bounded: hold the receivers to the byte limit.
         """
-        for letter in self._mailbox.take():
+        for letter in self._sessions.news():
             self._read(letter)
-        if self._failure is not None:
-            raise self._failure
         if self._adopted or self._blind:
             # Not before: until Spark has shown what is planned and committed, nobody knows it here.
-            for session, (_, consumer) in self._live.items():
-                self._drain(session, consumer)
+            for consumer in self._sessions.consumers():
+                self._drain(consumer)
         now = time.monotonic()
-        if self._all_live():
+        if self._sessions.complete:
             self._ledger.start_clock(now + self._redelivery_wait_s())
         self._ledger.expire(now)
-        if self._live:
-            self._first_window = self._careful_window()
-        self._bound_bytes(bounded)
+        if self._sessions.consumers():
+            self._sessions.first_window = self._careful_window()
+        most = 2 * self._settings.max_bytes if bounded else math.inf
+        self._sessions.bound_bytes(most, self._buffered_bytes + sum(self._payload_bytes.values()))
 
-    def _read(self, letter: Opened | Lost | Confirmed | Failed) -> None:
+    def _read(self, letter: Opened | Lost | Confirmed) -> None:
         if isinstance(letter, Opened):
             self._check_identity(letter)
-            session = letter.consumer.session
-            self._live[session] = (letter.receiver, letter.consumer)
-            self._windows[session] = letter.window
-            self._ledger.open_session(session)
+            self._ledger.open_session(letter.consumer.session)
             if self._ready_at_first is None and letter.greeting.depth is not None:
                 self._ready_at_first = letter.greeting.depth.ready
         elif isinstance(letter, Lost):
-            del self._live[letter.session], self._windows[letter.session]
             self._forget(letter.session)
             self._reconnects += 1
-        elif isinstance(letter, Confirmed):
+        else:
             self._last_sign_s = time.monotonic()
             self._ledger.confirm(letter.number, letter.session, self._last_sign_s)
-        else:
-            self._failure = letter.error
 
     def _forget(self, session: int) -> None:
         counted = self._ledger.counters
@@ -538,24 +439,13 @@ class EpochSource:
         without a sign of life, and until then lists a consumer that is not ours.
         """
         connection, grace_s = self._settings.connection, self._settings.settle_grace_s
-        others = [r.depth.others for r in self._receivers if r.depth is not None]
-        alone = bool(others) and max(others) < len(self._receivers)
         half_open_s = connection.broker.half_open_s.get(connection.protocol, 0.0)
-        return grace_s if alone else max(grace_s, 3 * connection.heartbeat_s, half_open_s)
+        return grace_s if self._sessions.alone else max(grace_s, 3 * connection.heartbeat_s, half_open_s)
 
     def _bytes(self, raws: Iterable[Any]) -> int:
         return sum(map(len, self._decoder.bodies(list(raws))))
 
-    def _bound_bytes(self, bounded: bool) -> None:
-        """Tell each receiver how many bytes it may pile up before it pauses."""
-        most = 2 * self._settings.max_bytes
-        held = self._buffered_bytes + sum(self._payload_bytes.values())
-        for session, (receiver, consumer) in self._live.items():
-            consumer.bytes_allowed = (most - held) / len(self._live) if bounded else float("inf")
-            if consumer.paused and (not bounded or held < most / 2):
-                receiver.ask(session, methodcaller("resume"))
-
-    def _drain(self, session: int, consumer: Consumer) -> None:
+    def _drain(self, consumer: Consumer) -> None:
         inbox = consumer.inbox
         raws = [inbox.popleft() for _ in range(len(inbox))]
         if not raws:
@@ -565,43 +455,22 @@ class EpochSource:
         consumer.bytes_taken += size
         self._buffered_bytes += size
         self._redelivered += sum(self._decoder.columns["redelivered"](raws))
-        if not self._exact:
-            keys: list[Any] = [next(self._serial) for _ in raws]
-        else:
-            raws, keys = self._identify(session, raws)
+        keys: list[Any] = self._identification.keys(raws) if self._exact else [next(self._serial) for _ in raws]
+        if None in keys:
+            self._reject(consumer.session, [raw for raw, key in zip(raws, keys, strict=True) if key is None])
+            raws = [raw for raw, key in zip(raws, keys, strict=True) if key is not None]
+            keys = [key for key in keys if key is not None]
+        if self._exact:
             self._learn_from_store(keys)
-        tags = self._decoder.tags(raws)
-        self._settle(self._ledger.deliver(session, tags, keys, raws))
+        self._settle(self._ledger.deliver(consumer.session, self._decoder.tags(raws), keys, raws))
 
-    def _identify(self, session: int, raws: list[Any]) -> tuple[list[Any], list[Key]]:
-        """The deliveries that have an ID, or get one, and their keys."""
-        settings = self._settings
-        if settings.id_source.kind == "body-hash":
-            return raws, body_keys(self._decoder.bodies(raws))
-        keys = id_keys(self._decoder.ids(raws, settings.id_source))
-        if None not in keys:
-            return raws, keys  # type: ignore[return-value]
-        without = [raw for raw, key in zip(raws, keys, strict=True) if key is None]
-        if settings.on_missing is OnMissing.FAIL:
-            raise MissingMessageIdError(
-                f"{settings.connection.destination}: {len(without)} message(s) without an ID under "
-                f"messageIdFrom='{settings.id_source}'. Without one a redelivery cannot be told from a new "
-                "message. Have the producer set it, choose another 'messageIdFrom', or set "
-                "'onMissingMessageId' to 'body-hash' or 'reject'. The messages were not acknowledged and "
-                "stay in the queue"
-            )
-        if settings.on_missing is OnMissing.BODY_HASH:
-            hashes = iter(body_keys(self._decoder.bodies(without)))
-            return raws, [next(hashes) if key is None else key for key in keys]
-        self._rejected += len(without)
-        tags = self._decoder.tags(without)
-        self._live[session][0].ask(session, methodcaller("reject", tags))
+    def _reject(self, session: int, raws: list[Any]) -> None:
+        self._rejected += len(raws)
+        self._sessions.ask(session, methodcaller("reject", self._decoder.tags(raws)))
         _LOG.error(
             "%s: rejected %d message(s) without an ID under messageIdFrom='%s'",
-            settings.connection.destination, len(without), settings.id_source,
+            self._settings.connection.destination, len(raws), self._settings.id_source,
         )  # fmt: skip
-        kept = [(raw, key) for raw, key in zip(raws, keys, strict=True) if key is not None]
-        return [raw for raw, _ in kept], [key for _, key in kept]
 
     def _learn_from_store(self, keys: list[Key]) -> None:
         unseen = self._ledger.unseen(keys) if self._shared() else []
@@ -618,7 +487,7 @@ class EpochSource:
         if self._to_go is not None:
             return self._gather_bounded(limit)
         if not self._ledger.buffered:
-            self._wait(_IDLE_WAIT_S)
+            self._sessions.wait(_IDLE_WAIT_S)
             self._pump()
         if not self._ledger.buffered:
             self._await_confirmations()
@@ -637,10 +506,10 @@ class EpochSource:
         if (
             size >= self._settings.min_messages
             or now - self._waiting_since_s >= self._settings.max_delay_s
-            or any(consumer.paused for _, consumer in self._live.values())
+            or self._sessions.paused
         ):
             return True
-        self._wait(_IDLE_WAIT_S)
+        self._sessions.wait(_IDLE_WAIT_S)
         return False
 
     def _gather_bounded(self, limit: Limit) -> int:
@@ -659,9 +528,9 @@ class EpochSource:
                 empty_since = None
             elif empty_since is None:
                 empty_since = now
-            elif now - empty_since >= (_EMPTY_S if self._depths() else _QUIET_S):
+            elif now - empty_since >= (_EMPTY_S if self._sessions.depths() else _QUIET_S):
                 break  # somebody else took the rest
-            self._wait(_IDLE_WAIT_S)
+            self._sessions.wait(_IDLE_WAIT_S)
         self._await_confirmations()
         return 0
 
@@ -683,26 +552,15 @@ class EpochSource:
         counted = self._ledger.counters
         return counted.planned + counted.rebound + counted.duplicates_dropped + self._rejected
 
-    def _depths(self) -> list[int]:
-        """Messages waiting at the broker, as each receiver was told; empty if it does not tell."""
-        return [receiver.depth.ready for receiver in self._receivers if receiver.depth is not None]
-
     def _queue_is_empty(self) -> bool:
-        self._refresh_depth()
-        return self._all_live() and not any(self._depths())
-
-    def _refresh_depth(self) -> None:
-        now = time.monotonic()
-        for session, (receiver, _) in self._live.items():
-            if now - receiver.depth_at_s > _DEPTH_AGE_MAX_S:
-                receiver.depth_at_s = now
-                receiver.ask(session, methodcaller("ask_depth"))
+        self._sessions.refresh_depth()
+        return self._sessions.complete and not any(self._sessions.depths())
 
     def _await_confirmations(self) -> None:
         """With nothing new to read, leave nothing un-acknowledged behind."""
         deadline = time.monotonic() + _CONFIRM_WAIT_S
         while self._ledger.unconfirmed() and time.monotonic() < deadline:
-            self._wait(_STEP_S)
+            self._sessions.wait(_STEP_S)
             self._pump()
 
     def _fill(self, limit: Limit) -> None:
@@ -725,10 +583,10 @@ class EpochSource:
         quiet_s = time.monotonic() - max(began_s, self._last_sign_s)
         if quiet_s > _FILL_GAP_S and not self._ledger.unconfirmed():
             return False
-        if self._ledger.unacked >= sum(self._windows.values()):
+        if self._ledger.unacked >= self._sessions.windows:
             return False
-        self._refresh_depth()
-        depths = self._depths()
+        self._sessions.refresh_depth()
+        depths = self._sessions.depths()
         return any(depths) if depths else came >= _FILL_STEP_MESSAGES
 
     def _size(self, limit: Limit) -> int:
@@ -763,13 +621,8 @@ class EpochSource:
     # -- phase two -----------------------------------------------------------------------------
 
     def _settle(self, settlement: Settlement | None) -> None:
-        """Have acknowledgements sent, each in the session it belongs to (rule 10)."""
-        if settlement is None:
-            return
-        for part in settlement.parts:
-            if part.session in self._live:
-                request = methodcaller("acknowledge", settlement.number, part.upto, part.singles)
-                self._live[part.session][0].ask(part.session, request)
+        if settlement is not None:
+            self._sessions.acknowledge(settlement)
 
 
 def _memo(batch: Any) -> str:
@@ -787,9 +640,3 @@ def _decode(text: str, connection: Connection) -> list[Key]:
             f"{connection.destination}: the message IDs in the checkpoint's offset cannot be read "
             f"({broken}). Restore the checkpoint, or start with a new checkpointLocation"
         ) from None
-
-
-def _id_text(value: object, missing: Callable[[], str | None]) -> str | None:
-    if value is None or value in ("", b""):
-        return missing()
-    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)

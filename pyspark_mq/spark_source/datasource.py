@@ -9,7 +9,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_mq.errors import ConfigurationError
 from pyspark_mq.spark_source.options import parse_options
-from pyspark_mq.spark_source.reader import MqStreamReader
+from pyspark_mq.spark_source.reader import MqStreamReader, check_installed
 from pyspark_mq.spark_source.schema import SCHEMA
 
 __all__ = ["MqDataSource"]
@@ -26,11 +26,13 @@ class MqDataSource(DataSource):
     ------
     OptionError
         at ``load()``, if an option is unknown or has a value that cannot be used
+    MissingExtraError
+        at ``load()``, if the client library of the protocol or of Redis is not installed
     """
 
     def __init__(self, options: Any) -> None:
         super().__init__(options)
-        parse_options(options)
+        check_installed(parse_options(options))
         self._planned = False
 
     def __getstate__(self) -> dict[str, Any]:

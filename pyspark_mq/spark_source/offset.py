@@ -26,7 +26,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyspark_mq.errors import CheckpointError
-from pyspark_mq.sources.epochs import Guarantee, Position, Settings
+from pyspark_mq.sources.epochs import Position
+from pyspark_mq.sources.settings import Guarantee, Settings
 
 __all__ = ["VERSION", "OffsetCodec"]
 

@@ -20,7 +20,7 @@ from pyspark_mq.dedup import IdSource, OnMissing
 from pyspark_mq.errors import OptionError
 from pyspark_mq.sources import CONSUMERS
 from pyspark_mq.sources.base import Connection, Tls
-from pyspark_mq.sources.epochs import Guarantee, Settings
+from pyspark_mq.sources.settings import Guarantee, Settings
 from pyspark_mq.sources.url import ESCAPES, BrokerUrl, parse_urls, redact
 
 __all__ = ["OPTION_NAMES", "Options", "parse_options"]

@@ -24,6 +24,9 @@ from pyspark_mq.spark_source.offset import OffsetCodec
 from pyspark_mq.spark_source.options import Options, default_partitions
 from pyspark_mq.spark_source.schema import BatchBuilder
 
+if TYPE_CHECKING:
+    from pyspark_mq.dedup.redis_store import RedisStore
+
 try:
     from pyspark.sql.streaming.datasource import (
         ReadAllAvailable,
@@ -38,7 +41,7 @@ except ImportError:  # before Spark 4.2: no limits, no AvailableNow, no `start` 
 
         ReadAllAvailable = ReadMaxRows = None
 
-__all__ = ["MqStreamReader"]
+__all__ = ["MqStreamReader", "check_installed"]
 
 #: Rows below which an epoch is not worth a further task, unless the user asked for partitions.
 _ROWS_PER_TASK_MIN = 2_000
@@ -194,11 +197,30 @@ def _cuts(sizes: Sequence[int], parts: int) -> list[tuple[int, int]]:
     return cuts
 
 
-def _store(options: Options) -> SeenStore:
+def check_installed(options: Options) -> None:
+    """Import the client libraries that the options ask for, so that a missing one is told at `load()`.
+
+    Raises
+    ------
+    MissingExtraError
+        with the command that installs it
+    """
+    consumer_class(options.settings.connection.protocol)
+    _store_class(options)
+
+
+def _store_class(options: Options) -> type[RedisStore] | None:
     if options.dedup_store == "checkpoint":
-        return CheckpointOnly()
+        return None
     from pyspark_mq.dedup.redis_store import RedisStore  # noqa: PLC0415 - an extra
 
+    return RedisStore
+
+
+def _store(options: Options) -> SeenStore:
+    store_class = _store_class(options)
+    if store_class is None:
+        return CheckpointOnly()
     codec = OffsetCodec.of(options.settings)
     name = f"{codec.broker}:{codec.ids}:{codec.source}"
-    return RedisStore(options.dedup_store, name, options.settings.dedup_window)
+    return store_class(options.dedup_store, name, options.settings.dedup_window)

@@ -12,7 +12,7 @@ import pytest
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.dedup import IdSource, OnMissing
 from pyspark_mq.errors import OptionError
-from pyspark_mq.sources.epochs import Guarantee
+from pyspark_mq.sources.settings import Guarantee
 from pyspark_mq.spark_source.options import OPTION_NAMES, Options, parse_options
 from tests.support.certificates import make_certificates
 

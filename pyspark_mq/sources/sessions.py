@@ -1,0 +1,173 @@
+"""The connections of a query, as the thread that Spark calls sees them.
+
+Receivers keep one session each alive, on threads of their own. :class:`Sessions` reads what they
+report, knows which sessions live and how many messages each may have been handed, passes requests
+on, and holds them to a number of bytes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from operator import methodcaller
+
+from pyspark_mq.ack import Settlement
+from pyspark_mq.sources.base import Consumer
+from pyspark_mq.sources.receiver import Confirmed, Failed, Lost, Mailbox, Opened, Receiver
+from pyspark_mq.sources.settings import Settings
+
+__all__ = ["Sessions"]
+
+_DEPTH_AGE_MAX_S = 0.25
+
+
+class Sessions:
+    """All sessions of a query: one for each of its `consumers`, when all are connected.
+
+    Args:
+        settings: the query's.
+        make_consumer: the consumer class of the protocol.
+
+    Attributes:
+        first_window: how many un-acknowledged messages the next session to be opened asks for.
+    """
+
+    def __init__(self, settings: Settings, make_consumer: type[Consumer]) -> None:
+        self.first_window = settings.prefetch
+        self._mailbox = Mailbox()
+        self._receivers = [
+            Receiver(settings.connection, make_consumer, self._mailbox, lambda: self.first_window)
+            for _ in range(settings.consumers)
+        ]
+        self._live: dict[int, tuple[Receiver, Consumer]] = {}
+        self._windows: dict[int, int] = {}
+        self._failure: Exception | None = None
+        self.started = False
+
+    def start(self) -> None:
+        """Have the receivers connect, if they were not told to before."""
+        if not self.started:
+            self.started = True
+            for receiver in self._receivers:
+                receiver.start()
+
+    def stop(self) -> None:
+        """Close the connections."""
+        for receiver in self._receivers:
+            if receiver.is_alive():
+                receiver.stop()
+
+    # -- what happened
+
+    def wait(self, seconds: float) -> None:
+        """Until something arrives, or for so long."""
+        self._mailbox.arrived.wait(seconds)
+        self._mailbox.arrived.clear()
+
+    def news(self) -> Iterator[Opened | Lost | Confirmed]:
+        """What receivers reported since the last time, in order.
+
+        A session whose opening makes the caller raise never counts as living: nothing is taken from it.
+
+        Raises:
+            MqError: after the last of them, if a receiver has given up.
+        """
+        for letter in self._mailbox.take():
+            if isinstance(letter, Failed):
+                self._failure = letter.error
+                continue
+            yield letter
+            if isinstance(letter, Opened):
+                self._live[letter.consumer.session] = (letter.receiver, letter.consumer)
+                self._windows[letter.consumer.session] = letter.window
+            elif isinstance(letter, Lost):
+                self._live.pop(letter.session, None)
+                self._windows.pop(letter.session, None)
+        if self._failure is not None:
+            raise self._failure
+
+    @property
+    def complete(self) -> bool:
+        """Is every receiver connected?"""
+        return len(self._live) == len(self._receivers)
+
+    def consumers(self) -> list[Consumer]:
+        """Those that live; none of them is used for longer than until the next :meth:`news`."""
+        return [consumer for _, consumer in self._live.values()]
+
+    @property
+    def paused(self) -> bool:
+        """Does one of them wait because it has too many bytes?"""
+        return any(consumer.paused for consumer in self.consumers())
+
+    # -- requests
+
+    def ask(self, session: int, request: Callable[[Consumer], None]) -> None:
+        """Have a request carried out in a session, if that still lives then."""
+        if session in self._live:
+            self._live[session][0].ask(session, request)
+
+    def acknowledge(self, settlement: Settlement) -> None:
+        """Have acknowledgements sent, each in the session it belongs to (rule 10)."""
+        for part in settlement.parts:
+            self.ask(part.session, methodcaller("acknowledge", settlement.number, part.upto, part.singles))
+
+    # -- how much
+
+    def window(self, session: int) -> int:
+        """How many un-acknowledged messages a session may have been handed."""
+        return self._windows[session]
+
+    def set_window(self, session: int, window: int) -> None:
+        """Let a session have more."""
+        self._windows[session] = window
+        self.ask(session, methodcaller("consume", window))
+
+    def widen(self, window: int) -> None:
+        """Let every session have at least so many."""
+        for session, now in list(self._windows.items()):
+            if now < window:
+                self.set_window(session, window)
+
+    @property
+    def windows(self) -> int:
+        """How many un-acknowledged messages all sessions may have been handed together."""
+        return sum(self._windows.values())
+
+    def bound_bytes(self, most: float, held: int) -> None:
+        """Tell each receiver how many bytes it may pile up before it pauses.
+
+        Args:
+            most: for the whole query; infinity for no bound.
+            held: bytes that the query's thread has taken in and not given away.
+        """
+        for session, (receiver, consumer) in self._live.items():
+            consumer.bytes_allowed = (most - held) / len(self._live)
+            if consumer.paused and held < most / 2:
+                receiver.ask(session, methodcaller("resume"))
+
+    # -- what the broker still has
+
+    def refresh_depth(self) -> None:
+        """Ask the broker how many messages wait, unless it told just now."""
+        now = time.monotonic()
+        for session, (receiver, _) in self._live.items():
+            if now - receiver.depth_at_s > _DEPTH_AGE_MAX_S:
+                receiver.depth_at_s = now
+                receiver.ask(session, methodcaller("ask_depth"))
+
+    def depths(self) -> list[int]:
+        """Messages waiting at the broker, as each receiver was told; empty if it does not tell."""
+        return [receiver.depth.ready for receiver in self._receivers if receiver.depth is not None]
+
+    @property
+    def newest_depth(self) -> int:
+        """Messages waiting at the broker, by what it said last; 0 if it tells nothing."""
+        told = max(self._receivers, key=lambda receiver: receiver.depth_at_s).depth
+        return 0 if told is None else told.ready
+
+    @property
+    def alone(self) -> bool:
+        """Did the broker say that it knows no consumer of the queue beside these?"""
+        others = [receiver.depth.others for receiver in self._receivers if receiver.depth is not None]
+        return bool(others) and max(others) < len(self._receivers)
