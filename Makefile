@@ -24,10 +24,10 @@ test: ready ## Run the tests, against brokers of their own
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup $(ARGS)
 
 test-containers: ready ## Run the tests against brokers in containers
-	@BIN="$(BIN)" tools/containers.sh $(ARGS)
+	@BIN="$(BIN)" tools/containers.sh env CI=true $(BIN)/python -m pytest tests/containers $(ARGS)
 
 matrix: ready ## Run laws, failure matrix and a storm on every broker and protocol; writes docs/compatibility.md
-	$(BIN)/python -m tests.matrix $(ARGS)
+	@BIN="$(BIN)" tools/containers.sh --optional $(BIN)/python -m tests.matrix $(ARGS)
 
 soak: ready ## Kill everything at random for a while, and count what arrives
 	$(BIN)/python -m tests.soak $(ARGS)

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Runs the tests against brokers in containers, on images built from docker/.
+# Runs a command with brokers in containers at hand, on images built from docker/.
 #
-# Usage: tools/containers.sh [ARGUMENTS OF PYTEST]
+# Usage: tools/containers.sh [--optional] COMMAND...
 #
 # A Docker that answers is used. Else one is started, on a socket of its own, with its data in build/docker, and stopped
 # at the end; that needs root, and the packages docker.io and iptables, which are installed if they are missing. Where no
-# registry can be reached, the base image is made of Debian packages.
+# registry can be reached, the base images are made of Debian packages.
+# With --optional the command is run in any case: where there are no containers it is left to it to say so.
 # BIN in the environment is the folder of the Python to use. Does little the second time: images and their layers stay.
 set -euo pipefail
 
@@ -15,7 +16,6 @@ source tools/debian.sh
 
 readonly bin=${BIN:-.venv/bin}
 readonly logs=build/containers
-readonly official=debian:bookworm-slim
 readonly ours=pyspark-mq-test
 # Of containers; the one in pyspark_mq/brokers/containers.py.
 readonly label=pyspark-mq
@@ -25,21 +25,33 @@ place=
 export DOCKER_BUILDKIT=0
 
 main() {
+    local optional=no
+    if [[ ${1:-} == --optional ]]; then
+        optional=yes
+        shift
+    fi
     mkdir -p "$logs"
     : >"$logs/setup.log"
     trap clean_up EXIT
-    docker info >/dev/null 2>&1 || start_docker
-    local base
-    base=$(base_image)
-    build rabbitmq "$base"
-    build activemq "$base" "$(distribution ACTIVEMQ_VERSIONS 5)"
-    build artemis "$base" "$(distribution ARTEMIS_VERSIONS 2)"
-    # A test that cannot run fails.
-    CI=true \
-        PYSPARK_MQ_RABBITMQ_IMAGE=$ours/rabbitmq \
-        PYSPARK_MQ_ACTIVEMQ_IMAGE=$ours/activemq \
-        PYSPARK_MQ_ARTEMIS_IMAGE=$ours/artemis \
-        "$bin/python" -m pytest tests/containers "$@"
+    # In a condition bash ignores `set -e`, so what is called here chains with && and ||.
+    if prepare; then
+        export PYSPARK_MQ_RABBITMQ_IMAGE=$ours/rabbitmq PYSPARK_MQ_RABBITMQ_IMAGE_4=$ours/rabbitmq4
+        export PYSPARK_MQ_ACTIVEMQ_IMAGE=$ours/activemq PYSPARK_MQ_ARTEMIS_IMAGE=$ours/artemis
+    elif [[ $optional == no ]]; then
+        exit 1
+    fi
+    "$@"
+}
+
+# Docker and all images.
+prepare() {
+    docker info >/dev/null 2>&1 || start_docker || return 1
+    local bookworm trixie
+    bookworm=$(base_image bookworm) && trixie=$(base_image trixie) || return 1
+    build rabbitmq rabbitmq "$bookworm" &&
+        build rabbitmq4 rabbitmq "$trixie" &&
+        build activemq activemq "$bookworm" "$(distribution ACTIVEMQ_VERSIONS 5)" &&
+        build artemis artemis "$bookworm" "$(distribution ARTEMIS_VERSIONS 2)"
 }
 
 say() {
@@ -65,7 +77,7 @@ start_docker() {
     command -v iptables >/dev/null || missing+=(iptables)
     if ((${#missing[@]})); then
         say "Debian packages: ${missing[*]}"
-        quietly install_packages "${missing[@]}"
+        quietly install_packages "${missing[@]}" || return 1
     fi
     # Short: the path of a socket has at most 107 characters.
     place=$(mktemp -d /tmp/pyspark-mq-docker-XXXXXX)
@@ -98,10 +110,10 @@ clean_up() {
     rm -rf --one-file-system "$place"
 }
 
-# Prints the name of the image the others are based on.
+# base_image SUITE: prints the name of an image of that Debian, which the others are based on.
 base_image() {
-    local name
-    for name in "$official" "$ours/base"; do
+    local official=debian:$1-slim own=$ours/base:$1 name
+    for name in "$official" "$own"; do
         if docker image inspect "$name" >/dev/null 2>&1; then
             echo "$name"
             return
@@ -116,13 +128,13 @@ base_image() {
         say "that needs root"
         return 1
     fi
-    command -v debootstrap >/dev/null || quietly install_packages debootstrap
+    command -v debootstrap >/dev/null || quietly install_packages debootstrap || return 1
     local root
     root=$(mktemp -d)
-    quietly debootstrap --variant=minbase bookworm "$root"
-    tar -C "$root" -c . | docker import - "$ours/base" >>"$logs/setup.log"
+    quietly debootstrap --variant=minbase "$1" "$root" &&
+        tar -C "$root" -c . | docker import - "$own" >>"$logs/setup.log" || return 1
     rm -rf --one-file-system "$root"
-    echo "$ours/base"
+    echo "$own"
 }
 
 distribution() {
@@ -131,12 +143,12 @@ versions = getattr(distributions, sys.argv[1])
 print(distributions.fetch(versions[next(one for one in versions if one.startswith(sys.argv[2]))]))' "$@"
 }
 
-# build BROKER BASE [DISTRIBUTION]
+# build IMAGE FOLDER BASE [DISTRIBUTION]
 build() {
     say "image $ours/$1"
-    local files=(-C "$PWD/docker/$1" .)
-    [[ -z ${3:-} ]] || files+=(--transform "s,^$(basename "$3"),distribution," -C "$(dirname "$3")" "$(basename "$3")")
-    tar -c "${files[@]}" | quietly docker build --network host --build-arg "BASE=$2" --tag "$ours/$1" -
+    local files=(-C "$PWD/docker/$2" .)
+    [[ -z ${4:-} ]] || files+=(--transform "s,^$(basename "$4"),distribution," -C "$(dirname "$4")" "$(basename "$4")")
+    tar -c "${files[@]}" | quietly docker build --network host --build-arg "BASE=$3" --tag "$ours/$1" -
 }
 
 main "$@"

@@ -72,12 +72,14 @@ class ContainerNode(Node):
 
         Args:
             version: tag of the image, also the beginning of the version; by default a fixed one. Where
-                the environment names the image, its version is only checked, when it is started.
+                the environment names the image (`PYSPARK_MQ_<BROKER>_IMAGE`, or with `_<version>` behind
+                it for that one), its version is only checked, when it is started.
 
         Raises:
             NodeError: testcontainers is missing, or Docker does not answer.
         """
-        self.image = os.environ.get(self._variable) or f"{self._repository}:{version or self._tag}"
+        named = os.environ.get(f"{self._variable}_{version}") or os.environ.get(self._variable)
+        self.image = named or f"{self._repository}:{version or self._tag}"
         self._wanted = version
         self._start_timeout_s = start_timeout_s
         self._stop_timeout_s = stop_timeout_s

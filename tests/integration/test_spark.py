@@ -606,7 +606,10 @@ df = (spark.readStream.format("mq").option("broker", "rabbitmq").option("queue",
 df.explain(True)
 q = df.writeStream.foreachBatch(lambda f, i: f.collect()).option("checkpointLocation", r"{tmp_path}/c").start()
 import time
-time.sleep(12)
+deadline = time.monotonic() + 80
+while not any(p["numInputRows"] for p in q.recentProgress) and time.monotonic() < deadline:
+    time.sleep(0.5)
+time.sleep(2)
 print("ROWS", sum(p["numInputRows"] for p in q.recentProgress), q.lastProgress, q.status)
 q.explain(True)
 q.stop()

@@ -22,8 +22,10 @@ JAVA_SERIALISATION = b"\xac\xed\x00\x05"
 
 
 def sent(cell: LiveCell, client: str) -> list[dict[str, Any]]:
-    if cell.cell.broker == "rabbitmq":
+    if cell.is_plugin:
         pytest.skip("no JMS: Qpid JMS waits for ever for an answer of RabbitMQ 3's plugin")
+    if cell.cell.broker == "rabbitmq" and client == "own":
+        pytest.skip("RabbitMQ has no JMS client of its own for this protocol")
     if cell.cell.protocol == STOMP and client == "qpid" and cell.cell.broker == "activemq":
         pytest.skip("Classic gives STOMP clients the encoded AMQP message as its body: read those over AMQP 1.0")
     try:

@@ -93,7 +93,7 @@ def test_nobody_there_is_worth_another_try(cell: LiveCell) -> None:
 @pytest.mark.law("TLS")
 def test_a_secured_connection(cell: LiveCell, certificates: Certificates) -> None:
     sent = cell.publish(200)
-    secured = {"urls": parse_urls(cell.node.url(cell.cell.protocol, tls=True))}
+    secured = {"urls": parse_urls(cell.tls_url())}
     with cell.session(**secured, tls=Tls(ca_file=str(certificates.ca.cert_file))) as session:
         assert session.take(200) == sent
         session.acknowledge(upto=session.tags()[-1])
@@ -104,7 +104,7 @@ def test_a_secured_connection(cell: LiveCell, certificates: Certificates) -> Non
 def test_a_certificate_of_an_unknown_authority_is_refused_unless_the_user_says_so(
     cell: LiveCell, certificates: Certificates
 ) -> None:
-    secured = {"urls": parse_urls(cell.node.url(cell.cell.protocol, tls=True))}
+    secured = {"urls": parse_urls(cell.tls_url())}
     other = str(certificates.other_ca.cert_file)
     error = refusal(cell, **secured, tls=Tls(ca_file=other))
     assert isinstance(error, RefusedError)
@@ -115,7 +115,7 @@ def test_a_certificate_of_an_unknown_authority_is_refused_unless_the_user_says_s
 
 @pytest.mark.law("TLS")
 def test_tls_to_a_plain_port_and_the_reverse(cell: LiveCell, certificates: Certificates) -> None:
-    plain, secured = (urlsplit(cell.node.url(cell.cell.protocol, tls=tls)) for tls in (False, True))
+    plain, secured = map(urlsplit, (cell.url(), cell.tls_url()))
     authority = Tls(ca_file=str(certificates.ca.cert_file))
     error = refusal(cell, **at_port(cell, plain.port or 0, secured.scheme), tls=authority)
     assert isinstance(error, RefusedError | BrokerUnavailableError)

@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+import pytest
+
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.brokers.amqp10_publisher import OutgoingMessage, publish_amqp10
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
+from pyspark_mq.brokers.containers import ContainerNode
 from pyspark_mq.brokers.nodes import make_node
 from pyspark_mq.brokers.process import Node, QueueCounts
 from pyspark_mq.brokers.rabbitmq_node import RabbitQueues
@@ -188,6 +191,12 @@ class LiveCell:
         url = self.node.url(self.cell.protocol)
         return url if proxy is None else url.replace(f":{urlsplit(url).port}", f":{proxy.port}")
 
+    def tls_url(self) -> str:
+        """The same over TLS."""
+        if isinstance(self.node, ContainerNode):
+            pytest.skip("brokers in containers are started without TLS here")
+        return self.node.url(self.cell.protocol, tls=True)
+
     def proxy(self) -> FaultProxy:
         """A proxy in front of the cell's port."""
         return FaultProxy("127.0.0.1", urlsplit(self.url()).port or 0)
@@ -210,6 +219,11 @@ class LiveCell:
     def through(self, proxy: FaultProxy) -> dict[str, Any]:
         """For :meth:`session`: connect through a proxy."""
         return {"urls": parse_urls(self.url(proxy))}
+
+    @property
+    def is_plugin(self) -> bool:
+        """Is AMQP 1.0 the plugin of RabbitMQ 3, which loses much on the way to its messages of AMQP 0-9-1?"""
+        return self.cell.broker == "rabbitmq" and self.node.version.startswith("3.")
 
     @property
     def counts_bytes(self) -> bool:

@@ -74,12 +74,6 @@ class Session:
         self.consumer.acknowledge(number, upto, singles)
         return self.run_until(lambda: number in self.confirmed, 10)
 
-    def drop(self) -> None:
-        """End the connection without a word."""
-        self.consumer._socket.close()
-        self.consumer._connected = False
-        self.consumer.close()
-
 
 @contextmanager
 def session(broker: str, url: str, window: int = 100, **connection: Any) -> Iterator[Session]:

@@ -6,9 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import pika
-
-from pyspark_mq.brokers import BROKERS
 from pyspark_mq.brokers.activemq_node import ActiveMqNode
 from pyspark_mq.brokers.artemis_node import ArtemisNode
 from pyspark_mq.brokers.base import STOMP
@@ -50,20 +47,8 @@ class Target:
         return "/" if self.broker == "rabbitmq" else None
 
     @property
-    def selectors(self) -> bool:
-        return BROKERS[self.broker].selectors
-
-    @property
-    def creates_queues(self) -> bool:
-        return self.broker != "rabbitmq"
-
-    @property
     def escapes(self) -> bool:
         return self.broker == "rabbitmq"
-
-    @property
-    def one_connection_per_subscription(self) -> bool:
-        return self.broker == "activemq"
 
     @property
     def counts_bytes(self) -> bool:
@@ -75,23 +60,6 @@ class Target:
         kind = {"destination-type": "ANYCAST"} if self.broker == "artemis" else {}
         publish(self.url, self.queue(queue), messages, kind, self.vhost)
 
-    def send_to_topic(self, topic: str, messages: list[tuple[bytes | str, dict[str, str]]]) -> None:
-        """... and to a topic."""
-        kind = {"destination-type": "MULTICAST"} if self.broker == "artemis" else {}
-        publish(self.url, self.topic(topic), messages, kind, self.vhost)
-
     def queue(self, name: str) -> str:
         """The destination header of SEND for a queue."""
         return {"rabbitmq": "/queue/", "activemq": "/queue/", "artemis": ""}[self.broker] + name
-
-    def topic(self, name: str) -> str:
-        """... and for a topic."""
-        return {"rabbitmq": "/exchange/", "activemq": "/topic/", "artemis": ""}[self.broker] + name
-
-    def declare_topic(self, name: str) -> str:
-        """Make a topic where nobody else does."""
-        if self.broker == "rabbitmq":
-            connection = pika.BlockingConnection(pika.URLParameters(self.node.url()))
-            connection.channel().exchange_declare(name, "fanout", durable=True)
-            connection.close()
-        return name
