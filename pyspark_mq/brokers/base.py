@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from urllib.parse import quote
 
 __all__ = ["AMQP_0_9_1", "AMQP_1_0", "STOMP", "Amqp10Dialect", "Broker", "StompDialect"]
 
@@ -84,6 +85,8 @@ class Amqp10Dialect:
         names_itself: is its container-id a name of its own that it keeps over restarts?
         credit_max: most credit to give at a time; more is given when that is used up. 0 for all there is.
         slash: how a '/' in a name is written in addresses; empty for as it is.
+        queue_since: from which major version on the address of a queue is another one, with its name
+            percent-encoded for `{name}`; empty if in none.
         virtual_host: what `open.hostname` carries, with `{name}` for the virtual host; empty if the
             broker has none.
     """
@@ -96,7 +99,22 @@ class Amqp10Dialect:
     names_itself: bool = False
     credit_max: int = 0
     slash: str = ""
+    queue_since: tuple[int, str] | None = None
     virtual_host: str = ""
+
+    def queue_address(self, name: str, version: str) -> str:
+        """Where a queue is in this version of the broker; an unknown version is an early one."""
+        major = version.partition(".")[0]
+        if self.queue_since is not None and major.isdecimal() and int(major) >= self.queue_since[0]:
+            return self.queue_since[1].format(name=quote(name, safe=""))
+        return self.queue.format(name=self._written(name))
+
+    def topic_address(self, name: str) -> str:
+        """Where a topic is."""
+        return self.topic.format(name=self._written(name))
+
+    def _written(self, name: str) -> str:
+        return name.replace("/", self.slash) if self.slash else name
 
 
 @dataclass(frozen=True, slots=True)

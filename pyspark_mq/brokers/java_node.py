@@ -274,7 +274,7 @@ def publish_java(
             yield body, message_id
 
     if protocol == AMQP_1_0 and broker.amqp10 is not None:
-        address = broker.amqp10.queue.format(name=queue)
+        address = broker.amqp10.queue_address(queue, "")
         options = {} if expires_ms is None else {"ttl": expires_ms / 1000}
         messages = (OutgoingMessage(body, message_id, headers, options) for body, message_id in numbered())
         publish_amqp10(url, address, messages, timeout_s=timeout_s)

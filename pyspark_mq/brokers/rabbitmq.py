@@ -69,6 +69,9 @@ RABBITMQ = Broker(
         confirms=False,
         counts_acquirers=True,
         slash="%2F",
+        # Address format 2 (RabbitMQ's documentation, "AMQP 1.0", "Addresses"): the other one is deprecated in 4.0
+        # and refused by default in 4.3. It has none to read an exchange.
+        queue_since=(4, "/queues/{name}"),
         virtual_host="vhost:{name}",
     ),
 )

@@ -64,4 +64,8 @@ end.
 # Killed within its first seconds, RabbitMQ 3.10 forgets what it has declared: mnesia's log is
 # written late, and so is the table of the logs of quorum queues, without which such a queue
 # forgets all that was confirmed and elects no leader.
-SYNC = "ok = mnesia:sync_log(), [dets:sync(Table) || Table <- dets:all()]"
+# Newer versions keep that in Khepri, which syncs by itself.
+SYNC = (
+    "case mnesia:system_info(is_running) of yes -> ok = mnesia:sync_log(); _ -> ok end, "
+    "[dets:sync(Table) || Table <- dets:all()]"
+)

@@ -203,10 +203,10 @@ class Amqp10Consumer(Consumer):
         self._session, self._link = session, link
 
     def _address(self) -> str:
-        name, dialect = self.connection.name, self._dialect
-        if dialect.slash:
-            name = name.replace("/", dialect.slash)
-        return (dialect.queue if self.connection.topic is None else dialect.topic).format(name=name)
+        if self.connection.topic is not None:
+            return self._dialect.topic_address(self.connection.topic)
+        told = self._proton.remote_properties or {}
+        return self._dialect.queue_address(self.connection.name, str(told.get("version", "")))
 
     def _attached(self) -> bool:
         # A refused link is attached without a source and then detached (AMQP 1.0, 2.6.3).

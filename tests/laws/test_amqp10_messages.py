@@ -30,7 +30,6 @@ from proton import (
 )
 from proton.utils import BlockingConnection
 
-from pyspark_mq.brokers import BROKERS
 from pyspark_mq.dedup import IdSource
 from pyspark_mq.sources.amqp10_message import Amqp10Decoder
 from tests.support.cells import LiveCell
@@ -42,13 +41,11 @@ DECODER = Amqp10Decoder()
 def send(cell: LiveCell, *messages: Message | bytes) -> None:
     """Send messages, or encoded ones, as they are."""
     url = urlsplit(cell.url())
-    dialect = BROKERS[cell.cell.broker].amqp10
-    assert dialect is not None
     connection = BlockingConnection(
         f"amqp://127.0.0.1:{url.port}", user=url.username, password=url.password, allow_insecure_mechs=True, timeout=10
     )
     try:
-        sender = connection.create_sender(dialect.queue.format(name=cell.queue))
+        sender = connection.create_sender(cell.amqp10_address())
         for message in messages:
             sender.send(_Encoded(message) if isinstance(message, bytes) else message)
     finally:
@@ -86,10 +83,15 @@ def test_binary_and_text(cell: LiveCell) -> None:
         Message(id="1", body=b"\x00data\xff", inferred=True),
         Message(id="2", body=b"\x00value\xff"),
         Message(id="3", body="täxt\n"),
-        Message(id="4"),
-        Message(id="5", body=b"", inferred=True),
+        Message(id="4", body=b"", inferred=True),
     )
-    assert DECODER.bodies(received(cell, 5)) == [b"\x00data\xff", b"\x00value\xff", "täxt\n".encode(), b"", b""]
+    assert DECODER.bodies(received(cell, 4)) == [b"\x00data\xff", b"\x00value\xff", "täxt\n".encode(), b""]
+
+
+def test_a_message_without_any_body_is_an_empty_one(cell: LiveCell) -> None:
+    if cell.node.version.startswith("4."):
+        pytest.skip("RabbitMQ 4 ends the session, or from 4.3 the link, of whoever sends such a message")
+    assert body_of(cell, Message(id="1")) == b""
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,9 @@ def test_a_subscription_in_use_is_said_or_shared(cell: LiveCell) -> None:
 
 
 def test_without_a_subscription_only_what_comes_now_is_read(cell: LiveCell) -> None:
+    version = tuple(map(int, cell.node.version.split(".")[:2]))
+    if cell.cell.broker == "rabbitmq" and cell.cell.protocol == AMQP_1_0 and version >= (4, 3):
+        pytest.skip("from 4.3 on RabbitMQ lets AMQP 1.0 read queues only: bind one to the exchange, and read that")
     topic = cell.topic()
     cell.publish_topic(topic, 5)
     options = cell.options(topic=topic, guarantee="none")

@@ -163,7 +163,7 @@ class LiveCell:
             publish_stomp(url, dialects.stomp.topic.format(name=topic), messages)
         elif dialects.amqp10 is not None:
             outgoing = (OutgoingMessage(text.encode(), text) for text in texts)
-            publish_amqp10(url, dialects.amqp10.topic.format(name=topic), outgoing, capability="topic")
+            publish_amqp10(url, dialects.amqp10.topic_address(topic), outgoing, capability="topic")
         return texts
 
     def _on_channel(self, work: Callable[[Any], object]) -> None:
@@ -190,6 +190,12 @@ class LiveCell:
         """Where to connect to, through a proxy if there is one."""
         url = self.node.url(self.cell.protocol)
         return url if proxy is None else url.replace(f":{urlsplit(url).port}", f":{proxy.port}")
+
+    def amqp10_address(self) -> str:
+        """Where clients of AMQP 1.0 find the queue."""
+        dialect = BROKERS[self.cell.broker].amqp10
+        assert dialect is not None
+        return dialect.queue_address(self.queue, self.node.version)
 
     def tls_url(self) -> str:
         """The same over TLS."""

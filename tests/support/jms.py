@@ -34,6 +34,7 @@ def send(node: Node, queue: str, client: str) -> list[dict[str, Any]]:
     """Send a message of each kind to a queue.
 
     Args:
+        queue: its address, where that is another.
         client: ``own`` for the broker's own, over its own protocol; ``qpid`` for Qpid JMS, over AMQP 1.0.
 
     Returns:
