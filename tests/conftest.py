@@ -22,7 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     names = ", ".join(cell.name for cell in ALL_CELLS)
     parser.addoption("--cells", default="", help=f"run laws and failure matrix on these only, comma-separated: {names}")
     parser.addoption("--thorough", action="store_true", help="run the thorough tests on all cells, which takes long")
-    parser.addoption("--matrix-report", help="append what each law gave on each cell to this file, as JSON lines")
+    parser.addoption("--matrix-report", help="folder where to append what the laws gave to <cell>.jsonl")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -75,20 +75,19 @@ def _chosen(config: pytest.Config) -> list[Cell]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
     report = yield
-    file = item.config.getoption("--matrix-report")
+    folder = item.config.getoption("--matrix-report")
     law = item.get_closest_marker("law")
-    if file and law is not None and (report.when == "call" or report.outcome != "passed"):
-        parameters = getattr(item, "callspec", None)
-        cell = parameters.params.get("cell") if parameters is not None else None
+    parameters = getattr(item, "callspec", None)
+    cell = parameters.params.get("cell") if parameters is not None else None
+    if folder and law is not None and cell is not None and (report.when == "call" or report.outcome != "passed"):
         line = {
-            "cell": cell.name if cell is not None else "",
             "law": law.args[0],
             "test": item.name,
             "outcome": report.outcome,
             "reason": _reason(report),
             "seconds": round(report.duration, 2),
         }
-        with Path(file).open("a", encoding="utf-8") as lines:
+        with (Path(folder) / f"{cell.name}.jsonl").open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(line) + "\n")
     return report
 

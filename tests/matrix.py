@@ -1,7 +1,8 @@
-"""The compatibility matrix: ``make matrix``. Laws, failure matrix and a storm on every cell, and a page of it.
+"""The compatibility matrix: ``make matrix``. Laws and failure matrix on every cell, storms, and a page of it all.
 
-Each cell leaves two files in the work folder, so cells can be run one by one and the page be written from
-all of them: `<cell>.jsonl`, what each test gave, and `<cell>.storm.json`, what the storm counted.
+Each cell leaves files in the work folder, so cells can be run one by one and the page be written from all of
+them: `<cell>.json`, its version or why it cannot run; `<cell>.jsonl`, what each test gave; and, for one cell of
+each broker and protocol, `<cell>.storm.json`, what the storm counted.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pyspark_mq.brokers.process import NodeError
-from tests.support.cells import ALL_CELLS, Cell, cell_node
+from tests.support.cells import ALL_CELLS, STORM_CELLS, Cell, cell_node
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PAGE = _ROOT / "docs" / "compatibility.md"
@@ -58,10 +59,8 @@ def main() -> int:
     """Run the chosen cells and write the page; 0 if everything that ran passed."""
     arguments = _arguments()
     _WORK.mkdir(parents=True, exist_ok=True)
-    wanted = [cell for cell in ALL_CELLS if not arguments.cells or cell.name in arguments.cells.split(",")]
     if not arguments.page_only:
-        for cell in wanted:
-            _run(cell, arguments)
+        _run([cell for cell in ALL_CELLS if cell.name in arguments.cells], arguments)
     results = [_result(cell) for cell in ALL_CELLS]
     _PAGE.write_text(page(results), "utf-8")
     print(f"written: {_PAGE.relative_to(_ROOT)}")
@@ -74,33 +73,55 @@ def main() -> int:
 # -- running ----------------------------------------------------------------------------------
 
 
-def _run(cell: Cell, arguments: argparse.Namespace) -> None:
-    began = time.monotonic()
-    meta, report, storm = _files(cell)
-    for file in (meta, report, storm):
+def _run(wanted: Sequence[Cell], arguments: argparse.Namespace) -> None:
+    cells = [cell for cell in wanted if _can_run(cell)]
+    if not cells:
+        return
+    if not _run_tests(cells, arguments):
+        for cell in cells:
+            _tell(cell, problem="the tests did not run to their end")
+    for cell in cells:
+        if arguments.faults and cell in STORM_CELLS and not _run_storm(cell, arguments):
+            _tell(cell, problem="the storm did not run to its end")
+
+
+def _can_run(cell: Cell) -> bool:
+    """Forget what is known of a cell, and see whether its broker starts."""
+    for file in _files(cell):
         file.unlink(missing_ok=True)
     try:
         with cell_node(cell.broker, cell.version) as node:
-            version = node.version
+            _tell(cell, version=node.version)
     except NodeError as absent:
-        meta.write_text(json.dumps({"obstacle": str(absent).splitlines()[0]}), "utf-8")
+        _tell(cell, obstacle=str(absent).splitlines()[0])
         print(f"{cell.name}: cannot run: {absent}", flush=True)
-        return
-    problems = []
-    laws = ["tests/laws", "tests/faults", "--cells", cell.name, "--thorough", "--matrix-report", str(report)]
-    if _program("pytest", "-q", *laws) not in (0, 1):  # 1: tests have failed, which the report tells
-        problems.append("the tests did not run to their end")
-    print(f"{cell.name}: laws and failure matrix in {time.monotonic() - began:.0f} s", flush=True)
-    if arguments.faults:
-        counts = ["--messages", str(arguments.messages), "--rate", str(arguments.rate)]
-        kind = ["--quorum"] if cell.kind == "quorum" else []
-        place = ["--broker", cell.broker, "--protocol", cell.protocol, "--version", cell.version, *kind]
-        counts += ["--faults", str(arguments.faults), "--report", str(storm)]
-        _program("tests.soak", *place, *counts)
-        if not storm.exists():
-            problems.append("the storm did not run to its end")
-    meta.write_text(json.dumps({"version": version, "problem": "; ".join(problems)}), "utf-8")
-    print(f"{cell.name}: done in {time.monotonic() - began:.0f} s", flush=True)
+        return False
+    return True
+
+
+def _tell(cell: Cell, **facts: str) -> None:
+    file = _files(cell)[0]
+    known = json.loads(file.read_text("utf-8")) if file.exists() else {}
+    file.write_text(json.dumps({**known, **facts}), "utf-8")
+
+
+def _run_tests(cells: Sequence[Cell], arguments: argparse.Namespace) -> bool:
+    """Laws and failure matrix; False if that broke off."""
+    began = time.monotonic()
+    which = ["--cells", ",".join(cell.name for cell in cells), "--thorough", "--matrix-report", str(_WORK)]
+    side_by_side = ["--numprocesses", str(arguments.processes), "--dist", "loadgroup"]
+    code = _program("pytest", "-q", "tests/laws", "tests/faults", *which, *side_by_side)
+    print(f"laws and failure matrix of {len(cells)} cells in {time.monotonic() - began:.0f} s", flush=True)
+    return code in (0, 1)  # 1: tests have failed, which the report tells
+
+
+def _run_storm(cell: Cell, arguments: argparse.Namespace) -> bool:
+    """A storm; False if that broke off."""
+    report = _files(cell)[2]
+    size = ["--messages", str(arguments.messages), "--rate", str(arguments.rate), "--faults", str(arguments.faults)]
+    place = ["--broker", cell.broker, "--protocol", cell.protocol]
+    _program("tests.soak", *place, *size, "--report", str(report))
+    return report.exists()
 
 
 def _program(module: str, *arguments: str) -> int:
@@ -147,6 +168,8 @@ def page(results: Sequence[Result]) -> str:
         "",
         *_table(["cell", "broker", "protocol", "queue", "laws and faults", "storm"], map(_cell_row, results)),
         "",
+        "Storms are for one cell of each broker and protocol.",
+        "",
         "## Laws and failure matrix",
         "",
         *_table(["", *(_short(result.cell) for result in ran)], ([law, *_outcomes(law, ran, notes)] for law in laws)),
@@ -184,7 +207,7 @@ def _cell_row(result: Result) -> list[str]:
         return [*row, f"cannot run: {result.obstacle}", ""]
     passed = sum(len(outcomes.get("passed", ())) for outcomes in result.tests.values())
     failed = sum(len(outcomes.get("failed", ())) for outcomes in result.tests.values())
-    storm = "not run" if not result.storm else "holds" if result.storm["holds"] else "**failed**"
+    storm = "-" if not result.storm else "holds" if result.storm["holds"] else "**failed**"
     wrong = [f"**{failed} failed**"] * bool(failed) + [f"**{result.problem}**"] * bool(result.problem)
     return [*row, ", ".join([f"{passed} passed", *wrong]), storm]
 
@@ -221,12 +244,18 @@ def _storm_row(result: Result) -> list[str]:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make matrix", description=__doc__)
-    parser.add_argument("--cells", default="", help=f"of {', '.join(cell.name for cell in ALL_CELLS)}")
+    names = [cell.name for cell in ALL_CELLS]
+    parser.add_argument("--cells", type=lambda text: text.split(","), default=names, help=f"of {','.join(names)}")
     parser.add_argument("--messages", type=int, default=200_000, help="of each storm")
     parser.add_argument("--faults", type=int, default=30, help="of each storm; 0 for no storm")
     parser.add_argument("--rate", type=int, default=1_000, help="messages a second in the storms")
+    parser.add_argument("--processes", type=int, default=2, help="that run tests side by side")
     parser.add_argument("--page-only", action="store_true", help="write the page from what earlier runs left")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    unknown = set(arguments.cells) - set(names)
+    if unknown:
+        parser.error(f"--cells: there is no {', '.join(sorted(unknown))}")
+    return arguments
 
 
 if __name__ == "__main__":

@@ -22,6 +22,9 @@ CELLS = (
     Cell("rabbitmq", AMQP_0_9_1, kind="classic"),
     Cell("rabbitmq", AMQP_0_9_1, kind="quorum"),
     Cell("rabbitmq", STOMP),
+    Cell("rabbitmq", AMQP_0_9_1, version="4"),
+    Cell("rabbitmq", STOMP, version="4"),
+    Cell("rabbitmq", AMQP_1_0, version="4"),
     Cell("activemq", STOMP),
     Cell("artemis", AMQP_1_0),
     Cell("artemis", STOMP),
@@ -29,23 +32,23 @@ CELLS = (
 
 
 @pytest.fixture(scope="module")
-def containers() -> Iterator[dict[str, Node]]:
-    """One of each broker, filled by the other fixtures; at the end all are removed."""
-    made: dict[str, Node] = {}
+def containers() -> Iterator[dict[tuple[str, str], Node]]:
+    """One of each broker and version, filled by the other fixtures; at the end all are removed."""
+    made: dict[tuple[str, str], Node] = {}
     yield made
     for node in made.values():
         node.close()
 
 
 @pytest.fixture
-def node(containers: dict[str, Node], request: pytest.FixtureRequest) -> Node:
-    broker: str = request.param
-    if broker not in containers:
+def node(containers: dict[tuple[str, str], Node], request: pytest.FixtureRequest) -> Node:
+    broker, version = request.param
+    if (broker, version) not in containers:
         try:
-            containers[broker] = make_node(broker, container=True)
+            containers[broker, version] = make_node(broker, version, container=True)
         except NodeError as absent:
             missing(str(absent))
-    node = containers[broker]
+    node = containers[broker, version]
     if not node.running:
         node.start()
     return node
@@ -58,9 +61,14 @@ def live(node: Node, request: pytest.FixtureRequest) -> Iterator[LiveCell]:
         yield cell
 
 
-each_broker = pytest.mark.parametrize("node", ["rabbitmq", "activemq", "artemis"], indirect=True)
+each_broker = pytest.mark.parametrize(
+    "node",
+    [("rabbitmq", ""), ("rabbitmq", "4"), ("activemq", ""), ("artemis", "")],
+    ids=["rabbitmq", "rabbitmq4", "activemq", "artemis"],
+    indirect=True,
+)
 each_cell = pytest.mark.parametrize(
-    ("node", "live"), [pytest.param(cell.broker, cell, id=cell.name) for cell in CELLS], indirect=True
+    ("node", "live"), [pytest.param((cell.broker, cell.version), cell, id=cell.name) for cell in CELLS], indirect=True
 )
 
 

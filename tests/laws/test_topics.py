@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pyspark_mq.brokers import BROKERS
+from pyspark_mq.brokers.base import AMQP_1_0
 from pyspark_mq.errors import MqError, OptionError
 from pyspark_mq.sources.base import SessionLostError
 from pyspark_mq.spark_source.options import parse_options

@@ -30,7 +30,7 @@ from tests.support.proxy import FaultProxy
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["ALL_CELLS", "CELLS", "Cell", "LiveCell", "Session", "cell_node"]
+__all__ = ["ALL_CELLS", "CELLS", "STORM_CELLS", "Cell", "LiveCell", "Session", "cell_node"]
 
 _HOLD_TIMEOUT_S = 20.0
 
@@ -68,7 +68,9 @@ CELLS = (
     Cell("artemis", STOMP),
     Cell("artemis", AMQP_1_0),
 )
-#: ... and the further versions and kinds of the whole matrix.
+#: One for each broker and protocol.
+STORM_CELLS = tuple(cell for cell in CELLS if cell.kind != "quorum")
+#: All of them, with the further versions and kinds of the whole matrix.
 ALL_CELLS = (
     *CELLS,
     Cell("rabbitmq", STOMP, kind="quorum"),
