@@ -25,8 +25,9 @@ ACTIVEMQ = Broker(
     durable_topics=frozenset({AMQP_1_0, STOMP}),
     shared_topics=frozenset(),
     counts_drops=False,
-    # The default of `wireFormat.idleTimeout`.
-    half_open_s=MappingProxyType({AMQP_1_0: 30.0}),
+    # The broker looks for silent connections, but passes over one whose reader waits for its writer; when
+    # the writer waits for a peer that is gone, only TCP ends that: after 924 s with Linux' `tcp_retries2`.
+    half_open_s=MappingProxyType({AMQP_1_0: 960.0, STOMP: 960.0}),
     ids_by_protocol=True,
     delivery_limit_note=(
         "a message that was handed out more often than a redelivery policy allows goes to the dead-letter queue"

@@ -21,6 +21,9 @@ from pyspark_mq.brokers.process import LOOPBACK, TlsFiles
 __all__ = ["ActiveMqNode"]
 
 #: May use queues and topics there are, but not make any; see `auto_create`.
+#: Of connectors: a write that takes longer ends the connection. Without it a peer that is gone may block the
+#: broker's reader and writer for a quarter of an hour, and with them the messages it was handed.
+_WRITE_TIMEOUT = "transport.soWriteTimeout=10000"
 _GUEST_USER = "user"
 _GUEST_PASSWORD = "user"
 
@@ -168,11 +171,11 @@ class ActiveMqNode(JavaNode):
     def _connectors(self) -> list[str]:
         connectors = [
             _connector("openwire", f"tcp://{LOOPBACK}:{self._jms_port}"),
-            _connector("amqp", f"amqp://{LOOPBACK}:{self._amqp_port}?{self._amqp_options}"),
-            _connector("stomp", f"stomp://{LOOPBACK}:{self._stomp_port}"),
+            _connector("amqp", f"amqp://{LOOPBACK}:{self._amqp_port}?{_WRITE_TIMEOUT}&{self._amqp_options}"),
+            _connector("stomp", f"stomp://{LOOPBACK}:{self._stomp_port}?{_WRITE_TIMEOUT}"),
         ]
         if self._tls is not None:
-            options = f"?needClientAuth={str(self._tls.verify_client).lower()}"
+            options = f"?{_WRITE_TIMEOUT}&needClientAuth={str(self._tls.verify_client).lower()}"
             connectors += [
                 _connector("amqps", f"amqp+ssl://{LOOPBACK}:{self._amqps_port}{options}&{self._amqp_options}"),
                 _connector("stomps", f"stomp+ssl://{LOOPBACK}:{self._stomps_port}{options}"),
