@@ -162,7 +162,7 @@ def page(results: Sequence[Result]) -> str:
         "",
         "Written by `make matrix` from what it saw; not by hand. Every law and every row of the failure matrix is",
         "a set of tests against a real broker (`tests/laws`, `tests/faults`), the same for all. A number is how many",
-        "of them passed.",
+        "of them passed; `-` is for those of another protocol. Why there is a no is in the notes.",
         "",
         "## Cells",
         "",
