@@ -180,7 +180,7 @@ def test_a_selector_with_an_error_is_refused(cell: LiveCell) -> None:
 @pytest.mark.law("unknown queue")
 def test_a_queue_that_does_not_exist_is_named_where_the_broker_makes_none(cell: LiveCell) -> None:
     if cell.cell.broker != "rabbitmq":
-        pytest.skip("the broker creates it by default; see test_no_queue_is_made_where_the_broker_makes_none")
+        pytest.skip("the broker creates it by default; where it does not, see test_refused_destinations.py")
     error = refusal(cell, queue="nowhere")
     assert isinstance(error, DestinationError)
     assert "queue 'nowhere'" in str(error)
