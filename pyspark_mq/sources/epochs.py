@@ -505,6 +505,7 @@ class EpochSource:
             self._waiting_since_s = now
         if (
             size >= self._settings.min_messages
+            or size < self._ledger.buffered  # as many bytes as an epoch may have
             or now - self._waiting_since_s >= self._settings.max_delay_s
             or self._sessions.paused
         ):

@@ -20,28 +20,28 @@ pytestmark = pytest.mark.law("planned messages that do not come back")
 
 
 @contextmanager
-def planned_and_crashed(cell: LiveCell, **options: object) -> Iterator[Engine]:
+def planned_and_crashed(cell: LiveCell, replay_timeout: str = "2s", **options: object) -> Iterator[Engine]:
     """An engine whose first epoch is in the offset log and in no other."""
-    with cell.engine(maxMessagesPerTrigger=EPOCH, replayTimeout="2s", **options) as run:
+    with cell.engine(maxMessagesPerTrigger=EPOCH, replayTimeout=replay_timeout, **options) as run:
         with pytest.raises(Crashed):
             run.batch(crash=At.AFTER_OFFSET_LOG)
         yield run
 
 
-def assert_names_everything(failed: ReaderError, cell: LiveCell, missing: int) -> None:
+def assert_names_everything(failed: ReaderError, cell: LiveCell, missing: int, replay_timeout: str = "2s") -> None:
     text = str(failed)
     assert failed.kind == "DataLossError"
-    for word in (cell.queue, "epoch 1", f"{missing} of {EPOCH}", "replayTimeout=2s", "expired",
+    for word in (cell.queue, "epoch 1", f"{missing} of {EPOCH}", f"replayTimeout={replay_timeout}", "expired",
                  "dead-lettered", "purged", "another consumer", "failOnDataLoss"):  # fmt: skip
         assert word in text
 
 
 def test_another_consumer_has_them(cell: LiveCell) -> None:
     sent = cell.publish(EPOCH)
-    with planned_and_crashed(cell) as run:
+    with planned_and_crashed(cell, "4s") as run:
         with cell.held_elsewhere(5), pytest.raises(ReaderError) as failed:
             run.batch()
-        assert_names_everything(failed.value, cell, 5)
+        assert_names_everything(failed.value, cell, 5, "4s")
         # When the other one has let go, a restart finds all of them.
         run.crash()
         run.drain(EPOCH)
@@ -50,7 +50,7 @@ def test_another_consumer_has_them(cell: LiveCell) -> None:
 
 def test_they_come_back_late_but_in_time(cell: LiveCell) -> None:
     sent = cell.publish(EPOCH)
-    with planned_and_crashed(cell) as run:
+    with planned_and_crashed(cell, "30s") as run:
         with cell.held_elsewhere(5):
             run.reader.begin("rows", run._start(0), run._offsets[0])
             time.sleep(1)
@@ -63,7 +63,7 @@ def purge(cell: LiveCell) -> None:
         cell.node.purge(cell.queue)
         return cell.total() == 0
 
-    assert poll(gone, 10)
+    assert poll(gone, 30)
 
 
 def dead_letter(cell: LiveCell) -> None:
@@ -95,7 +95,7 @@ def test_expired(cell: LiveCell) -> None:
 @pytest.mark.thorough
 def test_going_on_without_them_when_the_user_says_so(cell: LiveCell) -> None:
     sent = cell.publish(EPOCH)
-    with planned_and_crashed(cell, failOnDataLoss="false") as run:
+    with planned_and_crashed(cell, "4s", failOnDataLoss="false") as run:
         with cell.held_elsewhere(5):
             assert run.batch() == EPOCH - 5
             assert run.counters()["lost"] == 5
@@ -103,7 +103,7 @@ def test_going_on_without_them_when_the_user_says_so(cell: LiveCell) -> None:
         # They were not emitted, so when they turn up after all they count as new.
         run.drain(EPOCH)
         assert sorted(map(str, run.output)) == sorted(map(str, sent))
-        assert poll(lambda: cell.total() == 0, 5)
+        assert poll(lambda: cell.total() == 0, 30)
 
 
 @pytest.mark.thorough

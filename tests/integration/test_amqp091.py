@@ -17,7 +17,7 @@ from pyspark_mq.brokers.process import TlsFiles, poll
 from pyspark_mq.brokers.rabbitmq_node import RabbitNode
 from tests.support.certificates import Certificates
 from tests.support.checks import assert_ids_exactly_once, bodies, total
-from tests.support.engine import At, Crashed, Engine, ReaderError
+from tests.support.engine import At, Crashed, Engine, ReaderError, full_epochs
 from tests.support.proxy import Direction, FaultProxy
 
 
@@ -168,7 +168,7 @@ def test_the_consumer_timeout_of_the_broker_is_survived(queue: str, rabbit: Rabb
                 "application:set_env(rabbit, channel_tick_interval, 1000) end")  # fmt: skip
     try:
         sent = rabbit.publish(queue, bodies(30))
-        with Engine(url=rabbit.url(), queue=queue, maxMessagesPerTrigger=10) as run:
+        with Engine(url=rabbit.url(), queue=queue, **full_epochs(10)) as run:
             run.between = lambda: time.sleep(5)  # a batch that takes its time
             assert run.batch() == 10
             run.between = lambda: None
@@ -187,7 +187,7 @@ def test_a_message_that_the_client_library_cannot_read_is_named_and_stays(rabbit
         run.batch()
     assert failed.value.kind == "MessageError"
     assert queue in str(failed.value)
-    assert poll(lambda: rabbit.counts(queue).ready == 1, 10)
+    assert poll(lambda: rabbit.counts(queue).ready == 1, 30)
 
 
 class _BrokenTimestamp(dict):  # type: ignore[type-arg]
@@ -216,11 +216,11 @@ def _encode_broken_timestamps(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_few_messages_are_handed_out_until_a_restart_has_got_anywhere(rabbit: RabbitNode, queue: str) -> None:
     # Each end of a session counts towards the delivery limit of everything it was handed.
     sent = rabbit.publish(queue, bodies(6_000))
-    options = {"url": rabbit.url(), "queue": queue, "maxMessagesPerTrigger": 100, "prefetch": 6_000}
+    options = {"url": rabbit.url(), "queue": queue, **full_epochs(100), "prefetch": 6_000}
     with Engine(**options) as run:
         assert run.batch() == 100
         run.crash()
-        assert poll(lambda: rabbit.counts(queue).unacked == 0, 10)
+        assert poll(lambda: rabbit.counts(queue).unacked == 0, 30)
         start = run._offsets[0]
         assert run.reader.call("latestOffset", start, None) != start
         assert 0 < rabbit.counts(queue).unacked <= 2_200
@@ -235,7 +235,7 @@ def test_few_messages_are_handed_out_until_a_restart_has_got_anywhere(rabbit: Ra
 def test_more_bytes_than_the_bound_pause_the_consumer_and_nothing_is_lost(rabbit: RabbitNode, queue: str) -> None:
     big = [bytes(200_000)] * 60
     sent = rabbit.publish(queue, big)
-    options = {"url": rabbit.url(), "queue": queue, "maxBytesPerTrigger": "1m"}
+    options = {"url": rabbit.url(), "queue": queue, **full_epochs(60), "maxBytesPerTrigger": "1m"}
     with Engine(**options) as run:
         assert run.batch() == 5
         time.sleep(1)
@@ -246,19 +246,30 @@ def test_more_bytes_than_the_bound_pause_the_consumer_and_nothing_is_lost(rabbit
         assert_ids_exactly_once(rabbit, queue, run, sent)
 
 
+def test_an_epoch_with_all_the_bytes_it_may_have_waits_for_no_more_messages(rabbit: RabbitNode, queue: str) -> None:
+    sent = rabbit.publish(queue, [bytes(300_000)] * 5)
+    least = {"minMessagesPerTrigger": 5, "maxTriggerDelay": "1h"}
+    with Engine(url=rabbit.url(), queue=queue, maxBytesPerTrigger="1m", **least) as run:
+        assert run.batch() == 3
+        assert run.trigger() == 0
+        sent += rabbit.publish(queue, bodies(3))
+        run.drain(8)
+        assert_ids_exactly_once(rabbit, queue, run, sent)
+
+
 def test_a_replay_behind_messages_of_higher_priority_asks_for_more(rabbit: RabbitNode) -> None:
     rabbit.declare("priorities", arguments={"x-max-priority": 5})
     sent = rabbit.publish("priorities", bodies(20), priority=1)
-    options = {"url": rabbit.url(), "queue": "priorities", "maxMessagesPerTrigger": 20, "prefetch": 40}
+    options = {"url": rabbit.url(), "queue": "priorities", **full_epochs(20), "prefetch": 40}
     with Engine(**options, replayTimeout="20s") as run:
         with pytest.raises(Crashed):
             run.batch(crash=At.AFTER_OFFSET_LOG)
-        poll(lambda: rabbit.counts("priorities").ready == 20, 10)
+        assert poll(lambda: rabbit.counts("priorities").ready == 20, 30)
         urgent = rabbit.publish("priorities", bodies(60), priority=5)
         run.drain(80)
         assert run.sink[0] == sent
         assert sorted(map(str, run.ids)) == sorted(map(str, [*sent, *urgent]))
-        assert poll(lambda: not run.trigger() and total(rabbit, "priorities") == 0, 10)
+        assert poll(lambda: not run.trigger() and total(rabbit, "priorities") == 0, 30)
     rabbit.delete("priorities")
 
 
@@ -266,12 +277,12 @@ def test_an_acknowledgement_is_one_frame_for_a_whole_epoch(rabbit: RabbitNode, q
     rabbit.publish(queue, bodies(1_000))
     with FaultProxy("127.0.0.1", rabbit.port) as proxy:
         url = f"amqp://guest:guest@127.0.0.1:{proxy.port}/"
-        with Engine(url=url, queue=queue, maxMessagesPerTrigger=1_000) as run:
+        with Engine(url=url, queue=queue, **full_epochs(1_000)) as run:
             assert run.batch() == 1_000
             before = proxy.bytes_seen(Direction.TO_BROKER)
             while run.trigger():
                 pass
-            assert poll(lambda: total(rabbit, queue) == 0, 10)
+            assert poll(lambda: total(rabbit, queue) == 0, 30)
             assert proxy.bytes_seen(Direction.TO_BROKER) - before < 1_000
 
 

@@ -27,7 +27,7 @@ except ImportError:
 
 PASSWORD = "Xq7hushhushZw9"
 SOURCE = "queue 'orders' in virtual host '/'"
-START_TIMEOUT_S = 10.0
+START_TIMEOUT_S = 30.0
 
 
 class Server:

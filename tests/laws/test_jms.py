@@ -92,4 +92,4 @@ def test_maps_and_streams_become_json_and_objects_are_passed_through(cell: LiveC
     # Never deserialised: what Java wrote is what the row has.
     assert bodies["object"].startswith(JAVA_SERIALISATION)
     assert found[-1]["contentType"] == "application/x-java-serialized-object"
-    assert poll(lambda: cell.total() == 0, 5)
+    assert poll(lambda: cell.total() == 0, 30)

@@ -36,7 +36,7 @@ def refusal(cell: LiveCell, timeout_s: float = 8.0, **changes: Any) -> MqError:
 
     with cell.session(**changes) as session, pytest.raises(MqError) as raised:
         attempt()
-    assert time.monotonic() - began < timeout_s + 3
+    assert time.monotonic() - began < timeout_s + 7
     for secret in (SECRET, "guest:guest", "admin:admin"):
         assert secret not in str(raised.value)
     return raised.value
@@ -97,7 +97,7 @@ def test_a_secured_connection(cell: LiveCell, certificates: Certificates) -> Non
     with cell.session(**secured, tls=Tls(ca_file=str(certificates.ca.cert_file))) as session:
         assert session.take(200) == sent
         session.acknowledge(upto=session.tags()[-1])
-        assert poll(lambda: cell.total() == 0, 5)
+        assert poll(lambda: cell.total() == 0, 30)
 
 
 @pytest.mark.law("TLS")

@@ -92,7 +92,7 @@ def test_a_subscription_in_use_is_said_or_shared(cell: LiveCell) -> None:
             assert met is None or ("in use" in str(met) and topic in str(met))
         sent = cell.publish_topic(topic, 5)
         # A second one that shared it has left again.
-        assert first.turn(lambda: len(first.raws) >= 5, 5)
+        assert first.turn(lambda: len(first.raws) >= 5)
         assert sorted(first.bodies()) == sorted(sent)
 
 

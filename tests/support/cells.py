@@ -24,7 +24,7 @@ from pyspark_mq.brokers.stomp_publisher import publish_stomp
 from pyspark_mq.sources import consumer_class
 from pyspark_mq.sources.base import Connection, Consumer, Greeting
 from pyspark_mq.sources.url import parse_urls
-from tests.support.engine import Engine
+from tests.support.engine import Engine, full_epochs
 from tests.support.proxy import FaultProxy
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ALL_CELLS", "CELLS", "STORM_CELLS", "Cell", "LiveCell", "Session", "cell_node"]
 
-_HOLD_TIMEOUT_S = 20.0
+_HOLD_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -215,8 +215,8 @@ class LiveCell:
         return {**names, **options}
 
     def engine(self, proxy: FaultProxy | None = None, **options: object) -> Engine:
-        """A reader of the queue. Its epochs are full, if the messages are there within a while."""
-        full = {"minMessagesPerTrigger": options.get("maxMessagesPerTrigger", 1), "maxTriggerDelay": "1s"}
+        """A reader of the queue. Epochs with a limit are full, as long as there are messages."""
+        full = full_epochs(options["maxMessagesPerTrigger"]) if "maxMessagesPerTrigger" in options else {}
         return Engine(**self.options(**{"url": self.url(proxy), **full, **options}))
 
     @property

@@ -11,7 +11,7 @@ from tests.support.engine import Engine
 
 __all__ = ["assert_exactly_once", "assert_ids_exactly_once", "bodies", "total"]
 
-_SETTLE_TIMEOUT_S = 15.0
+_SETTLE_TIMEOUT_S = 60.0
 
 
 def bodies(count: int) -> list[bytes]:

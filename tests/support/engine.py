@@ -26,10 +26,15 @@ import psutil
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["At", "Crashed", "Engine", "ReaderError", "ReaderProcess"]
+__all__ = ["At", "Crashed", "Engine", "ReaderError", "ReaderProcess", "full_epochs"]
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
-_ANSWER_TIMEOUT_S = 60.0
+_ANSWER_TIMEOUT_S = 120.0
+
+
+def full_epochs(messages: object) -> dict[str, object]:
+    """Options for epochs of exactly so many messages, as long as there are so many."""
+    return {"maxMessagesPerTrigger": messages, "minMessagesPerTrigger": messages, "maxTriggerDelay": "5s"}
 
 
 class At(Enum):
@@ -199,7 +204,7 @@ class Engine:
         self.between()
         return self._run(batch, crash)
 
-    def batch(self, crash: At | None = None, timeout_s: float = 20.0) -> int:
+    def batch(self, crash: At | None = None, timeout_s: float = 60.0) -> int:
         """Trigger, as Spark does without a pause, until there is a batch; its rows.
 
         Raises:
@@ -248,7 +253,7 @@ class Engine:
             self.crash()
             raise Crashed
 
-    def drain(self, messages: int, timeout_s: float = 60.0) -> None:
+    def drain(self, messages: int, timeout_s: float = 120.0) -> None:
         """Trigger until the sink has so many rows, then until everything is settled."""
         deadline = time.monotonic() + timeout_s
         while sum(map(len, self.sink.values())) < messages:

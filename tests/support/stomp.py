@@ -40,7 +40,7 @@ class Session:
         self.consumer.on_confirmed = self.confirmed.append
         self.consumer.open(urls[0], settings.connect_timeout_s)
 
-    def run_until(self, reached: Callable[[], bool], timeout_s: float = 20.0) -> bool:
+    def run_until(self, reached: Callable[[], bool], timeout_s: float = 60.0) -> bool:
         """Run until something is so; whether it came to be."""
         deadline = time.monotonic() + timeout_s
         while not reached() and time.monotonic() < deadline:
@@ -54,7 +54,7 @@ class Session:
             self.raws.append(self.consumer.inbox.popleft())
             self.consumer.bytes_taken += len(self.raws[-1][2])
 
-    def receive(self, messages: int, timeout_s: float = 20.0) -> list[bytes]:
+    def receive(self, messages: int, timeout_s: float = 60.0) -> list[bytes]:
         """The bodies so far, at least so many."""
         assert self.run_until(lambda: len(self.raws) >= messages, timeout_s), f"{len(self.raws)} of {messages}"
         return self.bodies
@@ -72,7 +72,7 @@ class Session:
         """Acknowledge by position from 1; was it confirmed?"""
         number = next(_numbers)
         self.consumer.acknowledge(number, upto, singles)
-        return self.run_until(lambda: number in self.confirmed, 10)
+        return self.run_until(lambda: number in self.confirmed, 30)
 
 
 @contextmanager
@@ -108,7 +108,7 @@ def publish(
     poll(lambda: not client.is_connected(), 5)
 
 
-def lost(run: Session, timeout_s: float = 20.0) -> str:
+def lost(run: Session, timeout_s: float = 60.0) -> str:
     """Why the session ends, which it has to."""
     try:
         run.run_until(lambda: False, timeout_s)
