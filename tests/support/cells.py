@@ -18,7 +18,7 @@ from pyspark_mq.brokers.amqp10_publisher import OutgoingMessage, publish_amqp10
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from pyspark_mq.brokers.containers import ContainerNode
 from pyspark_mq.brokers.nodes import make_node
-from pyspark_mq.brokers.process import Node, QueueCounts
+from pyspark_mq.brokers.process import Node, QueueCounts, poll
 from pyspark_mq.brokers.rabbitmq_node import RabbitQueues
 from pyspark_mq.brokers.stomp_publisher import publish_stomp
 from pyspark_mq.sources import consumer_class
@@ -262,14 +262,23 @@ class LiveCell:
 
     @contextmanager
     def held_elsewhere(self, messages: int) -> Iterator[Session]:
-        """Somebody else has taken so many messages and keeps them un-acknowledged."""
+        """Somebody else has taken so many messages, or one more if windows count bytes, and acknowledges none."""
+        most = messages + self.counts_bytes
         with self.session() as other:
             other.take(messages, window=messages)
+            # What a reader that was killed had may still be on its way back.
+            assert poll(lambda: messages <= self.counts().unacked <= most, 30)
+            other.held = self.counts().unacked
             yield other
 
 
 class Session:
-    """One consumer, run by the test's own thread."""
+    """One consumer, run by the test's own thread.
+
+    Attributes:
+        raws: what came so far.
+        held: how many messages the broker has handed out, where it was asked.
+    """
 
     _numbers = iter(range(1_000_000, 2_000_000))
 
@@ -280,6 +289,7 @@ class Session:
         self.confirmed: list[int] = []
         self.consumer.on_confirmed = self.confirmed.append
         self.raws: list[Any] = []
+        self.held = 0
         self.greeting: Greeting | None = None
 
     def open(self, timeout_s: float = 10.0) -> Greeting:
