@@ -39,7 +39,7 @@ def test_a_cut_while_messages_are_only_buffered(cell: LiveCell, proxy: FaultProx
         assert run.batch() == EPOCH
         assert proxy.cut() == 1
         run.drain(MESSAGES)
-        assert run.counters()["reconnects"] == 1
+        assert run.counters()["reconnects"] >= 1
         assert_exactly_once(cell, run, sent)
 
 

@@ -57,7 +57,7 @@ def test_redeliveries_of_a_committed_epoch_are_dropped_and_acknowledged_at_once(
         assert run.batch() > 0
         if not cell.keeps_order:
             run.batch()  # they may come behind the new ones
-        assert run.counters()["duplicatesDropped"] == EPOCH
+        assert run.counters()["duplicatesDropped"] >= EPOCH
         assert poll(lambda: cell.total() <= MESSAGES - EPOCH, 30)
 
 
