@@ -53,7 +53,7 @@ def test_redeliveries_of_a_committed_epoch_are_dropped_and_acknowledged_at_once(
     with engine(cell) as run:
         with pytest.raises(Crashed):
             run.batch(crash=At.AFTER_COMMIT_LOG)
-        assert cell.total() == MESSAGES
+        assert poll(lambda: cell.total() == MESSAGES, 30)
         assert run.batch() > 0
         if not cell.keeps_order:
             run.batch()  # they may come behind the new ones

@@ -113,4 +113,4 @@ def test_nothing_is_acknowledged_by_a_failed_replay(cell: LiveCell) -> None:
         with cell.held_elsewhere(5), pytest.raises(ReaderError):
             run.batch()
         run.crash()
-        assert cell.total() == EPOCH + 10
+        assert poll(lambda: cell.total() == EPOCH + 10, 30)

@@ -24,6 +24,7 @@ from pyspark_mq.brokers.process import LOOPBACK, NodeError, PublishError, QueueC
 from pyspark_mq.brokers.stomp_publisher import publish_stomp
 from tests.conftest import missing
 from tests.support.certificates import Certificates, Identity, make_certificates
+from tests.support.checks import total
 
 TIMEOUT_S = 30.0
 MESSAGES = 1500
@@ -142,8 +143,7 @@ def check_data_survives_a_kill(node: JavaNode) -> None:
     with holding(node, "q") as holder:
         holder.receive()
         assert poll(lambda: node.unacked("q") > 0, TIMEOUT_S)
-        counts = node.counts("q")
-        assert counts.ready + counts.unacked == 2 * MESSAGES
+        assert poll(lambda: total(node, "q") == 2 * MESSAGES, TIMEOUT_S)
         pid = node.pid
         node.kill()
     assert not node.running

@@ -145,7 +145,7 @@ def check_data_survives_a_kill(node: RabbitNode) -> None:
     with channel(node.url()) as holder:
         for _ in range(10):
             holder.basic_get("quorum")
-        assert node.counts("quorum") == QueueCounts(MESSAGES - 10, 10)
+        assert poll(lambda: node.counts("quorum") == QueueCounts(MESSAGES - 10, 10), TIMEOUT_S)
         pid = node.pid
         node.kill()
     assert not node.running
@@ -274,7 +274,7 @@ def test_counts_follow_deliveries(node: RabbitNode, quorum: bool) -> None:
     with channel(node.url()) as reader:
         for _ in range(30):
             method, _, _ = reader.basic_get(queue)
-        assert node.unacked(queue) == 30
+        assert poll(lambda: node.unacked(queue) == 30, TIMEOUT_S)
         reader.basic_ack(method.delivery_tag, multiple=True)
         assert poll(lambda: node.counts(queue) == QueueCounts(70, 0), TIMEOUT_S)
     node.delete(queue)

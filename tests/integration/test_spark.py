@@ -205,7 +205,7 @@ def test_available_now_takes_what_is_there_in_epochs_and_leaves_nothing(
     query = job.start(availableNow=True)
     assert query.awaitTermination(60)
     assert [len(batch) for batch in job.batches.values()] == [10, 10, 5]
-    assert total(rabbit, name) == 0
+    assert poll(lambda: total(rabbit, name) == 0, 30)
     again = job.start(availableNow=True)
     assert again.awaitTermination(60)
     assert len(job.rows) == 25
@@ -229,7 +229,7 @@ def test_available_now_replays_what_an_earlier_run_left_open(
         query = writer.option("checkpointLocation", str(tmp_path / "c")).start()
         poll(lambda: not query.isActive, 60)  # noqa: B023
     assert seen == [sent[:5], sent[5:10], sent[5:10], sent[10:]]
-    assert total(rabbit, name) == 0
+    assert poll(lambda: total(rabbit, name) == 0, 30)
 
 
 def test_the_last_epoch_of_an_idle_queue_is_acknowledged(

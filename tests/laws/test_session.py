@@ -19,7 +19,7 @@ def test_messages_come_with_their_bodies_and_stay_un_acknowledged(cell: LiveCell
     with cell.session() as session:
         assert session.take(50, window=100) == sent
         assert session.tags() == sorted(set(session.tags()))
-        assert cell.total() == 50
+        assert poll(lambda: cell.total() == 50, 30)
     assert poll(lambda: cell.counts().ready == 50, 30)
 
 

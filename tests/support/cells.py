@@ -182,7 +182,7 @@ class LiveCell:
         return self.node.counts(self.queue)
 
     def total(self) -> int:
-        """Messages the broker has, waiting or handed out."""
+        """As :func:`tests.support.checks.total`."""
         counts = self.counts()
         return counts.ready + counts.unacked
 

@@ -20,7 +20,7 @@ def bodies(count: int) -> list[bytes]:
 
 
 def total(node: Node, queue: str) -> int:
-    """Messages the broker has, waiting or handed out."""
+    """Messages the broker has, waiting or handed out. Brokers count the two one after the other."""
     counts = node.counts(queue)
     return counts.ready + counts.unacked
 
