@@ -42,7 +42,7 @@ def send(cell: LiveCell, *messages: Message | bytes) -> None:
     """Send messages, or encoded ones, as they are."""
     url = urlsplit(cell.url())
     connection = BlockingConnection(
-        f"amqp://127.0.0.1:{url.port}", user=url.username, password=url.password, allow_insecure_mechs=True, timeout=10
+        f"amqp://127.0.0.1:{url.port}", user=url.username, password=url.password, allow_insecure_mechs=True, timeout=30
     )
     try:
         sender = connection.create_sender(cell.amqp10_address())
