@@ -114,7 +114,7 @@ def test_a_silent_connection_is_noticed_and_left(
         assert run.counters()["reconnects"] >= 1
         # The broker notices later than we do and then brings back what the old session held.
         assert poll(lambda: not run.trigger() and cell.total() == 0, 90)
-        assert_exactly_once(cell, run, sent, ordered=False)
+        assert_exactly_once(cell, run, sent)
 
 
 def test_a_connection_that_goes_silent_between_plan_and_commit(cell: LiveCell, proxy: FaultProxy) -> None:
@@ -125,7 +125,7 @@ def test_a_connection_that_goes_silent_between_plan_and_commit(cell: LiveCell, p
         run.between = lambda: None
         run.drain(MESSAGES)
         assert poll(lambda: not run.trigger() and cell.total() == 0, 90)
-        assert_exactly_once(cell, run, sent, ordered=False)
+        assert_exactly_once(cell, run, sent)
 
 
 @pytest.mark.thorough
@@ -154,7 +154,7 @@ def test_two_connections_survive_the_loss_of_both(cell: LiveCell, proxy: FaultPr
         run.batch()
         run.between = lambda: None
         run.drain(MESSAGES)
-        assert_exactly_once(cell, run, sent, ordered=False)
+        assert_exactly_once(cell, run, sent)
 
 
 def test_the_second_url_is_used_when_the_first_is_away(cell: LiveCell, proxy: FaultProxy) -> None:

@@ -55,9 +55,12 @@ def test_redeliveries_of_a_committed_epoch_are_dropped_and_acknowledged_at_once(
             run.batch(crash=At.AFTER_COMMIT_LOG)
         assert poll(lambda: cell.total() == MESSAGES, 30)
         assert run.batch() > 0
-        if not cell.keeps_order:
-            run.batch()  # they may come behind the new ones
-        assert run.counters()["duplicatesDropped"] >= EPOCH
+
+        def dropped() -> bool:
+            run.trigger()  # they may come behind the new ones
+            return run.counters()["duplicatesDropped"] >= EPOCH
+
+        assert poll(dropped, 30)
         assert poll(lambda: cell.total() <= MESSAGES - EPOCH, 30)
 
 

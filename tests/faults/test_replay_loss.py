@@ -39,9 +39,9 @@ def assert_names_everything(failed: ReaderError, cell: LiveCell, missing: int, r
 def test_another_consumer_has_them(cell: LiveCell) -> None:
     sent = cell.publish(EPOCH)
     with planned_and_crashed(cell, "4s") as run:
-        with cell.held_elsewhere(5) as other, pytest.raises(ReaderError) as failed:
+        with cell.held_elsewhere(5) as held, pytest.raises(ReaderError) as failed:
             run.batch()
-        assert_names_everything(failed.value, cell, other.held, "4s")
+        assert_names_everything(failed.value, cell, held, "4s")
         # When the other one has let go, a restart finds all of them.
         run.crash()
         run.drain(EPOCH)
@@ -67,7 +67,8 @@ def purge(cell: LiveCell) -> None:
 
 
 def dead_letter(cell: LiveCell) -> None:
-    with cell.held_elsewhere(EPOCH) as other:
+    with cell.session() as other:
+        other.take(EPOCH)
         other.consumer.reject(other.tags())
         assert other.turn(lambda: cell.total() == 0)
 
@@ -96,9 +97,9 @@ def test_expired(cell: LiveCell) -> None:
 def test_going_on_without_them_when_the_user_says_so(cell: LiveCell) -> None:
     sent = cell.publish(EPOCH)
     with planned_and_crashed(cell, "4s", failOnDataLoss="false") as run:
-        with cell.held_elsewhere(5) as other:
-            assert run.batch() == EPOCH - other.held
-            assert run.counters()["lost"] == other.held
+        with cell.held_elsewhere(5) as held:
+            assert run.batch() == EPOCH - held
+            assert run.counters()["lost"] == held
             assert set(run.output) < set(sent)
         # They were not emitted, so when they turn up after all they count as new.
         run.drain(EPOCH)

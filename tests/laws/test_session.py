@@ -84,6 +84,7 @@ def test_what_was_not_acknowledged_comes_again_first_and_in_order(cell: LiveCell
     sent = cell.publish(100)
     with cell.session() as session:
         assert session.take(40, window=40)[:40] == sent[:40]
+    assert poll(lambda: cell.counts().ready == 100, 30)
     with cell.session() as again:
         bodies = again.take(100, window=200)
         assert sorted(bodies) == sorted(sent)

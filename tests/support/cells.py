@@ -221,7 +221,7 @@ class LiveCell:
 
     @property
     def keeps_order(self) -> bool:
-        """Does what a cut connection held come first again? Others may serve the next one before they have noticed."""
+        """Does what a session held come first again, once the broker has noticed its end?"""
         return self.cell.broker == "rabbitmq"
 
     def through(self, proxy: FaultProxy) -> dict[str, Any]:
@@ -261,24 +261,29 @@ class LiveCell:
             session.close()
 
     @contextmanager
-    def held_elsewhere(self, messages: int) -> Iterator[Session]:
-        """Somebody else has taken so many messages, or one more if windows count bytes, and acknowledges none."""
+    def held_elsewhere(self, messages: int) -> Iterator[int]:
+        """Somebody else has taken so many messages, or one more if windows count bytes, and acknowledges none.
+
+        How many it is.
+        """
         most = messages + self.counts_bytes
         with self.session() as other:
             other.take(messages, window=messages)
             # What a reader that was killed had may still be on its way back.
             assert poll(lambda: messages <= self.counts().unacked <= most, 30)
-            other.held = self.counts().unacked
-            yield other
+            done = threading.Event()
+            # It has to go on, or the broker takes it for gone.
+            alive = threading.Thread(target=other.turn, args=(done.is_set, float("inf")))
+            alive.start()
+            try:
+                yield self.counts().unacked
+            finally:
+                done.set()
+                alive.join()
 
 
 class Session:
-    """One consumer, run by the test's own thread.
-
-    Attributes:
-        raws: what came so far.
-        held: how many messages the broker has handed out, where it was asked.
-    """
+    """One consumer, run by the test's own thread."""
 
     _numbers = iter(range(1_000_000, 2_000_000))
 
@@ -289,7 +294,6 @@ class Session:
         self.confirmed: list[int] = []
         self.consumer.on_confirmed = self.confirmed.append
         self.raws: list[Any] = []
-        self.held = 0
         self.greeting: Greeting | None = None
 
     def open(self, timeout_s: float = 10.0) -> Greeting:
