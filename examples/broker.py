@@ -84,8 +84,7 @@ class PrivateBroker:
 
     def left(self) -> int:
         """Messages in the queue, waiting or handed out."""
-        counts = self.node.counts(self._queue)
-        return counts.ready + counts.unacked
+        return self.node.counts(self._queue).total
 
     def kill_and_start(self) -> bool:
         """``kill -9``, and a start with its data."""

@@ -228,6 +228,11 @@ class QueueCounts:
     ready: int
     unacked: int
 
+    @property
+    def total(self) -> int:
+        """Messages the broker has. Brokers count the two one after the other: in motion, the sum may be off."""
+        return self.ready + self.unacked
+
 
 class Node(ABC):
     """One broker of our own, to be killed and started again.

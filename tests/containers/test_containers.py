@@ -137,7 +137,7 @@ def test_killed_between_plan_and_commit(live: LiveCell) -> None:
         run.between = lambda: None
         run.drain(MESSAGES)
         assert run.counters()["reconnects"] >= 1
-        assert_exactly_once(live, run, sent)
+        assert_exactly_once(live, run, sent, ordered=False)  # its order after a restart is its own
 
 
 def test_no_docker_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

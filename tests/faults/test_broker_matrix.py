@@ -29,7 +29,7 @@ def test_killed_between_plan_and_commit(cell: LiveCell) -> None:
         assert run.batch() == EPOCH
         run.between = lambda: None
         run.drain(MESSAGES)
-        assert_exactly_once(cell, run, sent)
+        assert_exactly_once(cell, run, sent, ordered=False)  # its order after a restart is its own
 
 
 @pytest.mark.thorough
@@ -42,7 +42,7 @@ def test_killed_right_after_an_acknowledgement_was_confirmed(cell: LiveCell, aft
         time.sleep(after_s)
         cell.kill_and_start()
         run.drain(MESSAGES)
-        assert_exactly_once(cell, run, sent)
+        assert_exactly_once(cell, run, sent, ordered=False)  # its order after a restart is its own
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.2])
@@ -55,7 +55,7 @@ def test_broker_and_driver_killed_together_after_phase_two(cell: LiveCell, after
         time.sleep(after_s)
         cell.kill_and_start()
         run.drain(MESSAGES)
-        assert_exactly_once(cell, run, sent)
+        assert_exactly_once(cell, run, sent, ordered=False)  # its order after a restart is its own
 
 
 @pytest.mark.thorough
@@ -71,7 +71,7 @@ def test_killed_while_the_acknowledgement_is_sent(cell: LiveCell) -> None:
         run.crash()  # what this call planned is in no log
         cell.node.start()
         run.drain(MESSAGES)
-        assert_exactly_once(cell, run, sent)
+        assert_exactly_once(cell, run, sent, ordered=False)  # its order after a restart is its own
 
 
 @pytest.mark.thorough
@@ -82,7 +82,7 @@ def test_an_orderly_restart_in_the_middle(cell: LiveCell) -> None:
         cell.node.restart()
         run.drain(MESSAGES)
         assert run.counters()["reconnects"] >= 1
-        assert_exactly_once(cell, run, sent)
+        assert_exactly_once(cell, run, sent, ordered=False)  # its order after a restart is its own
 
 
 def test_away_for_longer_than_the_reconnect_timeout(cell: LiveCell) -> None:
@@ -100,7 +100,7 @@ def test_away_for_longer_than_the_reconnect_timeout(cell: LiveCell) -> None:
         cell.node.start()
         assert cell.total() > 0
         run.drain(MESSAGES)
-        assert_exactly_once(cell, run, sent)
+        assert_exactly_once(cell, run, sent, ordered=False)  # its order after a restart is its own
 
 
 @pytest.mark.thorough

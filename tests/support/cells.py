@@ -182,9 +182,8 @@ class LiveCell:
         return self.node.counts(self.queue)
 
     def total(self) -> int:
-        """As :func:`tests.support.checks.total`."""
-        counts = self.counts()
-        return counts.ready + counts.unacked
+        """Messages the broker has, waiting or handed out."""
+        return self.counts().total
 
     # -- readers
 
