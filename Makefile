@@ -18,7 +18,7 @@ ready:
 	@PYTHON="$(PYTHON)" tools/setup.sh --quiet
 
 demo: ready ## Watch it survive a kill: BROKER=rabbitmq PROTOCOL=stomp, or ARGS="--url ... --queue ..." for your own
-	$(BIN)/python -m examples.demo $(if $(BROKER),--broker $(BROKER)) $(if $(PROTOCOL),--protocol $(PROTOCOL)) $(ARGS)
+	$(BIN)/python -m testbed.demo $(if $(BROKER),--broker $(BROKER)) $(if $(PROTOCOL),--protocol $(PROTOCOL)) $(ARGS)
 
 test: ready ## Run the tests, against brokers of their own
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup $(ARGS)
@@ -30,7 +30,7 @@ matrix: ready ## Run laws, failure matrix and a storm on every broker and protoc
 	@BIN="$(BIN)" tools/containers.sh --optional $(BIN)/python -m tests.matrix $(ARGS)
 
 soak: ready ## Kill everything at random for a while, and count what arrives
-	$(BIN)/python -m tests.soak $(ARGS)
+	$(BIN)/python -m testbed.soak $(ARGS)
 
 bench: ready ## Measure throughput
 	$(BIN)/python -m benchmarks.throughput $(ARGS)
@@ -38,7 +38,7 @@ bench: ready ## Measure throughput
 lint: ready ## Check style, format and types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy pyspark_mq
+	$(BIN)/mypy
 
 check: lint test ## Everything that has to pass before a commit
 

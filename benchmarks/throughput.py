@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from pyspark_mq.brokers.rabbitmq_node import RabbitNode
+from testbed.rabbitmq_node import RabbitNode
 
 BARE = "bare pika"
 GUARANTEES = ("exactly-once", "at-least-once", "none")

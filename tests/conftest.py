@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from pyspark_mq.brokers.base import AMQP_0_9_1
-from pyspark_mq.brokers.process import Node, NodeError, TlsFiles
-from pyspark_mq.brokers.rabbitmq_node import RabbitNode
+from testbed.process import Node, NodeError, TlsFiles
+from testbed.rabbitmq_node import RabbitNode
 from tests.support.cells import ALL_CELLS, CELLS, Cell, LiveCell, cell_node
 from tests.support.certificates import Certificates, make_certificates
 

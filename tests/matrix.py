@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pyspark_mq.brokers.process import NodeError
+from testbed.process import NodeError
 from tests.support.cells import ALL_CELLS, STORM_CELLS, Cell, cell_node
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -120,7 +120,7 @@ def _run_storm(cell: Cell, arguments: argparse.Namespace) -> bool:
     report = _files(cell)[2]
     size = ["--messages", str(arguments.messages), "--rate", str(arguments.rate), "--faults", str(arguments.faults)]
     place = ["--broker", cell.broker, "--protocol", cell.protocol]
-    _program("tests.soak", *place, *size, "--report", str(report))
+    _program("testbed.soak", *place, *size, "--report", str(report))
     return report.exists()
 
 

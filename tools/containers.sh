@@ -17,7 +17,7 @@ source tools/debian.sh
 readonly bin=${BIN:-.venv/bin}
 readonly logs=build/containers
 readonly ours=pyspark-mq-test
-# Of containers; the one in pyspark_mq/brokers/containers.py.
+# Of containers; the one in testbed/containers.py.
 readonly label=pyspark-mq
 daemon=
 place=
@@ -138,7 +138,7 @@ base_image() {
 }
 
 distribution() {
-    "$bin/python" -c 'import sys; from pyspark_mq.brokers import distributions
+    "$bin/python" -c 'import sys; from testbed import distributions
 versions = getattr(distributions, sys.argv[1])
 print(distributions.fetch(versions[next(one for one in versions if one.startswith(sys.argv[2]))]))' "$@"
 }

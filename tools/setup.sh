@@ -91,7 +91,7 @@ install_checkout() {
 
 # Now, so that no test waits for it. Without them their tests are skipped, but not in CI.
 fetch_brokers() {
-    "$venv/bin/python" -m pyspark_mq.brokers.distributions || [[ -z ${CI:-} ]]
+    "$venv/bin/python" -m testbed.distributions || [[ -z ${CI:-} ]]
 }
 
 # Spark looks for its data sources with pkgutil, which does not see every kind of editable install.
@@ -108,7 +108,7 @@ sys.exit(None if "pyspark_mq" in names else "pyspark_mq is installed but pkgutil
 fingerprint() {
     pwd
     "$1" -c 'import sys; print(sys.version)'
-    sha256sum pyproject.toml tools/setup.sh tools/debian.sh pyspark_mq/brokers/distributions.py
+    sha256sum pyproject.toml tools/setup.sh tools/debian.sh testbed/distributions.py
 }
 
 main "$@"

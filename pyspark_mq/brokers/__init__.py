@@ -1,4 +1,4 @@
-"""What differs between brokers, and how to start a private one for tests, demo and benchmark."""
+"""What differs between brokers, as data."""
 
 from __future__ import annotations
 

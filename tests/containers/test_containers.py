@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
-from pyspark_mq.brokers.nodes import make_node
-from pyspark_mq.brokers.process import Node, NodeError, PublishError, QueueCounts
+from testbed.nodes import make_node
+from testbed.process import Node, NodeError, PublishError, QueueCounts
 from tests.conftest import missing
 from tests.support.cells import Cell, LiveCell
 from tests.support.checks import assert_exactly_once, bodies

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from pyspark_mq.brokers.process import poll
+from testbed.process import poll
+from testbed.proxy import Direction, FaultProxy
 from tests.support.cells import LiveCell
 from tests.support.checks import assert_exactly_once
 from tests.support.engine import Engine
-from tests.support.proxy import Direction, FaultProxy
 
 MESSAGES = 120
 EPOCH = 40

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from pyspark_mq.brokers.process import poll
+from testbed.process import poll
+from testbed.proxy import Direction
 from tests.support.cells import LiveCell
 from tests.support.checks import assert_exactly_once
 from tests.support.engine import At, Crashed, Engine
-from tests.support.proxy import Direction
 
 MESSAGES = 60
 EPOCH = 20

@@ -7,7 +7,7 @@ import os
 import psutil
 import pytest
 
-from pyspark_mq.brokers.process import poll
+from testbed.process import poll
 from tests.support.cells import LiveCell
 from tests.support.engine import At, Crashed, ReaderProcess
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from pyspark_mq.brokers.process import poll
+from testbed.process import poll
 from tests.support.cells import LiveCell
 from tests.support.checks import assert_exactly_once
 from tests.support.engine import At, Crashed, Engine, ReaderError

@@ -13,12 +13,12 @@ from pathlib import Path
 import pika
 import pytest
 
-from pyspark_mq.brokers.process import TlsFiles, poll
-from pyspark_mq.brokers.rabbitmq_node import RabbitNode
+from testbed.process import TlsFiles, poll
+from testbed.proxy import Direction, FaultProxy
+from testbed.rabbitmq_node import RabbitNode
 from tests.support.certificates import Certificates
 from tests.support.checks import assert_ids_exactly_once, bodies, total
 from tests.support.engine import At, Crashed, Engine, ReaderError, full_epochs
-from tests.support.proxy import Direction, FaultProxy
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ import pika
 import pytest
 from pika.exceptions import AMQPError
 
-from pyspark_mq.brokers.process import (
+from testbed.process import (
     LOOPBACK,
     Node,
     NodeError,
@@ -29,7 +29,7 @@ from pyspark_mq.brokers.process import (
     listens,
     poll,
 )
-from pyspark_mq.brokers.rabbitmq_node import RabbitNode
+from testbed.rabbitmq_node import RabbitNode
 from tests.support.certificates import Certificates, Identity, make_certificates
 
 TIMEOUT_S = 20.0
@@ -201,7 +201,7 @@ def test_it_does_not_outlive_its_owner(tmp_path: Path) -> None:
     code = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from pyspark_mq.brokers.rabbitmq_node import RabbitNode\n"
+        "from testbed.rabbitmq_node import RabbitNode\n"
         "RabbitNode(data=Path(sys.argv[1])).start()\n"
         "print('started', flush=True)\n"
         "time.sleep(600)\n"

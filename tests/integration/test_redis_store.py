@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_mq.brokers.process import LOOPBACK, Command, Process, free_port, listens, poll
 from pyspark_mq.dedup import Key, SeenStore, body_keys
 from pyspark_mq.dedup.identity import DIGEST_BYTES
 from pyspark_mq.errors import BrokerUnavailableError, OptionError
+from testbed.process import LOOPBACK, Command, Process, free_port, listens, poll
 
 try:
     import redis

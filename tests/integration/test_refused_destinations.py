@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from pyspark_mq.brokers.activemq_node import ActiveMqNode
-from pyspark_mq.brokers.artemis_node import ArtemisNode
 from pyspark_mq.brokers.base import AMQP_1_0, STOMP
-from pyspark_mq.brokers.process import Node, NodeError
-from pyspark_mq.brokers.rabbitmq_node import RabbitNode
+from testbed.activemq_node import ActiveMqNode
+from testbed.artemis_node import ArtemisNode
+from testbed.process import Node, NodeError
+from testbed.rabbitmq_node import RabbitNode
 from tests.conftest import missing
 from tests.support.engine import Engine, ReaderError
 

@@ -15,8 +15,8 @@ from typing import Any
 import pika
 import pytest
 
-from pyspark_mq.brokers.process import poll
-from pyspark_mq.brokers.rabbitmq_node import RabbitNode
+from testbed.process import poll
+from testbed.rabbitmq_node import RabbitNode
 from tests.support.checks import bodies, total
 from tests.support.engine import full_epochs
 
@@ -506,7 +506,7 @@ def test_an_unknown_queue_or_virtual_host_fails_in_words(
 
 
 def test_a_broker_that_is_away_fails_within_the_connect_timeout(spark: Any, rabbit: RabbitNode, tmp_path: Path) -> None:
-    from pyspark_mq.brokers.process import free_port
+    from testbed.process import free_port
 
     job = Job(spark, tmp_path, rabbit, "any", connectTimeout="2s")
     job.options["url"] = f"amqp://u:s3cr3t-pw@127.0.0.1:{free_port()}/"

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from pyspark_mq.brokers.base import STOMP
-from pyspark_mq.brokers.process import Node, NodeError, QueueCounts, TlsFiles, poll
 from pyspark_mq.dedup import IdSource
 from pyspark_mq.errors import BrokerUnavailableError, RefusedError
 from pyspark_mq.sources.base import Tls
+from testbed.process import Node, NodeError, QueueCounts, TlsFiles, poll
+from testbed.proxy import Direction, FaultProxy
 from tests.conftest import missing
 from tests.support.certificates import Certificates, make_certificates
-from tests.support.proxy import Direction, FaultProxy
 from tests.support.stomp import Session, lost, session
 from tests.support.stomp_nodes import NODES, Target
 

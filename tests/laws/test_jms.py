@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from pyspark_mq.brokers.base import AMQP_1_0, STOMP
-from pyspark_mq.brokers.process import NodeError, poll
 from pyspark_mq.dedup import IdSource
+from testbed.process import NodeError, poll
 from tests.conftest import missing
 from tests.support import jms
 from tests.support.cells import LiveCell

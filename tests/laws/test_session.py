@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pyspark_mq.brokers.base import STOMP
-from pyspark_mq.brokers.process import poll
 from pyspark_mq.dedup import IdSource
 from pyspark_mq.sources.base import SessionLostError
+from testbed.process import poll
 from tests.support.cells import LiveCell
 
 MESSAGE_ID = IdSource("message-id")

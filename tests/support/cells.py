@@ -14,18 +14,18 @@ from urllib.parse import urlsplit
 import pytest
 
 from pyspark_mq.brokers import BROKERS
-from pyspark_mq.brokers.amqp10_publisher import OutgoingMessage, publish_amqp10
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
-from pyspark_mq.brokers.containers import ContainerNode
-from pyspark_mq.brokers.nodes import make_node
-from pyspark_mq.brokers.process import Node, QueueCounts, poll
-from pyspark_mq.brokers.rabbitmq_node import RabbitQueues
-from pyspark_mq.brokers.stomp_publisher import publish_stomp
 from pyspark_mq.sources import consumer_class
 from pyspark_mq.sources.base import Connection, Consumer, Greeting
 from pyspark_mq.sources.url import parse_urls
+from testbed.amqp10_publisher import OutgoingMessage, publish_amqp10
+from testbed.containers import ContainerNode
+from testbed.nodes import make_node
+from testbed.process import Node, QueueCounts, poll
+from testbed.proxy import FaultProxy
+from testbed.rabbitmq_node import RabbitQueues
+from testbed.stomp_publisher import publish_stomp
 from tests.support.engine import Engine, full_epochs
-from tests.support.proxy import FaultProxy
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from examples.audit import verdict
-from pyspark_mq.brokers.process import Node, poll
+from testbed.audit import verdict
+from testbed.process import Node, poll
 from tests.support.cells import LiveCell
 from tests.support.engine import Engine
 

@@ -12,8 +12,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pyspark_mq.brokers.base import AMQP_1_0
-from pyspark_mq.brokers.java_node import JavaNode
-from pyspark_mq.brokers.process import Node, NodeError
+from testbed.java_node import JavaNode
+from testbed.process import Node, NodeError
 
 __all__ = ["CORRELATION_ID", "GROUP_ID", "KINDS", "PRIORITY", "PROPERTIES", "REPLY_TO", "TYPE", "send"]
 

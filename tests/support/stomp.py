@@ -13,10 +13,10 @@ import stomp
 
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.brokers.base import STOMP
-from pyspark_mq.brokers.process import poll
 from pyspark_mq.sources.base import Connection, SessionLostError
 from pyspark_mq.sources.stomp import StompConsumer
 from pyspark_mq.sources.url import parse_urls
+from testbed.process import poll
 
 __all__ = ["Session", "lost", "publish", "session"]
 

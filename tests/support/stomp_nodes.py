@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark_mq.brokers.activemq_node import ActiveMqNode
-from pyspark_mq.brokers.artemis_node import ArtemisNode
 from pyspark_mq.brokers.base import STOMP
-from pyspark_mq.brokers.process import Node
-from pyspark_mq.brokers.rabbitmq_node import RabbitNode
 from pyspark_mq.sources.url import parse_urls
+from testbed.activemq_node import ActiveMqNode
+from testbed.artemis_node import ArtemisNode
+from testbed.process import Node
+from testbed.rabbitmq_node import RabbitNode
 from tests.support.stomp import publish
 
 __all__ = ["NODES", "Target"]

@@ -35,9 +35,9 @@ CLIENTS = {
     "stomp": "sources.stomp",
     "proton": "sources.amqp10",
     "redis": "dedup.redis_store",
-    "docker": "brokers.containers",
-    "testcontainers": "brokers.containers",
 }
+#: What the wheel does not have.
+NOT_SHIPPED = {"testbed", "tests", "examples", "benchmarks", "docker", "testcontainers", "psutil", "rich"}
 #: The one store that does I/O. It is a module of `dedup` that the others do not know.
 REDIS_STORE = "dedup.redis_store"
 
@@ -127,12 +127,11 @@ def against_purity(name: str, source: str, imports: list[Import]) -> list[str]:
 
 
 def against_the_clients(name: str, imports: list[Import]) -> list[str]:
-    # Brokers are started and filled for tests, the demo and the benchmark by whoever asks for it.
-    helper = name.startswith("brokers.")
-    return [
-        item.name for item in imports
-        if item.top in CLIENTS and CLIENTS[item.top] != name and not (helper and item.lazy)
-    ]  # fmt: skip
+    return [item.name for item in imports if item.top in CLIENTS and CLIENTS[item.top] != name]
+
+
+def against_shipping(imports: list[Import]) -> list[str]:
+    return [item.name for item in imports if item.top in NOT_SHIPPED]
 
 
 # -- the modules ------------------------------------------------------------------------------
@@ -156,6 +155,11 @@ def test_the_ledger_and_the_ids_do_no_io_and_know_no_time(name: str) -> None:
 @pytest.mark.parametrize("name", MODULES)
 def test_a_client_library_is_imported_by_its_own_module_only(name: str) -> None:
     assert against_the_clients(name, IMPORTS[name]) == []
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_nothing_that_is_shipped_needs_what_is_not(name: str) -> None:
+    assert against_shipping(IMPORTS[name]) == []
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if name.partition(".")[0] != "spark_source"])
@@ -265,6 +269,11 @@ def test_an_impurity_is_found(source: str) -> None:
     assert against_purity("dedup.new", source, imports_of(source))
 
 
+@pytest.mark.parametrize("source", ["from testbed.nodes import make_node", "def f():\n  import testcontainers.core"])
+def test_an_import_of_what_is_not_shipped_is_found(source: str) -> None:
+    assert len(against_shipping(imports_of(source))) == 1
+
+
 @pytest.mark.parametrize(
     ("name", "source"),
     [
@@ -274,7 +283,6 @@ def test_an_impurity_is_found(source: str) -> None:
         ("dedup.store", "import redis"),
         ("brokers.rabbitmq", "from pika.spec import Basic"),
         ("spark_source.reader", "import redis.backoff"),
-        ("brokers.nodes", "import testcontainers.core"),
     ],
 )
 def test_a_client_in_another_module_is_found(name: str, source: str) -> None:

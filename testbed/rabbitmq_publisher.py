@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from itertools import takewhile
 from typing import Any
 
-from pyspark_mq.brokers.process import PublishError
+from testbed.process import PublishError
 
 __all__ = ["publish_confirmed"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyspark_mq.brokers.process import Node, NodeError
+from testbed.process import Node, NodeError
 
 __all__ = ["make_node"]
 
@@ -22,11 +22,11 @@ def make_node(broker: str, version: str = "", *, container: bool = False, **sett
         NodeError: what it needs is not installed, or there is no such broker or version.
     """
     if container:
-        from pyspark_mq.brokers.containers import make_container  # noqa: PLC0415 - needs testcontainers
+        from testbed.containers import make_container  # noqa: PLC0415 - needs testcontainers
 
         return make_container(broker, version, **settings)
     if broker == "rabbitmq":
-        from pyspark_mq.brokers.rabbitmq_node import RabbitNode  # noqa: PLC0415 - one of three is used
+        from testbed.rabbitmq_node import RabbitNode  # noqa: PLC0415 - one of three is used
 
         node: Node = RabbitNode(plugins=("rabbitmq_stomp", "rabbitmq_amqp1_0"), **settings)
         if not f"{node.version}.".startswith(f"{version}." if version else ""):
@@ -36,11 +36,11 @@ def make_node(broker: str, version: str = "", *, container: bool = False, **sett
     if version:
         settings["version"] = version
     if broker == "activemq":
-        from pyspark_mq.brokers.activemq_node import ActiveMqNode  # noqa: PLC0415
+        from testbed.activemq_node import ActiveMqNode  # noqa: PLC0415
 
         return ActiveMqNode(**settings)
     if broker == "artemis":
-        from pyspark_mq.brokers.artemis_node import ArtemisNode  # noqa: PLC0415
+        from testbed.artemis_node import ArtemisNode  # noqa: PLC0415
 
         return ArtemisNode(**settings)
     raise NodeError(f"there is no broker {broker!r}; known are rabbitmq, activemq, artemis")

@@ -21,8 +21,8 @@ from typing import TypeAlias
 
 import psutil
 
-from examples.audit import MARK_CHARS, Verdict, output_marks, verdict
-from pyspark_mq.brokers.process import PublishError
+from testbed.audit import MARK_CHARS, Verdict, output_marks, verdict
+from testbed.process import PublishError
 
 __all__ = ["Job", "Publisher", "Send", "Storm"]
 
@@ -164,7 +164,8 @@ class Job:
         if self._process is None or self._process.poll() is not None:
             return []
         with contextlib.suppress(psutil.NoSuchProcess):
-            return psutil.Process(self._process.pid).children(recursive=True)
+            found: list[psutil.Process] = psutil.Process(self._process.pid).children(recursive=True)
+            return found
         return []
 
     def jvm(self) -> psutil.Process | None:

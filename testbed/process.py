@@ -2,7 +2,7 @@
 
 For tests, the demo and the benchmark: a broker of one's own that can be killed. Rules:
 
-* Everything listens on 127.0.0.1, on ports of :mod:`pyspark_mq.brokers.ports`, so nodes run side
+* Everything listens on 127.0.0.1, on ports of :mod:`testbed.ports`, so nodes run side
   by side and beside a broker the machine may have already.
 * A process is the leader of a session of its own. Ctrl-C in the terminal does not reach it, and
   ``kill -9`` to its process group takes what its start script has left in between.
@@ -32,8 +32,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from pyspark_mq.brokers.ports import LOOPBACK, ReservedPort, free_port, free_ports, listens
-from pyspark_mq.errors import BrokerError
+from testbed.ports import LOOPBACK, ReservedPort, free_port, free_ports, listens
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -65,7 +64,7 @@ _TAIL_LINES = 80
 _WATCHDOG = 'read -r dismissed || kill -s KILL -- "-$1"'
 
 
-class NodeError(BrokerError):
+class NodeError(Exception):
     """A broker process could not be started, used or stopped; the text has the end of its log.
 
     The data folder is kept as it is: messages the broker had stored are still stored.

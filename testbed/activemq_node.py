@@ -13,10 +13,10 @@ from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
 from pyspark_mq.brokers.activemq import ACTIVEMQ
-from pyspark_mq.brokers.distributions import ACTIVEMQ_VERSIONS, newest
-from pyspark_mq.brokers.java_node import PASSWORD, STORE_PASSWORD, USER, JavaNode
-from pyspark_mq.brokers.jmx import ActiveMqAdmin
-from pyspark_mq.brokers.process import LOOPBACK, TlsFiles
+from testbed.distributions import ACTIVEMQ_VERSIONS, newest
+from testbed.java_node import PASSWORD, STORE_PASSWORD, USER, JavaNode
+from testbed.jmx import ActiveMqAdmin
+from testbed.process import LOOPBACK, TlsFiles
 
 __all__ = ["ActiveMqNode"]
 

@@ -29,8 +29,8 @@ from typing import Any
 from urllib.parse import quote
 
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
-from pyspark_mq.brokers.ports import speaks
-from pyspark_mq.brokers.process import (
+from testbed.ports import speaks
+from testbed.process import (
     LOOPBACK,
     Command,
     Node,
@@ -43,8 +43,8 @@ from pyspark_mq.brokers.process import (
     poll,
     unique_ids,
 )
-from pyspark_mq.brokers.rabbitmq_erlang import CATCH_UP, COUNTS, PRELOAD, SYNC
-from pyspark_mq.brokers.rabbitmq_publisher import publish_confirmed
+from testbed.rabbitmq_erlang import CATCH_UP, COUNTS, PRELOAD, SYNC
+from testbed.rabbitmq_publisher import publish_confirmed
 
 __all__ = ["RabbitNode", "RabbitQueues", "speaks_amqp"]
 

@@ -20,11 +20,11 @@ from urllib.parse import urlsplit
 
 from rich.console import Console
 
-from examples.audit import print_rows
-from examples.broker import PrivateBroker
-from examples.storm import Job, Publisher, Storm
 from pyspark_mq.brokers import BROKERS
-from tests.support.proxy import Direction, FaultProxy
+from testbed.audit import print_rows
+from testbed.proxy import Direction, FaultProxy
+from testbed.queues import PrivateBroker
+from testbed.storm import Job, Publisher, Storm
 
 QUEUE = "soak"
 #: Over AMQP 1.0 the broker alone decides when it gives a silent connection up: a minute by default. And a crash

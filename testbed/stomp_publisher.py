@@ -20,7 +20,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from pyspark_mq.brokers.process import PublishError
+from testbed.process import PublishError
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -12,12 +12,12 @@ from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
 
-from pyspark_mq.brokers.amqp10_publisher import OutgoingMessage, publish_amqp10
 from pyspark_mq.brokers.base import AMQP_1_0, STOMP, Broker
-from pyspark_mq.brokers.distributions import JOLOKIA, Distribution, fetch, find_java
-from pyspark_mq.brokers.jmx import Jolokia, QueueAdmin
-from pyspark_mq.brokers.ports import speaks
-from pyspark_mq.brokers.process import (
+from testbed.amqp10_publisher import OutgoingMessage, publish_amqp10
+from testbed.distributions import JOLOKIA, Distribution, fetch, find_java
+from testbed.jmx import Jolokia, QueueAdmin
+from testbed.ports import speaks
+from testbed.process import (
     LOOPBACK,
     Command,
     Node,
@@ -28,7 +28,7 @@ from pyspark_mq.brokers.process import (
     listens,
     unique_ids,
 )
-from pyspark_mq.brokers.stomp_publisher import publish_stomp
+from testbed.stomp_publisher import publish_stomp
 
 __all__ = ["PASSWORD", "USER", "JavaNode", "JavaQueues", "logs_in", "publish_java"]
 

@@ -19,12 +19,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from examples.audit import Verdict, print_rows
-from examples.broker import OwnBroker, PrivateBroker
-from examples.storm import Job, Publisher, Storm
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.errors import MqError
 from pyspark_mq.sources.url import redact
+from testbed.audit import Verdict, print_rows
+from testbed.process import NodeError
+from testbed.queues import OwnBroker, PrivateBroker
+from testbed.storm import Job, Publisher, Storm
 
 #: Between two faults, from the first epoch after the last one.
 PAUSE_S = 2.0
@@ -42,7 +43,7 @@ def main() -> int:
             if broker.left():
                 console.print(f"[red]queue '{arguments.queue}' is not empty; the demo needs one of its own")
                 return 2
-        except MqError as unusable:
+        except (MqError, NodeError) as unusable:
             console.print(f"[red]{unusable}", highlight=False)
             return 2
         return _run(arguments, console, folder, broker)

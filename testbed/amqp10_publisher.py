@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from pyspark_mq.brokers.process import PublishError
+from testbed.process import PublishError
 
 __all__ = ["OutgoingMessage", "publish_amqp10"]
 

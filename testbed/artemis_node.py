@@ -21,10 +21,10 @@ from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
 from pyspark_mq.brokers.artemis import ARTEMIS
-from pyspark_mq.brokers.distributions import ARTEMIS_VERSIONS, newest
-from pyspark_mq.brokers.java_node import PASSWORD, STORE_PASSWORD, USER, JavaNode, JavaQueues
-from pyspark_mq.brokers.jmx import ArtemisAdmin
-from pyspark_mq.brokers.process import LOOPBACK, NodeError, TlsFiles, poll
+from testbed.distributions import ARTEMIS_VERSIONS, newest
+from testbed.java_node import PASSWORD, STORE_PASSWORD, USER, JavaNode, JavaQueues
+from testbed.jmx import ArtemisAdmin
+from testbed.process import LOOPBACK, NodeError, TlsFiles, poll
 
 __all__ = ["ArtemisNode", "ArtemisQueues"]
 

@@ -4,7 +4,7 @@ Maven is asked rather than the web, as it knows the mirrors and proxies of the m
 brings is checked against the digest below before anything of it runs, also when it was resolved
 anew on another day: the digest covers the name and content of every file.
 
-    python -m pyspark_mq.brokers.distributions     # fetches all there are, so that tests need not
+    python -m testbed.distributions     # fetches all there are, so that tests need not
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from types import MappingProxyType
 from xml.sax.saxutils import escape
 
-from pyspark_mq.brokers.process import NodeError
+from testbed.process import NodeError
 
 __all__ = [
     "ACTIVEMQ_VERSIONS",

@@ -9,16 +9,16 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from pyspark_mq.brokers import BROKERS
-from pyspark_mq.brokers.amqp10_publisher import OutgoingMessage, publish_amqp10
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
-from pyspark_mq.brokers.nodes import make_node
-from pyspark_mq.brokers.process import Node
-from pyspark_mq.brokers.rabbitmq_node import RabbitNode
-from pyspark_mq.brokers.rabbitmq_publisher import publish_confirmed
-from pyspark_mq.brokers.stomp_publisher import publish_stomp
 from pyspark_mq.sources import consumer_class
 from pyspark_mq.sources.base import SessionLostError
 from pyspark_mq.spark_source.options import parse_options
+from testbed.amqp10_publisher import OutgoingMessage, publish_amqp10
+from testbed.nodes import make_node
+from testbed.process import Node
+from testbed.rabbitmq_node import RabbitNode
+from testbed.rabbitmq_publisher import publish_confirmed
+from testbed.stomp_publisher import publish_stomp
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -79,7 +79,7 @@ class PrivateBroker:
         return {"protocol": self.protocol, **_ids_of(self.name, self.protocol)}
 
     def send(self, bodies: Sequence[bytes], ids: Sequence[str]) -> None:
-        """See :data:`examples.storm.Send`."""
+        """See :data:`testbed.storm.Send`."""
         self.node.publish(self._queue, bodies, ids=ids, protocol=self.protocol, timeout_s=_CONFIRM_TIMEOUT_S)
 
     def left(self) -> int:
@@ -126,7 +126,7 @@ class OwnBroker:
         return {"protocol": self.protocol, **_ids_of(self.name, self.protocol)}
 
     def send(self, bodies: Sequence[bytes], ids: Sequence[str]) -> None:
-        """See :data:`examples.storm.Send`."""
+        """See :data:`testbed.storm.Send`."""
         broker, messages = BROKERS[self.name], zip(bodies, ids, strict=True)
         if self.protocol == STOMP and broker.stomp is not None:
             destination = broker.stomp.queue.format(name=self._queue)

@@ -24,16 +24,16 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pyspark_mq.brokers.activemq import ACTIVEMQ
-from pyspark_mq.brokers.artemis_node import ArtemisQueues
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
-from pyspark_mq.brokers.java_node import PASSWORD, USER, JavaQueues, logs_in
-from pyspark_mq.brokers.jmx import ActiveMqAdmin, ArtemisAdmin, Jolokia
-from pyspark_mq.brokers.ports import LOOPBACK, ReservedPort, speaks
-from pyspark_mq.brokers.process import Node, NodeError, poll
-from pyspark_mq.brokers.rabbitmq_node import RabbitQueues, speaks_amqp
+from testbed.artemis_node import ArtemisQueues
+from testbed.java_node import PASSWORD, USER, JavaQueues, logs_in
+from testbed.jmx import ActiveMqAdmin, ArtemisAdmin, Jolokia
+from testbed.ports import LOOPBACK, ReservedPort, speaks
+from testbed.process import Node, NodeError, poll
+from testbed.rabbitmq_node import RabbitQueues, speaks_amqp
 
 if TYPE_CHECKING:
-    from pyspark_mq.brokers.jmx import QueueAdmin
+    from testbed.jmx import QueueAdmin
 
 __all__ = ["ActiveMqContainer", "ArtemisContainer", "ContainerNode", "RabbitContainer", "make_container"]
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from pyspark_mq.brokers.process import NodeError, QueueCounts
+from testbed.process import NodeError, QueueCounts
 
 __all__ = ["ActiveMqAdmin", "ArtemisAdmin", "Jolokia", "JolokiaError", "QueueAdmin"]
 

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
-from pyspark_mq.brokers.process import LOOPBACK, ReservedPort
+from testbed.process import LOOPBACK, ReservedPort
 
 if TYPE_CHECKING:
     from typing_extensions import Self
