@@ -105,10 +105,10 @@ class OwnBroker:
 
     def __init__(self, name: str, url: str, queue: str, protocol: str | None) -> None:
         chosen = {"broker": name, "url": url, "queue": queue} | ({"protocol": protocol} if protocol else {})
-        self._connection = parse_options(chosen).settings.connection
+        self._endpoint = parse_options(chosen).settings.endpoint
         self.name = name
         self.url = url.split(",", maxsplit=1)[0]
-        self.protocol = self._connection.protocol
+        self.protocol = self._endpoint.protocol
         self._queue = queue
         if self.protocol == AMQP_0_9_1:
             self._declare()
@@ -145,9 +145,9 @@ class OwnBroker:
 
     def left(self) -> int:
         """Messages that a consumer is handed, up to some thousands."""
-        consumer = consumer_class(self.protocol)(self._connection, 0, threading.Event())
+        consumer = consumer_class(self.protocol)(self._endpoint, 0, threading.Event())
         try:
-            consumer.open(self._connection.urls[0], _OPEN_TIMEOUT_S)
+            consumer.open(self._endpoint.urls[0], _OPEN_TIMEOUT_S)
             consumer.consume(_LOOKED_AT)
             seen, since = -1, time.monotonic()
             while time.monotonic() - since < _QUIET_S:

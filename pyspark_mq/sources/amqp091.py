@@ -44,7 +44,8 @@ from pyspark_mq.errors import (
     MqError,
     RefusedError,
 )
-from pyspark_mq.sources.base import Connection, Consumer, Decoder, Depth, Greeting, SessionLostError, tls_error
+from pyspark_mq.sources.base import Consumer, Decoder, Greeting, QueueDepth, SessionLostError
+from pyspark_mq.sources.endpoint import Endpoint, tls_error
 from pyspark_mq.sources.url import BrokerUrl
 
 __all__ = ["Amqp091Consumer", "Amqp091Decoder"]
@@ -204,7 +205,7 @@ def _reason(error: object) -> str:
     return (str(causes[-1]) or type(causes[-1]).__name__) if causes else str(error)
 
 
-def _connect_error(error: object, url: BrokerUrl, connection: Connection) -> MqError:
+def _connect_error(error: object, url: BrokerUrl, endpoint: Endpoint) -> MqError:
     """The error of this package for a failed attempt to connect."""
     causes = _causes(error)
     for cause in causes:
@@ -215,7 +216,7 @@ def _connect_error(error: object, url: BrokerUrl, connection: Connection) -> MqE
         if alert is not None:
             return tls_error(alert[1], url)
         if isinstance(cause, ProbableAuthenticationError) or _closed_with(cause, 403):
-            user = connection.credentials(url)[0]
+            user = endpoint.credentials(url)[0]
             return RefusedError(
                 f"{url}: the broker refused the login of user '{user or 'guest'}'; check options "
                 f"'username' and 'password' or those in 'url' ({_reason(error)})"
@@ -273,7 +274,7 @@ class Amqp091Consumer(Consumer):
         self._loop = IOLoop()
         self._pika: SelectConnection | None = None
         self._channel: Any = None
-        self._queue = self.connection.queue or ""
+        self._queue = self.endpoint.queue or ""
         self._tag: str | None = None
         self._cancelling = False
         self._window = 0
@@ -295,7 +296,7 @@ class Amqp091Consumer(Consumer):
         try:
             self._until(opened, deadline)
         except SessionLostError:
-            raise _connect_error(self._end, url, self.connection) from None
+            raise _connect_error(self._end, url, self.endpoint) from None
         except TimeoutError:
             hint = _handshake_hint((), url)
             raise BrokerUnavailableError(f"{url}: no answer within {timeout_s:.0f} s{hint}") from None
@@ -304,13 +305,13 @@ class Amqp091Consumer(Consumer):
         except SessionLostError:
             raise self._queue_error(url) from None
         except TimeoutError:
-            text = f"{url}: {self.connection.destination} did not answer within {timeout_s:.0f} s"
+            text = f"{url}: {self.endpoint.destination} did not answer within {timeout_s:.0f} s"
             raise BrokerUnavailableError(text) from None
         properties = getattr(self._pika, "server_properties", None) or {}
         return Greeting(url, _text(properties.get("cluster_name")) or "", depth)
 
     def _parameters(self, url: BrokerUrl, timeout_s: float) -> pika.ConnectionParameters:
-        tls = self.connection.tls
+        tls = self.endpoint.tls
         options: dict[str, Any] = {}
         if url.tls:
             options["ssl_options"] = pika.SSLOptions(tls.context(), url.host)
@@ -319,26 +320,26 @@ class Amqp091Consumer(Consumer):
             port=url.port,
             virtual_host=url.virtual_host,
             credentials=self._credentials(url),
-            heartbeat=round(self.connection.heartbeat_s),
+            heartbeat=round(self.endpoint.heartbeat_s),
             socket_timeout=timeout_s,
             stack_timeout=timeout_s,
             client_properties={
                 "product": "pyspark-mq",
-                "connection_name": f"pyspark-mq {self.connection.destination}",
+                "connection_name": f"pyspark-mq {self.endpoint.destination}",
             },
             **options,
         )
 
     def _credentials(self, url: BrokerUrl) -> Any:
-        username, password = self.connection.credentials(url)
-        if username is None and url.tls and self.connection.tls.cert_file is not None:
+        username, password = self.endpoint.credentials(url)
+        if username is None and url.tls and self.endpoint.tls.cert_file is not None:
             # A client certificate and nobody named: the certificate says who it is (SASL EXTERNAL).
             return pika.credentials.ExternalCredentials()
         return pika.PlainCredentials(
             "guest" if username is None else username, "guest" if password is None else password
         )
 
-    def _open_queue(self, deadline: float) -> Depth:
+    def _open_queue(self, deadline: float) -> QueueDepth:
         opened = _Answer(self._loop)
         self._channel = cast(SelectConnection, self._pika).channel(on_open_callback=opened)
         self._channel.add_on_close_callback(lambda _, error: self._ended(error))
@@ -346,18 +347,18 @@ class Amqp091Consumer(Consumer):
             lambda _: self._ended(SessionLostError("the broker cancelled the consumer"))
         )
         self._until(opened, deadline)
-        if self.connection.topic is not None:
-            self._bind_topic(self.connection.topic, deadline)
+        if self.endpoint.topic is not None:
+            self._bind_topic(self.endpoint.topic, deadline)
         return self._depth(self._call(deadline, self._channel.queue_declare, self._queue, passive=True))
 
     def _bind_topic(self, topic: str, deadline: float) -> None:
         """A topic is an exchange; its durable subscription is a queue bound to it."""
-        durable = self.connection.subscription is not None
+        durable = self.endpoint.subscription is not None
         self._call(deadline, self._channel.exchange_declare, topic, passive=True)
         declared = self._call(
             deadline,
             self._channel.queue_declare,
-            self.connection.subscription or "",
+            self.endpoint.subscription or "",
             durable=durable,
             exclusive=not durable,
             auto_delete=not durable,
@@ -374,7 +375,7 @@ class Amqp091Consumer(Consumer):
 
     def _queue_error(self, url: BrokerUrl) -> MqError:
         """The error of this package for a channel that ended while looking for the queue."""
-        destination = self.connection.destination
+        destination = self.endpoint.destination
         reason = _reason(self._end)
         for cause in _causes(self._end):
             if not isinstance(cause, ChannelClosedByBroker):
@@ -395,9 +396,9 @@ class Amqp091Consumer(Consumer):
                 )
         return BrokerUnavailableError(f"{url}: {destination}: {reason}")
 
-    def _depth(self, frame: Any) -> Depth:
+    def _depth(self, frame: Any) -> QueueDepth:
         own = 0 if self._tag is None else 1
-        return Depth(ready=frame.method.message_count, others=frame.method.consumer_count - own)
+        return QueueDepth(ready=frame.method.message_count, other_consumers=frame.method.consumer_count - own)
 
     def _until(self, answer: _Answer, deadline: float) -> None:
         while not answer.came:
@@ -409,7 +410,7 @@ class Amqp091Consumer(Consumer):
 
     def consume(self, window: int) -> None:
         """See :meth:`Consumer.consume`. A new window counts from zero: it is a new consumer."""
-        self._window = min(window, self.connection.broker.prefetch_max[AMQP_0_9_1])
+        self._window = min(window, self.endpoint.broker.prefetch_max[AMQP_0_9_1])
         self._cancel()
         self._start()
 
@@ -473,7 +474,7 @@ class Amqp091Consumer(Consumer):
         unreadable = _UNREADABLE.match(str(self._end))
         if unreadable is not None:
             raise MessageError(
-                f"{self.connection.destination} holds a message that pika cannot read ({unreadable[1]}), for example "
+                f"{self.endpoint.destination} holds a message that pika cannot read ({unreadable[1]}), for example "
                 "for a header with a date after the year 9999; remove the message, it was not acknowledged"
             )
         raise SessionLostError(_reason(self._end))

@@ -102,7 +102,7 @@ class Amqp10Consumer(Consumer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        dialect = self.connection.broker.amqp10
+        dialect = self.endpoint.broker.amqp10
         assert dialect is not None, "an option of the source names this protocol for a broker without it"
         self._dialect: Amqp10Dialect = dialect
         self._socket: socket.socket | None = None
@@ -130,7 +130,7 @@ class Amqp10Consumer(Consumer):
     def open(self, url: BrokerUrl, timeout_s: float) -> Greeting:
         """See :meth:`Consumer.open`."""
         deadline = time.monotonic() + timeout_s
-        self._socket = dial(url, self.connection, deadline, _SPEAKS)
+        self._socket = dial(url, self.endpoint, deadline, _SPEAKS)
         self._begin(url)
         try:
             self._until(lambda: bool(self._proton.state & Endpoint.REMOTE_ACTIVE), deadline)
@@ -140,41 +140,41 @@ class Amqp10Consumer(Consumer):
             raise self._open_error(url) from None
         except TimeoutError:
             known = self._proton.state & Endpoint.REMOTE_ACTIVE
-            what = f"{self.connection.destination} did not answer" if known else "no answer"
+            what = f"{self.endpoint.destination} did not answer" if known else "no answer"
             doubt = "" if known else hint(url, _SPEAKS)
             raise BrokerUnavailableError(f"{url}: {what} within {timeout_s:.0f} s{doubt}") from None
-        identity = self._proton.remote_container if self._dialect.names_itself else None
-        return Greeting(url, identity or "", None)
+        broker_id = self._proton.remote_container if self._dialect.names_itself else None
+        return Greeting(url, broker_id or "", None)
 
     def _begin(self, url: BrokerUrl) -> None:
         """Say who we are; nothing is sent before the first turn."""
-        connection, proton = self.connection, self._proton
+        endpoint, proton = self.endpoint, self._proton
         proton.container = self._container_id()
         if url.virtual_host != "/" and self._dialect.virtual_host:
             proton.hostname = self._dialect.virtual_host.format(name=url.virtual_host)
         else:
             proton.hostname = url.host
         proton.properties = {symbol("product"): "pyspark-mq"}
-        username, password = connection.credentials(url)
+        username, password = endpoint.credentials(url)
         sasl = SASL(self._transport)
         sasl.allow_insecure_mechs = True  # PLAIN without TLS is the user's choice of url
         if username is not None:
             proton.user, proton.password = username, password or ""
             sasl.allowed_mechs("PLAIN")
-        elif url.tls and connection.tls.cert_file is not None:
+        elif url.tls and endpoint.tls.cert_file is not None:
             sasl.allowed_mechs("EXTERNAL")
         else:
             sasl.allowed_mechs("ANONYMOUS")
         self._transport.max_frame_size = _FRAME_BYTES
         # The peer is asked for half of what we wait (proton advertises that half).
-        self._transport.idle_timeout = 2 * connection.heartbeat_s
+        self._transport.idle_timeout = 2 * endpoint.heartbeat_s
         self._transport.bind(proton)
         proton.open()
 
     def _container_id(self) -> str:
         # The client identifier of JMS: a durable subscription belongs to it and its name.
-        subscription = self.connection.subscription
-        if subscription is None or self.connection.shared:
+        subscription = self.endpoint.subscription
+        if subscription is None or self.endpoint.shared:
             return f"pyspark-mq-{id(self):x}-{time.time_ns():x}"
         return f"pyspark-mq.{subscription}"
 
@@ -182,20 +182,20 @@ class Amqp10Consumer(Consumer):
         session = self._proton.session()
         session.incoming_capacity = _INCOMING_BYTES
         session.open()
-        connection, dialect = self.connection, self._dialect
-        link = session.receiver(connection.subscription or f"pyspark-mq-{self.session}")
+        endpoint, dialect = self.endpoint, self._dialect
+        link = session.receiver(endpoint.subscription or f"pyspark-mq-{self.session}")
         source = link.source
         source.address = self._address()
-        capabilities = [dialect.capabilities[connection.topic is not None]] if dialect.capabilities else []
-        if connection.subscription is not None:
+        capabilities = [dialect.capabilities[endpoint.topic is not None]] if dialect.capabilities else []
+        if endpoint.subscription is not None:
             source.durability = Terminus.DELIVERIES
             source.expiry_policy = Terminus.EXPIRE_NEVER
-            if connection.shared:
+            if endpoint.shared:
                 capabilities += ["shared", "global"]
         if capabilities:
             source.capabilities.put_object(Array(UNDESCRIBED, Data.SYMBOL, *map(symbol, capabilities)))  # type: ignore[arg-type]
-        if connection.selector is not None:
-            selector = Described(symbol(_SELECTOR), connection.selector)
+        if endpoint.selector is not None:
+            selector = Described(symbol(_SELECTOR), endpoint.selector)
             source.filter.put_dict({symbol("selector"): selector})
         link.snd_settle_mode = Link.SND_UNSETTLED
         link.rcv_settle_mode = Link.RCV_FIRST
@@ -203,10 +203,10 @@ class Amqp10Consumer(Consumer):
         self._session, self._link = session, link
 
     def _address(self) -> str:
-        if self.connection.topic is not None:
-            return self._dialect.topic_address(self.connection.topic)
+        if self.endpoint.topic is not None:
+            return self._dialect.topic_address(self.endpoint.topic)
         told = self._proton.remote_properties or {}
-        return self._dialect.queue_address(self.connection.name, str(told.get("version", "")))
+        return self._dialect.queue_address(self.endpoint.name, str(told.get("version", "")))
 
     def _attached(self) -> bool:
         # A refused link is attached without a source and then detached (AMQP 1.0, 2.6.3).
@@ -214,7 +214,7 @@ class Amqp10Consumer(Consumer):
         assert link is not None
         if not link.state & Endpoint.REMOTE_ACTIVE or not link.remote_source.address:
             return False
-        if self.connection.selector is not None and not _has_filter(link.remote_source):
+        if self.endpoint.selector is not None and not _has_filter(link.remote_source):
             self._end = "the broker does not know selectors"
             raise SessionLostError(self._end)
         return True
@@ -246,7 +246,7 @@ class Amqp10Consumer(Consumer):
         if self._transport.sasl().outcome in {SASL.AUTH, SASL.PERM} or (
             name in _UNAUTHORIZED and not self._proton.state & Endpoint.REMOTE_ACTIVE
         ):
-            user = self.connection.credentials(url)[0]
+            user = self.endpoint.credentials(url)[0]
             who = f"user '{user}'" if user is not None else "nobody (no user was named)"
             return RefusedError(
                 f"{url}: the broker refused the login of {who}; check options 'username' and 'password' or "
@@ -258,14 +258,14 @@ class Amqp10Consumer(Consumer):
 
     def _link_error(self, name: str, description: str, url: BrokerUrl) -> MqError:
         """The error of this package for a queue or topic that was refused."""
-        destination, reason = self.connection.destination, f"{name}: {description}" if name else description
+        destination, reason = self.endpoint.destination, f"{name}: {description}" if name else description
         if name == "amqp:resource-locked" or any(words in description.lower() for words in _IN_USE):
             # May be our own former connection, of which the broker has not noticed the end.
             return BrokerUnavailableError(
                 f"{url}: {destination} is in use by another connection, or still by a former one ({reason})"
             )
-        if name == "amqp:invalid-field" and self.connection.selector is not None:
-            problem = f"{self.connection.selector!r} for {destination} was not understood by {url} ({reason})"
+        if name == "amqp:invalid-field" and self.endpoint.selector is not None:
+            problem = f"{self.endpoint.selector!r} for {destination} was not understood by {url} ({reason})"
             return OptionError("selector", problem)
         if name in _REFUSALS:
             return DestinationError(f"{destination} at {url} {_REFUSALS[name]} ({reason})")
@@ -437,7 +437,7 @@ class Amqp10Consumer(Consumer):
             group = message.group_id
         except (ProtonException, ValueError, OverflowError, UnicodeDecodeError, RecursionError) as broken:
             raise MessageError(
-                f"{self.connection.destination} holds a message that cannot be read as AMQP 1.0 "
+                f"{self.endpoint.destination} holds a message that cannot be read as AMQP 1.0 "
                 f"({type(broken).__name__}: {broken}); remove the message, it was not acknowledged"
             ) from None
         if group is not None:

@@ -24,7 +24,8 @@ from typing import Any
 from pyspark_mq.ack import Ledger, Settlement
 from pyspark_mq.dedup import CheckpointOnly, CodecError, Key, SeenStore, decode_ids, encode_ids, key_text
 from pyspark_mq.errors import CheckpointError, DataLossError, InternalError
-from pyspark_mq.sources.base import Connection, Consumer
+from pyspark_mq.sources.base import Consumer
+from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.identification import Identification
 from pyspark_mq.sources.receiver import Confirmed, Lost, Opened
 from pyspark_mq.sources.sessions import Sessions
@@ -75,13 +76,13 @@ class Position:
         epoch: 0 before the first.
         planned: the epoch's IDs in order, encoded.
         carried: IDs of earlier epochs that may still come again, encoded in pieces.
-        identity: the name of the broker they came from, empty while unknown.
+        broker_id: the name of the broker they came from, empty while unknown.
     """
 
     epoch: int
     planned: str = ""
     carried: tuple[str, ...] = ()
-    identity: str = ""
+    broker_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ class EpochSource:
         self._last = Position(0)
         self._payloads: dict[int, list[Any]] = {}
         self._payload_bytes: dict[int, int] = {}
-        self._identity = ""
+        self._broker_id = ""
         self._buffered_bytes = 0
         self._last_sign_s = 0.0
         self._waiting_since_s: float | None = None
@@ -259,7 +260,7 @@ class EpochSource:
         if self._adopted:
             return
         self._adopted = True
-        self._identity = self._identity or start.identity
+        self._broker_id = self._broker_id or start.broker_id
         if self._last.epoch < start.epoch:
             self._last = start
         if self._exact:
@@ -272,7 +273,7 @@ class EpochSource:
             self._sessions.widen(self._settings.prefetch)
 
     def _restore_committed(self, text: str) -> None:
-        keys = _decode(text, self._settings.connection)
+        keys = _decode(text, self._settings.endpoint)
         if self._shared():
             self._store.remember(keys)
         self._settle(self._ledger.restore_committed(keys, text))
@@ -281,21 +282,21 @@ class EpochSource:
         if self._sessions.started and self._last.epoch >= end.epoch:
             raise self._unexpected(f"Spark asks for epoch {end.epoch}, the last here is {self._last.epoch}")
         self._last = end
-        self._identity = self._identity or end.identity
+        self._broker_id = self._broker_id or end.broker_id
         if not self._exact:
             # Without IDs nobody can tell which messages it had: they come in later epochs.
             self._ledger.counters.replays += 1
             return
         for text in end.carried:
             self._restore_committed(text)
-        keys = _decode(end.planned, self._settings.connection)
+        keys = _decode(end.planned, self._settings.endpoint)
         self._ledger.restore_planned(end.epoch, keys, end.planned)
         self._sessions.first_window = self._careful_window()
         self._sessions.start()
         self._await_replay(end.epoch)
 
     def _unexpected(self, what: str) -> InternalError:
-        return InternalError(f"{self._settings.connection.destination}: {what}")
+        return InternalError(f"{self._settings.endpoint.destination}: {what}")
 
     def _await_replay(self, epoch: int) -> None:
         """Wait until every planned message is here again, `replayTimeout` long while connected."""
@@ -325,7 +326,7 @@ class EpochSource:
                 continue
             _LOG.warning(
                 "%s: %d planned messages are not among the first %d handed out; asking for more",
-                self._settings.connection.destination, missing, window,
+                self._settings.endpoint.destination, missing, window,
             )  # fmt: skip
             self._sessions.set_window(consumer.session, window + self._settings.prefetch)
 
@@ -336,17 +337,17 @@ class EpochSource:
         total = len(self._ledger.keys(epoch))
         shown = ", ".join(missing[:_IDS_SHOWN]) + (", ..." if len(missing) > _IDS_SHOWN else "")
         text = (
-            f"{settings.connection.destination}: {len(missing)} of {total} messages of epoch {epoch} did "
+            f"{settings.endpoint.destination}: {len(missing)} of {total} messages of epoch {epoch} did "
             f"not come back within replayTimeout={settings.replay_timeout_s:g}s after a restart: {shown}. "
             "Likely reasons: they expired, were dead-lettered, purged, or are held by another consumer "
-            f"of the queue; {settings.connection.broker.delivery_limit_note}. "
+            f"of the queue; {settings.endpoint.broker.delivery_limit_note}. "
         )
         if settings.fail_on_data_loss:
             advice = (
                 "The messages that are there were not acknowledged and stay in the queue. Return the "
                 "missing ones to the queue, or set 'failOnDataLoss' to 'false' to go on without them"
             )
-            raise DataLossError(settings.connection.destination, epoch, missing, text + advice)
+            raise DataLossError(settings.endpoint.destination, epoch, missing, text + advice)
         self._ledger.abandon(epoch)
         _LOG.error("%sGoing on without them, as 'failOnDataLoss' is 'false'", text)
 
@@ -373,7 +374,7 @@ class EpochSource:
     def _careful_window(self) -> int:
         """How many messages a new session may be handed before it has proved to get anywhere."""
         settings = self._settings
-        if not settings.connection.broker.counts_drops:
+        if not settings.endpoint.broker.counts_drops:
             return settings.prefetch
         careful = max(_CAREFUL_WINDOW, settings.min_messages)
         return min(settings.prefetch, careful + self._ledger.expected)
@@ -401,7 +402,7 @@ class EpochSource:
 
     def _read(self, letter: Opened | Lost | Confirmed) -> None:
         if isinstance(letter, Opened):
-            self._check_identity(letter)
+            self._check_broker_id(letter)
             self._ledger.open_session(letter.consumer.session)
             if self._ready_at_first is None and letter.greeting.depth is not None:
                 self._ready_at_first = letter.greeting.depth.ready
@@ -421,15 +422,15 @@ class EpochSource:
             self._to_go += held - (counted.forgotten - forgotten)
         self._buffered_bytes = self._bytes(self._ledger.buffered_payloads(self._ledger.buffered))
 
-    def _check_identity(self, opened: Opened) -> None:
-        found = opened.greeting.identity
-        if self._identity and found and found != self._identity:
+    def _check_broker_id(self, opened: Opened) -> None:
+        found = opened.greeting.broker_id
+        if self._broker_id and found and found != self._broker_id:
             raise CheckpointError(
-                f"{self._settings.connection.destination}: the checkpoint was written with broker "
-                f"'{self._identity}', but {opened.greeting.url} is broker '{found}'. Its messages would be "
+                f"{self._settings.endpoint.destination}: the checkpoint was written with broker "
+                f"'{self._broker_id}', but {opened.greeting.url} is broker '{found}'. Its messages would be "
                 "mistaken for others. Correct 'url', or start with a new checkpointLocation"
             )
-        self._identity = self._identity or found
+        self._broker_id = self._broker_id or found
 
     def _redelivery_wait_s(self) -> float:
         """How long after connecting the broker may still bring back what a lost session held.
@@ -438,9 +439,9 @@ class EpochSource:
         once, before any others. One that has not (half-open TCP) notices after two heartbeats
         without a sign of life, and until then lists a consumer that is not ours.
         """
-        connection, grace_s = self._settings.connection, self._settings.settle_grace_s
-        half_open_s = connection.broker.half_open_s.get(connection.protocol, 0.0)
-        return grace_s if self._sessions.alone else max(grace_s, 3 * connection.heartbeat_s, half_open_s)
+        endpoint, grace_s = self._settings.endpoint, self._settings.settle_grace_s
+        half_open_s = endpoint.broker.half_open_s.get(endpoint.protocol, 0.0)
+        return grace_s if self._sessions.alone else max(grace_s, 3 * endpoint.heartbeat_s, half_open_s)
 
     def _bytes(self, raws: Iterable[Any]) -> int:
         return sum(map(len, self._decoder.bodies(list(raws))))
@@ -469,7 +470,7 @@ class EpochSource:
         self._sessions.ask(session, methodcaller("reject", self._decoder.tags(raws)))
         _LOG.error(
             "%s: rejected %d message(s) without an ID under messageIdFrom='%s'",
-            self._settings.connection.destination, len(raws), self._settings.id_source,
+            self._settings.endpoint.destination, len(raws), self._settings.id_source,
         )  # fmt: skip
 
     def _learn_from_store(self, keys: list[Key]) -> None:
@@ -606,7 +607,7 @@ class EpochSource:
         self._buffered_bytes = self._bytes(self._ledger.buffered_payloads(self._ledger.buffered))
         planned = self._ledger.epoch_memo(epoch) or ""
         carried = tuple(map(_memo, self._ledger.carried())) if self._exact else ()
-        self._last = Position(epoch, planned, carried, self._identity)
+        self._last = Position(epoch, planned, carried, self._broker_id)
         if self._settings.guarantee is Guarantee.NONE:
             self._hold(epoch)
             self._settle(self._ledger.commit(epoch))
@@ -633,11 +634,11 @@ def _memo(batch: Any) -> str:
     return str(batch.memo)
 
 
-def _decode(text: str, connection: Connection) -> list[Key]:
+def _decode(text: str, endpoint: Endpoint) -> list[Key]:
     try:
         return decode_ids(text)
     except CodecError as broken:
         raise CheckpointError(
-            f"{connection.destination}: the message IDs in the checkpoint's offset cannot be read "
+            f"{endpoint.destination}: the message IDs in the checkpoint's offset cannot be read "
             f"({broken}). Restore the checkpoint, or start with a new checkpointLocation"
         ) from None

@@ -22,7 +22,7 @@ class Identification:
     """
 
     def __init__(self, settings: Settings, decoder: Decoder) -> None:
-        self._destination = settings.connection.destination
+        self._destination = settings.endpoint.destination
         self._source = settings.id_source
         self._on_missing = settings.on_missing
         self._exact = settings.guarantee is Guarantee.EXACTLY_ONCE

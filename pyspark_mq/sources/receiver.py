@@ -27,7 +27,8 @@ from dataclasses import dataclass
 from itertools import count, cycle
 
 from pyspark_mq.errors import BrokerUnavailableError, MqError, RefusedError
-from pyspark_mq.sources.base import Connection, Consumer, Depth, Greeting, SessionLostError
+from pyspark_mq.sources.base import Consumer, Greeting, QueueDepth, SessionLostError
+from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.url import BrokerUrl
 
 __all__ = ["Confirmed", "Failed", "Lost", "Mailbox", "Opened", "Receiver", "watch_parent"]
@@ -102,7 +103,7 @@ class Receiver(threading.Thread):
     """Keeps one connection to the broker; `consumers` of them serve a query.
 
     Args:
-        connection: where to.
+        endpoint: where to.
         make_consumer: the protocol's consumer class.
         mailbox: where to report.
         window: tells how many messages to have handed out at first in each session; called on
@@ -111,21 +112,21 @@ class Receiver(threading.Thread):
 
     def __init__(
         self,
-        connection: Connection,
-        make_consumer: Callable[[Connection, int, threading.Event], Consumer],
+        endpoint: Endpoint,
+        make_consumer: Callable[[Endpoint, int, threading.Event], Consumer],
         mailbox: Mailbox,
         window: Callable[[], int],
     ) -> None:
         super().__init__(name="pyspark-mq receiver", daemon=True)
-        self._connection = connection
+        self._endpoint = endpoint
         self._make_consumer = make_consumer
         self._mailbox = mailbox
         self._window = window
         self._requests: deque[tuple[int, Callable[[Consumer], None]]] = deque()
         self._consumer: Consumer | None = None
         self._stopping = threading.Event()
-        self._urls = cycle(connection.urls)
-        self.depth: Depth | None = None
+        self._urls = cycle(endpoint.urls)
+        self.depth: QueueDepth | None = None
         self.depth_at_s = 0.0
 
     # -- for the query's thread
@@ -155,7 +156,7 @@ class Receiver(threading.Thread):
             self._mailbox.put(Failed(error))
         except Exception as error:  # noqa: BLE001 - a thread that dies silently would hang the query
             _LOG.exception("the receiver failed")
-            text = f"{self._connection.destination}: the receiver failed: {type(error).__name__}: {error}"
+            text = f"{self._endpoint.destination}: the receiver failed: {type(error).__name__}: {error}"
             self._mailbox.put(Failed(MqError(text)))
 
     def _sessions(self) -> None:
@@ -177,7 +178,7 @@ class Receiver(threading.Thread):
 
     def _rest(self, backoff: _Backoff, since_s: float, problem: Exception | None, *, first: bool) -> None:
         """Wait before the next attempt, or give up if it has gone on for too long."""
-        limits = self._connection
+        limits = self._endpoint
         option = "connectTimeout" if first else "reconnectTimeout"
         patience_s = limits.connect_timeout_s if first else limits.reconnect_timeout_s
         pause = backoff.next_s()
@@ -193,7 +194,7 @@ class Receiver(threading.Thread):
 
     def _establish(self, backoff: _Backoff, *, first: bool) -> tuple[Consumer, Greeting] | None:
         """A new session, from whichever candidate answers first; None when stopped meanwhile."""
-        limits = self._connection
+        limits = self._endpoint
         patience_s = limits.connect_timeout_s if first else limits.reconnect_timeout_s
         began = time.monotonic()
         while not self._stopping.is_set():
@@ -212,7 +213,7 @@ class Receiver(threading.Thread):
         return None
 
     def _attempt(self, url: BrokerUrl, timeout_s: float) -> tuple[Consumer, Greeting]:
-        consumer = self._make_consumer(self._connection, next(_session_numbers), self._mailbox.arrived)
+        consumer = self._make_consumer(self._endpoint, next(_session_numbers), self._mailbox.arrived)
         try:
             return consumer, consumer.open(url, timeout_s)
         except BaseException:
@@ -251,7 +252,7 @@ class Receiver(threading.Thread):
             if session == consumer.session:
                 request(consumer)
 
-    def _remember_depth(self, depth: Depth) -> None:
+    def _remember_depth(self, depth: QueueDepth) -> None:
         self.depth = depth
         self.depth_at_s = time.monotonic()
         self._mailbox.arrived.set()

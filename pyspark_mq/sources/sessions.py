@@ -36,7 +36,7 @@ class Sessions:
         self.first_window = settings.prefetch
         self._mailbox = Mailbox()
         self._receivers = [
-            Receiver(settings.connection, make_consumer, self._mailbox, lambda: self.first_window)
+            Receiver(settings.endpoint, make_consumer, self._mailbox, lambda: self.first_window)
             for _ in range(settings.consumers)
         ]
         self._live: dict[int, tuple[Receiver, Consumer]] = {}
@@ -169,5 +169,5 @@ class Sessions:
     @property
     def alone(self) -> bool:
         """Did the broker say that it knows no consumer of the queue beside these?"""
-        others = [receiver.depth.others for receiver in self._receivers if receiver.depth is not None]
+        others = [receiver.depth.other_consumers for receiver in self._receivers if receiver.depth is not None]
         return bool(others) and max(others) < len(self._receivers)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from pyspark_mq.dedup import IdSource, OnMissing
-from pyspark_mq.sources.base import Connection
+from pyspark_mq.sources.endpoint import Endpoint
 
 __all__ = ["Guarantee", "Settings"]
 
@@ -21,9 +21,9 @@ class Guarantee(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the options of a query say, beyond the connection. Times in seconds, sizes in bytes."""
+    """What the options of a query say, beyond the endpoint. Times in seconds, sizes in bytes."""
 
-    connection: Connection
+    endpoint: Endpoint
     guarantee: Guarantee
     id_source: IdSource
     on_missing: OnMissing

@@ -43,7 +43,8 @@ from pyspark_mq.errors import (
     OptionError,
     RefusedError,
 )
-from pyspark_mq.sources.base import Connection, Consumer, Decoder, Greeting, SessionLostError
+from pyspark_mq.sources.base import Consumer, Decoder, Greeting, SessionLostError
+from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.stomp_frames import FrameError, FrameReader, escape
 from pyspark_mq.sources.url import BrokerUrl
 from pyspark_mq.sources.wire import dial, dial_error, hint
@@ -206,10 +207,10 @@ def _id(value: str | None) -> object:
         return data  # no text: told apart by its bytes
 
 
-def _dialect(connection: Connection) -> StompDialect:
-    dialect = connection.broker.stomp
+def _dialect(endpoint: Endpoint) -> StompDialect:
+    dialect = endpoint.broker.stomp
     if dialect is None:
-        raise InternalError(f"broker '{connection.broker.name}' does not speak STOMP")
+        raise InternalError(f"broker '{endpoint.broker.name}' does not speak STOMP")
     return dialect
 
 
@@ -226,7 +227,7 @@ def _said(headers: Mapping[str, str], body: bytes) -> str:
     return f"{title}: {first}" if title else first
 
 
-def _login_error(reason: str, url: BrokerUrl, connection: Connection) -> MqError:
+def _login_error(reason: str, url: BrokerUrl, endpoint: Endpoint) -> MqError:
     """The error of this package for an ERROR frame in answer to CONNECT."""
     lower = reason.lower()
     if "virtual host" in lower and "denied" in lower:
@@ -237,10 +238,10 @@ def _login_error(reason: str, url: BrokerUrl, connection: Connection) -> MqError
     if "already connected" in lower or "client id" in lower or "clientid" in lower:
         # May be our own former connection, of which the broker has not noticed the end.
         return BrokerUnavailableError(
-            f"{url}: {connection.destination} is in use by another connection, or still by a former one ({reason})"
+            f"{url}: {endpoint.destination} is in use by another connection, or still by a former one ({reason})"
         )
     if any(word in lower for word in ("password", "access refused", "security", "authenticat", "login", "credential")):
-        user = connection.credentials(url)[0]
+        user = endpoint.credentials(url)[0]
         who = f"the login of user '{user}'" if user is not None else "a login without a user name"
         return RefusedError(
             f"{url}: the broker refused {who}; check options 'username' and 'password' or those in 'url' ({reason})"
@@ -269,18 +270,18 @@ _REFUSALS = (
 )
 
 
-def _subscribe_error(reason: str, url: BrokerUrl, connection: Connection) -> Exception:
+def _subscribe_error(reason: str, url: BrokerUrl, endpoint: Endpoint) -> Exception:
     """The error for an ERROR frame in answer to SUBSCRIBE."""
     lower = reason.lower()
-    if connection.selector is not None and ("selector" in lower or "filter" in lower):
-        problem = f"{connection.selector!r} for {connection.destination} was not understood by {url} ({reason})"
+    if endpoint.selector is not None and ("selector" in lower or "filter" in lower):
+        problem = f"{endpoint.selector!r} for {endpoint.destination} was not understood by {url} ({reason})"
         return OptionError("selector", problem)
     if "exclusive" in lower or "in use" in lower:
-        return SessionLostError(f"{connection.destination} is in use by another consumer ({reason})")
-    place = f"virtual host '{url.virtual_host}' of {url}" if _dialect(connection).virtual_hosts else str(url)
+        return SessionLostError(f"{endpoint.destination} is in use by another consumer ({reason})")
+    place = f"virtual host '{url.virtual_host}' of {url}" if _dialect(endpoint).virtual_hosts else str(url)
     for words, text in _REFUSALS:
         if any(word in lower for word in words):
-            return DestinationError(text.format(destination=connection.destination, place=place, reason=reason))
+            return DestinationError(text.format(destination=endpoint.destination, place=place, reason=reason))
     return SessionLostError(reason)
 
 
@@ -310,7 +311,7 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         # stomp.py writes a warning for what this package reports itself.
         logging.getLogger("stomp.py").setLevel(logging.CRITICAL)
-        self._dialect = _dialect(self.connection)
+        self._dialect = _dialect(self.endpoint)
         self._url: Any = None
         self._socket: Any = None
         self._transport: Any = None
@@ -349,13 +350,13 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         """See :meth:`Consumer.open`. Whether the queue is there is only known by :meth:`consume`."""
         deadline = time.monotonic() + timeout_s
         self._url = url
-        self._socket = dial(url, self.connection, deadline, _SPEAKS)
+        self._socket = dial(url, self.endpoint, deadline, _SPEAKS)
         self._sent_s = self._heard_s = time.monotonic()
         self._transport = _Transport(url.virtual_host if self._dialect.virtual_hosts else url.host, url)
         self._transport.set_listener("consumer", self)
         self._protocol = Protocol12(self._transport)
         # With nobody named, the broker's default user or the client certificate counts.
-        self._protocol.connect(*self.connection.credentials(url), headers=self._connect_headers())
+        self._protocol.connect(*self.endpoint.credentials(url), headers=self._connect_headers())
         try:
             self._until(lambda: self._connected, deadline)
         except TimeoutError as late:
@@ -366,17 +367,17 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         return Greeting(url, "", None)
 
     def _connect_headers(self) -> dict[str, str]:
-        beat_ms = round(self.connection.heartbeat_s * 1000)
+        beat_ms = round(self.endpoint.heartbeat_s * 1000)
         headers = {"heart-beat": f"{beat_ms},{beat_ms}"}
-        if self.connection.subscription is not None and self._dialect.client_id:
-            headers["client-id"] = self._dialect.client_id.format(subscription=self.connection.subscription)
+        if self.endpoint.subscription is not None and self._dialect.client_id:
+            headers["client-id"] = self._dialect.client_id.format(subscription=self.endpoint.subscription)
         return headers
 
     def _open_error(self, ended: Exception, url: BrokerUrl) -> MqError:
         if isinstance(ended.__cause__, OSError):
             return dial_error(ended.__cause__, url, _SPEAKS)
         if self._reader.spoken:
-            return _login_error(str(ended), url, self.connection)
+            return _login_error(str(ended), url, self.endpoint)
         return BrokerUnavailableError(f"{url}: {ended}{hint(url, _SPEAKS)}")
 
     def on_connected(self, frame: Any) -> None:
@@ -384,7 +385,7 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         self._connected = True
         theirs = frame.headers.get("heart-beat", "0,0").split(",")
         sends_ms, wants_ms = (_number(text.strip(), _INT32_MAX) or 0 for text in (*theirs, "0", "0")[:2])
-        ours_ms = self.connection.heartbeat_s * 1000
+        ours_ms = self.endpoint.heartbeat_s * 1000
         # The slower side decides (STOMP 1.2, section "Heart-beating").
         if wants_ms:
             self._send_every_s = max(ours_ms, wants_ms) / 1000 * _HASTE
@@ -413,7 +414,7 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
             OptionError: the broker does not understand the selector.
             SessionLostError: it was refused for a reason that may pass.
         """
-        window = min(window, self.connection.broker.prefetch_max[STOMP])
+        window = min(window, self.endpoint.broker.prefetch_max[STOMP])
         if not self._window:
             self._subscribe_first(window)
         elif self._may_subscribe_again():
@@ -428,24 +429,24 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
             self._until(lambda: _SUBSCRIBED not in self._receipts, time.monotonic() + _SUBSCRIBE_TIMEOUT_S)
             self._raise_if_ended()
         except SessionLostError as ended:
-            raise _subscribe_error(str(ended), self._url, self.connection) from None
+            raise _subscribe_error(str(ended), self._url, self.endpoint) from None
         except TimeoutError:
             text = f"no answer to a subscription within {_SUBSCRIBE_TIMEOUT_S:g} s"
             raise SessionLostError(text) from None
 
     def _may_subscribe_again(self) -> bool:
         # Without a durable name each subscription to a topic gets all messages.
-        durable = self.connection.subscription is not None and self._dialect.shared
-        return self.connection.topic is None or durable
+        durable = self.endpoint.subscription is not None and self._dialect.shared
+        return self.endpoint.topic is None or durable
 
     def _subscribe(self, window: int, **more: str) -> None:
-        dialect, connection = self._dialect, self.connection
-        headers = dict(dialect.queue_headers if connection.topic is None else dialect.topic_headers)
-        if connection.subscription is not None:
+        dialect, endpoint = self._dialect, self.endpoint
+        headers = dict(dialect.queue_headers if endpoint.topic is None else dialect.topic_headers)
+        if endpoint.subscription is not None:
             for name, value in dialect.durable_headers.items():
-                headers[name] = value.format(subscription=connection.subscription)
-        if connection.selector is not None:
-            headers["selector"] = connection.selector
+                headers[name] = value.format(subscription=endpoint.subscription)
+        if endpoint.selector is not None:
+            headers["selector"] = endpoint.selector
         headers[dialect.window_header] = str(self._grant(window))
         mode = "client" if dialect.cumulative else "client-individual"
         self._protocol.subscribe(self._destination(), str(next(self._numbers)), mode, headers=headers | more)
@@ -468,10 +469,10 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         return self._received_bytes / self._tag if self._tag else self._dialect.window_bytes
 
     def _destination(self) -> str:
-        name = self.connection.name
+        name = self.endpoint.name
         if self._dialect.slash:
             name = name.replace("/", self._dialect.slash)
-        return (self._dialect.queue if self.connection.topic is None else self._dialect.topic).format(name=name)
+        return (self._dialect.queue if self.endpoint.topic is None else self._dialect.topic).format(name=name)
 
     def run(self, timeout_s: float) -> None:
         """See :meth:`Consumer.run`."""
@@ -594,7 +595,7 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
             self._ended(str(wrong))
         elif self._end is None:
             self._end = MessageError(
-                f"{self.connection.destination} holds a message that cannot be read ({wrong}), for example a text "
+                f"{self.endpoint.destination} holds a message that cannot be read ({wrong}), for example a text "
                 "with a NUL in it, which STOMP cannot carry; remove the message, it was not acknowledged"
             )
 
@@ -627,7 +628,7 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
 
     def _stir(self) -> None:
         """The queue shows signs of life; when it is quiet again it may have stalled."""
-        if self._dialect.window_bytes or (self._dialect.stalls and self.connection.topic is None):
+        if self._dialect.window_bytes or (self._dialect.stalls and self.endpoint.topic is None):
             self._quiet_s = _QUIET_FIRST_S
             self._kick_s = time.monotonic() + self._quiet_s
 

@@ -7,13 +7,13 @@ import ssl
 import time
 
 from pyspark_mq.errors import BrokerUnavailableError, MqError
-from pyspark_mq.sources.base import Connection, tls_error
+from pyspark_mq.sources.endpoint import Endpoint, tls_error
 from pyspark_mq.sources.url import BrokerUrl
 
 __all__ = ["dial", "dial_error", "hint"]
 
 
-def dial(url: BrokerUrl, connection: Connection, deadline: float, speaks: str) -> socket.socket:
+def dial(url: BrokerUrl, endpoint: Endpoint, deadline: float, speaks: str) -> socket.socket:
     """A connected socket that does not block, with TLS if the url says so.
 
     Args:
@@ -30,7 +30,7 @@ def dial(url: BrokerUrl, connection: Connection, deadline: float, speaks: str) -
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if url.tls:
                 connected.settimeout(_left_s(deadline))
-                connected = connection.tls.context().wrap_socket(connected, server_hostname=url.host)
+                connected = endpoint.tls.context().wrap_socket(connected, server_hostname=url.host)
             connected.setblocking(False)
         except BaseException:
             connected.close()

@@ -52,15 +52,15 @@ class OffsetCodec:
     @classmethod
     def of(cls, settings: Settings) -> OffsetCodec:
         """The codec for a query with these settings."""
-        connection = settings.connection
-        host = connection.urls[0].virtual_host
-        selected = "" if connection.selector is None else f" with selector {connection.selector!r}"
+        endpoint = settings.endpoint
+        host = endpoint.urls[0].virtual_host
+        selected = "" if endpoint.selector is None else f" with selector {endpoint.selector!r}"
         exact = settings.guarantee is Guarantee.EXACTLY_ONCE
         return cls(
-            broker=connection.broker.name,
-            source=f"{connection.destination}{selected} in virtual host '{host}'",
+            broker=endpoint.broker.name,
+            source=f"{endpoint.destination}{selected} in virtual host '{host}'",
             ids=_ids(settings) if exact else "",
-            destination=connection.destination,
+            destination=endpoint.destination,
         )
 
     def encode(self, position: Position) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class OffsetCodec:
             "broker": self.broker,
             "source": self.source,
             "ids": self.ids,
-            "identity": position.identity,
+            "identity": position.broker_id,
             "epoch": position.epoch,
             "planned": position.planned,
             "carried": list(position.carried),
@@ -125,9 +125,9 @@ class OffsetCodec:
 
 
 def _ids(settings: Settings) -> str:
-    connection = settings.connection
-    if connection.broker.ids_by_protocol and settings.id_source.kind == "message-id":
-        return f"{settings.id_source} over {connection.protocol}"
+    endpoint = settings.endpoint
+    if endpoint.broker.ids_by_protocol and settings.id_source.kind == "message-id":
+        return f"{settings.id_source} over {endpoint.protocol}"
     return str(settings.id_source)
 
 

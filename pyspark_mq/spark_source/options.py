@@ -19,7 +19,7 @@ from pyspark_mq.brokers.base import AMQP_1_0
 from pyspark_mq.dedup import IdSource, OnMissing
 from pyspark_mq.errors import OptionError
 from pyspark_mq.sources import CONSUMERS
-from pyspark_mq.sources.base import Connection, Tls
+from pyspark_mq.sources.endpoint import Endpoint, Tls
 from pyspark_mq.sources.settings import Guarantee, Settings
 from pyspark_mq.sources.url import ESCAPES, BrokerUrl, parse_urls, redact
 
@@ -174,8 +174,8 @@ class _Parser:
         """All options, checked one by one and then against each other."""
         broker = self._choice_of_broker()
         guarantee = self._choice("guarantee", {kind.value: kind for kind in Guarantee})
-        connection = self._connection(broker, guarantee)
-        prefetch_max = broker.prefetch_max[connection.protocol]
+        endpoint = self._endpoint(broker, guarantee)
+        prefetch_max = broker.prefetch_max[endpoint.protocol]
         max_messages = self._max_messages(broker)
         prefetch = (
             min(2 * max_messages, prefetch_max)
@@ -183,11 +183,11 @@ class _Parser:
             else self._count("prefetch", 1, prefetch_max)
         )
         consumers = self._count("consumers", 1, _CONSUMERS_MAX)
-        if consumers > 1 and connection.topic is not None:
-            connection = self._shared(connection, consumers)
+        if consumers > 1 and endpoint.topic is not None:
+            endpoint = self._shared(endpoint, consumers)
         most = min(max_messages, prefetch * consumers)
         settings = Settings(
-            connection=connection,
+            endpoint=endpoint,
             guarantee=guarantee,
             id_source=self._id_source(),
             on_missing=self._choice("onMissingMessageId", {kind.value: kind for kind in OnMissing}),
@@ -205,16 +205,16 @@ class _Parser:
         num_partitions = None if self._text("numPartitions") is None else self._count("numPartitions", 1, 10_000)
         return Options(settings, num_partitions, self._dedup_store(guarantee))
 
-    def _shared(self, connection: Connection, consumers: int) -> Connection:
-        topic, broker = connection.topic, connection.broker
-        if connection.subscription is None:
+    def _shared(self, endpoint: Endpoint, consumers: int) -> Endpoint:
+        topic, broker = endpoint.topic, endpoint.broker
+        if endpoint.subscription is None:
             problem = f"{consumers} would each get every message of topic '{topic}'"
             raise OptionError("consumers", f"{problem}; name a 'subscription', or leave it at 1")
-        if connection.protocol not in broker.shared_topics:
-            problem = f"{consumers} cannot share a subscription of broker '{broker.name}' over {connection.protocol}"
+        if endpoint.protocol not in broker.shared_topics:
+            problem = f"{consumers} cannot share a subscription of broker '{broker.name}' over {endpoint.protocol}"
             raise OptionError("consumers", f"{problem}; leave it at 1")
         # Over AMQP 1.0 a shared subscription is another one than one that is not.
-        return replace(connection, shared=connection.protocol == AMQP_1_0)
+        return replace(endpoint, shared=endpoint.protocol == AMQP_1_0)
 
     def _choice_of_broker(self) -> Broker:
         self._required("broker", f"accepted are {', '.join(BROKERS)}")
@@ -232,7 +232,7 @@ class _Parser:
             raise OptionError("minMessagesPerTrigger", f"{text} (see 'maxMessagesPerTrigger', 'prefetch')")
         return least
 
-    def _connection(self, broker: Broker, guarantee: Guarantee) -> Connection:
+    def _endpoint(self, broker: Broker, guarantee: Guarantee) -> Endpoint:
         urls = parse_urls(self._required("url", "for example amqp://user:password@host:5672/vhost"))
         if urls[0].virtual_host != "/" and not broker.virtual_hosts:
             path = urls[0].virtual_host
@@ -240,7 +240,7 @@ class _Parser:
                 "url", f"{urls[0]} has the path '/{path}', but broker '{broker.name}' has no virtual hosts"
             )
         protocol = self._protocol(broker, urls[0])
-        connection = Connection(
+        endpoint = Endpoint(
             broker=broker,
             protocol=protocol,
             urls=urls,
@@ -253,9 +253,9 @@ class _Parser:
             # Without heartbeats a silent peer is never noticed; AMQP counts them in whole seconds.
             heartbeat_s=self._duration_s("heartbeat", 1, _HEARTBEAT_MAX_S),
         )
-        if connection.password is not None and connection.username is None and urls[0].username is None:
+        if endpoint.password is not None and endpoint.username is None and urls[0].username is None:
             raise OptionError("password", "is set without 'username' and the url names no user")
-        return connection
+        return endpoint
 
     def _protocol(self, broker: Broker, url: BrokerUrl) -> str:
         spoken = broker.protocols.get(url.scheme, ())

@@ -94,7 +94,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # process is the source's own.
             gc.set_threshold(100_000, 50, 50)
             settings = self._options.settings
-            make_consumer = consumer_class(settings.connection.protocol)
+            make_consumer = consumer_class(settings.endpoint.protocol)
             self._epochs = EpochSource(settings, make_consumer, _store(self._options))
         return self._epochs
 
@@ -149,7 +149,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not raws:
             return []
         settings = self._options.settings
-        decoder = consumer_class(settings.connection.protocol).decoder
+        decoder = consumer_class(settings.endpoint.protocol).decoder
         sizes = list(map(len, decoder.bodies(raws)))
         parts = self._options.num_partitions
         if parts is None:
@@ -158,8 +158,8 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [self._partition(raws[low:high], decoder) for low, high in _cuts(sizes, parts)]
 
     def _partition(self, raws: Sequence[Any], decoder: Any) -> InputPartition:
-        connection = self._options.settings.connection
-        batch = self._builder.build(raws, decoder, connection.name, self._source().message_ids)
+        endpoint = self._options.settings.endpoint
+        batch = self._builder.build(raws, decoder, endpoint.name, self._source().message_ids)
         return _EpochPartition(self._builder.serialize(batch))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -205,7 +205,7 @@ def check_installed(options: Options) -> None:
     MissingExtraError
         with the command that installs it
     """
-    consumer_class(options.settings.connection.protocol)
+    consumer_class(options.settings.endpoint.protocol)
     _store_class(options)
 
 

@@ -16,7 +16,7 @@ import pytest
 from pyspark_mq.brokers.base import STOMP
 from pyspark_mq.dedup import IdSource
 from pyspark_mq.errors import BrokerUnavailableError, RefusedError
-from pyspark_mq.sources.base import Tls
+from pyspark_mq.sources.endpoint import Tls
 from testbed.process import Node, NodeError, QueueCounts, TlsFiles, poll
 from testbed.proxy import Direction, FaultProxy
 from tests.conftest import missing

@@ -15,7 +15,7 @@ import pytest
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MqError, OptionError, RefusedError
-from pyspark_mq.sources.base import Tls
+from pyspark_mq.sources.endpoint import Tls
 from pyspark_mq.sources.url import parse_urls
 from testbed.ports import free_port
 from testbed.process import poll

@@ -28,7 +28,7 @@ POSITIONS = st.builds(
     epoch=st.integers(min_value=0, max_value=2**63),
     planned=ENCODED,
     carried=st.lists(ENCODED, max_size=4).map(tuple),
-    identity=ANY_TEXT,
+    broker_id=ANY_TEXT,
 )
 CODECS = st.builds(OffsetCodec, broker=ANY_TEXT, source=ANY_TEXT, ids=ANY_TEXT, destination=ANY_TEXT)
 #: So few that two of them are often alike.

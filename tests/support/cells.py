@@ -16,7 +16,8 @@ import pytest
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from pyspark_mq.sources import consumer_class
-from pyspark_mq.sources.base import Connection, Consumer, Greeting
+from pyspark_mq.sources.base import Consumer, Greeting
+from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.url import parse_urls
 from testbed.amqp10_publisher import OutgoingMessage, publish_amqp10
 from testbed.containers import ContainerNode
@@ -171,7 +172,7 @@ class LiveCell:
     def _on_channel(self, work: Callable[[Any], object]) -> None:
         import pika
 
-        connection = pika.BlockingConnection(pika.URLParameters(self.node.url(AMQP_0_9_1)))
+        connection = pika.BlockingEndpoint(pika.URLParameters(self.node.url(AMQP_0_9_1)))
         channel = connection.channel()
         channel.confirm_delivery()
         work(channel)
@@ -238,7 +239,7 @@ class LiveCell:
         dialect = BROKERS[self.cell.broker].stomp
         return self.cell.protocol == STOMP and dialect is not None and dialect.window_bytes > 0
 
-    def connection(self, **changes: Any) -> Connection:
+    def endpoint(self, **changes: Any) -> Endpoint:
         """What a consumer of the queue is made with."""
         settings = {
             "broker": BROKERS[self.cell.broker],
@@ -248,12 +249,12 @@ class LiveCell:
             "heartbeat_s": 10.0,
             **changes,
         }
-        return Connection(**settings)
+        return Endpoint(**settings)
 
     @contextmanager
     def session(self, **changes: Any) -> Iterator[Session]:
         """A consumer of the queue, without anything around it."""
-        session = Session(self.connection(**changes))
+        session = Session(self.endpoint(**changes))
         try:
             yield session
         finally:
@@ -286,9 +287,9 @@ class Session:
 
     _numbers = iter(range(1_000_000, 2_000_000))
 
-    def __init__(self, connection: Connection) -> None:
-        make: type[Consumer] = consumer_class(connection.protocol)
-        self.consumer = make(connection, next(self._numbers), threading.Event())
+    def __init__(self, endpoint: Endpoint) -> None:
+        make: type[Consumer] = consumer_class(endpoint.protocol)
+        self.consumer = make(endpoint, next(self._numbers), threading.Event())
         self.decoder = self.consumer.decoder
         self.confirmed: list[int] = []
         self.consumer.on_confirmed = self.confirmed.append
@@ -297,7 +298,7 @@ class Session:
 
     def open(self, timeout_s: float = 10.0) -> Greeting:
         """Connect."""
-        self.greeting = self.consumer.open(self.consumer.connection.urls[0], timeout_s)
+        self.greeting = self.consumer.open(self.consumer.endpoint.urls[0], timeout_s)
         return self.greeting
 
     def consume(self, window: int) -> None:

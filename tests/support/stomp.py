@@ -13,7 +13,8 @@ import stomp
 
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.brokers.base import STOMP
-from pyspark_mq.sources.base import Connection, SessionLostError
+from pyspark_mq.sources.base import SessionLostError
+from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.stomp import StompConsumer
 from pyspark_mq.sources.url import parse_urls
 from testbed.process import poll
@@ -33,7 +34,7 @@ class Session:
 
     def __init__(self, broker: str, url: str, **connection: Any) -> None:
         urls = parse_urls(url)
-        settings = Connection(broker=BROKERS[broker], protocol=STOMP, urls=urls, **connection)
+        settings = Endpoint(broker=BROKERS[broker], protocol=STOMP, urls=urls, **connection)
         self.consumer = StompConsumer(settings, next(_numbers), threading.Event())
         self.raws: list[Any] = []
         self.confirmed: list[int] = []

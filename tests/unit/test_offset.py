@@ -18,7 +18,7 @@ POSITION = Position(
     epoch=42,
     planned=encode_ids([f"ID:producer-1:1:1:{number}" for number in range(100)]),
     carried=(encode_ids(["a", "b"]), encode_ids(["c"])),
-    identity="rabbit@node-1",
+    broker_id="rabbit@node-1",
 )
 
 
@@ -65,7 +65,7 @@ def test_the_fields_are_in_a_fixed_order() -> None:
 
 
 def test_equal_positions_have_equal_texts() -> None:
-    again = Position(POSITION.epoch, POSITION.planned, POSITION.carried, POSITION.identity)
+    again = Position(POSITION.epoch, POSITION.planned, POSITION.carried, POSITION.broker_id)
     assert json.dumps(codec().encode(POSITION)) == json.dumps(codec().encode(again))
 
 
@@ -75,7 +75,7 @@ def test_different_positions_have_different_texts() -> None:
         Position(42),
         Position(43),
         Position(42, POSITION.planned),
-        Position(42, identity="x"),
+        Position(42, broker_id="x"),
     ]
     assert len({json.dumps(codec().encode(position)) for position in positions}) == len(positions)
 

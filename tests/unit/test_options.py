@@ -78,15 +78,15 @@ def refusal(options: dict[str, str]) -> OptionError:
 # -- what is taken ----------------------------------------------------------------------------
 
 TAKEN: dict[str, Getter] = {
-    "broker": lambda o: o.settings.connection.broker.name,
-    "url": lambda o: [str(url) for url in o.settings.connection.urls],
-    "protocol": lambda o: o.settings.connection.protocol,
-    "username": lambda o: o.settings.connection.username,
-    "password": lambda o: o.settings.connection.password,
-    "queue": lambda o: o.settings.connection.queue,
-    "topic": lambda o: o.settings.connection.topic,
-    "subscription": lambda o: o.settings.connection.subscription,
-    "selector": lambda o: o.settings.connection.selector,
+    "broker": lambda o: o.settings.endpoint.broker.name,
+    "url": lambda o: [str(url) for url in o.settings.endpoint.urls],
+    "protocol": lambda o: o.settings.endpoint.protocol,
+    "username": lambda o: o.settings.endpoint.username,
+    "password": lambda o: o.settings.endpoint.password,
+    "queue": lambda o: o.settings.endpoint.queue,
+    "topic": lambda o: o.settings.endpoint.topic,
+    "subscription": lambda o: o.settings.endpoint.subscription,
+    "selector": lambda o: o.settings.endpoint.selector,
     "guarantee": lambda o: o.settings.guarantee,
     "messageIdFrom": lambda o: o.settings.id_source,
     "onMissingMessageId": lambda o: o.settings.on_missing,
@@ -102,13 +102,13 @@ TAKEN: dict[str, Getter] = {
     "dedupStore": lambda o: o.dedup_store,
     "failOnDataLoss": lambda o: o.settings.fail_on_data_loss,
     "replayTimeout": lambda o: o.settings.replay_timeout_s,
-    "connectTimeout": lambda o: o.settings.connection.connect_timeout_s,
-    "heartbeat": lambda o: o.settings.connection.heartbeat_s,
-    "reconnectTimeout": lambda o: o.settings.connection.reconnect_timeout_s,
-    "tls.caFile": lambda o: o.settings.connection.tls.ca_file,
-    "tls.certFile": lambda o: o.settings.connection.tls.cert_file,
-    "tls.keyFile": lambda o: o.settings.connection.tls.key_file,
-    "tls.verify": lambda o: o.settings.connection.tls.verify,
+    "connectTimeout": lambda o: o.settings.endpoint.connect_timeout_s,
+    "heartbeat": lambda o: o.settings.endpoint.heartbeat_s,
+    "reconnectTimeout": lambda o: o.settings.endpoint.reconnect_timeout_s,
+    "tls.caFile": lambda o: o.settings.endpoint.tls.ca_file,
+    "tls.certFile": lambda o: o.settings.endpoint.tls.cert_file,
+    "tls.keyFile": lambda o: o.settings.endpoint.tls.key_file,
+    "tls.verify": lambda o: o.settings.endpoint.tls.verify,
 }
 
 DEFAULTS: dict[str, object] = {
@@ -223,16 +223,16 @@ def test_names_are_case_insensitive(spell: Callable[[str], str]) -> None:
 
 
 def test_a_topic_is_read_through_its_subscription() -> None:
-    connection = parse_options(TOPIC).settings.connection
-    assert (connection.queue, connection.topic, connection.subscription) == (None, "news", "s1")
-    assert connection.destination == "topic 'news' (subscription 's1')"
-    assert connection.name == "news"
+    endpoint = parse_options(TOPIC).settings.endpoint
+    assert (endpoint.queue, endpoint.topic, endpoint.subscription) == (None, "news", "s1")
+    assert endpoint.destination == "topic 'news' (subscription 's1')"
+    assert endpoint.name == "news"
 
 
 def test_a_topic_needs_no_subscription_without_a_guarantee() -> None:
     options = parse_options({"broker": "rabbitmq", "url": "amqp://h", "topic": "news", "guarantee": "none"})
-    assert options.settings.connection.subscription is None
-    assert options.settings.connection.destination == "topic 'news'"
+    assert options.settings.endpoint.subscription is None
+    assert options.settings.endpoint.destination == "topic 'news'"
 
 
 def test_the_prefetch_is_twice_an_epoch_within_what_the_broker_takes() -> None:
@@ -251,17 +251,17 @@ def test_the_size_of_an_epoch_is_by_default_that_of_the_broker() -> None:
 
 
 def test_user_and_password_may_come_beside_the_url() -> None:
-    connection = parsed(url="amqp://host", username="u", password="p w").settings.connection
-    assert (connection.username, connection.password) == ("u", "p w")
+    endpoint = parsed(url="amqp://host", username="u", password="p w").settings.endpoint
+    assert (endpoint.username, endpoint.password) == ("u", "p w")
 
 
 def test_a_password_alone_goes_with_the_user_of_the_url() -> None:
-    connection = parsed(url="amqp://u@host", password="pw").settings.connection
-    assert (connection.urls[0].username, connection.password) == ("u", "pw")
+    endpoint = parsed(url="amqp://u@host", password="pw").settings.endpoint
+    assert (endpoint.urls[0].username, endpoint.password) == ("u", "pw")
 
 
 def test_an_empty_password_is_one() -> None:
-    assert parsed(username="u", password="").settings.connection.password == ""
+    assert parsed(username="u", password="").settings.endpoint.password == ""
 
 
 # -- what is refused --------------------------------------------------------------------------
@@ -459,13 +459,13 @@ def pem(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def test_tls_files_are_taken_with_a_tls_url(pem: dict[str, str]) -> None:
     options = parsed(pem, {"url": TLS_URL, "tls.verify": "false"})
     assert {name: TAKEN[name](options) for name in pem} == pem
-    context = options.settings.connection.tls.context()
+    context = options.settings.endpoint.tls.context()
     assert context.verify_mode is ssl.CERT_NONE
     assert not context.check_hostname
 
 
 def test_certificates_and_host_names_are_verified_by_default(pem: dict[str, str]) -> None:
-    context = parsed({"url": TLS_URL, "tls.caFile": pem["tls.caFile"]}).settings.connection.tls.context()
+    context = parsed({"url": TLS_URL, "tls.caFile": pem["tls.caFile"]}).settings.endpoint.tls.context()
     assert context.verify_mode is ssl.CERT_REQUIRED
     assert context.check_hostname
     assert len(context.get_ca_certs()) == 1  # none of the system's
@@ -581,9 +581,9 @@ def shown_by(options: dict[str, str]) -> str:
         context = "" if error.__suppress_context__ else repr(error.__context__)
         return f"{error} {error!r} {error.__cause__!r} {context}".lower()
     settings = result.settings
-    connection = settings.connection
-    things = [result, settings, connection, *connection.urls]
-    return "".join([*map(repr, things), *map(str, things), connection.destination]).lower()
+    endpoint = settings.endpoint
+    things = [result, settings, endpoint, *endpoint.urls]
+    return "".join([*map(repr, things), *map(str, things), endpoint.destination]).lower()
 
 
 def assert_hidden(halves: tuple[str, str], options: dict[str, str]) -> None:

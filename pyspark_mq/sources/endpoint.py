@@ -1,0 +1,117 @@
+"""The endpoint of a query: its broker, queue or topic, login and TLS, as the options give them."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass, field
+
+from pyspark_mq.brokers.base import Broker
+from pyspark_mq.errors import OptionError, RefusedError
+from pyspark_mq.sources.url import BrokerUrl
+
+__all__ = ["Endpoint", "Tls", "tls_error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Options `tls.*`.
+
+    Attributes:
+        ca_file: PEM file of trusted authorities; None for the system's.
+        cert_file, key_file: the client's own certificate and key, PEM.
+        verify: check the server's certificate and host name.
+    """
+
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    verify: bool = True
+
+    def context(self) -> ssl.SSLContext:
+        """A client context with these settings.
+
+        Raises:
+            OptionError: a file is missing or holds something else.
+        """
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file)
+        except (OSError, ssl.SSLError) as wrong:
+            raise OptionError("tls.caFile", f"{self.ca_file!r} cannot be used: {wrong}") from None
+        if not self.verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        if self.cert_file is not None:
+            try:
+                # The callback keeps OpenSSL from asking on the terminal for an encrypted key.
+                context.load_cert_chain(self.cert_file, self.key_file, password=lambda: b"")
+            except (OSError, ssl.SSLError) as wrong:
+                text = f"{self.cert_file!r} with tls.keyFile {self.key_file!r} cannot be used: {wrong}"
+                raise OptionError("tls.certFile", text) from None
+        return context
+
+
+#: What OpenSSL says when the other side answers in plain text, or hangs up on a greeting it cannot read.
+_NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "UNEXPECTED_EOF_WHILE_READING", "RECORD_LAYER_FAILURE"})
+
+
+def tls_error(error: ssl.SSLError | str, url: BrokerUrl) -> RefusedError:
+    """The error of this package for a failed handshake.
+
+    Args:
+        error: what Python raised, or OpenSSL's name of the reason.
+    """
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return RefusedError(
+            f"{url}: the certificate of the broker was not accepted: {error.verify_message}; "
+            "set 'tls.caFile' to its authority, or use the host name the certificate is for"
+        )
+    reason = error if isinstance(error, str) else error.reason or str(error)
+    if reason in _NO_TLS:
+        plain = {"amqps": "amqp", "stomp+ssl": "stomp"}.get(url.scheme, url.scheme)
+        return RefusedError(f"{url}: the port does not speak TLS ({reason}); use {plain}:// or the broker's TLS port")
+    return RefusedError(
+        f"{url}: TLS failed: {reason}; check 'tls.certFile' and 'tls.keyFile', and what the broker asks of clients"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where the messages are and how to get there: what every session of a query shares.
+
+    Times are seconds. `password` stays out of the repr. `shared`: several sessions take turns with
+    the messages of one subscription.
+    """
+
+    broker: Broker
+    protocol: str
+    urls: tuple[BrokerUrl, ...]
+    queue: str | None = None
+    topic: str | None = None
+    subscription: str | None = None
+    selector: str | None = None
+    username: str | None = field(default=None, repr=False)
+    password: str | None = field(default=None, repr=False)
+    tls: Tls = Tls()
+    connect_timeout_s: float = 30.0
+    reconnect_timeout_s: float = 600.0
+    heartbeat_s: float = 60.0
+    shared: bool = False
+
+    def credentials(self, url: BrokerUrl) -> tuple[str | None, str | None]:
+        """User and password for a candidate: options come before the url; None where nobody is named."""
+        username = self.username if self.username is not None else url.username
+        return username, self.password if self.password is not None else url.password
+
+    @property
+    def destination(self) -> str:
+        """The queue or topic as errors call it."""
+        if self.queue is not None:
+            return f"queue '{self.queue}'"
+        if self.subscription is None:
+            return f"topic '{self.topic}'"
+        return f"topic '{self.topic}' ({'shared ' if self.shared else ''}subscription '{self.subscription}')"
+
+    @property
+    def name(self) -> str:
+        """The queue's or topic's bare name, for the column `destination`."""
+        return self.queue if self.queue is not None else str(self.topic)
