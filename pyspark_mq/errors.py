@@ -6,6 +6,8 @@ the value, and what to do. None of them ever contains a password (urls are shown
 
 Whatever is raised, the messages of the query that were not acknowledged stay with the broker,
 which hands them out again: an error here never loses a message.
+
+Rules are cited by their number in docs/how-it-works.md#the-rules.
 """
 
 from __future__ import annotations

@@ -4,10 +4,14 @@ Pure bookkeeping over the table of :mod:`pyspark_mq.ack.table`. Time is a number
 payloads are opaque, and nothing is sent from here: a method that makes acknowledgements due
 returns a :class:`Settlement` that says which.
 
-Speed shapes the storage. Nearly every message is new, is planned with thousands of others and
-settled with them, so a state is a container and a transition of an epoch moves whole containers;
-only a batch of deliveries that repeats a known ID is walked through one by one. The table is
-asked in both cases, once for a container or once for a message.
+The table decides, this module does what it says. Nearly every message is new, is planned with
+thousands of others and settled with them, so a state is a container: the buffer (RECEIVED), the
+planned epochs (PLANNED), the batches (COMMITTED, SETTLED; a batch moves as a whole). Messages of
+one state that meet one event are a group. The transition is looked up once for each group, its
+action is done, and the group goes into the container of the target state. Only deliveries that
+repeat a known ID are sorted into groups one by one.
+
+Rules are cited by their number in docs/how-it-works.md#the-rules.
 
 How long an ID is carried
 -------------------------
@@ -25,12 +29,16 @@ out; that window serves the running process only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from operator import eq, itemgetter
 from typing import Generic, TypeVar
 
 from pyspark_mq.ack.table import Action, Event, State, step
+from pyspark_mq.errors import InternalError
 
 __all__ = ["Batch", "Counters", "Ledger", "Part", "Settlement"]
 
@@ -97,9 +105,118 @@ class Batch(Generic[K]):
 @dataclass(slots=True)
 class _Epoch(Generic[K, P]):
     number: int
-    payloads: dict[K, P | None]
+    payloads: dict[K, P | None] = field(default_factory=dict)
     missing: int = 0
     memo: str | None = None
+
+
+class _Handles(Generic[K]):
+    """The open deliveries of one session, in the order of their tags.
+
+    Two lists side by side and where they begin: epochs are cut from the front, and a dict that
+    loses its front again and again is searched through from there each time.
+    """
+
+    __slots__ = ("_keys", "_start", "_tags")
+
+    def __init__(self) -> None:
+        self._tags: list[int] = []
+        self._keys: list[K] = []
+        self._start = 0
+
+    def __len__(self) -> int:
+        return len(self._tags) - self._start
+
+    def messages(self) -> list[K]:
+        """The message of each delivery."""
+        return self._keys[self._start :]
+
+    def hold(self, tags: Sequence[int], keys: Iterable[K]) -> None:
+        """Add deliveries, ascending among themselves and above all but the last few."""
+        at = bisect_left(self._tags, tags[0], self._start)
+        if at == len(self._tags):
+            self._tags.extend(tags)
+            self._keys.extend(keys)
+            return
+        late = [*zip(self._tags[at:], self._keys[at:], strict=True), *zip(tags, keys, strict=True)]
+        late.sort(key=itemgetter(0))
+        self._tags[at:] = [tag for tag, _ in late]
+        self._keys[at:] = [key for _, key in late]
+
+    def take_front(self, wanted: Collection[K]) -> tuple[int, int]:
+        """Take the deliveries of these messages up to the first of another one.
+
+        Returns:
+            how many, and the last tag; 0 if there is none.
+        """
+        end = self._start + len(wanted)
+        if self._keys[self._start : end] != list(wanted):  # nearly always they are the same
+            end = self._start
+        while end < len(self._keys) and self._keys[end] in wanted:
+            end += 1
+        taken = end - self._start
+        if not taken:
+            return 0, 0
+        last = self._tags[end - 1]
+        self._start = end
+        if end > len(self._tags) // 2:
+            del self._tags[:end], self._keys[:end]
+            self._start = 0
+        return taken, last
+
+    def take(self, wanted: Collection[K]) -> tuple[int, ...]:
+        """Take the deliveries of these messages, wherever they stand."""
+        pairs = list(zip(self._tags[self._start :], self._keys[self._start :], strict=True))
+        taken = tuple(tag for tag, key in pairs if key in wanted)
+        if taken:
+            left = [(tag, key) for tag, key in pairs if key not in wanted]
+            self._tags, self._keys, self._start = [tag for tag, _ in left], [key for _, key in left], 0
+        return taken
+
+    def split(self, tags: Sequence[int]) -> tuple[int, tuple[int, ...]]:
+        """Of tags that are not held: the last one below all that are, and those above."""
+        below = bisect_left(tags, self._tags[self._start]) if len(self) else len(tags)
+        return (tags[below - 1] if below else 0), tuple(tags[below:])
+
+
+@dataclass(slots=True)
+class _Group(Generic[K, P]):
+    """Messages that meet an event together, and what the event brings along for the actions.
+
+    Attributes:
+        keys: what is met, in order.
+        session: where they were delivered, or whose end it is.
+        tags: the handles under which they were delivered.
+        payloads: what was delivered.
+        epoch: the one they are planned in now.
+        epochs: the planned ones they are, as a whole.
+        batch: the one they are, as a whole.
+        memo: of the batch they become.
+        held: the payloads that move with the messages, None if there are none.
+        forgotten: nothing is left that could move.
+        parts: acknowledgements that became due.
+    """
+
+    keys: Collection[K]
+    session: int | None = None
+    tags: Sequence[int] | None = None
+    payloads: Sequence[P] | None = None
+    epoch: _Epoch[K, P] | None = None
+    epochs: Sequence[_Epoch[K, P]] = ()
+    batch: Batch[K] | None = None
+    memo: str | None = None
+    held: Sequence[P] | None = None
+    forgotten: bool = False
+    parts: tuple[Part, ...] | None = None
+
+    def joined(self, other: _Group[K, P]) -> _Group[K, P]:
+        """Both as one; deliveries in the order of their tags."""
+        if self.tags is None or other.tags is None:
+            return _Group({**dict.fromkeys(self.keys), **dict.fromkeys(other.keys)})
+        pairs = sorted(
+            [*zip(self.tags, self.keys, strict=True), *zip(other.tags, other.keys, strict=True)], key=itemgetter(0)
+        )
+        return _Group([key for _, key in pairs], self.session, [tag for tag, _ in pairs])
 
 
 class Ledger(Generic[K, P]):
@@ -118,14 +235,33 @@ class Ledger(Generic[K, P]):
         self._grace_s = grace_s
         self._window = window
         self._remember = remember
-        self._sessions: dict[int, dict[int, K]] = {}
+        self._handles: dict[int, _Handles[K]] = {}
+        #: Further handles of messages that have more than one. Never too few, so a commit that
+        #: found as many handles as it has to expect need not look for more.
+        self._more_handles: Counter[K] = Counter()
         self._received: dict[K, P] = {}
+        self._order: deque[K] = deque()  #: the keys of `_received`, oldest first
         self._planned: dict[K, _Epoch[K, P]] = {}
         self._epochs: dict[int, _Epoch[K, P]] = {}
         self._done: dict[K, Batch[K]] = {}
         self._carried: dict[int, Batch[K]] = {}
         self._next_number = 1
         self.counters = Counters()
+        self._act: Mapping[Action, Callable[[_Group[K, P]], None]] = {
+            Action.NOTHING: lambda _: None,
+            Action.KEEP: self._keep,
+            Action.BIND: self._bind,
+            Action.ACKNOWLEDGE: self._acknowledge,
+            Action.UNBIND: self._unbind,
+            Action.FORGET: self._forget,
+        }
+        self._take_from: Mapping[State, Callable[[_Group[K, P]], None]] = {
+            State.UNSEEN: lambda _: None,
+            State.RECEIVED: self._take_received,
+            State.PLANNED: self._take_planned,
+            State.COMMITTED: self._take_done,
+            State.SETTLED: self._take_done,
+        }
 
     # -- looking ---------------------------------------------------------------------------
 
@@ -146,11 +282,11 @@ class Ledger(Generic[K, P]):
     @property
     def unacked(self) -> int:
         """Deliveries of the open sessions for which no acknowledgement was asked yet."""
-        return sum(map(len, self._sessions.values()))
+        return sum(map(len, self._handles.values()))
 
     def unacked_in(self, session: int) -> int:
         """The same for one open session."""
-        return len(self._sessions[session])
+        return len(self._handles[session])
 
     def unseen(self, keys: Iterable[K]) -> list[K]:
         """Those of `keys` that are not known here."""
@@ -172,7 +308,7 @@ class Ledger(Generic[K, P]):
 
     def buffered_payloads(self, limit: int) -> Iterable[P]:
         """The payloads that the next :meth:`plan` would take, oldest first."""
-        return islice(self._received.values(), limit)
+        return map(self._received.__getitem__, islice(self._order, limit))
 
     def unconfirmed(self) -> bool:
         """Is an acknowledgement under way whose confirmation can still come?"""
@@ -207,7 +343,7 @@ class Ledger(Generic[K, P]):
 
     def open_session(self, session: int) -> None:
         """A connection is up; its deliveries will come under this number, never used before."""
-        self._sessions[session] = {}
+        self._handles[session] = _Handles()
 
     def deliver(self, session: int, tags: Sequence[int], keys: Sequence[K], payloads: Sequence[P]) -> Settlement | None:
         """Take in deliveries of one session, in the order of arrival.
@@ -221,24 +357,34 @@ class Ledger(Generic[K, P]):
         Returns:
             Acknowledgements of duplicates that are due at once (rule 4), or None.
         """
-        self._sessions[session].update(zip(tags, keys, strict=True))
+        if not keys:
+            return None
         self.counters.received += len(keys)
         distinct = set(keys)
         if len(distinct) == len(keys) and self._all_unseen(distinct):
-            step(State.UNSEEN, Event.DELIVER)
-            self._received.update(zip(keys, payloads, strict=True))
-            return None
-        again: dict[K, None] = {}
-        for key, payload in zip(keys, payloads, strict=True):
-            _, action = step(self.state(key), Event.DELIVER)
-            if action is Action.KEEP:
-                self._received[key] = payload
-            elif action is Action.BIND:
-                self._bind(key, payload)
-            else:
-                self.counters.duplicates_dropped += 1
-                again[key] = None
-        return self._acknowledge(again) if again else None
+            return self._meet(Event.DELIVER, {State.UNSEEN: _Group(keys, session, tags, payloads)})
+        groups: dict[State, list[tuple[int, K, P]]] = {}
+        unseen: set[K] = set()
+        for delivery in zip(tags, keys, payloads, strict=True):
+            key = delivery[1]
+            # What repeats a new message of the same call meets the state that the first one leaves.
+            state = State.RECEIVED if key in unseen else self.state(key)
+            if state is State.UNSEEN:
+                unseen.add(key)
+            groups.setdefault(state, []).append(delivery)
+        return self._meet(
+            Event.DELIVER,
+            {
+                state: _Group(
+                    [key for _, key, _ in groups[state]],
+                    session,
+                    [tag for tag, _, _ in groups[state]],
+                    [payload for _, _, payload in groups[state]],
+                )
+                for state in State
+                if state in groups
+            },
+        )
 
     def _all_unseen(self, keys: set[K]) -> bool:
         return (
@@ -247,30 +393,31 @@ class Ledger(Generic[K, P]):
             and self._done.keys().isdisjoint(keys)
         )
 
-    def _bind(self, key: K, payload: P) -> None:
-        epoch = self._planned.get(key)
-        if epoch is not None and epoch.payloads[key] is None:
-            epoch.payloads[key] = payload
-            epoch.missing -= 1
-            self.counters.rebound += 1
-            return
-        self.counters.duplicates_dropped += 1
-
     def lose(self, session: int) -> None:
         """The session is gone, and every handle it gave with it (rule 6)."""
-        handles = self._sessions.pop(session)
-        elsewhere = {key for tags in self._sessions.values() for key in tags.values()}
-        for key in dict.fromkeys(handles.values()):
-            if key in self._received and key not in elsewhere:
-                step(State.RECEIVED, Event.LOSE)
-                del self._received[key]
-                self.counters.forgotten += 1
+        handles = self._handles[session]
+        held = set(handles.messages())
+        elsewhere = {key for number, other in self._handles.items() if number != session for key in other.messages()}
+        received = [key for key in held if key in self._received]
+        only_here = [key for key in received if key not in elsewhere]
+        self._unbind(_Group([key for key in received if key in elsewhere], session))
+        self._meet(
+            Event.LOSE,
+            {
+                State.RECEIVED: _Group(only_here, session),
+                State.PLANNED: _Group([key for key in held if key in self._planned], session),
+            },
+        )
+        self.counters.forgotten += len(only_here)
+        if handles:
+            raise InternalError(f"session {session} is gone, and {len(handles)} of its handles are still held")
+        del self._handles[session]
+        counts = Counter(key for other in self._handles.values() for key in other.messages())
+        self._more_handles = Counter({key: count - 1 for key, count in counts.items() if count > 1})
         for batch in self._carried.values():
             # Part of it may come again, also of what was confirmed a moment ago if it is the
             # broker that died: it waits, whole, until `start_clock` gives it a new deadline.
-            step(batch.state, Event.LOSE)
-            batch.open_sessions.discard(session)
-            batch.deadline_s = None
+            self._meet_whole(Event.LOSE, batch, session)
 
     # -- phase one -------------------------------------------------------------------------
 
@@ -284,19 +431,14 @@ class Ledger(Generic[K, P]):
         Returns:
             how many messages the epoch has.
         """
-        step(State.RECEIVED, Event.PLAN)
-        if count >= len(self._received):
-            chosen, self._received = self._received, {}
-        else:
-            chosen = dict(islice(self._received.items(), count))
-            self._received = dict(islice(self._received.items(), count, None))
-        planned: _Epoch[K, P] = _Epoch(epoch, dict(chosen))
+        keys = tuple(islice(self._order, count))
+        planned: _Epoch[K, P] = _Epoch(epoch)
+        self._meet(Event.PLAN, {State.RECEIVED: _Group(keys, epoch=planned)})
         if memo is not None:
-            planned.memo = memo(tuple(chosen))
+            planned.memo = memo(keys)
         self._epochs[epoch] = planned
-        self._planned.update(dict.fromkeys(chosen, planned))
-        self.counters.planned += len(chosen)
-        return len(chosen)
+        self.counters.planned += len(planned.payloads)
+        return len(planned.payloads)
 
     def epoch_memo(self, epoch: int) -> str | None:
         """What `memo` returned when the epoch was planned."""
@@ -307,15 +449,10 @@ class Ledger(Generic[K, P]):
 
         IDs that are committed already are left out: they are not emitted again.
         """
-        expected: dict[K, P | None] = {}
-        for key in keys:
-            state = self.state(key)
-            if state not in (State.COMMITTED, State.SETTLED):
-                step(state, Event.RESTORE_PLANNED)
-                expected[key] = None
-        planned: _Epoch[K, P] = _Epoch(epoch, expected, missing=len(expected), memo=memo)
+        planned: _Epoch[K, P] = _Epoch(epoch, memo=memo)
+        groups = self._by_state(keys)
+        self._meet(Event.RESTORE_PLANNED, {state: _Group(groups[state], epoch=planned) for state in groups})
         self._epochs[epoch] = planned
-        self._planned.update(dict.fromkeys(expected, planned))
         self.counters.replays += 1
 
     def restore_committed(self, keys: Iterable[K], memo: str | None = None) -> Settlement | None:
@@ -324,38 +461,25 @@ class Ledger(Generic[K, P]):
         Returns:
             Acknowledgements due for those that were received or planned before this was known.
         """
-        fresh: dict[K, None] = {}
-        due: dict[K, None] = {}
-        for key in keys:
-            state = self.state(key)
-            _, action = step(state, Event.RESTORE_COMMITTED)
-            if action is Action.ACKNOWLEDGE:
-                due[key] = None
-                self.counters.duplicates_dropped += 1
-                self._take_out(key)
-            if state not in (State.COMMITTED, State.SETTLED):
-                fresh[key] = None
-        if not fresh:
-            return None
-        self._new_batch(tuple(fresh), memo)
-        return self._acknowledge(due) if due else None
+        groups = self._by_state(keys)
+        alone = len(groups) == 1
+        return self._meet(
+            Event.RESTORE_COMMITTED,
+            {state: _Group(groups[state], memo=memo if alone else None) for state in groups},
+        )
 
-    def _take_out(self, key: K) -> None:
-        self._received.pop(key, None)
-        epoch = self._planned.pop(key, None)
-        if epoch is not None and epoch.payloads.pop(key) is None:
-            epoch.missing -= 1
+    def _by_state(self, keys: Iterable[K]) -> dict[State, dict[K, None]]:
+        groups: dict[State, dict[K, None]] = {}
+        for key in keys:
+            groups.setdefault(self.state(key), {})[key] = None
+        return groups
 
     def abandon(self, epoch: int) -> list[K]:
         """Give up what an epoch still misses (rule 9); returns those IDs in planned order."""
         given_up = self.missing(epoch)
-        planned = self._epochs[epoch]
-        for key in given_up:
-            step(State.PLANNED, Event.ABANDON)
-            del planned.payloads[key], self._planned[key]
-        planned.missing = 0
+        self._meet(Event.ABANDON, {State.PLANNED: _Group(given_up)})
         # The memo names IDs that are no part of the epoch any more.
-        planned.memo = None
+        self._epochs[epoch].memo = None
         self.counters.lost += len(given_up)
         return given_up
 
@@ -367,60 +491,14 @@ class Ledger(Generic[K, P]):
         Returns:
             The acknowledgements that are due now, or None if no session holds one.
         """
-        ready = self.epochs(epoch)
+        ready = [self._epochs.pop(number) for number in self.epochs(epoch)]
         if not ready:
             return None
-        step(State.PLANNED, Event.COMMIT)
-        keys: dict[K, None] = {}
-        memos: list[str | None] = []
-        for number in ready:
-            planned = self._epochs.pop(number)
-            memos.append(planned.memo)
-            keys.update(dict.fromkeys(planned.payloads))
-        if len(keys) == len(self._planned):
-            self._planned.clear()
+        if len(ready) == 1:
+            whole: _Group[K, P] = _Group(ready[0].payloads, epochs=ready, memo=ready[0].memo)
         else:
-            for key in keys:
-                del self._planned[key]
-        return self._acknowledge(keys, memos[0] if len(memos) == 1 else None)
-
-    def _acknowledge(self, keys: dict[K, None], memo: str | None = None) -> Settlement | None:
-        """Make every handle of these messages due, each session at its lowest cost (rule 3)."""
-        batch = self._new_batch(tuple(keys), memo)
-        parts = tuple(part for session in self._sessions if (part := self._due(session, keys)) is not None)
-        batch.sessions = frozenset(part.session for part in parts)
-        batch.open_sessions = set(batch.sessions)
-        batch.deliveries = {part.session: part.deliveries for part in parts}
-        return Settlement(batch.number, parts) if parts else None
-
-    def _due(self, session: int, keys: dict[K, None]) -> Part | None:
-        handles = self._sessions[session]
-        prefix = upto = 0
-        for tag, key in handles.items():
-            if key not in keys:
-                break
-            upto = tag
-            prefix += 1
-        rest = islice(handles.items(), prefix, None)
-        singles = tuple(tag for tag, key in rest if key in keys)
-        if not upto and not singles:
-            return None
-        left = dict(islice(handles.items(), prefix, None))
-        for tag in singles:
-            del left[tag]
-        self._sessions[session] = left
-        return Part(session, upto, singles, prefix + len(singles))
-
-    def _new_batch(self, keys: tuple[K, ...], memo: str | None) -> Batch[K]:
-        batch: Batch[K] = Batch(self._next_number, keys, memo)
-        self._next_number += 1
-        self._carried[batch.number] = batch
-        if self._remember:
-            # Taken out first, so that the order of the window is the order of the last sighting.
-            for key in keys if not self._done.keys().isdisjoint(keys) else ():
-                self._done.pop(key, None)
-            self._done.update(dict.fromkeys(keys, batch))
-        return batch
+            whole = _Group({key: None for planned in ready for key in planned.payloads}, epochs=ready)
+        return self._meet(Event.COMMIT, {State.PLANNED: whole})
 
     def confirm(self, number: int, session: int, now_s: float) -> None:
         """The broker took the acknowledgements of one settlement in one session."""
@@ -429,8 +507,8 @@ class Ledger(Generic[K, P]):
             return  # the session was lost in between: what it said counts for nothing
         batch.open_sessions.discard(session)
         self.counters.settled += batch.deliveries.get(session, 0)
-        if not batch.open_sessions and batch.sessions <= self._sessions.keys():
-            batch.state, _ = step(batch.state, Event.CONFIRM)
+        if not batch.open_sessions and batch.sessions <= self._handles.keys():
+            self._meet_whole(Event.CONFIRM, batch)
             batch.deadline_s = now_s + self._grace_s
 
     def start_clock(self, deadline_s: float) -> None:
@@ -451,8 +529,7 @@ class Ledger(Generic[K, P]):
         ]
         for number in over:
             batch = self._carried.pop(number)
-            if batch.state is State.COMMITTED:
-                batch.state, _ = step(batch.state, Event.EXPIRE)
+            self._meet_whole(Event.EXPIRE, batch)
             batch.memo = None
         self._trim_window()
 
@@ -462,6 +539,161 @@ class Ledger(Generic[K, P]):
         if excess <= 0:
             return
         evicted = [key for key, batch in islice(self._done.items(), excess) if batch.number not in self._carried]
-        for key in evicted:
-            step(State.SETTLED, Event.EXPIRE)
-            del self._done[key]
+        self._meet(Event.EVICT, {State.SETTLED: _Group(evicted)})
+
+    # -- the engine: what the table says is done here, and nowhere else ----------------------
+
+    def _meet(self, event: Event, groups: Mapping[State, _Group[K, P]]) -> Settlement | None:
+        """Groups of messages, each in one state, meet an event."""
+        # All are looked up before anything is done: what the table does not have changes nothing.
+        rows = [(state, group, *step(state, event)) for state, group in groups.items() if group.keys]
+        due: dict[State, _Group[K, P]] = {}
+        for state, group, target, action in rows:
+            moves = target is not state or action in (Action.ACKNOWLEDGE, Action.FORGET)
+            if moves:
+                self._take_from[state](group)
+            if action is Action.ACKNOWLEDGE:
+                # Together, so that one settlement has them all.
+                due[target] = group.joined(due[target]) if target in due else group
+                continue
+            self._act[action](group)
+            if moves:
+                self._put_into(target, group)
+        settlement = None
+        for target, group in due.items():
+            self._act[Action.ACKNOWLEDGE](group)
+            settlement = self._put_into(target, group)
+        return settlement
+
+    def _meet_whole(self, event: Event, batch: Batch[K], session: int | None = None) -> None:
+        """A batch meets an event as a whole: it is the container, so its state is what changes."""
+        target, action = step(batch.state, event)
+        group: _Group[K, P] = _Group(batch.keys, session, batch=batch)
+        self._act[action](group)
+        if group.parts is not None or group.forgotten:
+            raise InternalError(f"'{action.value}' cannot be done to a batch as a whole")
+        batch.state = target
+
+    def _keep(self, group: _Group[K, P]) -> None:
+        if group.session is None or group.tags is None:
+            raise InternalError("nothing was delivered that could be kept")
+        self._handles[group.session].hold(group.tags, group.keys)
+        group.held = group.payloads
+
+    def _bind(self, group: _Group[K, P]) -> None:
+        if group.session is None or group.tags is None or group.payloads is None:
+            raise InternalError("nothing was delivered that could be bound")
+        self._handles[group.session].hold(group.tags, group.keys)
+        for key, payload in zip(group.keys, group.payloads, strict=True):
+            epoch = self._planned.get(key)
+            if epoch is not None and epoch.payloads[key] is None:
+                epoch.payloads[key] = payload
+                epoch.missing -= 1
+                self.counters.rebound += 1
+            else:
+                self._more_handles[key] += 1
+                self.counters.duplicates_dropped += 1
+
+    def _unbind(self, group: _Group[K, P]) -> None:
+        if group.session is None:
+            raise InternalError("no session is gone whose handles could be dropped")
+        if group.batch is None:
+            self._handles[group.session].take(frozenset(group.keys))
+            return
+        group.batch.open_sessions.discard(group.session)
+        group.batch.deadline_s = None
+
+    def _forget(self, group: _Group[K, P]) -> None:
+        if group.session is not None:
+            self._handles[group.session].take(frozenset(group.keys))
+        group.forgotten = True
+
+    def _acknowledge(self, group: _Group[K, P]) -> None:
+        """Make every handle of these messages due, each session at its lowest cost (rule 3)."""
+        if not group.epochs:  # acknowledged without being emitted
+            self.counters.duplicates_dropped += len(group.keys)
+        if group.session is None or group.tags is None:
+            group.parts = self._due(group.keys if isinstance(group.keys, dict) else dict.fromkeys(group.keys))
+        else:
+            upto, singles = self._handles[group.session].split(group.tags)
+            group.parts = (Part(group.session, upto, singles, len(group.tags)),)
+
+    def _due(self, keys: dict[K, object]) -> tuple[Part, ...]:
+        more = self._more_handles.keys() & keys.keys() if self._more_handles else ()
+        expected = len(keys) + sum(map(self._more_handles.pop, more))
+        fronts = {session: handles.take_front(keys) for session, handles in self._handles.items()}
+        found = sum(count for count, _ in fronts.values())
+        parts = []
+        for session, (count, upto) in fronts.items():
+            singles = self._handles[session].take(keys) if found < expected else ()
+            if count or singles:
+                parts.append(Part(session, upto, singles, count + len(singles)))
+        return tuple(parts)
+
+    def _take_received(self, group: _Group[K, P]) -> None:
+        if len(group.keys) == len(self._received):
+            group.held = list(self._received.values())
+            self._received = {}
+            self._order.clear()
+            return
+        group.held = list(map(self._received.pop, group.keys))
+        if all(map(eq, group.keys, self._order)):
+            for _ in group.keys:
+                self._order.popleft()
+        else:
+            self._order = deque(self._received)
+
+    def _take_planned(self, group: _Group[K, P]) -> None:
+        if not group.epochs:
+            for key in group.keys:
+                epoch = self._planned.pop(key)
+                if epoch.payloads.pop(key) is None:
+                    epoch.missing -= 1
+        elif len(group.keys) == len(self._planned):
+            self._planned = {}
+        else:
+            for key in group.keys:
+                del self._planned[key]
+
+    def _take_done(self, group: _Group[K, P]) -> None:
+        for key in group.keys:
+            self._done.pop(key, None)
+
+    def _put_into(self, target: State, group: _Group[K, P]) -> Settlement | None:
+        if group.forgotten is not (target is State.UNSEEN):
+            raise InternalError(f"what is forgotten, and nothing else, is '{State.UNSEEN.value}'")
+        if group.parts is not None and target is not State.COMMITTED:
+            raise InternalError(f"a message cannot be acknowledged and be '{target.value}'")
+        if target is State.RECEIVED:
+            if group.held is None:
+                raise InternalError("a message without a payload cannot be received")
+            self._received.update(zip(group.keys, group.held, strict=True))
+            self._order.extend(group.keys)
+        elif target is State.PLANNED:
+            if group.epoch is None:
+                raise InternalError("a message cannot be planned without an epoch")
+            self._put_into_epoch(group.epoch, group)
+        elif target is not State.UNSEEN:
+            return self._put_into_batch(target, group)
+        return None
+
+    def _put_into_epoch(self, epoch: _Epoch[K, P], group: _Group[K, P]) -> None:
+        if group.held is None:
+            epoch.payloads.update(dict.fromkeys(group.keys))
+            epoch.missing += len(group.keys)
+        else:
+            epoch.payloads.update(zip(group.keys, group.held, strict=True))
+        self._planned.update(dict.fromkeys(group.keys, epoch))
+
+    def _put_into_batch(self, state: State, group: _Group[K, P]) -> Settlement | None:
+        parts = group.parts or ()
+        deliveries = {part.session: part.deliveries for part in parts}
+        keys = tuple(dict.fromkeys(group.keys)) if group.tags else tuple(group.keys)
+        batch: Batch[K] = Batch(
+            self._next_number, keys, group.memo, state, set(deliveries), deliveries, sessions=frozenset(deliveries)
+        )
+        self._next_number += 1
+        self._carried[batch.number] = batch
+        if self._remember:
+            self._done.update(dict.fromkeys(keys, batch))
+        return Settlement(batch.number, parts) if parts else None

@@ -3,6 +3,12 @@
 Two rules for this file. Everything that decides what an event does to a message stands in
 ``TRANSITIONS``; and nothing here knows about brokers, Spark, threads or time.
 
+The ledger holds messages of one state in one container. For each event it looks the transition
+up once for each container that meets it, does the action, and moves the messages into the
+container of the target state. It has no other way to move a message, so a wrong row here is a
+wrong ledger: ``tests/unit/test_table_mutations.py`` changes every row in every way and has each
+change noticed.
+
 Theory
 ------
 A message is known by its ID, never by the handle of a delivery: a handle (delivery tag, ack id)
@@ -26,8 +32,13 @@ The loss of a session (LOSE) takes the handles away and leaves PLANNED, COMMITTE
 as they are; what was only RECEIVED is forgotten, because the broker will bring it again and
 somebody else may get it.
 
-Two actions acknowledge, and both need a committed epoch: that is rule 1 of the protocol, and
-``tests/unit/test_table.py`` reads it from the table.
+How long an ID is remembered ends in two steps: EXPIRE is the moment from which no offset repeats
+it, EVICT the one in which this process forgets it.
+
+One action acknowledges, and every row that has it leads to COMMITTED: that is rule 1.
+``tests/unit/test_table.py`` reads it from the table, and the ledger refuses a row that breaks it.
+
+Rules are cited by their number in docs/how-it-works.md#the-rules.
 """
 
 from __future__ import annotations
@@ -58,8 +69,9 @@ class Event(Enum):
     PLAN = "plan"  #: it is cut into an epoch
     COMMIT = "commit"  #: Spark proves that its epoch is committed
     CONFIRM = "confirm"  #: the broker confirms the acknowledgement
-    LOSE = "lose"  #: the session that held its handle is gone
-    EXPIRE = "expire"  #: it can no longer come again, or the window is full
+    LOSE = "lose"  #: the session that held its handle is gone, and no other holds one
+    EXPIRE = "expire"  #: it can no longer come again
+    EVICT = "evict"  #: the window of remembered IDs is full
     ABANDON = "abandon"  #: it did not come back for its replay (rule 9) and the user goes on
     RESTORE_PLANNED = "restore planned"  #: found as planned in the offset of an open epoch
     RESTORE_COMMITTED = "restore committed"  #: found in the offset of a committed epoch
@@ -70,9 +82,9 @@ class Action(Enum):
 
     NOTHING = "nothing"
     KEEP = "keep"  #: hold payload and handle
-    BIND = "bind"  #: hold the new handle, and the payload if there is none yet
+    BIND = "bind"  #: hold one more handle, and the payload if there is none yet
     ACKNOWLEDGE = "acknowledge"  #: acknowledge every handle of the message
-    UNBIND = "unbind"  #: drop the handle, keep the rest
+    UNBIND = "unbind"  #: drop the handle, or void the acknowledgement sent with it; keep the rest
     FORGET = "forget"  #: drop everything known
 
 
@@ -114,11 +126,15 @@ TRANSITIONS: Mapping[tuple[State, Event], tuple[State, Action]] = MappingProxyTy
         # Its session ended and the broker had every chance to bring it again: it was taken.
         (_S.COMMITTED, _E.EXPIRE): (_S.SETTLED, _A.NOTHING),
         (_S.COMMITTED, _E.RESTORE_COMMITTED): (_S.COMMITTED, _A.NOTHING),
+        # Planned by a process that had not been shown the committed offset yet: not emitted again.
+        (_S.COMMITTED, _E.RESTORE_PLANNED): (_S.COMMITTED, _A.NOTHING),
         # The broker forgot a confirmed acknowledgement, or a producer sent the ID again.
         (_S.SETTLED, _E.DELIVER): (_S.COMMITTED, _A.ACKNOWLEDGE),
         (_S.SETTLED, _E.LOSE): (_S.SETTLED, _A.UNBIND),
-        (_S.SETTLED, _E.EXPIRE): (_S.UNSEEN, _A.FORGET),
+        (_S.SETTLED, _E.EXPIRE): (_S.SETTLED, _A.NOTHING),
+        (_S.SETTLED, _E.EVICT): (_S.UNSEEN, _A.FORGET),
         (_S.SETTLED, _E.RESTORE_COMMITTED): (_S.SETTLED, _A.NOTHING),
+        (_S.SETTLED, _E.RESTORE_PLANNED): (_S.SETTLED, _A.NOTHING),
     }
 )
 

@@ -29,6 +29,14 @@ def planned(keys: str) -> Ledger[str, str]:
     return ledger
 
 
+def settled(keys: str) -> Ledger[str, str]:
+    ledger = planned(keys)
+    settlement = ledger.commit(1)
+    assert settlement is not None
+    ledger.confirm(settlement.number, 1, now_s=0)
+    return ledger
+
+
 def states(ledger: Ledger[str, str], keys: str) -> set[State]:
     return {ledger.state(key) for key in keys}
 
@@ -181,6 +189,26 @@ def test_a_session_that_ends_within_the_grace_stops_the_clock() -> None:
     assert carried(ledger) == ""
 
 
+def test_what_was_not_confirmed_when_its_session_ended_counts_as_taken_once_it_had_its_time_to_come_again() -> None:
+    ledger = planned("ab")
+    ledger.commit(1)
+    ledger.lose(1)
+    assert states(ledger, "ab") == {State.COMMITTED}
+    ledger.open_session(2)
+    ledger.start_clock(100)
+    ledger.expire(100)
+    assert carried(ledger) == ""
+    assert states(ledger, "ab") == {State.SETTLED}
+
+
+def test_what_was_confirmed_stays_settled_when_its_session_ends() -> None:
+    ledger = settled("ab")
+    ledger.lose(1)
+    assert states(ledger, "ab") == {State.SETTLED}
+    assert carried(ledger) == "ab"
+    assert ledger.counters.duplicates_dropped == 0
+
+
 def test_a_settled_message_that_the_broker_forgot_is_carried_again() -> None:
     ledger = planned("a")
     settlement = ledger.commit(1)
@@ -255,6 +283,52 @@ def test_ids_learnt_as_committed_after_they_were_planned_are_taken_out_and_ackno
     assert settlement.parts == (Part(session=1, upto=1, singles=(3,), deliveries=2),)
     assert ledger.payloads(1) == ["b@1"]
     assert ledger.buffered == 1
+
+
+def test_ids_learnt_as_committed_that_were_never_met_are_carried_and_not_counted() -> None:
+    ledger = make()
+    assert ledger.restore_committed(["a", "b"], memo="encoded") is None
+    assert states(ledger, "ab") == {State.COMMITTED}
+    assert [(batch.keys, batch.memo) for batch in ledger.carried()] == [(("a", "b"), "encoded")]
+    assert ledger.counters.duplicates_dropped == 0
+
+
+def test_learning_again_what_is_committed_changes_nothing() -> None:
+    ledger = planned("ab")
+    ledger.commit(1)
+    before = ledger.carried()
+    assert ledger.restore_committed("ab") is None
+    assert states(ledger, "ab") == {State.COMMITTED}
+    assert ledger.carried() == before
+    assert ledger.counters.duplicates_dropped == 0
+
+
+def test_learning_again_what_is_settled_changes_nothing() -> None:
+    ledger = settled("ab")
+    before = ledger.carried()
+    assert ledger.restore_committed("ab") is None
+    assert states(ledger, "ab") == {State.SETTLED}
+    assert ledger.carried() == before
+    assert ledger.counters.duplicates_dropped == 0
+
+
+def test_a_replay_leaves_out_what_is_committed() -> None:
+    ledger = planned("ab")
+    ledger.commit(1)
+    ledger.restore_planned(7, ["a", "x", "b"])
+    assert states(ledger, "ab") == {State.COMMITTED}
+    assert ledger.keys(7) == ("x",)
+    assert carried(ledger) == "ab"
+    assert ledger.counters.duplicates_dropped == 0
+
+
+def test_a_replay_leaves_out_what_is_settled() -> None:
+    ledger = settled("ab")
+    ledger.restore_planned(7, ["a", "x", "b"])
+    assert states(ledger, "ab") == {State.SETTLED}
+    assert ledger.keys(7) == ("x",)
+    assert carried(ledger) == "ab"
+    assert ledger.counters.duplicates_dropped == 0
 
 
 def test_the_window_of_settled_ids_is_bounded_and_the_carried_ones_are_not_counted() -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from pyspark_mq.ack import TRANSITIONS, Action, Event, IllegalEventError, State, step
 
+HOW_IT_WORKS = Path(__file__).parents[2] / "docs" / "how-it-works.md"
 EVERY_PAIR = [(state, event) for state in State for event in Event]
 
 
@@ -60,3 +64,31 @@ def test_every_state_can_be_reached_and_left() -> None:
         reached |= more
     assert reached == set(State)
     assert {state for (state, _), (target, _) in TRANSITIONS.items() if target is not state} == set(State)
+
+
+def test_the_diagram_in_the_docs_is_the_table() -> None:
+    diagram = HOW_IT_WORKS.read_text("utf-8").partition("stateDiagram-v2\n")[2].partition("```")[0]
+    drawn = {}
+    for state, target, events in re.findall(r"(\w+) --> (\w+): (.+)", diagram):
+        for event in events.split(", "):
+            name = event.removesuffix(" (ack)")
+            assert (State[state], Event(name)) not in drawn, "drawn twice"
+            drawn[State[state], Event(name)] = State[target], name != event
+    assert drawn == {pair: (target, action is Action.ACKNOWLEDGE) for pair, (target, action) in TRANSITIONS.items()}
+
+
+def test_the_rules_that_the_code_cites_are_in_the_docs() -> None:
+    text = HOW_IT_WORKS.read_text("utf-8")
+    rules = [int(number) for number in re.findall(r'^(\d+)\. <a id="rule-\1"></a>', text, re.MULTILINE)]
+    assert rules == list(range(1, 17))
+    assert "\n## The rules\n" in text
+    for path in sorted((HOW_IT_WORKS.parents[1] / "pyspark_mq").rglob("*.py")):
+        cited = {int(number) for number in re.findall(r"\b[Rr]ule (\d+)", path.read_text("utf-8"))}
+        assert cited <= set(rules), path
+
+
+@pytest.mark.parametrize("name", ["ack/table.py", "ack/ledger.py", "errors.py"])
+def test_a_module_that_cites_a_rule_says_where_the_rules_are(name: str) -> None:
+    source = (HOW_IT_WORKS.parents[1] / "pyspark_mq" / name).read_text("utf-8")
+    assert re.search(r"\b[Rr]ule \d", source)
+    assert "docs/how-it-works.md#the-rules" in source.partition('\n"""\n')[0]
