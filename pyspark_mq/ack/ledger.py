@@ -15,24 +15,35 @@ Rules are cited by their number in docs/how-it-works.md#the-rules.
 
 How long an ID is carried
 -------------------------
-The IDs of a committed epoch are one :class:`Batch`. A batch is *carried*, that is repeated in
-every new offset, until its acknowledgement is confirmed and `grace_s` has passed with the session
-alive (rule 5). When a session ends, what it had not confirmed, or confirmed less than the grace
-ago, may come again. From then on the batch waits for a deadline that the caller sets with
-:meth:`Ledger.start_clock` once every connection is up again; no clock runs while the broker is
-away. So the carried IDs are bounded by what was handed out when sessions ended (the prefetch)
-and what was settled within the last grace of connected time.
+The IDs that are acknowledged together are one :class:`Batch`. A batch is *carried*, that is
+repeated in every new offset, for as long as its messages may come again (rule 5):
 
-A batch that is no longer carried stays in the window of remembered IDs until newer ones push it
-out; that window serves the running process only.
+* *under way*, while an acknowledgement was sent and is not confirmed: without a deadline;
+* when all its sessions have confirmed: for `grace_s` more, by the monotonic clock;
+* *exposed*, when a session ended first. What that session had not confirmed is handed out again
+  once the broker notices its end: the batch waits for as long as :meth:`Ledger.start_clock` says.
+  What it had confirmed, less than the grace ago, comes again only if it was the broker that
+  died: the batch waits for `grace_s`.
+
+What is exposed waits in *connected* time, which passes only while every connection is up. The
+deadline is set once and no later end of a session moves it: what comes again becomes a part of a
+newer batch, and what has not come in that time was taken. So the carried IDs are bounded however
+often connections break: by what was settled within the last two graces of connected time, and
+what was unconfirmed at each end of a session within the last wait.
+
+An ID belongs to one batch at a time, the newest that acknowledged it. A batch that is no longer
+carried stays in the window of remembered IDs until newer ones push it out; that window serves the
+running process only. Nothing that the last offset names leaves it before the next one is planned:
+a message with such an ID would count as committed in the replay of the epoch it was planned in.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from itertools import islice
 from operator import eq, itemgetter
 from typing import Generic, TypeVar
@@ -46,9 +57,9 @@ K = TypeVar("K", bound=Hashable)  #: identity of a message
 P = TypeVar("P")  #: whatever the caller wants back when the message is emitted
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Counters:
-    """What happened since this process started; every silent decision has a number (rule 8)."""
+    """What happened until now since this process started; every silent decision has a number (rule 8)."""
 
     received: int = 0  #: deliveries taken in, first or again
     duplicates_dropped: int = 0  #: deliveries not emitted because their ID was known
@@ -85,21 +96,50 @@ class Settlement:
     parts: tuple[Part, ...]
 
 
+class _Exposure(Enum):
+    """What a session that ended had made of a batch."""
+
+    UNCONFIRMED = "unconfirmed"
+    CONFIRMED = "confirmed"
+
+
 @dataclass(slots=True, eq=False)
 class Batch(Generic[K]):
-    """IDs committed together. `memo` is the caller's, to keep the encoded form beside them."""
+    """IDs acknowledged together. `memo` is the caller's, to keep the encoded form beside them."""
 
     number: int
     keys: tuple[K, ...]
     memo: str | None = None
     state: State = State.COMMITTED
+    #: how many of the keys are not in a newer batch, nor evicted
+    live: int = 0
+    #: sessions that acknowledged it, and those of them that have not confirmed yet
+    sessions: frozenset[int] = frozenset()
     open_sessions: set[int] = field(default_factory=set)
     #: deliveries acknowledged in each session, to be counted as settled when it confirms
     deliveries: dict[int, int] = field(default_factory=dict)
-    #: when it stops being carried; None: not before a confirmation or `start_clock`
-    deadline_s: float | None = None
-    #: sessions that acknowledged it, until it is out of its grace
-    sessions: frozenset[int] = frozenset()
+    exposure: _Exposure | None = None
+    #: how long it waits if it is exposed; None: as long as `start_clock` says
+    wait_s: float | None = None
+    #: when it stops being carried: by the monotonic clock if confirmed, by connected time if exposed
+    grace_ends_s: float | None = None
+    wait_ends_s: float | None = None
+    #: the last plan whose offset names some of its keys
+    logged: int = -1
+    #: so many of the keys from the first were looked at for eviction
+    evicted: int = 0
+
+    def wait_left_s(self, connected_s: float, default: float | None = None) -> float | None:
+        """Connected seconds an exposed batch is still to be carried; `default` if that is not known yet."""
+        if self.wait_ends_s is not None:
+            return max(0.0, self.wait_ends_s - connected_s)
+        return default if self.wait_s is None else self.wait_s
+
+    def over(self, now_s: float, connected_s: float) -> bool:
+        """Can none of it come again?"""
+        return (self.grace_ends_s is not None and self.grace_ends_s <= now_s) or (
+            self.wait_ends_s is not None and self.wait_ends_s <= connected_s
+        )
 
 
 @dataclass(slots=True)
@@ -108,6 +148,8 @@ class _Epoch(Generic[K, P]):
     payloads: dict[K, P | None] = field(default_factory=dict)
     missing: int = 0
     memo: str | None = None
+    weight: int = 0  #: bytes of the payloads that are there
+    unbound: bool = False  #: some of its handles are gone with their session
 
 
 class _Handles(Generic[K]):
@@ -192,7 +234,11 @@ class _Group(Generic[K, P]):
         epochs: the planned ones they are, as a whole.
         batch: the one they are, as a whole.
         memo: of the batch they become.
+        wait_s: how long that one waits if it is exposed.
         held: the payloads that move with the messages, None if there are none.
+        weight: their bytes, None if unknown.
+        unbound: not all of the messages have a handle, maybe.
+        logged: the last plan whose offset names some of them.
         forgotten: nothing is left that could move.
         parts: acknowledgements that became due.
     """
@@ -205,18 +251,25 @@ class _Group(Generic[K, P]):
     epochs: Sequence[_Epoch[K, P]] = ()
     batch: Batch[K] | None = None
     memo: str | None = None
+    wait_s: float | None = None
     held: Sequence[P] | None = None
+    weight: int | None = None
+    unbound: bool = False
+    logged: int = -1
     forgotten: bool = False
     parts: tuple[Part, ...] | None = None
 
     def joined(self, other: _Group[K, P]) -> _Group[K, P]:
         """Both as one; deliveries in the order of their tags."""
+        unbound, logged = self.unbound or other.unbound, max(self.logged, other.logged)
         if self.tags is None or other.tags is None:
-            return _Group({**dict.fromkeys(self.keys), **dict.fromkeys(other.keys)})
+            both = {**dict.fromkeys(self.keys), **dict.fromkeys(other.keys)}
+            return _Group(both, unbound=unbound, logged=logged)
         pairs = sorted(
             [*zip(self.tags, self.keys, strict=True), *zip(other.tags, other.keys, strict=True)], key=itemgetter(0)
         )
-        return _Group([key for _, key in pairs], self.session, [tag for tag, _ in pairs])
+        keys, tags = [key for _, key in pairs], [tag for tag, _ in pairs]
+        return _Group(keys, self.session, tags, unbound=unbound, logged=logged)
 
 
 class Ledger(Generic[K, P]):
@@ -229,12 +282,16 @@ class Ledger(Generic[K, P]):
         window: settled IDs remembered beyond the carried ones (`dedupWindow`).
         remember: False for the lower guarantees. The keys are then mere serial numbers of
             deliveries, and nothing is kept once an epoch is committed.
+        weigh: the bytes of payloads.
     """
 
-    def __init__(self, *, grace_s: float, window: int, remember: bool = True) -> None:
+    def __init__(
+        self, *, grace_s: float, window: int, remember: bool = True, weigh: Callable[[Sequence[P]], int] = len
+    ) -> None:
         self._grace_s = grace_s
         self._window = window
         self._remember = remember
+        self._weigh = weigh
         self._handles: dict[int, _Handles[K]] = {}
         #: Further handles of messages that have more than one. Never too few, so a commit that
         #: found as many handles as it has to expect need not look for more.
@@ -245,8 +302,12 @@ class Ledger(Generic[K, P]):
         self._epochs: dict[int, _Epoch[K, P]] = {}
         self._done: dict[K, Batch[K]] = {}
         self._carried: dict[int, Batch[K]] = {}
+        #: Batches that are remembered and not carried, in the order in which that came to be.
+        self._aged: OrderedDict[int, Batch[K]] = OrderedDict()
         self._next_number = 1
-        self.counters = Counters()
+        self._plans = 0
+        self._buffered_bytes = 0
+        self._count: Counter[str] = Counter()
         self._act: Mapping[Action, Callable[[_Group[K, P]], None]] = {
             Action.NOTHING: lambda _: None,
             Action.KEEP: self._keep,
@@ -280,6 +341,21 @@ class Ledger(Generic[K, P]):
         return len(self._received)
 
     @property
+    def buffered_bytes(self) -> int:
+        """Bytes of the payloads received and not planned."""
+        return self._buffered_bytes
+
+    @property
+    def planned_bytes(self) -> int:
+        """Bytes of the payloads that planned epochs hold until they are committed."""
+        return sum(epoch.weight for epoch in self._epochs.values())
+
+    @property
+    def counters(self) -> Counters:
+        """What happened until now."""
+        return Counters(**self._count)
+
+    @property
     def unacked(self) -> int:
         """Deliveries of the open sessions for which no acknowledgement was asked yet."""
         return sum(map(len, self._handles.values()))
@@ -299,7 +375,7 @@ class Ledger(Generic[K, P]):
     @property
     def expected(self) -> int:
         """Messages that a new session may be handed again: planned, or committed and carried."""
-        return len(self._planned) + sum(len(batch.keys) for batch in self._carried.values())
+        return len(self._planned) + sum(batch.live for batch in self._carried.values())
 
     @property
     def remembered(self) -> int:
@@ -316,7 +392,10 @@ class Ledger(Generic[K, P]):
 
     def carried(self) -> list[Batch[K]]:
         """The batches the next offset has to repeat, oldest first."""
-        return list(self._carried.values())
+        for batch in self._carried.values():
+            if batch.live < len(batch.keys):
+                self._leave_out_dead_keys(batch)
+        return [batch for batch in self._carried.values() if batch.keys]
 
     def missing(self, epoch: int) -> list[K]:
         """IDs of a planned epoch that have no payload yet, in planned order."""
@@ -359,7 +438,7 @@ class Ledger(Generic[K, P]):
         """
         if not keys:
             return None
-        self.counters.received += len(keys)
+        self._count["received"] += len(keys)
         distinct = set(keys)
         if len(distinct) == len(keys) and self._all_unseen(distinct):
             return self._meet(Event.DELIVER, {State.UNSEEN: _Group(keys, session, tags, payloads)})
@@ -408,16 +487,15 @@ class Ledger(Generic[K, P]):
                 State.PLANNED: _Group([key for key in held if key in self._planned], session),
             },
         )
-        self.counters.forgotten += len(only_here)
+        self._count["forgotten"] += len(only_here)
         if handles:
             raise InternalError(f"session {session} is gone, and {len(handles)} of its handles are still held")
         del self._handles[session]
         counts = Counter(key for other in self._handles.values() for key in other.messages())
         self._more_handles = Counter({key: count - 1 for key, count in counts.items() if count > 1})
-        for batch in self._carried.values():
-            # Part of it may come again, also of what was confirmed a moment ago if it is the
-            # broker that died: it waits, whole, until `start_clock` gives it a new deadline.
+        for batch in [batch for batch in self._carried.values() if session in batch.sessions]:
             self._meet_whole(Event.LOSE, batch, session)
+            self._drop_if_dead(batch)
 
     # -- phase one -------------------------------------------------------------------------
 
@@ -437,7 +515,10 @@ class Ledger(Generic[K, P]):
         if memo is not None:
             planned.memo = memo(keys)
         self._epochs[epoch] = planned
-        self.counters.planned += len(planned.payloads)
+        self._plans += 1
+        for batch in self._carried.values():
+            batch.logged = self._plans
+        self._count["planned"] += len(planned.payloads)
         return len(planned.payloads)
 
     def epoch_memo(self, epoch: int) -> str | None:
@@ -453,19 +534,27 @@ class Ledger(Generic[K, P]):
         groups = self._by_state(keys)
         self._meet(Event.RESTORE_PLANNED, {state: _Group(groups[state], epoch=planned) for state in groups})
         self._epochs[epoch] = planned
-        self.counters.replays += 1
+        self._count["replays"] += 1
 
-    def restore_committed(self, keys: Iterable[K], memo: str | None = None) -> Settlement | None:
-        """Learn from an offset that these IDs are committed; carried until :meth:`start_clock`.
+    def restore_committed(
+        self, keys: Iterable[K], memo: str | None = None, wait_s: float | None = None
+    ) -> Settlement | None:
+        """Learn that these IDs are committed. Those not met yet are exposed from the beginning.
+
+        Args:
+            keys: the IDs.
+            memo: their encoded form, if they are from an offset.
+            wait_s: connected seconds to carry them; None: as long as `start_clock` says.
 
         Returns:
             Acknowledgements due for those that were received or planned before this was known.
         """
         groups = self._by_state(keys)
-        alone = len(groups) == 1
+        whole = memo if len(groups) == 1 else None
+        logged = -1 if memo is None else self._plans
         return self._meet(
             Event.RESTORE_COMMITTED,
-            {state: _Group(groups[state], memo=memo if alone else None) for state in groups},
+            {state: _Group(groups[state], memo=whole, wait_s=wait_s, logged=logged) for state in groups},
         )
 
     def _by_state(self, keys: Iterable[K]) -> dict[State, dict[K, None]]:
@@ -478,9 +567,7 @@ class Ledger(Generic[K, P]):
         """Give up what an epoch still misses (rule 9); returns those IDs in planned order."""
         given_up = self.missing(epoch)
         self._meet(Event.ABANDON, {State.PLANNED: _Group(given_up)})
-        # The memo names IDs that are no part of the epoch any more.
-        self._epochs[epoch].memo = None
-        self.counters.lost += len(given_up)
+        self._count["lost"] += len(given_up)
         return given_up
 
     # -- phase two -------------------------------------------------------------------------
@@ -495,9 +582,10 @@ class Ledger(Generic[K, P]):
         if not ready:
             return None
         if len(ready) == 1:
-            whole: _Group[K, P] = _Group(ready[0].payloads, epochs=ready, memo=ready[0].memo)
+            whole: _Group[K, P] = _Group(ready[0].payloads, epochs=ready, memo=ready[0].memo, logged=self._plans)
         else:
-            whole = _Group({key: None for planned in ready for key in planned.payloads}, epochs=ready)
+            keys = {key: None for planned in ready for key in planned.payloads}
+            whole = _Group(keys, epochs=ready, logged=self._plans)
         return self._meet(Event.COMMIT, {State.PLANNED: whole})
 
     def confirm(self, number: int, session: int, now_s: float) -> None:
@@ -506,40 +594,63 @@ class Ledger(Generic[K, P]):
         if batch is None or session not in batch.open_sessions:
             return  # the session was lost in between: what it said counts for nothing
         batch.open_sessions.discard(session)
-        self.counters.settled += batch.deliveries.get(session, 0)
-        if not batch.open_sessions and batch.sessions <= self._handles.keys():
+        self._count["settled"] += batch.deliveries.get(session, 0)
+        if batch.open_sessions:
+            return
+        if batch.exposure is not _Exposure.UNCONFIRMED:
             self._meet_whole(Event.CONFIRM, batch)
-            batch.deadline_s = now_s + self._grace_s
+        if batch.exposure is None:
+            batch.grace_ends_s = now_s + self._grace_s
+        self._drop_if_dead(batch)
 
-    def start_clock(self, deadline_s: float) -> None:
-        """Every connection is up: what did not come again by then was taken by the broker.
+    def start_clock(self, connected_s: float, wait_s: float) -> None:
+        """Every connection is up: from now on what is exposed may come again, for so long.
 
-        Batches with an acknowledgement under way, or a deadline of their own, are left alone.
+        Args:
+            connected_s: seconds for which every connection was up and its deliveries were taken in.
+            wait_s: of them, how many the broker may take to hand out again what a session that
+                ended had not confirmed.
         """
         for batch in self._carried.values():
-            if batch.deadline_s is None and not batch.open_sessions:
-                batch.deadline_s = deadline_s
+            if batch.exposure is None or batch.open_sessions or batch.wait_ends_s is not None:
+                continue
+            if batch.exposure is _Exposure.CONFIRMED:
+                batch.wait_ends_s = connected_s + self._grace_s
+            else:
+                batch.wait_ends_s = connected_s + (wait_s if batch.wait_s is None else batch.wait_s)
 
-    def expire(self, now_s: float) -> None:
+    def expire(self, now_s: float, connected_s: float) -> None:
         """Stop carrying what is past its deadline, and keep the window within its bound."""
-        over = [
-            number
-            for number, batch in self._carried.items()
-            if batch.deadline_s is not None and batch.deadline_s <= now_s
-        ]
-        for number in over:
-            batch = self._carried.pop(number)
+        for batch in [batch for batch in self._carried.values() if batch.over(now_s, connected_s)]:
             self._meet_whole(Event.EXPIRE, batch)
             batch.memo = None
+            del self._carried[batch.number]
+            if self._remember:
+                self._aged[batch.number] = batch
         self._trim_window()
 
     def _trim_window(self) -> None:
-        protected = sum(len(batch.keys) for batch in self._carried.values())
-        excess = len(self._done) - self._window - protected
-        if excess <= 0:
-            return
-        evicted = [key for key, batch in islice(self._done.items(), excess) if batch.number not in self._carried]
-        self._meet(Event.EVICT, {State.SETTLED: _Group(evicted)})
+        excess = len(self._done) - self._window - sum(batch.live for batch in self._carried.values())
+        victims: list[K] = []
+        for batch in self._aged.values() if excess > 0 else ():
+            if batch.logged == self._plans:
+                continue  # the last offset names it
+            begin, batch.evicted = batch.evicted, batch.evicted + excess - len(victims)
+            victims += [key for key in batch.keys[begin : batch.evicted] if self._done.get(key) is batch]
+            if len(victims) == excess:
+                break
+        self._meet(Event.EVICT, {State.SETTLED: _Group(victims)})
+
+    def _drop_if_dead(self, batch: Batch[K]) -> None:
+        """A batch of which nothing is left has nothing to wait for but its confirmations."""
+        if not batch.live and not batch.open_sessions:
+            self._carried.pop(batch.number, None)
+            self._aged.pop(batch.number, None)
+
+    def _leave_out_dead_keys(self, batch: Batch[K]) -> None:
+        batch.keys = tuple(key for key in batch.keys if self._done.get(key) is batch)
+        batch.memo = None
+        batch.evicted = 0
 
     # -- the engine: what the table says is done here, and nowhere else ----------------------
 
@@ -584,24 +695,36 @@ class Ledger(Generic[K, P]):
         if group.session is None or group.tags is None or group.payloads is None:
             raise InternalError("nothing was delivered that could be bound")
         self._handles[group.session].hold(group.tags, group.keys)
+        filled: dict[int, list[P]] = {}
         for key, payload in zip(group.keys, group.payloads, strict=True):
             epoch = self._planned.get(key)
             if epoch is not None and epoch.payloads[key] is None:
                 epoch.payloads[key] = payload
                 epoch.missing -= 1
-                self.counters.rebound += 1
+                filled.setdefault(epoch.number, []).append(payload)
             else:
                 self._more_handles[key] += 1
-                self.counters.duplicates_dropped += 1
+        for number, payloads in filled.items():
+            self._epochs[number].weight += self._weigh(payloads)
+        bound = sum(map(len, filled.values()))
+        self._count["rebound"] += bound
+        self._count["duplicates_dropped"] += len(group.keys) - bound
 
     def _unbind(self, group: _Group[K, P]) -> None:
         if group.session is None:
             raise InternalError("no session is gone whose handles could be dropped")
         if group.batch is None:
             self._handles[group.session].take(frozenset(group.keys))
+            for key in self._planned.keys() & group.keys:
+                self._planned[key].unbound = True
             return
-        group.batch.open_sessions.discard(group.session)
-        group.batch.deadline_s = None
+        batch = group.batch
+        if group.session in batch.open_sessions:
+            batch.open_sessions.discard(group.session)
+            batch.exposure = _Exposure.UNCONFIRMED
+        elif batch.exposure is None:
+            batch.exposure = _Exposure.CONFIRMED
+        batch.grace_ends_s = None
 
     def _forget(self, group: _Group[K, P]) -> None:
         if group.session is not None:
@@ -611,9 +734,12 @@ class Ledger(Generic[K, P]):
     def _acknowledge(self, group: _Group[K, P]) -> None:
         """Make every handle of these messages due, each session at its lowest cost (rule 3)."""
         if not group.epochs:  # acknowledged without being emitted
-            self.counters.duplicates_dropped += len(group.keys)
+            self._count["duplicates_dropped"] += len(group.keys)
         if group.session is None or group.tags is None:
-            group.parts = self._due(group.keys if isinstance(group.keys, dict) else dict.fromkeys(group.keys))
+            keys = group.keys if isinstance(group.keys, dict) else dict.fromkeys(group.keys)
+            if group.unbound:  # maybe: they may have come again since
+                group.unbound = not keys.keys() <= {key for held in self._handles.values() for key in held.messages()}
+            group.parts = self._due(keys)
         else:
             upto, singles = self._handles[group.session].split(group.tags)
             group.parts = (Part(group.session, upto, singles, len(group.tags)),)
@@ -633,10 +759,13 @@ class Ledger(Generic[K, P]):
     def _take_received(self, group: _Group[K, P]) -> None:
         if len(group.keys) == len(self._received):
             group.held = list(self._received.values())
+            group.weight, self._buffered_bytes = self._buffered_bytes, 0
             self._received = {}
             self._order.clear()
             return
         group.held = list(map(self._received.pop, group.keys))
+        group.weight = self._weigh(group.held)
+        self._buffered_bytes -= group.weight
         if all(map(eq, group.keys, self._order)):
             for _ in group.keys:
                 self._order.popleft()
@@ -647,17 +776,33 @@ class Ledger(Generic[K, P]):
         if not group.epochs:
             for key in group.keys:
                 epoch = self._planned.pop(key)
-                if epoch.payloads.pop(key) is None:
+                payload = epoch.payloads.pop(key)
+                if payload is None:
                     epoch.missing -= 1
-        elif len(group.keys) == len(self._planned):
+                else:
+                    epoch.weight -= self._weigh([payload])
+                epoch.memo = None  # it names IDs that are no part of the epoch any more
+                group.unbound |= epoch.unbound or payload is None
+            return
+        group.unbound = any(epoch.unbound or epoch.missing for epoch in group.epochs)
+        if len(group.keys) == len(self._planned):
             self._planned = {}
-        else:
-            for key in group.keys:
-                del self._planned[key]
+            return
+        for key in group.keys:
+            del self._planned[key]
 
     def _take_done(self, group: _Group[K, P]) -> None:
+        older: dict[int, Batch[K]] = {}
         for key in group.keys:
-            self._done.pop(key, None)
+            batch = self._done.pop(key, None)
+            if batch is not None:
+                batch.live -= 1
+                older[batch.number] = batch
+        for batch in older.values():
+            group.logged = max(group.logged, batch.logged)
+            self._drop_if_dead(batch)
+            if 0 < 2 * batch.live < len(batch.keys):
+                self._leave_out_dead_keys(batch)
 
     def _put_into(self, target: State, group: _Group[K, P]) -> Settlement | None:
         if group.forgotten is not (target is State.UNSEEN):
@@ -668,6 +813,7 @@ class Ledger(Generic[K, P]):
             if group.held is None:
                 raise InternalError("a message without a payload cannot be received")
             self._received.update(zip(group.keys, group.held, strict=True))
+            self._buffered_bytes += self._weigh(group.held)
             self._order.extend(group.keys)
         elif target is State.PLANNED:
             if group.epoch is None:
@@ -683,6 +829,7 @@ class Ledger(Generic[K, P]):
             epoch.missing += len(group.keys)
         else:
             epoch.payloads.update(zip(group.keys, group.held, strict=True))
+            epoch.weight += self._weigh(group.held) if group.weight is None else group.weight
         self._planned.update(dict.fromkeys(group.keys, epoch))
 
     def _put_into_batch(self, state: State, group: _Group[K, P]) -> Settlement | None:
@@ -690,7 +837,17 @@ class Ledger(Generic[K, P]):
         deliveries = {part.session: part.deliveries for part in parts}
         keys = tuple(dict.fromkeys(group.keys)) if group.tags else tuple(group.keys)
         batch: Batch[K] = Batch(
-            self._next_number, keys, group.memo, state, set(deliveries), deliveries, sessions=frozenset(deliveries)
+            self._next_number,
+            keys,
+            group.memo,
+            state,
+            live=len(keys),
+            sessions=frozenset(deliveries),
+            open_sessions=set(deliveries),
+            deliveries=deliveries,
+            exposure=None if parts and not group.unbound else _Exposure.UNCONFIRMED,
+            wait_s=group.wait_s,
+            logged=group.logged,
         )
         self._next_number += 1
         self._carried[batch.number] = batch

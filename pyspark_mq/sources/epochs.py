@@ -285,7 +285,7 @@ class EpochSource:
         self._broker_id = self._broker_id or end.broker_id
         if not self._exact:
             # Without IDs nobody can tell which messages it had: they come in later epochs.
-            self._ledger.counters.replays += 1
+            self._ledger.restore_planned(end.epoch, ())
             return
         for text in end.carried:
             self._restore_committed(text)
@@ -393,8 +393,8 @@ class EpochSource:
                 self._drain(consumer)
         now = time.monotonic()
         if self._sessions.complete:
-            self._ledger.start_clock(now + self._redelivery_wait_s())
-        self._ledger.expire(now)
+            self._ledger.start_clock(now, self._redelivery_wait_s())
+        self._ledger.expire(now, now)
         if self._sessions.consumers():
             self._sessions.first_window = self._careful_window()
         most = 2 * self._settings.max_bytes if bounded else math.inf
@@ -414,12 +414,11 @@ class EpochSource:
             self._ledger.confirm(letter.number, letter.session, self._last_sign_s)
 
     def _forget(self, session: int) -> None:
-        counted = self._ledger.counters
-        held, forgotten = self._ledger.unacked_in(session), counted.forgotten
+        held, forgotten = self._ledger.unacked_in(session), self._ledger.counters.forgotten
         self._ledger.lose(session)
         if self._to_go is not None:
             # What is planned already comes once more and is dropped then: not a part of the goal.
-            self._to_go += held - (counted.forgotten - forgotten)
+            self._to_go += held - (self._ledger.counters.forgotten - forgotten)
         self._buffered_bytes = self._bytes(self._ledger.buffered_payloads(self._ledger.buffered))
 
     def _check_broker_id(self, opened: Opened) -> None:

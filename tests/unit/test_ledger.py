@@ -151,12 +151,14 @@ def test_an_id_is_carried_until_confirmed_and_for_the_grace_after() -> None:
     ledger = planned("ab")
     settlement = ledger.commit(1)
     assert settlement is not None
-    ledger.expire(1e9)
+    ledger.start_clock(0, wait_s=60)
+    ledger.expire(1e9, 1e9)
     assert carried(ledger) == "ab"
     ledger.confirm(settlement.number, 1, now_s=10)
-    ledger.expire(10 + GRACE_S - 0.1)
+    ledger.start_clock(0, wait_s=60)
+    ledger.expire(10 + GRACE_S - 0.1, 1e9)
     assert carried(ledger) == "ab"
-    ledger.expire(10 + GRACE_S)
+    ledger.expire(10 + GRACE_S, 0)
     assert carried(ledger) == ""
     assert states(ledger, "ab") == {State.SETTLED}
     assert ledger.counters.settled == 2
@@ -168,37 +170,180 @@ def test_a_confirmation_for_a_lost_session_counts_for_nothing() -> None:
     assert settlement is not None
     ledger.lose(1)
     ledger.confirm(settlement.number, 1, now_s=0)
-    ledger.expire(1e9)
+    ledger.expire(1e9, 1e9)
     assert carried(ledger) == "ab"
     assert states(ledger, "ab") == {State.COMMITTED}
+    assert ledger.counters.settled == 0
 
 
-def test_a_session_that_ends_within_the_grace_stops_the_clock() -> None:
-    ledger = planned("ab")
-    settlement = ledger.commit(1)
-    assert settlement is not None
-    ledger.confirm(settlement.number, 1, now_s=0)
+def test_what_was_confirmed_within_the_grace_waits_for_the_grace_in_connected_time() -> None:
+    ledger = settled("ab")
     ledger.lose(1)
-    ledger.expire(1e9)
+    ledger.expire(1e9, 1e9)
     assert carried(ledger) == "ab"
     ledger.open_session(2)
-    ledger.start_clock(100)
-    ledger.expire(99)
+    ledger.start_clock(100, wait_s=60)
+    ledger.expire(1e9, 100 + GRACE_S - 0.1)
     assert carried(ledger) == "ab"
-    ledger.expire(100)
+    ledger.expire(0, 100 + GRACE_S)
     assert carried(ledger) == ""
 
 
-def test_what_was_not_confirmed_when_its_session_ended_counts_as_taken_once_it_had_its_time_to_come_again() -> None:
+def test_what_was_not_confirmed_waits_for_as_long_as_the_broker_may_need() -> None:
     ledger = planned("ab")
     ledger.commit(1)
     ledger.lose(1)
-    assert states(ledger, "ab") == {State.COMMITTED}
     ledger.open_session(2)
-    ledger.start_clock(100)
-    ledger.expire(100)
+    ledger.start_clock(100, wait_s=60)
+    ledger.expire(1e9, 159)
+    assert carried(ledger) == "ab"
+    assert states(ledger, "ab") == {State.COMMITTED}
+    ledger.expire(0, 160)
     assert carried(ledger) == ""
     assert states(ledger, "ab") == {State.SETTLED}
+
+
+def test_what_is_committed_while_disconnected_waits_as_well() -> None:
+    ledger = planned("ab")
+    ledger.lose(1)
+    ledger.commit(1)
+    ledger.expire(1e9, 1e9)
+    assert carried(ledger) == "ab"
+    ledger.start_clock(100, wait_s=60)
+    ledger.expire(0, 160)
+    assert carried(ledger) == ""
+
+
+def test_what_is_committed_with_only_some_of_its_handles_waits_for_the_others_to_come_again() -> None:
+    ledger = planned("ab")
+    ledger.lose(1)
+    ledger.open_session(2)
+    deliver(ledger, "b", session=2)
+    settlement = ledger.commit(1)
+    assert settlement is not None
+    ledger.confirm(settlement.number, 2, now_s=0)
+    ledger.start_clock(0, wait_s=60)
+    ledger.expire(1e9, 59)
+    assert carried(ledger) == "ab"
+    ledger.expire(0, 60)
+    assert carried(ledger) == ""
+
+
+def test_what_has_all_its_handles_again_does_not_wait() -> None:
+    ledger = planned("ab")
+    ledger.lose(1)
+    ledger.open_session(2)
+    deliver(ledger, "ba", session=2)
+    settlement = ledger.commit(1)
+    assert settlement is not None
+    ledger.confirm(settlement.number, 2, now_s=0)
+    ledger.expire(GRACE_S, 0)
+    assert carried(ledger) == ""
+
+
+@pytest.mark.parametrize("confirmed", [False, True])
+def test_a_deadline_is_set_once_and_no_later_end_of_a_session_moves_it(confirmed: bool) -> None:
+    ledger = settled("ab") if confirmed else planned("ab")
+    ledger.commit(1)
+    ledger.lose(1)
+    for session in range(2, 100):
+        ledger.open_session(session)
+        ledger.start_clock(100 + session, wait_s=60)
+        ledger.lose(session)
+    ledger.expire(0, 102 + (GRACE_S if confirmed else 60))
+    assert carried(ledger) == ""
+
+
+def test_sessions_of_others_that_end_change_nothing() -> None:
+    ledger = planned("ab")
+    ledger.open_session(2)
+    settlement = ledger.commit(1)
+    assert settlement is not None
+    ledger.lose(2)
+    ledger.confirm(settlement.number, 1, now_s=0)
+    ledger.open_session(3)
+    ledger.lose(3)
+    ledger.start_clock(0, wait_s=60)
+    ledger.expire(GRACE_S, 0)
+    assert carried(ledger) == ""
+
+
+@pytest.mark.parametrize("confirmed_first", [False, True])
+def test_a_batch_of_two_sessions_waits_when_one_of_them_ends(confirmed_first: bool) -> None:
+    ledger = planned("a")
+    ledger.open_session(2)
+    deliver(ledger, "a", session=2)
+    settlement = ledger.commit(1)
+    assert settlement is not None
+    if confirmed_first:
+        ledger.confirm(settlement.number, 1, now_s=0)
+    ledger.lose(1)
+    ledger.start_clock(0, wait_s=60)  # no clock yet: one acknowledgement is still under way
+    ledger.confirm(settlement.number, 2, now_s=0)
+    ledger.start_clock(100, wait_s=60)
+    wait_s = GRACE_S if confirmed_first else 60
+    ledger.expire(1e9, 100 + wait_s - 1)
+    assert carried(ledger) == "a"
+    ledger.expire(1e9, 100 + wait_s)
+    assert carried(ledger) == ""
+
+
+def test_how_long_a_batch_still_waits_is_known_once_its_clock_runs() -> None:
+    ledger = settled("a")
+    (batch,) = ledger.carried()
+    assert batch.wait_left_s(0) is None
+    ledger.lose(1)
+    assert batch.wait_left_s(0) is None
+    assert batch.wait_left_s(0, default=60) == 60
+    ledger.start_clock(100, wait_s=60)
+    assert batch.wait_left_s(102, default=60) == GRACE_S - 2
+    assert batch.wait_left_s(1000) == 0
+
+
+def test_what_an_offset_says_is_committed_waits_for_the_time_that_was_left() -> None:
+    ledger = make()
+    ledger.restore_committed("ab", memo="ab", wait_s=3)
+    ledger.restore_committed("cd", memo="cd")
+    assert [batch.wait_left_s(0) for batch in ledger.carried()] == [3, None]
+    ledger.expire(1e9, 1e9)
+    assert carried(ledger) == "abcd"
+    ledger.start_clock(10, wait_s=60)
+    ledger.start_clock(20, wait_s=60)
+    ledger.expire(0, 13)
+    assert carried(ledger) == "cd"
+    ledger.expire(0, 70)
+    assert carried(ledger) == ""
+
+
+def test_an_id_that_is_acknowledged_again_is_carried_by_its_new_batch_alone() -> None:
+    ledger = planned("abc")
+    ledger.commit(1)
+    ledger.lose(1)
+    ledger.open_session(2)
+    ledger.carried()[0].memo = "encoded"
+    assert deliver(ledger, "b", session=2) is not None
+    assert [(batch.keys, batch.memo) for batch in ledger.carried()] == [(("a", "c"), None), (("b",), None)]
+    assert ledger.expected == 3
+    assert deliver(ledger, "ac", session=2, first=2) is not None
+    assert [batch.keys for batch in ledger.carried()] == [("b",), ("a", "c")]
+    assert ledger.remembered == 3
+
+
+def test_a_batch_of_which_nothing_is_left_still_has_its_confirmation_counted() -> None:
+    ledger = planned("a")
+    first = ledger.commit(1)
+    assert first is not None
+    again = deliver(ledger, "a", first=2)
+    assert again is not None
+    assert [batch.number for batch in ledger.carried()] == [again.number]
+    assert ledger.unconfirmed()
+    ledger.confirm(again.number, 1, now_s=0)
+    assert ledger.unconfirmed()
+    ledger.confirm(first.number, 1, now_s=0)
+    assert not ledger.unconfirmed()
+    assert ledger.counters.settled == 2
+    ledger.expire(GRACE_S, 0)
+    assert ledger.state("a") is State.SETTLED
 
 
 def test_what_was_confirmed_stays_settled_when_its_session_ends() -> None:
@@ -214,7 +359,7 @@ def test_a_settled_message_that_the_broker_forgot_is_carried_again() -> None:
     settlement = ledger.commit(1)
     assert settlement is not None
     ledger.confirm(settlement.number, 1, now_s=0)
-    ledger.expire(GRACE_S)
+    ledger.expire(GRACE_S, 0)
     assert carried(ledger) == ""
     again = deliver(ledger, "a", first=2)
     assert again is not None
@@ -339,12 +484,86 @@ def test_the_window_of_settled_ids_is_bounded_and_the_carried_ones_are_not_count
         settlement = ledger.commit(epoch)
         assert settlement is not None
         ledger.confirm(settlement.number, 1, now_s=epoch)
-    ledger.expire(1)
+    ledger.expire(1, 0)
     assert ledger.remembered == 9
-    ledger.expire(2 + GRACE_S)
+    ledger.expire(2 + GRACE_S, 0)
+    assert ledger.remembered == 9  # the offset of epoch 3 names them
+    deliver(ledger, "j", first=50)
+    ledger.plan(4, 1)
+    ledger.expire(2 + GRACE_S, 0)
     assert ledger.remembered == 6
     assert states(ledger, "abc") == {State.UNSEEN}
     assert states(ledger, "defghi") == {State.SETTLED}
+
+
+def test_a_part_of_a_batch_can_leave_the_window() -> None:
+    ledger = settled("abcdef")
+    ledger._window = 4
+    deliver(ledger, "x", first=7)
+    ledger.plan(2, 1)
+    ledger.expire(GRACE_S, 0)
+    deliver(ledger, "y", first=8)
+    ledger.plan(3, 1)
+    ledger.expire(GRACE_S, 0)
+    assert states(ledger, "ab") == {State.UNSEEN}
+    assert states(ledger, "cdef") == {State.SETTLED}
+    ledger._window = 1
+    ledger.expire(GRACE_S, 0)
+    assert states(ledger, "abcde") == {State.UNSEEN}
+    assert ledger.state("f") is State.SETTLED
+
+
+def test_the_window_stays_bounded_when_the_same_ids_come_again_and_again() -> None:
+    ledger = settled("a")
+    for tag in range(2, 200):
+        settlement = deliver(ledger, "a", first=tag)
+        assert settlement is not None
+        ledger.confirm(settlement.number, 1, now_s=tag)
+        ledger.expire(tag + GRACE_S, 0)
+    assert ledger.remembered == 1
+    assert len(ledger._aged) == 1
+
+
+def test_what_a_store_knows_stays_within_the_window_without_any_plan() -> None:
+    ledger = make(window=10)
+    for number in range(100):
+        ledger.restore_committed([f"{number}"])
+        ledger.start_clock(number, wait_s=1)
+        ledger.expire(0, number + 1)
+    assert ledger.remembered == 10
+
+
+def test_bytes_are_those_of_what_is_kept() -> None:
+    ledger = make(weigh=lambda payloads: sum(map(len, payloads)))
+    deliver(ledger, "abcda")  # three bytes each
+    assert (ledger.buffered_bytes, ledger.planned_bytes) == (12, 0)
+    ledger.plan(1, 3)
+    assert (ledger.buffered_bytes, ledger.planned_bytes) == (3, 9)
+    deliver(ledger, "ab", first=6)
+    assert (ledger.buffered_bytes, ledger.planned_bytes) == (3, 9)
+    ledger.restore_committed("bd")
+    assert (ledger.buffered_bytes, ledger.planned_bytes) == (0, 6)
+    deliver(ledger, "ef", first=8)
+    ledger.open_session(2)
+    deliver(ledger, "f", session=2)
+    ledger.lose(1)
+    assert (ledger.buffered_bytes, ledger.planned_bytes) == (3, 6)
+    ledger.commit(1)
+    assert (ledger.buffered_bytes, ledger.planned_bytes) == (3, 0)
+    ledger.restore_planned(2, "xyz")
+    deliver(ledger, "axz", session=2, first=2)
+    assert (ledger.buffered_bytes, ledger.planned_bytes) == (3, 6)
+    ledger.abandon(2)
+    assert (ledger.buffered_bytes, ledger.planned_bytes) == (3, 6)
+    ledger.commit(2)
+    assert (ledger.buffered_bytes, ledger.planned_bytes) == (3, 0)
+
+
+def test_counters_are_a_snapshot() -> None:
+    ledger = make()
+    before = ledger.counters
+    deliver(ledger, "a")
+    assert (before.received, ledger.counters.received) == (0, 1)
 
 
 def test_without_remembering_a_committed_message_is_forgotten() -> None:
