@@ -44,8 +44,8 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import islice
-from operator import eq, itemgetter
+from itertools import compress, islice
+from operator import eq, itemgetter, not_
 from typing import Generic, TypeVar
 
 from pyspark_mq.ack.table import Action, Event, State, step
@@ -208,12 +208,12 @@ class _Handles(Generic[K]):
 
     def take(self, wanted: Collection[K]) -> tuple[int, ...]:
         """Take the deliveries of these messages, wherever they stand."""
-        pairs = list(zip(self._tags[self._start :], self._keys[self._start :], strict=True))
-        taken = tuple(tag for tag, key in pairs if key in wanted)
-        if taken:
-            left = [(tag, key) for tag, key in pairs if key not in wanted]
-            self._tags, self._keys, self._start = [tag for tag, _ in left], [key for _, key in left], 0
-        return taken
+        tags, keys = self._tags[self._start :], self._keys[self._start :]
+        stay = [key not in wanted for key in keys]
+        if all(stay):
+            return ()
+        self._tags, self._keys, self._start = list(compress(tags, stay)), list(compress(keys, stay)), 0
+        return tuple(compress(tags, map(not_, stay)))
 
     def split(self, tags: Sequence[int]) -> tuple[int, tuple[int, ...]]:
         """Of tags that are not held: the last one below all that are, and those above."""
@@ -436,6 +436,8 @@ class Ledger(Generic[K, P]):
         Returns:
             Acknowledgements of duplicates that are due at once (rule 4), or None.
         """
+        if not len(tags) == len(keys) == len(payloads):
+            raise InternalError(f"{len(keys)} messages came with {len(tags)} tags and {len(payloads)} payloads")
         if not keys:
             return None
         self._count["received"] += len(keys)

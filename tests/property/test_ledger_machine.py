@@ -7,13 +7,14 @@ between.
 
 The model broker keeps to what brokers were measured to do: what a lost session held comes again
 before anything else and as soon as somebody consumes; an acknowledgement it has confirmed may be
-forgotten if it is killed less than `FORGETS_S` later.
+forgotten if it is killed less than `FORGETS_S` later. Connected time stands still until all of it was
+taken in.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from hypothesis import HealthCheck, settings
@@ -24,6 +25,7 @@ from pyspark_mq.ack import Ledger, Settlement
 
 PREFETCH = 12
 GRACE_S = 5.0
+WAIT_S = 12.0
 FORGETS_S = 0.5
 #: Nothing but the carried IDs protects, so that a mistake there shows.
 WINDOW = 0
@@ -74,7 +76,22 @@ class Offset:
     """What Spark's offset log holds of an epoch."""
 
     planned: tuple[str, ...] = ()
-    carried: frozenset[str] = frozenset()
+    #: IDs, and how long they still wait
+    carried: tuple[tuple[tuple[str, ...], float | None], ...] = ()
+
+
+@dataclass
+class Trace:
+    """What the bound of the carried IDs is made of, as the machine saw it."""
+
+    under_way: dict[int, tuple[str, ...]] = field(default_factory=dict)  # by number of the settlement
+    confirmed: dict[str, tuple[float, float]] = field(default_factory=dict)  # when, by both clocks
+    unconfirmed: dict[str, float] = field(default_factory=dict)  # at the end of a session, in connected time
+    restored: dict[str, float] = field(default_factory=dict)  # by this process, until when
+
+
+def weigh(payloads: Sequence[str]) -> int:
+    return sum(map(len, payloads))
 
 
 class LedgerMachine(RuleBasedStateMachine):
@@ -84,6 +101,7 @@ class LedgerMachine(RuleBasedStateMachine):
         super().__init__()
         self.broker = Broker()
         self.now = 0.0
+        self.connected_s = 0.0
         self.session = 0
         self.connected = False
         self.offsets: dict[int, Offset] = {0: Offset()}  # the offset log
@@ -91,28 +109,38 @@ class LedgerMachine(RuleBasedStateMachine):
         self.sink: dict[int, tuple[str, ...]] = {}
         self.wire: list[Settlement] = []  # acknowledgements on their way to the broker
         self.answers: list[Settlement] = []  # confirmations on their way back
-        self.session_ends: list[float] = []
         self.doubled: set[str] = set()
         self.new_process()
 
     # -- the process
 
     def new_process(self) -> None:
-        self.ledger: Ledger[str, str] = Ledger(grace_s=GRACE_S, window=WINDOW)
+        self.ledger: Ledger[str, str] = Ledger(grace_s=GRACE_S, window=WINDOW, weigh=weigh)
+        self.trace = Trace()
         self.planned = self.proven = self.committed
         start = self.offsets[self.committed]
-        self.ledger.restore_committed(sorted(start.carried))
-        self.ledger.restore_committed(start.planned)
+        self.restore(start)
+        self.restore_committed(start.planned, None)
         last = max(self.offsets)
         if last > self.committed:
             self.planned = last
-            self.ledger.restore_committed(sorted(self.offsets[last].carried))
-            self.ledger.restore_planned(last, self.offsets[last].planned)
+            self.restore(self.offsets[last])
+            self.ledger.restore_planned(last, self.offsets[last].planned, "encoded")
+            self.trace.unconfirmed.update(dict.fromkeys(self.offsets[last].planned, self.connected_s))
+
+    def restore(self, offset: Offset) -> None:
+        for keys, wait_s in offset.carried:
+            self.restore_committed(keys, wait_s)
+
+    def restore_committed(self, keys: tuple[str, ...], wait_s: float | None) -> None:
+        assert self.ledger.restore_committed(keys, "encoded", wait_s) is None
+        for key in keys:
+            until_s = self.connected_s + (WAIT_S if wait_s is None else wait_s)
+            self.trace.restored[key] = max(until_s, self.trace.restored.get(key, 0))
 
     def end_session(self) -> None:
         if self.connected:
             self.broker.end_session()
-            self.session_ends.append(self.now)
         self.connected = False
         self.wire.clear()
         self.answers.clear()
@@ -121,6 +149,14 @@ class LedgerMachine(RuleBasedStateMachine):
         if settlement is not None:
             assert {part.session for part in settlement.parts} == {self.session}
             self.wire.append(settlement)
+            (keys,) = [batch.keys for batch in self.ledger.carried() if batch.number == settlement.number]
+            self.trace.under_way[settlement.number] = keys
+
+    def look_at_the_clocks(self) -> None:
+        """What the source does each time it looks after its sessions."""
+        if self.connected:
+            self.ledger.start_clock(self.connected_s, WAIT_S)
+        self.ledger.expire(self.now, self.connected_s)
 
     # -- progress: what happens by itself, in any order that is possible
 
@@ -152,7 +188,6 @@ class LedgerMachine(RuleBasedStateMachine):
         self.session += 1
         self.connected = True
         self.ledger.open_session(self.session)
-        self.ledger.start_clock(self.now + GRACE_S)
 
     def deliver(self, most: int = 4) -> None:
         deliveries = self.broker.hand_out(most)
@@ -171,7 +206,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger.plan(self.planned, count)
         self.offsets[self.planned] = Offset(
             self.ledger.keys(self.planned),
-            frozenset(key for batch in self.ledger.carried() for key in batch.keys),
+            tuple((batch.keys, batch.wait_left_s(self.connected_s)) for batch in self.ledger.carried()),
         )
 
     def write_to_the_sink(self) -> None:
@@ -197,7 +232,9 @@ class LedgerMachine(RuleBasedStateMachine):
         assert done, f"{message_id} was acknowledged before its epoch was committed"
 
     def a_confirmation_arrives(self) -> None:
-        self.ledger.confirm(self.answers.pop(0).number, self.session, self.now)
+        number = self.answers.pop(0).number
+        self.ledger.confirm(number, self.session, self.now)
+        self.trace.confirmed.update(dict.fromkeys(self.trace.under_way.pop(number), (self.now, self.connected_s)))
 
     # -- rules
 
@@ -227,7 +264,7 @@ class LedgerMachine(RuleBasedStateMachine):
             if not steps:
                 return
             steps[choice % len(steps)]()
-            self.ledger.expire(self.now)
+            self.look_at_the_clocks()
             self.nothing_is_emitted_twice()
 
     @rule(seconds=st.sampled_from([0.1, 0.4, 1.0, GRACE_S]))
@@ -235,10 +272,11 @@ class LedgerMachine(RuleBasedStateMachine):
         # A broker brings back what it has to at once; only a full window can hold that up.
         if self.connected and self.broker.requeued:
             self.deliver(PREFETCH)
-        if self.connected and self.broker.requeued:
-            return
+        self.look_at_the_clocks()
         self.now += seconds
-        self.ledger.expire(self.now)
+        if self.connected and not self.broker.requeued:
+            self.connected_s += seconds
+        self.look_at_the_clocks()
 
     @rule(what=st.sampled_from(["connection", "broker", "driver", "broker and driver", "before the offset log"]))
     def something_is_killed(self, what: str) -> None:
@@ -248,12 +286,23 @@ class LedgerMachine(RuleBasedStateMachine):
             self.plan()
             del self.offsets[self.planned]
         if "driver" not in what and "offset" not in what and self.connected:
+            held = [*self.ledger.keys(self.planned), *(key for keys in self.trace.under_way.values() for key in keys)]
+            self.trace.unconfirmed.update(dict.fromkeys(held, self.connected_s))
+            self.trace.under_way.clear()
             self.ledger.lose(self.session)
         self.end_session()
         if "broker" in what:
             self.broker.forget_recent_acks(self.now)
         if "driver" in what or "offset" in what:
             self.new_process()
+
+    @rule(times=st.integers(2, 8), seconds=st.sampled_from([0.4, 1.0, 3.0, GRACE_S]))
+    def the_connection_is_cut_again_and_again(self, times: int, seconds: float) -> None:
+        for _ in range(times):
+            self.something_is_killed("connection")
+            self.connect()
+            self.deliver(PREFETCH)
+            self.time_passes(seconds)
 
     # -- what always holds
 
@@ -264,11 +313,31 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_carried_ids_are_bounded(self) -> None:
-        recent = [at for at in self.session_ends if self.now - at <= GRACE_S]
-        settled = {self.broker.ids[message] for at, message in self.broker.recent if self.now - at <= GRACE_S}
-        carried = {key for batch in self.ledger.carried() for key in batch.keys}
-        # Each end of a session may leave a window of unknowns, and so may each epoch still in flight.
-        assert len(carried - settled) <= PREFETCH * (2 + len(recent) + len(self.wire) + len(self.answers))
+        self.look_at_the_clocks()
+        trace, connected_s = self.trace, self.connected_s
+        allowed = {key for keys in trace.under_way.values() for key in keys}
+        allowed |= {key for key, until_s in trace.restored.items() if connected_s <= until_s}
+        allowed |= {key for key, end_s in trace.unconfirmed.items() if connected_s <= end_s + WAIT_S}
+        for key, (confirmed_s, confirmed_connected_s) in trace.confirmed.items():
+            if self.now <= confirmed_s + GRACE_S or connected_s <= confirmed_connected_s + 2 * GRACE_S:
+                allowed.add(key)
+        assert {key for batch in self.ledger.carried() for key in batch.keys} <= allowed
+
+    @invariant()
+    def no_id_is_carried_twice(self) -> None:
+        carried = [key for batch in self.ledger.carried() for key in batch.keys]
+        assert len(carried) == len(set(carried))
+        assert self.ledger.expected == len(carried) + sum(
+            len(self.ledger.keys(epoch)) for epoch in self.ledger.epochs(self.planned)
+        )
+
+    @invariant()
+    def the_bytes_are_those_of_the_payloads_that_are_held(self) -> None:
+        buffered = list(self.ledger.buffered_payloads(self.ledger.buffered))
+        assert len(buffered) == self.ledger.buffered
+        assert self.ledger.buffered_bytes == weigh(buffered)
+        held = [payload for epoch in self.ledger.epochs(self.planned) for payload in self.ledger.payloads(epoch)]
+        assert self.ledger.planned_bytes == weigh(held)
 
     def teardown(self) -> None:
         """Without further faults everything published is emitted, once, and the queue ends empty."""
