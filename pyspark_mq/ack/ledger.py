@@ -119,7 +119,7 @@ class Batch(Generic[K]):
     #: deliveries acknowledged in each session, to be counted as settled when it confirms
     deliveries: dict[int, int] = field(default_factory=dict)
     exposure: _Exposure | None = None
-    #: how long it waits if it is exposed; None: as long as `start_clock` says
+    #: how long it waits once it is exposed; None: as long as `start_clock` says
     wait_s: float | None = None
     #: when it stops being carried: by the monotonic clock if confirmed, by connected time if exposed
     grace_ends_s: float | None = None
@@ -130,7 +130,7 @@ class Batch(Generic[K]):
     evicted: int = 0
 
     def wait_left_s(self, connected_s: float, default: float | None = None) -> float | None:
-        """Connected seconds an exposed batch is still to be carried; `default` if that is not known yet."""
+        """Connected seconds it is still to be carried if this process ends now; `default` if that is not known."""
         if self.wait_ends_s is not None:
             return max(0.0, self.wait_ends_s - connected_s)
         return default if self.wait_s is None else self.wait_s
@@ -477,10 +477,11 @@ class Ledger(Generic[K, P]):
     def lose(self, session: int) -> None:
         """The session is gone, and every handle it gave with it (rule 6)."""
         handles = self._handles[session]
-        held = set(handles.messages())
+        held = dict.fromkeys(handles.messages())
         elsewhere = {key for number, other in self._handles.items() if number != session for key in other.messages()}
         received = [key for key in held if key in self._received]
         only_here = [key for key in received if key not in elsewhere]
+        # Another session holds these too: they lose one of their handles, and nothing happens to them.
         self._unbind(_Group([key for key in received if key in elsewhere], session))
         self._meet(
             Event.LOSE,
@@ -552,6 +553,10 @@ class Ledger(Generic[K, P]):
             Acknowledgements due for those that were received or planned before this was known.
         """
         groups = self._by_state(keys)
+        for batch in {self._done[key].number: self._done[key] for key in groups.get(State.COMMITTED, ())}.values():
+            # Two offsets of a restart name it. In the newer one it may have been acknowledged again since.
+            if not batch.sessions and batch.wait_s is not None and (wait_s is None or wait_s > batch.wait_s):
+                batch.wait_s, batch.wait_ends_s = wait_s, None
         whole = memo if len(groups) == 1 else None
         logged = -1 if memo is None else self._plans
         return self._meet(
@@ -601,6 +606,7 @@ class Ledger(Generic[K, P]):
             return
         if batch.exposure is not _Exposure.UNCONFIRMED:
             self._meet_whole(Event.CONFIRM, batch)
+            batch.wait_s = self._grace_s
         if batch.exposure is None:
             batch.grace_ends_s = now_s + self._grace_s
         self._drop_if_dead(batch)
@@ -614,11 +620,7 @@ class Ledger(Generic[K, P]):
                 ended had not confirmed.
         """
         for batch in self._carried.values():
-            if batch.exposure is None or batch.open_sessions or batch.wait_ends_s is not None:
-                continue
-            if batch.exposure is _Exposure.CONFIRMED:
-                batch.wait_ends_s = connected_s + self._grace_s
-            else:
+            if batch.exposure is not None and not batch.open_sessions and batch.wait_ends_s is None:
                 batch.wait_ends_s = connected_s + (wait_s if batch.wait_s is None else batch.wait_s)
 
     def expire(self, now_s: float, connected_s: float) -> None:
@@ -848,7 +850,7 @@ class Ledger(Generic[K, P]):
             open_sessions=set(deliveries),
             deliveries=deliveries,
             exposure=None if parts and not group.unbound else _Exposure.UNCONFIRMED,
-            wait_s=group.wait_s,
+            wait_s=None if parts else group.wait_s,
             logged=group.logged,
         )
         self._next_number += 1

@@ -289,15 +289,51 @@ def test_a_batch_of_two_sessions_waits_when_one_of_them_ends(confirmed_first: bo
 
 
 def test_how_long_a_batch_still_waits_is_known_once_its_clock_runs() -> None:
-    ledger = settled("a")
+    ledger = planned("a")
+    ledger.commit(1)
     (batch,) = ledger.carried()
     assert batch.wait_left_s(0) is None
     ledger.lose(1)
     assert batch.wait_left_s(0) is None
     assert batch.wait_left_s(0, default=60) == 60
     ledger.start_clock(100, wait_s=60)
-    assert batch.wait_left_s(102, default=60) == GRACE_S - 2
+    assert batch.wait_left_s(102) == 58
     assert batch.wait_left_s(1000) == 0
+
+
+def test_what_is_confirmed_would_wait_for_the_grace() -> None:
+    ledger = settled("a")
+    (batch,) = ledger.carried()
+    assert batch.wait_left_s(0) == GRACE_S
+    ledger.lose(1)
+    assert batch.wait_left_s(0) == GRACE_S
+    ledger.start_clock(100, wait_s=60)
+    assert batch.wait_left_s(102) == GRACE_S - 2
+
+
+@pytest.mark.parametrize(("first", "second", "waits"), [(3, 2, 3), (3, 7, 7), (3, None, 60), (None, 3, 60)])
+def test_of_two_offsets_that_name_a_batch_the_longer_wait_counts(
+    first: float | None, second: float | None, waits: float
+) -> None:
+    ledger = make()
+    ledger.restore_committed("ab", memo="ab", wait_s=first)
+    ledger.start_clock(0, wait_s=60)
+    ledger.restore_committed("abc", memo="abc", wait_s=second)
+    ledger.start_clock(0, wait_s=60)
+    ledger.expire(0, waits - 1)
+    assert {"a", "b"} <= set(carried(ledger))
+    ledger.expire(0, waits)
+    assert not {"a", "b"} & set(carried(ledger))
+
+
+def test_what_is_acknowledged_again_after_a_restart_does_not_inherit_the_wait() -> None:
+    ledger = make()
+    deliver(ledger, "a")
+    assert ledger.restore_committed("a", memo="a", wait_s=1) is not None
+    ledger.lose(1)
+    ledger.start_clock(0, wait_s=60)
+    ledger.expire(0, 59)
+    assert carried(ledger) == "a"
 
 
 def test_what_an_offset_says_is_committed_waits_for_the_time_that_was_left() -> None:
@@ -700,8 +736,8 @@ def test_the_carried_ids_stay_bounded_for_an_hour_of_cuts(cut_every_s: float) ->
 @pytest.mark.parametrize("cut_every_s", [5, 30])
 def test_the_carried_ids_stay_bounded_for_an_hour_of_restarts(cut_every_s: float) -> None:
     most = Hour(cut_every_s, restart=True).run()
-    # What was confirmed a moment ago waits for as long as the rest: the offset does not tell them apart.
+    settled = 2 * GRACE_S * Hour.EPOCH / Hour.STEP_S
     # A new process gets going a step later each time.
-    waits_s = (Hour.WAIT_S + 2 * GRACE_S) * cut_every_s / (cut_every_s - Hour.STEP_S)
-    assert max(most) <= waits_s * Hour.EPOCH / Hour.STEP_S
+    cuts = (Hour.WAIT_S / (cut_every_s - Hour.STEP_S)) + 1
+    assert max(most) <= settled + 2 * Hour.EPOCH * cuts
     assert most[-1] <= 1.1 * most[1]
