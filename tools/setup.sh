@@ -12,6 +12,11 @@ readonly venv=.venv
 readonly log=$venv/setup.log
 readonly stamp=$venv/setup.stamp
 readonly extras=spark,stomp,amqp10,redis,dev
+if [[ -t 1 ]]; then
+    readonly every_s=1 erase=$'\r\e[K' newline=''
+else
+    readonly every_s=10 erase='' newline=$'\n'
+fi
 # shellcheck source=tools/debian.sh
 source tools/debian.sh
 
@@ -42,21 +47,33 @@ main() {
     [[ ${1:-} == --quiet ]] || echo "ready: $venv ($("$venv/bin/python" --version))"
 }
 
-# One line per step; the log only when it failed. The step is a command or a function; bash
+# What a step does is shown while it does it: on a terminal in one line that is written again each second,
+# elsewhere a line every ten. The whole log only when it failed. The step is a command or a function; bash
 # ignores `set -e` in functions called from a condition, so those chain with &&.
 step() {
-    local text=$1
+    local text=$1 began=$SECONDS code=0 show
     shift
-    printf 'setup: %s ... ' "$text"
-    if "$@" >>"$log" 2>&1; then
-        echo ok
+    printf 'setup: %s ...\n' "$text"
+    show_progress "$began" &
+    show=$!
+    "$@" >>"$log" 2>&1 || code=$?
+    { kill "$show" && wait "$show"; } 2>/dev/null || true
+    if ((code == 0)); then
+        printf '%ssetup: %s: done in %d s\n' "$erase" "$text" "$((SECONDS - began))"
     else
-        local code=$?
-        echo "failed ($code)"
+        printf '%ssetup: %s: failed (%d)\n' "$erase" "$text" "$code"
         cat "$log" >&2
         echo "setup: the above is also in $log" >&2
         exit "$code"
     fi
+}
+
+show_progress() {
+    local last
+    while sleep "$every_s"; do
+        last=$(tail -c 2000 "$log" | tr '\r' '\n' | grep -v '^[[:space:]]*$' | tail -n 1 | cut -c 1-80 || true)
+        printf '%s       %3d s: %s%s' "$erase" "$((SECONDS - $1))" "$last" "$newline"
+    done
 }
 
 check_python() {
