@@ -3,31 +3,39 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pyspark_mq.brokers.base import AMQP_0_9_1
+from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from testbed.process import Node, NodeError, TlsFiles
 from testbed.rabbitmq_node import RabbitNode
 from tests.support.cells import ALL_CELLS, CELLS, Cell, LiveCell, cell_node
 from tests.support.certificates import Certificates, make_certificates
+from tests.support.memory_cell import MEMORY_CELL, MemoryCell, MemoryNode
+
+_PROTOCOLS = (AMQP_0_9_1, AMQP_1_0, STOMP)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    names = ", ".join(cell.name for cell in ALL_CELLS)
+    names = ", ".join(cell.name for cell in (MEMORY_CELL, *ALL_CELLS))
     parser.addoption("--cells", default="", help=f"run laws and failure matrix on these only, comma-separated: {names}")
-    parser.addoption("--thorough", action="store_true", help="run the thorough tests on all cells, which takes long")
+    parser.addoption("--all", action="store_true", help="every test on every cell, as `make test-all` does")
+    parser.addoption("--thorough", action="store_true", help="the thorough tests on all cells too, which takes long")
     parser.addoption("--matrix-report", help="folder where to append what the laws gave to <cell>.jsonl")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "thorough: on AMQP 0-9-1 only, unless --thorough is given")
+    config.addinivalue_line(
+        "markers", "thorough: in memory, with --all on AMQP 0-9-1 too, with --thorough on every cell"
+    )
     config.addinivalue_line("markers", "protocols(*names): run on cells of these protocols only")
+    config.addinivalue_line("markers", "network: not on the queue in memory, which has no sockets")
     config.addinivalue_line("markers", "law(name): the row of the compatibility matrix a test belongs to")
 
 
@@ -35,9 +43,47 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "cell" in metafunc.fixturenames:
         only = metafunc.definition.get_closest_marker("protocols")
         cells = [cell for cell in _chosen(metafunc.config) if only is None or cell.protocol in only.args]
+        if metafunc.definition.get_closest_marker("network"):
+            cells = [cell for cell in cells if cell != MEMORY_CELL]
         if metafunc.definition.get_closest_marker("thorough") and not metafunc.config.getoption("--thorough"):
-            cells = [cell for cell in cells if cell.protocol == AMQP_0_9_1]
+            cells = [
+                cell for cell in cells if cell == MEMORY_CELL or (cell.protocol == AMQP_0_9_1 and _everything(metafunc))
+            ]
+        if not _everything(metafunc):
+            turn = _functions(metafunc.module).index(metafunc.function.__name__)
+            cells = dealt(turn, cells, every_protocol=".laws." in metafunc.module.__name__)
         metafunc.parametrize("cell", cells, indirect=True, ids=[cell.name for cell in cells], scope="function")
+
+
+def _everything(metafunc: pytest.Metafunc) -> bool:
+    """Was everything asked for, or somebody's own choice of cells?"""
+    return bool(metafunc.config.getoption("--all") or metafunc.config.getoption("--cells"))
+
+
+def _functions(module: Any) -> list[str]:
+    return [name for name in vars(module) if name.startswith("test_")]
+
+
+def dealt(turn: int, cells: Sequence[Cell], *, every_protocol: bool) -> list[Cell]:
+    """The cells of one test in a run that is not of everything.
+
+    The queue in memory has all tests. The real cells are dealt the tests of a module one after the other, so that
+    each has some of every kind, and neighbours, which are of one kind, are on different brokers.
+
+    Args:
+        turn: the test's place in its module.
+        cells: those it could run on.
+        every_protocol: on one cell of each protocol; otherwise on one cell.
+    """
+    real = [cell for cell in cells if cell != MEMORY_CELL]
+    hands = [[cell for cell in real if cell.protocol == name] for name in _PROTOCOLS] if every_protocol else [real]
+    mine = [hand[turn * _step(len(hand)) % len(hand)] for hand in hands if hand]
+    return [cell for cell in cells if cell == MEMORY_CELL or cell in mine]
+
+
+def _step(count: int) -> int:
+    """How far to go from one to the next: comes by all of them, and not to the neighbour if there are enough."""
+    return next(step for step in range(3, count + 4) if math.gcd(step, count) == 1)
 
 
 @pytest.hookimpl(tryfirst=True)  # before the groups are looked at
@@ -65,11 +111,11 @@ def _told(mark: pytest.Mark) -> str:
 
 def _chosen(config: pytest.Config) -> list[Cell]:
     wanted = [name for name in config.getoption("--cells").split(",") if name]
-    known = {cell.name: cell for cell in ALL_CELLS}
+    known = {cell.name: cell for cell in (MEMORY_CELL, *ALL_CELLS)}
     unknown = set(wanted) - set(known)
     if unknown:
         raise pytest.UsageError(f"--cells: unknown {sorted(unknown)}; known are {', '.join(known)}")
-    return [known[name] for name in wanted] if wanted else list(CELLS)
+    return [known[name] for name in wanted] if wanted else [MEMORY_CELL, *CELLS]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -147,10 +193,14 @@ def nodes(certificates: Certificates) -> Iterator[Nodes]:
 
 
 @pytest.fixture
-def cell(nodes: Nodes, request: pytest.FixtureRequest) -> Iterator[LiveCell]:
+def cell(request: pytest.FixtureRequest) -> Iterator[LiveCell]:
     """A broker, a protocol, and an empty queue of the test's own."""
     wanted: Cell = request.param
-    with LiveCell(wanted, nodes.get(wanted.broker, wanted.version)) as live:
+    if wanted == MEMORY_CELL:
+        live: LiveCell = MemoryCell(wanted, MemoryNode())
+    else:
+        live = LiveCell(wanted, request.getfixturevalue("nodes").get(wanted.broker, wanted.version))
+    with live:
         yield live
 
 

@@ -235,7 +235,7 @@ class _Group(Generic[K, P]):
         batch: the one they are, as a whole.
         memo: of the batch they become.
         wait_s: how long that one waits if it is exposed.
-        held: the payloads that move with the messages, None if there are none.
+        held: the payloads that move with the messages, None for one that has not come; None if none move.
         weight: their bytes, None if unknown.
         unbound: not all of the messages have a handle, maybe.
         logged: the last plan whose offset names some of them.
@@ -252,7 +252,7 @@ class _Group(Generic[K, P]):
     batch: Batch[K] | None = None
     memo: str | None = None
     wait_s: float | None = None
-    held: Sequence[P] | None = None
+    held: Sequence[P | None] | None = None
     weight: int | None = None
     unbound: bool = False
     logged: int = -1
@@ -313,6 +313,7 @@ class Ledger(Generic[K, P]):
             Action.KEEP: self._keep,
             Action.BIND: self._bind,
             Action.ACKNOWLEDGE: self._acknowledge,
+            Action.REPLAN: self._replan,
             Action.UNBIND: self._unbind,
             Action.FORGET: self._forget,
         }
@@ -376,6 +377,11 @@ class Ledger(Generic[K, P]):
     def expected(self) -> int:
         """Messages that a new session may be handed again: planned, or committed and carried."""
         return len(self._planned) + sum(batch.live for batch in self._carried.values())
+
+    @property
+    def exposed(self) -> int:
+        """IDs carried because a session ended before it was known whether they can come again."""
+        return sum(batch.live for batch in self._carried.values() if batch.exposure is not None)
 
     @property
     def remembered(self) -> int:
@@ -531,11 +537,14 @@ class Ledger(Generic[K, P]):
     def restore_planned(self, epoch: int, keys: Sequence[K], memo: str | None = None) -> None:
         """Expect an epoch that a former process planned and Spark did not commit.
 
-        IDs that are committed already are left out: they are not emitted again.
+        IDs that are committed already are left out: they are not emitted again. What was buffered, or planned
+        here for a later epoch, becomes a part of this one.
         """
         planned: _Epoch[K, P] = _Epoch(epoch, memo=memo)
         groups = self._by_state(keys)
         self._meet(Event.RESTORE_PLANNED, {state: _Group(groups[state], epoch=planned) for state in groups})
+        if len(groups) > 1:
+            planned.payloads = {key: planned.payloads[key] for key in keys if key in planned.payloads}
         self._epochs[epoch] = planned
         self._count["replays"] += 1
 
@@ -664,7 +673,7 @@ class Ledger(Generic[K, P]):
         rows = [(state, group, *step(state, event)) for state, group in groups.items() if group.keys]
         due: dict[State, _Group[K, P]] = {}
         for state, group, target, action in rows:
-            moves = target is not state or action in (Action.ACKNOWLEDGE, Action.FORGET)
+            moves = target is not state or action in (Action.ACKNOWLEDGE, Action.FORGET, Action.REPLAN)
             if moves:
                 self._take_from[state](group)
             if action is Action.ACKNOWLEDGE:
@@ -713,6 +722,10 @@ class Ledger(Generic[K, P]):
         bound = sum(map(len, filled.values()))
         self._count["rebound"] += bound
         self._count["duplicates_dropped"] += len(group.keys) - bound
+
+    def _replan(self, group: _Group[K, P]) -> None:
+        if group.epoch is None or group.held is None or group.weight is not None:
+            raise InternalError("only what is planned can be moved to another epoch")
 
     def _unbind(self, group: _Group[K, P]) -> None:
         if group.session is None:
@@ -767,8 +780,8 @@ class Ledger(Generic[K, P]):
             self._received = {}
             self._order.clear()
             return
-        group.held = list(map(self._received.pop, group.keys))
-        group.weight = self._weigh(group.held)
+        held = list(map(self._received.pop, group.keys))
+        group.held, group.weight = held, self._weigh(held)
         self._buffered_bytes -= group.weight
         if all(map(eq, group.keys, self._order)):
             for _ in group.keys:
@@ -778,15 +791,18 @@ class Ledger(Generic[K, P]):
 
     def _take_planned(self, group: _Group[K, P]) -> None:
         if not group.epochs:
+            held: list[P | None] = []
             for key in group.keys:
                 epoch = self._planned.pop(key)
                 payload = epoch.payloads.pop(key)
+                held.append(payload)
                 if payload is None:
                     epoch.missing -= 1
                 else:
                     epoch.weight -= self._weigh([payload])
                 epoch.memo = None  # it names IDs that are no part of the epoch any more
                 group.unbound |= epoch.unbound or payload is None
+            group.held = held
             return
         group.unbound = any(epoch.unbound or epoch.missing for epoch in group.epochs)
         if len(group.keys) == len(self._planned):
@@ -816,8 +832,9 @@ class Ledger(Generic[K, P]):
         if target is State.RECEIVED:
             if group.held is None:
                 raise InternalError("a message without a payload cannot be received")
-            self._received.update(zip(group.keys, group.held, strict=True))
-            self._buffered_bytes += self._weigh(group.held)
+            held = [payload for payload in group.held if payload is not None]
+            self._received.update(zip(group.keys, held, strict=True))
+            self._buffered_bytes += self._weigh(held)
             self._order.extend(group.keys)
         elif target is State.PLANNED:
             if group.epoch is None:
@@ -833,7 +850,12 @@ class Ledger(Generic[K, P]):
             epoch.missing += len(group.keys)
         else:
             epoch.payloads.update(zip(group.keys, group.held, strict=True))
-            epoch.weight += self._weigh(group.held) if group.weight is None else group.weight
+            if group.weight is None:
+                there = [payload for payload in group.held if payload is not None]
+                epoch.missing += len(group.held) - len(there)
+                group.weight = self._weigh(there)
+            epoch.weight += group.weight
+            epoch.unbound |= group.unbound
         self._planned.update(dict.fromkeys(group.keys, epoch))
 
     def _put_into_batch(self, state: State, group: _Group[K, P]) -> Settlement | None:

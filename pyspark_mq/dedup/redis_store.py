@@ -8,7 +8,7 @@ A member is one type byte and the key, so that text and digests cannot meet.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
@@ -61,7 +61,7 @@ class RedisStore(SeenStore):
         self._name = f"pyspark-mq:seen:{source}"
         self._window = max(1, window)
 
-    def known(self, keys: Sequence[Key]) -> set[Key]:
+    def known(self, keys: Iterable[Key]) -> set[Key]:
         """See :meth:`SeenStore.known`."""
         found: set[Key] = set()
         for some in _chunks(keys):
@@ -69,7 +69,7 @@ class RedisStore(SeenStore):
             found.update(key for key, score in zip(some, scores, strict=True) if score is not None)
         return found
 
-    def remember(self, keys: Sequence[Key]) -> None:
+    def remember(self, keys: Iterable[Key]) -> None:
         """See :meth:`SeenStore.remember`."""
         for some in _chunks(keys):
             self._call(partial(self._add, some))
@@ -103,6 +103,6 @@ def _member(key: Key) -> bytes:
     return b"d" + key if isinstance(key, bytes) else b"t" + key.encode("utf-8", "surrogatepass")
 
 
-def _chunks(keys: Sequence[Key]) -> list[list[Key]]:
+def _chunks(keys: Iterable[Key]) -> list[list[Key]]:
     iterator = iter(keys)
     return list(iter(lambda: list(islice(iterator, _CHUNK)), []))

@@ -8,7 +8,7 @@ was lost.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from pyspark_mq.dedup.identity import Key
 
@@ -24,11 +24,11 @@ class SeenStore(ABC):
     """
 
     @abstractmethod
-    def known(self, keys: Sequence[Key]) -> set[Key]:
+    def known(self, keys: Iterable[Key]) -> set[Key]:
         """Those of `keys` that were remembered and are still in the store."""
 
     @abstractmethod
-    def remember(self, keys: Sequence[Key]) -> None:
+    def remember(self, keys: Iterable[Key]) -> None:
         """Add committed IDs; the oldest beyond the store's bound are dropped."""
 
     def close(self) -> None:  # noqa: B027 - most stores have nothing to do
@@ -38,9 +38,9 @@ class SeenStore(ABC):
 class CheckpointOnly(SeenStore):
     """`dedupStore=checkpoint`: nothing beyond the offsets."""
 
-    def known(self, keys: Sequence[Key]) -> set[Key]:  # noqa: ARG002
-        """Nothing."""
+    def known(self, keys: Iterable[Key]) -> set[Key]:  # noqa: ARG002
+        """None of them, without looking at one."""
         return set()
 
-    def remember(self, keys: Sequence[Key]) -> None:
-        """Nothing to do."""
+    def remember(self, keys: Iterable[Key]) -> None:
+        """Nothing to do: they are in the offset."""

@@ -27,10 +27,17 @@ __all__ = ["Consumer", "Decoder", "Greeting", "QueueDepth", "SessionLostError"]
 
 
 class SessionLostError(Exception):
-    """The session ended by itself. Un-acknowledged messages are with the broker again.
+    """The session ended by itself. Unacknowledged messages are with the broker again.
 
     Not an error for users: the receiver answers it by connecting again.
+
+    Attributes:
+        told: the broker gave the reason, so it may give it again; otherwise the connection is gone.
     """
+
+    def __init__(self, reason: str, *, told: bool = False) -> None:
+        self.told = told
+        super().__init__(reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +121,23 @@ class Consumer(ABC):
         self.bytes_taken = 0
         #: Pause when more bytes than this wait in the inbox; written by the emptying thread only.
         self.bytes_allowed = float("inf")
-        self.paused = False
+        self._paused = False
+        #: It was paused at some time.
+        self.ever_paused = False
         #: Called on the receiving thread when an acknowledgement is confirmed, with its number.
         self.on_confirmed: Callable[[int], None] = lambda number: None  # noqa: ARG005
         #: Called on the receiving thread when the broker told the depth of the queue.
         self.on_depth: Callable[[QueueDepth], None] = lambda depth: None  # noqa: ARG005
+
+    @property
+    def paused(self) -> bool:
+        """Does it wait, as too many bytes are in the inbox?"""
+        return self._paused
+
+    @paused.setter
+    def paused(self, paused: bool) -> None:
+        self._paused = paused
+        self.ever_paused = self.ever_paused or paused
 
     @abstractmethod
     def open(self, url: BrokerUrl, timeout_s: float) -> Greeting:

@@ -1,4 +1,4 @@
-"""The receiver: a thread that keeps one session alive after another.
+"""The receiver: keeps one session alive after another, on a thread of its own.
 
 It owns the connection, so heartbeats go on while Spark is busy for minutes; it connects again
 when the session ends; and it carries out what the query's thread asks for, in order, in the
@@ -17,21 +17,24 @@ parent-death signal is of no use: it fires when the *thread* that started the wo
 from __future__ import annotations
 
 import logging
+import math
 import os
-import random
+import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from itertools import count, cycle
+from typing import TypeAlias
 
-from pyspark_mq.errors import BrokerUnavailableError, MqError, RefusedError
+from pyspark_mq.errors import BrokerError, BrokerUnavailableError, MqError, RefusedError
 from pyspark_mq.sources.base import Consumer, Greeting, QueueDepth, SessionLostError
 from pyspark_mq.sources.endpoint import Endpoint
+from pyspark_mq.sources.runtime import Runtime, Task
 from pyspark_mq.sources.url import BrokerUrl
 
-__all__ = ["Confirmed", "Failed", "Lost", "Mailbox", "Opened", "Receiver", "watch_parent"]
+__all__ = ["Confirmed", "Failed", "Lost", "Mailbox", "MakeConsumer", "Opened", "Receiver", "Terms", "watch_parent"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
@@ -42,11 +45,18 @@ _TURN_S = 0.5
 #: restarted broker is not met by all of its clients at once.
 _BACKOFF_FIRST_S = 0.1
 _BACKOFF_LAST_S = 5.0
-#: A session that lived this long was a good one: the back-off begins anew.
-_GOOD_SESSION_S = 10.0
+#: A session that lived this long on an empty queue was a good one too.
+_LONG_SESSION_S = 10.0
+#: Sessions that end with the same words and nothing confirmed, in a row. Half the delivery limit of
+#: quorum queues in RabbitMQ 4 (20), and of Artemis (10) all but one: it also counts deliveries before ours.
+_SAME_ENDS_MAX = 9
+_DIGITS = re.compile(r"[0-9]+")
 _PARENT_CHECK_S = 0.5
 
 _session_numbers = count(1)
+
+#: A consumer of an endpoint, with the number of its session and the signal that something arrived.
+MakeConsumer: TypeAlias = Callable[[Endpoint, int, threading.Event], Consumer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +71,15 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A session has ended; its inbox is to be ignored."""
+    """A session has ended, and what it had received and nobody has taken is gone.
 
-    receiver: Receiver
+    Attributes:
+        ever_paused: it had stopped consuming for a while. A broker does not count a consumer that was
+            cancelled, but what it was handed stays with it for as long as its connection is taken for alive.
+    """
+
     session: int
+    ever_paused: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +95,19 @@ class Failed:
     """The receiver has given up, for this reason."""
 
     error: MqError
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """On what terms a session begins.
+
+    Attributes:
+        window: how many unacknowledged messages to have handed out.
+        bytes_allowed: when more bytes than this wait in the inbox, it pauses.
+    """
+
+    window: int
+    bytes_allowed: float
 
 
 class Mailbox:
@@ -99,117 +127,116 @@ class Mailbox:
         return [self._letters.popleft() for _ in range(len(self._letters))]
 
 
-class Receiver(threading.Thread):
+class Receiver:
     """Keeps one connection to the broker; `consumers` of them serve a query.
 
     Args:
         endpoint: where to.
         make_consumer: the protocol's consumer class.
         mailbox: where to report.
-        window: tells how many messages to have handed out at first in each session; called on
-            this thread.
+        terms: tells on what terms each session begins; called beside the query's thread.
+        runtime: the clock, and what runs :meth:`life`.
     """
 
     def __init__(
         self,
         endpoint: Endpoint,
-        make_consumer: Callable[[Endpoint, int, threading.Event], Consumer],
+        make_consumer: MakeConsumer,
         mailbox: Mailbox,
-        window: Callable[[], int],
+        terms: Callable[[], Terms],
+        runtime: Runtime,
     ) -> None:
-        super().__init__(name="pyspark-mq receiver", daemon=True)
         self._endpoint = endpoint
         self._make_consumer = make_consumer
         self._mailbox = mailbox
-        self._window = window
+        self._terms = terms
+        self._runtime = runtime
         self._requests: deque[tuple[int, Callable[[Consumer], None]]] = deque()
         self._consumer: Consumer | None = None
         self._stopping = threading.Event()
+        self._task: Task | None = None
         self._urls = cycle(endpoint.urls)
+        self._confirmed = 0
         self.depth: QueueDepth | None = None
-        self.depth_at_s = 0.0
+        self.depth_at_s = -math.inf
 
     # -- for the query's thread
 
+    def start(self) -> None:
+        """Connect, and stay connected."""
+        self._task = self._runtime.spawn("pyspark-mq receiver", self.life(), self._stopping)
+
     def ask(self, session: int, request: Callable[[Consumer], None]) -> None:
-        """Have a request carried out by the receiving thread, if `session` still lives then."""
+        """Have a request carried out beside, if `session` still lives then."""
         self._requests.append((session, request))
-        consumer = self._consumer
-        if consumer is not None:
-            consumer.wake()
+        self._wake()
 
     def stop(self, timeout_s: float = 2.0) -> None:
-        """Close the connection and end the thread; what is un-acknowledged goes back."""
+        """Close the connection; what is unacknowledged goes back to the broker."""
         self._stopping.set()
+        self._wake()
+        if self._task is not None:
+            self._task.join(timeout_s)
+
+    def _wake(self) -> None:
         consumer = self._consumer
         if consumer is not None:
             consumer.wake()
-        self.join(timeout_s)
 
-    # -- the thread
+    # -- beside it
 
-    def run(self) -> None:
-        """One session after another, until stopped or failed."""
+    def life(self) -> Iterator[float]:
+        """One session after another, until stopped or failed; yields how long to rest, in seconds."""
         try:
-            self._sessions()
+            yield from self._sessions()
         except MqError as error:
             self._mailbox.put(Failed(error))
-        except Exception as error:  # noqa: BLE001 - a thread that dies silently would hang the query
+        except Exception as error:  # noqa: BLE001 - what dies silently would hang the query
             _LOG.exception("the receiver failed")
             text = f"{self._endpoint.destination}: the receiver failed: {type(error).__name__}: {error}"
             self._mailbox.put(Failed(MqError(text)))
 
-    def _sessions(self) -> None:
-        backoff = _Backoff()
-        first = True
-        trouble_since: float | None = None
+    def _sessions(self) -> Iterator[float]:
+        trouble = _Trouble(self._endpoint, self._runtime)
         while not self._stopping.is_set():
-            opened = self._establish(backoff, first=first)
+            opened = yield from self._establish(trouble)
             if opened is None:
                 return
-            began = time.monotonic()
-            lost = self._live(*opened)
-            if opened[0].bytes_arrived or time.monotonic() - began >= _GOOD_SESSION_S:
-                first, trouble_since, backoff = False, None, _Backoff()
+            began_s, confirmed = self._runtime.monotonic_s(), self._confirmed
+            lost = yield from self._live(*opened)
+            if lost is None:
+                return
+            if self._confirmed > confirmed:
+                trouble.over()
                 continue
-            # It opened and was of no use: an exclusive consumer elsewhere, say.
-            trouble_since = began if trouble_since is None else trouble_since
-            self._rest(backoff, trouble_since, lost, first=first)
+            if opened[0].bytes_arrived:
+                trouble.count(lost)
+            if self._runtime.monotonic_s() - began_s >= _LONG_SESSION_S:
+                trouble.pause()
+            else:
+                yield trouble.rest_s(lost, began_s)
 
-    def _rest(self, backoff: _Backoff, since_s: float, problem: Exception | None, *, first: bool) -> None:
-        """Wait before the next attempt, or give up if it has gone on for too long."""
-        limits = self._endpoint
-        option = "connectTimeout" if first else "reconnectTimeout"
-        patience_s = limits.connect_timeout_s if first else limits.reconnect_timeout_s
-        pause = backoff.next_s()
-        if time.monotonic() + pause - since_s > patience_s:
-            text = (
-                f"{limits.destination}: no broker could be used within {option}={patience_s:g}s "
-                f"({', '.join(map(str, limits.urls))}); last problem: {problem}. Nothing is lost: un-acknowledged "
-                f"messages stay in the queue. Restart the query when the broker is back, or raise '{option}'"
-            )
-            raise BrokerUnavailableError(text) from problem
-        _LOG.warning("%s; trying again in %.1f s", problem, pause)
-        self._stopping.wait(pause)
-
-    def _establish(self, backoff: _Backoff, *, first: bool) -> tuple[Consumer, Greeting] | None:
+    def _establish(self, trouble: _Trouble) -> Generator[float, None, tuple[Consumer, Greeting] | None]:
         """A new session, from whichever candidate answers first; None when stopped meanwhile."""
         limits = self._endpoint
-        patience_s = limits.connect_timeout_s if first else limits.reconnect_timeout_s
-        began = time.monotonic()
+        began_s = self._runtime.monotonic_s()
         while not self._stopping.is_set():
-            left = began + patience_s - time.monotonic()
+            tried_s = self._runtime.monotonic_s() - began_s
             try:
-                return self._attempt(next(self._urls), max(0.1, min(left, limits.connect_timeout_s)))
+                left_s = trouble.patience_s - tried_s
+                opened = self._attempt(next(self._urls), max(0.1, min(left_s, limits.connect_timeout_s)))
             except BrokerUnavailableError as unavailable:
                 problem: MqError = unavailable
             except RefusedError as refused:
                 # A broker that is just starting or stopping may refuse a login it has accepted
                 # before; one that still does after `connectTimeout` means it.
-                if first or time.monotonic() - began > limits.connect_timeout_s:
+                if trouble.first or tried_s > limits.connect_timeout_s:
                     raise
                 problem = refused
-            self._rest(backoff, began, problem, first=first)
+            else:
+                trouble.first = False
+                return opened
+            yield trouble.rest_s(problem, began_s)
         return None
 
     def _attempt(self, url: BrokerUrl, timeout_s: float) -> tuple[Consumer, Greeting]:
@@ -220,21 +247,29 @@ class Receiver(threading.Thread):
             consumer.close()
             raise
 
-    def _live(self, consumer: Consumer, greeting: Greeting) -> SessionLostError | None:
+    def _live(self, consumer: Consumer, greeting: Greeting) -> Generator[float, None, SessionLostError | None]:
         """Serve one session to its end; why it ended, None if it was told to."""
         session = consumer.session
-        consumer.on_confirmed = lambda number: self._mailbox.put(Confirmed(session, number))
+
+        def confirmed(number: int) -> None:
+            self._confirmed += 1
+            self._mailbox.put(Confirmed(session, number))
+
+        consumer.on_confirmed = confirmed
         consumer.on_depth = self._remember_depth
         if greeting.depth is not None:
             self._remember_depth(greeting.depth)
-        window = self._window()
-        self._mailbox.put(Opened(self, consumer, greeting, window))
+        terms = self._terms()
+        # Spark may be busy with an epoch for minutes before anybody looks at this session.
+        consumer.bytes_allowed = terms.bytes_allowed
+        self._mailbox.put(Opened(self, consumer, greeting, terms.window))
         self._consumer = consumer
         try:
-            consumer.consume(window)
+            consumer.consume(terms.window)
             while not self._stopping.is_set():
                 self._carry_out_requests(consumer)
                 consumer.run(_TURN_S)
+                yield 0.0
         except SessionLostError as lost:
             _LOG.warning("%s: session lost: %s", greeting.url, lost)
             return lost
@@ -244,7 +279,7 @@ class Receiver(threading.Thread):
             self._consumer = None
             consumer.close()
             consumer.inbox.clear()
-            self._mailbox.put(Lost(self, session))
+            self._mailbox.put(Lost(session, consumer.ever_paused))
 
     def _carry_out_requests(self, consumer: Consumer) -> None:
         while self._requests:
@@ -254,20 +289,87 @@ class Receiver(threading.Thread):
 
     def _remember_depth(self, depth: QueueDepth) -> None:
         self.depth = depth
-        self.depth_at_s = time.monotonic()
+        self.depth_at_s = self._runtime.monotonic_s()
         self._mailbox.arrived.set()
 
 
-class _Backoff:
-    """Pauses between attempts, in seconds."""
+class _Trouble:
+    """Rests between attempts that came to nothing, and when to give up.
 
-    def __init__(self) -> None:
-        self._next = _BACKOFF_FIRST_S
+    Rule 13: a session was good when something was confirmed in it. Whatever opens, hands messages out
+    and ends again ages everything it was handed (delivery limits), so there is a rest before the next,
+    a longer one each time; and what ends session after session with the same words becomes an error.
+    """
 
-    def next_s(self) -> float:
-        pause = self._next * random.uniform(0.5, 1.0)  # jitter, not secrecy
-        self._next = min(self._next * 2, _BACKOFF_LAST_S)
-        return pause
+    def __init__(self, endpoint: Endpoint, runtime: Runtime) -> None:
+        self._endpoint = endpoint
+        self._runtime = runtime
+        self._since_s: float | None = None
+        self._next_s = _BACKOFF_FIRST_S
+        self._end = ""
+        self._ends = 0
+        #: No session was ever opened.
+        self.first = True
+
+    @property
+    def patience_s(self) -> float:
+        """How long it may go on."""
+        return self._endpoint.connect_timeout_s if self.first else self._endpoint.reconnect_timeout_s
+
+    def over(self) -> None:
+        """A session was good."""
+        self._end, self._ends = "", 0
+        self.pause()
+
+    def pause(self) -> None:
+        """A session was no worse than long: the next attempt needs no rest."""
+        self._since_s, self._next_s = None, _BACKOFF_FIRST_S
+
+    def rest_s(self, problem: Exception, since_s: float) -> float:
+        """How long to wait before the next attempt.
+
+        Args:
+            problem: why the last one came to nothing.
+            since_s: when it began.
+
+        Raises:
+            BrokerUnavailableError: it has gone on for too long.
+        """
+        self._since_s = since_s if self._since_s is None else self._since_s
+        limits = self._endpoint
+        pause_s = self._next_s * self._runtime.jitter()
+        self._next_s = min(self._next_s * 2, _BACKOFF_LAST_S)
+        if self._runtime.monotonic_s() + pause_s - self._since_s > self.patience_s:
+            option = "connectTimeout" if self.first else "reconnectTimeout"
+            text = (
+                f"{limits.destination}: no broker could be used within {option}={self.patience_s:g}s "
+                f"({', '.join(map(str, limits.urls))}); last problem: {problem}. Nothing is lost: unacknowledged "
+                f"messages stay in the queue. Restart the query when the broker is back, or raise '{option}'"
+            )
+            raise BrokerUnavailableError(text) from problem
+        _LOG.warning("%s; trying again in %.1f s", problem, pause_s)
+        return pause_s
+
+    def count(self, problem: SessionLostError) -> None:
+        """A session was handed messages, and ended with nothing confirmed.
+
+        What a network does may happen to any number of sessions. What the broker says of one it will say
+        of the next.
+
+        Raises:
+            BrokerError: it has said the same again and again.
+        """
+        if not problem.told:
+            return
+        end = _DIGITS.sub("", str(problem))
+        self._ends = self._ends + 1 if end == self._end else 1
+        self._end = end
+        if self._ends >= _SAME_ENDS_MAX:
+            raise BrokerError(
+                f"{self._endpoint.destination}: {self._ends} sessions in a row were handed messages, had nothing "
+                f"confirmed, and ended the same way: {problem}. Nothing is lost: the messages stay in the queue. But "
+                "each end of a session counts towards delivery limits, so the query stops here"
+            ) from problem
 
 
 def watch_parent(end: Callable[[], None] | None = None) -> threading.Thread:

@@ -1,24 +1,36 @@
 """The connections of a query, as the thread that Spark calls sees them.
 
-Receivers keep one session each alive, on threads of their own. :class:`Sessions` reads what they
-report, knows which sessions live and how many messages each may have been handed, passes requests
-on, and holds them to a number of bytes.
+Receivers keep one session each alive, beside that thread. :class:`Sessions` reads what they report and
+takes what they received, knows which sessions live and how many messages each may have been handed,
+passes requests on, and holds them to a number of bytes. Nothing above it touches a consumer: a session
+is a number there.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from operator import methodcaller
+from typing import Any
 
 from pyspark_mq.ack import Settlement
 from pyspark_mq.sources.base import Consumer
-from pyspark_mq.sources.receiver import Confirmed, Failed, Lost, Mailbox, Opened, Receiver
+from pyspark_mq.sources.receiver import Confirmed, Failed, Lost, Mailbox, Opened, Receiver, Terms
+from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.settings import Settings
 
-__all__ = ["Sessions"]
+__all__ = ["Deliveries", "Sessions"]
 
 _DEPTH_AGE_MAX_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Deliveries:
+    """What came in one session since the last time, in order; never empty."""
+
+    session: int
+    raws: list[Any]
+    body_bytes: int
 
 
 class Sessions:
@@ -27,22 +39,29 @@ class Sessions:
     Args:
         settings: the query's.
         make_consumer: the consumer class of the protocol.
+        runtime: the clock, and what receivers run on.
 
     Attributes:
         first_window: how many un-acknowledged messages the next session to be opened asks for.
     """
 
-    def __init__(self, settings: Settings, make_consumer: type[Consumer]) -> None:
+    def __init__(self, settings: Settings, make_consumer: type[Consumer], runtime: Runtime) -> None:
         self.first_window = settings.prefetch
+        self._runtime = runtime
+        self._decoder = make_consumer.decoder
         self._mailbox = Mailbox()
         self._receivers = [
-            Receiver(settings.endpoint, make_consumer, self._mailbox, lambda: self.first_window)
+            Receiver(settings.endpoint, make_consumer, self._mailbox, self._terms, runtime)
             for _ in range(settings.consumers)
         ]
+        self._bytes_allowed = 0.0
         self._live: dict[int, tuple[Receiver, Consumer]] = {}
         self._windows: dict[int, int] = {}
         self._failure: Exception | None = None
         self.started = False
+
+    def _terms(self) -> Terms:
+        return Terms(self.first_window, self._bytes_allowed)
 
     def start(self) -> None:
         """Have the receivers connect, if they were not told to before."""
@@ -54,14 +73,13 @@ class Sessions:
     def stop(self) -> None:
         """Close the connections."""
         for receiver in self._receivers:
-            if receiver.is_alive():
-                receiver.stop()
+            receiver.stop()
 
     # -- what happened
 
     def wait(self, seconds: float) -> None:
         """Until something arrives, or for so long."""
-        self._mailbox.arrived.wait(seconds)
+        self._runtime.wait(self._mailbox.arrived, seconds)
         self._mailbox.arrived.clear()
 
     def news(self) -> Iterator[Opened | Lost | Confirmed]:
@@ -91,14 +109,25 @@ class Sessions:
         """Is every receiver connected?"""
         return len(self._live) == len(self._receivers)
 
-    def consumers(self) -> list[Consumer]:
-        """Those that live; none of them is used for longer than until the next :meth:`news`."""
-        return [consumer for _, consumer in self._live.values()]
+    def take(self) -> Iterator[Deliveries]:
+        """What every session received since the last time."""
+        for session, (_, consumer) in self._live.items():
+            inbox = consumer.inbox
+            raws = [inbox.popleft() for _ in range(len(inbox))]
+            if raws:
+                size = sum(map(len, self._decoder.bodies(raws)))
+                consumer.bytes_taken += size
+                yield Deliveries(session, raws, size)
+
+    @property
+    def untaken(self) -> int:
+        """Messages received and not taken yet."""
+        return sum(len(consumer.inbox) for _, consumer in self._live.values())
 
     @property
     def paused(self) -> bool:
-        """Does one of them wait because it has too many bytes?"""
-        return any(consumer.paused for consumer in self.consumers())
+        """Does a session wait because it has too many bytes?"""
+        return any(consumer.paused for _, consumer in self._live.values())
 
     # -- requests
 
@@ -112,11 +141,16 @@ class Sessions:
         for part in settlement.parts:
             self.ask(part.session, methodcaller("acknowledge", settlement.number, part.upto, part.singles))
 
+    def reject(self, session: int, tags: Sequence[int]) -> None:
+        """Have messages refused for good."""
+        self.ask(session, methodcaller("reject", tags))
+
     # -- how much
 
-    def window(self, session: int) -> int:
-        """How many un-acknowledged messages a session may have been handed."""
-        return self._windows[session]
+    @property
+    def windows(self) -> dict[int, int]:
+        """How many unacknowledged messages each session may have been handed."""
+        return self._windows
 
     def set_window(self, session: int, window: int) -> None:
         """Let a session have more."""
@@ -129,11 +163,6 @@ class Sessions:
             if now < window:
                 self.set_window(session, window)
 
-    @property
-    def windows(self) -> int:
-        """How many un-acknowledged messages all sessions may have been handed together."""
-        return sum(self._windows.values())
-
     def bound_bytes(self, most: float, held: int) -> None:
         """Tell each receiver how many bytes it may pile up before it pauses.
 
@@ -141,8 +170,9 @@ class Sessions:
             most: for the whole query; infinity for no bound.
             held: bytes that the query's thread has taken in and not given away.
         """
+        self._bytes_allowed = max(0.0, most - held) / len(self._receivers)
         for session, (receiver, consumer) in self._live.items():
-            consumer.bytes_allowed = (most - held) / len(self._live)
+            consumer.bytes_allowed = self._bytes_allowed
             if consumer.paused and held < most / 2:
                 receiver.ask(session, methodcaller("resume"))
 
@@ -150,7 +180,7 @@ class Sessions:
 
     def refresh_depth(self) -> None:
         """Ask the broker how many messages wait, unless it told just now."""
-        now = time.monotonic()
+        now = self._runtime.monotonic_s()
         for session, (receiver, _) in self._live.items():
             if now - receiver.depth_at_s > _DEPTH_AGE_MAX_S:
                 receiver.depth_at_s = now

@@ -12,11 +12,25 @@ __all__ = ["Guarantee", "Settings"]
 
 
 class Guarantee(Enum):
-    """Option `guarantee`."""
+    """Option `guarantee`.
+
+    Attributes:
+        identifies: messages are told apart by their IDs, which are in the offset; without, a delivery is
+            a delivery.
+        acknowledges_first: as soon as an epoch is cut, before Spark runs it.
+    """
 
     EXACTLY_ONCE = "exactly-once"
     AT_LEAST_ONCE = "at-least-once"
     NONE = "none"
+
+    @property
+    def identifies(self) -> bool:
+        return self is Guarantee.EXACTLY_ONCE
+
+    @property
+    def acknowledges_first(self) -> bool:
+        return self is Guarantee.NONE
 
 
 @dataclass(frozen=True, slots=True)

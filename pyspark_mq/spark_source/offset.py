@@ -12,6 +12,8 @@ One JSON object of fixed key order (Spark compares offsets as text):
 ``epoch``      number of the epoch that ends here
 ``planned``    its message IDs, in order (:mod:`pyspark_mq.dedup.codec`)
 ``carried``    IDs of earlier epochs that may still come again, in pieces of the same form
+``until``      up to when each piece has to be carried, seconds since 1970, null where that is
+               open; only where one has an end
 ``crc``        CRC-32 of all the above: an offset edited by hand is refused, not believed
 =============  ===============================================================================
 
@@ -75,6 +77,8 @@ class OffsetCodec:
             "planned": position.planned,
             "carried": list(position.carried),
         }
+        if any(end is not None for end in position.until_s):
+            offset["until"] = list(position.until_s)
         return {**offset, "crc": _crc(offset)}
 
     def decode(self, offset: Any) -> Position:
@@ -93,7 +97,13 @@ class OffsetCodec:
             )
         self._check_form(offset)
         self._check_owner(offset)
-        return Position(offset["epoch"], offset["planned"], tuple(offset["carried"]), offset["identity"])
+        return Position(
+            offset["epoch"],
+            offset["planned"],
+            tuple(offset["carried"]),
+            offset["identity"],
+            tuple(offset.get("until", ()))[: len(offset["carried"])],
+        )
 
     def _check_form(self, offset: dict[str, Any]) -> None:
         types = {"broker": str, "source": str, "ids": str, "identity": str, "epoch": int, "planned": str,
@@ -101,6 +111,9 @@ class OffsetCodec:
         for name, kind in types.items():
             if not isinstance(offset.get(name), kind):
                 raise self._error(f"is broken: field '{name}' is {offset.get(name)!r:.40}")
+        until = offset.get("until", [])
+        if not isinstance(until, list) or not all(end is None or type(end) is int for end in until):
+            raise self._error(f"is broken: field 'until' is {until!r:.40}")
         body = {name: value for name, value in offset.items() if name != "crc"}
         if _crc(body) != offset["crc"]:
             raise self._error("was changed after it was written (its checksum does not fit)")

@@ -18,6 +18,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_mq.dedup import CheckpointOnly, SeenStore
 from pyspark_mq.sources import consumer_class
+from pyspark_mq.sources.base import Consumer
 from pyspark_mq.sources.epochs import EpochSource, Limit, Position
 from pyspark_mq.sources.receiver import watch_parent
 from pyspark_mq.spark_source.offset import OffsetCodec
@@ -88,15 +89,19 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _source(self) -> EpochSource:
         if self._epochs is None:
-            watch_parent()
-            # Tens of thousands of deliveries are held at a time and none of them is part of a cycle, so
-            # looking for cycles among them finds nothing and costs a tenth of the throughput. This
-            # process is the source's own.
-            gc.set_threshold(100_000, 50, 50)
-            settings = self._options.settings
-            make_consumer = consumer_class(settings.endpoint.protocol)
-            self._epochs = EpochSource(settings, make_consumer, _store(self._options))
+            self._epochs = self._begin()
         return self._epochs
+
+    def _begin(self) -> EpochSource:
+        """This is the process that the query uses, and it is the source's own."""
+        watch_parent()
+        # Tens of thousands of deliveries are held at a time and none of them is part of a cycle, so
+        # looking for cycles among them finds nothing and costs a tenth of the throughput.
+        gc.set_threshold(100_000, 50, 50)
+        return EpochSource(self._options.settings, self._consumer(), _store(self._options))
+
+    def _consumer(self) -> type[Consumer]:
+        return consumer_class(self._options.settings.endpoint.protocol)
 
     def initialOffset(self) -> dict[str, Any]:
         """The offset of a query that has read nothing."""
@@ -148,8 +153,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _split(self, raws: Sequence[Any]) -> list[InputPartition]:
         if not raws:
             return []
-        settings = self._options.settings
-        decoder = consumer_class(settings.endpoint.protocol).decoder
+        decoder = self._consumer().decoder
         sizes = list(map(len, decoder.bodies(raws)))
         parts = self._options.num_partitions
         if parts is None:

@@ -54,6 +54,7 @@ def test_a_cut_between_plan_and_commit(cell: LiveCell, proxy: FaultProxy) -> Non
         assert_exactly_once(cell, run, sent, ordered=False)
 
 
+@pytest.mark.network
 def test_a_cut_while_the_acknowledgement_is_under_way(cell: LiveCell, proxy: FaultProxy) -> None:
     sent = cell.publish(MESSAGES)
     with engine(cell, proxy) as run:
@@ -64,6 +65,7 @@ def test_a_cut_while_the_acknowledgement_is_under_way(cell: LiveCell, proxy: Fau
         assert_exactly_once(cell, run, sent, ordered=False)
 
 
+@pytest.mark.network
 def test_a_cut_while_the_confirmation_is_under_way(cell: LiveCell, proxy: FaultProxy) -> None:
     sent = cell.publish(EPOCH)
     with engine(cell, proxy) as run:
@@ -77,6 +79,7 @@ def test_a_cut_while_the_confirmation_is_under_way(cell: LiveCell, proxy: FaultP
         assert_exactly_once(cell, run, [*sent, *more])
 
 
+@pytest.mark.network
 @pytest.mark.thorough
 @pytest.mark.parametrize("cut_bytes", [1, 8, 500, 700, 1_500, 4_096, 9_999])
 def test_a_cut_anywhere_in_the_stream(cell: LiveCell, proxy: FaultProxy, cut_bytes: int) -> None:
@@ -157,6 +160,7 @@ def test_two_connections_survive_the_loss_of_both(cell: LiveCell, proxy: FaultPr
         assert_exactly_once(cell, run, sent, ordered=False)
 
 
+@pytest.mark.network
 def test_the_second_url_is_used_when_the_first_is_away(cell: LiveCell, proxy: FaultProxy) -> None:
     sent = cell.publish(MESSAGES)
     with cell.engine(url=f"{cell.url(proxy)},{cell.url()}", maxMessagesPerTrigger=EPOCH) as run:

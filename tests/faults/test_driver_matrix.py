@@ -64,6 +64,7 @@ def test_redeliveries_of_a_committed_epoch_are_dropped_and_acknowledged_at_once(
         assert poll(lambda: cell.total() <= MESSAGES - EPOCH, 30)
 
 
+@pytest.mark.network
 @pytest.mark.parametrize("cut_bytes", [10, 100, 400])
 def test_a_driver_killed_in_the_middle_of_phase_two_has_the_rest_dropped(cell: LiveCell, cut_bytes: int) -> None:
     sent = cell.publish(MESSAGES)

@@ -21,7 +21,7 @@ def gone(pid: int) -> bool:
         return True
 
 
-pytestmark = pytest.mark.law("JVM killed: nobody keeps its messages")
+pytestmark = [pytest.mark.law("JVM killed: nobody keeps its messages"), pytest.mark.network]
 
 
 def assert_lets_go(cell: LiveCell, reader: int, held: int) -> None:

@@ -22,6 +22,8 @@ from testbed.process import poll
 from tests.support.cells import LiveCell
 from tests.support.certificates import Certificates
 
+pytestmark = pytest.mark.network
+
 SECRET = "not-the-password"
 
 

@@ -12,7 +12,7 @@ from pyspark_mq.spark_source.options import parse_options
 from tests.support.cells import LiveCell, Session
 from tests.support.engine import At, Crashed, Engine
 
-pytestmark = pytest.mark.law("topic")
+pytestmark = [pytest.mark.law("topic"), pytest.mark.network]
 
 
 def durable(cell: LiveCell, topic: str, **options: object) -> Engine:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from pyspark_mq.brokers import BROKERS
+from pyspark_mq.brokers import BROKERS, Broker
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from pyspark_mq.sources import consumer_class
 from pyspark_mq.sources.base import Consumer, Greeting
@@ -229,6 +229,11 @@ class LiveCell:
         return {"urls": parse_urls(self.url(proxy))}
 
     @property
+    def broker(self) -> Broker:
+        """What there is to know of it."""
+        return BROKERS[self.cell.broker]
+
+    @property
     def is_plugin(self) -> bool:
         """Is AMQP 1.0 the plugin of RabbitMQ 3, which loses much on the way to its messages of AMQP 0-9-1?"""
         return self.cell.broker == "rabbitmq" and self.node.version.startswith("3.")
@@ -239,10 +244,14 @@ class LiveCell:
         dialect = BROKERS[self.cell.broker].stomp
         return self.cell.protocol == STOMP and dialect is not None and dialect.window_bytes > 0
 
+    def make_consumer(self) -> type[Consumer]:
+        """The consumer class of the cell's protocol."""
+        return consumer_class(self.cell.protocol)
+
     def endpoint(self, **changes: Any) -> Endpoint:
         """What a consumer of the queue is made with."""
         settings = {
-            "broker": BROKERS[self.cell.broker],
+            "broker": self.broker,
             "protocol": self.cell.protocol,
             "urls": parse_urls(self.url()),
             "queue": self.queue,
@@ -254,7 +263,7 @@ class LiveCell:
     @contextmanager
     def session(self, **changes: Any) -> Iterator[Session]:
         """A consumer of the queue, without anything around it."""
-        session = Session(self.endpoint(**changes))
+        session = Session(self.endpoint(**changes), self.make_consumer())
         try:
             yield session
         finally:
@@ -287,8 +296,7 @@ class Session:
 
     _numbers = iter(range(1_000_000, 2_000_000))
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        make: type[Consumer] = consumer_class(endpoint.protocol)
+    def __init__(self, endpoint: Endpoint, make: type[Consumer]) -> None:
         self.consumer = make(endpoint, next(self._numbers), threading.Event())
         self.decoder = self.consumer.decoder
         self.confirmed: list[int] = []

@@ -153,17 +153,19 @@ class Engine:
         self.sink: dict[int, list[str]] = {}
         self.rows: list[dict[str, Any]] = []
         self.replays = 0
-        self._reader: ReaderProcess | None = None
+        self._reader: ReaderProcess | Any = None
+        #: How the process of a reader is started.
+        self.make_reader: Callable[[dict[str, str]], ReaderProcess | Any] = ReaderProcess
         #: Called after the offset log was written and before the batch runs.
         self.between: Callable[[], None] = lambda: None
 
     # -- the process
 
     @property
-    def reader(self) -> ReaderProcess:
+    def reader(self) -> ReaderProcess | Any:
         """The process of the reader, started when it is first needed."""
         if self._reader is None:
-            self._reader = ReaderProcess(self.options)
+            self._reader = self.make_reader(self.options)
         return self._reader
 
     def crash(self) -> None:

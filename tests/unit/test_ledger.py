@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyspark_mq.ack import IllegalEventError, Ledger, Part, Settlement, State
+from pyspark_mq.ack import TRANSITIONS, Event, IllegalEventError, Ledger, Part, Settlement, State, table
 
 GRACE_S = 5.0
 
@@ -628,9 +628,40 @@ def test_without_remembering_a_committed_message_is_forgotten() -> None:
     assert ledger.state(101) is State.UNSEEN
 
 
-def test_a_replay_of_what_is_already_received_is_refused_and_changes_nothing() -> None:
+def test_an_epoch_left_open_takes_its_messages_back_from_wherever_they_are() -> None:
+    ledger = make(weigh=lambda payloads: sum(map(len, payloads)))
+    deliver(ledger, "abcdef")
+    ledger.plan(9, 3, "".join)
+    ledger.restore_planned(1, ["e", "x", "b"], memo="exb")
+    assert ledger.keys(1) == ("e", "x", "b")
+    assert ledger.missing(1) == ["x"]
+    assert ledger.epoch_memo(1) == "exb"
+    assert (ledger.keys(9), ledger.epoch_memo(9)) == (("a", "c"), None)
+    assert ledger.buffered == 2
+    assert (ledger.buffered_bytes, ledger.planned_bytes) == (6, 12)
+    deliver(ledger, "x", first=7)
+    assert ledger.payloads(1) == ["e@1", "x@1", "b@1"]
+    settlement = ledger.commit(1)
+    assert settlement is not None
+    assert settlement.parts == (Part(session=1, upto=0, singles=(2, 5, 7), deliveries=3),)
+    assert states(ledger, "ac") == {State.PLANNED}
+    assert states(ledger, "df") == {State.RECEIVED}
+
+
+def test_an_epoch_left_open_may_take_one_that_waits_for_its_payload() -> None:
+    ledger = make()
+    ledger.restore_planned(5, ["a", "b"])
+    ledger.restore_planned(4, ["b"])
+    assert (ledger.missing_count(4), ledger.missing_count(5)) == (1, 1)
+    deliver(ledger, "ab")
+    assert (ledger.payloads(4), ledger.payloads(5)) == (["b@1"], ["a@1"])
+
+
+def test_what_the_table_does_not_have_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = make()
     deliver(ledger, "ab")
+    without = {pair: row for pair, row in TRANSITIONS.items() if pair != (State.RECEIVED, Event.RESTORE_PLANNED)}
+    monkeypatch.setattr(table, "TRANSITIONS", without)
     with pytest.raises(IllegalEventError):
         ledger.restore_planned(1, ["x", "a"])
     assert ledger.state("x") is State.UNSEEN

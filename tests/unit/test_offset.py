@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from pyspark_mq.dedup import encode_ids
 from pyspark_mq.errors import CheckpointError
 from pyspark_mq.sources.epochs import Position
-from pyspark_mq.spark_source.offset import VERSION, OffsetCodec
+from pyspark_mq.spark_source.offset import VERSION, OffsetCodec, _crc
 from pyspark_mq.spark_source.options import parse_options
 
 POSITION = Position(
@@ -55,6 +56,23 @@ def test_a_position_comes_back_from_its_offset() -> None:
 
 def test_the_first_position_comes_back_from_its_offset() -> None:
     assert codec().decode(spark(codec().encode(Position(0)))) == Position(0)
+
+
+def test_ends_of_carried_pieces_are_kept_where_there_are_any() -> None:
+    position = replace(POSITION, until_s=(None, 1_800_000_000))
+    offset = codec().encode(position)
+    assert offset["until"] == [None, 1_800_000_000]
+    assert list(offset)[-2:] == ["until", "crc"]
+    assert codec().decode(offset) == position
+    assert "until" not in codec().encode(replace(POSITION, until_s=(None, None)))
+
+
+@pytest.mark.parametrize("until", [7, "x", ["x"], [1.5], [True], {}])
+def test_an_end_that_is_none_is_refused(until: object) -> None:
+    offset = {**codec().encode(POSITION), "until": until}
+    del offset["crc"]
+    with pytest.raises(CheckpointError, match="until"):
+        codec().decode({**offset, "crc": _crc(offset)})
 
 
 def test_the_fields_are_in_a_fixed_order() -> None:

@@ -1,0 +1,295 @@
+"""The intake: what receivers report and deliver goes into the books.
+
+:meth:`Intake.pump` is the one place where the query's thread takes in what happened beside it: openings
+and ends of sessions, confirmations, deliveries. It finds out which message a delivery is, has the
+ledger decide, sends what the ledger makes due, and keeps the account of bytes, of time and of the
+broker's name. It decides nothing about epochs.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
+from pyspark_mq.ack import Ledger, Settlement, State
+from pyspark_mq.dedup import CodecError, Key, SeenStore, decode_ids
+from pyspark_mq.errors import CheckpointError
+from pyspark_mq.sources.base import Decoder
+from pyspark_mq.sources.horizon import Flow, Horizon
+from pyspark_mq.sources.identification import Identification
+from pyspark_mq.sources.receiver import Confirmed, Lost, Opened
+from pyspark_mq.sources.runtime import Runtime
+from pyspark_mq.sources.sessions import Deliveries, Sessions
+from pyspark_mq.sources.settings import Settings
+
+__all__ = ["Intake"]
+
+_LOG = logging.getLogger("pyspark_mq")
+
+#: Unacknowledged messages asked for until the first epoch after a restart is committed, beyond
+#: those expected again. Each end of a session counts towards the delivery limit of everything that
+#: was handed out, so a job that crashes at once should not age its whole queue.
+_SLOW_START_WINDOW = 2_000
+#: Bytes of bodies held, in terms of `maxBytesPerTrigger`: one epoch runs while the next one is filled.
+_BYTES_HELD_EPOCHS = 2
+#: What a broker has had all the time for is waited for until it has had the chance.
+_OVERDUE_WAIT_S = 0.01
+#: A half-open connection is given up by the broker after two heartbeats without a sign, and a bit.
+_HALF_OPEN_HEARTBEATS = 3
+
+
+class Intake:
+    """Between the sessions and the ledger. Called by the query's thread alone.
+
+    Args:
+        settings: the query's.
+        decoder: of the protocol.
+        store: where settled IDs are shared, beyond the checkpoint.
+        ledger: the books.
+        sessions: the connections.
+        runtime: the clock.
+
+    Attributes:
+        taking: may deliveries be taken? Not before Spark has shown what is planned and committed:
+            until then nobody here can tell new from old.
+        broker_id: the name the broker gives itself; empty while unknown.
+        ready_at_first: messages the broker had when it was first asked; None if it does not tell.
+        last_sign_s: when something last came from the broker.
+        overdue: IDs of the offset are carried for longer than a broker keeps what it has handed out.
+        coming_again: deliveries of planned and committed messages whose session ended.
+        retained_bytes: bodies kept by the caller after the ledger has let go of them.
+        redelivered, rejected, reconnects: counters.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        decoder: Decoder,
+        store: SeenStore,
+        ledger: Ledger[Any, Any],
+        sessions: Sessions,
+        runtime: Runtime,
+    ) -> None:
+        self._settings = settings
+        self._decoder = decoder
+        self._store = store
+        self._ledger = ledger
+        self._sessions = sessions
+        self._runtime = runtime
+        self._identification = Identification(settings, decoder)
+        self._serial = count(1)
+        self._horizon = Horizon()
+        self._taken: dict[int, int] = {}
+        self._unseen_ghosts = False
+        self.taking = False
+        self.broker_id = ""
+        self.ready_at_first: int | None = None
+        self.last_sign_s = -math.inf
+        self.overdue = False
+        self.coming_again = 0
+        self.retained_bytes = 0
+        self.redelivered = self.rejected = self.reconnects = 0
+
+    def pump(self, *, bounded: bool = True) -> None:
+        """Take in everything that arrived since the last time.
+
+        Args:
+            bounded: hold the sessions to the bytes that may be held.
+
+        Raises:
+            MqError: a receiver has given up, a message has no ID, or it is another broker.
+        """
+        for letter in self._sessions.news():
+            self._read(letter)
+        if self.taking:
+            for deliveries in self._sessions.take():
+                self._enter(deliveries)
+        self._tell_time()
+        if self._sessions.windows:
+            self._sessions.first_window = self.slow_start
+        self.bound_bytes(bounded=bounded)
+
+    def bound_bytes(self, *, bounded: bool = True) -> None:
+        """Tell the sessions how many bytes they may pile up, those to be opened too."""
+        most = _BYTES_HELD_EPOCHS * self._settings.max_bytes if bounded else math.inf
+        self._sessions.bound_bytes(most, self.held_bytes)
+
+    def settle(self, settlement: Settlement | None) -> None:
+        """Have acknowledgements sent."""
+        if settlement is not None:
+            self._sessions.acknowledge(settlement)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of bodies in this process that were taken in; what was dropped does not count."""
+        return self._ledger.buffered_bytes + self._ledger.planned_bytes + self.retained_bytes
+
+    @property
+    def slow_start(self) -> int:
+        """How many messages a new session may be handed before it has proved to get anywhere."""
+        settings = self._settings
+        if not settings.endpoint.broker.counts_drops:
+            return settings.prefetch
+        least = max(_SLOW_START_WINDOW, settings.min_messages)
+        return min(settings.prefetch, least + self._ledger.expected)
+
+    def texts(self, raws: Sequence[Any]) -> list[str | None]:
+        """Column `messageId`."""
+        return self._identification.texts(raws)
+
+    def recall(self, text: str, until_s: int | None = None) -> None:
+        """Learn from an offset that these IDs are committed.
+
+        Args:
+            text: the IDs, encoded.
+            until_s: up to when they had to be carried, seconds since 1970; None if that was open.
+
+        Raises:
+            CheckpointError: they cannot be read.
+        """
+        keys = self.decode(text)
+        self._store.remember(keys)
+        wait_s = None
+        if until_s is not None:
+            # What the broker keeps for a connection that is gone it gives up by its own clock, also while
+            # nobody is connected here; then it comes first.
+            left_s = until_s + self._settings.settle_grace_s - self._runtime.utc_us() / 1e6
+            wait_s = min(max(left_s, _OVERDUE_WAIT_S), self._half_open_s)
+            self.overdue = self.overdue or left_s <= 0
+        self.settle(self._ledger.restore_committed(keys, text, wait_s))
+
+    def decode(self, text: str) -> list[Key]:
+        """The IDs in a piece of an offset.
+
+        Raises:
+            CheckpointError: they cannot be read.
+        """
+        try:
+            return decode_ids(text)
+        except CodecError as broken:
+            raise CheckpointError(
+                f"{self._settings.endpoint.destination}: the message IDs in the checkpoint's offset cannot be read "
+                f"({broken}). Restore the checkpoint, or start with a new checkpointLocation"
+            ) from None
+
+    # -- what receivers report
+
+    def _read(self, letter: Opened | Lost | Confirmed) -> None:
+        if isinstance(letter, Confirmed):
+            self.last_sign_s = self._runtime.monotonic_s()
+            self._ledger.confirm(letter.number, letter.session, self.last_sign_s)
+            return
+        self._horizon.interrupt()
+        if isinstance(letter, Opened):
+            self._check_broker_id(letter)
+            self._taken[letter.consumer.session] = 0
+            self._ledger.open_session(letter.consumer.session)
+            if self.ready_at_first is None and letter.greeting.depth is not None:
+                self.ready_at_first = letter.greeting.depth.ready
+        else:
+            self._forget(letter)
+
+    def _forget(self, lost: Lost) -> None:
+        self.reconnects += 1
+        self._unseen_ghosts = self._unseen_ghosts or lost.ever_paused
+        del self._taken[lost.session]
+        held, forgotten = self._ledger.unacked_in(lost.session), self._ledger.counters.forgotten
+        self._ledger.lose(lost.session)
+        self.coming_again += held - (self._ledger.counters.forgotten - forgotten)
+
+    def _check_broker_id(self, opened: Opened) -> None:
+        found = opened.greeting.broker_id
+        if self.broker_id and found and found != self.broker_id:
+            raise CheckpointError(
+                f"{self._settings.endpoint.destination}: the checkpoint was written with broker "
+                f"'{self.broker_id}', but {opened.greeting.url} is broker '{found}'. Its messages would be "
+                "mistaken for others. Correct 'url', or start with a new checkpointLocation"
+            )
+        self.broker_id = self.broker_id or found
+
+    # -- time
+
+    @property
+    def steady_s(self) -> float:
+        """For how long all sessions have been up, seen by the query's thread."""
+        return self._horizon.steady_s
+
+    @property
+    def horizon_s(self) -> float:
+        """What was ready to come again at this moment of connected time has come."""
+        return self._horizon.horizon_s
+
+    def _tell_time(self) -> None:
+        now_s = self._runtime.monotonic_s()
+        if self._sessions.complete and self.taking:
+            self._horizon.observe(now_s, self._flows())
+            self._ledger.start_clock(self._horizon.connected_s, self._redelivery_wait_s())
+            self._unseen_ghosts = False
+        self._ledger.expire(now_s, self._horizon.horizon_s)
+
+    def _flows(self) -> dict[int, Flow]:
+        flows = {}
+        for session, window in self._sessions.windows.items():
+            room = self._ledger.unacked_in(session) < window and not self._sessions.paused
+            flows[session] = Flow(self._taken[session], window, room)
+        return flows
+
+    def _redelivery_wait_s(self) -> float:
+        """For how much of connected time the broker may still bring back what a lost session held.
+
+        A broker that has noticed the end of the old connection hands its messages out again at
+        once, before any others. One that has not (half-open TCP) notices after two heartbeats
+        without a sign of life, and until then lists a consumer that is not ours, unless that had been
+        cancelled for a pause.
+        """
+        alone = self._sessions.alone and not self._unseen_ghosts
+        return self._settings.settle_grace_s if alone else self._half_open_s
+
+    @property
+    def _half_open_s(self) -> float:
+        """The longest that a broker takes a connection for alive that is not."""
+        endpoint = self._settings.endpoint
+        half_open_s = endpoint.broker.half_open_s.get(endpoint.protocol, 0.0)
+        return max(self._settings.settle_grace_s, _HALF_OPEN_HEARTBEATS * endpoint.heartbeat_s, half_open_s)
+
+    def carried_until_s(self, batch: Any) -> int | None:
+        """Up to when a carried batch has to be, seconds since 1970; None if no clock runs for it yet."""
+        left_s: float | None = batch.wait_left_s(self._horizon.horizon_s)
+        return None if left_s is None else math.ceil(self._runtime.utc_us() / 1e6 + left_s)
+
+    # -- deliveries
+
+    def _enter(self, deliveries: Deliveries) -> None:
+        session, raws = deliveries.session, deliveries.raws
+        self.last_sign_s = self._runtime.monotonic_s()
+        self._taken[session] += len(raws)
+        self.redelivered += sum(self._decoder.columns["redelivered"](raws))
+        if not self._settings.guarantee.identifies:
+            keys: list[Any] = [next(self._serial) for _ in raws]
+        else:
+            found = self._identification.keys(raws)
+            if None in found:
+                self._reject(session, [raw for raw, key in zip(raws, found, strict=True) if key is None])
+                raws = [raw for raw, key in zip(raws, found, strict=True) if key is not None]
+                found = [key for key in found if key is not None]
+            keys = found
+            self._ask_store(keys)
+        self.settle(self._ledger.deliver(session, self._decoder.tags(raws), keys, raws))
+
+    def _reject(self, session: int, raws: list[Any]) -> None:
+        self.rejected += len(raws)
+        self._sessions.reject(session, self._decoder.tags(raws))
+        _LOG.error(
+            "%s: rejected %d message(s) without an ID under messageIdFrom='%s'",
+            self._settings.endpoint.destination, len(raws), self._settings.id_source,
+        )  # fmt: skip
+
+    def _ask_store(self, keys: list[Any]) -> None:
+        """Learn of those that are not known here and were settled by somebody else."""
+        state = self._ledger.state
+        known = self._store.known(key for key in keys if state(key) is State.UNSEEN)
+        if known:
+            self.settle(self._ledger.restore_committed(known))

@@ -1,0 +1,217 @@
+"""The whole source against any weather: Spark's calls, a broker in memory, time, kills, in any order.
+
+What is real: everything under ``pyspark_mq/sources``, ``ack`` and ``dedup``, and the offsets. What is a model: Spark
+(tests/support/simulation.py), the broker (tests/support/memory.py, held to the laws of the real ones), and
+the clock, which is turned by hand: hours pass in a second.
+
+Two things are asked at the end, besides that nothing is lost and nothing comes twice: **it always gets on** (when the
+weather clears, everything in the queue is emitted within a bounded time) and **what is remembered stays bounded** (then
+nothing is carried any more, and nothing is held).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from pyspark_mq.sources.settings import Guarantee
+from tests.support.engine import At, Crashed
+from tests.support.memory import MemoryBroker, MemoryStore, Weather
+from tests.support.simulation import QUEUE, Query, World, make_settings
+
+BODIES = st.sampled_from([0, 1, 10, 100])
+GRACE_S = 5.0
+#: With clear weather, everything is emitted and settled within so much time.
+GETS_ON_S = 300.0
+#: ... and nothing is carried any more after this: the grace twice, what may be half-open, and turns of the window.
+FORGETS_S = 200.0
+
+
+class SourceMachine(RuleBasedStateMachine):
+    """Rules are Spark's triggers and the weather; the teardown clears it and counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World()
+        self.broker = MemoryBroker(self.world.process())
+        self.queue = self.broker.declare(QUEUE)
+        self.published: Counter[str] = Counter()
+        self.repeated: set[str] = set()
+        self.query: Query | None = None
+
+    @initialize(
+        consumers=st.integers(1, 3),
+        max_messages=st.sampled_from([1, 5, 20]),
+        max_bytes=st.sampled_from([150, 1_000, 1 << 20]),
+        prefetch=st.sampled_from([5, 12, 60]),
+        min_messages=st.sampled_from([1, 3]),
+        window=st.sampled_from([0, 10, 1_000]),
+        shared=st.booleans(),
+        guarantee=st.sampled_from([Guarantee.EXACTLY_ONCE] * 4 + [Guarantee.AT_LEAST_ONCE, Guarantee.NONE]),
+        shows_start=st.sampled_from([True, True, True, False]),
+        tells_depth=st.booleans(),
+        shuffles=st.booleans(),
+        delay_s=st.sampled_from([0.0, 0.0, 2.0]),
+        lag_s=st.sampled_from([0.0, 0.03, 0.4]),
+        seed=st.integers(0, 1_000),
+    )
+    def begin(
+        self, consumers: int, max_messages: int, max_bytes: int, prefetch: int, min_messages: int, window: int,
+        shared: bool, guarantee: Guarantee, shows_start: bool, tells_depth: bool, shuffles: bool, delay_s: float,
+        lag_s: float, seed: int,
+    ) -> None:  # fmt: skip
+        self.broker.chance.seed(seed)
+        self.queue.weather = Weather(
+            acks_s=lag_s, confirms_s=lag_s, tells_depth=tells_depth, shuffles=shuffles, delay_s=delay_s
+        )
+        least = min(min_messages, max_messages, prefetch * consumers)
+        chosen = make_settings(
+            consumers=consumers, max_messages=max_messages, max_bytes=max_bytes, prefetch=prefetch,
+            min_messages=least, max_delay_s=20.0, dedup_window=window, guarantee=guarantee, settle_grace_s=GRACE_S,
+            heartbeat_s=2.0, reconnect_timeout_s=100_000.0, connect_timeout_s=100_000.0, replay_timeout_s=100_000.0,
+        )  # fmt: skip
+        store = MemoryStore(50) if shared and guarantee is Guarantee.EXACTLY_ONCE else None
+        self.query = Query(self.world, self.broker, chosen, store=store, shows_start=shows_start)
+        self.publish(4, 1)
+
+    @property
+    def q(self) -> Query:
+        assert self.query is not None
+        return self.query
+
+    # -- Spark
+
+    @rule(times=st.integers(1, 6))
+    def spark_triggers(self, times: int) -> None:
+        for _ in range(times):
+            self.q.trigger()
+
+    @rule(at=st.sampled_from(At))
+    def spark_is_killed_in_a_trigger(self, at: At) -> None:
+        try:
+            self.q.trigger(at)
+        except Crashed:
+            return
+
+    @rule(unnoticed_s=st.sampled_from([0.0, 0.0, 3.0, 20.0]))
+    def the_driver_dies(self, unnoticed_s: float) -> None:
+        self.q.crash(unnoticed_s)
+
+    @rule(seconds=st.sampled_from([0.05, 0.7, 3.0, 12.0, 100.0]))
+    def spark_is_busy(self, seconds: float) -> None:
+        self.world.let_pass(seconds)
+
+    @rule(seconds=st.sampled_from([0.3, 2.0, 8.0]), end=st.sampled_from(["cut", "half-open", "broker killed"]))
+    def something_ends_while_an_epoch_runs(self, seconds: float, end: str) -> None:
+        def run() -> None:
+            self.something_ends(end, lose_acks=True)
+            self.world.let_pass(seconds)
+
+        self.q.between = run
+        self.q.trigger()
+        self.q.between = lambda: None
+
+    # -- producers
+
+    @rule(count=st.integers(1, 30), size=BODIES)
+    def publish(self, count: int, size: int) -> None:
+        for _ in range(count):
+            self._send(f"m{len(self.published)}", size)
+
+    @rule(data=st.data(), count=st.integers(1, 20), size=BODIES)
+    def publish_again(self, data: st.DataObject, count: int, size: int) -> None:
+        """A producer whose confirmation was lost sends again; many times, at worst."""
+        known = sorted(self.published)[-40:]
+        message_id = data.draw(st.sampled_from(known))
+        for _ in range(count):
+            # When the second comes after the window has moved on it is a message like any other.
+            self.repeated.add(message_id)
+            self._send(message_id, size)
+
+    def _send(self, message_id: str, size: int) -> None:
+        self.published[message_id] += 1
+        self.queue.publish(bytes(size), message_id)
+
+    # -- the weather
+
+    @rule(how=st.sampled_from(["cut", "half-open", "silent", "one silent", "broker killed"]), lose_acks=st.booleans())
+    def something_ends(self, how: str, lose_acks: bool) -> None:
+        sessions = list(self.queue.sessions)
+        if how == "cut":
+            self.broker.cut(lose_acks=lose_acks)
+        elif how == "half-open":
+            self.broker.cut(lose_acks=lose_acks, unnoticed_s=6.0)
+        elif how == "broker killed":
+            self.broker.kill()
+            self.world.at(1.5, self.broker.start)
+        else:
+            for session in sessions[: 1 if how == "one silent" else None]:
+                self.queue.silence(session, 4.0)
+
+    @rule(seconds=st.sampled_from([0.5, 6.0]))
+    def the_broker_stops_for_a_while(self, seconds: float) -> None:
+        self.broker.stopped = True
+        self.world.at(seconds, self.go_on)
+
+    def go_on(self) -> None:
+        self.broker.stopped = False
+
+    @rule(count=st.integers(1, 10), seconds=st.sampled_from([1.0, 30.0]))
+    def somebody_else_takes_some(self, count: int, seconds: float) -> None:
+        self.queue.take_away(count)
+        self.world.at(seconds, self.queue.bring_back)
+
+    @rule(period_s=st.sampled_from([0.2, 1.0, 3.0]), times=st.integers(2, 8))
+    def the_connection_flaps(self, period_s: float, times: int) -> None:
+        for number in range(1, times + 1):
+            self.world.at(number * period_s, self.broker.cut)
+
+    # -- what always holds
+
+    @invariant()
+    def nothing_is_acknowledged_before_its_epoch_is_committed(self) -> None:
+        if self.query is None or self.q.settings.guarantee is Guarantee.NONE:
+            return
+        committed = {key for batch, ids in self.q.sink.items() if batch <= self.q.committed for key in ids}
+        if self.q.settings.guarantee is Guarantee.EXACTLY_ONCE:
+            early = [message.id for message in self.queue.acknowledged if message.id not in committed]
+            assert not early, f"acknowledged before commit: {early}"
+
+    @invariant()
+    def nothing_is_emitted_twice(self) -> None:
+        if self.query is None or self.q.settings.guarantee is not Guarantee.EXACTLY_ONCE:
+            return
+        twice = [key for key, count in Counter(self.q.emitted).items() if count > 1 and key not in self.repeated]
+        assert not twice, f"emitted twice: {twice}"
+
+    def teardown(self) -> None:
+        if self.query is None:
+            return
+        self.world.cancel()
+        self.go_on()
+        self.broker.start()
+        self.world.let_pass(30.0)  # what is half-open ends
+        self.q.drain(GETS_ON_S)
+        self.nothing_is_emitted_twice()
+        missing = set(self.published) - set(self.q.emitted)
+        if self.q.settings.guarantee is not Guarantee.NONE:
+            assert not missing, f"lost: {sorted(missing)}"
+        if not self.q.shows_start:
+            return  # the last epoch stays open
+        deadline = self.world.now_s + FORGETS_S
+        while self.world.now_s < deadline:
+            self.q.trigger()
+        counted = self.q.source.counters()
+        assert (counted["buffered"], counted["unacked"], counted["carried"]) == (0, 0, 0), counted
+
+
+SourceMachine.TestCase.settings = settings(
+    max_examples=150,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+)
+TestSource = SourceMachine.TestCase

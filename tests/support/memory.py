@@ -1,0 +1,552 @@
+"""A queue in memory, with the weather a broker has; and the consumer that reads it. No network.
+
+It is one more cell of the laws and of the failure matrix, so what it claims of brokers is checked by the tests
+that real ones pass. What it is for: runs of the whole source through hours of faults in a moment, in any order,
+again and again (tests/property/test_source_machine.py), on a clock that is passed in.
+
+The broker keeps to what was measured on real ones: what the end of a session gave back comes before what
+nobody was handed yet, in its old order; a session whose end the broker has not noticed keeps its
+messages; a broker that is killed may have forgotten the acknowledgements of the last moments; each delivery that
+comes back counts towards a delivery limit. Where brokers differ it is a setting of :class:`Weather`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple
+
+from pyspark_mq.brokers.base import Broker
+from pyspark_mq.dedup import IdSource, Key, SeenStore
+from pyspark_mq.errors import BrokerUnavailableError, DestinationError
+from pyspark_mq.sources.base import Consumer, Decoder, Greeting, QueueDepth, SessionLostError
+from pyspark_mq.sources.runtime import Runtime, Threads
+from pyspark_mq.sources.url import BrokerUrl
+from testbed.process import QueueCounts
+
+__all__ = ["MEMORY", "PROTOCOL", "MemoryBroker", "MemoryConsumer", "MemoryDecoder", "MemoryQueue", "MemoryStore",
+           "Weather", "memory_consumer"]  # fmt: skip
+
+PROTOCOL = "memory"
+_MOST = 100_000
+#: How long a look for something new waits at a time: what depends on time alone wakes nobody.
+_LOOK_S = 0.02
+_HEARTBEATS_MISSED = 2.5
+
+MEMORY = Broker(
+    name="memory",
+    protocols=MappingProxyType({"amqp": (PROTOCOL,)}),
+    epoch_messages=50_000,
+    prefetch_max=MappingProxyType({PROTOCOL: _MOST}),
+    selectors=False,
+    virtual_hosts=False,
+    durable_topics=frozenset(),
+    shared_topics=frozenset(),
+    counts_drops=True,
+    half_open_s=MappingProxyType({PROTOCOL: 30.0}),
+    ids_by_protocol=False,
+    delivery_limit_note="a message that was handed out too often is dead-lettered",
+)
+
+
+@dataclass
+class Weather:
+    """What kind of a broker it is, and how it is doing. May be changed at any time.
+
+    Attributes:
+        acks_s: how long an acknowledgement is on its way to the broker.
+        confirms_s: how long the confirmation of one is on its way back.
+        forgets_s: a broker that is killed has forgotten the acknowledgements of so many seconds.
+        tells_depth: does it tell how many messages wait, and how many consumers there are?
+        delivery_limit: a message that came back more often is dead-lettered; None for no limit.
+        shuffles: what comes back comes in any order.
+        delay_s: what comes back is held for so long, times the number of its deliveries.
+        half_open_s: how long the end of a connection may go unnoticed.
+    """
+
+    acks_s: float = 0.0
+    confirms_s: float = 0.0
+    forgets_s: float = 0.5
+    tells_depth: bool = True
+    delivery_limit: int | None = None
+    shuffles: bool = False
+    delay_s: float = 0.0
+    half_open_s: float = 2.0
+
+
+@dataclass(eq=False)
+class Message:
+    """One message; `number` is its place in the queue."""
+
+    number: int
+    id: str | None
+    body: bytes
+    headers: Mapping[str, str | None] = field(default_factory=dict)
+    priority: int = 0
+    published_us: int = 0
+    expires_s: float = float("inf")
+    deliveries: int = 0
+    available_s: float = 0.0
+    rank: float = 0.0
+
+
+class Raw(NamedTuple):
+    """A delivery as the consumer hands it on."""
+
+    tag: int
+    message: Message
+    redelivered: bool
+    deliveries: int
+
+
+def _properties(raws: Sequence[Raw]) -> list[list[tuple[str, str | None]] | None]:
+    return [list(raw.message.headers.items()) for raw in raws]
+
+
+def _nothing(raws: Sequence[Raw]) -> list[Any]:
+    return [None] * len(raws)
+
+
+class MemoryDecoder(Decoder):
+    """Columns of :class:`Raw`."""
+
+    def tags(self, raws: Sequence[Raw]) -> list[int]:
+        return [raw.tag for raw in raws]
+
+    def bodies(self, raws: Sequence[Raw]) -> list[bytes]:
+        return [raw.message.body for raw in raws]
+
+    def ids(self, raws: Sequence[Raw], source: IdSource) -> list[object]:
+        if source.kind == "property":
+            return [raw.message.headers.get(source.name) for raw in raws]
+        return [raw.message.id for raw in raws]
+
+    columns: ClassVar[Mapping[str, Callable[[Sequence[Raw]], list[Any]]]] = MappingProxyType(
+        {
+            "properties": _properties,
+            "correlationId": _nothing,
+            "replyTo": _nothing,
+            "contentType": _nothing,
+            "type": _nothing,
+            "priority": lambda raws: [raw.message.priority for raw in raws],
+            "timestamp": lambda raws: [raw.message.published_us for raw in raws],
+            "expiration": _nothing,
+            "redelivered": lambda raws: [raw.redelivered for raw in raws],
+            "deliveryCount": lambda raws: [raw.deliveries + 1 for raw in raws],
+        }
+    )
+
+
+class _Session:
+    """One session as the broker sees it."""
+
+    def __init__(self, consumer: MemoryConsumer, queue: MemoryQueue) -> None:
+        self.consumer = consumer
+        self.queue = queue
+        self.window = 0
+        self.tag = 0
+        self.cancelled = False
+        self.unacked: dict[int, Message] = {}
+        self.to_client: deque[Raw] = deque()
+        self.to_broker: deque[tuple[float, Callable[[float], None]]] = deque()
+        self.confirmations: deque[tuple[float, int]] = deque()
+        self.depth_asked = False
+        #: What the client will find out: why it ended.
+        self.ended: str | None = None
+        self.silent_since_s: float | None = None
+
+
+class MemoryQueue:
+    """One queue of a :class:`MemoryBroker`."""
+
+    def __init__(self, broker: MemoryBroker, name: str) -> None:
+        self.broker = broker
+        self.name = name
+        self.weather = Weather()
+        self.sessions: list[_Session] = []
+        #: Sessions whose end the broker has not noticed, and when it will.
+        self.ghosts: list[tuple[float, _Session]] = []
+        self.dead_letters: list[Message] = []
+        #: IDs whose acknowledgement the broker took.
+        self.acknowledged: list[Message] = []
+        self._recent: list[tuple[float, Message]] = []
+        self._ready: list[tuple[float, float, int, Message]] = []
+        self._held_elsewhere: list[Message] = []
+        self._numbers = itertools.count()
+
+    # -- messages
+
+    def publish(
+        self,
+        body: bytes,
+        id: str | None,  # noqa: A002
+        headers: Mapping[str, str | None] | None = None,
+        priority: int = 0,
+        expires_s: float | None = None,
+    ) -> None:
+        now = self.broker.now_s
+        message = Message(next(self._numbers), id, body, headers or {}, priority)
+        message.published_us = self.broker.runtime.utc_us()
+        message.rank = message.number
+        if expires_s is not None:
+            message.expires_s = now + expires_s
+        self._put(message)
+
+    def _put(self, message: Message) -> None:
+        heapq.heappush(self._ready, (-message.priority, message.rank, message.number, message))
+
+    def _give_back(self, message: Message, now: float) -> None:
+        """Whatever was handed out and not acknowledged."""
+        message.deliveries += 1
+        weather = self.weather
+        if weather.delivery_limit is not None and message.deliveries > weather.delivery_limit:
+            self.dead_letters.append(message)
+            return
+        message.available_s = now + weather.delay_s * message.deliveries
+        if weather.shuffles:
+            message.rank = self.broker.chance.uniform(0, message.number + 1)
+        self._put(message)
+
+    @property
+    def ready(self) -> list[Message]:
+        """What waits, in order."""
+        return [entry[-1] for entry in sorted(self._ready, key=lambda entry: entry[:3])]
+
+    @property
+    def handed_out(self) -> list[Message]:
+        """What sessions hold, also those whose end was not noticed, and what others hold."""
+        held = [session for _, session in self.ghosts] + self.sessions
+        return [message for session in held for message in session.unacked.values()] + self._held_elsewhere
+
+    def purge(self) -> None:
+        self._ready.clear()
+
+    def take_away(self, count: int) -> None:
+        """Another consumer is handed the next messages."""
+        while self._ready and count:
+            self._held_elsewhere.append(heapq.heappop(self._ready)[-1])
+            count -= 1
+
+    def bring_back(self) -> None:
+        """The other consumer goes without acknowledging any."""
+        for message in self._held_elsewhere:
+            self._give_back(message, self.broker.now_s)
+        self._held_elsewhere.clear()
+
+    # -- sessions
+
+    def end(self, session: _Session, why: str, *, unnoticed_s: float = 0.0, lose_acks: bool = True) -> None:
+        """A session ends; its client finds out when it looks next, the broker maybe later.
+
+        Args:
+            unnoticed_s: the broker takes it for alive for so much longer.
+            lose_acks: what was on its way to the broker is gone.
+        """
+        now = self.broker.now_s
+        if not lose_acks:
+            self._take_in(session, float("inf"))
+        session.ended = why
+        session.to_client.clear()
+        session.to_broker.clear()
+        session.confirmations.clear()
+        if session in self.sessions:
+            self.sessions.remove(session)
+            if unnoticed_s:
+                self.ghosts.append((now + unnoticed_s, session))
+            else:
+                self._release(session, now)
+        session.consumer.wake()
+
+    def silence(self, session: _Session, unnoticed_s: float) -> None:
+        """Nothing passes any more, and neither side knows."""
+        session.silent_since_s = self.broker.now_s
+        session.to_client.clear()
+        session.to_broker.clear()
+        session.confirmations.clear()
+        self.sessions.remove(session)
+        self.ghosts.append((self.broker.now_s + unnoticed_s, session))
+
+    def _release(self, session: _Session, now: float) -> None:
+        for message in session.unacked.values():
+            self._give_back(message, now)
+        session.unacked = {}
+
+    def killed(self) -> None:
+        """The broker's process is gone."""
+        now = self.broker.now_s
+        for session in [*self.sessions, *(ghost for _, ghost in self.ghosts)]:
+            self.end(session, "the broker was killed")
+            self._release(session, now)
+        self.ghosts.clear()
+        forgotten = [message for at, message in self._recent if now - at < self.weather.forgets_s]
+        self._recent.clear()
+        for message in forgotten:
+            self.acknowledged.remove(message)
+            self._give_back(message, now)
+
+    def depth(self, asking: _Session | None) -> QueueDepth:
+        """What a session is told."""
+        known = [session for session in self.sessions if not session.cancelled and session.window]
+        known += [ghost for _, ghost in self.ghosts if not ghost.cancelled and ghost.window]
+        return QueueDepth(len(self._ready), len([session for session in known if session is not asking]))
+
+    # -- one moment
+
+    def step(self) -> None:
+        """Everything the broker can do by now."""
+        now = self.broker.now_s
+        self._recent = [(at, message) for at, message in self._recent if now - at < self.weather.forgets_s]
+        noticed = [ghost for until, ghost in self.ghosts if until <= now]
+        self.ghosts = [(until, ghost) for until, ghost in self.ghosts if until > now]
+        for ghost in noticed:
+            self._release(ghost, now)
+        for session in self.sessions:
+            self._take_in(session, now)
+        self._hand_out(now)
+
+    def _take_in(self, session: _Session, now: float) -> None:
+        while session.to_broker and session.to_broker[0][0] <= now:
+            _, request = session.to_broker.popleft()
+            request(self.broker.now_s)
+
+    def _hand_out(self, now: float) -> None:
+        later: list[tuple[float, float, int, Message]] = []
+        turn = 0
+        while self._ready:
+            open_ = [
+                session for session in self.sessions if not session.cancelled and len(session.unacked) < session.window
+            ]
+            if not open_:
+                break
+            entry = heapq.heappop(self._ready)
+            message = entry[-1]
+            if message.expires_s <= now:
+                continue
+            if message.available_s > now:
+                later.append(entry)
+                continue
+            session = open_[turn % len(open_)]
+            turn += 1
+            session.tag += 1
+            session.unacked[session.tag] = message
+            session.to_client.append(Raw(session.tag, message, message.deliveries > 0, message.deliveries))
+        for entry in later:
+            heapq.heappush(self._ready, entry)
+
+    def acknowledge(self, session: _Session, number: int, upto: int, singles: Sequence[int], now: float) -> None:
+        for tag in [*itertools.takewhile(lambda tag: tag <= upto, list(session.unacked)), *singles]:
+            message = session.unacked.pop(tag, None)
+            assert message is not None, f"acknowledged twice, or never handed out: {tag}"
+            self.acknowledged.append(message)
+            self._recent.append((now, message))
+        session.confirmations.append((now + self.weather.confirms_s, number))
+
+    def reject(self, session: _Session, tags: Sequence[int]) -> None:
+        self.dead_letters += [session.unacked.pop(tag) for tag in tags]
+
+
+class MemoryBroker:
+    """Queues by name; up or down; all of it may be used from several threads."""
+
+    def __init__(self, runtime: Runtime | None = None, seed: int = 0) -> None:
+        self.runtime = runtime or Threads()
+        self.chance = random.Random(seed)
+        self.lock = threading.RLock()
+        self.queues: dict[str, MemoryQueue] = {}
+        self.up = True
+        #: Stopped (`SIGSTOP`): it does nothing, and nobody notices.
+        self.stopped = False
+
+    @property
+    def now_s(self) -> float:
+        return self.runtime.monotonic_s()
+
+    def declare(self, name: str) -> MemoryQueue:
+        with self.lock:
+            return self.queues.setdefault(name, MemoryQueue(self, name))
+
+    def delete(self, name: str) -> None:
+        with self.lock:
+            queue = self.queues.pop(name, None)
+            for session in list(queue.sessions) if queue is not None else []:
+                queue.end(session, "the queue was deleted")
+
+    def kill(self) -> None:
+        """``kill -9``: the connections are reset, the messages are on disk."""
+        with self.lock:
+            self.up = False
+            for queue in self.queues.values():
+                queue.killed()
+
+    def start(self) -> None:
+        with self.lock:
+            self.up = True
+
+    def cut(self, **how: Any) -> int:
+        """End every session, see :meth:`MemoryQueue.end`; how many there were."""
+        with self.lock:
+            ended = [(queue, session) for queue in self.queues.values() for session in list(queue.sessions)]
+            for queue, session in ended:
+                queue.end(session, "the connection was reset", **how)
+            return len(ended)
+
+    def step(self) -> None:
+        """Let it do what it can by now."""
+        with self.lock:
+            if self.up and not self.stopped:
+                for queue in self.queues.values():
+                    queue.step()
+
+    def counts(self, name: str) -> QueueCounts:
+        with self.lock:
+            self.step()
+            queue = self.queues[name]
+            return QueueCounts(len(queue.ready), len(queue.handed_out))
+
+
+def memory_consumer(broker: MemoryBroker) -> type[MemoryConsumer]:
+    """The consumer class of a broker, as a protocol's is."""
+    return type("BoundMemoryConsumer", (MemoryConsumer,), {"broker": broker})
+
+
+class MemoryConsumer(Consumer):
+    """One session with a queue in memory."""
+
+    decoder: ClassVar[Decoder] = MemoryDecoder()
+    broker: ClassVar[MemoryBroker]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._woken = threading.Event()
+        self._session: _Session | None = None
+
+    def open(self, url: BrokerUrl, timeout_s: float) -> Greeting:
+        broker = self.broker
+        with broker.lock:
+            if not broker.up or broker.stopped:
+                raise BrokerUnavailableError(f"{url}: nobody there")
+            queue = broker.queues.get(self.endpoint.name)
+            if queue is None:
+                raise DestinationError(f"{self.endpoint.destination} does not exist at {url}")
+            broker.step()
+            self._session = _Session(self, queue)
+            depth = queue.depth(None) if queue.weather.tells_depth else None
+            queue.sessions.append(self._session)
+            return Greeting(url, "memory", depth)
+
+    def consume(self, window: int) -> None:
+        with self.broker.lock:
+            self._live().window = min(window, _MOST)
+
+    def run(self, timeout_s: float) -> None:
+        runtime = self.broker.runtime
+        deadline = runtime.monotonic_s() + timeout_s
+        while True:
+            with self.broker.lock:
+                self.broker.step()
+                busy = self._take(self._live())
+            left_s = deadline - runtime.monotonic_s()
+            if busy or self._woken.is_set() or left_s <= 0:
+                self._woken.clear()
+                return
+            before = runtime.monotonic_s()
+            runtime.wait(self._woken, min(_LOOK_S, left_s))
+            if runtime.monotonic_s() == before:
+                return  # a clock that stands still for us: somebody else has to go on
+
+    def _live(self) -> _Session:
+        session = self._session
+        assert session is not None, "not open"
+        if session.ended is not None:
+            raise SessionLostError(session.ended)
+        if session.silent_since_s is not None:
+            silent_s = self.broker.now_s - session.silent_since_s
+            if silent_s > _HEARTBEATS_MISSED * self.endpoint.heartbeat_s:
+                raise SessionLostError(f"nothing was heard from the broker for {silent_s:.0f} s")
+        return session
+
+    def _take(self, session: _Session) -> bool:
+        if session.silent_since_s is not None or self.broker.stopped:
+            return False
+        before = len(self.inbox)
+        while session.to_client and not self.paused:
+            raw = session.to_client.popleft()
+            self.inbox.append(raw)
+            self.bytes_arrived += len(raw.message.body)
+            if self.bytes_arrived - self.bytes_taken > self.bytes_allowed:
+                self.paused = session.cancelled = True
+        confirmed = False
+        while session.confirmations and session.confirmations[0][0] <= self.broker.now_s:
+            self.on_confirmed(session.confirmations.popleft()[1])
+            confirmed = True
+        if session.depth_asked and session.queue.weather.tells_depth:
+            session.depth_asked = False
+            self.on_depth(session.queue.depth(session))
+        if len(self.inbox) > before:
+            self.arrived.set()
+        return len(self.inbox) > before or confirmed
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    def acknowledge(self, number: int, upto: int, singles: Sequence[int]) -> None:
+        tags = tuple(singles)
+        self._send(lambda session, now: session.queue.acknowledge(session, number, upto, tags, now))
+
+    def reject(self, tags: Sequence[int]) -> None:
+        refused = tuple(tags)
+        self._send(lambda session, _: session.queue.reject(session, refused))
+
+    def _send(self, request: Callable[[_Session, float], None]) -> None:
+        with self.broker.lock:
+            session = self._session
+            assert session is not None
+            if session.ended is None and session.silent_since_s is None:
+                at_s = self.broker.now_s + session.queue.weather.acks_s
+                session.to_broker.append((at_s, lambda now: request(session, now)))
+
+    def ask_depth(self) -> None:
+        with self.broker.lock:
+            if self._session is not None:
+                self._session.depth_asked = True
+
+    def resume(self) -> None:
+        with self.broker.lock:
+            self.paused = False
+            if self._session is not None:
+                self._session.cancelled = False
+
+    def close(self) -> None:
+        with self.broker.lock:
+            session = self._session
+            if session is not None and session.ended is None and session.silent_since_s is None:
+                session.queue.end(session, "closed", lose_acks=False)
+
+
+class MemoryStore(SeenStore):
+    """A store shared by the sources of a test; the newest `window` IDs."""
+
+    def __init__(self, window: int = 100_000) -> None:
+        self._window = window
+        self.seen: dict[Key, None] = {}
+
+    def known(self, keys: Iterable[Key]) -> set[Key]:
+        return {key for key in keys if key in self.seen}
+
+    def remember(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            self.seen.pop(key, None)
+            self.seen[key] = None
+        for key in list(itertools.islice(self.seen, max(0, len(self.seen) - self._window))):
+            del self.seen[key]
+
+
+def numbered(count: int, first: int = 0) -> Iterator[str]:
+    """Texts that tell their number."""
+    return (f"message {number}" for number in range(first, first + count))

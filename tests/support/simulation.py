@@ -1,0 +1,304 @@
+"""A world on one thread: a clock that is turned, processes that can be killed, Spark's side of the protocol.
+
+:class:`World` runs whatever a source has going on beside Spark's calls, step by step, and lets time pass
+only when somebody waits. An hour of a query takes a second or two, and the same choices give the same run.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any
+
+from pyspark_mq.dedup import IdSource, OnMissing
+from pyspark_mq.sources.endpoint import Endpoint
+from pyspark_mq.sources.epochs import EpochSource, Limit, Position
+from pyspark_mq.sources.runtime import Runtime, Task
+from pyspark_mq.sources.settings import Guarantee, Settings
+from pyspark_mq.sources.url import parse_urls
+from pyspark_mq.spark_source.offset import OffsetCodec
+from tests.support.engine import At, Crashed
+from tests.support.memory import MEMORY, PROTOCOL, MemoryBroker, MemoryConsumer, MemoryQueue, MemoryStore
+
+__all__ = ["Process", "Query", "World", "make_settings"]
+
+QUEUE = "orders"
+#: Time passes in steps of this size, or of a fortieth of what is waited for.
+_TICK_S = 0.02
+_TICKS_MAX = 40
+#: Between the end of a process and the begin of the next.
+_RESTART_S = 0.5
+#: 2026-01-01, for messages that tell when they were sent.
+_EPOCH_US = 1_767_225_600_000_000
+
+
+class World:
+    """The clock, the processes, and what is to happen at some time."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_000.0
+        self._processes: list[Process] = []
+        self._events: list[tuple[float, int, Callable[[], object]]] = []
+        self._event_numbers = count()
+        self._turning = False
+
+    def process(self) -> Process:
+        """A process of its own."""
+        process = Process(self)
+        self._processes.append(process)
+        return process
+
+    def kill(self, process: Process) -> None:
+        """It does nothing any more."""
+        self._processes.remove(process)
+        process.tasks.clear()
+        process.killed = True
+
+    def at(self, seconds: float, event: Callable[[], object]) -> None:
+        """Let something happen so long from now."""
+        heapq.heappush(self._events, (self.now_s + seconds, next(self._event_numbers), event))
+
+    def cancel(self) -> None:
+        """Nothing of the kind any more: what was to happen happens now."""
+        events, self._events = self._events, []
+        for _, _, event in sorted(events, key=lambda entry: entry[:2]):
+            event()
+
+    def let_pass(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
+        """Time passes, and everything goes on; shorter if something becomes so."""
+        if self._turning:
+            return  # whoever is inside of a step cannot wait for the world
+        deadline = self.now_s + seconds
+        tick = max(_TICK_S, seconds / _TICKS_MAX)
+        while True:
+            self._turn()
+            if until() or self.now_s >= deadline:
+                return
+            self.now_s = min(deadline, self.now_s + tick)
+
+    def _turn(self) -> None:
+        self._turning = True
+        try:
+            while self._events and self._events[0][0] <= self.now_s:
+                heapq.heappop(self._events)[-1]()
+            for process in list(self._processes):
+                for task in list(process.tasks):
+                    task.step(self.now_s)
+        finally:
+            self._turning = False
+
+
+class Process(Runtime):
+    """A runtime whose tasks end with it."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.tasks: list[_Task] = []
+        self.killed = False
+        #: The machine's clock is off by so much.
+        self.skew_s = 0.0
+
+    def monotonic_s(self) -> float:
+        return self.world.now_s
+
+    def utc_us(self) -> int:
+        return _EPOCH_US + int((self.world.now_s + self.skew_s) * 1e6)
+
+    def sleep(self, seconds: float) -> None:
+        self.world.let_pass(seconds)
+        self._live()
+
+    def wait(self, event: threading.Event, seconds: float) -> None:
+        self.world.let_pass(seconds, event.is_set)
+        self._live()
+
+    def _live(self) -> None:
+        if self.killed:
+            raise Crashed
+
+    def jitter(self) -> float:
+        return 0.75
+
+    def spawn(self, name: str, life: Iterator[float], interrupt: threading.Event) -> Task:
+        task = _Task(self, life, interrupt)
+        self.tasks.append(task)
+        return task
+
+
+class _Task(Task):
+    def __init__(self, process: Process, life: Iterator[float], interrupt: threading.Event) -> None:
+        self._process = process
+        self._life = life
+        self._interrupt = interrupt
+        self._due_s = 0.0
+        self._done = False
+
+    def step(self, now_s: float) -> None:
+        if self._done or (now_s < self._due_s and not self._interrupt.is_set()):
+            return
+        try:
+            self._due_s = now_s + next(self._life)
+        except StopIteration:
+            self._done = True
+
+    @property
+    def alive(self) -> bool:
+        return not self._done
+
+    def join(self, timeout_s: float) -> None:
+        self._process.world.let_pass(timeout_s, lambda: self._done)
+
+
+def make_settings(**changes: Any) -> Settings:
+    """Settings of a query on the queue in memory."""
+    endpoint = Endpoint(broker=MEMORY, protocol=PROTOCOL, urls=parse_urls("amqp://memory:5672/"), queue=QUEUE)
+    endpoint = replace(endpoint, **{name: changes.pop(name) for name in list(changes) if hasattr(endpoint, name)})
+    defaults: dict[str, Any] = {
+        "guarantee": Guarantee.EXACTLY_ONCE,
+        "id_source": IdSource("message-id"),
+        "on_missing": OnMissing.FAIL,
+        "max_messages": 50,
+        "max_bytes": 1 << 20,
+        "min_messages": 1,
+        "max_delay_s": 900.0,
+        "prefetch": 100,
+        "consumers": 1,
+        "dedup_window": 1_000,
+        "settle_grace_s": 5.0,
+        "fail_on_data_loss": True,
+        "replay_timeout_s": 300.0,
+    }
+    return Settings(endpoint=endpoint, **{**defaults, **changes})
+
+
+@dataclass
+class Query:
+    """A query: what survives a crash of it (logs, sink), and the source that does not.
+
+    Attributes:
+        shows_start: Spark 4.2 and later show the committed offset when they plan.
+        sink: batch -> IDs of its rows, written once.
+    """
+
+    world: World
+    broker: MemoryBroker
+    settings: Settings
+    store: MemoryStore | None = None
+    shows_start: bool = True
+    sink: dict[int, list[str]] = field(default_factory=dict)
+    crashes: int = 0
+
+    def __post_init__(self) -> None:
+        self.offsets: dict[int, str] = {}
+        self.committed = -1
+        self.replays = 0
+        self._codec = OffsetCodec.of(self.settings)
+        self._process: Process | None = None
+        self._source: EpochSource | None = None
+        self._consumers: type[MemoryConsumer] | None = None
+        self.skew_s = 0.0
+        #: Called after the offset log was written and before the batch runs.
+        self.between: Callable[[], object] = lambda: None
+
+    @property
+    def queue(self) -> MemoryQueue:
+        return self.broker.declare(QUEUE)
+
+    @property
+    def source(self) -> EpochSource:
+        """The source of this process, made when it is first asked for."""
+        if self._source is None:
+            self._process = self.world.process()
+            self._process.skew_s = self.skew_s
+            self._consumers = type("QueryConsumer", (MemoryConsumer,), {"broker": self.broker})
+            self._source = EpochSource(self.settings, self._consumers, self.store, self._process)
+        return self._source
+
+    def crash(self, unnoticed_s: float = 0.0) -> None:
+        """``kill -9`` of its process; or of its machine, which the broker notices later."""
+        if self._process is None or self._consumers is None:
+            return
+        self.crashes += 1
+        self.world.kill(self._process)
+        for session in list(self.queue.sessions):
+            if isinstance(session.consumer, self._consumers):
+                self.queue.end(session, "killed", unnoticed_s=unnoticed_s)
+        self._process = self._source = self._consumers = None
+        self.world.let_pass(_RESTART_S)
+
+    def position(self, batch: int) -> Position:
+        """The end of a batch; of -1, the beginning."""
+        return self._codec.decode(json.loads(self.offsets[batch])) if batch >= 0 else self.source.initial()
+
+    def bound(self) -> None:
+        """`Trigger.AvailableNow` begins."""
+        self.source.bound()
+
+    def trigger(self, crash: At | None = None) -> int:
+        """One trigger; how many rows it had.
+
+        Raises:
+            Crashed: it was killed where `crash` says.
+        """
+        batch = self.committed + 1
+        if batch not in self.offsets:
+            if not self._plan(batch, crash):
+                return 0
+            self._die_if(crash, At.AFTER_OFFSET_LOG)
+        else:
+            self.replays += 1
+        self.between()
+        start, end = self.position(batch - 1), self.position(batch)
+        ids = [str(raw.message.id) for raw in self.source.payload(start, end)]
+        if batch in self.sink and self.settings.guarantee.identifies:
+            assert self.sink[batch] == ids, "the replay is not the same batch"
+        self.sink.setdefault(batch, ids)
+        self._die_if(crash, At.AFTER_SINK)
+        self.committed = batch
+        self._die_if(crash, At.AFTER_COMMIT_LOG)
+        return len(ids)
+
+    def _plan(self, batch: int, crash: At | None) -> bool:
+        start = self.position(batch - 1)
+        end = self.source.latest(start if self.shows_start else None, Limit(self.settings.max_messages))
+        if end == start:
+            return False
+        self._die_if(crash, At.BEFORE_OFFSET_LOG)
+        self.offsets[batch] = json.dumps(self._codec.encode(end))
+        if batch > 0:
+            self.source.commit(start)
+        return True
+
+    def _die_if(self, wanted: At | None, here: At) -> None:
+        if wanted is here:
+            self.crash()
+            raise Crashed
+
+    def drain(self, seconds: float = 600.0) -> None:
+        """Trigger until nothing is in the queue and nothing new comes.
+
+        Raises:
+            AssertionError: it did not get on in so much time.
+        """
+        deadline = self.world.now_s + seconds
+        while self.trigger() or self.broker.counts(QUEUE).total > self._may_stay:
+            assert self.world.now_s < deadline, f"stuck: {self.source.counters()}, {self.broker.counts(QUEUE)}"
+
+    @property
+    def _may_stay(self) -> int:
+        # Before Spark 4.2 the last epoch is settled when the next one is planned.
+        return 0 if self.shows_start else len(self.sink.get(self.committed, ()))
+
+    @property
+    def emitted(self) -> list[str]:
+        """IDs of all rows in the sink, in order."""
+        return [key for batch in sorted(self.sink) for key in self.sink[batch]]
+
+    @property
+    def offset_bytes(self) -> int:
+        """Size of the newest offset."""
+        return len(self.offsets[max(self.offsets)]) if self.offsets else 0

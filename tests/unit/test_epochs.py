@@ -1,0 +1,403 @@
+"""Epochs on the queue in memory: what is planned, replayed, settled, carried and waited for, by hand-turned clock."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pyspark_mq.errors import DataLossError
+from pyspark_mq.sources.epochs import Limit
+from pyspark_mq.sources.settings import Guarantee
+from tests.support.engine import At, Crashed
+from tests.support.memory import MEMORY, MemoryBroker, MemoryQueue, MemoryStore
+from tests.support.simulation import QUEUE, Query, World, make_settings
+
+
+class Scene:
+    """A query on a queue in memory."""
+
+    def __init__(self, *, store: MemoryStore | None = None, shows_start: bool = True, **settings: Any) -> None:
+        self.world = World()
+        self.broker = MemoryBroker(self.world.process())
+        self.queue: MemoryQueue = self.broker.declare(QUEUE)
+        self.sent: list[str] = []
+        self.query = Query(self.world, self.broker, make_settings(**settings), store=store, shows_start=shows_start)
+
+    def publish(self, count: int, size: int = 10) -> list[str]:
+        ids = [f"id-{len(self.sent) + number}" for number in range(count)]
+        for key in ids:
+            self.queue.publish(bytes(size), key)
+        self.sent += ids
+        return ids
+
+    def assert_exactly_once(self) -> None:
+        self.query.drain()
+        assert sorted(self.query.emitted) == sorted(self.sent)
+
+    @property
+    def counters(self) -> dict[str, int]:
+        return self.query.source.counters()
+
+
+# -- planning -----------------------------------------------------------------------------------
+
+
+def test_an_epoch_has_the_oldest_messages_in_their_order_and_no_more_than_the_limit() -> None:
+    scene = Scene(max_messages=20)
+    scene.publish(50)
+    assert [scene.query.trigger() for _ in range(3)] == [20, 20, 10]
+    assert scene.query.emitted == scene.sent
+
+
+def test_bytes_limit_an_epoch_and_one_message_always_fits() -> None:
+    scene = Scene(max_bytes=100)
+    scene.publish(6, size=40)
+    scene.publish(1, size=500)
+    scene.publish(2, size=40)
+    assert [scene.query.trigger() for _ in range(5)] == [2, 2, 2, 1, 2]
+
+
+def test_nothing_new_is_the_same_position() -> None:
+    scene = Scene()
+    scene.publish(3)
+    scene.query.trigger()
+    assert scene.query.trigger() == 0
+    assert len(scene.query.offsets) == 1
+
+
+def test_a_small_epoch_waits_for_company_but_not_for_ever() -> None:
+    scene = Scene(min_messages=10, max_delay_s=30.0)
+    scene.publish(4)
+    began = scene.world.now_s
+    while not scene.query.trigger():
+        assert scene.world.now_s < began + 60
+    assert 30 <= scene.world.now_s - began < 35
+    scene.publish(10)
+    began = scene.world.now_s
+    while not scene.query.trigger():
+        pass
+    assert scene.world.now_s - began < 2
+
+
+def test_an_epoch_that_was_planned_and_not_begun_is_returned_again() -> None:
+    scene = Scene(max_messages=5)
+    scene.publish(20)
+    source = scene.query.source
+    first = source.latest(source.initial(), Limit(5))
+    assert source.latest(source.initial(), Limit(5)) == first
+
+
+# -- what is acknowledged, and when ---------------------------------------------------------------
+
+
+def test_the_next_trigger_settles_even_if_nothing_new_comes() -> None:
+    scene = Scene()
+    scene.publish(5)
+    assert scene.query.trigger() == 5
+    assert scene.queue.acknowledged == []
+    scene.query.trigger()
+    assert len(scene.queue.acknowledged) == 5
+
+
+def test_a_commit_of_an_epoch_that_was_not_run_here_settles_nothing() -> None:
+    scene = Scene(max_messages=5)
+    scene.publish(5)
+    source = scene.query.source
+    end = source.latest(source.initial(), Limit(5))
+    source.commit(end)
+    scene.world.let_pass(1)
+    assert scene.queue.acknowledged == []
+    source.payload(source.initial(), end)
+    source.commit(end)
+    scene.world.let_pass(1)
+    assert len(scene.queue.acknowledged) == 5
+
+
+@pytest.mark.parametrize("skew_s", [-60.0, -1e7, 0.0, 60.0])
+def test_before_spark_4_2_no_clock_makes_an_epoch_count_as_run(skew_s: float) -> None:
+    scene = Scene(shows_start=False, max_messages=10)
+    scene.publish(10)
+    assert scene.query.trigger() == 10
+    scene.query.crash()
+    scene.publish(10)
+    scene.query.skew_s = skew_s  # the job goes on at a machine whose clock is another
+    scene.query.trigger()
+    committed = {key for batch, ids in scene.query.sink.items() if batch <= scene.query.committed for key in ids}
+    assert {message.id for message in scene.queue.acknowledged} <= committed
+    scene.publish(10)
+    for _ in range(10):
+        scene.query.trigger()
+    assert sorted(scene.query.emitted) == sorted(scene.sent)
+    assert scene.broker.counts(QUEUE).total <= 10  # the last epoch is settled with the next
+
+
+def test_before_spark_4_2_a_bounded_run_may_plan_before_it_replays() -> None:
+    # Spark 4.0 asks for the end of a bounded run first, and then runs what a former process left open.
+    scene = Scene(shows_start=False, max_messages=10)
+    scene.publish(10)
+    with pytest.raises(Crashed):
+        scene.query.trigger(At.AFTER_OFFSET_LOG)
+    scene.publish(10)
+    source = scene.query.source
+    planned = source.latest(None, Limit(100))
+    assert scene.query.trigger() == 10
+    assert scene.query.emitted == scene.sent[:10]
+    start = scene.query.position(0)
+    rest = [raw.message.id for raw in source.payload(start, planned)]
+    assert rest == scene.sent[10:]
+
+
+# -- limits count what is kept ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_any_number_of_duplicates_does_not_stop_receiving(shared: bool) -> None:
+    # Ten times the bytes that may be held, of messages that are dropped.
+    store = MemoryStore() if shared else None
+    scene = Scene(store=store, max_bytes=1_000, max_messages=10, prefetch=60)
+    if store is not None:
+        store.remember([f"old-{number}" for number in range(200)])
+        for number in range(200):
+            scene.queue.publish(bytes(100), f"old-{number}")
+    else:
+        scene.publish(1, size=100)
+        for _ in range(200):
+            scene.queue.publish(bytes(100), scene.sent[0])
+    scene.publish(20, size=100)
+    scene.assert_exactly_once()
+    assert scene.counters["duplicatesDropped"] == 200
+
+
+def test_rejected_messages_do_not_stop_receiving() -> None:
+    from pyspark_mq.dedup import OnMissing
+
+    scene = Scene(max_bytes=1_000, max_messages=10, prefetch=60, on_missing=OnMissing.REJECT)
+    for _ in range(100):
+        scene.queue.publish(bytes(100), None)
+    scene.publish(20, size=100)
+    scene.assert_exactly_once()
+    assert scene.counters["rejected"] == len(scene.queue.dead_letters) == 100
+
+
+def test_a_thousand_pauses_cost_no_delivery() -> None:
+    scene = Scene(max_bytes=1_000, max_messages=10, prefetch=100)
+    scene.queue.weather.delivery_limit = 1
+    scene.publish(3_000, size=400)
+    scene.assert_exactly_once()
+    assert scene.queue.dead_letters == []
+    assert scene.counters["redelivered"] == 0
+
+
+# -- replays ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shuffles", [False, True])
+@pytest.mark.parametrize("at", At)
+def test_a_replay_is_the_same_batch(at: At, shuffles: bool) -> None:
+    scene = Scene(max_messages=10)
+    scene.queue.weather.shuffles = shuffles
+    scene.publish(35)
+    scene.query.trigger()
+    with pytest.raises(Crashed):
+        scene.query.trigger(at)
+    scene.assert_exactly_once()
+
+
+def test_what_did_not_come_back_fails_the_query_and_is_named() -> None:
+    scene = Scene(max_messages=10, replay_timeout_s=60.0)
+    scene.publish(10)
+    with pytest.raises(Crashed):
+        scene.query.trigger(At.AFTER_OFFSET_LOG)
+    scene.queue.take_away(3)
+    began = scene.world.now_s
+    with pytest.raises(DataLossError) as failed:
+        scene.query.trigger()
+    assert 60 <= scene.world.now_s - began < 65
+    assert failed.value.missing == ("id-0", "id-1", "id-2")
+    assert scene.queue.acknowledged == []
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_what_was_given_up_and_comes_back_is_new(restarts: int) -> None:
+    scene = Scene(max_messages=10, replay_timeout_s=10.0, fail_on_data_loss=False)
+    scene.publish(10)
+    with pytest.raises(Crashed):
+        scene.query.trigger(At.AFTER_OFFSET_LOG)
+    scene.queue.take_away(3)
+    assert scene.query.trigger() == 7
+    for _ in range(3):
+        scene.query.trigger()
+    for _ in range(restarts):
+        scene.query.crash()
+        scene.query.trigger()
+    scene.queue.bring_back()
+    scene.query.drain()
+    assert sorted(scene.query.emitted) == sorted(scene.sent)
+    assert scene.broker.counts(QUEUE).total == 0
+
+
+def test_a_replay_waits_while_the_broker_holds_messages_back() -> None:
+    scene = Scene(max_messages=10)
+    scene.publish(10)
+    with pytest.raises(Crashed):
+        scene.query.trigger(At.AFTER_OFFSET_LOG)
+    scene.queue.take_away(4)
+    scene.world.at(120, scene.queue.bring_back)
+    assert scene.query.trigger() == 10
+    scene.assert_exactly_once()
+
+
+# -- reconnects, and what is carried ------------------------------------------------------------------
+
+
+def test_a_session_that_the_broker_takes_for_alive_keeps_its_ids_carried() -> None:
+    scene = Scene(max_messages=10, heartbeat_s=5.0)
+    scene.publish(10)
+    scene.query.trigger()
+    scene.broker.cut(unnoticed_s=25.0)
+    scene.query.trigger()
+    for _ in range(40):
+        scene.world.let_pass(1)
+        scene.publish(1)
+        scene.query.trigger()
+    scene.assert_exactly_once()
+
+
+def test_a_pause_hides_the_consumer_but_not_what_it_holds() -> None:
+    # A cancelled consumer is not counted by the broker: nobody seems to be there beside us.
+    scene = Scene(max_messages=10, max_bytes=500, prefetch=40, heartbeat_s=5.0)
+    scene.publish(40, size=100)
+    scene.query.trigger()
+    assert scene.queue.sessions[0].cancelled
+    scene.broker.cut(unnoticed_s=14.0)
+    for _ in range(60):
+        scene.query.trigger()
+        scene.world.let_pass(0.5)
+    scene.assert_exactly_once()
+
+
+@pytest.mark.parametrize("consumers", [1, 2])
+@pytest.mark.parametrize("period_s", [0.3, 1.0, 2.0, 7.0, 31.0])
+def test_offsets_stay_bounded_for_any_period_of_reconnects(period_s: float, consumers: int) -> None:
+    scene = Scene(max_messages=20, prefetch=40, dedup_window=100, consumers=consumers, reconnect_timeout_s=1e6)
+    for number in range(1, int(500 / period_s)):
+        scene.world.at(number * period_s, scene.broker.cut)
+    sizes = []
+    while scene.world.now_s < 1_500:
+        scene.publish(8)
+        scene.query.trigger()
+        scene.world.let_pass(0.25)
+        sizes.append(scene.query.offset_bytes)
+    # What was settled in the last seconds, and what ends of sessions left open: not ever more.
+    assert max(sizes[len(sizes) // 2 :]) <= 1.5 * max(sizes[: len(sizes) // 2])
+    assert max(sizes) < 12_000
+    scene.assert_exactly_once()
+
+
+def test_one_session_that_flaps_does_not_keep_what_the_other_settled() -> None:
+    scene = Scene(max_messages=20, prefetch=40, dedup_window=0, consumers=2, reconnect_timeout_s=1e6)
+    scene.publish(20)
+    scene.query.trigger()
+    flapping = scene.queue.sessions[0].consumer.session
+
+    def flap() -> None:
+        steady = scene.queue.sessions[-1].consumer.session
+        for session in list(scene.queue.sessions):
+            if session.consumer.session not in (steady, flapping + 1) or len(scene.queue.sessions) > 1:
+                scene.queue.end(session, "flapped")
+                break
+
+    for number in range(1, 600):
+        scene.world.at(number, flap)
+    carried = []
+    while scene.world.now_s < 1_600:
+        scene.publish(5)
+        scene.query.trigger()
+        scene.world.let_pass(0.5)
+        carried.append(scene.counters["carried"])
+    assert max(carried[100:]) < 400
+    scene.assert_exactly_once()
+
+
+def test_a_job_that_runs_every_few_minutes_does_not_carry_ever_more() -> None:
+    # A broker that keeps half-open connections for long: each run sees only a part of that.
+    settings = make_settings(max_messages=50)
+    broker = replace(MEMORY, half_open_s={"memory": 300.0})
+    scene = Scene(max_messages=50, broker=broker)
+    assert scene.query.settings.endpoint.broker.half_open_s != settings.endpoint.broker.half_open_s
+    scene.queue.weather.tells_depth = False  # nobody tells that we are alone
+    sizes = []
+    for _ in range(120):
+        scene.publish(50)
+        until = scene.world.now_s + 30
+        while scene.world.now_s < until:
+            scene.query.trigger()
+        scene.query.crash()
+        scene.world.let_pass(270)
+        sizes.append(scene.query.offset_bytes)
+    assert max(sizes[60:]) <= 1.3 * max(sizes[:60])
+    scene.assert_exactly_once()
+
+
+def test_an_offset_of_0_1_0_has_no_waits_and_goes_on() -> None:
+    scene = Scene(max_messages=10)
+    scene.publish(30)
+    scene.query.trigger()
+    scene.query.trigger()
+    codec = scene.query._codec
+    for batch, text in scene.query.offsets.items():
+        offset = json.loads(text)
+        offset.pop("until", None)
+        del offset["crc"]
+        from pyspark_mq.spark_source.offset import _crc
+
+        scene.query.offsets[batch] = json.dumps({**offset, "crc": _crc(offset)})
+        assert codec.decode(json.loads(scene.query.offsets[batch])).until_s == ()
+    scene.query.crash()
+    scene.assert_exactly_once()
+
+
+# -- bounded runs ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tells_depth", [True, False])
+def test_a_bounded_run_takes_what_was_there_and_ends(tells_depth: bool) -> None:
+    scene = Scene(max_messages=20)
+    scene.queue.weather.tells_depth = tells_depth
+    scene.publish(50)
+    scene.world.let_pass(1)
+    scene.query.bound()
+    scene.world.let_pass(1)
+    scene.publish(30)
+    rows = 0
+    while size := scene.query.trigger():
+        rows += size
+    assert rows == 50
+    assert scene.broker.counts(QUEUE).total == 30
+
+
+def test_a_timestamp_from_the_future_does_not_end_every_run_empty() -> None:
+    scene = Scene(max_messages=20)
+    scene.queue.weather.tells_depth = False
+    scene.publish(10)
+    scene.queue.ready[0].published_us *= 1_000  # milliseconds for seconds
+    scene.world.let_pass(1)
+    scene.query.bound()
+    assert scene.query.trigger() == 10
+
+
+# -- the other guarantees ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("guarantee", [Guarantee.AT_LEAST_ONCE, Guarantee.NONE])
+def test_without_ids_everything_comes_and_the_bytes_held_are_bounded(guarantee: Guarantee) -> None:
+    scene = Scene(guarantee=guarantee, max_bytes=1_000, max_messages=10, prefetch=100)
+    scene.publish(200, size=100)
+    held = []
+    while scene.query.trigger():
+        held.append(scene.query.source._intake.held_bytes)
+    assert sorted(scene.query.emitted) == sorted(scene.sent)
+    assert max(held) <= 3_000

@@ -1,0 +1,212 @@
+"""The receiver: one session after another, with rests between those that came to nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pyspark_mq.errors import BrokerError, BrokerUnavailableError, DestinationError, RefusedError
+from pyspark_mq.sources.base import Greeting, SessionLostError
+from pyspark_mq.sources.receiver import Confirmed, Failed, Lost, Mailbox, Opened, Receiver, Terms
+from pyspark_mq.sources.url import BrokerUrl
+from tests.support.memory import MemoryBroker, MemoryConsumer
+from tests.support.simulation import QUEUE, World, make_settings
+
+
+class Scene:
+    """A receiver of a queue in memory."""
+
+    def __init__(self, consumer: type[MemoryConsumer] = MemoryConsumer, **endpoint: Any) -> None:
+        self.world = World()
+        self.broker = MemoryBroker(self.world.process())
+        self.queue = self.broker.declare(QUEUE)
+        self.mailbox = Mailbox()
+        self.process = self.world.process()
+        make = type("SceneConsumer", (consumer,), {"broker": self.broker})
+        settings = make_settings(**endpoint)
+        self.receiver = Receiver(settings.endpoint, make, self.mailbox, lambda: Terms(100, float("inf")), self.process)
+        self.letters: list[Opened | Lost | Confirmed | Failed] = []
+
+    def run(self, seconds: float) -> None:
+        self.world.let_pass(seconds)
+        self.letters += self.mailbox.take()
+
+    def of(self, kind: type) -> list[Any]:
+        return [letter for letter in self.letters if isinstance(letter, kind)]
+
+    @property
+    def failure(self) -> Exception:
+        (failed,) = self.of(Failed)
+        error: Exception = failed.error
+        return error
+
+
+class Talkative(MemoryConsumer):
+    """Its broker ends each session with the same words as soon as something was handed out."""
+
+    def run(self, timeout_s: float) -> None:
+        super().run(timeout_s)
+        if self.inbox:
+            raise SessionLostError(f"message {self.session} cannot be sent", told=True)
+
+
+def test_a_session_opens_and_its_end_is_told() -> None:
+    scene = Scene()
+    scene.receiver.start()
+    scene.run(0.1)
+    assert [type(letter) for letter in scene.letters] == [Opened]
+    scene.broker.cut()
+    scene.run(0.02)
+    assert [type(letter) for letter in scene.letters] == [Opened, Lost]
+    scene.run(1)
+    assert [type(letter) for letter in scene.letters] == [Opened, Lost, Opened]
+
+
+def test_sessions_in_which_nothing_is_confirmed_are_ever_further_apart() -> None:
+    scene = Scene()
+    scene.queue.publish(b"x", "a")
+    scene.receiver.start()
+    for tenth in range(600):
+        scene.run(0.1)
+        if tenth % 2:
+            scene.broker.cut()
+    opened = len(scene.of(Opened))
+    # A session every 0.3 s would be 200 in the minute; the rests grow to 5 s.
+    assert 10 < opened < 30
+
+
+def test_a_confirmation_makes_a_session_good_and_the_next_one_comes_at_once() -> None:
+    scene = Scene()
+    scene.receiver.start()
+    for number in range(20):
+        scene.queue.publish(b"x", str(number))
+        scene.run(0.1)
+        consumer = scene.of(Opened)[-1].consumer
+        scene.receiver.ask(consumer.session, lambda consumer: consumer.acknowledge(7, 1, ()))
+        scene.run(0.1)
+        assert len(scene.of(Confirmed)) == number + 1
+        scene.broker.cut()
+        scene.run(0.1)
+    assert len(scene.of(Opened)) == 21
+
+
+def test_the_same_words_again_and_again_end_the_query_and_are_shown() -> None:
+    scene = Scene(Talkative)
+    scene.queue.publish(b"x", "a")
+    scene.receiver.start()
+    scene.run(600)
+    assert isinstance(scene.failure, BrokerError)
+    for words in ("queue 'orders'", "9 sessions in a row", "cannot be sent", "Nothing is lost"):
+        assert words in str(scene.failure)
+    assert len(scene.of(Opened)) == 9
+
+
+def test_what_the_network_does_is_no_reason_to_stop_before_the_reconnect_timeout() -> None:
+    scene = Scene(reconnect_timeout_s=60.0)
+    scene.queue.publish(b"x", "a")
+    scene.receiver.start()
+    for _ in range(40):
+        scene.run(1)
+        scene.broker.cut()
+    assert not scene.of(Failed)
+    for _ in range(60):
+        scene.run(1)
+        scene.broker.cut()
+    assert isinstance(scene.failure, BrokerUnavailableError)
+    assert "reconnectTimeout=60s" in str(scene.failure)
+
+
+def test_an_idle_session_that_ends_every_night_never_adds_up() -> None:
+    scene = Scene(reconnect_timeout_s=60.0)
+    scene.receiver.start()
+    for _ in range(30):
+        scene.run(30_000)
+        scene.broker.cut()
+    scene.run(1)
+    assert not scene.of(Failed)
+    assert len(scene.of(Opened)) == 31
+
+
+@pytest.mark.parametrize("timeout_s", [2.0, 20.0])
+def test_nobody_there_at_the_start_fails_after_the_connect_timeout(timeout_s: float) -> None:
+    scene = Scene(connect_timeout_s=timeout_s)
+    scene.broker.kill()
+    scene.receiver.start()
+    scene.run(timeout_s * 0.4)
+    assert not scene.of(Failed)
+    scene.run(timeout_s)
+    assert isinstance(scene.failure, BrokerUnavailableError)
+    assert f"connectTimeout={timeout_s:g}s" in str(scene.failure)
+
+
+def test_a_queue_that_is_not_there_fails_at_once() -> None:
+    scene = Scene()
+    scene.broker.delete(QUEUE)
+    scene.receiver.start()
+    scene.run(0.1)
+    assert isinstance(scene.failure, DestinationError)
+
+
+class Suspicious(MemoryConsumer):
+    """Refuses every login but the first."""
+
+    logins = 0
+
+    def open(self, url: BrokerUrl, timeout_s: float) -> Greeting:
+        type(self).logins += 1
+        if self.logins > 1:
+            raise RefusedError(f"{url}: no")
+        return super().open(url, timeout_s)
+
+
+def test_a_login_that_worked_before_is_tried_again_for_the_connect_timeout() -> None:
+    scene = Scene(Suspicious, connect_timeout_s=10.0)
+    scene.receiver.start()
+    scene.run(1)
+    scene.broker.cut()
+    scene.run(8)
+    assert not scene.of(Failed)
+    scene.run(8)
+    assert isinstance(scene.failure, RefusedError)
+
+
+def test_a_request_for_a_session_that_is_gone_is_never_carried_out() -> None:
+    scene = Scene()
+    scene.receiver.start()
+    scene.run(0.1)
+    old = scene.of(Opened)[0].consumer.session
+    scene.broker.cut()
+    scene.run(1)
+    asked: list[int] = []
+    scene.receiver.ask(old, lambda consumer: asked.append(consumer.session))
+    new = scene.of(Opened)[1].consumer.session
+    scene.receiver.ask(new, lambda consumer: asked.append(consumer.session))
+    scene.run(1)
+    assert asked == [new]
+
+
+def test_a_pause_is_remembered_in_the_letter_of_the_end() -> None:
+    scene = Scene()
+    scene.receiver.start()
+    scene.run(0.1)
+    consumer = scene.of(Opened)[0].consumer
+    consumer.bytes_allowed = 10
+    for number in range(3):
+        scene.queue.publish(bytes(8), str(number))
+    scene.run(0.1)
+    assert consumer.paused
+    consumer.resume()
+    scene.broker.cut()
+    scene.run(1)
+    assert [letter.ever_paused for letter in scene.of(Lost)] == [True]
+
+
+def test_stopping_closes_the_connection_and_ends_it() -> None:
+    scene = Scene()
+    scene.receiver.start()
+    scene.run(0.1)
+    scene.receiver.stop()
+    assert scene.queue.sessions == []
+    scene.run(10)
+    assert len(scene.of(Opened)) == 1
