@@ -172,7 +172,7 @@ class LiveCell:
     def _on_channel(self, work: Callable[[Any], object]) -> None:
         import pika
 
-        connection = pika.BlockingEndpoint(pika.URLParameters(self.node.url(AMQP_0_9_1)))
+        connection = pika.BlockingConnection(pika.URLParameters(self.node.url(AMQP_0_9_1)))
         channel = connection.channel()
         channel.confirm_delivery()
         work(channel)
