@@ -13,239 +13,25 @@ behind, which is what `settleGrace` is for). The answer also tells the depth of 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
-import re
-import socket
-import ssl
 import time
-from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timezone
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, cast
 
 import pika
 from pika.adapters.select_connection import IOLoop, SelectConnection
-from pika.exceptions import (
-    AMQPConnectionError,
-    ChannelClosedByBroker,
-    ConnectionClosedByBroker,
-    IncompatibleProtocolError,
-    ProbableAccessDeniedError,
-    ProbableAuthenticationError,
-)
+from pika.exceptions import AMQPConnectionError
 
 from pyspark_mq.brokers.base import AMQP_0_9_1
-from pyspark_mq.dedup import IdSource
-from pyspark_mq.errors import (
-    BrokerUnavailableError,
-    DestinationError,
-    MessageError,
-    MqError,
-    RefusedError,
-)
+from pyspark_mq.errors import BrokerUnavailableError, MessageError
+from pyspark_mq.sources.amqp091.decoder import Amqp091Decoder, as_text
+from pyspark_mq.sources.amqp091.errors import UNREADABLE, connect_error, handshake_hint, queue_error, reason_of
 from pyspark_mq.sources.base import Consumer, Decoder, Greeting, QueueDepth, SessionLostError
-from pyspark_mq.sources.endpoint import Endpoint, tls_error
 from pyspark_mq.sources.url import BrokerUrl
 
-__all__ = ["Amqp091Consumer", "Amqp091Decoder"]
+__all__ = ["Amqp091Consumer"]
 
-Raw = tuple[Any, Any, bytes]  #: (pika.spec.Basic.Deliver, pika.BasicProperties, body)
-
-_MICROSECONDS = 1_000_000
-_INT64_MAX = 2**63 - 1
-_INT32_MAX = 2**31 - 1
 _CLOSE_TIMEOUT_S = 1.0
-_TLS_ALERT = re.compile(r"\[SSL: (\w*ALERT\w*)\]")
-#: What pika makes of an exception in its own decoder: it ends the connection, keeps the words and
-#: throws the exception away. Such a message would do the same to every connection to come.
-_UNREADABLE = re.compile(
-    r"Stream connection lost: "
-    r"((?:ValueError|OverflowError|UnicodeDecodeError|InvalidFieldTypeException|KeyError|IndexError|error)\(.*)",
-    re.DOTALL,
-)
-
-
-# -- columns ----------------------------------------------------------------------------------
-
-
-def _text(value: object) -> str | None:
-    """A field value for a string column; bytes that are no text are shown with escapes."""
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "backslashreplace")
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, datetime):
-        return _utc(value).isoformat()
-    if isinstance(value, dict | list):
-        return json.dumps(_plain(value), ensure_ascii=False)
-    return f"{value:d}" if isinstance(value, int) else str(value)
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, dict):
-        return {_text(name): _plain(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    if value is None or isinstance(value, bool | float):
-        return value
-    return int(value) if isinstance(value, int) else _text(value)
-
-
-def _utc(moment: datetime) -> datetime:
-    return moment.replace(tzinfo=timezone.utc) if moment.tzinfo is None else moment
-
-
-def _properties(raws: Sequence[Raw]) -> list[list[tuple[str, str | None]] | None]:
-    return [
-        [(_text(name) or "", _text(value)) for name, value in raw[1].headers.items()] if raw[1].headers else []
-        for raw in raws
-    ]
-
-
-def _timestamp_us(properties: Any) -> int | None:
-    # Seconds by the specification (section 4.2.5.4); producers that put milliseconds there get
-    # a date far in the future, as in every other client. What does not fit the column is null.
-    seconds = properties.timestamp
-    if seconds is None or not 0 <= int(seconds) <= _INT64_MAX // _MICROSECONDS:
-        return None
-    return int(seconds) * _MICROSECONDS
-
-
-def _expiration_us(properties: Any) -> int | None:
-    # The property is a time to live in milliseconds as text, counted from publishing, so a
-    # moment in time follows only if the producer also said when that was.
-    published = _timestamp_us(properties)
-    if published is None or not isinstance(properties.expiration, str):
-        return None
-    if not properties.expiration.isdecimal():
-        return None
-    moment = published + int(properties.expiration) * 1000
-    return moment if moment <= _INT64_MAX else None
-
-
-def _delivery_count(raw: Raw) -> int | None:
-    method, properties, _ = raw
-    # Quorum queues count the deliveries before this one (header x-delivery-count, absent at
-    # first); classic queues only say that there was one.
-    count = properties.headers.get("x-delivery-count") if properties.headers else None
-    # On a classic queue a producer may have put anything there.
-    if isinstance(count, int) and not isinstance(count, bool) and 0 <= count < _INT32_MAX:
-        return int(count) + 1
-    return None if method.redelivered else 1
-
-
-class Amqp091Decoder(Decoder):
-    """Columns of pika's (method, properties, body)."""
-
-    def tags(self, raws: Sequence[Raw]) -> list[int]:
-        """Delivery tags: 1, 2, 3… on each channel (AMQP 0-9-1, domain delivery-tag)."""
-        return [raw[0].delivery_tag for raw in raws]
-
-    def bodies(self, raws: Sequence[Raw]) -> list[bytes]:
-        """Bodies as pika assembled them."""
-        return [raw[2] for raw in raws]
-
-    def ids(self, raws: Sequence[Raw], source: IdSource) -> list[object]:
-        """RabbitMQ gives no message an ID: these are the producer's."""
-        if source.kind == "message-id":
-            return [raw[1].message_id for raw in raws]
-        if source.kind == "correlation-id":
-            return [raw[1].correlation_id for raw in raws]
-        name = source.name
-        return [_header_id(raw[1].headers.get(name)) if raw[1].headers else None for raw in raws]
-
-    columns: ClassVar[Mapping[str, Callable[[Sequence[Raw]], list[Any]]]] = MappingProxyType(
-        {
-            "properties": _properties,
-            "correlationId": lambda raws: [_text(raw[1].correlation_id) for raw in raws],
-            "replyTo": lambda raws: [_text(raw[1].reply_to) for raw in raws],
-            "contentType": lambda raws: [_text(raw[1].content_type) for raw in raws],
-            "type": lambda raws: [_text(raw[1].type) for raw in raws],
-            "priority": lambda raws: [raw[1].priority for raw in raws],
-            "timestamp": lambda raws: [_timestamp_us(raw[1]) for raw in raws],
-            "expiration": lambda raws: [_expiration_us(raw[1]) for raw in raws],
-            "redelivered": lambda raws: [raw[0].redelivered for raw in raws],
-            "deliveryCount": lambda raws: [_delivery_count(raw) for raw in raws],
-        }
-    )
-
-
-def _header_id(value: object) -> object:
-    return value if isinstance(value, bytes) else _text(value)
-
-
-# -- errors -----------------------------------------------------------------------------------
-
-
-def _causes(error: object) -> list[BaseException]:
-    """The error and everything pika wrapped in it, outermost first."""
-    found: list[BaseException] = []
-    pending: list[object] = [error]
-    while pending:
-        item = pending.pop(0)
-        if not isinstance(item, BaseException) or item in found:
-            continue
-        found.append(item)
-        pending += [getattr(item, "exception", None), *getattr(item, "exceptions", ()), *item.args]
-        pending.append(item.__cause__)
-    return found
-
-
-def _reason(error: object) -> str:
-    """The most telling words among the causes."""
-    for cause in reversed(_causes(error)):
-        if isinstance(cause, ConnectionClosedByBroker | ChannelClosedByBroker):
-            return f"{cause.reply_code} {cause.reply_text}"
-        if str(cause) and not isinstance(cause, AMQPConnectionError):
-            return f"{type(cause).__name__}: {cause}"
-    causes = _causes(error)
-    return (str(causes[-1]) or type(causes[-1]).__name__) if causes else str(error)
-
-
-def _connect_error(error: object, url: BrokerUrl, endpoint: Endpoint) -> MqError:
-    """The error of this package for a failed attempt to connect."""
-    causes = _causes(error)
-    for cause in causes:
-        if isinstance(cause, ssl.SSLError):
-            return tls_error(cause, url)
-        # What TLS 1.3 refuses comes after the handshake, and pika keeps only the words of it.
-        alert = _TLS_ALERT.search(str(cause))
-        if alert is not None:
-            return tls_error(alert[1], url)
-        if isinstance(cause, ProbableAuthenticationError) or _closed_with(cause, 403):
-            user = endpoint.credentials(url)[0]
-            return RefusedError(
-                f"{url}: the broker refused the login of user '{user or 'guest'}'; check options "
-                f"'username' and 'password' or those in 'url' ({_reason(error)})"
-            )
-        if isinstance(cause, ProbableAccessDeniedError) or _closed_with(cause, 530):
-            reason = _reason(error)
-            if "is down" in reason:
-                break
-            return RefusedError(
-                f"{url}: the broker refused virtual host '{url.virtual_host}'; check the path of "
-                f"'url' (%2F is '/') and the user's permissions ({reason})"
-            )
-    return BrokerUnavailableError(f"{url}: {_reason(error)}{_handshake_hint(causes, url)}")
-
-
-def _closed_with(cause: BaseException, code: int) -> bool:
-    return isinstance(cause, ConnectionClosedByBroker) and cause.reply_code == code
-
-
-def _handshake_hint(causes: Sequence[BaseException], url: BrokerUrl) -> str:
-    refused = any(isinstance(cause, ConnectionRefusedError | socket.gaierror) for cause in causes)
-    if refused or url.tls:
-        return ""
-    if any(isinstance(cause, IncompatibleProtocolError) for cause in causes):
-        return "; does the port speak AMQP 0-9-1? A TLS port needs amqps://"
-    return "; if this is a TLS port use amqps://, and check that it speaks AMQP 0-9-1"
-
-
-# -- the session ------------------------------------------------------------------------------
 
 
 class _Answer:
@@ -296,19 +82,19 @@ class Amqp091Consumer(Consumer):
         try:
             self._until(opened, deadline)
         except SessionLostError:
-            raise _connect_error(self._end, url, self.endpoint) from None
+            raise connect_error(self._end, url, self.endpoint) from None
         except TimeoutError:
-            hint = _handshake_hint((), url)
+            hint = handshake_hint((), url)
             raise BrokerUnavailableError(f"{url}: no answer within {timeout_s:.0f} s{hint}") from None
         try:
             depth = self._open_queue(deadline)
         except SessionLostError:
-            raise self._queue_error(url) from None
+            raise queue_error(self._end, url, self.endpoint) from None
         except TimeoutError:
             text = f"{url}: {self.endpoint.destination} did not answer within {timeout_s:.0f} s"
             raise BrokerUnavailableError(text) from None
         properties = getattr(self._pika, "server_properties", None) or {}
-        return Greeting(url, _text(properties.get("cluster_name")) or "", depth)
+        return Greeting(url, as_text(properties.get("cluster_name")) or "", depth)
 
     def _parameters(self, url: BrokerUrl, timeout_s: float) -> pika.ConnectionParameters:
         tls = self.endpoint.tls
@@ -372,29 +158,6 @@ class Amqp091Consumer(Consumer):
         method(*args, **kwargs, callback=answer)
         self._until(answer, deadline)
         return answer.value
-
-    def _queue_error(self, url: BrokerUrl) -> MqError:
-        """The error of this package for a channel that ended while looking for the queue."""
-        destination = self.endpoint.destination
-        reason = _reason(self._end)
-        for cause in _causes(self._end):
-            if not isinstance(cause, ChannelClosedByBroker):
-                continue
-            if cause.reply_code == 404 and "down or inaccessible" not in reason:
-                return DestinationError(
-                    f"{destination} does not exist in virtual host '{url.virtual_host}' of {url}; "
-                    f"declare it first, or correct the option ({reason})"
-                )
-            if cause.reply_code == 403:
-                return DestinationError(
-                    f"{destination} at {url} is not for this user or is in exclusive use by another consumer ({reason})"
-                )
-            if cause.reply_code == 406:
-                return DestinationError(
-                    f"{destination} at {url} exists with other properties; delete it or use "
-                    f"another 'subscription' ({reason})"
-                )
-        return BrokerUnavailableError(f"{url}: {destination}: {reason}")
 
     def _depth(self, frame: Any) -> QueueDepth:
         own = 0 if self._tag is None else 1
@@ -471,13 +234,13 @@ class Amqp091Consumer(Consumer):
     def _raise_if_ended(self) -> None:
         if self._end is None:
             return
-        unreadable = _UNREADABLE.match(str(self._end))
+        unreadable = UNREADABLE.match(str(self._end))
         if unreadable is not None:
             raise MessageError(
                 f"{self.endpoint.destination} holds a message that pika cannot read ({unreadable[1]}), for example "
                 "for a header with a date after the year 9999; remove the message, it was not acknowledged"
             )
-        raise SessionLostError(_reason(self._end))
+        raise SessionLostError(reason_of(self._end))
 
     def _ended(self, error: object) -> None:
         if self._end is None:
