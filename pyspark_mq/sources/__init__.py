@@ -17,7 +17,7 @@ CONSUMERS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
     {
         AMQP_0_9_1: ("pyspark_mq.sources.amqp091.consumer", "Amqp091Consumer", "pyspark-mq"),
         AMQP_1_0: ("pyspark_mq.sources.amqp10", "Amqp10Consumer", "pyspark-mq[amqp10]"),
-        STOMP: ("pyspark_mq.sources.stomp", "StompConsumer", "pyspark-mq[stomp]"),
+        STOMP: ("pyspark_mq.sources.stomp.consumer", "StompConsumer", "pyspark-mq[stomp]"),
     }
 )
 

@@ -16,7 +16,7 @@ RABBIT = {"broker": "rabbitmq", "queue": "orders"}
     ("library", "module", "options", "extra"),
     [
         ("proton", "sources.amqp10", {"url": "amqp://localhost", "protocol": "amqp-1.0"}, "pyspark-mq[amqp10]"),
-        ("stomp", "sources.stomp", {"url": "stomp://localhost"}, "pyspark-mq[stomp]"),
+        ("stomp", "sources.stomp.consumer", {"url": "stomp://localhost"}, "pyspark-mq[stomp]"),
         ("redis", "dedup.redis_store", {"url": "amqp://a", "dedupStore": "redis://b"}, "pyspark-mq[redis]"),
     ],
     ids=["amqp-1.0", "stomp", "redis"],

@@ -4,7 +4,7 @@ Frames to the broker are made and written by stomp.py, on a transport of our own
 own WebSocket transport does it. Ours is read and written by :meth:`StompConsumer.run` on the receiver's
 thread, through a socket that never blocks. That way acknowledgements go out while reading is
 paused, heart-beats need no thread, TLS has the settings of all protocols here (stomp.py takes no
-`ssl.SSLContext`), and frames are read by :mod:`pyspark_mq.sources.stomp_frames`, for the reasons given there.
+`ssl.SSLContext`), and frames are read by :mod:`pyspark_mq.sources.stomp.frames`, for the reasons given there.
 
 A RECEIPT confirms: the broker handles the frames of a connection in order and answers when it is
 done with one, so a receipt asked with the last acknowledgement stands for all before it. Whatever
@@ -22,9 +22,8 @@ import select
 import socket
 import ssl
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 from stomp.listener import ConnectionListener
@@ -32,31 +31,19 @@ from stomp.protocol import Protocol12
 from stomp.transport import BaseTransport
 from stomp.utils import Frame
 
-from pyspark_mq.brokers.base import STOMP, StompDialect
-from pyspark_mq.dedup import IdSource
-from pyspark_mq.errors import (
-    BrokerUnavailableError,
-    DestinationError,
-    InternalError,
-    MessageError,
-    MqError,
-    OptionError,
-    RefusedError,
-)
+from pyspark_mq.brokers.base import STOMP
+from pyspark_mq.errors import BrokerUnavailableError, MessageError, MqError
 from pyspark_mq.sources.base import Consumer, Decoder, Greeting, SessionLostError
-from pyspark_mq.sources.endpoint import Endpoint
-from pyspark_mq.sources.stomp_frames import FrameError, FrameReader, escape
+from pyspark_mq.sources.stomp.decoder import StompDecoder, whole_number
+from pyspark_mq.sources.stomp.errors import dialect_of, login_error, said, subscribe_error
+from pyspark_mq.sources.stomp.frames import FrameError, FrameReader, escape
 from pyspark_mq.sources.url import BrokerUrl
 from pyspark_mq.sources.wire import dial, dial_error, hint
 
-__all__ = ["StompConsumer", "StompDecoder"]
-
-#: (tag, headers, body, how the broker speaks)
-Raw = tuple[int, Mapping[str, str], bytes, StompDialect]
+__all__ = ["StompConsumer"]
 
 _SPEAKS = "STOMP"
 _INT32_MAX = 2**31 - 1
-_INT64_MAX = 2**63 - 1
 _RECEIVE_BYTES = 256 * 1024
 _SEND_BYTES = 64 * 1024
 _CLOSE_TIMEOUT_S = 1.0
@@ -78,214 +65,6 @@ _SUBSCRIBED = "subscribed"
 _DISCONNECTED = "disconnected"
 #: The other side has gone, noticed also while nothing is read. Linux only.
 _HANG_UP = getattr(select, "POLLRDHUP", 0)
-
-
-# -- columns ----------------------------------------------------------------------------------
-
-#: Headers of MESSAGE and SEND in the specification, and those with a column of their own.
-_NAMED = frozenset(
-    {
-        "ack", "content-length", "content-type", "correlation-id", "destination", "message-id", "priority",
-        "receipt", "redelivered", "reply-to", "subscription", "timestamp", "transaction", "type",
-    }
-)  # fmt: skip
-
-
-def _text(value: str | None) -> str | None:
-    """A header for a string column; bytes that are no text are shown with escapes."""
-    if value is None or value.isascii():
-        return value
-    return value.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-
-
-def _texts(name: str) -> Callable[[Sequence[Raw]], list[Any]]:
-    return lambda raws: [_text(raw[1].get(name)) for raw in raws]
-
-
-def _number(text: str | None, most: int) -> int | None:
-    # Python refuses to convert thousands of digits.
-    if text is None or not text.isascii() or not text.isdecimal() or len(text) > 19:
-        return None
-    number = int(text)
-    return number if number <= most else None
-
-
-def _properties(raws: Sequence[Raw]) -> list[list[tuple[str, str | None]] | None]:
-    found: list[list[tuple[str, str | None]] | None] = []
-    for _, headers, _, dialect in raws:
-        hidden, prefixes = dialect.internal_headers, dialect.internal_prefixes
-        found.append(
-            [
-                (str(_text(name)), _text(value))
-                for name, value in headers.items()
-                if name not in _NAMED and name not in hidden and not (prefixes and name.startswith(prefixes))
-            ]
-        )
-    return found
-
-
-def _timestamp_us(raw: Raw) -> int | None:
-    unit = raw[3].timestamp_us
-    moment = _number(raw[1].get("timestamp"), _INT64_MAX // unit)
-    return None if moment is None else moment * unit
-
-
-def _expiration_us(raw: Raw) -> int | None:
-    _, headers, _, dialect = raw
-    if dialect.expires_header:
-        moment = _number(headers.get(dialect.expires_header), _INT64_MAX // 1000)
-        return moment * 1000 if moment else None
-    # A time to live in milliseconds, counted from publishing, as in AMQP 0-9-1.
-    published, lives = _timestamp_us(raw), _number(headers.get("expiration"), _INT64_MAX // 1000)
-    if published is None or lives is None:
-        return None
-    moment = published + lives * 1000
-    return moment if moment <= _INT64_MAX else None
-
-
-def _delivery_count(raw: Raw) -> int | None:
-    _, headers, _, dialect = raw
-    if not dialect.count_header:
-        return None
-    counted = _number(headers.get(dialect.count_header), _INT32_MAX - 1)
-    if counted is not None:
-        return counted + 1
-    return None if headers.get("redelivered") == "true" else 1
-
-
-class StompDecoder(Decoder):
-    """Columns of (tag, headers, body, dialect)."""
-
-    def tags(self, raws: Sequence[Raw]) -> list[int]:
-        """Numbers of the consumer's own: 1, 2, 3… in each session."""
-        return [raw[0] for raw in raws]
-
-    def bodies(self, raws: Sequence[Raw]) -> list[bytes]:
-        """Bodies as they came; texts in UTF-8.
-
-        Of JMS messages, STOMP carries texts and bytes. ActiveMQ Classic sends the others with an empty
-        body; Artemis sends a MapMessage in its own encoding, and a StreamMessage not at all.
-        """
-        return [raw[2] for raw in raws]
-
-    def ids(self, raws: Sequence[Raw], source: IdSource) -> list[object]:
-        """The broker's ID where it gives one, or the producer's."""
-        name = source.name
-        if source.kind == "message-id":
-            name = raws[0][3].id_header if raws else ""
-        elif source.kind == "correlation-id":
-            name = source.kind
-        ids = [_id(raw[1].get(name)) for raw in raws]
-        separator = raws[0][3].id_separator if raws and source.kind == "message-id" else ""
-        if not separator:
-            return ids
-        return [value.rpartition(separator)[2] if isinstance(value, str) else value for value in ids]
-
-    columns: ClassVar[Mapping[str, Callable[[Sequence[Raw]], list[Any]]]] = MappingProxyType(
-        {
-            "properties": _properties,
-            "correlationId": _texts("correlation-id"),
-            "replyTo": _texts("reply-to"),
-            "contentType": _texts("content-type"),
-            "type": _texts("type"),
-            "priority": lambda raws: [_number(raw[1].get("priority"), _INT32_MAX) for raw in raws],
-            "timestamp": lambda raws: [_timestamp_us(raw) for raw in raws],
-            "expiration": lambda raws: [_expiration_us(raw) for raw in raws],
-            "redelivered": lambda raws: [raw[1].get("redelivered") == "true" for raw in raws],
-            "deliveryCount": lambda raws: [_delivery_count(raw) for raw in raws],
-        }
-    )
-
-
-def _id(value: str | None) -> object:
-    if value is None or value.isascii():
-        return value
-    data = value.encode("utf-8", "surrogateescape")
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError:
-        return data  # no text: told apart by its bytes
-
-
-def _dialect(endpoint: Endpoint) -> StompDialect:
-    dialect = endpoint.broker.stomp
-    if dialect is None:
-        raise InternalError(f"broker '{endpoint.broker.name}' does not speak STOMP")
-    return dialect
-
-
-# -- errors -----------------------------------------------------------------------------------
-
-
-def _said(headers: Mapping[str, str], body: bytes) -> str:
-    """What an ERROR frame says: a word or a line in the header, the reason or a stack trace in the body."""
-    title = _text(headers.get("message")) or ""
-    lines = body.decode("utf-8", "backslashreplace").strip().splitlines()
-    first = lines[0].strip() if lines else ""
-    if title in first or not first:
-        return first or title or "an error without a reason"
-    return f"{title}: {first}" if title else first
-
-
-def _login_error(reason: str, url: BrokerUrl, endpoint: Endpoint) -> MqError:
-    """The error of this package for an ERROR frame in answer to CONNECT."""
-    lower = reason.lower()
-    if "virtual host" in lower and "denied" in lower:
-        return RefusedError(
-            f"{url}: the broker refused virtual host '{url.virtual_host}'; check the path of "
-            f"'url' (%2F is '/') and the user's permissions ({reason})"
-        )
-    if "already connected" in lower or "client id" in lower or "clientid" in lower:
-        # May be our own former connection, of which the broker has not noticed the end.
-        return BrokerUnavailableError(
-            f"{url}: {endpoint.destination} is in use by another connection, or still by a former one ({reason})"
-        )
-    if any(word in lower for word in ("password", "access refused", "security", "authenticat", "login", "credential")):
-        user = endpoint.credentials(url)[0]
-        who = f"the login of user '{user}'" if user is not None else "a login without a user name"
-        return RefusedError(
-            f"{url}: the broker refused {who}; check options 'username' and 'password' or those in 'url' ({reason})"
-        )
-    return BrokerUnavailableError(f"{url}: the broker refused the connection ({reason})")
-
-
-#: What an ERROR frame in answer to SUBSCRIBE says, in small letters, and what it means.
-_REFUSALS = (
-    (
-        ("authorized to create",),
-        "{destination} does not exist in {place} and may not be made by this user; declare it first ({reason})",
-    ),
-    (
-        ("not_found", "not found", "does not exist", "no queue"),
-        "{destination} does not exist in {place}; declare it first, or correct the option ({reason})",
-    ),
-    (
-        ("precondition", "inequivalent"),
-        "{destination} in {place} exists with other properties; delete it or use another 'subscription' ({reason})",
-    ),
-    (
-        ("access_refused", "access refused", "authorized", "permission", "security"),
-        "{destination} in {place} is not for this user ({reason})",
-    ),
-)
-
-
-def _subscribe_error(reason: str, url: BrokerUrl, endpoint: Endpoint) -> Exception:
-    """The error for an ERROR frame in answer to SUBSCRIBE."""
-    lower = reason.lower()
-    if endpoint.selector is not None and ("selector" in lower or "filter" in lower):
-        problem = f"{endpoint.selector!r} for {endpoint.destination} was not understood by {url} ({reason})"
-        return OptionError("selector", problem)
-    if "exclusive" in lower or "in use" in lower:
-        return SessionLostError(f"{endpoint.destination} is in use by another consumer ({reason})")
-    place = f"virtual host '{url.virtual_host}' of {url}" if _dialect(endpoint).virtual_hosts else str(url)
-    for words, text in _REFUSALS:
-        if any(word in lower for word in words):
-            return DestinationError(text.format(destination=endpoint.destination, place=place, reason=reason))
-    return SessionLostError(reason)
-
-
-# -- the session ------------------------------------------------------------------------------
 
 
 class _Transport(BaseTransport):  # type: ignore[misc]
@@ -311,7 +90,7 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         # stomp.py writes a warning for what this package reports itself.
         logging.getLogger("stomp.py").setLevel(logging.CRITICAL)
-        self._dialect = _dialect(self.endpoint)
+        self._dialect = dialect_of(self.endpoint)
         self._url: Any = None
         self._socket: Any = None
         self._transport: Any = None
@@ -377,14 +156,14 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         if isinstance(ended.__cause__, OSError):
             return dial_error(ended.__cause__, url, _SPEAKS)
         if self._reader.spoken:
-            return _login_error(str(ended), url, self.endpoint)
+            return login_error(str(ended), url, self.endpoint)
         return BrokerUnavailableError(f"{url}: {ended}{hint(url, _SPEAKS)}")
 
     def on_connected(self, frame: Any) -> None:
         """See stomp.py's ConnectionListener."""
         self._connected = True
         theirs = frame.headers.get("heart-beat", "0,0").split(",")
-        sends_ms, wants_ms = (_number(text.strip(), _INT32_MAX) or 0 for text in (*theirs, "0", "0")[:2])
+        sends_ms, wants_ms = (whole_number(text.strip(), _INT32_MAX) or 0 for text in (*theirs, "0", "0")[:2])
         ours_ms = self.endpoint.heartbeat_s * 1000
         # The slower side decides (STOMP 1.2, section "Heart-beating").
         if wants_ms:
@@ -429,7 +208,7 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
             self._until(lambda: _SUBSCRIBED not in self._receipts, time.monotonic() + _SUBSCRIBE_TIMEOUT_S)
             self._raise_if_ended()
         except SessionLostError as ended:
-            raise _subscribe_error(str(ended), self._url, self.endpoint) from None
+            raise subscribe_error(str(ended), self._url, self.endpoint) from None
         except TimeoutError:
             text = f"no answer to a subscription within {_SUBSCRIBE_TIMEOUT_S:g} s"
             raise SessionLostError(text) from None
@@ -601,7 +380,7 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
 
     def on_error(self, frame: Any) -> None:
         """See stomp.py's ConnectionListener. Most brokers close the connection then; we do in any case."""
-        self._ended(_said(frame.headers, frame.body))
+        self._ended(said(frame.headers, frame.body))
 
     def wake(self) -> None:
         """See :meth:`Consumer.wake`."""
