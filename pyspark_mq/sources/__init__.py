@@ -16,7 +16,7 @@ __all__ = ["CONSUMERS", "consumer_class"]
 CONSUMERS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
     {
         AMQP_0_9_1: ("pyspark_mq.sources.amqp091.consumer", "Amqp091Consumer", "pyspark-mq"),
-        AMQP_1_0: ("pyspark_mq.sources.amqp10", "Amqp10Consumer", "pyspark-mq[amqp10]"),
+        AMQP_1_0: ("pyspark_mq.sources.amqp10.consumer", "Amqp10Consumer", "pyspark-mq[amqp10]"),
         STOMP: ("pyspark_mq.sources.stomp.consumer", "StompConsumer", "pyspark-mq[stomp]"),
     }
 )
