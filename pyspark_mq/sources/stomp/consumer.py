@@ -36,7 +36,8 @@ from pyspark_mq.errors import BrokerUnavailableError, MessageError, MqError
 from pyspark_mq.sources.base import Consumer, Decoder, Greeting, SessionLostError
 from pyspark_mq.sources.stomp.decoder import StompDecoder, whole_number
 from pyspark_mq.sources.stomp.errors import dialect_of, login_error, said, subscribe_error
-from pyspark_mq.sources.stomp.frames import FrameError, FrameReader, escape
+from pyspark_mq.sources.stomp.frames import FrameError, FrameReader
+from pyspark_mq.sources.stomp.settling import Settling
 from pyspark_mq.sources.url import BrokerUrl
 from pyspark_mq.sources.wire import dial, dial_error, hint
 
@@ -107,14 +108,10 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         self._watched = 0
         self._send_every_s = self._silence_s = float("inf")
         self._sent_s = self._heard_s = 0.0
-        # Deliveries not acknowledged, by numbers of our own: 1, 2, 3... in the order of arrival.
+        # Deliveries have numbers of our own: 1, 2, 3... in the order of arrival.
         self._tag = 0
-        self._open: dict[int, str] = {}
-        # With cumulative acknowledgements, those that wait for what is before them.
-        self._due: set[int] = set()
-        self._refused: set[int] = set()
-        self._requests: list[tuple[int, int]] = []
-        self._receipts: dict[str, list[int]] = {}
+        self._settling = Settling(cumulative=self._dialect.cumulative, reject_headers=self._dialect.reject_headers)
+        self._answers: set[str] = set()
         self._numbers = count()
         self._window = 0
         self._window_bytes = 0.0
@@ -197,15 +194,15 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         if not self._window:
             self._subscribe_first(window)
         elif self._may_subscribe_again():
-            more = window if len(self._open) >= self._window else window - self._window
+            more = window if len(self._settling.open) >= self._window else window - self._window
             if more > 0:
                 self._subscribe(more)
 
     def _subscribe_first(self, window: int) -> None:
-        self._receipts[_SUBSCRIBED] = []
+        self._answers.add(_SUBSCRIBED)
         self._subscribe(window, receipt=_SUBSCRIBED)
         try:
-            self._until(lambda: _SUBSCRIBED not in self._receipts, time.monotonic() + _SUBSCRIBE_TIMEOUT_S)
+            self._until(lambda: _SUBSCRIBED not in self._answers, time.monotonic() + _SUBSCRIBE_TIMEOUT_S)
             self._raise_if_ended()
         except SessionLostError as ended:
             raise subscribe_error(str(ended), self._url, self.endpoint) from None
@@ -291,8 +288,8 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         """Not while paused, nor beyond a window that the broker counts in bytes, unless it has to confirm."""
         if self.paused:
             return False
-        full = self._window > 0 and len(self._open) >= self._window
-        return not full or not self._dialect.window_bytes or bool(self._receipts)
+        full = self._window > 0 and len(self._settling.open) >= self._window
+        return not full or not self._dialect.window_bytes or bool(self._answers) or self._settling.unconfirmed
 
     def _watch(self, reading: bool) -> None:
         # Errors are reported in any case.
@@ -329,7 +326,7 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
 
     def _take(self, data: bytes) -> None:
         tag, size = self._tag, 0
-        append, handles, dialect = self.inbox.append, self._open, self._dialect
+        append, handles, dialect = self.inbox.append, self._settling.open, self._dialect
         try:
             for command, headers, body in self._reader.feed(data):
                 if command != "MESSAGE":
@@ -414,12 +411,12 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
     def _wake_queue(self, now: float) -> None:
         """It is quiet: have more handed out if the window is not taken."""
         self._kick_s = float("inf")
-        room = self._window - len(self._open)
-        if not self._open or self.paused or room <= 0:
+        room = self._window - len(self._settling.open)
+        if not self._settling.open or self.paused or room <= 0:
             return  # whatever changes that also stirs
         if self._dialect.stalls:
             self._kick(now)
-        elif self._window_bytes - len(self._open) * self._message_bytes() < 2 * self._message_bytes():
+        elif self._window_bytes - len(self._settling.open) * self._message_bytes() < 2 * self._message_bytes():
             # The messages are larger than was thought.
             self._window -= room
             if self._may_subscribe_again():
@@ -445,16 +442,7 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
 
     def acknowledge(self, number: int, upto: int, singles: Sequence[int]) -> None:
         """See :meth:`Consumer.acknowledge`."""
-        if self._dialect.cumulative:
-            self._requests.append((number, singles[-1] if singles else upto))
-            self._due.update(singles)
-            self._settle_head(upto)
-        else:
-            tags = [tag for tag in self._open if tag <= upto]
-            self._settle([("ACK", tag) for tag in (*tags, *singles)], [number])
-            for tag in (*tags, *singles):
-                del self._open[tag]
-        self._send()
+        self._settle(self._settling.acknowledge(number, upto, singles))
         self._stir()
 
     def reject(self, tags: Sequence[int]) -> None:
@@ -463,64 +451,21 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         RabbitMQ dead-letters to the queue's dead-letter exchange, and drops without one. ActiveMQ
         Classic moves to the dead-letter queue. Artemis drops (measured on 2.40 and 2.56).
         """
-        if self._dialect.cumulative:
-            self._refused.update(tags)
-            self._settle_head(0)
-        else:
-            self._settle([("NACK", tag) for tag in tags], [])
-            for tag in tags:
-                del self._open[tag]
+        self._settle(self._settling.reject(tags))
+
+    def _settle(self, frames: bytes) -> None:
+        self._transport.outgoing += frames
+        # What waits for others takes room in the window; when there is no other room left, there has to be more.
+        waiting = self._settling.waiting
+        if waiting and len(self._settling.open) >= self._window and self._may_subscribe_again():
+            self._subscribe(waiting)
         self._send()
-
-    def _settle_head(self, upto: int) -> None:
-        """With cumulative acknowledgements: settle the deliveries at the head that are done with.
-
-        What is in the middle would take all before it along, so it waits for them. It takes room in
-        the window meanwhile; when there is no other room left, there has to be more.
-        """
-        done: list[int] = []
-        frames: list[tuple[str, int]] = []
-        last = 0
-        for tag in self._open:
-            if tag in self._refused:
-                frames += [("ACK", last), ("NACK", tag)] if last else [("NACK", tag)]
-                last = 0
-            elif tag <= upto or tag in self._due:
-                last = tag
-            else:
-                break
-            done.append(tag)
-        if last:
-            frames.append(("ACK", last))
-        if done:
-            confirmed = [number for number, end in self._requests if end <= done[-1]]
-            self._requests = [(number, end) for number, end in self._requests if end > done[-1]]
-            self._settle(frames, confirmed)
-        for tag in done:
-            del self._open[tag]
-        self._due.difference_update(done)
-        self._refused.difference_update(done)
-        held = len(self._due) + len(self._refused)
-        if held and len(self._open) >= self._window and self._may_subscribe_again():
-            self._subscribe(held)
-
-    def _settle(self, frames: Sequence[tuple[str, int]], confirmed: list[int]) -> None:
-        """Write ACK and NACK frames; the RECEIPT of the last confirms these requests."""
-        end = len(frames) - 1
-        for index, (command, tag) in enumerate(frames):
-            more = "".join(f"{name}:{value}\n" for name, value in self._dialect.reject_headers.items())
-            if command == "ACK":
-                more = ""
-            if index == end and confirmed:
-                receipt = str(next(self._numbers))
-                self._receipts[receipt] = confirmed
-                more += f"receipt:{receipt}\n"
-            # Not by stomp.py: this is what there is ten thousand of at a time.
-            self._transport.outgoing += f"{command}\nid:{escape(self._open[tag])}\n{more}\n\0".encode()
 
     def on_receipt(self, frame: Any) -> None:
         """See stomp.py's ConnectionListener."""
-        for number in self._receipts.pop(frame.headers.get("receipt-id", ""), ()):
+        receipt = frame.headers.get("receipt-id", "")
+        self._answers.discard(receipt)
+        for number in self._settling.confirmed(receipt):
             if self._end is None:
                 self.on_confirmed(number)
         self._stir()
@@ -532,11 +477,11 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         """See :meth:`Consumer.close`."""
         try:
             if self._connected and self._end is None:
-                self._receipts[_DISCONNECTED] = []
+                self._answers.add(_DISCONNECTED)
                 self._protocol.disconnect(_DISCONNECTED)
                 self._kick_s = float("inf")
                 if not self.paused:
-                    self._until(lambda: _DISCONNECTED not in self._receipts, time.monotonic() + _CLOSE_TIMEOUT_S)
+                    self._until(lambda: _DISCONNECTED not in self._answers, time.monotonic() + _CLOSE_TIMEOUT_S)
         except Exception as failed:  # noqa: BLE001 - the session is over, whatever it is
             logging.getLogger(__name__).debug("closing: %s", failed)
         finally:
