@@ -17,9 +17,6 @@ says that they were processed, not that they are on disk.
 from __future__ import annotations
 
 import contextlib
-import math
-import select
-import socket
 import ssl
 import time
 from collections import deque
@@ -53,8 +50,8 @@ from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder, Raw
 from pyspark_mq.sources.amqp10.errors import SPEAKS, open_error
 from pyspark_mq.sources.amqp10.sections import SectionError, SectionReader
 from pyspark_mq.sources.base import Consumer, Decoder, Greeting, SessionLostError
+from pyspark_mq.sources.socket_loop import SocketLoop, dial_error, hint
 from pyspark_mq.sources.url import BrokerUrl
-from pyspark_mq.sources.wire import dial, dial_error, hint
 
 __all__ = ["Amqp10Consumer"]
 
@@ -78,7 +75,7 @@ class Amqp10Consumer(Consumer):
         dialect = self.endpoint.broker.amqp10
         assert dialect is not None, "an option of the source names this protocol for a broker without it"
         self._dialect: Amqp10Dialect = dialect
-        self._socket: socket.socket | None = None
+        self._socket = SocketLoop()
         self._transport = Transport(Transport.CLIENT)
         self._proton = ProtonConnection()
         self._session: Session | None = None
@@ -90,11 +87,6 @@ class Amqp10Consumer(Consumer):
         self._window = 0
         self._requests: deque[tuple[int, deque[Delivery]]] = deque()
         self._barriers: deque[tuple[int, Link]] = deque()
-        self._woken, self._waker = socket.socketpair()
-        for end in (self._woken, self._waker):
-            end.setblocking(False)
-        self._poll = select.poll()
-        self._poll.register(self._woken, select.POLLIN)
         self._end: str | None = None
         self._refused: ssl.SSLError | None = None
 
@@ -103,7 +95,7 @@ class Amqp10Consumer(Consumer):
     def open(self, url: BrokerUrl, timeout_s: float) -> Greeting:
         """See :meth:`Consumer.open`."""
         deadline = time.monotonic() + timeout_s
-        self._socket = dial(url, self.endpoint, deadline, SPEAKS)
+        self._socket.dial(url, self.endpoint, deadline, SPEAKS)
         self._begin(url)
         try:
             self._until(lambda: bool(self._proton.state & Endpoint.REMOTE_ACTIVE), deadline)
@@ -229,27 +221,21 @@ class Amqp10Consumer(Consumer):
 
     def wake(self) -> None:
         """See :meth:`Consumer.wake`."""
-        with contextlib.suppress(OSError):  # full: it is awake; closed: nobody is left to be woken
-            self._waker.send(b"\0")
+        self._socket.wake()
 
     def _turn(self, timeout_s: float) -> None:
         """Send, wait, receive; raises when there is nobody to do that with."""
-        transport, connected = self._transport, self._socket
-        if self._end is not None or connected is None:
+        if self._end is not None or not self._socket.connected:
             raise SessionLostError(self._end or "not connected")
         self._top_up()
         try:
-            next_s = transport.tick(time.monotonic())
-            sending = self._send(connected)
+            next_s = self._transport.tick(time.monotonic())
+            self._send()
             if next_s:
-                timeout_s = min(timeout_s, max(0.0, next_s - time.monotonic()))
-            if getattr(connected, "pending", int)():
-                timeout_s = 0.0  # TLS holds decrypted bytes the kernel does not know of
-            self._poll.register(connected, select.POLLIN | (select.POLLOUT if sending else 0))
-            if self._woken.fileno() in dict(self._poll.poll(math.ceil(timeout_s * 1000))):
-                self._woken.recv(4096)
-            self._receive(connected)
-            self._send(connected)
+                timeout_s = min(timeout_s, next_s - time.monotonic())
+            self._socket.wait(timeout_s)
+            self._receive()
+            self._send()
         except ssl.SSLError as error:
             # TLS 1.3 tells what it refuses with the first bytes after the handshake.
             self._refused = self._refused or error
@@ -258,19 +244,16 @@ class Amqp10Consumer(Consumer):
             self._ended(f"{type(error).__name__}: {error}")
         self._look()
 
-    def _send(self, connected: socket.socket) -> bool:
-        """Write what the transport has; True when some is left for later."""
-        transport = self._transport
-        while (pending := transport.pending()) > 0:
-            data = transport.peek(pending)
-            try:
-                sent = connected.send(data)  # type: ignore[arg-type]
-            except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
-                return True
-            transport.pop(sent)
-        return False
+    def _send(self) -> None:
+        """Write what the transport has, as far as the socket takes it."""
+        transport, outgoing = self._transport, self._socket.outgoing
+        self._socket.write()
+        while not outgoing and (pending := transport.pending()) > 0:
+            outgoing += transport.peek(pending) or b""
+            transport.pop(pending)
+            self._socket.write()
 
-    def _receive(self, connected: socket.socket) -> None:
+    def _receive(self) -> None:
         """Read what there is, up to a bound so that requests are not kept waiting."""
         transport, taken = self._transport, 0
         while taken < _READ_BYTES:
@@ -279,10 +262,7 @@ class Amqp10Consumer(Consumer):
                 self._ended("the broker closed the connection")
                 return
             if capacity > 0:
-                try:
-                    data = connected.recv(min(capacity, _READ_BYTES))
-                except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                    data = None
+                data = self._socket.read(min(capacity, _READ_BYTES))
                 if data is None:
                     break
                 if not data:
@@ -426,14 +406,10 @@ class Amqp10Consumer(Consumer):
 
     def close(self) -> None:
         """See :meth:`Consumer.close`."""
-        connected = self._socket
-        if connected is not None:
+        if self._socket.connected:
             with contextlib.suppress(Exception):  # the session is over, whatever the other side says
                 self._say_goodbye()
-            connected.close()
-            self._socket = None
-        self._woken.close()
-        self._waker.close()
+        self._socket.close()
 
     def _say_goodbye(self) -> None:
         if self._end is not None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MqError, OptionError, RefusedError
 from pyspark_mq.sources.endpoint import Endpoint
+from pyspark_mq.sources.socket_loop import hint
 from pyspark_mq.sources.url import BrokerUrl
-from pyspark_mq.sources.wire import hint
 
 __all__ = ["SPEAKS", "open_error"]
 

@@ -15,12 +15,8 @@ What differs between brokers is in their :class:`~pyspark_mq.brokers.base.StompD
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
-import select
-import socket
-import ssl
 import time
 from collections.abc import Callable, Sequence
 from itertools import count
@@ -34,19 +30,18 @@ from stomp.utils import Frame
 from pyspark_mq.brokers.base import STOMP
 from pyspark_mq.errors import BrokerUnavailableError, MessageError, MqError
 from pyspark_mq.sources.base import Consumer, Decoder, Greeting, SessionLostError
+from pyspark_mq.sources.socket_loop import SocketLoop, dial_error, hint
 from pyspark_mq.sources.stomp.decoder import StompDecoder, whole_number
 from pyspark_mq.sources.stomp.errors import dialect_of, login_error, said, subscribe_error
 from pyspark_mq.sources.stomp.frames import FrameError, FrameReader
 from pyspark_mq.sources.stomp.settling import Settling
 from pyspark_mq.sources.url import BrokerUrl
-from pyspark_mq.sources.wire import dial, dial_error, hint
 
 __all__ = ["StompConsumer"]
 
 _SPEAKS = "STOMP"
 _INT32_MAX = 2**31 - 1
 _RECEIVE_BYTES = 256 * 1024
-_SEND_BYTES = 64 * 1024
 _CLOSE_TIMEOUT_S = 1.0
 #: The broker's answer to the first subscription, when it has other things to do.
 _SUBSCRIBE_TIMEOUT_S = 30.0
@@ -64,22 +59,20 @@ _KICKS = 25
 _NOTHING = "JMSMessageID='never'"
 _SUBSCRIBED = "subscribed"
 _DISCONNECTED = "disconnected"
-#: The other side has gone, noticed also while nothing is read. Linux only.
-_HANG_UP = getattr(select, "POLLRDHUP", 0)
 
 
 class _Transport(BaseTransport):  # type: ignore[misc]
-    """What stomp.py writes, until the socket takes it. Never waits."""
+    """What stomp.py writes goes to the bytes to be sent. Never waits."""
 
-    def __init__(self, host: str, url: BrokerUrl) -> None:
+    def __init__(self, host: str, url: BrokerUrl, outgoing: bytearray) -> None:
         super().__init__(auto_decode=False)
         self.vhost = host
         self.current_host_and_port = (url.host, url.port)
-        self.outgoing = bytearray()
+        self._outgoing = outgoing
 
     def send(self, encoded_frame: bytes) -> None:
         """See stomp.py's BaseTransport."""
-        self.outgoing += encoded_frame
+        self._outgoing += encoded_frame
 
 
 class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
@@ -93,21 +86,13 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         logging.getLogger("stomp.py").setLevel(logging.CRITICAL)
         self._dialect = dialect_of(self.endpoint)
         self._url: Any = None
-        self._socket: Any = None
+        self._socket = SocketLoop()
         self._transport: Any = None
         self._protocol: Any = None
         self._reader = FrameReader()
         self._connected = False
         self._end: Exception | None = None
-        self._waker, self._woken = socket.socketpair()
-        self._waker.setblocking(False)
-        self._woken.setblocking(False)
-        self._is_woken = False
-        self._poll = select.poll()
-        self._poll.register(self._woken, select.POLLIN)
-        self._watched = 0
         self._send_every_s = self._silence_s = float("inf")
-        self._sent_s = self._heard_s = 0.0
         # Deliveries have numbers of our own: 1, 2, 3... in the order of arrival.
         self._tag = 0
         self._settling = Settling(cumulative=self._dialect.cumulative, reject_headers=self._dialect.reject_headers)
@@ -126,9 +111,9 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         """See :meth:`Consumer.open`. Whether the queue is there is only known by :meth:`consume`."""
         deadline = time.monotonic() + timeout_s
         self._url = url
-        self._socket = dial(url, self.endpoint, deadline, _SPEAKS)
-        self._sent_s = self._heard_s = time.monotonic()
-        self._transport = _Transport(url.virtual_host if self._dialect.virtual_hosts else url.host, url)
+        self._socket.dial(url, self.endpoint, deadline, _SPEAKS)
+        host = url.virtual_host if self._dialect.virtual_hosts else url.host
+        self._transport = _Transport(host, url, self._socket.outgoing)
         self._transport.set_listener("consumer", self)
         self._protocol = Protocol12(self._transport)
         # With nobody named, the broker's default user or the client certificate counts.
@@ -253,36 +238,28 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
     def run(self, timeout_s: float) -> None:
         """See :meth:`Consumer.run`."""
         deadline = time.monotonic() + timeout_s
-        self._is_woken = False
+        self._socket.woken = False
         while True:
             self._raise_if_ended()
             left_s = deadline - time.monotonic()
-            if self._is_woken or left_s <= 0:
+            if self._socket.woken or left_s <= 0:
                 return
             self._turn(left_s)
 
     def _turn(self, wait_s: float) -> None:
         """Send what is to be sent, wait for something to happen, and take it in."""
         now = time.monotonic()
-        if now - self._sent_s >= self._send_every_s:
+        if now - self._socket.sent_s >= self._send_every_s:
             self._transport.send(b"\n")
         if now >= self._kick_s:
             self._wake_queue(now)
         self._send()
         reading = self._reading()
-        self._watch(reading)
-        wait_s = min(wait_s, self._sent_s + self._send_every_s - now, self._kick_s - now)
-        if reading and isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
-            wait_s = 0.0
-        events = dict(self._poll.poll(math.ceil(max(0.0, wait_s) * 1000)))
-        if events.pop(self._woken.fileno(), 0):
-            self._is_woken = True
-            with contextlib.suppress(BlockingIOError):
-                self._woken.recv(_RECEIVE_BYTES)
-        if reading:
-            self._receive()
-        elif any(event & ~select.POLLOUT for event in events.values()):
+        wait_s = min(wait_s, self._socket.sent_s + self._send_every_s - now, self._kick_s - now)
+        if not self._socket.wait(wait_s, reading=reading):
             self._ended("the broker closed the connection")
+        elif reading:
+            self._receive()
 
     def _reading(self) -> bool:
         """Not while paused, nor beyond a window that the broker counts in bytes, unless it has to confirm."""
@@ -291,32 +268,22 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         full = self._window > 0 and len(self._settling.open) >= self._window
         return not full or not self._dialect.window_bytes or bool(self._answers) or self._settling.unconfirmed
 
-    def _watch(self, reading: bool) -> None:
-        # Errors are reported in any case.
-        events = select.POLLIN if reading else _HANG_UP
-        if self._transport.outgoing:
-            events |= select.POLLOUT
-        if events != self._watched:
-            self._watched = events
-            self._poll.register(self._socket, events)
-
     def _receive(self) -> bool:
         """Take in what there is, if anything."""
         try:
-            data = self._socket.recv(_RECEIVE_BYTES)
-        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            silent_s = time.monotonic() - self._heard_s
-            if silent_s > self._silence_s:
-                self._ended(f"nothing was heard from the broker for {silent_s:.0f} s")
-            return False
+            data = self._socket.read(_RECEIVE_BYTES)
         except OSError as error:
             self._ended(f"{type(error).__name__}: {error}", error)
+            return False
+        if data is None:
+            silent_s = time.monotonic() - self._socket.heard_s
+            if silent_s > self._silence_s:
+                self._ended(f"nothing was heard from the broker for {silent_s:.0f} s")
             return False
         if not data:
             after = "" if self._reader.spoken or not self._reader.rest else f", after {self._reader.rest!r}"
             self._ended(f"the broker closed the connection{after}")
             return False
-        self._heard_s = time.monotonic()
         self._received_bytes += len(data)
         try:
             self._take(data)
@@ -354,7 +321,7 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         """See :meth:`Consumer.resume`."""
         self.paused = False
         # What the broker has sent meanwhile was not looked at.
-        self._heard_s = time.monotonic()
+        self._socket.heard_s = time.monotonic()
         self._stir()
 
     def _raise_if_ended(self) -> None:
@@ -381,21 +348,14 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
 
     def wake(self) -> None:
         """See :meth:`Consumer.wake`."""
-        with contextlib.suppress(OSError):  # full: it wakes anyhow; closed: nobody is left to be woken
-            self._waker.send(b"\0")
+        self._socket.wake()
 
     # -- sending
 
     def _send(self) -> None:
         """As much as the socket takes now."""
-        outgoing = self._transport.outgoing
         try:
-            while outgoing:
-                # A copy: a view would keep the buffer from shrinking.
-                del outgoing[: self._socket.send(bytes(outgoing[:_SEND_BYTES]))]
-                self._sent_s = time.monotonic()
-        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            pass
+            self._socket.write()
         except OSError as error:
             # The broker may have said why it closed the connection.
             while self._end is None and not self.paused and self._receive():
@@ -454,7 +414,7 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         self._settle(self._settling.reject(tags))
 
     def _settle(self, frames: bytes) -> None:
-        self._transport.outgoing += frames
+        self._socket.outgoing += frames
         # What waits for others takes room in the window; when there is no other room left, there has to be more.
         waiting = self._settling.waiting
         if waiting and len(self._settling.open) >= self._window and self._may_subscribe_again():
@@ -485,6 +445,4 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         except Exception as failed:  # noqa: BLE001 - the session is over, whatever it is
             logging.getLogger(__name__).debug("closing: %s", failed)
         finally:
-            for opened in (self._socket, self._waker, self._woken):
-                if opened is not None:
-                    opened.close()
+            self._socket.close()
