@@ -169,5 +169,4 @@ def hint(url: BrokerUrl, speaks: str) -> str:
     """What else the port may be."""
     if url.tls:
         return f"; does the port speak TLS, and {speaks}?"
-    secured = {"amqp": "amqps", "stomp": "stomp+ssl"}[url.scheme]
-    return f"; does the port speak {speaks}? A TLS port needs {secured}://"
+    return f"; does the port speak {speaks}? A TLS port needs {url.partner}://"

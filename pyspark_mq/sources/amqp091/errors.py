@@ -94,8 +94,8 @@ def handshake_hint(causes: Sequence[BaseException], url: BrokerUrl) -> str:
     if refused or url.tls:
         return ""
     if any(isinstance(cause, IncompatibleProtocolError) for cause in causes):
-        return "; does the port speak AMQP 0-9-1? A TLS port needs amqps://"
-    return "; if this is a TLS port use amqps://, and check that it speaks AMQP 0-9-1"
+        return f"; does the port speak AMQP 0-9-1? A TLS port needs {url.partner}://"
+    return f"; if this is a TLS port use {url.partner}://, and check that it speaks AMQP 0-9-1"
 
 
 def queue_error(error: object, url: BrokerUrl, endpoint: Endpoint) -> MqError:
