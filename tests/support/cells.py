@@ -114,10 +114,16 @@ class LiveCell:
         self._ensure_running()
         self.node.delete(self.queue)
 
-    def declare(self, queue: str) -> None:
-        """A queue of the cell's kind."""
+    def declare(self, queue: str, *, deliveries: int | None = None) -> None:
+        """A queue of the cell's kind.
+
+        Args:
+            deliveries: how often a message may come again before it is given up, where a queue counts that.
+        """
         if isinstance(self.node, RabbitQueues):
-            self.node.declare(queue, quorum=self.cell.kind == "quorum")
+            quorum = self.cell.kind == "quorum"
+            limit = {"x-delivery-limit": deliveries} if quorum and deliveries is not None else {}
+            self.node.declare(queue, quorum=quorum, arguments=limit)
         else:
             self.node.declare(queue)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import select
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, cast
@@ -32,6 +33,79 @@ from pyspark_mq.sources.url import BrokerUrl
 __all__ = ["Amqp091Consumer"]
 
 _CLOSE_TIMEOUT_S = 1.0
+#: The other side has gone, noticed also while nothing is read. Linux only.
+_HANG_UP = getattr(select, "POLLRDHUP", 0)
+
+
+class _Loop(IOLoop):  # type: ignore[misc]
+    """pika's loop, which can also leave incoming bytes in the socket. pika itself reads whatever comes.
+
+    Args:
+        hung_up: called when the other side ends the connection while it is not read.
+    """
+
+    def __init__(self, hung_up: Callable[[], None]) -> None:
+        super().__init__()
+        self._hung_up = hung_up
+        self._wanted: dict[int, int] = {}
+        self._holding = False
+        self._late: list[Callable[[], None]] = []
+
+    def start(self) -> None:
+        """Run until stopped. pika makes a poller each time, and tells it of the events it has names for."""
+        if self._holding:
+            super().add_callback_threadsafe(self._watch)
+        super().start()
+
+    def hold(self) -> None:
+        """Read nothing until :meth:`release`."""
+        self._holding = True
+        self._watch()
+
+    def release(self) -> None:
+        """Read again."""
+        self._holding = False
+        self._watch()
+        while self._late:
+            self.add_callback_threadsafe(self._late.pop(0))
+
+    def _watch(self) -> None:
+        for fd, events in self._wanted.items():
+            super().update_handler(fd, self._now(events))
+
+    def _now(self, events: int) -> int:
+        return events & ~IOLoop.READ | IOLoop.ERROR | _HANG_UP if self._holding else events
+
+    def add_handler(self, fd: int, handler: Callable[[int, int], None], events: int) -> None:
+        """Watch a socket."""
+
+        def handle(fd: int, events: int) -> None:
+            if self._holding and events & ~IOLoop.WRITE:
+                self._hung_up()
+            else:
+                handler(fd, events)
+
+        self._wanted[fd] = events
+        super().add_handler(fd, handle, self._now(events))
+
+    def update_handler(self, fd: int, events: int) -> None:
+        """Watch it for something else."""
+        self._wanted[fd] = events
+        super().update_handler(fd, self._now(events))
+
+    def remove_handler(self, fd: int) -> None:
+        """Watch it no more."""
+        self._wanted.pop(fd, None)
+        super().remove_handler(fd)
+
+    def add_callback_threadsafe(self, callback: Callable[[], None]) -> None:
+        """Call something soon. With TLS, pika asks for what is left to be read this way."""
+        if self._holding and getattr(callback, "__name__", "") == "_on_socket_readable":
+            self._late.append(callback)
+        else:
+            super().add_callback_threadsafe(callback)
+
+    add_callback = add_callback_threadsafe
 
 
 class _Answer:
@@ -57,13 +131,14 @@ class Amqp091Consumer(Consumer):
         super().__init__(*args, **kwargs)
         # pika writes a traceback for each failed attempt; this package reports them itself.
         logging.getLogger("pika").setLevel(logging.CRITICAL)
-        self._loop = IOLoop()
+        self._loop = _Loop(lambda: self._ended(SessionLostError("the broker closed the connection")))
         self._pika: SelectConnection | None = None
         self._channel: Any = None
         self._queue = self.endpoint.queue or ""
-        self._tag: str | None = None
-        self._cancelling = False
-        self._window = 0
+        self._consumer_tags: list[str] = []
+        # What the consumers may hold; all they were ever told they may; deliveries so far; was one given back?
+        self._window = self._granted = self._last_tag = 0
+        self._settled = False
         self._end: object = None
 
     # -- opening
@@ -135,7 +210,7 @@ class Amqp091Consumer(Consumer):
         self._until(opened, deadline)
         if self.endpoint.topic is not None:
             self._bind_topic(self.endpoint.topic, deadline)
-        return self._depth(self._call(deadline, self._channel.queue_declare, self._queue, passive=True))
+        return self._depth(self._call(deadline, self._channel.queue_declare, self._queue, passive=True), 0)
 
     def _bind_topic(self, topic: str, deadline: float) -> None:
         """A topic is an exchange; its durable subscription is a queue bound to it."""
@@ -159,8 +234,7 @@ class Amqp091Consumer(Consumer):
         self._until(answer, deadline)
         return answer.value
 
-    def _depth(self, frame: Any) -> QueueDepth:
-        own = 0 if self._tag is None else 1
+    def _depth(self, frame: Any, own: int) -> QueueDepth:
         return QueueDepth(ready=frame.method.message_count, other_consumers=frame.method.consumer_count - own)
 
     def _until(self, answer: _Answer, deadline: float) -> None:
@@ -172,34 +246,40 @@ class Amqp091Consumer(Consumer):
     # -- receiving
 
     def consume(self, window: int) -> None:
-        """See :meth:`Consumer.consume`. A new window counts from zero: it is a new consumer."""
-        self._window = min(window, self.endpoint.broker.prefetch_max[AMQP_0_9_1])
-        self._cancel()
-        self._start()
+        """See :meth:`Consumer.consume`.
 
-    def _cancel(self) -> None:
-        # What was handed out stays with this channel, un-acknowledged.
-        if self._tag is not None:
-            self._channel.basic_cancel(self._tag, callback=self._cancelled)
-            self._tag = None
-            self._cancelling = True
-
-    def _cancelled(self, _: object) -> None:
-        self._cancelling = False
-        self._start()
-
-    def _start(self) -> None:
-        if self.paused or self._cancelling or self._tag is not None:
+        A consumer keeps its window, and cancelling one while messages are on their way to it has them returned:
+        by pika (Channel._on_deliver, 1.3.2 and 1.4.4) and by quorum queues (RabbitMQ 3.10), where each counts as
+        a delivery. So a larger window is had by a further consumer for the difference, unless all of the present
+        one is taken: then nothing is on its way, and a new one, which counts from zero, takes the place of the
+        old. With several, a quorum queue hands messages out in turns and they come slightly out of order.
+        """
+        window = min(window, self.endpoint.broker.prefetch_max[AMQP_0_9_1])
+        if self._settled or self._last_tag < self._granted:
+            self._add(window - self._window)
             return
+        for tag in self._consumer_tags:
+            self._channel.basic_cancel(tag)
+        self._consumer_tags.clear()
+        self._window = 0
+        self._add(window)
+
+    def _add(self, window: int) -> None:
+        """A consumer for so many messages more."""
+        if window <= 0:
+            return
+        self._window += window
+        self._granted += window
         # RabbitMQ applies this to each consumer started later on the channel (global=False).
-        self._channel.basic_qos(prefetch_count=self._window)
-        self._tag = self._channel.basic_consume(self._queue, self._receiver())
+        self._channel.basic_qos(prefetch_count=window)
+        self._consumer_tags.append(self._channel.basic_consume(self._queue, self._receiver()))
 
     def _receiver(self) -> Callable[[Any, Any, Any, bytes], None]:
         append, arrived = self.inbox.append, self.arrived
 
         def receive(_: Any, method: Any, properties: Any, body: bytes) -> None:
             append((method, properties, body))
+            self._last_tag = method.delivery_tag
             self.bytes_arrived += len(body)
             if self.bytes_arrived - self.bytes_taken > self.bytes_allowed and not self.paused:
                 self._pause()
@@ -209,18 +289,21 @@ class Amqp091Consumer(Consumer):
         return receive
 
     def _pause(self) -> None:
-        # The broker has up to 200 more on the way (its limit of unsent messages per consumer).
+        # Cancelling would cost deliveries, and have the broker count a consumer less while it holds messages.
         self.paused = True
-        self._cancel()
+        self._loop.hold()
 
     def resume(self) -> None:
         """See :meth:`Consumer.resume`."""
         self.paused = False
-        self._start()
+        self._loop.release()
 
     def run(self, timeout_s: float) -> None:
         """See :meth:`Consumer.run`."""
         self._raise_if_ended()
+        if self.paused and self._pika is not None:
+            # What the broker has sent meanwhile is not looked at: pika counts bytes to know that it lives.
+            self._pika.bytes_received += 1
         timer = self._loop.call_later(timeout_s, self._loop.stop)
         try:
             self._loop.start()
@@ -256,6 +339,7 @@ class Amqp091Consumer(Consumer):
 
     def acknowledge(self, number: int, upto: int, singles: Sequence[int]) -> None:
         """See :meth:`Consumer.acknowledge`."""
+        self._settled = True
         if upto:
             self._channel.basic_ack(upto, multiple=True)
         for tag in singles:
@@ -263,10 +347,12 @@ class Amqp091Consumer(Consumer):
         self._barrier(number)
 
     def _barrier(self, number: int | None) -> None:
+        own = len(self._consumer_tags)
+
         def answered(frame: Any) -> None:
             if number is not None:
                 self.on_confirmed(number)
-            self.on_depth(self._depth(frame))
+            self.on_depth(self._depth(frame, own))
 
         self._channel.queue_declare(self._queue, passive=True, callback=answered)
 
@@ -276,6 +362,7 @@ class Amqp091Consumer(Consumer):
 
     def reject(self, tags: Sequence[int]) -> None:
         """See :meth:`Consumer.reject`: dead-lettered if the queue has a dead-letter exchange."""
+        self._settled = True
         for tag in tags:
             self._channel.basic_reject(tag, requeue=False)
 
@@ -288,7 +375,8 @@ class Amqp091Consumer(Consumer):
         try:
             if connection.is_open:
                 connection.close()
-            while not connection.is_closed and time.monotonic() < deadline:
+            # The answer to that is behind everything that was not read.
+            while not self.paused and not connection.is_closed and time.monotonic() < deadline:
                 timer = self._loop.call_later(0.1, self._loop.stop)
                 self._loop.start()
                 self._loop.remove_timeout(timer)
