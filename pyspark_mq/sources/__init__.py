@@ -15,9 +15,9 @@ __all__ = ["CONSUMERS", "consumer_class"]
 #: protocol -> (module, class, what to install for it)
 CONSUMERS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
     {
-        AMQP_0_9_1: ("pyspark_mq.sources.amqp091", "Amqp091Consumer", "pyspark-mq"),
-        AMQP_1_0: ("pyspark_mq.sources.amqp10", "Amqp10Consumer", "pyspark-mq[amqp10]"),
-        STOMP: ("pyspark_mq.sources.stomp", "StompConsumer", "pyspark-mq[stomp]"),
+        AMQP_0_9_1: ("pyspark_mq.sources.amqp091.consumer", "Amqp091Consumer", "pyspark-mq"),
+        AMQP_1_0: ("pyspark_mq.sources.amqp10.consumer", "Amqp10Consumer", "pyspark-mq[amqp10]"),
+        STOMP: ("pyspark_mq.sources.stomp.consumer", "StompConsumer", "pyspark-mq[stomp]"),
     }
 )
 

@@ -67,8 +67,8 @@ def tls_error(error: ssl.SSLError | str, url: BrokerUrl) -> RefusedError:
         )
     reason = error if isinstance(error, str) else error.reason or str(error)
     if reason in _NO_TLS:
-        plain = {"amqps": "amqp", "stomp+ssl": "stomp"}.get(url.scheme, url.scheme)
-        return RefusedError(f"{url}: the port does not speak TLS ({reason}); use {plain}:// or the broker's TLS port")
+        text = f"the port does not speak TLS ({reason}); use {url.partner}:// or the broker's TLS port"
+        return RefusedError(f"{url}: {text}")
     return RefusedError(
         f"{url}: TLS failed: {reason}; check 'tls.certFile' and 'tls.keyFile', and what the broker asks of clients"
     )

@@ -3,15 +3,40 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from urllib.parse import unquote, urlsplit
 
 from pyspark_mq.errors import OptionError
 
-__all__ = ["ESCAPES", "BrokerUrl", "parse_urls", "redact"]
+__all__ = ["ESCAPES", "SCHEMES", "BrokerUrl", "Scheme", "parse_urls", "redact"]
 
-_DEFAULT_PORTS = {"amqp": 5672, "amqps": 5671, "stomp": 61613, "stomp+ssl": 61612}
-_TLS_SCHEMES = frozenset({"amqps", "stomp+ssl"})
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """What the scheme of a url says.
+
+    Attributes:
+        port: where the url names none (IANA for AMQP, the brokers' own default for STOMP).
+        tls: is the connection secured?
+        partner: the scheme of the same protocols with TLS, or without it.
+    """
+
+    port: int
+    tls: bool
+    partner: str
+
+
+#: Every scheme that urls may have. Which protocols a broker speaks over one is in its :class:`Broker`.
+SCHEMES: Mapping[str, Scheme] = MappingProxyType(
+    {
+        "amqp": Scheme(5672, tls=False, partner="amqps"),
+        "amqps": Scheme(5671, tls=True, partner="amqp"),
+        "stomp": Scheme(61613, tls=False, partner="stomp+ssl"),
+        "stomp+ssl": Scheme(61612, tls=True, partner="stomp"),
+    }
+)
 _SCHEME = re.compile(r"[A-Za-z][\w+.-]*://")
 #: Host, port and path. What looks otherwise may be a part of a password.
 _PLACE = re.compile(r"(?:\[[\w.:%]*\]|[\w.-]*)(?::[0-9]+)?(?:/.*)?", re.DOTALL)
@@ -44,7 +69,12 @@ class BrokerUrl:
     @property
     def tls(self) -> bool:
         """Does the scheme ask for TLS?"""
-        return self.scheme in _TLS_SCHEMES
+        return SCHEMES[self.scheme].tls
+
+    @property
+    def partner(self) -> str:
+        """The scheme to use if the port speaks TLS and this one does not, or the other way round."""
+        return SCHEMES[self.scheme].partner
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -97,8 +127,8 @@ def _parse(text: str) -> BrokerUrl:
         hint = "the port must be a number from 1 to 65535" if "ort" in str(wrong) else "malformed"
         raise OptionError("url", f"{redact(text)!r} is no url: {hint}; {ESCAPES}") from None
     scheme = parts.scheme.lower()
-    if scheme not in _DEFAULT_PORTS:
-        accepted = ", ".join(f"{name}://" for name in _DEFAULT_PORTS)
+    if scheme not in SCHEMES:
+        accepted = ", ".join(f"{name}://" for name in SCHEMES)
         raise OptionError("url", f"{redact(text)!r} has no known scheme; accepted are {accepted}")
     if not host or "," in host:
         problem = "names no host" if not host else "names several hosts; candidates are whole urls"
@@ -111,7 +141,7 @@ def _parse(text: str) -> BrokerUrl:
     return BrokerUrl(
         scheme=scheme,
         host=host,
-        port=port or _DEFAULT_PORTS[scheme],
+        port=port or SCHEMES[scheme].port,
         virtual_host=path or "/",
         username=None if parts.username is None else unquote(parts.username),
         password=None if parts.password is None else unquote(parts.password),

@@ -31,7 +31,7 @@ from proton import (
 from proton.utils import BlockingConnection
 
 from pyspark_mq.dedup import IdSource
-from pyspark_mq.sources.amqp10_message import Amqp10Decoder
+from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder
 from tests.support.cells import LiveCell
 
 pytestmark = [pytest.mark.protocols("amqp-1.0"), pytest.mark.law("all body sections and types")]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from pyspark_mq.brokers.base import STOMP
 from pyspark_mq.dedup import IdSource
 from pyspark_mq.sources.base import SessionLostError
+from pyspark_mq.sources.endpoint import Tls
+from pyspark_mq.sources.url import parse_urls
 from testbed.process import poll
 from tests.support.cells import LiveCell
+from tests.support.certificates import Certificates
 
 MESSAGE_ID = IdSource("message-id")
 
@@ -209,6 +214,87 @@ def test_too_many_bytes_pause_the_consumer_until_they_are_taken(cell: LiveCell) 
         consumer.bytes_allowed = float("inf")
         consumer.resume()
         assert session.turn(lambda: len(session.raws) == 60)
+        session.acknowledge(upto=session.tags()[-1])
+        assert poll(lambda: cell.total() == 0, 30)
+
+
+@pytest.mark.thorough
+@pytest.mark.law("big message")
+def test_a_pause_holds_over_tls(cell: LiveCell, certificates: Certificates) -> None:
+    body = bytes(200_000)
+    cell.node.publish(cell.queue, [body] * 300, protocol=cell.cell.protocol)
+    tls = Tls(ca_file=str(certificates.ca.cert_file))
+    with cell.session(urls=parse_urls(cell.tls_url()), tls=tls, heartbeat_s=10.0) as session:
+        consumer = session.consumer
+        consumer.bytes_allowed = 5 << 20
+        session.consume(300)
+        assert session.turn(lambda: consumer.paused)
+        session.idle(1)
+        held = len(session.raws)
+        session.idle(1)
+        assert held == len(session.raws) < 200
+        consumer.bytes_allowed = float("inf")
+        consumer.resume()
+        assert session.turn(lambda: len(session.raws) == 300)
+        session.acknowledge(upto=session.tags()[-1])
+        assert poll(lambda: cell.total() == 0, 30)
+
+
+def pause(cell: LiveCell, pauses: int) -> None:
+    """Pause so often while messages are on their way, with a queue that gives up what comes again twice."""
+    cell.node.delete(cell.queue)
+    cell.declare(cell.queue, deliveries=1)
+    window, body = 20, bytes(2_000)
+    messages = 2 * pauses * window  # some pauses come late
+    cell.node.publish(cell.queue, [body] * messages, protocol=cell.cell.protocol)
+    with cell.session() as session:
+        consumer = session.consumer
+        consumer.bytes_allowed = 0
+        session.consume(window)
+        paused = settled = 0
+        while settled < messages:
+            deadline = time.monotonic() + 60
+            while not consumer.paused:
+                assert time.monotonic() < deadline, f"{settled} of {messages} came"
+                consumer.run(0.005)
+            paused += 1
+            came = [consumer.inbox.popleft() for _ in range(len(consumer.inbox))]
+            settled += len(came)
+            # Nothing was handed out before, so nothing was returned.
+            assert not any(session.decoder.columns["redelivered"](came))
+            consumer.acknowledge(paused, session.decoder.tags(came)[-1], [])
+            consumer.bytes_taken += len(came) * len(body)
+            consumer.resume()
+        assert paused >= pauses
+        assert settled == messages
+        assert session.turn(lambda: cell.total() == 0, 30)
+
+
+@pytest.mark.law("pauses")
+def test_pauses_cost_no_delivery(cell: LiveCell) -> None:
+    pause(cell, 300)
+
+
+@pytest.mark.thorough
+@pytest.mark.law("pauses")
+def test_a_thousand_pauses_cost_no_delivery(cell: LiveCell) -> None:
+    pause(cell, 1_000)
+
+
+@pytest.mark.law("pauses")
+def test_a_window_that_is_widened_while_messages_are_on_their_way_costs_no_delivery(cell: LiveCell) -> None:
+    cell.node.delete(cell.queue)
+    cell.declare(cell.queue, deliveries=1)
+    sent = [number.to_bytes(4, "big") * 1_000 for number in range(4_000)]
+    cell.node.publish(cell.queue, sent, protocol=cell.cell.protocol)
+    with cell.session() as session:
+        for window in range(20, 1_020, 20):
+            session.consume(window)
+            session.consumer.run(0.002)
+        session.consume(5_000)
+        assert session.turn(lambda: len(session.raws) == 4_000)
+        assert session.decoder.bodies(session.raws) == sent
+        assert not any(session.decoder.columns["redelivered"](session.raws))
         session.acknowledge(upto=session.tags()[-1])
         assert poll(lambda: cell.total() == 0, 30)
 

@@ -114,10 +114,16 @@ class LiveCell:
         self._ensure_running()
         self.node.delete(self.queue)
 
-    def declare(self, queue: str) -> None:
-        """A queue of the cell's kind."""
+    def declare(self, queue: str, *, deliveries: int | None = None) -> None:
+        """A queue of the cell's kind.
+
+        Args:
+            deliveries: how often a message may come again before it is given up, where a queue counts that.
+        """
         if isinstance(self.node, RabbitQueues):
-            self.node.declare(queue, quorum=self.cell.kind == "quorum")
+            quorum = self.cell.kind == "quorum"
+            limit = {"x-delivery-limit": deliveries} if quorum and deliveries is not None else {}
+            self.node.declare(queue, quorum=quorum, arguments=limit)
         else:
             self.node.declare(queue)
 
@@ -172,7 +178,7 @@ class LiveCell:
     def _on_channel(self, work: Callable[[Any], object]) -> None:
         import pika
 
-        connection = pika.BlockingEndpoint(pika.URLParameters(self.node.url(AMQP_0_9_1)))
+        connection = pika.BlockingConnection(pika.URLParameters(self.node.url(AMQP_0_9_1)))
         channel = connection.channel()
         channel.confirm_delivery()
         work(channel)

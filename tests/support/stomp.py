@@ -15,7 +15,7 @@ from pyspark_mq.brokers import BROKERS
 from pyspark_mq.brokers.base import STOMP
 from pyspark_mq.sources.base import SessionLostError
 from pyspark_mq.sources.endpoint import Endpoint
-from pyspark_mq.sources.stomp import StompConsumer
+from pyspark_mq.sources.stomp.consumer import StompConsumer
 from pyspark_mq.sources.url import parse_urls
 from testbed.process import poll
 

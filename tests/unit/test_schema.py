@@ -36,7 +36,7 @@ from pyspark.sql.types import (
 
 from pyspark_mq.dedup import IdSource
 from pyspark_mq.errors import SchemaError
-from pyspark_mq.sources.amqp091 import Amqp091Decoder
+from pyspark_mq.sources.amqp091.decoder import Amqp091Decoder
 from pyspark_mq.sources.base import Decoder
 from pyspark_mq.spark_source.schema import SCHEMA, BatchBuilder
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.dedup import IdSource, id_keys
-from pyspark_mq.sources.stomp import StompDecoder
-from pyspark_mq.sources.stomp_frames import Frame, FrameError, FrameReader, escape
+from pyspark_mq.sources.stomp.decoder import StompDecoder
+from pyspark_mq.sources.stomp.frames import Frame, FrameError, FrameReader, escape
 
 DECODER = StompDecoder()
 MESSAGE_ID = IdSource("message-id")

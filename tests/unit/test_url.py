@@ -6,8 +6,9 @@ import dataclasses
 
 import pytest
 
+from pyspark_mq.brokers import BROKERS
 from pyspark_mq.errors import OptionError
-from pyspark_mq.sources.url import BrokerUrl, parse_urls, redact
+from pyspark_mq.sources.url import SCHEMES, BrokerUrl, parse_urls, redact
 
 
 def one(text: str) -> BrokerUrl:
@@ -32,6 +33,16 @@ def refusal(text: str) -> str:
 def test_a_scheme_has_its_port_and_tells_of_tls(scheme: str, port: int, tls: bool) -> None:
     url = one(f"{scheme}://host")
     assert (url.scheme, url.port, url.tls) == (scheme, port, tls)
+
+
+def test_each_scheme_has_a_partner_that_differs_in_tls() -> None:
+    for name, scheme in SCHEMES.items():
+        assert SCHEMES[scheme.partner].partner == name
+        assert SCHEMES[scheme.partner].tls is not scheme.tls
+
+
+def test_every_scheme_of_a_broker_is_known() -> None:
+    assert {name for broker in BROKERS.values() for name in broker.protocols} == set(SCHEMES)
 
 
 def test_a_scheme_may_be_written_in_capitals() -> None:

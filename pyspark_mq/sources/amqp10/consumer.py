@@ -17,9 +17,6 @@ says that they were processed, not that they are on disk.
 from __future__ import annotations
 
 import contextlib
-import math
-import select
-import socket
 import ssl
 import time
 from collections import deque
@@ -36,7 +33,6 @@ from proton import (
     Described,
     Endpoint,
     Link,
-    Message,
     ProtonException,
     Receiver,
     Session,
@@ -49,22 +45,16 @@ from proton import (
 )
 
 from pyspark_mq.brokers.base import Amqp10Dialect
-from pyspark_mq.errors import (
-    BrokerUnavailableError,
-    DestinationError,
-    MessageError,
-    MqError,
-    OptionError,
-    RefusedError,
-)
-from pyspark_mq.sources.amqp10_message import Amqp10Decoder, Raw, body_bytes
+from pyspark_mq.errors import BrokerUnavailableError, MessageError, MqError
+from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder, Raw
+from pyspark_mq.sources.amqp10.errors import SPEAKS, open_error
+from pyspark_mq.sources.amqp10.sections import SectionError, SectionReader
 from pyspark_mq.sources.base import Consumer, Decoder, Greeting, SessionLostError
+from pyspark_mq.sources.socket_loop import SocketLoop, dial_error, hint
 from pyspark_mq.sources.url import BrokerUrl
-from pyspark_mq.sources.wire import dial, dial_error, hint
 
 __all__ = ["Amqp10Consumer"]
 
-_SPEAKS = "AMQP 1.0"
 #: Small frames make the incoming window, which counts frames, a fine measure of bytes.
 _FRAME_BYTES = 16 << 10
 _INCOMING_BYTES = 16 << 20
@@ -72,26 +62,6 @@ _READ_BYTES = 256 << 10
 _CLOSE_TIMEOUT_S = 1.0
 #: Credit is topped up when a tenth of the window is free: each top-up is a frame.
 _TOP_UP_PARTS = 10
-_UNAUTHORIZED = ("amqp:unauthorized-access", "amqp:not-allowed")
-#: Error conditions (AMQP 1.0, 2.8.15 to 2.8.18) that another attempt would meet again.
-_REFUSALS = {
-    "amqp:not-found": "does not exist; create it first, or correct the option",
-    "amqp:unauthorized-access": "is not for this user",
-    "amqp:not-allowed": "is not for this user, or is in use by another",
-    "amqp:link:redirect": "is served by another broker; put that one into 'url'",
-    "amqp:connection:redirect": "is served by another broker; put that one into 'url'",
-    "amqp:invalid-field": "cannot be read like this",
-    "amqp:precondition-failed": "cannot be read like this",
-    "amqp:not-implemented": "cannot be read like this",
-    "amqp:illegal-state": "cannot be read like this",
-}
-#: What brokers say of a subscription or queue that somebody else has, whatever condition they give.
-_IN_USE = ("already connected", "consumer limit", "exclusive")
-#: Descriptors of the sections a body can have several of (AMQP 1.0, 3.2.6 and 3.2.7), by number and by name.
-_DATA_NAMES = (0x75, "amqp:data:binary")
-_SEQUENCE_NAMES = (0x76, "amqp:amqp-sequence:list")
-#: The ways to begin a `data` section, the one that nearly everybody uses first.
-_DATA_MARKS = (b"\x00\x53\x75", b"\x00\x80\x00\x00\x00\x00\x00\x00\x00\x75", b"amqp:data:binary")
 _SELECTOR = "apache.org:selector-filter:string"
 
 
@@ -105,23 +75,18 @@ class Amqp10Consumer(Consumer):
         dialect = self.endpoint.broker.amqp10
         assert dialect is not None, "an option of the source names this protocol for a broker without it"
         self._dialect: Amqp10Dialect = dialect
-        self._socket: socket.socket | None = None
+        self._socket = SocketLoop()
         self._transport = Transport(Transport.CLIENT)
         self._proton = ProtonConnection()
         self._session: Session | None = None
         self._link: Receiver | None = None
-        self._decoding = Message()
+        self._sections = SectionReader(counts_acquirers=dialect.counts_acquirers)
         self._tags = count(1)
         self._open: dict[int, Delivery] = {}
         self._partial = bytearray()
         self._window = 0
         self._requests: deque[tuple[int, deque[Delivery]]] = deque()
         self._barriers: deque[tuple[int, Link]] = deque()
-        self._woken, self._waker = socket.socketpair()
-        for end in (self._woken, self._waker):
-            end.setblocking(False)
-        self._poll = select.poll()
-        self._poll.register(self._woken, select.POLLIN)
         self._end: str | None = None
         self._refused: ssl.SSLError | None = None
 
@@ -130,7 +95,7 @@ class Amqp10Consumer(Consumer):
     def open(self, url: BrokerUrl, timeout_s: float) -> Greeting:
         """See :meth:`Consumer.open`."""
         deadline = time.monotonic() + timeout_s
-        self._socket = dial(url, self.endpoint, deadline, _SPEAKS)
+        self._socket.dial(url, self.endpoint, deadline, SPEAKS)
         self._begin(url)
         try:
             self._until(lambda: bool(self._proton.state & Endpoint.REMOTE_ACTIVE), deadline)
@@ -141,7 +106,7 @@ class Amqp10Consumer(Consumer):
         except TimeoutError:
             known = self._proton.state & Endpoint.REMOTE_ACTIVE
             what = f"{self.endpoint.destination} did not answer" if known else "no answer"
-            doubt = "" if known else hint(url, _SPEAKS)
+            doubt = "" if known else hint(url, SPEAKS)
             raise BrokerUnavailableError(f"{url}: {what} within {timeout_s:.0f} s{doubt}") from None
         broker_id = self._proton.remote_container if self._dialect.names_itself else None
         return Greeting(url, broker_id or "", None)
@@ -238,38 +203,15 @@ class Amqp10Consumer(Consumer):
         return None if condition is None else (str(condition.name), str(condition.description or ""))
 
     def _open_error(self, url: BrokerUrl) -> MqError:
-        """The error of this package for an attempt that ended while opening."""
         if self._refused is not None:
-            return dial_error(self._refused, url, _SPEAKS)
-        name, description = self._condition() or ("", self._end or "the connection was closed")
-        reason = f"{name}: {description}" if name else description
-        if self._transport.sasl().outcome in {SASL.AUTH, SASL.PERM} or (
-            name in _UNAUTHORIZED and not self._proton.state & Endpoint.REMOTE_ACTIVE
-        ):
-            user = self.endpoint.credentials(url)[0]
-            who = f"user '{user}'" if user is not None else "nobody (no user was named)"
-            return RefusedError(
-                f"{url}: the broker refused the login of {who}; check options 'username' and 'password' or "
-                f"those in 'url' ({reason})"
-            )
-        if name == "amqp:connection:framing-error" or "header mismatch" in description:
-            return BrokerUnavailableError(f"{url}: {reason}{hint(url, _SPEAKS)}")
-        return self._link_error(name, description, url)
-
-    def _link_error(self, name: str, description: str, url: BrokerUrl) -> MqError:
-        """The error of this package for a queue or topic that was refused."""
-        destination, reason = self.endpoint.destination, f"{name}: {description}" if name else description
-        if name == "amqp:resource-locked" or any(words in description.lower() for words in _IN_USE):
-            # May be our own former connection, of which the broker has not noticed the end.
-            return BrokerUnavailableError(
-                f"{url}: {destination} is in use by another connection, or still by a former one ({reason})"
-            )
-        if name == "amqp:invalid-field" and self.endpoint.selector is not None:
-            problem = f"{self.endpoint.selector!r} for {destination} was not understood by {url} ({reason})"
-            return OptionError("selector", problem)
-        if name in _REFUSALS:
-            return DestinationError(f"{destination} at {url} {_REFUSALS[name]} ({reason})")
-        return BrokerUnavailableError(f"{url}: {destination}: {reason}")
+            return dial_error(self._refused, url, SPEAKS)
+        return open_error(
+            self._condition() or ("", self._end or "the connection was closed"),
+            url,
+            self.endpoint,
+            opened=bool(self._proton.state & Endpoint.REMOTE_ACTIVE),
+            login=self._transport.sasl().outcome in {SASL.AUTH, SASL.PERM},
+        )
 
     # -- one turn of the loop
 
@@ -279,27 +221,21 @@ class Amqp10Consumer(Consumer):
 
     def wake(self) -> None:
         """See :meth:`Consumer.wake`."""
-        with contextlib.suppress(OSError):  # full: it is awake; closed: nobody is left to be woken
-            self._waker.send(b"\0")
+        self._socket.wake()
 
     def _turn(self, timeout_s: float) -> None:
         """Send, wait, receive; raises when there is nobody to do that with."""
-        transport, connected = self._transport, self._socket
-        if self._end is not None or connected is None:
+        if self._end is not None or not self._socket.connected:
             raise SessionLostError(self._end or "not connected")
         self._top_up()
         try:
-            next_s = transport.tick(time.monotonic())
-            sending = self._send(connected)
+            next_s = self._transport.tick(time.monotonic())
+            self._send()
             if next_s:
-                timeout_s = min(timeout_s, max(0.0, next_s - time.monotonic()))
-            if getattr(connected, "pending", int)():
-                timeout_s = 0.0  # TLS holds decrypted bytes the kernel does not know of
-            self._poll.register(connected, select.POLLIN | (select.POLLOUT if sending else 0))
-            if self._woken.fileno() in dict(self._poll.poll(math.ceil(timeout_s * 1000))):
-                self._woken.recv(4096)
-            self._receive(connected)
-            self._send(connected)
+                timeout_s = min(timeout_s, next_s - time.monotonic())
+            self._socket.wait(timeout_s)
+            self._receive()
+            self._send()
         except ssl.SSLError as error:
             # TLS 1.3 tells what it refuses with the first bytes after the handshake.
             self._refused = self._refused or error
@@ -308,19 +244,16 @@ class Amqp10Consumer(Consumer):
             self._ended(f"{type(error).__name__}: {error}")
         self._look()
 
-    def _send(self, connected: socket.socket) -> bool:
-        """Write what the transport has; True when some is left for later."""
-        transport = self._transport
-        while (pending := transport.pending()) > 0:
-            data = transport.peek(pending)
-            try:
-                sent = connected.send(data)  # type: ignore[arg-type]
-            except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
-                return True
-            transport.pop(sent)
-        return False
+    def _send(self) -> None:
+        """Write what the transport has, as far as the socket takes it."""
+        transport, outgoing = self._transport, self._socket.outgoing
+        self._socket.write()
+        while not outgoing and (pending := transport.pending()) > 0:
+            outgoing += transport.peek(pending) or b""
+            transport.pop(pending)
+            self._socket.write()
 
-    def _receive(self, connected: socket.socket) -> None:
+    def _receive(self) -> None:
         """Read what there is, up to a bound so that requests are not kept waiting."""
         transport, taken = self._transport, 0
         while taken < _READ_BYTES:
@@ -329,10 +262,7 @@ class Amqp10Consumer(Consumer):
                 self._ended("the broker closed the connection")
                 return
             if capacity > 0:
-                try:
-                    data = connected.recv(min(capacity, _READ_BYTES))
-                except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-                    data = None
+                data = self._socket.read(min(capacity, _READ_BYTES))
                 if data is None:
                     break
                 if not data:
@@ -411,54 +341,14 @@ class Amqp10Consumer(Consumer):
         if self.bytes_arrived != arrived_before and not self.arrived.is_set():
             self.arrived.set()
 
-    def _body(self, data: bytes) -> bytes:
-        """The body of the message just decoded. The library keeps the last section; there may be several."""
-        message = self._decoding
-        value = message.body
-        if not message.inferred or value is None:
-            return body_bytes(value)
-        body = body_bytes(value)
-        if isinstance(value, memoryview | bytes):
-            size = len(body)
-            head = bytes((0xA0, size)) if size < 256 else b"\xb0" + size.to_bytes(4, "big")
-            last = _DATA_MARKS[0] + head + body
-            before = data[: len(data) - len(last)]
-            if data.endswith(last) and not any(mark in before for mark in _DATA_MARKS):
-                return body
-        return _joined(data)
-
     def _decode(self, tag: int, data: bytes) -> Raw:
-        message = self._decoding
         try:
-            message.decode(data)
-            body = self._body(data)
-            created, expires = message.creation_time, message.expiry_time
-            properties = message.properties
-            group = message.group_id
-        except (ProtonException, ValueError, OverflowError, UnicodeDecodeError, RecursionError) as broken:
+            return self._sections.read(tag, data)
+        except SectionError as broken:
             raise MessageError(
-                f"{self.endpoint.destination} holds a message that cannot be read as AMQP 1.0 "
-                f"({type(broken).__name__}: {broken}); remove the message, it was not acknowledged"
+                f"{self.endpoint.destination} holds a message that cannot be read as AMQP 1.0 ({broken}); "
+                "remove the message, it was not acknowledged"
             ) from None
-        if group is not None:
-            properties = {**(properties or {}), "JMSXGroupID": group}
-        deliveries = message.delivery_count
-        created_ms = round(created * 1000)
-        return Raw(
-            tag,
-            body,
-            message.id,
-            message.correlation_id,
-            message.reply_to,
-            _content_type(message),
-            message.subject,
-            message.priority,
-            created_ms,
-            round(expires * 1000) or (created_ms + round(message.ttl * 1000) if created and message.ttl else 0),
-            deliveries,
-            deliveries > 0 or (self._dialect.counts_acquirers and not message.first_acquirer),
-            properties,
-        )
 
     def resume(self) -> None:
         """See :meth:`Consumer.resume`."""
@@ -516,14 +406,10 @@ class Amqp10Consumer(Consumer):
 
     def close(self) -> None:
         """See :meth:`Consumer.close`."""
-        connected = self._socket
-        if connected is not None:
+        if self._socket.connected:
             with contextlib.suppress(Exception):  # the session is over, whatever the other side says
                 self._say_goodbye()
-            connected.close()
-            self._socket = None
-        self._woken.close()
-        self._waker.close()
+        self._socket.close()
 
     def _say_goodbye(self) -> None:
         if self._end is not None:
@@ -533,32 +419,6 @@ class Amqp10Consumer(Consumer):
         self._link = None
         self._proton.close()
         self._until(lambda: bool(self._proton.state & Endpoint.REMOTE_CLOSED), time.monotonic() + _CLOSE_TIMEOUT_S)
-
-
-def _joined(data: bytes) -> bytes:
-    """The body of an encoded message with any number of `data` or `amqp-sequence` sections."""
-    parts: list[bytes] = []
-    sequence: list[object] = []
-    sections = Data()
-    while data:
-        size = sections.decode(data)
-        sections.rewind()
-        sections.next()
-        section = sections.get_py_described()
-        value: Any = section.value
-        if section.descriptor in _DATA_NAMES:
-            parts.append(bytes(value))
-        elif section.descriptor in _SEQUENCE_NAMES:
-            sequence += value
-        sections.clear()
-        data = data[size:]
-    return b"".join(parts) if parts else body_bytes(sequence)
-
-
-def _content_type(message: Message) -> str | None:
-    # The library makes the text "None" of a missing one.
-    value = message.content_type
-    return None if value is None or value == "None" else str(value)
 
 
 def _has_filter(source: Terminus) -> bool:

@@ -1,0 +1,393 @@
+"""AMQP 0-9-1 by pika.
+
+pika's callback connection is driven directly: :meth:`Amqp091Consumer.run` runs its I/O loop for a
+while on the receiver's thread. Compared to its blocking connection that saves a layer per message
+and gives back control over cancelling: the blocking one rejects what it has buffered.
+
+Acknowledgements are confirmed by a barrier, a passive queue.declare behind them on the same
+channel: a channel handles its methods in order, so the answer says that the ones before were
+taken (measured on classic and quorum queues; on classic ones the disk may be half a second
+behind, which is what `settleGrace` is for). The answer also tells the depth of the queue.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import select
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, cast
+
+import pika
+from pika.adapters.select_connection import IOLoop, SelectConnection
+from pika.exceptions import AMQPConnectionError
+
+from pyspark_mq.brokers.base import AMQP_0_9_1
+from pyspark_mq.errors import BrokerUnavailableError, MessageError
+from pyspark_mq.sources.amqp091.decoder import Amqp091Decoder, as_text
+from pyspark_mq.sources.amqp091.errors import UNREADABLE, connect_error, handshake_hint, queue_error, reason_of
+from pyspark_mq.sources.base import Consumer, Decoder, Greeting, QueueDepth, SessionLostError
+from pyspark_mq.sources.url import BrokerUrl
+
+__all__ = ["Amqp091Consumer"]
+
+_CLOSE_TIMEOUT_S = 1.0
+#: The other side has gone, noticed also while nothing is read. Linux only.
+_HANG_UP = getattr(select, "POLLRDHUP", 0)
+
+
+class _Loop(IOLoop):  # type: ignore[misc]
+    """pika's loop, which can also leave incoming bytes in the socket. pika itself reads whatever comes.
+
+    Args:
+        hung_up: called when the other side ends the connection while it is not read.
+    """
+
+    def __init__(self, hung_up: Callable[[], None]) -> None:
+        super().__init__()
+        self._hung_up = hung_up
+        self._wanted: dict[int, int] = {}
+        self._holding = False
+        self._late: list[Callable[[], None]] = []
+
+    def start(self) -> None:
+        """Run until stopped. pika makes a poller each time, and tells it of the events it has names for."""
+        if self._holding:
+            super().add_callback_threadsafe(self._watch)
+        super().start()
+
+    def hold(self) -> None:
+        """Read nothing until :meth:`release`."""
+        self._holding = True
+        self._watch()
+
+    def release(self) -> None:
+        """Read again."""
+        self._holding = False
+        self._watch()
+        while self._late:
+            self.add_callback_threadsafe(self._late.pop(0))
+
+    def _watch(self) -> None:
+        for fd, events in self._wanted.items():
+            super().update_handler(fd, self._now(events))
+
+    def _now(self, events: int) -> int:
+        return events & ~IOLoop.READ | IOLoop.ERROR | _HANG_UP if self._holding else events
+
+    def add_handler(self, fd: int, handler: Callable[[int, int], None], events: int) -> None:
+        """Watch a socket."""
+
+        def handle(fd: int, events: int) -> None:
+            if self._holding and events & ~IOLoop.WRITE:
+                self._hung_up()
+            else:
+                handler(fd, events)
+
+        self._wanted[fd] = events
+        super().add_handler(fd, handle, self._now(events))
+
+    def update_handler(self, fd: int, events: int) -> None:
+        """Watch it for something else."""
+        self._wanted[fd] = events
+        super().update_handler(fd, self._now(events))
+
+    def remove_handler(self, fd: int) -> None:
+        """Watch it no more."""
+        self._wanted.pop(fd, None)
+        super().remove_handler(fd)
+
+    def add_callback_threadsafe(self, callback: Callable[[], None]) -> None:
+        """Call something soon. With TLS, pika asks for what is left to be read this way."""
+        if self._holding and getattr(callback, "__name__", "") == "_on_socket_readable":
+            self._late.append(callback)
+        else:
+            super().add_callback_threadsafe(callback)
+
+    add_callback = add_callback_threadsafe
+
+
+class _Answer:
+    """A callback that keeps what it was given and stops the loop."""
+
+    def __init__(self, loop: IOLoop) -> None:
+        self._loop = loop
+        self.came = False
+        self.value: Any = None
+
+    def __call__(self, value: object) -> None:
+        self.came = True
+        self.value = value
+        self._loop.stop()
+
+
+class Amqp091Consumer(Consumer):
+    """One connection with one channel and one consumer on it."""
+
+    decoder: ClassVar[Decoder] = Amqp091Decoder()
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # pika writes a traceback for each failed attempt; this package reports them itself.
+        logging.getLogger("pika").setLevel(logging.CRITICAL)
+        self._loop = _Loop(lambda: self._ended(SessionLostError("the broker closed the connection")))
+        self._pika: SelectConnection | None = None
+        self._channel: Any = None
+        self._queue = self.endpoint.queue or ""
+        self._consumer_tags: list[str] = []
+        # What the consumers may hold; all they were ever told they may; deliveries so far; was one given back?
+        self._window = self._granted = self._last_tag = 0
+        self._settled = False
+        self._end: object = None
+
+    # -- opening
+
+    def open(self, url: BrokerUrl, timeout_s: float) -> Greeting:
+        """See :meth:`Consumer.open`."""
+        deadline = time.monotonic() + timeout_s
+        opened = _Answer(self._loop)
+        self._pika = SelectConnection(
+            self._parameters(url, timeout_s),
+            on_open_callback=opened,
+            on_open_error_callback=lambda _, error: self._ended(error),
+            on_close_callback=lambda _, error: self._ended(error),
+            custom_ioloop=self._loop,
+        )
+        try:
+            self._until(opened, deadline)
+        except SessionLostError:
+            raise connect_error(self._end, url, self.endpoint) from None
+        except TimeoutError:
+            hint = handshake_hint((), url)
+            raise BrokerUnavailableError(f"{url}: no answer within {timeout_s:.0f} s{hint}") from None
+        try:
+            depth = self._open_queue(deadline)
+        except SessionLostError:
+            raise queue_error(self._end, url, self.endpoint) from None
+        except TimeoutError:
+            text = f"{url}: {self.endpoint.destination} did not answer within {timeout_s:.0f} s"
+            raise BrokerUnavailableError(text) from None
+        properties = getattr(self._pika, "server_properties", None) or {}
+        return Greeting(url, as_text(properties.get("cluster_name")) or "", depth)
+
+    def _parameters(self, url: BrokerUrl, timeout_s: float) -> pika.ConnectionParameters:
+        tls = self.endpoint.tls
+        options: dict[str, Any] = {}
+        if url.tls:
+            options["ssl_options"] = pika.SSLOptions(tls.context(), url.host)
+        return pika.ConnectionParameters(
+            host=url.host,
+            port=url.port,
+            virtual_host=url.virtual_host,
+            credentials=self._credentials(url),
+            heartbeat=round(self.endpoint.heartbeat_s),
+            socket_timeout=timeout_s,
+            stack_timeout=timeout_s,
+            client_properties={
+                "product": "pyspark-mq",
+                "connection_name": f"pyspark-mq {self.endpoint.destination}",
+            },
+            **options,
+        )
+
+    def _credentials(self, url: BrokerUrl) -> Any:
+        username, password = self.endpoint.credentials(url)
+        if username is None and url.tls and self.endpoint.tls.cert_file is not None:
+            # A client certificate and nobody named: the certificate says who it is (SASL EXTERNAL).
+            return pika.credentials.ExternalCredentials()
+        return pika.PlainCredentials(
+            "guest" if username is None else username, "guest" if password is None else password
+        )
+
+    def _open_queue(self, deadline: float) -> QueueDepth:
+        opened = _Answer(self._loop)
+        self._channel = cast(SelectConnection, self._pika).channel(on_open_callback=opened)
+        self._channel.add_on_close_callback(lambda _, error: self._ended(error))
+        self._channel.add_on_cancel_callback(
+            lambda _: self._ended(SessionLostError("the broker cancelled the consumer"))
+        )
+        self._until(opened, deadline)
+        if self.endpoint.topic is not None:
+            self._bind_topic(self.endpoint.topic, deadline)
+        return self._depth(self._call(deadline, self._channel.queue_declare, self._queue, passive=True), 0)
+
+    def _bind_topic(self, topic: str, deadline: float) -> None:
+        """A topic is an exchange; its durable subscription is a queue bound to it."""
+        durable = self.endpoint.subscription is not None
+        self._call(deadline, self._channel.exchange_declare, topic, passive=True)
+        declared = self._call(
+            deadline,
+            self._channel.queue_declare,
+            self.endpoint.subscription or "",
+            durable=durable,
+            exclusive=not durable,
+            auto_delete=not durable,
+        )
+        self._queue = declared.method.queue
+        self._call(deadline, self._channel.queue_bind, self._queue, topic, routing_key="#")
+
+    def _call(self, deadline: float, method: Callable[..., object], *args: Any, **kwargs: Any) -> Any:
+        """A synchronous method of the channel, waited for."""
+        answer = _Answer(self._loop)
+        method(*args, **kwargs, callback=answer)
+        self._until(answer, deadline)
+        return answer.value
+
+    def _depth(self, frame: Any, own: int) -> QueueDepth:
+        return QueueDepth(ready=frame.method.message_count, other_consumers=frame.method.consumer_count - own)
+
+    def _until(self, answer: _Answer, deadline: float) -> None:
+        while not answer.came:
+            self.run(max(0.0, deadline - time.monotonic()))
+            if not answer.came and time.monotonic() >= deadline:
+                raise TimeoutError
+
+    # -- receiving
+
+    def consume(self, window: int) -> None:
+        """See :meth:`Consumer.consume`.
+
+        A consumer keeps its window, and cancelling one while messages are on their way to it has them returned:
+        by pika (Channel._on_deliver, 1.3.2 and 1.4.4) and by quorum queues (RabbitMQ 3.10), where each counts as
+        a delivery. So a larger window is had by a further consumer for the difference, unless all of the present
+        one is taken: then nothing is on its way, and a new one, which counts from zero, takes the place of the
+        old. With several, a quorum queue hands messages out in turns and they come slightly out of order.
+        """
+        window = min(window, self.endpoint.broker.prefetch_max[AMQP_0_9_1])
+        if self._settled or self._last_tag < self._granted:
+            self._add(window - self._window)
+            return
+        for tag in self._consumer_tags:
+            self._channel.basic_cancel(tag)
+        self._consumer_tags.clear()
+        self._window = 0
+        self._add(window)
+
+    def _add(self, window: int) -> None:
+        """A consumer for so many messages more."""
+        if window <= 0:
+            return
+        self._window += window
+        self._granted += window
+        # RabbitMQ applies this to each consumer started later on the channel (global=False).
+        self._channel.basic_qos(prefetch_count=window)
+        self._consumer_tags.append(self._channel.basic_consume(self._queue, self._receiver()))
+
+    def _receiver(self) -> Callable[[Any, Any, Any, bytes], None]:
+        append, arrived = self.inbox.append, self.arrived
+
+        def receive(_: Any, method: Any, properties: Any, body: bytes) -> None:
+            append((method, properties, body))
+            self._last_tag = method.delivery_tag
+            self.bytes_arrived += len(body)
+            if self.bytes_arrived - self.bytes_taken > self.bytes_allowed and not self.paused:
+                self._pause()
+            if not arrived.is_set():
+                arrived.set()
+
+        return receive
+
+    def _pause(self) -> None:
+        # Cancelling would cost deliveries, and have the broker count a consumer less while it holds messages.
+        self.paused = True
+        self._loop.hold()
+
+    def resume(self) -> None:
+        """See :meth:`Consumer.resume`."""
+        self.paused = False
+        self._loop.release()
+
+    def run(self, timeout_s: float) -> None:
+        """See :meth:`Consumer.run`."""
+        self._raise_if_ended()
+        if self.paused and self._pika is not None:
+            # What the broker has sent meanwhile is not looked at: pika counts bytes to know that it lives.
+            self._pika.bytes_received += 1
+        timer = self._loop.call_later(timeout_s, self._loop.stop)
+        try:
+            self._loop.start()
+        except (AMQPConnectionError, OSError, ValueError, AttributeError) as error:
+            # pika raises plain errors on a connection it has not noticed to be dead.
+            self._ended(error)
+        finally:
+            self._loop.remove_timeout(timer)
+        self._raise_if_ended()
+
+    def _raise_if_ended(self) -> None:
+        if self._end is None:
+            return
+        unreadable = UNREADABLE.match(str(self._end))
+        if unreadable is not None:
+            raise MessageError(
+                f"{self.endpoint.destination} holds a message that pika cannot read ({unreadable[1]}), for example "
+                "for a header with a date after the year 9999; remove the message, it was not acknowledged"
+            )
+        raise SessionLostError(reason_of(self._end))
+
+    def _ended(self, error: object) -> None:
+        if self._end is None:
+            self._end = error
+        self._loop.stop()
+
+    def wake(self) -> None:
+        """See :meth:`Consumer.wake`."""
+        with contextlib.suppress(Exception):  # the loop is closed: nobody is left to be woken
+            self._loop.add_callback_threadsafe(self._loop.stop)
+
+    # -- settling
+
+    def acknowledge(self, number: int, upto: int, singles: Sequence[int]) -> None:
+        """See :meth:`Consumer.acknowledge`."""
+        self._settled = True
+        if upto:
+            self._channel.basic_ack(upto, multiple=True)
+        for tag in singles:
+            self._channel.basic_ack(tag)
+        self._barrier(number)
+
+    def _barrier(self, number: int | None) -> None:
+        own = len(self._consumer_tags)
+
+        def answered(frame: Any) -> None:
+            if number is not None:
+                self.on_confirmed(number)
+            self.on_depth(self._depth(frame, own))
+
+        self._channel.queue_declare(self._queue, passive=True, callback=answered)
+
+    def ask_depth(self) -> None:
+        """See :meth:`Consumer.ask_depth`."""
+        self._barrier(None)
+
+    def reject(self, tags: Sequence[int]) -> None:
+        """See :meth:`Consumer.reject`: dead-lettered if the queue has a dead-letter exchange."""
+        self._settled = True
+        for tag in tags:
+            self._channel.basic_reject(tag, requeue=False)
+
+    def close(self) -> None:
+        """See :meth:`Consumer.close`."""
+        connection = self._pika
+        if connection is None:
+            return
+        deadline = time.monotonic() + _CLOSE_TIMEOUT_S
+        try:
+            if connection.is_open:
+                connection.close()
+            # The answer to that is behind everything that was not read.
+            while not self.paused and not connection.is_closed and time.monotonic() < deadline:
+                timer = self._loop.call_later(0.1, self._loop.stop)
+                self._loop.start()
+                self._loop.remove_timeout(timer)
+        except Exception as failed:  # noqa: BLE001 - the session is over, whatever pika says
+            logging.getLogger(__name__).debug("closing: %s", failed)
+        finally:
+            self._drop_socket(connection)
+
+    def _drop_socket(self, connection: Any) -> None:
+        """A connection that did not close in time must not hold its messages hostage."""
+        transport = getattr(connection, "_transport", None)
+        if transport is not None and not connection.is_closed:
+            transport.abort()
+        self._loop.close()

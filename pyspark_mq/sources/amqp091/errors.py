@@ -1,0 +1,122 @@
+"""What pika raises and RabbitMQ says, as errors of this package."""
+
+from __future__ import annotations
+
+import re
+import socket
+import ssl
+from collections.abc import Sequence
+
+from pika.exceptions import (
+    AMQPConnectionError,
+    ChannelClosedByBroker,
+    ConnectionClosedByBroker,
+    IncompatibleProtocolError,
+    ProbableAccessDeniedError,
+    ProbableAuthenticationError,
+)
+
+from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MqError, RefusedError
+from pyspark_mq.sources.endpoint import Endpoint, tls_error
+from pyspark_mq.sources.url import BrokerUrl
+
+__all__ = ["UNREADABLE", "connect_error", "handshake_hint", "queue_error", "reason_of"]
+
+_TLS_ALERT = re.compile(r"\[SSL: (\w*ALERT\w*)\]")
+#: What pika makes of an exception in its own decoder: it ends the connection, keeps the words and
+#: throws the exception away. Such a message would do the same to every connection to come.
+UNREADABLE = re.compile(
+    r"Stream connection lost: "
+    r"((?:ValueError|OverflowError|UnicodeDecodeError|InvalidFieldTypeException|KeyError|IndexError|error)\(.*)",
+    re.DOTALL,
+)
+
+
+def _causes(error: object) -> list[BaseException]:
+    """The error and everything pika wrapped in it, outermost first."""
+    found: list[BaseException] = []
+    pending: list[object] = [error]
+    while pending:
+        item = pending.pop(0)
+        if not isinstance(item, BaseException) or item in found:
+            continue
+        found.append(item)
+        pending += [getattr(item, "exception", None), *getattr(item, "exceptions", ()), *item.args]
+        pending.append(item.__cause__)
+    return found
+
+
+def reason_of(error: object) -> str:
+    """The most telling words among the causes."""
+    for cause in reversed(_causes(error)):
+        if isinstance(cause, ConnectionClosedByBroker | ChannelClosedByBroker):
+            return f"{cause.reply_code} {cause.reply_text}"
+        if str(cause) and not isinstance(cause, AMQPConnectionError):
+            return f"{type(cause).__name__}: {cause}"
+    causes = _causes(error)
+    return (str(causes[-1]) or type(causes[-1]).__name__) if causes else str(error)
+
+
+def connect_error(error: object, url: BrokerUrl, endpoint: Endpoint) -> MqError:
+    """The error of this package for a failed attempt to connect."""
+    causes = _causes(error)
+    for cause in causes:
+        if isinstance(cause, ssl.SSLError):
+            return tls_error(cause, url)
+        # What TLS 1.3 refuses comes after the handshake, and pika keeps only the words of it.
+        alert = _TLS_ALERT.search(str(cause))
+        if alert is not None:
+            return tls_error(alert[1], url)
+        if isinstance(cause, ProbableAuthenticationError) or _closed_with(cause, 403):
+            user = endpoint.credentials(url)[0]
+            return RefusedError(
+                f"{url}: the broker refused the login of user '{user or 'guest'}'; check options "
+                f"'username' and 'password' or those in 'url' ({reason_of(error)})"
+            )
+        if isinstance(cause, ProbableAccessDeniedError) or _closed_with(cause, 530):
+            reason = reason_of(error)
+            if "is down" in reason:
+                break
+            return RefusedError(
+                f"{url}: the broker refused virtual host '{url.virtual_host}'; check the path of "
+                f"'url' (%2F is '/') and the user's permissions ({reason})"
+            )
+    return BrokerUnavailableError(f"{url}: {reason_of(error)}{handshake_hint(causes, url)}")
+
+
+def _closed_with(cause: BaseException, code: int) -> bool:
+    return isinstance(cause, ConnectionClosedByBroker) and cause.reply_code == code
+
+
+def handshake_hint(causes: Sequence[BaseException], url: BrokerUrl) -> str:
+    """What else the port may be, if these are why a connection was not made."""
+    refused = any(isinstance(cause, ConnectionRefusedError | socket.gaierror) for cause in causes)
+    if refused or url.tls:
+        return ""
+    if any(isinstance(cause, IncompatibleProtocolError) for cause in causes):
+        return f"; does the port speak AMQP 0-9-1? A TLS port needs {url.partner}://"
+    return f"; if this is a TLS port use {url.partner}://, and check that it speaks AMQP 0-9-1"
+
+
+def queue_error(error: object, url: BrokerUrl, endpoint: Endpoint) -> MqError:
+    """The error of this package for a channel that ended while looking for the queue."""
+    destination = endpoint.destination
+    reason = reason_of(error)
+    for cause in _causes(error):
+        if not isinstance(cause, ChannelClosedByBroker):
+            continue
+        if cause.reply_code == 404 and "down or inaccessible" not in reason:
+            return DestinationError(
+                f"{destination} does not exist in virtual host '{url.virtual_host}' of {url}; "
+                f"declare it first, or correct the option ({reason})"
+            )
+        if cause.reply_code == 403:
+            return DestinationError(
+                f"{destination} at {url} is not for this user or is in exclusive use by another consumer ({reason})"
+            )
+        if cause.reply_code == 406:
+            return DestinationError(
+                f"{destination} at {url} exists with other properties; delete it or use "
+                f"another 'subscription' ({reason})"
+            )
+    return BrokerUnavailableError(f"{url}: {destination}: {reason}")

@@ -1,0 +1,70 @@
+"""Error conditions of AMQP 1.0 (2.8.14 to 2.8.18) as errors of this package."""
+
+from __future__ import annotations
+
+from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MqError, OptionError, RefusedError
+from pyspark_mq.sources.endpoint import Endpoint
+from pyspark_mq.sources.socket_loop import hint
+from pyspark_mq.sources.url import BrokerUrl
+
+__all__ = ["SPEAKS", "open_error"]
+
+#: The protocol's name in errors.
+SPEAKS = "AMQP 1.0"
+_UNAUTHORIZED = ("amqp:unauthorized-access", "amqp:not-allowed")
+#: Error conditions (AMQP 1.0, 2.8.15 to 2.8.18) that another attempt would meet again.
+_REFUSALS = {
+    "amqp:not-found": "does not exist; create it first, or correct the option",
+    "amqp:unauthorized-access": "is not for this user",
+    "amqp:not-allowed": "is not for this user, or is in use by another",
+    "amqp:link:redirect": "is served by another broker; put that one into 'url'",
+    "amqp:connection:redirect": "is served by another broker; put that one into 'url'",
+    "amqp:invalid-field": "cannot be read like this",
+    "amqp:precondition-failed": "cannot be read like this",
+    "amqp:not-implemented": "cannot be read like this",
+    "amqp:illegal-state": "cannot be read like this",
+}
+#: What brokers say of a subscription or queue that somebody else has, whatever condition they give.
+_IN_USE = ("already connected", "consumer limit", "exclusive")
+
+
+def open_error(condition: tuple[str, str], url: BrokerUrl, endpoint: Endpoint, *, opened: bool, login: bool) -> MqError:
+    """The error of this package for an attempt that ended while opening.
+
+    Args:
+        condition: name and description of what the broker says; no name for other reasons.
+        opened: did the broker open the connection before that?
+        login: was it the login that was refused, by SASL?
+    """
+    name, description = condition
+    reason = _reason(name, description)
+    if login or (name in _UNAUTHORIZED and not opened):
+        user = endpoint.credentials(url)[0]
+        who = f"user '{user}'" if user is not None else "nobody (no user was named)"
+        return RefusedError(
+            f"{url}: the broker refused the login of {who}; check options 'username' and 'password' or "
+            f"those in 'url' ({reason})"
+        )
+    if name == "amqp:connection:framing-error" or "header mismatch" in description:
+        return BrokerUnavailableError(f"{url}: {reason}{hint(url, SPEAKS)}")
+    return _link_error(name, description, url, endpoint)
+
+
+def _link_error(name: str, description: str, url: BrokerUrl, endpoint: Endpoint) -> MqError:
+    """The error of this package for a queue or topic that was refused."""
+    destination, reason = endpoint.destination, _reason(name, description)
+    if name == "amqp:resource-locked" or any(words in description.lower() for words in _IN_USE):
+        # May be our own former connection, of which the broker has not noticed the end.
+        return BrokerUnavailableError(
+            f"{url}: {destination} is in use by another connection, or still by a former one ({reason})"
+        )
+    if name == "amqp:invalid-field" and endpoint.selector is not None:
+        problem = f"{endpoint.selector!r} for {destination} was not understood by {url} ({reason})"
+        return OptionError("selector", problem)
+    if name in _REFUSALS:
+        return DestinationError(f"{destination} at {url} {_REFUSALS[name]} ({reason})")
+    return BrokerUnavailableError(f"{url}: {destination}: {reason}")
+
+
+def _reason(name: str, description: str) -> str:
+    return f"{name}: {description}" if name else description

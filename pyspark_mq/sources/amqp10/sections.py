@@ -1,0 +1,110 @@
+"""Deliveries from the bytes of a message: the sections of AMQP 1.0, part 3.2. No socket, no clock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from proton import Data, Message, ProtonException
+
+from pyspark_mq.sources.amqp10.decoder import Raw, body_bytes
+
+__all__ = ["SectionError", "SectionReader"]
+
+#: Descriptors of the sections a body can have several of (AMQP 1.0, 3.2.6 and 3.2.7), by number and by name.
+_DATA_NAMES = (0x75, "amqp:data:binary")
+_SEQUENCE_NAMES = (0x76, "amqp:amqp-sequence:list")
+#: The ways to begin a `data` section, the one that nearly everybody uses first.
+_DATA_MARKS = (b"\x00\x53\x75", b"\x00\x80\x00\x00\x00\x00\x00\x00\x00\x75", b"amqp:data:binary")
+
+
+class SectionError(Exception):
+    """These bytes are not a message that can be read."""
+
+
+class SectionReader:
+    """Makes raw deliveries of encoded messages.
+
+    Args:
+        counts_acquirers: does the broker tell a redelivery by the header `first-acquirer`?
+    """
+
+    def __init__(self, *, counts_acquirers: bool) -> None:
+        self._counts_acquirers = counts_acquirers
+        self._message = Message()  # the library's own, used again for each
+
+    def read(self, tag: int, data: bytes) -> Raw:
+        """The delivery of that number.
+
+        Raises:
+            SectionError: the message cannot be read.
+        """
+        message = self._message
+        try:
+            message.decode(data)
+            body = self._body(data)
+            created, expires = message.creation_time, message.expiry_time
+            properties = message.properties
+            group = message.group_id
+        except (ProtonException, ValueError, OverflowError, UnicodeDecodeError, RecursionError) as broken:
+            raise SectionError(f"{type(broken).__name__}: {broken}") from None
+        if group is not None:
+            properties = {**(properties or {}), "JMSXGroupID": group}
+        deliveries = message.delivery_count
+        created_ms = round(created * 1000)
+        return Raw(
+            tag,
+            body,
+            message.id,
+            message.correlation_id,
+            message.reply_to,
+            _content_type(message),
+            message.subject,
+            message.priority,
+            created_ms,
+            round(expires * 1000) or (created_ms + round(message.ttl * 1000) if created and message.ttl else 0),
+            deliveries,
+            deliveries > 0 or (self._counts_acquirers and not message.first_acquirer),
+            properties,
+        )
+
+    def _body(self, data: bytes) -> bytes:
+        """The body of the message just decoded. The library keeps the last section; there may be several."""
+        message = self._message
+        value = message.body
+        if not message.inferred or value is None:
+            return body_bytes(value)
+        body = body_bytes(value)
+        if isinstance(value, memoryview | bytes):
+            size = len(body)
+            head = bytes((0xA0, size)) if size < 256 else b"\xb0" + size.to_bytes(4, "big")
+            last = _DATA_MARKS[0] + head + body
+            before = data[: len(data) - len(last)]
+            if data.endswith(last) and not any(mark in before for mark in _DATA_MARKS):
+                return body
+        return _joined(data)
+
+
+def _joined(data: bytes) -> bytes:
+    """The body of an encoded message with any number of `data` or `amqp-sequence` sections."""
+    parts: list[bytes] = []
+    sequence: list[object] = []
+    sections = Data()
+    while data:
+        size = sections.decode(data)
+        sections.rewind()
+        sections.next()
+        section = sections.get_py_described()
+        value: Any = section.value
+        if section.descriptor in _DATA_NAMES:
+            parts.append(bytes(value))
+        elif section.descriptor in _SEQUENCE_NAMES:
+            sequence += value
+        sections.clear()
+        data = data[size:]
+    return b"".join(parts) if parts else body_bytes(sequence)
+
+
+def _content_type(message: Message) -> str | None:
+    # The library makes the text "None" of a missing one.
+    value = message.content_type
+    return None if value is None or value == "None" else str(value)

@@ -1,0 +1,172 @@
+"""The socket of a session, for protocols whose client libraries leave it to us.
+
+Waiting, reading and writing are written once, here: nothing blocks but :meth:`SocketLoop.wait`, which
+other threads can end. TLS is Python's, with the settings of all protocols.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import select
+import socket
+import ssl
+import time
+
+from pyspark_mq.errors import BrokerUnavailableError, MqError
+from pyspark_mq.sources.endpoint import Endpoint, tls_error
+from pyspark_mq.sources.url import BrokerUrl
+
+__all__ = ["SocketLoop", "dial_error", "hint"]
+
+_SEND_BYTES = 64 * 1024
+_WOKEN_BYTES = 4096
+#: The other side has gone, noticed also while nothing is read. Linux only.
+_HANG_UP = getattr(select, "POLLRDHUP", 0)
+#: What a socket that does not block says when it could do nothing now; TLS may want the other direction first.
+_NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+class SocketLoop:
+    """One connection. All but :meth:`wake` belongs to the receiver's thread.
+
+    Attributes:
+        outgoing: bytes to be sent, added to by the protocol.
+        woken: :meth:`wake` was called; reset by whoever looks at it.
+        sent_s, heard_s: when bytes last went out and came in, on the clock of `time.monotonic`.
+    """
+
+    def __init__(self) -> None:
+        self.outgoing = bytearray()
+        self.woken = False
+        self.sent_s = self.heard_s = 0.0
+        self._socket: socket.socket | None = None
+        self._ear, self._bell = socket.socketpair()
+        for end in (self._ear, self._bell):
+            end.setblocking(False)
+        self._poll = select.poll()
+        self._poll.register(self._ear, select.POLLIN)
+        self._watched = 0
+
+    @property
+    def connected(self) -> bool:
+        """Is there a socket?"""
+        return self._socket is not None
+
+    def dial(self, url: BrokerUrl, endpoint: Endpoint, deadline: float, speaks: str) -> None:
+        """Connect, with TLS if the url says so.
+
+        Args:
+            deadline: on the clock of `time.monotonic`.
+            speaks: the protocol's name, for errors.
+
+        Raises:
+            BrokerUnavailableError: nobody there, or not in time.
+            RefusedError: TLS was refused.
+        """
+        try:
+            connected = socket.create_connection((url.host, url.port), _left_s(deadline))
+            try:
+                connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if url.tls:
+                    connected.settimeout(_left_s(deadline))
+                    connected = endpoint.tls.context().wrap_socket(connected, server_hostname=url.host)
+                connected.setblocking(False)
+            except BaseException:
+                connected.close()
+                raise
+        except (OSError, ValueError) as error:
+            raise dial_error(error, url, speaks) from None
+        self._socket = connected
+        self.sent_s = self.heard_s = time.monotonic()
+
+    def wake(self) -> None:
+        """End :meth:`wait`, now or when it is called next. For other threads."""
+        with contextlib.suppress(OSError):  # full: it is awake; closed: nobody is left to be woken
+            self._bell.send(b"\0")
+
+    def wait(self, timeout_s: float, *, reading: bool = True) -> bool:
+        """Until there is something to read, room for what is to be sent, or somebody wakes us; or for so long.
+
+        Args:
+            reading: end also for bytes that came in; errors and the end of the connection do in any case.
+
+        Returns:
+            False if the connection has ended, as far as that is seen without reading.
+        """
+        assert self._socket is not None
+        self._watch(self._socket, reading=reading)
+        if reading and isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
+            timeout_s = 0.0  # TLS holds decrypted bytes the kernel does not know of
+        events = dict(self._poll.poll(math.ceil(max(0.0, timeout_s) * 1000)))
+        if events.pop(self._ear.fileno(), 0):
+            self.woken = True
+            with contextlib.suppress(BlockingIOError):
+                self._ear.recv(_WOKEN_BYTES)
+        return reading or not any(event & ~select.POLLOUT for event in events.values())
+
+    def _watch(self, connected: socket.socket, *, reading: bool) -> None:
+        events = (select.POLLIN if reading else _HANG_UP) | (select.POLLOUT if self.outgoing else 0)
+        if events != self._watched:
+            self._watched = events
+            self._poll.register(connected, events)
+
+    def read(self, most: int) -> bytes | None:
+        """What came in, at most so many bytes; None for nothing now, no bytes for the end of the connection.
+
+        Raises:
+            OSError: the connection is broken.
+        """
+        assert self._socket is not None
+        try:
+            data = self._socket.recv(most)
+        except _NOT_NOW:
+            return None
+        if data:
+            self.heard_s = time.monotonic()
+        return data
+
+    def write(self) -> None:
+        """Send as much of `outgoing` as goes now.
+
+        Raises:
+            OSError: the connection is broken.
+        """
+        assert self._socket is not None
+        outgoing = self.outgoing
+        try:
+            while outgoing:
+                # A copy: a view would keep the buffer from shrinking.
+                del outgoing[: self._socket.send(bytes(outgoing[:_SEND_BYTES]))]
+                self.sent_s = time.monotonic()
+        except _NOT_NOW:
+            pass
+
+    def close(self) -> None:
+        """Close the connection as it is."""
+        for opened in (self._socket, self._ear, self._bell):
+            if opened is not None:
+                opened.close()
+        self._socket = None
+
+
+def _left_s(deadline: float) -> float:
+    return max(0.1, deadline - time.monotonic())
+
+
+def dial_error(error: BaseException, url: BrokerUrl, speaks: str) -> MqError:
+    """The error of this package for a connection that was not made, or not to somebody who speaks that."""
+    cut = isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError | ConnectionResetError)
+    if isinstance(error, ssl.SSLError) and not cut:
+        return tls_error(error, url)
+    if isinstance(error, TimeoutError):
+        return BrokerUnavailableError(f"{url}: no answer in time{hint(url, speaks)}")
+    refused = isinstance(error, ConnectionRefusedError | socket.gaierror)
+    return BrokerUnavailableError(f"{url}: {type(error).__name__}: {error}{'' if refused else hint(url, speaks)}")
+
+
+def hint(url: BrokerUrl, speaks: str) -> str:
+    """What else the port may be."""
+    if url.tls:
+        return f"; does the port speak TLS, and {speaks}?"
+    return f"; does the port speak {speaks}? A TLS port needs {url.partner}://"

@@ -1,0 +1,1 @@
+"""STOMP 1.2 by stomp.py."""

@@ -1,0 +1,448 @@
+"""STOMP 1.2 by stomp.py.
+
+Frames to the broker are made and written by stomp.py, on a transport of our own, which is how its
+own WebSocket transport does it. Ours is read and written by :meth:`StompConsumer.run` on the receiver's
+thread, through a socket that never blocks. That way acknowledgements go out while reading is
+paused, heart-beats need no thread, TLS has the settings of all protocols here (stomp.py takes no
+`ssl.SSLContext`), and frames are read by :mod:`pyspark_mq.sources.stomp.frames`, for the reasons given there.
+
+A RECEIPT confirms: the broker handles the frames of a connection in order and answers when it is
+done with one, so a receipt asked with the last acknowledgement stands for all before it. Whatever
+ERROR comes after the opening ends the session, so none can be confirmed by mistake.
+
+What differs between brokers is in their :class:`~pyspark_mq.brokers.base.StompDialect`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any, ClassVar
+
+from stomp.listener import ConnectionListener
+from stomp.protocol import Protocol12
+from stomp.transport import BaseTransport
+from stomp.utils import Frame
+
+from pyspark_mq.brokers.base import STOMP
+from pyspark_mq.errors import BrokerUnavailableError, MessageError, MqError
+from pyspark_mq.sources.base import Consumer, Decoder, Greeting, SessionLostError
+from pyspark_mq.sources.socket_loop import SocketLoop, dial_error, hint
+from pyspark_mq.sources.stomp.decoder import StompDecoder, whole_number
+from pyspark_mq.sources.stomp.errors import dialect_of, login_error, said, subscribe_error
+from pyspark_mq.sources.stomp.frames import FrameError, FrameReader
+from pyspark_mq.sources.stomp.settling import Settling
+from pyspark_mq.sources.url import BrokerUrl
+
+__all__ = ["StompConsumer"]
+
+_SPEAKS = "STOMP"
+_INT32_MAX = 2**31 - 1
+_RECEIVE_BYTES = 256 * 1024
+_CLOSE_TIMEOUT_S = 1.0
+#: The broker's answer to the first subscription, when it has other things to do.
+_SUBSCRIBE_TIMEOUT_S = 30.0
+#: Two heart-beats missed, and then some.
+_SILENCE = 2.5
+#: Heart-beats are sent at half of the time agreed on: brokers differ in what they let pass.
+_HASTE = 0.5
+#: How long a queue that stalls is quiet before it is woken; after waking it in vain, longer each time.
+_QUIET_FIRST_S = 0.01
+_QUIET_LAST_S = 10.0
+_QUIET_GROWTH = 4
+#: Each subscription that comes and goes has one page of 200 messages handed out: 5,000.
+_KICKS = 25
+#: Never true: the broker gives each message an ID of its own, which begins with "ID:".
+_NOTHING = "JMSMessageID='never'"
+_SUBSCRIBED = "subscribed"
+_DISCONNECTED = "disconnected"
+
+
+class _Transport(BaseTransport):  # type: ignore[misc]
+    """What stomp.py writes goes to the bytes to be sent. Never waits."""
+
+    def __init__(self, host: str, url: BrokerUrl, outgoing: bytearray) -> None:
+        super().__init__(auto_decode=False)
+        self.vhost = host
+        self.current_host_and_port = (url.host, url.port)
+        self._outgoing = outgoing
+
+    def send(self, encoded_frame: bytes) -> None:
+        """See stomp.py's BaseTransport."""
+        self._outgoing += encoded_frame
+
+
+class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
+    """One connection with one or more subscriptions to the same destination."""
+
+    decoder: ClassVar[Decoder] = StompDecoder()
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # stomp.py writes a warning for what this package reports itself.
+        logging.getLogger("stomp.py").setLevel(logging.CRITICAL)
+        self._dialect = dialect_of(self.endpoint)
+        self._url: Any = None
+        self._socket = SocketLoop()
+        self._transport: Any = None
+        self._protocol: Any = None
+        self._reader = FrameReader()
+        self._connected = False
+        self._end: Exception | None = None
+        self._send_every_s = self._silence_s = float("inf")
+        # Deliveries have numbers of our own: 1, 2, 3... in the order of arrival.
+        self._tag = 0
+        self._settling = Settling(cumulative=self._dialect.cumulative, reject_headers=self._dialect.reject_headers)
+        self._answers: set[str] = set()
+        self._numbers = count()
+        self._window = 0
+        self._window_bytes = 0.0
+        self._received_bytes = 0
+        self._kicks = _KICKS
+        self._kick_s = float("inf")
+        self._quiet_s = _QUIET_FIRST_S
+
+    # -- opening
+
+    def open(self, url: BrokerUrl, timeout_s: float) -> Greeting:
+        """See :meth:`Consumer.open`. Whether the queue is there is only known by :meth:`consume`."""
+        deadline = time.monotonic() + timeout_s
+        self._url = url
+        self._socket.dial(url, self.endpoint, deadline, _SPEAKS)
+        host = url.virtual_host if self._dialect.virtual_hosts else url.host
+        self._transport = _Transport(host, url, self._socket.outgoing)
+        self._transport.set_listener("consumer", self)
+        self._protocol = Protocol12(self._transport)
+        # With nobody named, the broker's default user or the client certificate counts.
+        self._protocol.connect(*self.endpoint.credentials(url), headers=self._connect_headers())
+        try:
+            self._until(lambda: self._connected, deadline)
+        except TimeoutError as late:
+            raise dial_error(late, url, _SPEAKS) from None
+        except (SessionLostError, MessageError) as ended:
+            raise self._open_error(ended, url) from None
+        # No broker tells a name that it keeps, nor the depth of a queue.
+        return Greeting(url, "", None)
+
+    def _connect_headers(self) -> dict[str, str]:
+        beat_ms = round(self.endpoint.heartbeat_s * 1000)
+        headers = {"heart-beat": f"{beat_ms},{beat_ms}"}
+        if self.endpoint.subscription is not None and self._dialect.client_id:
+            headers["client-id"] = self._dialect.client_id.format(subscription=self.endpoint.subscription)
+        return headers
+
+    def _open_error(self, ended: Exception, url: BrokerUrl) -> MqError:
+        if isinstance(ended.__cause__, OSError):
+            return dial_error(ended.__cause__, url, _SPEAKS)
+        if self._reader.spoken:
+            return login_error(str(ended), url, self.endpoint)
+        return BrokerUnavailableError(f"{url}: {ended}{hint(url, _SPEAKS)}")
+
+    def on_connected(self, frame: Any) -> None:
+        """See stomp.py's ConnectionListener."""
+        self._connected = True
+        theirs = frame.headers.get("heart-beat", "0,0").split(",")
+        sends_ms, wants_ms = (whole_number(text.strip(), _INT32_MAX) or 0 for text in (*theirs, "0", "0")[:2])
+        ours_ms = self.endpoint.heartbeat_s * 1000
+        # The slower side decides (STOMP 1.2, section "Heart-beating").
+        if wants_ms:
+            self._send_every_s = max(ours_ms, wants_ms) / 1000 * _HASTE
+        if sends_ms:
+            self._silence_s = max(ours_ms, sends_ms) / 1000 * _SILENCE
+
+    def _until(self, came: Callable[[], bool], deadline: float) -> None:
+        while not came():
+            self._raise_if_ended()
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError
+            self._turn(left_s)
+
+    # -- receiving
+
+    def consume(self, window: int) -> None:
+        """See :meth:`Consumer.consume`.
+
+        A subscription keeps its window, and giving it up would give its messages back. So a larger
+        one is had by a further subscription for the difference; while all of the window is
+        taken, the new one counts from zero.
+
+        Raises:
+            DestinationError: the queue does not exist or is not for us.
+            OptionError: the broker does not understand the selector.
+            SessionLostError: it was refused for a reason that may pass.
+        """
+        window = min(window, self.endpoint.broker.prefetch_max[STOMP])
+        if not self._window:
+            self._subscribe_first(window)
+        elif self._may_subscribe_again():
+            more = window if len(self._settling.open) >= self._window else window - self._window
+            if more > 0:
+                self._subscribe(more)
+
+    def _subscribe_first(self, window: int) -> None:
+        self._answers.add(_SUBSCRIBED)
+        self._subscribe(window, receipt=_SUBSCRIBED)
+        try:
+            self._until(lambda: _SUBSCRIBED not in self._answers, time.monotonic() + _SUBSCRIBE_TIMEOUT_S)
+            self._raise_if_ended()
+        except SessionLostError as ended:
+            raise subscribe_error(str(ended), self._url, self.endpoint) from None
+        except TimeoutError:
+            text = f"no answer to a subscription within {_SUBSCRIBE_TIMEOUT_S:g} s"
+            raise SessionLostError(text) from None
+
+    def _may_subscribe_again(self) -> bool:
+        # Without a durable name each subscription to a topic gets all messages.
+        durable = self.endpoint.subscription is not None and self._dialect.shared
+        return self.endpoint.topic is None or durable
+
+    def _subscribe(self, window: int, **more: str) -> None:
+        dialect, endpoint = self._dialect, self.endpoint
+        headers = dict(dialect.queue_headers if endpoint.topic is None else dialect.topic_headers)
+        if endpoint.subscription is not None:
+            for name, value in dialect.durable_headers.items():
+                headers[name] = value.format(subscription=endpoint.subscription)
+        if endpoint.selector is not None:
+            headers["selector"] = endpoint.selector
+        headers[dialect.window_header] = str(self._grant(window))
+        mode = "client" if dialect.cumulative else "client-individual"
+        self._protocol.subscribe(self._destination(), str(next(self._numbers)), mode, headers=headers | more)
+        self._stir()
+
+    def _grant(self, window: int) -> int:
+        """The window header for so many messages more."""
+        self._window += window
+        if not self._dialect.window_bytes:
+            return window
+        if not self._may_subscribe_again():
+            return -1  # no limit: there is no second chance
+        # What is larger than the header can say is as good as no limit.
+        size = min(math.ceil(window * self._message_bytes()), _INT32_MAX)
+        self._window_bytes += size
+        return size
+
+    def _message_bytes(self) -> float:
+        """What a message counts in a window of bytes: its frame, as received so far."""
+        return self._received_bytes / self._tag if self._tag else self._dialect.window_bytes
+
+    def _destination(self) -> str:
+        name = self.endpoint.name
+        if self._dialect.slash:
+            name = name.replace("/", self._dialect.slash)
+        return (self._dialect.queue if self.endpoint.topic is None else self._dialect.topic).format(name=name)
+
+    def run(self, timeout_s: float) -> None:
+        """See :meth:`Consumer.run`."""
+        deadline = time.monotonic() + timeout_s
+        self._socket.woken = False
+        while True:
+            self._raise_if_ended()
+            left_s = deadline - time.monotonic()
+            if self._socket.woken or left_s <= 0:
+                return
+            self._turn(left_s)
+
+    def _turn(self, wait_s: float) -> None:
+        """Send what is to be sent, wait for something to happen, and take it in."""
+        now = time.monotonic()
+        if now - self._socket.sent_s >= self._send_every_s:
+            self._transport.send(b"\n")
+        if now >= self._kick_s:
+            self._wake_queue(now)
+        self._send()
+        reading = self._reading()
+        wait_s = min(wait_s, self._socket.sent_s + self._send_every_s - now, self._kick_s - now)
+        if not self._socket.wait(wait_s, reading=reading):
+            self._ended("the broker closed the connection")
+        elif reading:
+            self._receive()
+
+    def _reading(self) -> bool:
+        """Not while paused, nor beyond a window that the broker counts in bytes, unless it has to confirm."""
+        if self.paused:
+            return False
+        full = self._window > 0 and len(self._settling.open) >= self._window
+        return not full or not self._dialect.window_bytes or bool(self._answers) or self._settling.unconfirmed
+
+    def _receive(self) -> bool:
+        """Take in what there is, if anything."""
+        try:
+            data = self._socket.read(_RECEIVE_BYTES)
+        except OSError as error:
+            self._ended(f"{type(error).__name__}: {error}", error)
+            return False
+        if data is None:
+            silent_s = time.monotonic() - self._socket.heard_s
+            if silent_s > self._silence_s:
+                self._ended(f"nothing was heard from the broker for {silent_s:.0f} s")
+            return False
+        if not data:
+            after = "" if self._reader.spoken or not self._reader.rest else f", after {self._reader.rest!r}"
+            self._ended(f"the broker closed the connection{after}")
+            return False
+        self._received_bytes += len(data)
+        try:
+            self._take(data)
+        except FrameError as wrong:
+            self._unreadable(wrong)
+        return True
+
+    def _take(self, data: bytes) -> None:
+        tag, size = self._tag, 0
+        append, handles, dialect = self.inbox.append, self._settling.open, self._dialect
+        try:
+            for command, headers, body in self._reader.feed(data):
+                if command != "MESSAGE":
+                    self._transport.process_frame(Frame(command, headers, body), body)
+                    continue
+                tag += 1
+                handles[tag] = headers.get("ack", "")
+                append((tag, headers, body, dialect))
+                size += len(body)
+        finally:
+            if tag > self._tag:
+                self._tag = tag
+                self._arrived(size)
+
+    def _arrived(self, size: int) -> None:
+        self.bytes_arrived += size
+        if self.bytes_arrived - self.bytes_taken > self.bytes_allowed:
+            self.paused = True
+        if not self.arrived.is_set():
+            self.arrived.set()
+        self._kicks = _KICKS
+        self._stir()
+
+    def resume(self) -> None:
+        """See :meth:`Consumer.resume`."""
+        self.paused = False
+        # What the broker has sent meanwhile was not looked at.
+        self._socket.heard_s = time.monotonic()
+        self._stir()
+
+    def _raise_if_ended(self) -> None:
+        if self._end is not None:
+            raise self._end
+
+    def _ended(self, reason: str, cause: BaseException | None = None) -> None:
+        if self._end is None:
+            self._end = SessionLostError(reason)
+            self._end.__cause__ = cause
+
+    def _unreadable(self, wrong: FrameError) -> None:
+        if not self._reader.spoken:
+            self._ended(str(wrong))
+        elif self._end is None:
+            self._end = MessageError(
+                f"{self.endpoint.destination} holds a message that cannot be read ({wrong}), for example a text "
+                "with a NUL in it, which STOMP cannot carry; remove the message, it was not acknowledged"
+            )
+
+    def on_error(self, frame: Any) -> None:
+        """See stomp.py's ConnectionListener. Most brokers close the connection then; we do in any case."""
+        self._ended(said(frame.headers, frame.body))
+
+    def wake(self) -> None:
+        """See :meth:`Consumer.wake`."""
+        self._socket.wake()
+
+    # -- sending
+
+    def _send(self) -> None:
+        """As much as the socket takes now."""
+        try:
+            self._socket.write()
+        except OSError as error:
+            # The broker may have said why it closed the connection.
+            while self._end is None and not self.paused and self._receive():
+                pass
+            self._ended(f"{type(error).__name__}: {error}", error)
+
+    def _stir(self) -> None:
+        """The queue shows signs of life; when it is quiet again it may have stalled."""
+        if self._dialect.window_bytes or (self._dialect.stalls and self.endpoint.topic is None):
+            self._quiet_s = _QUIET_FIRST_S
+            self._kick_s = time.monotonic() + self._quiet_s
+
+    def _wake_queue(self, now: float) -> None:
+        """It is quiet: have more handed out if the window is not taken."""
+        self._kick_s = float("inf")
+        room = self._window - len(self._settling.open)
+        if not self._settling.open or self.paused or room <= 0:
+            return  # whatever changes that also stirs
+        if self._dialect.stalls:
+            self._kick(now)
+        elif self._window_bytes - len(self._settling.open) * self._message_bytes() < 2 * self._message_bytes():
+            # The messages are larger than was thought.
+            self._window -= room
+            if self._may_subscribe_again():
+                self._subscribe(room)
+
+    def _kick(self, now: float) -> None:
+        """Wake a queue that hands out no more as a page of it is un-acknowledged.
+
+        Measured on ActiveMQ Classic: an acknowledgement, a new message or a new consumer has it hand
+        out one page more. So consumers come and go, with a selector that nothing matches.
+        """
+        for _ in range(self._kicks):
+            number = str(next(self._numbers))
+            headers = {"selector": _NOTHING, self._dialect.window_header: "1"}
+            self._protocol.subscribe(self._destination(), number, "auto", headers=headers)
+            self._protocol.unsubscribe(number)
+        # If nothing comes of it the queue is empty, or others have its messages.
+        self._kicks = 1
+        self._quiet_s = min(self._quiet_s * _QUIET_GROWTH, _QUIET_LAST_S)
+        self._kick_s = now + self._quiet_s
+
+    # -- settling
+
+    def acknowledge(self, number: int, upto: int, singles: Sequence[int]) -> None:
+        """See :meth:`Consumer.acknowledge`."""
+        self._settle(self._settling.acknowledge(number, upto, singles))
+        self._stir()
+
+    def reject(self, tags: Sequence[int]) -> None:
+        """See :meth:`Consumer.reject`.
+
+        RabbitMQ dead-letters to the queue's dead-letter exchange, and drops without one. ActiveMQ
+        Classic moves to the dead-letter queue. Artemis drops (measured on 2.40 and 2.56).
+        """
+        self._settle(self._settling.reject(tags))
+
+    def _settle(self, frames: bytes) -> None:
+        self._socket.outgoing += frames
+        # What waits for others takes room in the window; when there is no other room left, there has to be more.
+        waiting = self._settling.waiting
+        if waiting and len(self._settling.open) >= self._window and self._may_subscribe_again():
+            self._subscribe(waiting)
+        self._send()
+
+    def on_receipt(self, frame: Any) -> None:
+        """See stomp.py's ConnectionListener."""
+        receipt = frame.headers.get("receipt-id", "")
+        self._answers.discard(receipt)
+        for number in self._settling.confirmed(receipt):
+            if self._end is None:
+                self.on_confirmed(number)
+        self._stir()
+
+    def ask_depth(self) -> None:
+        """See :meth:`Consumer.ask_depth`. Brokers do not tell it by STOMP."""
+
+    def close(self) -> None:
+        """See :meth:`Consumer.close`."""
+        try:
+            if self._connected and self._end is None:
+                self._answers.add(_DISCONNECTED)
+                self._protocol.disconnect(_DISCONNECTED)
+                self._kick_s = float("inf")
+                if not self.paused:
+                    self._until(lambda: _DISCONNECTED not in self._answers, time.monotonic() + _CLOSE_TIMEOUT_S)
+        except Exception as failed:  # noqa: BLE001 - the session is over, whatever it is
+            logging.getLogger(__name__).debug("closing: %s", failed)
+        finally:
+            self._socket.close()

@@ -1,0 +1,97 @@
+"""What ERROR frames say, as errors of this package."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pyspark_mq.brokers.base import StompDialect
+from pyspark_mq.errors import (
+    BrokerUnavailableError,
+    DestinationError,
+    InternalError,
+    MqError,
+    OptionError,
+    RefusedError,
+)
+from pyspark_mq.sources.base import SessionLostError
+from pyspark_mq.sources.endpoint import Endpoint
+from pyspark_mq.sources.stomp.decoder import as_text
+from pyspark_mq.sources.url import BrokerUrl
+
+__all__ = ["dialect_of", "login_error", "said", "subscribe_error"]
+
+
+def dialect_of(endpoint: Endpoint) -> StompDialect:
+    """How the broker speaks STOMP."""
+    dialect = endpoint.broker.stomp
+    if dialect is None:
+        raise InternalError(f"broker '{endpoint.broker.name}' does not speak STOMP")
+    return dialect
+
+
+def said(headers: Mapping[str, str], body: bytes) -> str:
+    """What an ERROR frame says: a word or a line in the header, the reason or a stack trace in the body."""
+    title = as_text(headers.get("message")) or ""
+    lines = body.decode("utf-8", "backslashreplace").strip().splitlines()
+    first = lines[0].strip() if lines else ""
+    if title in first or not first:
+        return first or title or "an error without a reason"
+    return f"{title}: {first}" if title else first
+
+
+def login_error(reason: str, url: BrokerUrl, endpoint: Endpoint) -> MqError:
+    """The error of this package for an ERROR frame in answer to CONNECT."""
+    lower = reason.lower()
+    if "virtual host" in lower and "denied" in lower:
+        return RefusedError(
+            f"{url}: the broker refused virtual host '{url.virtual_host}'; check the path of "
+            f"'url' (%2F is '/') and the user's permissions ({reason})"
+        )
+    if "already connected" in lower or "client id" in lower or "clientid" in lower:
+        # May be our own former connection, of which the broker has not noticed the end.
+        return BrokerUnavailableError(
+            f"{url}: {endpoint.destination} is in use by another connection, or still by a former one ({reason})"
+        )
+    if any(word in lower for word in ("password", "access refused", "security", "authenticat", "login", "credential")):
+        user = endpoint.credentials(url)[0]
+        who = f"the login of user '{user}'" if user is not None else "a login without a user name"
+        return RefusedError(
+            f"{url}: the broker refused {who}; check options 'username' and 'password' or those in 'url' ({reason})"
+        )
+    return BrokerUnavailableError(f"{url}: the broker refused the connection ({reason})")
+
+
+#: What an ERROR frame in answer to SUBSCRIBE says, in small letters, and what it means.
+_REFUSALS = (
+    (
+        ("authorized to create",),
+        "{destination} does not exist in {place} and may not be made by this user; declare it first ({reason})",
+    ),
+    (
+        ("not_found", "not found", "does not exist", "no queue"),
+        "{destination} does not exist in {place}; declare it first, or correct the option ({reason})",
+    ),
+    (
+        ("precondition", "inequivalent"),
+        "{destination} in {place} exists with other properties; delete it or use another 'subscription' ({reason})",
+    ),
+    (
+        ("access_refused", "access refused", "authorized", "permission", "security"),
+        "{destination} in {place} is not for this user ({reason})",
+    ),
+)
+
+
+def subscribe_error(reason: str, url: BrokerUrl, endpoint: Endpoint) -> Exception:
+    """The error for an ERROR frame in answer to SUBSCRIBE."""
+    lower = reason.lower()
+    if endpoint.selector is not None and ("selector" in lower or "filter" in lower):
+        problem = f"{endpoint.selector!r} for {endpoint.destination} was not understood by {url} ({reason})"
+        return OptionError("selector", problem)
+    if "exclusive" in lower or "in use" in lower:
+        return SessionLostError(f"{endpoint.destination} is in use by another consumer ({reason})")
+    place = f"virtual host '{url.virtual_host}' of {url}" if dialect_of(endpoint).virtual_hosts else str(url)
+    for words, text in _REFUSALS:
+        if any(word in lower for word in words):
+            return DestinationError(text.format(destination=endpoint.destination, place=place, reason=reason))
+    return SessionLostError(reason)

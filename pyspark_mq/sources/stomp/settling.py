@@ -1,0 +1,122 @@
+"""Settling over STOMP: tags in, frames out. Pure: no socket, no clock.
+
+STOMP acknowledges one by one (subscription mode `client-individual`) or everything up to a message (mode
+`client`), and a broker does well with one of the two only: see :class:`~pyspark_mq.brokers.base.StompDialect`.
+Either way a RECEIPT asked for with the last frame of a request confirms it, as frames of a connection are
+handled in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import count
+
+from pyspark_mq.sources.stomp.frames import escape
+
+__all__ = ["Settling"]
+
+
+class Settling:
+    """The open deliveries of one session and the frames that settle them.
+
+    Guarantee: a frame settles only what was asked for, and a request is confirmed by a receipt that the
+    broker can send only when everything in it has been settled.
+
+    Args:
+        cumulative: does an ACK take along all deliveries before it?
+        reject_headers: further headers of NACK, for it to refuse a message for good.
+
+    Attributes:
+        open: deliveries not settled, by tag in the order of arrival, with the ID to settle them by (header
+            `ack`). The consumer adds to it: that happens for every message.
+    """
+
+    def __init__(self, *, cumulative: bool, reject_headers: Mapping[str, str]) -> None:
+        self.open: dict[int, str] = {}
+        self._cumulative = cumulative
+        self._refusal = "".join(f"{name}:{value}\n" for name, value in reject_headers.items())
+        # With cumulative acknowledgements, those that wait for what is before them.
+        self._due: set[int] = set()
+        self._refused: set[int] = set()
+        self._requests: list[tuple[int, int]] = []
+        self._receipts: dict[str, list[int]] = {}
+        self._numbers = count(1)
+
+    @property
+    def waiting(self) -> int:
+        """Deliveries that are to be settled and wait for others before them."""
+        return len(self._due) + len(self._refused)
+
+    @property
+    def unconfirmed(self) -> bool:
+        """Was a receipt asked for that has not come?"""
+        return bool(self._receipts)
+
+    def acknowledge(self, number: int, upto: int, singles: Sequence[int]) -> bytes:
+        """Frames that acknowledge, as far as that can be done now.
+
+        Args:
+            number: what :meth:`confirmed` calls this request.
+            upto: all open deliveries up to this tag; 0 for none.
+            singles: further tags.
+        """
+        if self._cumulative:
+            self._requests.append((number, singles[-1] if singles else upto))
+            self._due.update(singles)
+            return self._head(upto)
+        tags = [*(tag for tag in self.open if tag <= upto), *singles]
+        return self._frames([("ACK", tag) for tag in tags], tags, [number])
+
+    def reject(self, tags: Sequence[int]) -> bytes:
+        """Frames that refuse messages for good, as far as that can be done now."""
+        if self._cumulative:
+            self._refused.update(tags)
+            return self._head(0)
+        return self._frames([("NACK", tag) for tag in tags], tags, [])
+
+    def confirmed(self, receipt: str) -> list[int]:
+        """The requests that a receipt confirms."""
+        return self._receipts.pop(receipt, [])
+
+    def _head(self, upto: int) -> bytes:
+        """With cumulative acknowledgements: settle the deliveries at the head that are done with.
+
+        What is in the middle would take all before it along, so it waits for them.
+        """
+        done: list[int] = []
+        frames: list[tuple[str, int]] = []
+        last = 0
+        for tag in self.open:
+            if tag in self._refused:
+                frames += [("ACK", last), ("NACK", tag)] if last else [("NACK", tag)]
+                last = 0
+            elif tag <= upto or tag in self._due:
+                last = tag
+            else:
+                break
+            done.append(tag)
+        if last:
+            frames.append(("ACK", last))
+        if not done:
+            return b""
+        self._due.difference_update(done)
+        self._refused.difference_update(done)
+        confirmed = [number for number, end in self._requests if end <= done[-1]]
+        self._requests = [(number, end) for number, end in self._requests if end > done[-1]]
+        return self._frames(frames, done, confirmed)
+
+    def _frames(self, frames: Sequence[tuple[str, int]], done: Sequence[int], confirmed: list[int]) -> bytes:
+        """ACK and NACK frames; the RECEIPT of the last confirms these requests."""
+        # Not by stomp.py: this is what there is ten thousand of at a time.
+        written: list[str] = []
+        end = len(frames) - 1
+        for index, (command, tag) in enumerate(frames):
+            more = self._refusal if command == "NACK" else ""
+            if index == end and confirmed:
+                receipt = f"settled-{next(self._numbers)}"
+                self._receipts[receipt] = confirmed
+                more += f"receipt:{receipt}\n"
+            written.append(f"{command}\nid:{escape(self.open[tag])}\n{more}\n\0")
+        for tag in done:
+            del self.open[tag]
+        return "".join(written).encode()

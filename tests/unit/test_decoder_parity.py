@@ -1,0 +1,176 @@
+"""Every decoder has the columns of the schema, with values of their kinds: a forgotten column fails here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import pika
+import pytest
+from pika.spec import Basic
+from pyspark.sql.types import BooleanType, DataType, IntegerType, MapType, StringType, TimestampType
+
+from pyspark_mq.brokers import BROKERS
+from pyspark_mq.dedup import IdSource
+from pyspark_mq.sources import CONSUMERS, consumer_class
+from pyspark_mq.sources.amqp091.decoder import Amqp091Decoder
+from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder
+from pyspark_mq.sources.amqp10.decoder import Raw as Amqp10Raw
+from pyspark_mq.sources.base import Decoder
+from pyspark_mq.sources.stomp.decoder import StompDecoder
+from pyspark_mq.spark_source.schema import SCHEMA, BatchBuilder
+
+#: Columns that no decoder has under `columns`: they have methods of their own, or are known without one.
+OWN = {"messageId", "body", "destination"}
+
+
+def amqp091(tag: int, body: bytes = b"", *, redelivered: bool = False, **properties: Any) -> Any:
+    return Basic.Deliver("ctag", tag, redelivered, "", "orders"), pika.BasicProperties(**properties), body
+
+
+AMQP_0_9_1 = [
+    amqp091(1),
+    amqp091(
+        2,
+        b"\x00body\xff",
+        redelivered=True,
+        message_id="id",
+        headers={
+            "text": "t", "bytes": b"\xff", "number": -5, "flag": True, "none": None, "table": {"a": [1, b"\xfe"]},
+            "decimal": Decimal("1.5"), "time": datetime(2024, 1, 1, tzinfo=timezone.utc), b"\xff": "name",
+            "x-delivery-count": 3,
+        },
+        correlation_id="c",
+        reply_to="r",
+        content_type="text/plain",
+        type="order",
+        priority=7,
+        timestamp=1_700_000_000,
+        expiration="60000",
+    ),
+    amqp091(3, headers={}, message_id=b"\xff", correlation_id=b"\xff", timestamp=2**64 - 1, expiration="never"),
+]  # fmt: skip
+
+AMQP_1_0 = [
+    Amqp10Raw(1, b"", None, None, None, None, None, 4, 0, 0, 0, False, None),
+    Amqp10Raw(
+        2, b"\x00body\xff", "id", UUID(int=5), "r", "text/plain", "order", 7, 1_700_000_000_000, 1_700_000_060_000, 3,
+        True, {"text": "t", "bytes": b"\xff", "number": -5, "flag": True, "none": None, "list": [1, {"a": 2.5}]},
+    ),
+    Amqp10Raw(3, b"x", b"\xff", 7, None, None, None, 4, 2**63 - 1, -1, 0, True, {}),
+]  # fmt: skip
+
+
+def stomp(broker: str) -> list[Any]:
+    dialect = BROKERS[broker].stomp
+    headers = {
+        "ack": "1", "message-id": "T_1", "amqp-message-id": "id", "content-length": "6", "correlation-id": "c",
+        "reply-to": "/queue/r", "content-type": "text/plain", "type": "order", "priority": "7",
+        "timestamp": "1700000000", "expires": "1700000060000", "expiration": "60000", "redelivered": "true",
+        "x-delivery-count": "3", "own": "a:b", "\udcff": "\udcff",
+    }  # fmt: skip
+    odd = {"priority": "high", "timestamp": "9" * 40, "expires": "-1", "redelivered": "", "x-delivery-count": "?"}
+    return [(1, {}, b"", dialect), (2, headers, b"\x00body\xff", dialect), (3, odd, b"x", dialect)]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Deliveries as a protocol brings them: the first has nothing that can be left out."""
+
+    decoder: Decoder
+    raws: Sequence[Any]
+
+
+SAMPLES = {
+    "amqp-0-9-1": Sample(Amqp091Decoder(), AMQP_0_9_1),
+    "amqp-1.0": Sample(Amqp10Decoder(), AMQP_1_0),
+    "stomp of rabbitmq": Sample(StompDecoder(), stomp("rabbitmq")),
+    "stomp of activemq": Sample(StompDecoder(), stomp("activemq")),
+    "stomp of artemis": Sample(StompDecoder(), stomp("artemis")),
+}
+SOURCES = [IdSource("message-id"), IdSource("correlation-id"), IdSource("property", "own")]
+
+samples = pytest.mark.parametrize("sample", SAMPLES.values(), ids=list(SAMPLES))
+
+
+def is_of(kind: DataType, value: Any) -> bool:
+    """Is this what a column of that kind is made of?"""
+    if value is None:
+        return True
+    if isinstance(kind, MapType):
+        return type(value) is list and all(
+            type(name) is str and (item is None or type(item) is str) for name, item in value
+        )
+    if isinstance(kind, StringType):
+        return isinstance(value, str)
+    if isinstance(kind, BooleanType):
+        return type(value) is bool
+    if isinstance(kind, IntegerType):
+        return isinstance(value, int) and not isinstance(value, bool) and -(2**31) <= value < 2**31
+    assert isinstance(kind, TimestampType)
+    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
+
+
+def test_every_protocol_has_samples() -> None:
+    assert {type(consumer_class(protocol).decoder) for protocol in CONSUMERS} <= {
+        type(sample.decoder) for sample in SAMPLES.values()
+    }
+
+
+@samples
+def test_a_decoder_has_the_columns_of_the_schema_and_no_others(sample: Sample) -> None:
+    assert set(sample.decoder.columns) == set(SCHEMA.fieldNames()) - OWN
+
+
+@samples
+@pytest.mark.parametrize("name", sorted(set(SCHEMA.fieldNames()) - OWN))
+def test_a_column_has_values_of_its_kind(sample: Sample, name: str) -> None:
+    make, kind = sample.decoder.columns[name], SCHEMA[name].dataType
+    values = make(sample.raws)
+    assert len(values) == len(sample.raws)
+    assert [value for value in values if not is_of(kind, value)] == []
+    assert make([]) == []
+    assert values[1] is not None or name == "deliveryCount"
+
+
+@samples
+def test_tags_bodies_and_ids_have_one_value_for_each_delivery(sample: Sample) -> None:
+    decoder, raws = sample.decoder, sample.raws
+    assert decoder.tags(raws) == [1, 2, 3]
+    assert decoder.tags([]) == decoder.bodies([]) == []
+    assert all(type(body) is bytes for body in decoder.bodies(raws))
+    for source in SOURCES:
+        ids = decoder.ids(raws, source)
+        assert len(ids) == len(raws)
+        assert all(value is None or isinstance(value, str | bytes) for value in ids)
+        assert ids[0] is None
+        assert decoder.ids([], source) == []
+
+
+@samples
+def test_a_batch_of_all_columns_can_be_made(sample: Sample) -> None:
+    batch = BatchBuilder(SCHEMA).build(sample.raws, sample.decoder, "orders", lambda raws: ["id"] * len(raws))
+    batch.validate(full=True)
+    assert batch.num_rows == len(sample.raws)
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong"),
+    [
+        (StringType(), b"bytes"),
+        (BooleanType(), 1),
+        (IntegerType(), 2**31),
+        (IntegerType(), True),
+        (TimestampType(), 1.5),
+        (TimestampType(), 2**63),
+        (MapType(StringType(), StringType()), {"a": "b"}),
+        (MapType(StringType(), StringType()), [("a", 1)]),
+        (MapType(StringType(), StringType()), [(None, "b")]),
+    ],
+)
+def test_a_value_of_another_kind_is_seen(kind: DataType, wrong: Any) -> None:
+    assert not is_of(kind, wrong)
