@@ -34,6 +34,8 @@ _LOG = logging.getLogger("pyspark_mq")
 
 #: A replay whose window is full of other messages for so long has the window opened.
 _REPLAY_GAP_S = 1.0
+#: Room for an epoch that waits to be settled and for the next one.
+_WINDOW_LEAST = 2
 #: How often a replay that waits says so.
 _REPLAY_LOG_S = 10.0
 #: Missing IDs named in an error; the rest is counted.
@@ -145,9 +147,18 @@ class EpochSource:
             self._filling.await_overdue()
         self._intake.pump()
         if start is None or limit.messages is None:
-            self._sessions.widen(self._settings.prefetch)  # the one epoch of this run, maybe: take what there is
+            # The one epoch of this run, maybe: take what there is.
+            self._sessions.widen(max(_WINDOW_LEAST, self._settings.prefetch))
+        if start is None:
+            limit = self._shared_window(limit)
         size = self._filling.gather(limit)
         return self._plan(size) if size or self._gave_up else self._last
+
+    def _shared_window(self, limit: Limit) -> Limit:
+        """Phase two comes an epoch late before Spark 4.2: two epochs share the window."""
+        settings = self._settings
+        most = max(1, settings.prefetch * settings.consumers // 2)
+        return Limit(most if limit.messages is None else min(most, limit.messages))
 
     def payload(self, start: Position, end: Position) -> list[Any]:
         """The raw deliveries of the epoch from `start` to `end`, in planned order.

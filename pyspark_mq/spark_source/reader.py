@@ -118,22 +118,17 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
         """Settle the epoch that ends at `start` and plan the next one."""
         position = None if start is None else self._position(start)
-        latest = self._source().latest(position, self._limit(start, limit))
+        latest = self._source().latest(position, self._limit(limit))
         if start is not None and latest == position:
             return start  # to the letter: Spark compares text
         if self._known is None or self._known[1] != latest:
             self._known = (self._codec.encode(latest), latest)
         return self._known[0]
 
-    def _limit(self, start: dict[str, Any] | None, limit: Any) -> Limit:
-        settings = self._options.settings
-        if start is None:
-            # Phase two comes an epoch late before Spark 4.2: two epochs share the window.
-            window = settings.prefetch * settings.consumers
-            return Limit(min(settings.max_messages, max(1, window // 2)))
+    def _limit(self, limit: Any) -> Limit:
         if ReadAllAvailable is not None and isinstance(limit, ReadAllAvailable):
             return Limit(None)
-        return Limit(getattr(limit, "max_rows", settings.max_messages))
+        return Limit(getattr(limit, "max_rows", self._options.settings.max_messages))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """The counters: Spark shows them in the progress as the source's `latestOffset`."""
