@@ -103,6 +103,8 @@ class EpochSource:
         #: Epochs that Spark has asked the payload of and not committed: what they emit, as it may ask again.
         self._emitted: dict[int, list[Any]] = {}
         self._gave_up = False
+        #: The epoch that was planned before anything was known (Spark before 4.2).
+        self._blind_epoch = 0
 
     def _weigh(self, raws: Sequence[Any]) -> int:
         return sum(map(len, self._decoder.bodies(raws)))
@@ -173,6 +175,10 @@ class EpochSource:
         if end.epoch not in self._emitted:
             if not self._ledger.has_epoch(end.epoch):
                 self._replay(end)
+            elif end.epoch == self._blind_epoch and self._exact:
+                # Its offset was written before Spark had shown what is committed, so it does not carry those
+                # IDs. While it is not committed either, a restart is shown the offset before it, which does.
+                self._filling.await_leftovers()
             self._hold(end.epoch)
         return self._emitted[end.epoch]
 
@@ -226,13 +232,16 @@ class EpochSource:
     # -- phase one -----------------------------------------------------------------------------
 
     def _plan(self, size: int) -> Position:
+        # Before Spark 4.2 the epoch before this one is settled after this one is planned. Whoever finds this one in
+        # the offset log knows that the one before was committed.
+        before = [self._ids(number) for number in self._ledger.epochs(self._highest)] if self._exact else []
         epoch = self._highest = self._next_epoch()
         self._gave_up = False
         self._ledger.plan(epoch, size, encode_ids if self._exact else None)
         planned = self._ledger.epoch_memo(epoch) or ""
         batches = self._ledger.carried() if self._exact else []
-        carried = tuple(map(_memo, batches))
-        until_s = tuple(map(self._intake.carried_until_s, batches))
+        carried = (*map(_memo, batches), *filter(None, before))
+        until_s = (*map(self._intake.carried_until_s, batches), *(None for memo in before if memo))
         self._last = Position(epoch, planned, carried, self._intake.broker_id, until_s)
         if self._settings.guarantee.acknowledges_first:
             self._hold(epoch)
@@ -240,13 +249,18 @@ class EpochSource:
             self._retain()
         return self._last
 
+    def _ids(self, epoch: int) -> str:
+        """The encoded IDs of a planned epoch."""
+        return self._ledger.epoch_memo(epoch) or encode_ids(self._ledger.keys(epoch))
+
     def _next_epoch(self) -> int:
         if self._adopted:
             return self._highest + 1
         # Spark before 4.2 plans after a restart without showing the committed offset. It has to be another
         # one, as Spark compares them; that the clock is usually above all earlier numbers is of no
         # importance (rule 16).
-        return max(self._highest + 1, self._runtime.utc_us())
+        self._blind_epoch = max(self._highest + 1, self._runtime.utc_us())
+        return self._blind_epoch
 
     def _hold(self, epoch: int) -> None:
         """Keep what an epoch emits until it is committed: Spark may ask for it again."""

@@ -167,6 +167,13 @@ class Filling:
             self._sessions.wait(IDLE_WAIT_S)
             self._intake.pump()
 
+    def await_leftovers(self) -> None:
+        """Until what a former process left unacknowledged is settled, for not much longer than `settleGrace`."""
+        deadline = self._runtime.monotonic_s() + self._settings.settle_grace_s + _OVERDUE_MAX_S
+        while (self._ledger.exposed or self._ledger.unconfirmed()) and self._runtime.monotonic_s() < deadline:
+            self._sessions.wait(IDLE_WAIT_S)
+            self._intake.pump()
+
     # -- a bounded run
 
     def bound(self) -> None:
