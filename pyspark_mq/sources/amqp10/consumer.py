@@ -45,10 +45,10 @@ from proton import (
 )
 
 from pyspark_mq.brokers.base import Amqp10Dialect
-from pyspark_mq.errors import BrokerUnavailableError, MessageError, MqError
-from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder, Raw
+from pyspark_mq.errors import BrokerUnavailableError, MqError
+from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder, UnreadableRaw
 from pyspark_mq.sources.amqp10.errors import SPEAKS, open_error
-from pyspark_mq.sources.amqp10.sections import SectionError, SectionReader
+from pyspark_mq.sources.amqp10.sections import SectionReader
 from pyspark_mq.sources.base import Consumer, Decoder, Greeting, SessionLostError
 from pyspark_mq.sources.socket_loop import SocketLoop, dial_error, hint
 from pyspark_mq.sources.url import BrokerUrl
@@ -332,7 +332,9 @@ class Amqp10Consumer(Consumer):
                 self._partial.clear()
             link.advance()
             tag = next(self._tags)
-            raw = self._decode(tag, data)
+            raw = self._sections.read(tag, data)
+            if type(raw) is UnreadableRaw and not self.keeps_unreadable:
+                raise self._refuse(self.decoder.unreadable([raw])[0])
             held[tag] = delivery
             inbox.append(raw)
             self.bytes_arrived += len(raw.body) or 1
@@ -340,15 +342,6 @@ class Amqp10Consumer(Consumer):
                 self.paused = True
         if self.bytes_arrived != arrived_before and not self.arrived.is_set():
             self.arrived.set()
-
-    def _decode(self, tag: int, data: bytes) -> Raw:
-        try:
-            return self._sections.read(tag, data)
-        except SectionError as broken:
-            raise MessageError(
-                f"{self.endpoint.destination} holds a message that cannot be read as AMQP 1.0 ({broken}); "
-                "remove the message, it was not acknowledged"
-            ) from None
 
     def resume(self) -> None:
         """See :meth:`Consumer.resume`."""

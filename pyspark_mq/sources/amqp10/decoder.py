@@ -15,9 +15,9 @@ from typing import Any, ClassVar, NamedTuple
 from uuid import UUID
 
 from pyspark_mq.dedup import IdSource
-from pyspark_mq.sources.base import Decoder
+from pyspark_mq.sources.base import UNREADABLE_PROPERTY, Decoder, Unreadable
 
-__all__ = ["Amqp10Decoder", "Raw", "body_bytes", "plain", "text"]
+__all__ = ["Amqp10Decoder", "Raw", "UnreadableRaw", "body_bytes", "plain", "text"]
 
 _INT64_MAX = 2**63 - 1
 
@@ -48,6 +48,12 @@ class Raw(NamedTuple):
     deliveries: int
     redelivered: bool
     properties: Mapping[str, object] | None
+
+
+class UnreadableRaw(Raw):
+    """A delivery whose sections could not be decoded: its body is the whole message as it came."""
+
+    __slots__ = ()
 
 
 def body_bytes(value: object) -> bytes:
@@ -121,6 +127,12 @@ def _properties(raws: Sequence[Raw]) -> list[list[tuple[str, str | None]] | None
     ]
 
 
+def _unreadable(raw: Raw) -> Unreadable:
+    known = {"message-id": text(raw.id), "correlation-id": text(raw.correlation_id), "subject": raw.subject}
+    error = (raw.properties or {})[UNREADABLE_PROPERTY]
+    return Unreadable(raw.tag, {name: value for name, value in known.items() if value}, raw.body, str(error))
+
+
 class Amqp10Decoder(Decoder):
     """See :class:`Decoder`; a raw delivery is a :class:`Raw`."""
 
@@ -140,6 +152,9 @@ class Amqp10Decoder(Decoder):
             return [_id(raw.correlation_id) for raw in raws]
         name = source.name
         return [_id(raw.properties.get(name)) if raw.properties else None for raw in raws]
+
+    def unreadable(self, raws: Sequence[Raw]) -> list[Unreadable]:
+        return [_unreadable(raw) for raw in raws if type(raw) is UnreadableRaw]
 
     columns: ClassVar[Mapping[str, Callable[[Sequence[Raw]], list[Any]]]] = MappingProxyType(
         {

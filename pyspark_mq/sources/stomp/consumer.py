@@ -33,7 +33,7 @@ from pyspark_mq.sources.base import Consumer, Decoder, Greeting, SessionLostErro
 from pyspark_mq.sources.socket_loop import SocketLoop, dial_error, hint
 from pyspark_mq.sources.stomp.decoder import StompDecoder, whole_number
 from pyspark_mq.sources.stomp.errors import dialect_of, login_error, said, subscribe_error
-from pyspark_mq.sources.stomp.frames import FrameError, FrameReader
+from pyspark_mq.sources.stomp.frames import FrameError, FrameReader, UnreadableHeaders
 from pyspark_mq.sources.stomp.settling import Settling
 from pyspark_mq.sources.url import BrokerUrl
 
@@ -299,6 +299,11 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
                 if command != "MESSAGE":
                     self._transport.process_frame(Frame(command, headers, body), body)
                     continue
+                if type(headers) is UnreadableHeaders and not self.keeps_unreadable:
+                    self._end = self._end or self._refuse(
+                        self.decoder.unreadable([(tag + 1, headers, body, dialect)])[0]
+                    )
+                    break
                 tag += 1
                 handles[tag] = headers.get("ack", "")
                 append((tag, headers, body, dialect))
