@@ -27,6 +27,8 @@ from pyspark_mq.sources.stomp.decoder import StompDecoder
 from pyspark_mq.sources.stomp.frames import UnreadableHeaders
 from pyspark_mq.spark_source.schema import SCHEMA, BatchBuilder
 
+#: Headers of STOMP that are numbers.
+NUMBERS = ("priority", "timestamp", "expires", "expiration", "x-delivery-count")
 #: Columns that no decoder has under `columns`: they have methods of their own, or are known without one.
 OWN = {"messageId", "body", "destination"}
 
@@ -157,6 +159,27 @@ def test_a_column_has_values_of_its_kind(sample: Sample, name: str) -> None:
     assert [value for value in values if not is_of(kind, value)] == []
     assert make([]) == []
     assert values[1] is not None or name == "deliveryCount"
+
+
+@pytest.mark.parametrize("number", [2**31 - 2, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**64 - 1])
+def test_a_number_fits_its_column_or_is_null(number: int) -> None:
+    fits = number < 2**31 - 1
+    milliseconds = min(number, 2**63 - 1)
+    counted = [
+        (Amqp091Decoder(), amqp091(1, headers={"x-delivery-count": number}, timestamp=number, expiration=str(number))),
+        (Amqp10Decoder(), Amqp10Raw(1, b"", *[None] * 5, 4, milliseconds, milliseconds, number, True, None)),
+        *(
+            (StompDecoder(), (1, dict.fromkeys(NUMBERS, str(number)), b"", BROKERS[broker].stomp))
+            for broker in ("rabbitmq", "activemq", "artemis")
+        ),
+    ]
+    for decoder, raw in counted:
+        batch = BatchBuilder(SCHEMA).build([raw], decoder, "orders", lambda raws: ["id"] * len(raws))
+        batch.validate(full=True)
+        for name in ("priority", "timestamp", "expiration", "deliveryCount"):
+            assert is_of(SCHEMA[name].dataType, decoder.columns[name]([raw])[0])
+    counts = [decoder.columns["deliveryCount"]([raw])[0] for decoder, raw in counted[:3]]
+    assert counts == ([number + 1] * 3 if fits else [1, None, 1])
 
 
 @samples

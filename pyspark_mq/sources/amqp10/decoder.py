@@ -20,6 +20,7 @@ from pyspark_mq.sources.base import UNREADABLE_PROPERTY, Decoder, Unreadable
 __all__ = ["Amqp10Decoder", "Raw", "UnreadableRaw", "body_bytes", "plain", "text"]
 
 _INT64_MAX = 2**63 - 1
+_INT32_MAX = 2**31 - 1
 
 
 class Raw(NamedTuple):
@@ -167,9 +168,10 @@ class Amqp10Decoder(Decoder):
             "timestamp": lambda raws: [_timestamp_us(raw.created_ms) for raw in raws],
             "expiration": lambda raws: [_timestamp_us(raw.expires_ms) for raw in raws],
             "redelivered": lambda raws: [raw.redelivered for raw in raws],
-            # A redelivery without a count: the broker does not count.
+            # A redelivery without a count: the broker does not count. The header is a uint, the column is signed.
             "deliveryCount": lambda raws: [
-                raw.deliveries + 1 if raw.deliveries or not raw.redelivered else None for raw in raws
+                raw.deliveries + 1 if (raw.deliveries or not raw.redelivered) and raw.deliveries < _INT32_MAX else None
+                for raw in raws
             ],
         }
     )
