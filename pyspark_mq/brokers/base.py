@@ -46,6 +46,7 @@ class StompDialect:
         count_header: number of deliveries before this one; empty if unknown.
         internal_headers, internal_prefixes: headers of MESSAGE beyond the specification's that no
             application has set, in full and by how they begin.
+        id_last: is the ID the last entry of its header, if an application has set one of that name?
     """
 
     queue: str
@@ -69,6 +70,7 @@ class StompDialect:
     count_header: str
     internal_headers: frozenset[str]
     internal_prefixes: tuple[str, ...]
+    id_last: bool = False
 
 
 @dataclass(frozen=True, slots=True)

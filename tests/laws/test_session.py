@@ -84,6 +84,19 @@ def test_ids_are_the_same_when_messages_come_again(cell: LiveCell, end: str) -> 
         assert sorted(map(str, again.decoder.ids(again.raws, MESSAGE_ID))) == sorted(map(str, ids))
 
 
+@pytest.mark.law("IDs")
+@pytest.mark.protocols(STOMP)
+def test_a_producer_cannot_put_an_id_into_the_place_of_the_brokers(cell: LiveCell) -> None:
+    if cell.cell.broker != "rabbitmq":
+        pytest.skip("the broker gives the IDs here, or overwrites them itself: see docs/stomp.md")
+    cell.node.publish(cell.queue, [b"a", b"b"], headers={"amqp-message-id": "the same"})
+    with cell.session() as session:
+        session.take(2)
+        ids = session.decoder.ids(session.raws, MESSAGE_ID)
+        assert len(set(ids)) == 2
+        assert "the same" not in ids
+
+
 @pytest.mark.law("redeliver")
 def test_what_was_not_acknowledged_comes_again_first_and_in_order(cell: LiveCell) -> None:
     sent = cell.publish(100)

@@ -68,6 +68,12 @@ def test_headers_are_unescaped_and_the_first_of_a_name_counts() -> None:
     assert found == [("MESSAGE", {"a:b": "c\\c\nd\r:e", "x": "1:2", "odd": "\\t"}, b"")]
 
 
+def test_of_one_header_the_last_counts_if_the_reader_is_told_so() -> None:
+    reader = FrameReader(last="id")
+    found = [frame[1] for frame in reader.feed(b"MESSAGE\nid:a\nx:1\nid:b\\c\nx:2\n\n\0MESSAGE\nid:c\n\n\0")]
+    assert found == [{"id": "b:", "x": "1"}, {"id": "c"}]
+
+
 def test_headers_of_an_answer_to_connect_are_not_escaped() -> None:
     assert frames(b"CONNECTED\nserver:a\\cb\n\n\0") == [("CONNECTED", {"server": "a\\cb"}, b"")]
 

@@ -44,9 +44,14 @@ class UnreadableHeaders(dict[str, str]):
 
 
 class FrameReader:
-    """Cuts a stream of bytes into frames."""
+    """Cuts a stream of bytes into frames.
 
-    def __init__(self) -> None:
+    Args:
+        last: a header of which the last entry counts when it is repeated; of all others the first does.
+    """
+
+    def __init__(self, last: str = "") -> None:
+        self._last = last
         self._buffer = bytearray()
         self._headers: tuple[str, dict[str, str], int, int] | None = None
         self._scanned = 0
@@ -132,7 +137,7 @@ class FrameReader:
         if found < 0:
             self._check_start(position)
             return False
-        command, headers = _headers(bytes(buffer[position:found]))
+        command, headers = _headers(bytes(buffer[position:found]), self._last)
         if command not in COMMANDS:
             raise FrameError(f"{command[:_SHOWN_BYTES]!r} is no frame of a STOMP server")
         self.spoken = True
@@ -158,7 +163,7 @@ class FrameReader:
             )
 
 
-def _headers(data: bytes) -> tuple[str, dict[str, str]]:
+def _headers(data: bytes, last: str) -> tuple[str, dict[str, str]]:
     # What is no text is kept, in the form that gives the bytes back.
     text = data.decode("utf-8", "surrogateescape")
     if "\r" in text:
@@ -170,6 +175,8 @@ def _headers(data: bytes) -> tuple[str, dict[str, str]]:
     for line in lines:
         name, _, value = line.partition(":")
         headers[name] = value
+    if last and len(headers) < len(lines):
+        headers |= [(name, value) for name, _, value in (line.partition(":") for line in lines) if name == last][:1]
     if "\\" in text and command != "CONNECTED":  # which is not escaped (section "Value Encoding")
         headers = {_unescape(name): _unescape(value) for name, value in headers.items()}
     return command, headers
