@@ -181,7 +181,6 @@ class Amqp091Consumer(Consumer):
     # -- opening
 
     def open(self, url: BrokerUrl, timeout_s: float) -> Greeting:
-        """See :meth:`Consumer.open`."""
         deadline = time.monotonic() + timeout_s
         opened = _Answer(self._loop)
         self._pika = _Connection(
@@ -283,7 +282,7 @@ class Amqp091Consumer(Consumer):
     # -- receiving
 
     def consume(self, window: int) -> None:
-        """See :meth:`Consumer.consume`.
+        """Take in by one consumer, or by a further one for what the window grows.
 
         A consumer keeps its window, and cancelling one while messages are on their way to it has them returned:
         by pika (Channel._on_deliver, 1.3.2 and 1.4.4) and by quorum queues (RabbitMQ 3.10), where each counts as
@@ -337,12 +336,10 @@ class Amqp091Consumer(Consumer):
         self._loop.hold()
 
     def resume(self) -> None:
-        """See :meth:`Consumer.resume`."""
         self.paused = False
         self._loop.release()
 
     def run(self, timeout_s: float) -> None:
-        """See :meth:`Consumer.run`."""
         self._raise_if_ended()
         if self.paused and self._pika is not None:
             # What the broker has sent meanwhile is not looked at: pika counts bytes to know that it lives.
@@ -370,14 +367,12 @@ class Amqp091Consumer(Consumer):
         self._loop.stop()
 
     def wake(self) -> None:
-        """See :meth:`Consumer.wake`."""
         with contextlib.suppress(Exception):  # the loop is closed: nobody is left to be woken
             self._loop.add_callback_threadsafe(self._loop.stop)
 
     # -- settling
 
     def acknowledge(self, number: int, upto: int, singles: Sequence[int]) -> None:
-        """See :meth:`Consumer.acknowledge`."""
         self._settled = True
         if upto:
             self._channel.basic_ack(upto, multiple=True)
@@ -396,17 +391,15 @@ class Amqp091Consumer(Consumer):
         self._channel.queue_declare(self._queue, passive=True, callback=answered)
 
     def ask_depth(self) -> None:
-        """See :meth:`Consumer.ask_depth`."""
         self._barrier(None)
 
     def reject(self, tags: Sequence[int]) -> None:
-        """See :meth:`Consumer.reject`: dead-lettered if the queue has a dead-letter exchange."""
+        """Dead-lettered if the queue has a dead-letter exchange."""
         self._settled = True
         for tag in tags:
             self._channel.basic_reject(tag, requeue=False)
 
     def close(self) -> None:
-        """See :meth:`Consumer.close`."""
         connection = self._pika
         if connection is None:
             return

@@ -135,18 +135,15 @@ def _unreadable(raw: Raw) -> Unreadable:
 
 
 class Amqp10Decoder(Decoder):
-    """See :class:`Decoder`; a raw delivery is a :class:`Raw`."""
+    """Columns of :class:`Raw`."""
 
     def tags(self, raws: Sequence[Raw]) -> list[int]:
-        """See :meth:`Decoder.tags`."""
         return [raw.tag for raw in raws]
 
     def bodies(self, raws: Sequence[Raw]) -> list[bytes]:
-        """See :meth:`Decoder.bodies`."""
         return [raw.body for raw in raws]
 
     def ids(self, raws: Sequence[Raw], source: IdSource) -> list[object]:
-        """See :meth:`Decoder.ids`."""
         if source.kind == "message-id":
             return [raw.id if type(raw.id) is str else _id(raw.id) for raw in raws]
         if source.kind == "correlation-id":

@@ -71,7 +71,6 @@ class _Transport(BaseTransport):  # type: ignore[misc]
         self._outgoing = outgoing
 
     def send(self, encoded_frame: bytes) -> None:
-        """See stomp.py's BaseTransport."""
         self._outgoing += encoded_frame
 
 
@@ -108,7 +107,7 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
     # -- opening
 
     def open(self, url: BrokerUrl, timeout_s: float) -> Greeting:
-        """See :meth:`Consumer.open`. Whether the queue is there is only known by :meth:`consume`."""
+        """Whether the queue is there is only known by :meth:`consume`."""
         deadline = time.monotonic() + timeout_s
         self._url = url
         self._socket.dial(url, self.endpoint, deadline, _SPEAKS)
@@ -142,7 +141,6 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         return BrokerUnavailableError(f"{url}: {ended}{hint(url, _SPEAKS)}")
 
     def on_connected(self, frame: Any) -> None:
-        """See stomp.py's ConnectionListener."""
         self._connected = True
         theirs = frame.headers.get("heart-beat", "0,0").split(",")
         sends_ms, wants_ms = (whole_number(text.strip(), _INT32_MAX) or 0 for text in (*theirs, "0", "0")[:2])
@@ -164,7 +162,7 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
     # -- receiving
 
     def consume(self, window: int) -> None:
-        """See :meth:`Consumer.consume`.
+        """Take in by one subscription, or by a further one for what the window grows.
 
         A subscription keeps its window, and giving it up would give its messages back. So a larger
         one is had by a further subscription for the difference; while all of the window is
@@ -236,7 +234,6 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         return (self._dialect.queue if self.endpoint.topic is None else self._dialect.topic).format(name=name)
 
     def run(self, timeout_s: float) -> None:
-        """See :meth:`Consumer.run`."""
         deadline = time.monotonic() + timeout_s
         self._socket.woken = False
         while True:
@@ -323,7 +320,6 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         self._stir()
 
     def resume(self) -> None:
-        """See :meth:`Consumer.resume`."""
         self.paused = False
         # What the broker has sent meanwhile was not looked at.
         self._socket.heard_s = time.monotonic()
@@ -348,11 +344,10 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
             )
 
     def on_error(self, frame: Any) -> None:
-        """See stomp.py's ConnectionListener. Most brokers close the connection then; we do in any case."""
+        """Most brokers close the connection then; we do in any case."""
         self._ended(said(frame.headers, frame.body))
 
     def wake(self) -> None:
-        """See :meth:`Consumer.wake`."""
         self._socket.wake()
 
     # -- sending
@@ -406,14 +401,11 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
     # -- settling
 
     def acknowledge(self, number: int, upto: int, singles: Sequence[int]) -> None:
-        """See :meth:`Consumer.acknowledge`."""
         self._settle(self._settling.acknowledge(number, upto, singles))
         self._stir()
 
     def reject(self, tags: Sequence[int]) -> None:
-        """See :meth:`Consumer.reject`.
-
-        RabbitMQ dead-letters to the queue's dead-letter exchange, and drops without one. ActiveMQ
+        """RabbitMQ dead-letters to the queue's dead-letter exchange, and drops without one. ActiveMQ
         Classic moves to the dead-letter queue. Artemis drops (measured on 2.40 and 2.56).
         """
         self._settle(self._settling.reject(tags))
@@ -427,7 +419,6 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         self._send()
 
     def on_receipt(self, frame: Any) -> None:
-        """See stomp.py's ConnectionListener."""
         receipt = frame.headers.get("receipt-id", "")
         self._answers.discard(receipt)
         for number in self._settling.confirmed(receipt):
@@ -436,10 +427,9 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         self._stir()
 
     def ask_depth(self) -> None:
-        """See :meth:`Consumer.ask_depth`. Brokers do not tell it by STOMP."""
+        """Brokers do not tell it by STOMP."""
 
     def close(self) -> None:
-        """See :meth:`Consumer.close`."""
         try:
             if self._connected and self._end is None:
                 self._answers.add(_DISCONNECTED)
