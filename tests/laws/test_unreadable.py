@@ -7,13 +7,15 @@ import struct
 import pika
 import pytest
 
-from pyspark_mq.brokers.base import AMQP_0_9_1
+from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from pyspark_mq.errors import MessageError
 from pyspark_mq.sources.base import UNREADABLE_PROPERTY
+from testbed.amqp10_publisher import OutgoingMessage, publish_amqp10
 from testbed.process import poll
 from tests.support.cells import LiveCell
 
-pytestmark = [pytest.mark.law("unreadable"), pytest.mark.protocols(AMQP_0_9_1)]
+pytestmark = pytest.mark.law("unreadable")
+amqp091 = pytest.mark.protocols(AMQP_0_9_1)
 
 
 class Encoded(pika.BasicProperties):
@@ -46,6 +48,7 @@ def publish_odd(cell: LiveCell, kind: str = "time") -> None:
     connection.close()
 
 
+@amqp091
 @pytest.mark.parametrize("kind", ["time", "depth"])
 def test_what_is_around_an_unreadable_message_is_received_and_it_can_be_settled(cell: LiveCell, kind: str) -> None:
     cell.node.delete(cell.queue)
@@ -73,6 +76,7 @@ def test_what_is_around_an_unreadable_message_is_received_and_it_can_be_settled(
         assert session.turn(lambda: cell.total() == 0)
 
 
+@amqp091
 def test_an_unreadable_message_is_named_and_stays(cell: LiveCell) -> None:
     publish_odd(cell)
     with cell.session() as session:
@@ -81,3 +85,25 @@ def test_an_unreadable_message_is_named_and_stays(cell: LiveCell) -> None:
         assert "delivery 1" in str(raised.value)
         assert session.raws == []
     assert poll(lambda: cell.counts().ready == 1, 30)
+
+
+@pytest.mark.protocols(STOMP)
+def test_a_message_that_cannot_be_acknowledged_is_named_once(cell: LiveCell) -> None:
+    if cell.cell.broker != "activemq":
+        pytest.skip("only ActiveMQ Classic cannot settle over STOMP what came over AMQP 1.0")
+    with cell.session() as session:
+        publish_amqp10(cell.node.url(AMQP_1_0), cell.amqp10_address(), [OutgoingMessage(b"x", "plain")])
+        with pytest.raises(MessageError, match=r"ID:plain.*amqp-1\.0"):
+            session.take_any(1)
+    assert poll(lambda: cell.counts().ready == 1, 30)
+
+
+@pytest.mark.protocols(STOMP)
+def test_a_message_of_amqp_1_0_without_an_id_is_acknowledged(cell: LiveCell) -> None:
+    if cell.cell.broker != "activemq":
+        pytest.skip("the other half of what only ActiveMQ Classic cannot")
+    publish_amqp10(cell.node.url(AMQP_1_0), cell.amqp10_address(), [OutgoingMessage(b"x", None)])
+    with cell.session() as session:
+        session.take_any(1)
+        session.acknowledge(upto=session.tags()[-1])
+        assert poll(lambda: cell.total() == 0, 30)

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any, ClassVar
 
@@ -31,7 +32,7 @@ from pyspark_mq.brokers.base import STOMP
 from pyspark_mq.errors import BrokerUnavailableError, MessageError, MqError
 from pyspark_mq.sources.base import Consumer, Decoder, Greeting, SessionLostError
 from pyspark_mq.sources.socket_loop import SocketLoop, dial_error, hint
-from pyspark_mq.sources.stomp.decoder import StompDecoder, whole_number
+from pyspark_mq.sources.stomp.decoder import StompDecoder, as_text, whole_number
 from pyspark_mq.sources.stomp.errors import dialect_of, login_error, said, subscribe_error
 from pyspark_mq.sources.stomp.frames import FrameError, FrameReader, UnreadableHeaders
 from pyspark_mq.sources.stomp.settling import Settling
@@ -57,6 +58,8 @@ _QUIET_GROWTH = 4
 _KICKS = 25
 #: Never true: the broker gives each message an ID of its own, which begins with "ID:".
 _NOTHING = "JMSMessageID='never'"
+#: How an ID of the broker's own ends, where others are possible.
+_OWN_ID = re.compile(r"(?::-?[0-9]+){3}$")
 _SUBSCRIBED = "subscribed"
 _DISCONNECTED = "disconnected"
 
@@ -291,6 +294,7 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
     def _take(self, data: bytes) -> None:
         tag, size = self._tag, 0
         append, handles, dialect = self.inbox.append, self._settling.open, self._dialect
+        foreign = dialect.foreign_header
         try:
             for command, headers, body in self._reader.feed(data):
                 if command != "MESSAGE":
@@ -301,6 +305,9 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
                         self.decoder.unreadable([(tag + 1, headers, body, dialect)])[0]
                     )
                     break
+                if foreign and foreign in headers and not _OWN_ID.search(headers.get(dialect.id_header, "")):
+                    self._end = self._end or self._unsettled(headers)
+                    break
                 tag += 1
                 handles[tag] = headers.get("ack", "")
                 append((tag, headers, body, dialect))
@@ -309,6 +316,15 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
             if tag > self._tag:
                 self._tag = tag
                 self._arrived(size)
+
+    def _unsettled(self, headers: Mapping[str, str]) -> MessageError:
+        name = as_text(headers.get(self._dialect.id_header))
+        return MessageError(
+            f"{self.endpoint.destination} holds a message that came over AMQP 1.0 with an ID of its producer's, "
+            f"{name!r}: the broker cannot take its acknowledgement over STOMP. "
+            "It stays in the queue. Read the queue with protocol 'amqp-1.0' and a new checkpointLocation, or have "
+            "the producer send no message-id"
+        )
 
     def _arrived(self, size: int) -> None:
         self.bytes_arrived += size
