@@ -56,6 +56,8 @@ ACTIVEMQ = Broker(
         count_header="",
         internal_headers=frozenset({"expires", "persistent"}),
         internal_prefixes=("JMS_AMQP_",),
+        # It makes a number of each part of the ID, and closes the connection of who acknowledges another (6.1).
+        foreign_header="JMS_AMQP_NATIVE",
     ),
     amqp10=Amqp10Dialect(
         queue="queue://{name}",

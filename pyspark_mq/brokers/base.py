@@ -46,6 +46,9 @@ class StompDialect:
         count_header: number of deliveries before this one; empty if unknown.
         internal_headers, internal_prefixes: headers of MESSAGE beyond the specification's that no
             application has set, in full and by how they begin.
+        foreign_header: header of messages that came over another protocol, which cannot be settled with an ID
+            of their producer's; empty if all can.
+        id_last: is the ID the last entry of its header, if an application has set one of that name?
     """
 
     queue: str
@@ -69,6 +72,8 @@ class StompDialect:
     count_header: str
     internal_headers: frozenset[str]
     internal_prefixes: tuple[str, ...]
+    id_last: bool = False
+    foreign_header: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,8 @@ RABBITMQ = Broker(
         count_header="x-delivery-count",
         internal_headers=frozenset({"amqp-message-id", "expiration", "persistent"}),
         internal_prefixes=(),
+        # Headers of the message come before its properties (3.10): a producer may set this one too.
+        id_last=True,
     ),
     amqp10=Amqp10Dialect(
         queue="/amq/queue/{name}",

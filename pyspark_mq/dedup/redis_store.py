@@ -36,7 +36,7 @@ _CHUNK = 10_000
 
 
 class RedisStore(SeenStore):
-    """See :class:`SeenStore`.
+    """Settled IDs in Redis, shared by the queries of one source.
 
     Args:
         url: ``redis://user:password@host:port/db`` or ``rediss://…``.
@@ -62,7 +62,6 @@ class RedisStore(SeenStore):
         self._window = max(1, window)
 
     def known(self, keys: Iterable[Key]) -> set[Key]:
-        """See :meth:`SeenStore.known`."""
         found: set[Key] = set()
         for some in _chunks(keys):
             scores = self._call(partial(self._client.zmscore, self._name, list(map(_member, some))))
@@ -70,7 +69,6 @@ class RedisStore(SeenStore):
         return found
 
     def remember(self, keys: Iterable[Key]) -> None:
-        """See :meth:`SeenStore.remember`."""
         for some in _chunks(keys):
             self._call(partial(self._add, some))
 
@@ -95,7 +93,6 @@ class RedisStore(SeenStore):
             ) from None
 
     def close(self) -> None:
-        """See :meth:`SeenStore.close`."""
         self._client.close()
 
 

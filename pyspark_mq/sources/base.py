@@ -16,14 +16,19 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from pyspark_mq.dedup import IdSource
+from pyspark_mq.errors import MessageError
 from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.url import BrokerUrl
 
-__all__ = ["Consumer", "Decoder", "Greeting", "QueueDepth", "SessionLostError"]
+__all__ = ["UNREADABLE_PROPERTY", "Consumer", "Decoder", "Greeting", "QueueDepth", "SessionLostError", "Unreadable"]
+
+#: Name in `properties` under which the row of an unreadable message tells why it is one.
+UNREADABLE_PROPERTY = "unreadable"
+_SHOWN_CHARACTERS = 200
 
 
 class SessionLostError(Exception):
@@ -70,6 +75,32 @@ class Greeting:
     depth: QueueDepth | None
 
 
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A delivery that could not be decoded. It is open like any other, to be acknowledged or rejected.
+
+    Attributes:
+        tag: its handle.
+        known: what can be read of it, by the names that the protocol has for them.
+        data: the bytes that could not be read.
+        error: why not.
+    """
+
+    tag: int
+    known: Mapping[str, str]
+    data: bytes = field(repr=False)
+    error: str
+
+    def __str__(self) -> str:
+        """Position, what is known, and the reason, for errors and logs."""
+        known = ", ".join(f"{name} {_shortened(value)!r}" for name, value in self.known.items())
+        return f"delivery {self.tag} of the session ({known or 'nothing is known of it'}): {_shortened(self.error)}"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
+
+
 class Decoder(ABC):
     """Columns of raw deliveries, for one protocol. Stateless; works on lists, never on one message.
 
@@ -88,6 +119,14 @@ class Decoder(ABC):
     def ids(self, raws: Sequence[Any], source: IdSource) -> list[object]:
         """What the message has under the source; None where it has nothing."""
 
+    def unreadable(self, raws: Sequence[Any]) -> list[Unreadable]:  # noqa: ARG002 - for those that override it
+        """Those that could not be decoded, in the order of arrival; mostly none.
+
+        The other methods take them as well. Their bodies are the bytes as far as they came, their columns
+        are null where nothing is known, and `properties` tells the reason under `UNREADABLE_PROPERTY`.
+        """
+        return []
+
     #: column name -> function from raw deliveries to a list of values: str, int, bool, a list of
     #: (str, str or None) pairs for `properties`, microseconds since 1970 for timestamps; None for
     #: nothing. `messageId`, `body` and `destination` are not among them.
@@ -102,6 +141,8 @@ class Consumer(ABC):
     """
 
     decoder: ClassVar[Decoder]
+    #: Are messages that cannot be decoded put into the inbox like others? If not, :meth:`run` raises for the first.
+    keeps_unreadable: bool = False
 
     def __init__(self, endpoint: Endpoint, session: int, arrived: threading.Event) -> None:
         """Nothing is opened yet.
@@ -163,8 +204,15 @@ class Consumer(ABC):
 
         Raises:
             SessionLostError: the session has ended.
-            MessageError: the client library cannot read what the broker sends.
+            MessageError: a message cannot be decoded, and `keeps_unreadable` is off.
         """
+
+    def _refuse(self, unreadable: Unreadable) -> MessageError:
+        """The error for a message that cannot be decoded, where they are not kept."""
+        return MessageError(
+            f"{self.endpoint.destination} holds a message that cannot be read: {unreadable}. It was not acknowledged "
+            "and stays in the queue. Take it out with the tools of the broker, or with a client that does not decode it"
+        )
 
     @abstractmethod
     def wake(self) -> None:

@@ -101,7 +101,20 @@ def parse_options(given: Mapping[str, str]) -> Options:
     Raises:
         OptionError: with the name, the value, and what is accepted.
     """
-    return _Parser(given).parse()
+    try:
+        return _Parser(given).parse()
+    except OptionError as wrong:
+        problem = str(wrong).removeprefix(f"option '{wrong.option}': ")
+        raise OptionError(_redacted(wrong.option, given), _redacted(problem, given)) from None
+
+
+def _redacted(text: str, given: Mapping[str, str]) -> str:
+    """The text without passwords: a url may have been given as any option, or as the name of one."""
+    for value in sorted({*given, *map(str, given.values())}, key=len, reverse=True):
+        if "@" in value or "://" in value:
+            for shown in (value, value.strip()):
+                text = text.replace(repr(shown)[1:-1], redact(shown)).replace(shown, redact(shown))
+    return text
 
 
 class _Parser:

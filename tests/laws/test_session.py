@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
-from pyspark_mq.brokers.base import STOMP
+from pyspark_mq.brokers.base import AMQP_1_0, STOMP
 from pyspark_mq.dedup import IdSource
 from pyspark_mq.sources.base import SessionLostError
 from pyspark_mq.sources.endpoint import Tls
 from pyspark_mq.sources.url import parse_urls
 from testbed.process import poll
-from tests.support.cells import LiveCell
+from testbed.rabbitmq_node import RabbitNode
+from tests.support.cells import LiveCell, Session
 from tests.support.certificates import Certificates
 
 MESSAGE_ID = IdSource("message-id")
@@ -82,6 +84,19 @@ def test_ids_are_the_same_when_messages_come_again(cell: LiveCell, end: str) -> 
     with cell.session() as again:
         again.take(20)
         assert sorted(map(str, again.decoder.ids(again.raws, MESSAGE_ID))) == sorted(map(str, ids))
+
+
+@pytest.mark.law("IDs")
+@pytest.mark.protocols(STOMP)
+def test_a_producer_cannot_put_an_id_into_the_place_of_the_brokers(cell: LiveCell) -> None:
+    if cell.cell.broker != "rabbitmq":
+        pytest.skip("the broker gives the IDs here, or overwrites them itself: see docs/stomp.md")
+    cell.node.publish(cell.queue, [b"a", b"b"], headers={"amqp-message-id": "the same"})
+    with cell.session() as session:
+        session.take(2)
+        ids = session.decoder.ids(session.raws, MESSAGE_ID)
+        assert len(set(ids)) == 2
+        assert "the same" not in ids
 
 
 @pytest.mark.law("redeliver")
@@ -297,6 +312,47 @@ def test_a_window_that_is_widened_while_messages_are_on_their_way_costs_no_deliv
         assert not any(session.decoder.columns["redelivered"](session.raws))
         session.acknowledge(upto=session.tags()[-1])
         assert poll(lambda: cell.total() == 0, 30)
+
+
+@pytest.mark.law("auth")
+def test_a_user_who_may_only_read_sees_acknowledgements_confirmed(cell: LiveCell) -> None:
+    if not isinstance(cell.node, RabbitNode):
+        pytest.skip("the test bed makes users on RabbitMQ only")
+    user = f"reader-{cell.queue}"
+    cell.node.ctl("add_user", user, "a password")
+    cell.node.ctl("set_permissions", user, "^$", "^$", ".*")
+    try:
+        cell.publish(30)
+        with cell.session(username=user, password="a password") as session:
+            session.take(30)
+            for upto in session.tags()[9::10]:
+                session.acknowledge(upto=upto)
+            assert poll(lambda: cell.total() == 0, 30)
+    finally:
+        cell.node.ctl("delete_user", user)
+
+
+@pytest.mark.law("acknowledge no more than the epoch")
+@pytest.mark.protocols(AMQP_1_0)
+def test_acknowledgements_leave_no_links_behind(cell: LiveCell) -> None:
+    cell.publish(60)
+    with cell.session() as session:
+        session.take(60)
+        for tag in session.tags():
+            session.acknowledge(upto=tag)
+        session.idle(0.5)
+        ends = [link for link in links(session) if link.name.startswith("pyspark-mq-barrier")]
+        assert len(ends) <= 1
+        assert poll(lambda: cell.total() == 0, 30)
+
+
+def links(session: Session) -> list[Any]:
+    """Of a connection over AMQP 1.0, those that the library has not freed."""
+    found, link = [], session.consumer._proton.link_head(0)  # type: ignore[attr-defined]
+    while link is not None:
+        found.append(link)
+        link = link.next(0)
+    return found
 
 
 @pytest.mark.law("reject")

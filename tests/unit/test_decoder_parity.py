@@ -18,12 +18,17 @@ from pyspark_mq.brokers import BROKERS
 from pyspark_mq.dedup import IdSource
 from pyspark_mq.sources import CONSUMERS, consumer_class
 from pyspark_mq.sources.amqp091.decoder import Amqp091Decoder
+from pyspark_mq.sources.amqp091.properties import UnreadableProperties
 from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder
 from pyspark_mq.sources.amqp10.decoder import Raw as Amqp10Raw
-from pyspark_mq.sources.base import Decoder
+from pyspark_mq.sources.amqp10.sections import SectionReader
+from pyspark_mq.sources.base import UNREADABLE_PROPERTY, Decoder
 from pyspark_mq.sources.stomp.decoder import StompDecoder
+from pyspark_mq.sources.stomp.frames import UnreadableHeaders
 from pyspark_mq.spark_source.schema import SCHEMA, BatchBuilder
 
+#: Headers of STOMP that are numbers.
+NUMBERS = ("priority", "timestamp", "expires", "expiration", "x-delivery-count")
 #: Columns that no decoder has under `columns`: they have methods of their own, or are known without one.
 OWN = {"messageId", "body", "destination"}
 
@@ -94,6 +99,25 @@ SAMPLES = {
 }
 SOURCES = [IdSource("message-id"), IdSource("correlation-id"), IdSource("property", "own")]
 
+_ODD_AMQP = b"\x00\x53\x73\xc0\x06\x01\xa1\x03odd" + b"\x00\x53\x77\xa1\x02\xff\xfe"
+#: Deliveries that could not be decoded, for each protocol one.
+UNREADABLE = {
+    "amqp-0-9-1": Sample(
+        Amqp091Decoder(),
+        [
+            (
+                amqp091(9)[0],
+                UnreadableProperties(b"\x20\x80" + bytes(3) + b"\x05\x01aT\0\0" + b"\x03odd", "ValueError"),
+                b"x",
+            )
+        ],
+    ),
+    "amqp-1.0": Sample(Amqp10Decoder(), [SectionReader(counts_acquirers=True).read(9, _ODD_AMQP)]),
+    "stomp": Sample(
+        StompDecoder(), [(9, UnreadableHeaders({"message-id": "odd"}), b"a\0b", BROKERS["activemq"].stomp)]
+    ),
+}
+
 samples = pytest.mark.parametrize("sample", SAMPLES.values(), ids=list(SAMPLES))
 
 
@@ -137,6 +161,27 @@ def test_a_column_has_values_of_its_kind(sample: Sample, name: str) -> None:
     assert values[1] is not None or name == "deliveryCount"
 
 
+@pytest.mark.parametrize("number", [2**31 - 2, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**64 - 1])
+def test_a_number_fits_its_column_or_is_null(number: int) -> None:
+    fits = number < 2**31 - 1
+    milliseconds = min(number, 2**63 - 1)
+    counted = [
+        (Amqp091Decoder(), amqp091(1, headers={"x-delivery-count": number}, timestamp=number, expiration=str(number))),
+        (Amqp10Decoder(), Amqp10Raw(1, b"", *[None] * 5, 4, milliseconds, milliseconds, number, True, None)),
+        *(
+            (StompDecoder(), (1, dict.fromkeys(NUMBERS, str(number)), b"", BROKERS[broker].stomp))
+            for broker in ("rabbitmq", "activemq", "artemis")
+        ),
+    ]
+    for decoder, raw in counted:
+        batch = BatchBuilder(SCHEMA).build([raw], decoder, "orders", lambda raws: ["id"] * len(raws))
+        batch.validate(full=True)
+        for name in ("priority", "timestamp", "expiration", "deliveryCount"):
+            assert is_of(SCHEMA[name].dataType, decoder.columns[name]([raw])[0])
+    counts = [decoder.columns["deliveryCount"]([raw])[0] for decoder, raw in counted[:3]]
+    assert counts == ([number + 1] * 3 if fits else [1, None, 1])
+
+
 @samples
 def test_tags_bodies_and_ids_have_one_value_for_each_delivery(sample: Sample) -> None:
     decoder, raws = sample.decoder, sample.raws
@@ -149,6 +194,25 @@ def test_tags_bodies_and_ids_have_one_value_for_each_delivery(sample: Sample) ->
         assert all(value is None or isinstance(value, str | bytes) for value in ids)
         assert ids[0] is None
         assert decoder.ids([], source) == []
+
+
+@samples
+def test_what_was_decoded_is_readable(sample: Sample) -> None:
+    assert sample.decoder.unreadable(sample.raws) == []
+    assert sample.decoder.unreadable([]) == []
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_an_unreadable_delivery_has_all_columns_and_tells_what_is_known(name: str) -> None:
+    sample = UNREADABLE[name]
+    (odd,) = sample.decoder.unreadable(sample.raws)
+    assert odd.tag == 9
+    assert odd.data
+    assert odd.error
+    assert "'odd'" in str(odd)
+    batch = BatchBuilder(SCHEMA).build(sample.raws, sample.decoder, "orders", lambda raws: ["id"] * len(raws))
+    batch.validate(full=True)
+    assert dict(batch.column("properties").to_pylist()[0])[UNREADABLE_PROPERTY] == odd.error
 
 
 @samples

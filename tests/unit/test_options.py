@@ -648,3 +648,20 @@ def test_what_is_not_secret_is_shown() -> None:
     assert "ampq://***@host.example:5672/v" in shown
     shown = shown_by({**NEEDED, "url": "amqp://user:Xq7@host.example:5672/v"})
     assert "amqp://host.example:5672/v" in shown
+
+
+@pytest.mark.parametrize(
+    "url", ["amqp://user:SECRET@host/", "user:SECRET@host", "amqp//user:SECRET@host:5672/x", " a:SECRET@h "]
+)
+def test_a_url_in_the_wrong_place_does_not_show_its_password(url: str) -> None:
+    right = {"broker": "rabbitmq", "url": "amqp://host", "queue": "q"}
+    refused: list[OptionError] = []
+    for options in [*({**right, name: url} for name in OPTION_NAMES), {**right, url: "x"}]:
+        try:
+            parse_options(options)
+        except OptionError as wrong:
+            refused.append(wrong)
+    assert len(refused) > 20
+    for error in refused:
+        assert "SECRET" not in f"{error} {error!r} {error.option} {error.__cause__}"
+        assert error.__suppress_context__

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.dedup import IdSource, id_keys
 from pyspark_mq.sources.stomp.decoder import StompDecoder
-from pyspark_mq.sources.stomp.frames import Frame, FrameError, FrameReader, escape
+from pyspark_mq.sources.stomp.frames import Frame, FrameError, FrameReader, UnreadableHeaders, escape
 
 DECODER = StompDecoder()
 MESSAGE_ID = IdSource("message-id")
@@ -52,9 +52,26 @@ def test_lines_may_end_with_carriage_returns() -> None:
     assert frames(b"MESSAGE\r\na:1\r\nb:2\r\n\r\nx\n\ny\0") == [("MESSAGE", {"a": "1", "b": "2"}, b"x\n\ny")]
 
 
+@pytest.mark.parametrize("behind", [b"", b"\n", b"\n\nMESSAGE\nack:2\n\nnext\0", b"RECEIPT\nreceipt-id:1\n\n\0"])
+def test_a_text_with_nuls_and_no_length_is_unreadable_and_the_next_frame_is_read(behind: bytes) -> None:
+    odd, *others = frames(b"MESSAGE\nack:1\nmessage-id:m\n\na\0b\0\nc\0" + behind)
+    assert isinstance(odd[1], UnreadableHeaders)
+    assert odd[2] == b"a\0b\0\nc"
+    assert len(others) == behind.count(b"\0")
+    assert not any(isinstance(headers, UnreadableHeaders) for _, headers, _ in others)
+    (told,) = DECODER.unreadable([(7, odd[1], odd[2], BROKERS["activemq"].stomp)])
+    assert (told.tag, told.data, told.known) == (7, b"a\0b\0\nc", {"message-id": "m"})
+
+
 def test_headers_are_unescaped_and_the_first_of_a_name_counts() -> None:
     found = frames(b"MESSAGE\na\\cb:c\\\\c\\nd\\r\\ce\nx:1:2\nx:3\nodd:\\t\n\n\0")
     assert found == [("MESSAGE", {"a:b": "c\\c\nd\r:e", "x": "1:2", "odd": "\\t"}, b"")]
+
+
+def test_of_one_header_the_last_counts_if_the_reader_is_told_so() -> None:
+    reader = FrameReader(last="id")
+    found = [frame[1] for frame in reader.feed(b"MESSAGE\nid:a\nx:1\nid:b\\c\nx:2\n\n\0MESSAGE\nid:c\n\n\0")]
+    assert found == [{"id": "b:", "x": "1"}, {"id": "c"}]
 
 
 def test_headers_of_an_answer_to_connect_are_not_escaped() -> None:
@@ -90,7 +107,6 @@ def test_headers_that_are_no_text_stay_different() -> None:
         b"MESSAGE\ncontent-length:-1\n\n",
         b"MESSAGE\ncontent-length:1\n\nxyz\0",
         b"MESSAGES\n\n\0",
-        b"MESSAGE\n\na\0b\0c\n\n\0",
     ],
 )
 def test_what_is_no_frame_is_an_error(data: bytes) -> None:

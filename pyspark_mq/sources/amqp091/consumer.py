@@ -15,24 +15,30 @@ from __future__ import annotations
 import contextlib
 import logging
 import select
+import struct
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, cast
 
-import pika
+import pika.frame
+import pika.spec
 from pika.adapters.select_connection import IOLoop, SelectConnection
 from pika.exceptions import AMQPConnectionError
 
 from pyspark_mq.brokers.base import AMQP_0_9_1
 from pyspark_mq.errors import BrokerUnavailableError, MessageError
 from pyspark_mq.sources.amqp091.decoder import Amqp091Decoder, as_text
-from pyspark_mq.sources.amqp091.errors import UNREADABLE, connect_error, handshake_hint, queue_error, reason_of
+from pyspark_mq.sources.amqp091.errors import connect_error, handshake_hint, queue_error, reason_of
+from pyspark_mq.sources.amqp091.properties import UnreadableProperties
 from pyspark_mq.sources.base import Consumer, Decoder, Greeting, QueueDepth, SessionLostError
 from pyspark_mq.sources.url import BrokerUrl
 
 __all__ = ["Amqp091Consumer"]
 
 _CLOSE_TIMEOUT_S = 1.0
+#: Bytes of a frame before its content, and of a content header before its properties (AMQP 0-9-1, 4.2.3 and 4.2.6).
+_FRAME_HEAD = 7
+_CONTENT_HEAD = 12
 #: The other side has gone, noticed also while nothing is read. Linux only.
 _HANG_UP = getattr(select, "POLLRDHUP", 0)
 
@@ -122,6 +128,37 @@ class _Answer:
         self._loop.stop()
 
 
+class _Connection(SelectConnection):  # type: ignore[misc]
+    """pika's connection, for which a message that it cannot decode is the end of the connection."""
+
+    def _on_data_available(self, data_in: bytes) -> None:
+        """Cut bytes into frames. Nothing is added to this while everything can be decoded."""
+        try:
+            super()._on_data_available(data_in)
+        except Exception as wrong:  # noqa: BLE001 - pika fails with whatever its decoder runs into
+            self._pass_over(wrong)
+            self._on_data_available(b"")
+
+    def _pass_over(self, wrong: Exception) -> None:
+        """Have the frame at the head of the buffer stand for a message with unreadable properties, or raise."""
+        # pika takes a frame off its buffer when it is decoded and before it is handled (pika 1.3.2 and 1.4.4).
+        buffer = self._frame_buffer
+        kind, channel, size = struct.unpack_from(">BHL", buffer) if len(buffer) >= _FRAME_HEAD else (0, 0, 0)
+        end = _FRAME_HEAD + size + 1
+        if kind != pika.spec.FRAME_HEADER or len(buffer) < end or buffer[end - 1] != pika.spec.FRAME_END:
+            raise wrong
+        try:
+            pika.frame.decode_frame(buffer)
+        except Exception:  # noqa: BLE001 - the same as before
+            content = buffer[_FRAME_HEAD : end - 1]
+        else:
+            raise wrong
+        _, _, body_size = struct.unpack_from(">HHQ", content)  # class, weight, size (AMQP 0-9-1, 4.2.6)
+        properties = UnreadableProperties(content[_CONTENT_HEAD:], f"{type(wrong).__name__}: {wrong}")
+        self._trim_frame_buffer(end)
+        self._process_frame(pika.frame.Header(channel, body_size, properties))
+
+
 class Amqp091Consumer(Consumer):
     """One connection with one channel and one consumer on it."""
 
@@ -144,10 +181,9 @@ class Amqp091Consumer(Consumer):
     # -- opening
 
     def open(self, url: BrokerUrl, timeout_s: float) -> Greeting:
-        """See :meth:`Consumer.open`."""
         deadline = time.monotonic() + timeout_s
         opened = _Answer(self._loop)
-        self._pika = SelectConnection(
+        self._pika = _Connection(
             self._parameters(url, timeout_s),
             on_open_callback=opened,
             on_open_error_callback=lambda _, error: self._ended(error),
@@ -246,7 +282,7 @@ class Amqp091Consumer(Consumer):
     # -- receiving
 
     def consume(self, window: int) -> None:
-        """See :meth:`Consumer.consume`.
+        """Take in by one consumer, or by a further one for what the window grows.
 
         A consumer keeps its window, and cancelling one while messages are on their way to it has them returned:
         by pika (Channel._on_deliver, 1.3.2 and 1.4.4) and by quorum queues (RabbitMQ 3.10), where each counts as
@@ -278,6 +314,9 @@ class Amqp091Consumer(Consumer):
         append, arrived = self.inbox.append, self.arrived
 
         def receive(_: Any, method: Any, properties: Any, body: bytes) -> None:
+            if type(properties) is UnreadableProperties and not self.keeps_unreadable:
+                self._refuse_all(method, properties, body)
+                return
             append((method, properties, body))
             self._last_tag = method.delivery_tag
             self.bytes_arrived += len(body)
@@ -288,18 +327,19 @@ class Amqp091Consumer(Consumer):
 
         return receive
 
+    def _refuse_all(self, *raw: Any) -> None:
+        self._ended(self._refuse(self.decoder.unreadable([raw])[0]))
+
     def _pause(self) -> None:
         # Cancelling would cost deliveries, and have the broker count a consumer less while it holds messages.
         self.paused = True
         self._loop.hold()
 
     def resume(self) -> None:
-        """See :meth:`Consumer.resume`."""
         self.paused = False
         self._loop.release()
 
     def run(self, timeout_s: float) -> None:
-        """See :meth:`Consumer.run`."""
         self._raise_if_ended()
         if self.paused and self._pika is not None:
             # What the broker has sent meanwhile is not looked at: pika counts bytes to know that it lives.
@@ -317,12 +357,8 @@ class Amqp091Consumer(Consumer):
     def _raise_if_ended(self) -> None:
         if self._end is None:
             return
-        unreadable = UNREADABLE.match(str(self._end))
-        if unreadable is not None:
-            raise MessageError(
-                f"{self.endpoint.destination} holds a message that pika cannot read ({unreadable[1]}), for example "
-                "for a header with a date after the year 9999; remove the message, it was not acknowledged"
-            )
+        if isinstance(self._end, MessageError):
+            raise self._end
         raise SessionLostError(reason_of(self._end))
 
     def _ended(self, error: object) -> None:
@@ -331,14 +367,12 @@ class Amqp091Consumer(Consumer):
         self._loop.stop()
 
     def wake(self) -> None:
-        """See :meth:`Consumer.wake`."""
         with contextlib.suppress(Exception):  # the loop is closed: nobody is left to be woken
             self._loop.add_callback_threadsafe(self._loop.stop)
 
     # -- settling
 
     def acknowledge(self, number: int, upto: int, singles: Sequence[int]) -> None:
-        """See :meth:`Consumer.acknowledge`."""
         self._settled = True
         if upto:
             self._channel.basic_ack(upto, multiple=True)
@@ -357,17 +391,15 @@ class Amqp091Consumer(Consumer):
         self._channel.queue_declare(self._queue, passive=True, callback=answered)
 
     def ask_depth(self) -> None:
-        """See :meth:`Consumer.ask_depth`."""
         self._barrier(None)
 
     def reject(self, tags: Sequence[int]) -> None:
-        """See :meth:`Consumer.reject`: dead-lettered if the queue has a dead-letter exchange."""
+        """Dead-lettered if the queue has a dead-letter exchange."""
         self._settled = True
         for tag in tags:
             self._channel.basic_reject(tag, requeue=False)
 
     def close(self) -> None:
-        """See :meth:`Consumer.close`."""
         connection = self._pika
         if connection is None:
             return

@@ -9,7 +9,8 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from pyspark_mq.dedup import IdSource
-from pyspark_mq.sources.base import Decoder
+from pyspark_mq.sources.amqp091.properties import UnreadableProperties
+from pyspark_mq.sources.base import Decoder, Unreadable
 
 __all__ = ["Amqp091Decoder", "Raw", "as_text"]
 
@@ -18,9 +19,11 @@ Raw = tuple[Any, Any, bytes]  #: (pika.spec.Basic.Deliver, pika.BasicProperties,
 _MICROSECONDS = 1_000_000
 _INT64_MAX = 2**63 - 1
 _INT32_MAX = 2**31 - 1
+#: In place of a value that is nested more deeply than the interpreter can go.
+_TOO_DEEP = "(nested too deeply)"
 
 
-def as_text(value: object) -> str | None:
+def as_text(value: object) -> str | None:  # noqa: PLR0911 - one for each kind
     """A field value for a string column; bytes that are no text are shown with escapes."""
     if value is None or isinstance(value, str):
         return value
@@ -31,7 +34,10 @@ def as_text(value: object) -> str | None:
     if isinstance(value, datetime):
         return _utc(value).isoformat()
     if isinstance(value, dict | list):
-        return json.dumps(_plain(value), ensure_ascii=False)
+        try:
+            return json.dumps(_plain(value), ensure_ascii=False)
+        except RecursionError:
+            return _TOO_DEEP
     return f"{value:d}" if isinstance(value, int) else str(value)
 
 
@@ -108,6 +114,10 @@ class Amqp091Decoder(Decoder):
         name = source.name
         return [_header_id(raw[1].headers.get(name)) if raw[1].headers else None for raw in raws]
 
+    def unreadable(self, raws: Sequence[Raw]) -> list[Unreadable]:
+        """Those whose properties pika could not decode; their bodies are whole."""
+        return [_unreadable(raw) for raw in raws if type(raw[1]) is UnreadableProperties]
+
     columns: ClassVar[Mapping[str, Callable[[Sequence[Raw]], list[Any]]]] = MappingProxyType(
         {
             "properties": _properties,
@@ -121,6 +131,19 @@ class Amqp091Decoder(Decoder):
             "redelivered": lambda raws: [raw[0].redelivered for raw in raws],
             "deliveryCount": lambda raws: [_delivery_count(raw) for raw in raws],
         }
+    )
+
+
+def _unreadable(raw: Raw) -> Unreadable:
+    method, properties, _ = raw
+    known = {"exchange": method.exchange, "routing key": method.routing_key}
+    known |= {name.replace("_", " "): getattr(properties, name) for name in ("message_id", "correlation_id", "type")}
+    texts = {name: as_text(value) for name, value in known.items()}
+    return Unreadable(
+        method.delivery_tag,
+        {name: value for name, value in texts.items() if value is not None},
+        properties.encoded,
+        properties.error,
     )
 
 

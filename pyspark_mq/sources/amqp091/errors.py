@@ -20,16 +20,9 @@ from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MqError,
 from pyspark_mq.sources.endpoint import Endpoint, tls_error
 from pyspark_mq.sources.url import BrokerUrl
 
-__all__ = ["UNREADABLE", "connect_error", "handshake_hint", "queue_error", "reason_of"]
+__all__ = ["connect_error", "handshake_hint", "queue_error", "reason_of"]
 
 _TLS_ALERT = re.compile(r"\[SSL: (\w*ALERT\w*)\]")
-#: What pika makes of an exception in its own decoder: it ends the connection, keeps the words and
-#: throws the exception away. Such a message would do the same to every connection to come.
-UNREADABLE = re.compile(
-    r"Stream connection lost: "
-    r"((?:ValueError|OverflowError|UnicodeDecodeError|InvalidFieldTypeException|KeyError|IndexError|error)\(.*)",
-    re.DOTALL,
-)
 
 
 def _causes(error: object) -> list[BaseException]:

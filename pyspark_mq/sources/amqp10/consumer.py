@@ -45,10 +45,10 @@ from proton import (
 )
 
 from pyspark_mq.brokers.base import Amqp10Dialect
-from pyspark_mq.errors import BrokerUnavailableError, MessageError, MqError
-from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder, Raw
+from pyspark_mq.errors import BrokerUnavailableError, MqError
+from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder, UnreadableRaw
 from pyspark_mq.sources.amqp10.errors import SPEAKS, open_error
-from pyspark_mq.sources.amqp10.sections import SectionError, SectionReader
+from pyspark_mq.sources.amqp10.sections import SectionReader
 from pyspark_mq.sources.base import Consumer, Decoder, Greeting, SessionLostError
 from pyspark_mq.sources.socket_loop import SocketLoop, dial_error, hint
 from pyspark_mq.sources.url import BrokerUrl
@@ -93,7 +93,6 @@ class Amqp10Consumer(Consumer):
     # -- opening
 
     def open(self, url: BrokerUrl, timeout_s: float) -> Greeting:
-        """See :meth:`Consumer.open`."""
         deadline = time.monotonic() + timeout_s
         self._socket.dial(url, self.endpoint, deadline, SPEAKS)
         self._begin(url)
@@ -216,11 +215,9 @@ class Amqp10Consumer(Consumer):
     # -- one turn of the loop
 
     def run(self, timeout_s: float) -> None:
-        """See :meth:`Consumer.run`."""
         self._turn(timeout_s)
 
     def wake(self) -> None:
-        """See :meth:`Consumer.wake`."""
         self._socket.wake()
 
     def _turn(self, timeout_s: float) -> None:
@@ -296,7 +293,7 @@ class Amqp10Consumer(Consumer):
     # -- receiving
 
     def consume(self, window: int) -> None:
-        """See :meth:`Consumer.consume`. The window counts all that is held."""
+        """The window counts all that is held."""
         self._window = window
         self._top_up()
 
@@ -332,7 +329,9 @@ class Amqp10Consumer(Consumer):
                 self._partial.clear()
             link.advance()
             tag = next(self._tags)
-            raw = self._decode(tag, data)
+            raw = self._sections.read(tag, data)
+            if type(raw) is UnreadableRaw and not self.keeps_unreadable:
+                raise self._refuse(self.decoder.unreadable([raw])[0])
             held[tag] = delivery
             inbox.append(raw)
             self.bytes_arrived += len(raw.body) or 1
@@ -341,24 +340,14 @@ class Amqp10Consumer(Consumer):
         if self.bytes_arrived != arrived_before and not self.arrived.is_set():
             self.arrived.set()
 
-    def _decode(self, tag: int, data: bytes) -> Raw:
-        try:
-            return self._sections.read(tag, data)
-        except SectionError as broken:
-            raise MessageError(
-                f"{self.endpoint.destination} holds a message that cannot be read as AMQP 1.0 ({broken}); "
-                "remove the message, it was not acknowledged"
-            ) from None
-
     def resume(self) -> None:
-        """See :meth:`Consumer.resume`."""
         self.paused = False
         self._take_deliveries()
 
     # -- settling
 
     def acknowledge(self, number: int, upto: int, singles: Sequence[int]) -> None:
-        """See :meth:`Consumer.acknowledge`. Neighbours leave as one disposition with a range."""
+        """Neighbours leave as one disposition with a range."""
         held = self._open
         tags = [*takewhile(lambda tag: tag <= upto, held), *(tag for tag in singles if tag > upto)]
         deliveries = deque(held.pop(tag) for tag in tags if tag in held)
@@ -372,10 +361,20 @@ class Amqp10Consumer(Consumer):
         self._barriers.append((number, self._barrier()))
 
     def _barrier(self) -> Link:
-        """A link that nothing is sent on: its answer comes after the broker has seen what went before."""
+        """A link that nothing comes or goes on: its answer comes after the broker has seen what went before."""
         assert self._session is not None
-        link = self._session.sender(f"pyspark-mq-barrier-{time.monotonic_ns()}")
-        link.target.address = self._address()
+        name = f"pyspark-mq-barrier-{time.monotonic_ns()}"
+        if self.endpoint.topic is None:
+            # A user who may only read may have another receiving link; without credit it is sent nothing.
+            link: Link = self._session.receiver(name)
+            source = link.source
+        else:
+            # There it would be one more subscription.
+            link = self._session.sender(name)
+            source = link.target
+        source.address = self._address()
+        if self.endpoint.topic is None and self._dialect.capabilities:
+            source.capabilities.put_object(Array(UNDESCRIBED, Data.SYMBOL, symbol(self._dialect.capabilities[0])))  # type: ignore[arg-type]
         link.open()
         return link
 
@@ -391,10 +390,12 @@ class Amqp10Consumer(Consumer):
         while self._barriers and self._barriers[0][1].state & Endpoint.REMOTE_ACTIVE:
             number, link = self._barriers.popleft()
             link.close()
+            # Not once the broker has closed it: the plugin of RabbitMQ 3 answers, but does not say that it is closed.
+            link.free()
             self.on_confirmed(number)
 
     def reject(self, tags: Sequence[int]) -> None:
-        """See :meth:`Consumer.reject`: outcome `rejected` (AMQP 1.0, 3.4.3)."""
+        """Outcome `rejected` (AMQP 1.0, 3.4.3)."""
         for tag in tags:
             delivery = self._open.pop(tag, None)
             if delivery is not None:
@@ -402,10 +403,9 @@ class Amqp10Consumer(Consumer):
                 delivery.settle()
 
     def ask_depth(self) -> None:
-        """See :meth:`Consumer.ask_depth`: AMQP 1.0 has no such question."""
+        """AMQP 1.0 has no such question."""
 
     def close(self) -> None:
-        """See :meth:`Consumer.close`."""
         if self._socket.connected:
             with contextlib.suppress(Exception):  # the session is over, whatever the other side says
                 self._say_goodbye()

@@ -15,11 +15,12 @@ from typing import Any, ClassVar, NamedTuple
 from uuid import UUID
 
 from pyspark_mq.dedup import IdSource
-from pyspark_mq.sources.base import Decoder
+from pyspark_mq.sources.base import UNREADABLE_PROPERTY, Decoder, Unreadable
 
-__all__ = ["Amqp10Decoder", "Raw", "body_bytes", "plain", "text"]
+__all__ = ["Amqp10Decoder", "Raw", "UnreadableRaw", "body_bytes", "plain", "text"]
 
 _INT64_MAX = 2**63 - 1
+_INT32_MAX = 2**31 - 1
 
 
 class Raw(NamedTuple):
@@ -48,6 +49,12 @@ class Raw(NamedTuple):
     deliveries: int
     redelivered: bool
     properties: Mapping[str, object] | None
+
+
+class UnreadableRaw(Raw):
+    """A delivery whose sections could not be decoded: its body is the whole message as it came."""
+
+    __slots__ = ()
 
 
 def body_bytes(value: object) -> bytes:
@@ -121,25 +128,31 @@ def _properties(raws: Sequence[Raw]) -> list[list[tuple[str, str | None]] | None
     ]
 
 
+def _unreadable(raw: Raw) -> Unreadable:
+    known = {"message-id": text(raw.id), "correlation-id": text(raw.correlation_id), "subject": raw.subject}
+    error = (raw.properties or {})[UNREADABLE_PROPERTY]
+    return Unreadable(raw.tag, {name: value for name, value in known.items() if value}, raw.body, str(error))
+
+
 class Amqp10Decoder(Decoder):
-    """See :class:`Decoder`; a raw delivery is a :class:`Raw`."""
+    """Columns of :class:`Raw`."""
 
     def tags(self, raws: Sequence[Raw]) -> list[int]:
-        """See :meth:`Decoder.tags`."""
         return [raw.tag for raw in raws]
 
     def bodies(self, raws: Sequence[Raw]) -> list[bytes]:
-        """See :meth:`Decoder.bodies`."""
         return [raw.body for raw in raws]
 
     def ids(self, raws: Sequence[Raw], source: IdSource) -> list[object]:
-        """See :meth:`Decoder.ids`."""
         if source.kind == "message-id":
             return [raw.id if type(raw.id) is str else _id(raw.id) for raw in raws]
         if source.kind == "correlation-id":
             return [_id(raw.correlation_id) for raw in raws]
         name = source.name
         return [_id(raw.properties.get(name)) if raw.properties else None for raw in raws]
+
+    def unreadable(self, raws: Sequence[Raw]) -> list[Unreadable]:
+        return [_unreadable(raw) for raw in raws if type(raw) is UnreadableRaw]
 
     columns: ClassVar[Mapping[str, Callable[[Sequence[Raw]], list[Any]]]] = MappingProxyType(
         {
@@ -152,9 +165,10 @@ class Amqp10Decoder(Decoder):
             "timestamp": lambda raws: [_timestamp_us(raw.created_ms) for raw in raws],
             "expiration": lambda raws: [_timestamp_us(raw.expires_ms) for raw in raws],
             "redelivered": lambda raws: [raw.redelivered for raw in raws],
-            # A redelivery without a count: the broker does not count.
+            # A redelivery without a count: the broker does not count. The header is a uint, the column is signed.
             "deliveryCount": lambda raws: [
-                raw.deliveries + 1 if raw.deliveries or not raw.redelivered else None for raw in raws
+                raw.deliveries + 1 if (raw.deliveries or not raw.redelivered) and raw.deliveries < _INT32_MAX else None
+                for raw in raws
             ],
         }
     )

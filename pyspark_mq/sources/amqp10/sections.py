@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
-from proton import Data, Message, ProtonException
+from proton import Data, Message
 
-from pyspark_mq.sources.amqp10.decoder import Raw, body_bytes
+from pyspark_mq.sources.amqp10.decoder import Raw, UnreadableRaw, body_bytes
+from pyspark_mq.sources.base import UNREADABLE_PROPERTY
 
-__all__ = ["SectionError", "SectionReader"]
+__all__ = ["SectionReader"]
 
 #: Descriptors of the sections a body can have several of (AMQP 1.0, 3.2.6 and 3.2.7), by number and by name.
 _DATA_NAMES = (0x75, "amqp:data:binary")
 _SEQUENCE_NAMES = (0x76, "amqp:amqp-sequence:list")
+_PROPERTIES_NAMES = (0x73, "amqp:properties:list")
+#: Places in the properties section (3.2.4).
+_MESSAGE_ID, _SUBJECT, _CORRELATION_ID = 0, 3, 5
 #: The ways to begin a `data` section, the one that nearly everybody uses first.
 _DATA_MARKS = (b"\x00\x53\x75", b"\x00\x80\x00\x00\x00\x00\x00\x00\x00\x75", b"amqp:data:binary")
-
-
-class SectionError(Exception):
-    """These bytes are not a message that can be read."""
 
 
 class SectionReader:
@@ -33,23 +34,20 @@ class SectionReader:
         self._message = Message()  # the library's own, used again for each
 
     def read(self, tag: int, data: bytes) -> Raw:
-        """The delivery of that number.
-
-        Raises:
-            SectionError: the message cannot be read.
-        """
-        message = self._message
+        """The delivery of that number; an :class:`UnreadableRaw` if the message cannot be decoded."""
         try:
-            message.decode(data)
-            body = self._body(data)
-            created, expires = message.creation_time, message.expiry_time
-            properties = message.properties
-            group = message.group_id
-        except (ProtonException, ValueError, OverflowError, UnicodeDecodeError, RecursionError) as broken:
-            raise SectionError(f"{type(broken).__name__}: {broken}") from None
+            return self._read(tag, data)
+        except Exception as broken:  # noqa: BLE001 - whatever it is, it is of this message
+            return _unreadable(tag, data, broken)
+
+    def _read(self, tag: int, data: bytes) -> Raw:
+        message = self._message
+        message.decode(data)
+        body = self._body(data)
+        properties, group = message.properties, message.group_id
         if group is not None:
             properties = {**(properties or {}), "JMSXGroupID": group}
-        deliveries = message.delivery_count
+        created, expires, deliveries = message.creation_time, message.expiry_time, message.delivery_count
         created_ms = round(created * 1000)
         return Raw(
             tag,
@@ -102,6 +100,26 @@ def _joined(data: bytes) -> bytes:
         sections.clear()
         data = data[size:]
     return b"".join(parts) if parts else body_bytes(sequence)
+
+
+def _unreadable(tag: int, data: bytes, broken: Exception) -> UnreadableRaw:
+    """What stands for a message that cannot be decoded, with what its properties section tells, if that can be."""
+    fields: list[Any] = []
+    with contextlib.suppress(Exception):
+        sections, rest = Data(), data
+        while rest and not fields:
+            rest = rest[sections.decode(rest) :]
+            sections.rewind()
+            sections.next()
+            if sections.type() == Data.DESCRIBED:
+                section = sections.get_py_described()
+                fields = list(section.value) if section.descriptor in _PROPERTIES_NAMES else []  # type: ignore[arg-type]
+            sections.clear()
+    fields += [None] * (_SUBJECT + 3 - len(fields))
+    reason = {UNREADABLE_PROPERTY: f"{type(broken).__name__}: {broken}"}
+    subject = str(fields[_SUBJECT]) if fields[_SUBJECT] is not None else None
+    known = (fields[_MESSAGE_ID], fields[_CORRELATION_ID], None, None, subject)
+    return UnreadableRaw(tag, data, *known, 4, 0, 0, 0, False, reason)
 
 
 def _content_type(message: Message) -> str | None:

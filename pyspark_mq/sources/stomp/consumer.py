@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any, ClassVar
 
@@ -31,9 +32,9 @@ from pyspark_mq.brokers.base import STOMP
 from pyspark_mq.errors import BrokerUnavailableError, MessageError, MqError
 from pyspark_mq.sources.base import Consumer, Decoder, Greeting, SessionLostError
 from pyspark_mq.sources.socket_loop import SocketLoop, dial_error, hint
-from pyspark_mq.sources.stomp.decoder import StompDecoder, whole_number
+from pyspark_mq.sources.stomp.decoder import StompDecoder, as_text, whole_number
 from pyspark_mq.sources.stomp.errors import dialect_of, login_error, said, subscribe_error
-from pyspark_mq.sources.stomp.frames import FrameError, FrameReader
+from pyspark_mq.sources.stomp.frames import FrameError, FrameReader, UnreadableHeaders
 from pyspark_mq.sources.stomp.settling import Settling
 from pyspark_mq.sources.url import BrokerUrl
 
@@ -57,6 +58,8 @@ _QUIET_GROWTH = 4
 _KICKS = 25
 #: Never true: the broker gives each message an ID of its own, which begins with "ID:".
 _NOTHING = "JMSMessageID='never'"
+#: How an ID of the broker's own ends, where others are possible.
+_OWN_ID = re.compile(r"(?::-?[0-9]+){3}$")
 _SUBSCRIBED = "subscribed"
 _DISCONNECTED = "disconnected"
 
@@ -71,7 +74,6 @@ class _Transport(BaseTransport):  # type: ignore[misc]
         self._outgoing = outgoing
 
     def send(self, encoded_frame: bytes) -> None:
-        """See stomp.py's BaseTransport."""
         self._outgoing += encoded_frame
 
 
@@ -89,7 +91,7 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         self._socket = SocketLoop()
         self._transport: Any = None
         self._protocol: Any = None
-        self._reader = FrameReader()
+        self._reader = FrameReader(last=self._dialect.id_header if self._dialect.id_last else "")
         self._connected = False
         self._end: Exception | None = None
         self._send_every_s = self._silence_s = float("inf")
@@ -108,7 +110,7 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
     # -- opening
 
     def open(self, url: BrokerUrl, timeout_s: float) -> Greeting:
-        """See :meth:`Consumer.open`. Whether the queue is there is only known by :meth:`consume`."""
+        """Whether the queue is there is only known by :meth:`consume`."""
         deadline = time.monotonic() + timeout_s
         self._url = url
         self._socket.dial(url, self.endpoint, deadline, _SPEAKS)
@@ -142,7 +144,6 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         return BrokerUnavailableError(f"{url}: {ended}{hint(url, _SPEAKS)}")
 
     def on_connected(self, frame: Any) -> None:
-        """See stomp.py's ConnectionListener."""
         self._connected = True
         theirs = frame.headers.get("heart-beat", "0,0").split(",")
         sends_ms, wants_ms = (whole_number(text.strip(), _INT32_MAX) or 0 for text in (*theirs, "0", "0")[:2])
@@ -164,7 +165,7 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
     # -- receiving
 
     def consume(self, window: int) -> None:
-        """See :meth:`Consumer.consume`.
+        """Take in by one subscription, or by a further one for what the window grows.
 
         A subscription keeps its window, and giving it up would give its messages back. So a larger
         one is had by a further subscription for the difference; while all of the window is
@@ -236,7 +237,6 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         return (self._dialect.queue if self.endpoint.topic is None else self._dialect.topic).format(name=name)
 
     def run(self, timeout_s: float) -> None:
-        """See :meth:`Consumer.run`."""
         deadline = time.monotonic() + timeout_s
         self._socket.woken = False
         while True:
@@ -294,11 +294,20 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
     def _take(self, data: bytes) -> None:
         tag, size = self._tag, 0
         append, handles, dialect = self.inbox.append, self._settling.open, self._dialect
+        foreign = dialect.foreign_header
         try:
             for command, headers, body in self._reader.feed(data):
                 if command != "MESSAGE":
                     self._transport.process_frame(Frame(command, headers, body), body)
                     continue
+                if type(headers) is UnreadableHeaders and not self.keeps_unreadable:
+                    self._end = self._end or self._refuse(
+                        self.decoder.unreadable([(tag + 1, headers, body, dialect)])[0]
+                    )
+                    break
+                if foreign and foreign in headers and not _OWN_ID.search(headers.get(dialect.id_header, "")):
+                    self._end = self._end or self._unsettled(headers)
+                    break
                 tag += 1
                 handles[tag] = headers.get("ack", "")
                 append((tag, headers, body, dialect))
@@ -307,6 +316,15 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
             if tag > self._tag:
                 self._tag = tag
                 self._arrived(size)
+
+    def _unsettled(self, headers: Mapping[str, str]) -> MessageError:
+        name = as_text(headers.get(self._dialect.id_header))
+        return MessageError(
+            f"{self.endpoint.destination} holds a message that came over AMQP 1.0 with an ID of its producer's, "
+            f"{name!r}: the broker cannot take its acknowledgement over STOMP. "
+            "It stays in the queue. Read the queue with protocol 'amqp-1.0' and a new checkpointLocation, or have "
+            "the producer send no message-id"
+        )
 
     def _arrived(self, size: int) -> None:
         self.bytes_arrived += size
@@ -318,7 +336,6 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         self._stir()
 
     def resume(self) -> None:
-        """See :meth:`Consumer.resume`."""
         self.paused = False
         # What the broker has sent meanwhile was not looked at.
         self._socket.heard_s = time.monotonic()
@@ -343,11 +360,10 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
             )
 
     def on_error(self, frame: Any) -> None:
-        """See stomp.py's ConnectionListener. Most brokers close the connection then; we do in any case."""
+        """Most brokers close the connection then; we do in any case."""
         self._ended(said(frame.headers, frame.body))
 
     def wake(self) -> None:
-        """See :meth:`Consumer.wake`."""
         self._socket.wake()
 
     # -- sending
@@ -401,14 +417,11 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
     # -- settling
 
     def acknowledge(self, number: int, upto: int, singles: Sequence[int]) -> None:
-        """See :meth:`Consumer.acknowledge`."""
         self._settle(self._settling.acknowledge(number, upto, singles))
         self._stir()
 
     def reject(self, tags: Sequence[int]) -> None:
-        """See :meth:`Consumer.reject`.
-
-        RabbitMQ dead-letters to the queue's dead-letter exchange, and drops without one. ActiveMQ
+        """RabbitMQ dead-letters to the queue's dead-letter exchange, and drops without one. ActiveMQ
         Classic moves to the dead-letter queue. Artemis drops (measured on 2.40 and 2.56).
         """
         self._settle(self._settling.reject(tags))
@@ -422,7 +435,6 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         self._send()
 
     def on_receipt(self, frame: Any) -> None:
-        """See stomp.py's ConnectionListener."""
         receipt = frame.headers.get("receipt-id", "")
         self._answers.discard(receipt)
         for number in self._settling.confirmed(receipt):
@@ -431,10 +443,9 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         self._stir()
 
     def ask_depth(self) -> None:
-        """See :meth:`Consumer.ask_depth`. Brokers do not tell it by STOMP."""
+        """Brokers do not tell it by STOMP."""
 
     def close(self) -> None:
-        """See :meth:`Consumer.close`."""
         try:
             if self._connected and self._end is None:
                 self._answers.add(_DISCONNECTED)

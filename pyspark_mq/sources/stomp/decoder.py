@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 from pyspark_mq.brokers.base import StompDialect
 from pyspark_mq.dedup import IdSource
-from pyspark_mq.sources.base import Decoder
+from pyspark_mq.sources.base import UNREADABLE_PROPERTY, Decoder, Unreadable
+from pyspark_mq.sources.stomp.frames import UnreadableHeaders
 
 __all__ = ["Raw", "StompDecoder", "as_text", "whole_number"]
 
@@ -51,8 +52,10 @@ def _properties(raws: Sequence[Raw]) -> list[list[tuple[str, str | None]] | None
     found: list[list[tuple[str, str | None]] | None] = []
     for _, headers, _, dialect in raws:
         hidden, prefixes = dialect.internal_headers, dialect.internal_prefixes
+        own = [(UNREADABLE_PROPERTY, headers.error)] if isinstance(headers, UnreadableHeaders) else []
         found.append(
-            [
+            own
+            + [
                 (str(as_text(name)), as_text(value))
                 for name, value in headers.items()
                 if name not in _NAMED and name not in hidden and not (prefixes and name.startswith(prefixes))
@@ -118,6 +121,9 @@ class StompDecoder(Decoder):
             return ids
         return [value.rpartition(separator)[2] if isinstance(value, str) else value for value in ids]
 
+    def unreadable(self, raws: Sequence[Raw]) -> list[Unreadable]:
+        return [_unreadable(raw, raw[1]) for raw in raws if isinstance(raw[1], UnreadableHeaders)]
+
     columns: ClassVar[Mapping[str, Callable[[Sequence[Raw]], list[Any]]]] = MappingProxyType(
         {
             "properties": _properties,
@@ -132,6 +138,12 @@ class StompDecoder(Decoder):
             "deliveryCount": lambda raws: [_delivery_count(raw) for raw in raws],
         }
     )
+
+
+def _unreadable(raw: Raw, headers: UnreadableHeaders) -> Unreadable:
+    wanted = dict.fromkeys((raw[3].id_header, "message-id", "correlation-id", "type"))
+    known = {name: str(as_text(headers[name])) for name in wanted if name in headers}
+    return Unreadable(raw[0], known, raw[2], headers.error)
 
 
 def _id(value: str | None) -> object:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from typing import TypeAlias
 
-__all__ = ["COMMANDS", "Frame", "FrameError", "FrameReader", "escape"]
+__all__ = ["COMMANDS", "Frame", "FrameError", "FrameReader", "UnreadableHeaders", "escape"]
 
 #: command, headers, body
 Frame: TypeAlias = "tuple[str, dict[str, str], bytes]"
@@ -23,6 +23,9 @@ COMMANDS = frozenset({"CONNECTED", "MESSAGE", "RECEIPT", "ERROR"})
 
 #: Headers of one message can be large, but what goes on for so long without an empty line is something else.
 _HEADER_BYTES_MAX = 16 * 1024 * 1024
+#: Their first lines, and what can be behind the end of a frame.
+_FIRST_LINES = tuple(f"{command}\n".encode() for command in COMMANDS)
+_STARTS = b"\r\nCMRE"
 _SHOWN_BYTES = 40
 _NUL = 0
 _EOL = b"\r\n"
@@ -34,10 +37,21 @@ class FrameError(Exception):
     """What was received is no STOMP frame."""
 
 
-class FrameReader:
-    """Cuts a stream of bytes into frames."""
+class UnreadableHeaders(dict[str, str]):
+    """Headers of a message whose body cannot be told for sure: it has NULs, and the frame no length."""
 
-    def __init__(self) -> None:
+    error = "a text with a NUL in it, which STOMP cannot carry"
+
+
+class FrameReader:
+    """Cuts a stream of bytes into frames.
+
+    Args:
+        last: a header of which the last entry counts when it is repeated; of all others the first does.
+    """
+
+    def __init__(self, last: str = "") -> None:
+        self._last = last
         self._buffer = bytearray()
         self._headers: tuple[str, dict[str, str], int, int] | None = None
         self._scanned = 0
@@ -81,6 +95,12 @@ class FrameReader:
             if end < 0:
                 self._scanned = len(buffer)
                 return None
+            following = buffer[end + 1 : end + 2]
+            if following and following not in _STARTS and command == "MESSAGE":
+                end = self._end_of_nuls(end)
+                if end < 0:
+                    return None
+                headers = UnreadableHeaders(headers)
         elif len(buffer) <= end:
             return None
         elif buffer[end] != _NUL:
@@ -88,6 +108,20 @@ class FrameReader:
         self._headers, self._scanned = None, 0
         with memoryview(buffer) as view:
             return (command, headers, bytes(view[body:end])), end + 1
+
+    def _end_of_nuls(self, end: int) -> int:
+        """Where a body ends that has NULs in it and no length: at the NUL before the next frame; -1 if not here yet.
+
+        STOMP cannot carry such a text, unless the frame tells its length.
+        """
+        buffer = self._buffer
+        while True:
+            following = bytes(buffer[end + 1 : end + 12]).lstrip(_EOL)
+            if not following or any(name.startswith(following[: len(name)]) for name in _FIRST_LINES):
+                return end
+            end = buffer.find(_NUL, end + 1)
+            if end < 0:
+                return -1
 
     def _read_headers(self, position: int) -> bool:
         buffer = self._buffer
@@ -103,7 +137,7 @@ class FrameReader:
         if found < 0:
             self._check_start(position)
             return False
-        command, headers = _headers(bytes(buffer[position:found]))
+        command, headers = _headers(bytes(buffer[position:found]), self._last)
         if command not in COMMANDS:
             raise FrameError(f"{command[:_SHOWN_BYTES]!r} is no frame of a STOMP server")
         self.spoken = True
@@ -129,7 +163,7 @@ class FrameReader:
             )
 
 
-def _headers(data: bytes) -> tuple[str, dict[str, str]]:
+def _headers(data: bytes, last: str) -> tuple[str, dict[str, str]]:
     # What is no text is kept, in the form that gives the bytes back.
     text = data.decode("utf-8", "surrogateescape")
     if "\r" in text:
@@ -141,6 +175,8 @@ def _headers(data: bytes) -> tuple[str, dict[str, str]]:
     for line in lines:
         name, _, value = line.partition(":")
         headers[name] = value
+    if last and len(headers) < len(lines):
+        headers |= [(name, value) for name, _, value in (line.partition(":") for line in lines) if name == last][:1]
     if "\\" in text and command != "CONNECTED":  # which is not escaped (section "Value Encoding")
         headers = {_unescape(name): _unescape(value) for name, value in headers.items()}
     return command, headers

@@ -1,0 +1,109 @@
+"""A message that cannot be decoded is a matter of that message: what is around it goes on."""
+
+from __future__ import annotations
+
+import struct
+
+import pika
+import pytest
+
+from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
+from pyspark_mq.errors import MessageError
+from pyspark_mq.sources.base import UNREADABLE_PROPERTY
+from testbed.amqp10_publisher import OutgoingMessage, publish_amqp10
+from testbed.process import poll
+from tests.support.cells import LiveCell
+
+pytestmark = pytest.mark.law("unreadable")
+amqp091 = pytest.mark.protocols(AMQP_0_9_1)
+
+
+class Encoded(pika.BasicProperties):
+    """Properties of a message ID and one header, whose value is given as its bytes."""
+
+    def __init__(self, value: bytes) -> None:
+        super().__init__()
+        self._value = value
+
+    def encode(self) -> list[bytes]:
+        """Flags, headers, delivery mode, message ID."""
+        table = b"\x04when" + self._value
+        flags = pika.BasicProperties.FLAG_HEADERS | pika.BasicProperties.FLAG_DELIVERY_MODE
+        flags |= pika.BasicProperties.FLAG_MESSAGE_ID
+        return [struct.pack(">HI", flags, len(table)), table, b"\x02", b"\x03odd"]
+
+
+def nested(depth: int) -> bytes:
+    value = b"V"
+    for _ in range(depth):
+        value = b"F" + struct.pack(">I", len(value) + 2) + b"\x01a" + value
+    return value
+
+
+def publish_odd(cell: LiveCell, kind: str = "time") -> None:
+    """One message that cannot be decoded."""
+    value = {"time": b"T" + struct.pack(">Q", 1_700_000_000_000_000_000), "depth": nested(2_000)}[kind]
+    connection = pika.BlockingConnection(pika.URLParameters(cell.node.url(AMQP_0_9_1)))
+    connection.channel().basic_publish("", cell.queue, b"odd body", Encoded(value))
+    connection.close()
+
+
+@amqp091
+@pytest.mark.parametrize("kind", ["time", "depth"])
+def test_what_is_around_an_unreadable_message_is_received_and_it_can_be_settled(cell: LiveCell, kind: str) -> None:
+    cell.node.delete(cell.queue)
+    cell.declare(cell.queue, deliveries=1)
+    before = cell.publish(20)
+    publish_odd(cell, kind)
+    publish_odd(cell, kind)
+    after = cell.publish(20)
+    with cell.session() as session:
+        session.consumer.keeps_unreadable = True
+        session.take_any(42, window=100)
+        odd = session.decoder.unreadable(session.raws)
+        assert [unreadable.tag for unreadable in odd] == session.tags()[20:22]
+        assert all(unreadable.error and unreadable.data for unreadable in odd)
+        assert "'odd'" in str(odd[0])
+        good = [raw for raw in session.raws if not session.decoder.unreadable([raw])]
+        assert [body.decode() for body in session.decoder.bodies(good)] == before + after
+        # Every column can be made of all of them.
+        for make in session.decoder.columns.values():
+            assert len(make(session.raws)) == 42
+        assert UNREADABLE_PROPERTY in dict(session.decoder.columns["properties"](session.raws)[20])
+        assert not any(session.decoder.columns["redelivered"](session.raws))
+        session.consumer.reject([odd[0].tag])
+        session.acknowledge(upto=session.tags()[-1])
+        assert session.turn(lambda: cell.total() == 0)
+
+
+@amqp091
+def test_an_unreadable_message_is_named_and_stays(cell: LiveCell) -> None:
+    publish_odd(cell)
+    with cell.session() as session:
+        with pytest.raises(MessageError, match=cell.queue) as raised:
+            session.take_any(1)
+        assert "delivery 1" in str(raised.value)
+        assert session.raws == []
+    assert poll(lambda: cell.counts().ready == 1, 30)
+
+
+@pytest.mark.protocols(STOMP)
+def test_a_message_that_cannot_be_acknowledged_is_named_once(cell: LiveCell) -> None:
+    if cell.cell.broker != "activemq":
+        pytest.skip("only ActiveMQ Classic cannot settle over STOMP what came over AMQP 1.0")
+    with cell.session() as session:
+        publish_amqp10(cell.node.url(AMQP_1_0), cell.amqp10_address(), [OutgoingMessage(b"x", "plain")])
+        with pytest.raises(MessageError, match=r"ID:plain.*amqp-1\.0"):
+            session.take_any(1)
+    assert poll(lambda: cell.counts().ready == 1, 30)
+
+
+@pytest.mark.protocols(STOMP)
+def test_a_message_of_amqp_1_0_without_an_id_is_acknowledged(cell: LiveCell) -> None:
+    if cell.cell.broker != "activemq":
+        pytest.skip("the other half of what only ActiveMQ Classic cannot")
+    publish_amqp10(cell.node.url(AMQP_1_0), cell.amqp10_address(), [OutgoingMessage(b"x", None)])
+    with cell.session() as session:
+        session.take_any(1)
+        session.acknowledge(upto=session.tags()[-1])
+        assert poll(lambda: cell.total() == 0, 30)
