@@ -13,6 +13,7 @@ is all that happens per message on the receiving side.
 from __future__ import annotations
 
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,10 @@ from pyspark_mq.sources.url import BrokerUrl
 
 __all__ = ["UNREADABLE_PROPERTY", "Consumer", "Decoder", "Greeting", "QueueDepth", "SessionLostError", "Unreadable"]
 
+#: A broker that cannot write for a while gives the connection up, and everything handed out over it counts as
+#: delivered once more: RabbitMQ (`tcp_listen_options.send_timeout`, 15 s) and ActiveMQ Classic over STOMP after
+#: 30 s. So a consumer that does not read while it is paused takes one delivery so often.
+SIP_S = 5.0
 #: Name in `properties` under which the row of an unreadable message tells why it is one.
 UNREADABLE_PROPERTY = "unreadable"
 _SHOWN_CHARACTERS = 200
@@ -163,6 +168,7 @@ class Consumer(ABC):
         #: Pause when more bytes than this wait in the inbox; written by the emptying thread only.
         self.bytes_allowed = float("inf")
         self._paused = False
+        self._sip_s = 0.0
         #: It was paused at some time.
         self.ever_paused = False
         #: Called on the receiving thread when an acknowledgement is confirmed, with its number.
@@ -178,7 +184,13 @@ class Consumer(ABC):
     @paused.setter
     def paused(self, paused: bool) -> None:
         self._paused = paused
+        self._sip_s = time.monotonic() + SIP_S
         self.ever_paused = self.ever_paused or paused
+
+    @property
+    def sips(self) -> bool:
+        """Paused, and due to take one delivery nevertheless. Pausing anew puts the next one off."""
+        return self._paused and time.monotonic() >= self._sip_s
 
     @abstractmethod
     def open(self, url: BrokerUrl, timeout_s: float) -> Greeting:
@@ -211,7 +223,8 @@ class Consumer(ABC):
         """The error for a message that cannot be decoded, where they are not kept."""
         return MessageError(
             f"{self.endpoint.destination} holds a message that cannot be read: {unreadable}. It was not acknowledged "
-            "and stays in the queue. Take it out with the tools of the broker, or with a client that does not decode it"
+            "and stays in the queue. Take it out with the tools of the broker, or set 'onUnreadableMessage' to "
+            "'reject' (dead-lettered, or dropped where there is no target) or to 'row' (a row with its bytes)"
         )
 
     @abstractmethod

@@ -8,7 +8,7 @@ from typing import Any
 from pyspark_mq.dedup import Key, OnMissing, body_keys, id_keys, key_text
 from pyspark_mq.errors import MissingMessageIdError
 from pyspark_mq.sources.base import Decoder
-from pyspark_mq.sources.settings import Guarantee, Settings
+from pyspark_mq.sources.settings import Guarantee, OnUnreadable, Settings
 
 __all__ = ["Identification"]
 
@@ -25,6 +25,7 @@ class Identification:
         self._destination = settings.endpoint.destination
         self._source = settings.id_source
         self._on_missing = settings.on_missing
+        self._on_unreadable = settings.on_unreadable
         self._exact = settings.guarantee is Guarantee.EXACTLY_ONCE
         self._decoder = decoder
 
@@ -37,6 +38,11 @@ class Identification:
         if self._source.kind == "body-hash":
             return [*body_keys(self._decoder.bodies(raws))]
         keys = id_keys(self._decoder.ids(raws, self._source))
+        if None in keys and self._on_unreadable is OnUnreadable.ROW:
+            # Its ID may be what cannot be read: a row is what was asked for, so its bytes tell it apart.
+            odd = {delivery.tag for delivery in self._decoder.unreadable(raws)}
+            tagged = zip(raws, keys, self._decoder.tags(raws), strict=True)
+            keys = [self._body_key(raw) if key is None and tag in odd else key for raw, key, tag in tagged]
         if None not in keys or self._on_missing is OnMissing.REJECT:
             return keys
         if self._on_missing is OnMissing.FAIL:

@@ -23,7 +23,7 @@ from pyspark_mq.sources.identification import Identification
 from pyspark_mq.sources.receiver import Confirmed, Lost, Opened
 from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.sessions import Deliveries, Sessions
-from pyspark_mq.sources.settings import Settings
+from pyspark_mq.sources.settings import OnUnreadable, Settings
 
 __all__ = ["Intake"]
 
@@ -267,6 +267,8 @@ class Intake:
         self.last_sign_s = self._runtime.monotonic_s()
         self._taken[session] += len(raws)
         self.redelivered += sum(self._decoder.columns["redelivered"](raws))
+        if self._settings.on_unreadable is OnUnreadable.REJECT:
+            raws = self._reject_unreadable(session, raws)
         if not self._settings.guarantee.identifies:
             keys: list[Any] = [next(self._serial) for _ in raws]
         else:
@@ -278,6 +280,21 @@ class Intake:
             keys = found
             self._ask_store(keys)
         self.settle(self._ledger.deliver(session, self._decoder.tags(raws), keys, raws))
+
+    def _reject_unreadable(self, session: int, raws: list[Any]) -> list[Any]:
+        """Those that can be decoded."""
+        unreadable = self._decoder.unreadable(raws)
+        if not unreadable:
+            return raws
+        refused = {delivery.tag for delivery in unreadable}
+        self.rejected += len(refused)
+        self._sessions.reject(session, sorted(refused))
+        _LOG.error(
+            "%s: rejected %d message(s) that cannot be decoded, the first: %s. Without a dead-letter target the "
+            "broker drops them",
+            self._settings.endpoint.destination, len(unreadable), unreadable[0],
+        )  # fmt: skip
+        return [raw for raw, tag in zip(raws, self._decoder.tags(raws), strict=True) if tag not in refused]
 
     def _reject(self, session: int, raws: list[Any]) -> None:
         self.rejected += len(raws)

@@ -8,6 +8,7 @@ is a number there.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import methodcaller
@@ -15,9 +16,10 @@ from typing import Any
 
 from pyspark_mq.ack import Settlement
 from pyspark_mq.sources.base import Consumer
+from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.receiver import Confirmed, Failed, Lost, Mailbox, Opened, Receiver, Terms
 from pyspark_mq.sources.runtime import Runtime
-from pyspark_mq.sources.settings import Settings
+from pyspark_mq.sources.settings import OnUnreadable, Settings
 
 __all__ = ["Deliveries", "Sessions"]
 
@@ -50,9 +52,15 @@ class Sessions:
         self._runtime = runtime
         self._decoder = make_consumer.decoder
         self._mailbox = Mailbox()
+        keeps_unreadable = settings.on_unreadable is not OnUnreadable.FAIL
+
+        def make(endpoint: Endpoint, session: int, arrived: threading.Event) -> Consumer:
+            consumer = make_consumer(endpoint, session, arrived)
+            consumer.keeps_unreadable = keeps_unreadable
+            return consumer
+
         self._receivers = [
-            Receiver(settings.endpoint, make_consumer, self._mailbox, self._terms, runtime)
-            for _ in range(settings.consumers)
+            Receiver(settings.endpoint, make, self._mailbox, self._terms, runtime) for _ in range(settings.consumers)
         ]
         self._bytes_allowed = 0.0
         self._live: dict[int, tuple[Receiver, Consumer]] = {}

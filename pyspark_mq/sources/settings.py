@@ -8,7 +8,7 @@ from enum import Enum
 from pyspark_mq.dedup import IdSource, OnMissing
 from pyspark_mq.sources.endpoint import Endpoint
 
-__all__ = ["Guarantee", "Settings"]
+__all__ = ["Guarantee", "OnUnreadable", "Settings"]
 
 
 class Guarantee(Enum):
@@ -33,6 +33,14 @@ class Guarantee(Enum):
         return self is Guarantee.NONE
 
 
+class OnUnreadable(Enum):
+    """Option `onUnreadableMessage`: what to do with a message that cannot be decoded."""
+
+    FAIL = "fail"
+    REJECT = "reject"
+    ROW = "row"
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What the options of a query say, beyond the endpoint. Times in seconds, sizes in bytes."""
@@ -51,3 +59,4 @@ class Settings:
     settle_grace_s: float
     fail_on_data_loss: bool
     replay_timeout_s: float
+    on_unreadable: OnUnreadable = OnUnreadable.FAIL

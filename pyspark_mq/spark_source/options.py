@@ -20,7 +20,7 @@ from pyspark_mq.dedup import IdSource, OnMissing
 from pyspark_mq.errors import OptionError
 from pyspark_mq.sources import CONSUMERS
 from pyspark_mq.sources.endpoint import Endpoint, Tls
-from pyspark_mq.sources.settings import Guarantee, Settings
+from pyspark_mq.sources.settings import Guarantee, OnUnreadable, Settings
 from pyspark_mq.sources.url import ESCAPES, BrokerUrl, parse_urls, redact
 
 __all__ = ["OPTION_NAMES", "Options", "parse_options"]
@@ -40,6 +40,7 @@ _DEFAULTS: Mapping[str, str | None] = {
     "guarantee": "exactly-once",
     "messageIdFrom": "message-id",
     "onMissingMessageId": "fail",
+    "onUnreadableMessage": "fail",
     "maxMessagesPerTrigger": None,
     "maxBytesPerTrigger": "64m",
     "minMessagesPerTrigger": "1",
@@ -214,6 +215,7 @@ class _Parser:
             settle_grace_s=self._duration_s("settleGrace"),
             fail_on_data_loss=self._flag("failOnDataLoss"),
             replay_timeout_s=self._duration_s("replayTimeout", 1),
+            on_unreadable=self._choice("onUnreadableMessage", {kind.value: kind for kind in OnUnreadable}),
         )
         num_partitions = None if self._text("numPartitions") is None else self._count("numPartitions", 1, 10_000)
         return Options(settings, num_partitions, self._dedup_store(guarantee))

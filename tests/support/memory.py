@@ -25,7 +25,7 @@ from typing import Any, ClassVar, NamedTuple
 from pyspark_mq.brokers.base import Broker
 from pyspark_mq.dedup import IdSource, Key, SeenStore
 from pyspark_mq.errors import BrokerUnavailableError, DestinationError
-from pyspark_mq.sources.base import Consumer, Decoder, Greeting, QueueDepth, SessionLostError
+from pyspark_mq.sources.base import Consumer, Decoder, Greeting, QueueDepth, SessionLostError, Unreadable
 from pyspark_mq.sources.runtime import Runtime, Threads
 from pyspark_mq.sources.url import BrokerUrl
 from testbed.process import QueueCounts
@@ -94,6 +94,8 @@ class Message:
     deliveries: int = 0
     available_s: float = 0.0
     rank: float = 0.0
+    #: Why it cannot be decoded.
+    odd: str = ""
 
 
 class Raw(NamedTuple):
@@ -126,6 +128,9 @@ class MemoryDecoder(Decoder):
         if source.kind == "property":
             return [raw.message.headers.get(source.name) for raw in raws]
         return [raw.message.id for raw in raws]
+
+    def unreadable(self, raws: Sequence[Raw]) -> list[Unreadable]:
+        return [Unreadable(raw.tag, {}, raw.message.body, raw.message.odd) for raw in raws if raw.message.odd]
 
     columns: ClassVar[Mapping[str, Callable[[Sequence[Raw]], list[Any]]]] = MappingProxyType(
         {
@@ -477,6 +482,8 @@ class MemoryConsumer(Consumer):
         before = len(self.inbox)
         while session.to_client and not self.paused:
             raw = session.to_client.popleft()
+            if raw.message.odd and not self.keeps_unreadable:
+                raise self._refuse(self.decoder.unreadable([raw])[0])
             self.inbox.append(raw)
             self.bytes_arrived += len(raw.message.body)
             if self.bytes_arrived - self.bytes_taken > self.bytes_allowed:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from pyspark_mq.errors import DataLossError
+from pyspark_mq.errors import DataLossError, MessageError
 from pyspark_mq.sources.epochs import Limit
-from pyspark_mq.sources.settings import Guarantee
+from pyspark_mq.sources.settings import Guarantee, OnUnreadable
 from tests.support.engine import At, Crashed
 from tests.support.memory import MEMORY, MemoryBroker, MemoryQueue, MemoryStore
 from tests.support.simulation import QUEUE, Query, World, make_settings
@@ -387,6 +387,46 @@ def test_a_timestamp_from_the_future_does_not_end_every_run_empty() -> None:
     scene.world.let_pass(1)
     scene.query.bound()
     assert scene.query.trigger() == 10
+
+
+# -- messages that cannot be decoded ----------------------------------------------------------------------
+
+
+def odd_scene(decision: OnUnreadable, **settings: Any) -> Scene:
+    """Twenty good messages around one that is not."""
+    scene = Scene(on_unreadable=decision, max_messages=10, **settings)
+    scene.publish(10)
+    scene.queue.publish(b"odd bytes", None)
+    scene.queue.ready[-1].odd = "ValueError: nanoseconds"
+    scene.publish(10)
+    return scene
+
+
+def test_an_unreadable_message_fails_the_query_and_is_named() -> None:
+    scene = odd_scene(OnUnreadable.FAIL)
+    with pytest.raises(MessageError) as failed:
+        scene.query.trigger()
+    for words in ("queue 'orders'", "delivery 11", "nanoseconds", "onUnreadableMessage", "not acknowledged"):
+        assert words in str(failed.value)
+    assert scene.queue.acknowledged == []
+
+
+def test_an_unreadable_message_is_rejected_and_what_is_around_it_is_emitted() -> None:
+    scene = odd_scene(OnUnreadable.REJECT)
+    scene.assert_exactly_once()
+    assert [message.body for message in scene.queue.dead_letters] == [b"odd bytes"]
+    assert scene.counters["rejected"] == 1
+
+
+@pytest.mark.parametrize("at", At)
+def test_an_unreadable_message_is_a_row_also_in_a_replay(at: At) -> None:
+    scene = odd_scene(OnUnreadable.ROW)
+    scene.query.trigger()
+    with pytest.raises(Crashed):
+        scene.query.trigger(at)
+    scene.query.drain()
+    assert sorted(scene.query.emitted) == sorted([*scene.sent, "None"])
+    assert scene.queue.dead_letters == []
 
 
 # -- the other guarantees ---------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.dedup import IdSource, OnMissing
 from pyspark_mq.errors import OptionError
-from pyspark_mq.sources.settings import Guarantee
+from pyspark_mq.sources.settings import Guarantee, OnUnreadable
 from pyspark_mq.spark_source.options import OPTION_NAMES, Options, parse_options
 from tests.support.certificates import make_certificates
 
@@ -30,6 +30,7 @@ DOCUMENTED = (
     "guarantee",
     "messageIdFrom",
     "onMissingMessageId",
+    "onUnreadableMessage",
     "maxMessagesPerTrigger",
     "maxBytesPerTrigger",
     "minMessagesPerTrigger",
@@ -90,6 +91,7 @@ TAKEN: dict[str, Getter] = {
     "guarantee": lambda o: o.settings.guarantee,
     "messageIdFrom": lambda o: o.settings.id_source,
     "onMissingMessageId": lambda o: o.settings.on_missing,
+    "onUnreadableMessage": lambda o: o.settings.on_unreadable,
     "maxMessagesPerTrigger": lambda o: o.settings.max_messages,
     "maxBytesPerTrigger": lambda o: o.settings.max_bytes,
     "minMessagesPerTrigger": lambda o: o.settings.min_messages,
@@ -121,6 +123,7 @@ DEFAULTS: dict[str, object] = {
     "guarantee": Guarantee.EXACTLY_ONCE,
     "messageIdFrom": IdSource("message-id"),
     "onMissingMessageId": OnMissing.FAIL,
+    "onUnreadableMessage": OnUnreadable.FAIL,
     "maxMessagesPerTrigger": 50_000,
     "maxBytesPerTrigger": 64 * 1024 * 1024,
     "minMessagesPerTrigger": 1,
@@ -176,6 +179,8 @@ def test_the_default_is_the_documented_one(name: str) -> None:
         ("messageIdFrom", "PROPERTY:a:b", IdSource("property", "a:b")),
         ("onMissingMessageId", "fail", OnMissing.FAIL),
         ("onMissingMessageId", "Body-Hash", OnMissing.BODY_HASH),
+        ("onUnreadableMessage", "Row", OnUnreadable.ROW),
+        ("onUnreadableMessage", "reject", OnUnreadable.REJECT),
         ("onMissingMessageId", "reject", OnMissing.REJECT),
         ("maxMessagesPerTrigger", "1", 1),
         ("maxMessagesPerTrigger", " 10000 ", 10_000),
@@ -281,6 +286,7 @@ REFUSED = [
     ("messageIdFrom", "property:", "message-id, correlation-id, property:<name>, body-hash"),
     ("messageIdFrom", "property", "property:<name>"),
     ("onMissingMessageId", "ignore", "fail, body-hash, reject"),
+    ("onUnreadableMessage", "skip", "fail, reject, row"),
     ("maxMessagesPerTrigger", "0", NUMBER),
     ("maxMessagesPerTrigger", "-1", NUMBER),
     ("maxMessagesPerTrigger", "1.5", NUMBER),

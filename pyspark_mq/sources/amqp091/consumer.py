@@ -175,7 +175,7 @@ class Amqp091Consumer(Consumer):
         self._consumer_tags: list[str] = []
         # What the consumers may hold; all they were ever told they may; deliveries so far; was one given back?
         self._window = self._granted = self._last_tag = 0
-        self._settled = False
+        self._settled = self._sipping = False
         self._end: object = None
 
     # -- opening
@@ -320,7 +320,7 @@ class Amqp091Consumer(Consumer):
             append((method, properties, body))
             self._last_tag = method.delivery_tag
             self.bytes_arrived += len(body)
-            if self.bytes_arrived - self.bytes_taken > self.bytes_allowed and not self.paused:
+            if self.bytes_arrived - self.bytes_taken > self.bytes_allowed and (not self.paused or self._sipping):
                 self._pause()
             if not arrived.is_set():
                 arrived.set()
@@ -333,10 +333,11 @@ class Amqp091Consumer(Consumer):
     def _pause(self) -> None:
         # Cancelling would cost deliveries, and have the broker count a consumer less while it holds messages.
         self.paused = True
+        self._sipping = False
         self._loop.hold()
 
     def resume(self) -> None:
-        self.paused = False
+        self.paused = self._sipping = False
         self._loop.release()
 
     def run(self, timeout_s: float) -> None:
@@ -344,6 +345,9 @@ class Amqp091Consumer(Consumer):
         if self.paused and self._pika is not None:
             # What the broker has sent meanwhile is not looked at: pika counts bytes to know that it lives.
             self._pika.bytes_received += 1
+            if self.sips and not self._sipping:
+                self._sipping = True
+                self._loop.release()
         timer = self._loop.call_later(timeout_s, self._loop.stop)
         try:
             self._loop.start()

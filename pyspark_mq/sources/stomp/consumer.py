@@ -264,7 +264,7 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
     def _reading(self) -> bool:
         """Not while paused, nor beyond a window that the broker counts in bytes, unless it has to confirm."""
         if self.paused:
-            return False
+            return self.sips
         full = self._window > 0 and len(self._settling.open) >= self._window
         return not full or not self._dialect.window_bytes or bool(self._answers) or self._settling.unconfirmed
 
