@@ -255,6 +255,25 @@ def test_a_pause_holds_over_tls(cell: LiveCell, certificates: Certificates) -> N
         assert poll(lambda: cell.total() == 0, 30)
 
 
+@pytest.mark.thorough
+@pytest.mark.network
+@pytest.mark.law("pauses")
+def test_a_pause_longer_than_a_broker_waits_to_write_ends_nothing(cell: LiveCell) -> None:
+    body = bytes(1 << 20)
+    cell.node.publish(cell.queue, [body] * 60, protocol=cell.cell.protocol)
+    with cell.session(heartbeat_s=10.0) as session:
+        consumer = session.consumer
+        consumer.bytes_allowed = 5 << 20
+        session.consume(60)
+        session.idle(45)  # RabbitMQ and ActiveMQ Classic gave up after 30
+        assert consumer.paused
+        assert len(session.raws) < 40
+        consumer.bytes_allowed = float("inf")
+        consumer.resume()
+        assert session.turn(lambda: len(session.raws) == 60)
+        assert not any(session.decoder.columns["redelivered"](session.raws))
+
+
 def pause(cell: LiveCell, pauses: int) -> None:
     """Pause so often while messages are on their way, with a queue that gives up what comes again twice."""
     cell.node.delete(cell.queue)

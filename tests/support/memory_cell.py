@@ -142,8 +142,8 @@ class MemoryCell(LiveCell):
 
     node: MemoryNode
 
-    def declare(self, queue: str) -> None:
-        self.node.declare(queue)
+    def declare(self, queue: str, *, deliveries: int | None = None) -> None:
+        self.node.broker.declare(queue).weather.delivery_limit = deliveries
 
     def url(self, proxy: object = None) -> str:
         return _URL
