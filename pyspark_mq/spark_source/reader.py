@@ -132,7 +132,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """The counters: Spark shows them in the progress as the source's `latestOffset`."""
-        return None if self._epochs is None else self._epochs.counters()
+        return None if self._epochs is None else self._epochs.counters().report()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The payload of an epoch, split for tasks; the same objects however often Spark asks."""
