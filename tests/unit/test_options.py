@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,8 @@ from pyspark_mq.sources.settings import Guarantee
 from pyspark_mq.spark_source.options import OPTION_NAMES, Options, parse_options
 from tests.support.certificates import make_certificates
 
-#: The table of the documentation, in its order.
+OPTIONS_PAGE = Path(__file__).parents[2] / "docs" / "options.md"
+#: Every option, in the order of the error texts.
 DOCUMENTED = (
     "broker",
     "url",
@@ -143,8 +145,15 @@ DEFAULTS: dict[str, object] = {
 }
 
 
-def test_the_options_are_those_of_the_documentation_in_its_order() -> None:
+def test_the_options_are_these_in_this_order() -> None:
     assert OPTION_NAMES == DOCUMENTED
+
+
+def test_the_documentation_has_every_option_once_and_no_other() -> None:
+    section = OPTIONS_PAGE.read_text("utf-8").partition("\n## Options\n")[2].partition("\n## ")[0]
+    tables = re.findall(r"^\| option \|.*\n((?:\|.*\n)+)", section, re.MULTILINE)
+    rows = [row.partition("|")[2].partition("|")[0] for table in tables for row in table.splitlines()[1:]]
+    assert sorted(name for row in rows for name in re.findall(r"`([\w.]+)`", row)) == sorted(DOCUMENTED)
 
 
 def test_every_option_but_the_required_ones_has_a_checked_default() -> None:
