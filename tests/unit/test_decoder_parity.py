@@ -23,6 +23,7 @@ from pyspark_mq.sources.amqp10.decoder import Raw as Amqp10Raw
 from pyspark_mq.sources.base import Decoder
 from pyspark_mq.sources.stomp.decoder import StompDecoder
 from pyspark_mq.spark_source.schema import SCHEMA, BatchBuilder
+from tests.support.memory import MemoryDecoder
 
 #: Columns that no decoder has under `columns`: they have methods of their own, or are known without one.
 OWN = {"messageId", "body", "destination"}
@@ -124,6 +125,10 @@ def test_every_protocol_has_samples() -> None:
 @samples
 def test_a_decoder_has_the_columns_of_the_schema_and_no_others(sample: Sample) -> None:
     assert set(sample.decoder.columns) == set(SCHEMA.fieldNames()) - OWN
+
+
+def test_the_decoder_of_the_queue_in_memory_has_them_too() -> None:
+    assert set(MemoryDecoder.columns) == set(SCHEMA.fieldNames()) - OWN
 
 
 @samples
