@@ -800,7 +800,7 @@ class Ledger(Generic[K, P]):
                     epoch.missing -= 1
                 else:
                     epoch.weight -= self._weigh([payload])
-                epoch.memo = None  # it names IDs that are no part of the epoch any more
+                epoch.memo = None  # it names IDs that are no longer part of the epoch
                 group.unbound |= epoch.unbound or payload is None
             group.held = held
             return

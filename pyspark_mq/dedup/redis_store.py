@@ -36,7 +36,7 @@ _CHUNK = 10_000
 
 
 class RedisStore(SeenStore):
-    """See :class:`SeenStore`.
+    """Settled IDs in one sorted set, which several queries may share.
 
     Args:
         url: ``redis://user:password@host:port/db`` or ``rediss://…``.
@@ -57,12 +57,11 @@ class RedisStore(SeenStore):
                 retry=Retry(ExponentialBackoff(cap=2.0, base=0.1), _RETRIES),
             )
         except ValueError:
-            raise OptionError("dedupStore", "is no Redis url; accepted is redis://host:port/db") from None
+            raise OptionError("dedupStore", "is not a Redis URL; accepted is redis://host:port/db") from None
         self._name = f"pyspark-mq:seen:{source}"
         self._window = max(1, window)
 
     def known(self, keys: Iterable[Key]) -> set[Key]:
-        """See :meth:`SeenStore.known`."""
         found: set[Key] = set()
         for some in _chunks(keys):
             scores = self._call(partial(self._client.zmscore, self._name, list(map(_member, some))))
@@ -70,7 +69,6 @@ class RedisStore(SeenStore):
         return found
 
     def remember(self, keys: Iterable[Key]) -> None:
-        """See :meth:`SeenStore.remember`."""
         for some in _chunks(keys):
             self._call(partial(self._add, some))
 
@@ -95,7 +93,6 @@ class RedisStore(SeenStore):
             ) from None
 
     def close(self) -> None:
-        """See :meth:`SeenStore.close`."""
         self._client.close()
 
 

@@ -434,7 +434,7 @@ def test_an_epoch_that_the_prefetch_keeps_from_being_full_enough_is_refused() ->
 def test_a_shared_store_with_a_malformed_url_is_refused(url: str) -> None:
     error = refusal({**NEEDED, "dedupStore": url})
     assert error.option == "dedupStore"
-    assert "is no url" in str(error)
+    assert "is not a URL" in str(error)
     assert "'/' as %2F" in str(error)
 
 
@@ -484,7 +484,7 @@ def test_certificates_and_host_names_are_verified_by_default(pem: dict[str, str]
 def test_a_tls_option_with_a_plain_url_is_refused(name: str) -> None:
     error = refusal({**NEEDED, name: "true"})
     assert error.option == name
-    assert "amqp://localhost:5672 is no TLS url" in str(error)
+    assert "amqp://localhost:5672 is not a TLS URL" in str(error)
     assert "amqps://" in str(error)
 
 
