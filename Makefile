@@ -5,7 +5,7 @@ ARGS ?=
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ready demo test test-containers matrix soak bench lint check clean
+.PHONY: help setup ready demo test test-all test-containers matrix soak bench lint check clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -20,8 +20,11 @@ ready:
 demo: ready ## Watch it survive a kill: BROKER=rabbitmq PROTOCOL=stomp, or ARGS="--url ... --queue ..." for your own
 	$(BIN)/python -m testbed.demo $(if $(BROKER),--broker $(BROKER)) $(if $(PROTOCOL),--protocol $(PROTOCOL)) $(ARGS)
 
-test: ready ## Run the tests, against brokers of their own
+test: ready ## Run every test once, against brokers of their own: each law on each protocol, in minutes
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup $(ARGS)
+
+test-all: ready ## Run every test on every broker and protocol
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --all $(ARGS)
 
 test-containers: ready ## Run the tests against brokers in containers
 	@BIN="$(BIN)" tools/containers.sh env CI=true $(BIN)/python -m pytest tests/containers $(ARGS)
@@ -40,7 +43,7 @@ lint: ready ## Check style, format and types
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-check: lint test ## Everything that has to pass before a commit
+check: lint test ## What has to pass before a commit
 
 clean: ## Delete all that can be made again, .venv too
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,7 +1,7 @@
-"""Every error a user of pyspark-mq can meet, by who has to act.
+"""Every error that a user of pyspark-mq can meet, by who has to act.
 
 Spark shows the text of these as the query's exception, so each text names the option or queue,
-the value, and what to do. None of them ever contains a password (urls are shown through
+the value, and what to do. None of them ever contains a password (URLs are shown through
 :func:`pyspark_mq.sources.url.BrokerUrl.__str__`, which leaves it out).
 
 Whatever is raised, the messages of the query that were not acknowledged stay with the broker,
@@ -33,11 +33,11 @@ __all__ = [
 
 
 class MqError(Exception):
-    """Root of all errors raised on purpose by this package."""
+    """Root of all errors this package raises on purpose."""
 
 
 class ConfigurationError(MqError):
-    """The user's job is written wrongly. Raised before anything is received."""
+    """The job is configured wrongly. Raised before anything is received."""
 
 
 class OptionError(ConfigurationError):
@@ -57,7 +57,7 @@ class OptionError(ConfigurationError):
 
 
 class SchemaError(ConfigurationError):
-    """The schema given by the user names a column or a type the source does not have."""
+    """The schema names a column or a type that the source does not have."""
 
 
 class MissingExtraError(ConfigurationError, ImportError):
@@ -72,7 +72,7 @@ class CheckpointError(MqError):
 
 
 class BrokerError(MqError):
-    """The broker, or the way to it, is what has to be mended."""
+    """The broker, or the way to it, must be fixed."""
 
 
 class BrokerUnavailableError(BrokerError):
@@ -80,7 +80,7 @@ class BrokerUnavailableError(BrokerError):
 
 
 class RefusedError(BrokerError):
-    """The broker answered and said no: credentials, permission, virtual host, TLS."""
+    """The broker answered and refused: credentials, permission, virtual host, TLS."""
 
 
 class DestinationError(BrokerError):
@@ -88,7 +88,7 @@ class DestinationError(BrokerError):
 
 
 class MessageError(MqError):
-    """A message cannot be taken in. It stays un-acknowledged in its queue."""
+    """A message cannot be taken in. It stays unacknowledged in its queue."""
 
 
 class MissingMessageIdError(MessageError):
@@ -115,4 +115,4 @@ class DataLossError(MqError):
 
 
 class InternalError(MqError):
-    """A state that must not be possible: a bug of this package, please report it."""
+    """A state that should be impossible: a bug in this package, please report it."""

@@ -1,7 +1,7 @@
 """Brokers in containers, started by testcontainers, behind the interface of the local nodes.
 
 For machines with Docker and without the brokers, and for versions that are not installed. The
-images are the makers' own, or any that is told the same way who its user is; `docker/` has some.
+images are the makers' own, or any that takes its user in the same way; `docker/` has some.
 
 * Kills and starts are those of one container: its file system, or the volume its image declares,
   is the broker's disk.
@@ -100,7 +100,7 @@ class ContainerNode(Node):
             NodeError: it was never started.
         """
         if not self._version:
-            raise NodeError(f"{self.title} in a container tells its version when it was started")
+            raise NodeError(f"{self.title} in a container reports its version once it was started")
         return self._version
 
     def url(

@@ -237,7 +237,7 @@ class Node(ABC):
     """One broker of our own, to be killed and started again.
 
     Ports and data stay the same over any number of kills and restarts, until it is closed. Not
-    thread-safe: one thread starts and ends it; others may go on using what :meth:`url` told.
+    thread-safe: one thread starts and ends it; others may go on using what :meth:`url` returned.
     """
 
     #: Name of the broker in error messages.

@@ -8,7 +8,7 @@ read is felt by the sender after that buffer, as through any wire.
 What a fault applies to:
 
 * `cut`, `mute`: connections there are at that moment; new ones work (unless asked otherwise).
-* `stall`, `refuse`, `retarget`: as told until told otherwise, for all connections.
+* `stall`, `refuse`, `retarget`: in force until changed, for all connections.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class _Cut:
 
 
 class FaultProxy:
-    """Forwards TCP connections to a target, faithfully until told otherwise.
+    """Forwards TCP connections to a target, faithfully until asked otherwise.
 
     Without a fault no byte is lost, added or reordered, and one side closing its half is passed
     on. A context manager; every method may be called from any thread.

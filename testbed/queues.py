@@ -75,11 +75,11 @@ class PrivateBroker:
 
     @property
     def options(self) -> dict[str, str]:
-        """What the source has to be told, beside broker, url and queue."""
+        """Options of the source, beside broker, URL and queue."""
         return {"protocol": self.protocol, **_ids_of(self.name, self.protocol)}
 
     def send(self, bodies: Sequence[bytes], ids: Sequence[str]) -> None:
-        """See :data:`testbed.storm.Send`."""
+        """Publish, confirmed: a :data:`testbed.storm.Send`."""
         self.node.publish(self._queue, bodies, ids=ids, protocol=self.protocol, timeout_s=_CONFIRM_TIMEOUT_S)
 
     def left(self) -> int:
@@ -122,11 +122,11 @@ class OwnBroker:
 
     @property
     def options(self) -> dict[str, str]:
-        """What the source has to be told, beside broker, url and queue."""
+        """Options of the source, beside broker, URL and queue."""
         return {"protocol": self.protocol, **_ids_of(self.name, self.protocol)}
 
     def send(self, bodies: Sequence[bytes], ids: Sequence[str]) -> None:
-        """See :data:`testbed.storm.Send`."""
+        """Publish, confirmed: a :data:`testbed.storm.Send`."""
         broker, messages = BROKERS[self.name], zip(bodies, ids, strict=True)
         if self.protocol == STOMP and broker.stomp is not None:
             destination = broker.stomp.queue.format(name=self._queue)

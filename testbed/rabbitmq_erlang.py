@@ -1,6 +1,6 @@
-"""What a private RabbitMQ node is told in its own language, Erlang.
+"""What a private RabbitMQ node is asked to evaluate in its own language, Erlang.
 
-Most of these functions are no documented interface; they were tried on RabbitMQ 3.10. On a
+Most of these functions are undocumented; they were tried on RabbitMQ 3.10. On a
 release without them a node still starts, and what asks for counts fails with their name.
 """
 

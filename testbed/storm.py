@@ -40,7 +40,7 @@ class Publisher(threading.Thread):
     """Publishes messages at a steady rate until it has sent them all.
 
     A chunk that was not confirmed is sent again with the same IDs, as careful producers do. Each body
-    begins with the message's own mark, as brokers that give IDs themselves do not tell them.
+    begins with the message's own mark, as brokers that set IDs themselves do not report them to publishers.
 
     Args:
         send: publishes bodies with these IDs, and returns when all are confirmed.

@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 
-from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
+from pyspark_mq.brokers.base import AMQP_0_9_1
+from pyspark_mq.sources import CONSUMERS
 from testbed.process import Node, NodeError, TlsFiles
 from testbed.rabbitmq_node import RabbitNode
 from tests.support.cells import ALL_CELLS, CELLS, Cell, LiveCell, cell_node
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.memory_cell import MEMORY_CELL, MemoryCell, MemoryNode
-
-_PROTOCOLS = (AMQP_0_9_1, AMQP_1_0, STOMP)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -76,7 +75,7 @@ def dealt(turn: int, cells: Sequence[Cell], *, every_protocol: bool) -> list[Cel
         every_protocol: on one cell of each protocol; otherwise on one cell.
     """
     real = [cell for cell in cells if cell != MEMORY_CELL]
-    hands = [[cell for cell in real if cell.protocol == name] for name in _PROTOCOLS] if every_protocol else [real]
+    hands = [[cell for cell in real if cell.protocol == name] for name in CONSUMERS] if every_protocol else [real]
     mine = [hand[turn * _step(len(hand)) % len(hand)] for hand in hands if hand]
     return [cell for cell in cells if cell == MEMORY_CELL or cell in mine]
 

@@ -58,7 +58,7 @@ say() {
     echo "containers: $*" >&2
 }
 
-# Runs a command quietly; what it said is told when it fails.
+# Runs a command quietly; what it said is shown when it fails.
 quietly() {
     if ! "$@" >>"$logs/setup.log" 2>&1; then
         tail -n 40 "$logs/setup.log" >&2

@@ -1,18 +1,18 @@
 """Acknowledging: the life of a delivery as a table, and the ledger that walks it. Pure."""
 
-from pyspark_mq.ack.ledger import Batch, Counters, Ledger, Part, Settlement
+from pyspark_mq.ack.ledger import Batch, Ledger, Part, Settlement, Tally
 from pyspark_mq.ack.table import TRANSITIONS, Action, Event, IllegalEventError, State, step
 
 __all__ = [
     "TRANSITIONS",
     "Action",
     "Batch",
-    "Counters",
     "Event",
     "IllegalEventError",
     "Ledger",
     "Part",
     "Settlement",
     "State",
+    "Tally",
     "step",
 ]

@@ -51,24 +51,24 @@ from typing import Generic, TypeVar
 from pyspark_mq.ack.table import Action, Event, State, step
 from pyspark_mq.errors import InternalError
 
-__all__ = ["Batch", "Counters", "Ledger", "Part", "Settlement"]
+__all__ = ["Batch", "Ledger", "Part", "Settlement", "Tally"]
 
 K = TypeVar("K", bound=Hashable)  #: identity of a message
 P = TypeVar("P")  #: whatever the caller wants back when the message is emitted
 
 
 @dataclass(frozen=True, slots=True)
-class Counters:
-    """What happened until now since this process started; every silent decision has a number (rule 8)."""
+class Tally:
+    """What the ledger has counted since this process started; every silent decision has a number (rule 8)."""
 
     received: int = 0  #: deliveries taken in, first or again
     duplicates_dropped: int = 0  #: deliveries not emitted because their ID was known
-    rebound: int = 0  #: planned messages that got a new handle, or their payload, by ID
+    rebound: int = 0  #: planned messages of a replay that came back and got their payload
     planned: int = 0  #: messages cut into epochs by this process
     settled: int = 0  #: deliveries whose acknowledgement was confirmed
     replays: int = 0  #: epochs of a former process that were emitted again
     lost: int = 0  #: planned messages given up (`failOnDataLoss=false`)
-    forgotten: int = 0  #: buffered deliveries returned to the broker by the end of a session
+    returned: int = 0  #: buffered deliveries that went back to the broker with the end of a session
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,9 +352,9 @@ class Ledger(Generic[K, P]):
         return sum(epoch.weight for epoch in self._epochs.values())
 
     @property
-    def counters(self) -> Counters:
+    def counters(self) -> Tally:
         """What happened until now."""
-        return Counters(**self._count)
+        return Tally(**self._count)
 
     @property
     def unacked(self) -> int:
@@ -496,7 +496,7 @@ class Ledger(Generic[K, P]):
                 State.PLANNED: _Group([key for key in held if key in self._planned], session),
             },
         )
-        self._count["forgotten"] += len(only_here)
+        self._count["returned"] += len(only_here)
         if handles:
             raise InternalError(f"session {session} is gone, and {len(handles)} of its handles are still held")
         del self._handles[session]
@@ -800,7 +800,7 @@ class Ledger(Generic[K, P]):
                     epoch.missing -= 1
                 else:
                     epoch.weight -= self._weigh([payload])
-                epoch.memo = None  # it names IDs that are no part of the epoch any more
+                epoch.memo = None  # it names IDs that are no longer part of the epoch
                 group.unbound |= epoch.unbound or payload is None
             group.held = held
             return

@@ -26,7 +26,7 @@ The coordinator of the two-phase commit is Spark's checkpoint:
   afterwards, so SETTLED is not the end: a delivery in that state goes back to COMMITTED and is
   acknowledged again.
 
-What a crash does is no event of its own. The process is gone, and the next one begins with
+A crash is not an event of its own. The process is gone, and the next one begins with
 RESTORE_PLANNED and RESTORE_COMMITTED for the IDs it finds in the offsets, in state UNSEEN.
 The loss of a session (LOSE) takes the handles away and leaves PLANNED, COMMITTED and SETTLED
 as they are; what was only RECEIVED is forgotten, because the broker will bring it again and
@@ -56,7 +56,7 @@ class State(Enum):
     """Where a message stands, seen from this process."""
 
     UNSEEN = "unseen"  #: not known: never met, or forgotten
-    RECEIVED = "received"  #: in the buffer, un-acknowledged
+    RECEIVED = "received"  #: in the buffer, unacknowledged
     PLANNED = "planned"  #: its ID is in an offset Spark has, or is about to have
     COMMITTED = "committed"  #: its epoch is in the commit log; acknowledgement unconfirmed
     SETTLED = "settled"  #: the broker confirmed the acknowledgement

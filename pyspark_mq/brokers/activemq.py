@@ -65,7 +65,7 @@ ACTIVEMQ = Broker(
         capabilities=("queue", "topic"),
         confirms=True,
         counts_acquirers=False,
-        # A page has 200 messages (`maxPageSize`). With as many un-acknowledged the queue hands out no
+        # A page has 200 messages (`maxPageSize`). With as many unacknowledged the queue hands out no
         # more until something wakes it, and each new credit does.
         credit_max=200,
     ),

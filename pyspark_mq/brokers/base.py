@@ -29,16 +29,16 @@ class StompDialect:
         id_separator: only what is behind it in that header names the message; empty if all does.
         cumulative: acknowledge with mode `client`, where one frame covers everything before it;
             otherwise message by message with `client-individual`.
-        window_header: header of SUBSCRIBE with how much may be un-acknowledged.
-        window_bytes: that is in bytes, so many for a message as long as nobody knows better; 0 if
-            it is in messages.
+        window_header: header of SUBSCRIBE with how much may be unacknowledged.
+        window_bytes: bytes to ask for in place of one message, until the real size is known, if that
+            header counts bytes; 0 if it counts messages.
         queue_headers, topic_headers, durable_headers: further headers of SUBSCRIBE.
         client_id: name of the connection that a durable subscription needs; empty for none.
         shared: may a durable subscription have several consumers?
         reject_headers: further headers of NACK, for it to refuse a message for good.
         virtual_hosts: is the header `host` a virtual host?
         slash: how a '/' in a name is written in destinations; empty for as it is.
-        stalls: does a queue stop handing out messages when a page of them is un-acknowledged, until
+        stalls: does a queue stop handing out messages when a page of them is unacknowledged, until
             something wakes it?
         timestamp_us: unit of the header `timestamp` in microseconds.
         expires_header: moment of expiration in milliseconds since 1970, 0 for none; empty if there
@@ -86,9 +86,9 @@ class Amqp10Dialect:
         capabilities: for a queue and for a topic, what the source asks for (extension
             capabilities of a terminus).
         confirms: does it settle what we accepted, once it has taken that (AMQP 1.0, 2.6.12)?
-        counts_acquirers: does the header `first-acquirer` tell a redelivery? Its default is false.
-        names_itself: is its container-id a name of its own that it keeps over restarts?
-        credit_max: most credit to give at a time; more is given when that is used up. 0 for all there is.
+        counts_acquirers: does the header `first-acquirer` show a redelivery? Its default is false.
+        names_itself: is its container ID a name that it keeps over restarts?
+        credit_max: most credit to give at a time; more is given when that is used up. 0 for no limit.
         slash: how a '/' in a name is written in addresses; empty for as it is.
         queue_since: from which major version on the address of a queue is another one, with its name
             percent-encoded for `{name}`; empty if in none.
@@ -108,7 +108,7 @@ class Amqp10Dialect:
     virtual_host: str = ""
 
     def queue_address(self, name: str, version: str) -> str:
-        """Where a queue is in this version of the broker; an unknown version is an early one."""
+        """Where a queue is in this version of the broker; an unknown version counts as an early one."""
         major = version.partition(".")[0]
         if self.queue_since is not None and major.isdecimal() and int(major) >= self.queue_since[0]:
             return self.queue_since[1].format(name=quote(name, safe=""))
@@ -128,16 +128,16 @@ class Broker:
 
     Attributes:
         name: value of the option `broker`.
-        protocols: url scheme -> the protocols that may be spoken over it, the default first.
+        protocols: URL scheme -> the protocols that may be spoken over it, the default first.
         epoch_messages: default of `maxMessagesPerTrigger`.
-        prefetch_max: protocol -> most un-acknowledged messages one connection can be handed.
+        prefetch_max: protocol -> most unacknowledged messages one connection can be handed.
         selectors: can it filter by JMS selector?
-        virtual_hosts: does the path of a url name one?
+        virtual_hosts: does the path of a URL name one?
         durable_topics: protocols over which a topic has durable subscriptions.
         shared_topics: those over which several sessions can take turns with one.
         counts_drops: does the end of a session count as a delivery of all it was handed?
         half_open_s: protocol -> how long the broker may keep the messages of a connection that has
-            died without its knowing, where it decides that alone.
+            died without it noticing, where it decides that alone.
         ids_by_protocol: is the ID of one message another text over another protocol?
         delivery_limit_note: what an operator has to know about messages that are handed out
             again and again; shown with data-loss errors.

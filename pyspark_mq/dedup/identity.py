@@ -1,7 +1,7 @@
 """What identifies a message: from whatever the broker delivers to one hashable key.
 
 A key is the ID itself where that is a reasonable string, and a digest (``bytes``) where it is
-not: an ID of a megabyte would go into every offset, and an ID that is no text cannot be written
+not: an ID of a megabyte would go into every offset, and an ID that is not text cannot be written
 there. Strings and digests never meet, so no producer can forge the one with the other.
 """
 
@@ -53,7 +53,7 @@ class IdSource:
 def id_keys(values: Sequence[object]) -> list[Key | None]:
     """Keys of IDs as delivered: None for a missing or empty one.
 
-    Text is taken as it is, including newlines and NUL; bytes that are no text and text longer
+    Text is taken as it is, including newlines and NUL; bytes that are not text and text longer
     than :data:`ID_CHARS_MAX` are digested; numbers count by their decimal text.
     """
     if set(map(type, values)) == {str}:

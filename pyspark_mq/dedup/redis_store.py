@@ -36,7 +36,7 @@ _CHUNK = 10_000
 
 
 class RedisStore(SeenStore):
-    """Settled IDs in Redis, shared by the queries of one source.
+    """Settled IDs in one sorted set, which several queries may share.
 
     Args:
         url: ``redis://user:password@host:port/db`` or ``rediss://…``.
@@ -57,7 +57,7 @@ class RedisStore(SeenStore):
                 retry=Retry(ExponentialBackoff(cap=2.0, base=0.1), _RETRIES),
             )
         except ValueError:
-            raise OptionError("dedupStore", "is no Redis url; accepted is redis://host:port/db") from None
+            raise OptionError("dedupStore", "is not a Redis URL; accepted is redis://host:port/db") from None
         self._name = f"pyspark-mq:seen:{source}"
         self._window = max(1, window)
 

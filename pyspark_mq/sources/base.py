@@ -52,7 +52,7 @@ class SessionLostError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class QueueDepth:
-    """What the broker tells of the queue.
+    """What the broker reports about the queue.
 
     Attributes:
         ready: messages waiting to be handed out.
@@ -70,9 +70,9 @@ class Greeting:
 
     Attributes:
         url: the candidate that answered.
-        broker_id: a name the broker keeps over restarts, or empty if it tells none.
+        broker_id: a name the broker keeps over restarts, or empty if it does not report one.
         depth: state of the queue before this session took anything; None if the broker does
-            not tell.
+            not report it.
     """
 
     url: BrokerUrl
@@ -173,7 +173,7 @@ class Consumer(ABC):
         self.ever_paused = False
         #: Called on the receiving thread when an acknowledgement is confirmed, with its number.
         self.on_confirmed: Callable[[int], None] = lambda number: None  # noqa: ARG005
-        #: Called on the receiving thread when the broker told the depth of the queue.
+        #: Called on the receiving thread when the broker reported the depth of the queue.
         self.on_depth: Callable[[QueueDepth], None] = lambda depth: None  # noqa: ARG005
 
     @property
@@ -204,7 +204,7 @@ class Consumer(ABC):
 
     @abstractmethod
     def consume(self, window: int) -> None:
-        """Take messages in, at most `window` un-acknowledged at a time, those held included.
+        """Take messages in, at most `window` unacknowledged at a time, those held included.
 
         Called again to widen the window: what was handed out stays handed out. A broker that
         counts a new window from zero may hand out as much again.
@@ -243,7 +243,7 @@ class Consumer(ABC):
 
     @abstractmethod
     def reject(self, tags: Sequence[int]) -> None:
-        """Refuse messages for good: the broker dead-letters them where it is told to, or drops them."""
+        """Refuse messages for good: the broker dead-letters them where it is configured to, or drops them."""
 
     @abstractmethod
     def ask_depth(self) -> None:

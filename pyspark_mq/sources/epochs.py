@@ -22,6 +22,7 @@ from pyspark_mq.ack import Ledger
 from pyspark_mq.dedup import CheckpointOnly, SeenStore, encode_ids, key_text
 from pyspark_mq.errors import DataLossError, InternalError
 from pyspark_mq.sources.base import Consumer
+from pyspark_mq.sources.counters import Counters
 from pyspark_mq.sources.filling import IDLE_WAIT_S, Filling, Limit
 from pyspark_mq.sources.intake import Intake
 from pyspark_mq.sources.runtime import Runtime, Threads
@@ -208,26 +209,26 @@ class EpochSource:
         """Column `messageId`."""
         return self._intake.texts(raws)
 
-    def counters(self) -> dict[str, int]:
+    def counters(self) -> Counters:
         """What a user sees in the query's progress (rule 8)."""
-        counted, intake = self._ledger.counters, self._intake
-        return {
-            "received": counted.received,
-            "redelivered": intake.redelivered,
-            "duplicatesDropped": counted.duplicates_dropped,
-            "rebound": counted.rebound,
-            "planned": counted.planned,
-            "settled": counted.settled,
-            "unacked": self._ledger.unacked,
-            "buffered": self._ledger.buffered,
-            "returned": counted.forgotten,
-            "rejected": intake.rejected,
-            "reconnects": intake.reconnects,
-            "replays": counted.replays,
-            "lost": counted.lost,
-            "carried": self._ledger.expected,
-            "backlog": self._sessions.newest_depth,
-        }
+        tally, intake = self._ledger.counters, self._intake
+        return Counters(
+            received=tally.received,
+            redelivered=intake.redelivered,
+            duplicates_dropped=tally.duplicates_dropped,
+            rebound=tally.rebound,
+            planned=tally.planned,
+            settled=tally.settled,
+            returned=tally.returned,
+            rejected=intake.rejected,
+            reconnects=intake.reconnects,
+            replays=tally.replays,
+            lost=tally.lost,
+            unacked=self._ledger.unacked,
+            buffered=self._ledger.buffered,
+            carried=self._ledger.expected,
+            backlog=self._sessions.newest_depth,
+        )
 
     # -- phase one -----------------------------------------------------------------------------
 

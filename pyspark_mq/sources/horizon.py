@@ -1,7 +1,7 @@
 """Up to which moment the broker has had its chance. Pure: no clock, no I/O.
 
 An ID is remembered after the end of a session for as long as its message may come again. Time alone
-does not tell: a broker that would hand a message out again cannot while the window is full or the
+does not say when that is over: a broker that would hand a message out again cannot while the window is full or the
 consumer pauses, nor while there is no connection. What it does hold to (measured on every broker) is
 that what a session has left behind comes before what nobody was handed yet.
 

@@ -196,9 +196,9 @@ class Intake:
         self.reconnects += 1
         self._unseen_ghosts = self._unseen_ghosts or lost.ever_paused
         del self._taken[lost.session]
-        held, forgotten = self._ledger.unacked_in(lost.session), self._ledger.counters.forgotten
+        held, returned = self._ledger.unacked_in(lost.session), self._ledger.counters.returned
         self._ledger.lose(lost.session)
-        self.coming_again += held - (self._ledger.counters.forgotten - forgotten)
+        self.coming_again += held - (self._ledger.counters.returned - returned)
 
     def _check_broker_id(self, opened: Opened) -> None:
         found = opened.greeting.broker_id

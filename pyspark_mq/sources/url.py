@@ -101,7 +101,7 @@ def parse_urls(text: str) -> tuple[BrokerUrl, ...]:
     """The failover candidates of a `url` option, in order.
 
     Raises:
-        OptionError: a candidate is no url this package understands.
+        OptionError: a candidate is not a URL this package understands.
     """
     text = text.strip(", \t\r\n")
     if not text:
@@ -125,7 +125,7 @@ def _parse(text: str) -> BrokerUrl:
     except ValueError as wrong:
         # The words of urllib may quote what it failed on, and that may be a part of a password.
         hint = "the port must be a number from 1 to 65535" if "ort" in str(wrong) else "malformed"
-        raise OptionError("url", f"{redact(text)!r} is no url: {hint}; {ESCAPES}") from None
+        raise OptionError("url", f"{redact(text)!r} is not a URL: {hint}; {ESCAPES}") from None
     scheme = parts.scheme.lower()
     if scheme not in SCHEMES:
         accepted = ", ".join(f"{name}://" for name in SCHEMES)

@@ -55,7 +55,7 @@ class MqDataSource(DataSource):
         return MqStreamReader(parse_options(self.options), schema)
 
     def reader(self, schema: StructType) -> NoReturn:
-        """A queue is no table: reading it once would need an end and a commit that it does not have."""
+        """Refused: a queue is not a table; reading it once would need an end and a commit that it does not have."""
         raise ConfigurationError(
             "format 'mq' is for streams: use spark.readStream instead of spark.read; to read what the queue "
             "holds now and stop, use .trigger(availableNow=True)"

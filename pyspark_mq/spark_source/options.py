@@ -85,7 +85,7 @@ class Options:
 
     Attributes:
         num_partitions: input partitions of an epoch; None if the user left it to the source.
-        dedup_store: ``checkpoint`` or a ``redis://`` url; not in the repr, as it may hold a password.
+        dedup_store: ``checkpoint`` or a ``redis://`` URL; not in the repr, as it may hold a password.
     """
 
     settings: Settings
@@ -269,7 +269,7 @@ class _Parser:
             heartbeat_s=self._duration_s("heartbeat", 1, _HEARTBEAT_MAX_S),
         )
         if endpoint.password is not None and endpoint.username is None and urls[0].username is None:
-            raise OptionError("password", "is set without 'username' and the url names no user")
+            raise OptionError("password", "is set without 'username', and 'url' names no user")
         return endpoint
 
     def _protocol(self, broker: Broker, url: BrokerUrl) -> str:
@@ -312,7 +312,7 @@ class _Parser:
     def _tls(self, urls: tuple[BrokerUrl, ...]) -> Tls:
         used = [name for name in self._values if name.startswith("tls.")]
         if used and not urls[0].tls:
-            raise OptionError(used[0], f"is set, but {urls[0]} is no TLS url; use amqps:// or stomp+ssl://")
+            raise OptionError(used[0], f"is set, but {urls[0]} is not a TLS URL; use {urls[0].partner}://")
         if self._text("tls.keyFile") is not None and self._text("tls.certFile") is None:
             raise OptionError("tls.keyFile", "is set without 'tls.certFile'")
         tls = Tls(
@@ -343,7 +343,7 @@ class _Parser:
             accepted = "checkpoint, redis://host:port/db, rediss://host:port/db"
             raise OptionError("dedupStore", f"{redact(text)!r} is not accepted; accepted are {accepted}")
         if not _is_url(text):
-            raise OptionError("dedupStore", f"{redact(text)!r} is no url; {ESCAPES}")
+            raise OptionError("dedupStore", f"{redact(text)!r} is not a URL; {ESCAPES}")
         if guarantee is not Guarantee.EXACTLY_ONCE:
             raise OptionError("dedupStore", f"{redact(text)!r} needs guarantee 'exactly-once', not '{guarantee.value}'")
         scheme, _, rest = text.partition(":")

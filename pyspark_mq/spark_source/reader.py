@@ -65,7 +65,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads one queue for one query.
 
     Spark makes readers in several processes and uses one of them for the query, so nothing is opened
-    before the first call about offsets; and it pickles :meth:`read` with its reader for the
+    before the first call for offsets; and it pickles :meth:`read` with its reader for the
     executors, so a pickled reader is empty.
 
     Parameters
@@ -132,7 +132,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """The counters: Spark shows them in the progress as the source's `latestOffset`."""
-        return None if self._epochs is None else self._epochs.counters()
+        return None if self._epochs is None else self._epochs.counters().report()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The payload of an epoch, split for tasks; the same objects however often Spark asks."""
@@ -172,7 +172,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._source().commit(self._position(end))
 
     def stop(self) -> None:
-        """Give un-acknowledged messages back at once. Mostly Spark ends the process instead."""
+        """Give unacknowledged messages back at once. Usually Spark ends the process instead."""
         if self._epochs is not None:
             self._epochs.stop()
 
@@ -197,7 +197,7 @@ def _cuts(sizes: Sequence[int], parts: int) -> list[tuple[int, int]]:
 
 
 def check_installed(options: Options) -> None:
-    """Import the client libraries that the options ask for, so that a missing one is told at `load()`.
+    """Import the client libraries that the options ask for, so that a missing one is reported at `load()`.
 
     Raises
     ------

@@ -186,7 +186,7 @@ def test_columns_have_what_the_producer_set(target: Target, queue: str) -> None:
 def test_too_many_bytes_pause_reading_and_acknowledgements_still_go_out(target: Target, queue: str) -> None:
     sent = [bytes([number]) * 100_000 for number in range(200)]
     target.node.publish(queue, sent)
-    # RabbitMQ listens and talks in one process: while it cannot talk it hears no heart-beats.
+    # RabbitMQ listens and talks in one process: while it cannot talk it hears no heartbeats.
     heartbeat_s = 10 if target.broker == "rabbitmq" else 2
     with session(target.broker, target.url, 1_000, queue=queue, heartbeat_s=heartbeat_s) as run:
         run.consumer.bytes_allowed = 1_000_000

@@ -349,7 +349,7 @@ class LedgerMachine(RuleBasedStateMachine):
         emitted = {key for ids in self.sink.values() for key in ids}
         assert emitted == set(self.broker.ids.values()), "forgotten messages"
         assert not self.broker.ready, "messages left in the queue"
-        assert not self.broker.handed, "messages left un-acknowledged"
+        assert not self.broker.handed, "messages left unacknowledged"
         self.nothing_is_emitted_twice()
 
 

@@ -210,7 +210,7 @@ class SourceMachine(RuleBasedStateMachine):
         while self.world.now_s < deadline:
             self.q.trigger()
         counted = self.q.source.counters()
-        assert (counted["buffered"], counted["unacked"], counted["carried"]) == (0, 0, 0), counted
+        assert (counted.buffered, counted.unacked, counted.carried) == (0, 0, 0), counted
 
 
 SourceMachine.TestCase.settings = settings(

@@ -138,7 +138,7 @@ class MemoryProxy:
 
 
 class MemoryCell(LiveCell):
-    """See :class:`LiveCell`."""
+    """A :class:`LiveCell` whose broker is the queue in memory."""
 
     node: MemoryNode
 

@@ -26,6 +26,7 @@ from pyspark_mq.sources.base import UNREADABLE_PROPERTY, Decoder
 from pyspark_mq.sources.stomp.decoder import StompDecoder
 from pyspark_mq.sources.stomp.frames import UnreadableHeaders
 from pyspark_mq.spark_source.schema import SCHEMA, BatchBuilder
+from tests.support.memory import MemoryDecoder
 
 #: Headers of STOMP that are numbers.
 NUMBERS = ("priority", "timestamp", "expires", "expiration", "x-delivery-count")
@@ -148,6 +149,10 @@ def test_every_protocol_has_samples() -> None:
 @samples
 def test_a_decoder_has_the_columns_of_the_schema_and_no_others(sample: Sample) -> None:
     assert set(sample.decoder.columns) == set(SCHEMA.fieldNames()) - OWN
+
+
+def test_the_decoder_of_the_queue_in_memory_has_them_too() -> None:
+    assert set(MemoryDecoder.columns) == set(SCHEMA.fieldNames()) - OWN
 
 
 @samples

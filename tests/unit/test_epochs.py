@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pyspark_mq.errors import DataLossError, MessageError
+from pyspark_mq.sources.counters import Counters
 from pyspark_mq.sources.epochs import Limit
 from pyspark_mq.sources.settings import Guarantee, OnUnreadable
 from tests.support.engine import At, Crashed
@@ -38,7 +39,7 @@ class Scene:
         assert sorted(self.query.emitted) == sorted(self.sent)
 
     @property
-    def counters(self) -> dict[str, int]:
+    def counters(self) -> Counters:
         return self.query.source.counters()
 
 
@@ -168,7 +169,7 @@ def test_any_number_of_duplicates_does_not_stop_receiving(shared: bool) -> None:
             scene.queue.publish(bytes(100), scene.sent[0])
     scene.publish(20, size=100)
     scene.assert_exactly_once()
-    assert scene.counters["duplicatesDropped"] == 200
+    assert scene.counters.duplicates_dropped == 200
 
 
 def test_rejected_messages_do_not_stop_receiving() -> None:
@@ -179,7 +180,7 @@ def test_rejected_messages_do_not_stop_receiving() -> None:
         scene.queue.publish(bytes(100), None)
     scene.publish(20, size=100)
     scene.assert_exactly_once()
-    assert scene.counters["rejected"] == len(scene.queue.dead_letters) == 100
+    assert scene.counters.rejected == len(scene.queue.dead_letters) == 100
 
 
 def test_a_thousand_pauses_cost_no_delivery() -> None:
@@ -188,7 +189,7 @@ def test_a_thousand_pauses_cost_no_delivery() -> None:
     scene.publish(3_000, size=400)
     scene.assert_exactly_once()
     assert scene.queue.dead_letters == []
-    assert scene.counters["redelivered"] == 0
+    assert scene.counters.redelivered == 0
 
 
 # -- replays ------------------------------------------------------------------------------------------
@@ -317,7 +318,7 @@ def test_one_session_that_flaps_does_not_keep_what_the_other_settled() -> None:
         scene.publish(5)
         scene.query.trigger()
         scene.world.let_pass(0.5)
-        carried.append(scene.counters["carried"])
+        carried.append(scene.counters.carried)
     assert max(carried[100:]) < 400
     scene.assert_exactly_once()
 
@@ -415,7 +416,7 @@ def test_an_unreadable_message_is_rejected_and_what_is_around_it_is_emitted() ->
     scene = odd_scene(OnUnreadable.REJECT)
     scene.assert_exactly_once()
     assert [message.body for message in scene.queue.dead_letters] == [b"odd bytes"]
-    assert scene.counters["rejected"] == 1
+    assert scene.counters.rejected == 1
 
 
 @pytest.mark.parametrize("at", At)

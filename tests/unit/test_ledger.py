@@ -122,7 +122,7 @@ def test_a_lost_session_gives_back_what_was_only_received() -> None:
     ledger.lose(1)
     assert states(ledger, "ab") == {State.PLANNED}
     assert states(ledger, "cd") == {State.UNSEEN}
-    assert ledger.counters.forgotten == 2
+    assert ledger.counters.returned == 2
     assert ledger.payloads(1) == ["a@1", "b@1"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,8 @@ from pyspark_mq.sources.settings import Guarantee, OnUnreadable
 from pyspark_mq.spark_source.options import OPTION_NAMES, Options, parse_options
 from tests.support.certificates import make_certificates
 
-#: The table of the documentation, in its order.
+OPTIONS_PAGE = Path(__file__).parents[2] / "docs" / "options.md"
+#: Every option, in the order of the error texts.
 DOCUMENTED = (
     "broker",
     "url",
@@ -146,8 +148,15 @@ DEFAULTS: dict[str, object] = {
 }
 
 
-def test_the_options_are_those_of_the_documentation_in_its_order() -> None:
+def test_the_options_are_these_in_this_order() -> None:
     assert OPTION_NAMES == DOCUMENTED
+
+
+def test_the_documentation_has_every_option_once_and_no_other() -> None:
+    section = OPTIONS_PAGE.read_text("utf-8").partition("\n## Options\n")[2].partition("\n## ")[0]
+    tables = re.findall(r"^\| option \|.*\n((?:\|.*\n)+)", section, re.MULTILINE)
+    rows = [row.partition("|")[2].partition("|")[0] for table in tables for row in table.splitlines()[1:]]
+    assert sorted(name for row in rows for name in re.findall(r"`([\w.]+)`", row)) == sorted(DOCUMENTED)
 
 
 def test_every_option_but_the_required_ones_has_a_checked_default() -> None:
@@ -431,7 +440,7 @@ def test_an_epoch_that_the_prefetch_keeps_from_being_full_enough_is_refused() ->
 def test_a_shared_store_with_a_malformed_url_is_refused(url: str) -> None:
     error = refusal({**NEEDED, "dedupStore": url})
     assert error.option == "dedupStore"
-    assert "is no url" in str(error)
+    assert "is not a URL" in str(error)
     assert "'/' as %2F" in str(error)
 
 
@@ -481,7 +490,7 @@ def test_certificates_and_host_names_are_verified_by_default(pem: dict[str, str]
 def test_a_tls_option_with_a_plain_url_is_refused(name: str) -> None:
     error = refusal({**NEEDED, name: "true"})
     assert error.option == name
-    assert "amqp://localhost:5672 is no TLS url" in str(error)
+    assert "amqp://localhost:5672 is not a TLS URL" in str(error)
     assert "amqps://" in str(error)
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 import inspect
 import json
 import random
+import re
 import struct
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from decimal import Decimal
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pika
@@ -42,6 +44,7 @@ from pyspark_mq.spark_source.schema import SCHEMA, BatchBuilder
 
 Raw = tuple[Basic.Deliver, pika.BasicProperties, bytes]
 
+OPTIONS_PAGE = Path(__file__).parents[2] / "docs" / "options.md"
 DECODER = Amqp091Decoder()
 NAMES = ["messageId", "body", "destination", "properties", "correlationId", "replyTo", "contentType", "type",
          "priority", "timestamp", "expiration", "redelivered", "deliveryCount"]  # fmt: skip
@@ -123,6 +126,15 @@ def test_the_columns_are_those_of_the_documentation() -> None:
     assert SCHEMA.simpleString() == DDL
     assert [field.name for field in SCHEMA] == NAMES
     assert all(field.nullable for field in SCHEMA)
+
+
+def test_the_documentation_has_every_column_with_its_type_and_its_origin() -> None:
+    section = OPTIONS_PAGE.read_text("utf-8").partition("\n## Columns\n")[2].partition("\n## ")[0]
+    types = re.findall(r"^\| `(\w+)` \| ([\w<>,]+) \|[^|]*\|$", section, re.MULTILINE)
+    assert types == [(field.name, field.dataType.simpleString()) for field in SCHEMA]
+    origins = section.partition("\n| column | AMQP 0-9-1 |")[2]
+    known_without = ["destination"]  # from the options, not from the message
+    assert re.findall(r"^\| `(\w+)` \|", origins, re.MULTILINE) == [name for name in NAMES if name not in known_without]
 
 
 def arrow_schema_of_spark(schema: StructType) -> pa.Schema:

@@ -159,7 +159,7 @@ def test_the_default_virtual_host_is_one_however_it_is_written() -> None:
 
 
 def test_one_wrong_candidate_is_enough_for_a_refusal() -> None:
-    assert "'amqp://two:99999' is no url" in refusal("amqp://one,amqp://two:99999")
+    assert "'amqp://two:99999' is not a URL" in refusal("amqp://one,amqp://two:99999")
 
 
 # -- refusals ---------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ def test_a_list_of_hosts_is_refused() -> None:
 
 
 def test_an_address_with_one_bracket_is_refused() -> None:
-    assert "is no url: malformed" in refusal("amqp://[::1/v")
+    assert "is not a URL: malformed" in refusal("amqp://[::1/v")
 
 
 @pytest.mark.parametrize("tail", ["?heartbeat=5", "#part", "/v?heartbeat=5", "/v#part"])

@@ -1,0 +1,59 @@
+"""What a broker needs everywhere: its data, a cell for each of its protocols, titles, and a place in the docs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pyspark_mq.brokers import BROKERS, Broker
+from pyspark_mq.brokers.base import AMQP_1_0, STOMP
+from pyspark_mq.sources import CONSUMERS
+from testbed import soak
+from tests import matrix
+from tests.support.cells import CELLS
+
+ROOT = Path(__file__).parents[2]
+brokers = pytest.mark.parametrize("broker", BROKERS.values(), ids=list(BROKERS))
+
+
+def spoken(broker: Broker) -> set[str]:
+    return {protocol for protocols in broker.protocols.values() for protocol in protocols}
+
+
+@brokers
+def test_what_differs_by_protocol_is_there_for_those_it_speaks_and_no_others(broker: Broker) -> None:
+    protocols = spoken(broker)
+    assert protocols <= set(CONSUMERS)
+    assert set(broker.prefetch_max) == protocols
+    assert (broker.stomp is not None) is (STOMP in protocols)
+    assert (broker.amqp10 is not None) is (AMQP_1_0 in protocols)
+    assert set(broker.half_open_s) <= protocols
+    assert broker.shared_topics <= broker.durable_topics <= protocols
+
+
+@brokers
+def test_each_protocol_of_a_broker_has_a_cell(broker: Broker) -> None:
+    assert {cell.protocol for cell in CELLS if cell.broker == broker.name} == spoken(broker)
+
+
+def test_every_protocol_is_spoken_by_a_broker() -> None:
+    assert set().union(*map(spoken, BROKERS.values())) == set(CONSUMERS)
+
+
+def test_the_compatibility_page_and_the_soak_know_every_broker_and_protocol() -> None:
+    assert set(matrix._TITLES) == set(soak._SETTINGS) == set(BROKERS)
+    assert set(matrix._PROTOCOLS) == set(CONSUMERS)
+
+
+@brokers
+@pytest.mark.parametrize("page", ["README.md", "docs/options.md"])
+def test_the_docs_name_every_broker_and_scheme(page: str, broker: Broker) -> None:
+    text = (ROOT / page).read_text("utf-8")
+    assert f"\n| `{broker.name}` " in text
+    assert [scheme for scheme in broker.protocols if f"{scheme}://" not in text] == []
+
+
+@pytest.mark.parametrize("protocol", CONSUMERS)
+def test_the_docs_name_every_protocol(protocol: str) -> None:
+    assert f"`{protocol}`" in (ROOT / "docs" / "options.md").read_text("utf-8")

@@ -1,0 +1,40 @@
+"""The counters and their documentation name the same."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
+
+import pytest
+
+from pyspark_mq.ack import Tally
+from pyspark_mq.sources.counters import Counters
+
+OPTIONS_PAGE = Path(__file__).parents[2] / "docs" / "options.md"
+NAMES = [field.name for field in fields(Counters)]
+
+
+def documented() -> list[str]:
+    section = OPTIONS_PAGE.read_text("utf-8").partition("\n## Counters\n")[2].partition("\n## ")[0]
+    return re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
+
+
+def test_the_report_has_the_documented_counters_in_their_order() -> None:
+    report = Counters(*range(len(NAMES))).report()
+    assert list(report) == documented()
+    assert list(report.values()) == list(range(len(NAMES)))
+
+
+def test_every_counter_has_a_line_in_the_docstring() -> None:
+    assert re.findall(r"^ +(\w+): \w", str(Counters.__doc__), re.MULTILINE) == NAMES
+
+
+def test_the_ledger_counts_under_the_same_names() -> None:
+    assert {field.name for field in fields(Tally)} <= set(NAMES)
+
+
+def test_counters_cannot_be_changed() -> None:
+    counters = Counters(*range(len(NAMES)))
+    with pytest.raises(FrozenInstanceError):
+        counters.lost = 0  # type: ignore[misc]
