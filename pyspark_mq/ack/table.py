@@ -19,7 +19,7 @@ the redelivered flag is not set by all of them, so nothing here looks at it).
 The coordinator of the two-phase commit is Spark's checkpoint:
 
 * phase one is PLAN. The ID is written into the offset log, so from here on the message belongs
-  to exactly one epoch, for ever;
+  to exactly one epoch, forever;
 * COMMIT is Spark's proof that the epoch is in the commit log. Only now may the broker forget;
 * phase two is the acknowledgement that COMMIT asks for, and CONFIRM the broker's word that it
   was taken. A confirmed acknowledgement may still be forgotten by a broker that is killed right

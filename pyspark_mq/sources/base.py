@@ -27,11 +27,11 @@ from pyspark_mq.sources.url import BrokerUrl
 
 __all__ = ["UNREADABLE_PROPERTY", "Consumer", "Decoder", "Greeting", "QueueDepth", "SessionLostError", "Unreadable"]
 
-#: A broker that cannot write for a while gives the connection up, and everything handed out over it counts as
+#: A broker that cannot write for a while gives up the connection, and everything handed out over it counts as
 #: delivered once more: RabbitMQ (`tcp_listen_options.send_timeout`, 15 s) and ActiveMQ Classic over STOMP after
-#: 30 s. So a consumer that does not read while it is paused takes one delivery so often.
+#: 30 s. So a consumer that does not read while paused takes one delivery at this interval.
 SIP_S = 5.0
-#: Name in `properties` under which the row of an unreadable message tells why it is one.
+#: Name in `properties` under which the row of an unreadable message says why it is one.
 UNREADABLE_PROPERTY = "unreadable"
 _SHOWN_CHARACTERS = 200
 
@@ -125,10 +125,10 @@ class Decoder(ABC):
         """What the message has under the source; None where it has nothing."""
 
     def unreadable(self, raws: Sequence[Any]) -> list[Unreadable]:  # noqa: ARG002 - for those that override it
-        """Those that could not be decoded, in the order of arrival; mostly none.
+        """Those that could not be decoded, in the order of arrival; usually none.
 
         The other methods take them as well. Their bodies are the bytes as far as they came, their columns
-        are null where nothing is known, and `properties` tells the reason under `UNREADABLE_PROPERTY`.
+        are null where nothing is known, and `properties` has the reason under `UNREADABLE_PROPERTY`.
         """
         return []
 
@@ -139,7 +139,7 @@ class Decoder(ABC):
 
 
 class Consumer(ABC):
-    """One session. See the module's text for who may call what.
+    """One session; who may call what is said in the module's docstring.
 
     Guarantee: a message is acknowledged only by :meth:`acknowledge` and refused only by
     :meth:`reject`; the end of the session for any reason gives all others back.
@@ -169,7 +169,7 @@ class Consumer(ABC):
         self.bytes_allowed = float("inf")
         self._paused = False
         self._sip_s = 0.0
-        #: It was paused at some time.
+        #: It has been paused at least once.
         self.ever_paused = False
         #: Called on the receiving thread when an acknowledgement is confirmed, with its number.
         self.on_confirmed: Callable[[int], None] = lambda number: None  # noqa: ARG005
@@ -189,7 +189,7 @@ class Consumer(ABC):
 
     @property
     def sips(self) -> bool:
-        """Paused, and due to take one delivery nevertheless. Pausing anew puts the next one off."""
+        """Paused, and due to take one delivery all the same. Pausing again puts off the next one."""
         return self._paused and time.monotonic() >= self._sip_s
 
     @abstractmethod

@@ -98,7 +98,7 @@ class Endpoint:
     shared: bool = False
 
     def credentials(self, url: BrokerUrl) -> tuple[str | None, str | None]:
-        """User and password for a candidate: options come before the url; None where nobody is named."""
+        """User and password for a candidate: options come before the URL; None where nobody is named."""
         username = self.username if self.username is not None else url.username
         return username, self.password if self.password is not None else url.password
 

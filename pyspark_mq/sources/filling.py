@@ -27,7 +27,7 @@ __all__ = ["IDLE_WAIT_S", "Filling", "Limit"]
 _LOG = logging.getLogger("pyspark_mq")
 
 #: How long an idle call waits for the first message. Spark asks again at once, some ninety
-#: times a second otherwise, and each time passes the whole offset to and fro.
+#: times a second otherwise, and each time passes the whole offset back and forth.
 IDLE_WAIT_S = 0.1
 #: How long a bounded run that finds an empty queue makes sure of it.
 _LEADER_WAIT_S = 1.0
@@ -39,7 +39,7 @@ _FILL_MAX_S = 3.0
 _FILL_GAP_S = 0.2
 #: ... looked at so often: each look takes the interpreter away from the receiving thread.
 _FILL_STEP_S = 0.05
-#: ... where the broker does not tell that there is a backlog: while so many come with each look.
+#: ... where the broker does not report a backlog: while so many come with each look.
 _FILL_STEP_MESSAGES = 100
 _STEP_S = 0.005
 #: Twice what the horizon needs on a queue that is not busy; on a busy one there are more epochs to come.
@@ -52,7 +52,7 @@ _STEADY_S = 2 * TRANSIT_S
 _CONFIRM_WAIT_S = 5.0
 #: An emptied queue has to stay so for this long before a bounded run ends.
 _EMPTY_S = 0.3
-#: ... and where the broker does not tell how many messages it has: nothing may come for this long.
+#: ... and where the broker does not report how many messages it has: nothing may come for this long.
 _QUIET_S = 3.0
 #: Bodies looked at together while an epoch of limited bytes is sized.
 _SIZING_CHUNK = 1_000
@@ -179,7 +179,7 @@ class Filling:
     def bound(self) -> None:
         """From now on take only what the queue holds at this moment.
 
-        Where the broker does not tell how much that is, the end is the first message with a
+        Where the broker does not report how much that is, the end is the first message with a
         timestamp after this moment, or three seconds without any.
         """
         self.await_sessions()
@@ -297,7 +297,7 @@ class Filling:
         return max(1, taken)
 
     def _worth_it(self, size: int) -> bool:
-        """`minMessagesPerTrigger`, `maxTriggerDelay`: a small epoch waits, but not for ever."""
+        """`minMessagesPerTrigger`, `maxTriggerDelay`: a small epoch waits, but not forever."""
         if not size:
             self._waiting_since_s = None
             return False

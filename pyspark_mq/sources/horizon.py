@@ -2,8 +2,8 @@
 
 An ID is remembered after the end of a session for as long as its message may come again. Time alone
 does not say when that is over: a broker that would hand a message out again cannot while the window is full or the
-consumer pauses, nor while there is no connection. What it does hold to (measured on every broker) is
-that what a session has left behind comes before what nobody was handed yet.
+consumer pauses, nor while there is no connection. What it does keep to (measured on every broker):
+what a session has left behind comes before what nobody was handed yet.
 
 So the clock here goes only while every connection is up, and the *horizon* follows it: the moment
 before which whatever was ready to come again has come. It moves on

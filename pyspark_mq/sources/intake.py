@@ -35,7 +35,7 @@ _LOG = logging.getLogger("pyspark_mq")
 _SLOW_START_WINDOW = 2_000
 #: Bytes of bodies held, in terms of `maxBytesPerTrigger`: one epoch runs while the next one is filled.
 _BYTES_HELD_EPOCHS = 2
-#: What a broker has had all the time for is waited for until it has had the chance.
+#: For IDs past their time: just long enough for the broker to have had its chance.
 _OVERDUE_WAIT_S = 0.01
 #: A half-open connection is given up by the broker after two heartbeats without a sign, and a bit.
 _HALF_OPEN_HEARTBEATS = 3
@@ -56,7 +56,7 @@ class Intake:
         taking: may deliveries be taken? Not before Spark has shown what is planned and committed:
             until then nobody here can tell new from old.
         broker_id: the name the broker gives itself; empty while unknown.
-        ready_at_first: messages the broker had when it was first asked; None if it does not tell.
+        ready_at_first: messages the broker had when it was first asked; None if it does not report it.
         last_sign_s: when something last came from the broker.
         overdue: IDs of the offset are carried for longer than a broker keeps what it has handed out.
         coming_again: deliveries of planned and committed messages whose session ended.

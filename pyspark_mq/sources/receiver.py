@@ -8,8 +8,8 @@ Everything it has to say goes through one :class:`Mailbox`, which the query's th
 Spark calls. Nothing here decides about messages.
 
 The receiver must not outlive its JVM. Spark's worker process is a child of the JVM; when the JVM
-is killed nobody tells the worker, and one that is blocked in a wait would keep the connection,
-and with it the un-acknowledged messages, for ever. So :func:`watch_parent` looks at the parent
+is killed, nobody tells the worker, and one that is blocked in a wait would keep the connection,
+and with it the unacknowledged messages, forever. So :func:`watch_parent` looks at the parent
 twice a second from a thread of its own and ends the process when it has changed. (The kernel's
 parent-death signal is of no use: it fires when the *thread* that started the worker ends.)
 """
@@ -45,7 +45,7 @@ _TURN_S = 0.5
 #: restarted broker is not met by all of its clients at once.
 _BACKOFF_FIRST_S = 0.1
 _BACKOFF_LAST_S = 5.0
-#: A session that lived this long on an empty queue was a good one too.
+#: A session that lived this long was no worse than an idle one: the next needs no rest.
 _LONG_SESSION_S = 10.0
 #: Sessions that end with the same words and nothing confirmed, in a row. Half the delivery limit of
 #: quorum queues in RabbitMQ 4 (20), and of Artemis (10) all but one: it also counts deliveries before ours.

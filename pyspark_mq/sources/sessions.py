@@ -44,7 +44,7 @@ class Sessions:
         runtime: the clock, and what receivers run on.
 
     Attributes:
-        first_window: how many un-acknowledged messages the next session to be opened asks for.
+        first_window: how many unacknowledged messages the next session to be opened asks for.
     """
 
     def __init__(self, settings: Settings, make_consumer: type[Consumer], runtime: Runtime) -> None:
@@ -72,7 +72,7 @@ class Sessions:
         return Terms(self.first_window, self._bytes_allowed)
 
     def start(self) -> None:
-        """Have the receivers connect, if they were not told to before."""
+        """Have the receivers connect, if they have not been told to yet."""
         if not self.started:
             self.started = True
             for receiver in self._receivers:
@@ -187,7 +187,7 @@ class Sessions:
     # -- what the broker still has
 
     def refresh_depth(self) -> None:
-        """Ask the broker how many messages wait, unless it told just now."""
+        """Ask the broker how many messages wait, unless it has just reported it."""
         now = self._runtime.monotonic_s()
         for session, (receiver, _) in self._live.items():
             if now - receiver.depth_at_s > _DEPTH_AGE_MAX_S:
@@ -195,17 +195,17 @@ class Sessions:
                 receiver.ask(session, methodcaller("ask_depth"))
 
     def depths(self) -> list[int]:
-        """Messages waiting at the broker, as each receiver was told; empty if it does not tell."""
+        """Messages waiting at the broker, as last reported to each receiver; empty if it does not report it."""
         return [receiver.depth.ready for receiver in self._receivers if receiver.depth is not None]
 
     @property
     def newest_depth(self) -> int:
-        """Messages waiting at the broker, by what it said last; 0 if it tells nothing."""
+        """Messages waiting at the broker, by its last report; 0 if it does not report it."""
         told = max(self._receivers, key=lambda receiver: receiver.depth_at_s).depth
         return 0 if told is None else told.ready
 
     @property
     def alone(self) -> bool:
-        """Did the broker say that it knows no consumer of the queue beside these?"""
+        """Did the broker report no consumers of the queue besides these?"""
         others = [receiver.depth.other_consumers for receiver in self._receivers if receiver.depth is not None]
         return bool(others) and max(others) < len(self._receivers)

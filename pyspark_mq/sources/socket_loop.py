@@ -1,7 +1,7 @@
 """The socket of a session, for protocols whose client libraries leave it to us.
 
 Waiting, reading and writing are written once, here: nothing blocks but :meth:`SocketLoop.wait`, which
-other threads can end. TLS is Python's, with the settings of all protocols.
+other threads can end. TLS is Python's, with the same settings for all protocols.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["SocketLoop", "dial_error", "hint"]
 
 _SEND_BYTES = 64 * 1024
 _WOKEN_BYTES = 4096
-#: The other side has gone, noticed also while nothing is read. Linux only.
+#: The other side is gone; noticed even while nothing is read. Linux only.
 _HANG_UP = getattr(select, "POLLRDHUP", 0)
 #: What a socket that does not block says when it could do nothing now; TLS may want the other direction first.
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -54,7 +54,7 @@ class SocketLoop:
         return self._socket is not None
 
     def dial(self, url: BrokerUrl, endpoint: Endpoint, deadline: float, speaks: str) -> None:
-        """Connect, with TLS if the url says so.
+        """Connect, with TLS if the URL says so.
 
         Args:
             deadline: on the clock of `time.monotonic`.

@@ -1,4 +1,4 @@
-"""Broker urls: parsed once, shown without credentials."""
+"""Broker URLs: parsed once, shown without credentials."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["ESCAPES", "SCHEMES", "BrokerUrl", "Scheme", "parse_urls", "redact"]
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """What the scheme of a url says.
+    """What the scheme of a URL says.
 
     Attributes:
-        port: where the url names none (IANA for AMQP, the brokers' own default for STOMP).
+        port: where the URL names none (IANA for AMQP, the brokers' own default for STOMP).
         tls: is the connection secured?
         partner: the scheme of the same protocols with TLS, or without it.
     """
@@ -28,7 +28,7 @@ class Scheme:
     partner: str
 
 
-#: Every scheme that urls may have. Which protocols a broker speaks over one is in its :class:`Broker`.
+#: Every scheme that URLs may have. Which protocols a broker speaks over one is in its :class:`Broker`.
 SCHEMES: Mapping[str, Scheme] = MappingProxyType(
     {
         "amqp": Scheme(5672, tls=False, partner="amqps"),
@@ -38,13 +38,13 @@ SCHEMES: Mapping[str, Scheme] = MappingProxyType(
     }
 )
 _SCHEME = re.compile(r"[A-Za-z][\w+.-]*://")
-#: Host, port and path. What looks otherwise may be a part of a password.
+#: Host, port and path. Anything else may be a part of a password.
 _PLACE = re.compile(r"(?:\[[\w.:%]*\]|[\w.-]*)(?::[0-9]+)?(?:/.*)?", re.DOTALL)
 
 #: A comma that is followed by a scheme: any other may be a part of a password.
 _NEXT = re.compile(r"[\s,]*,[\s,]*(?=[A-Za-z][\w+.-]*://)")
 
-#: What to do with characters that have a meaning in urls.
+#: What to do with characters that have a meaning in URLs.
 ESCAPES = "in user names, passwords and virtual hosts write '/' as %2F, '@' as %40, ',' as %2C, '?' as %3F, '#' as %23"
 
 
@@ -56,7 +56,7 @@ class BrokerUrl:
         scheme: lower case.
         virtual_host: from the path; ``/`` when the path is empty or ``/`` (what pika and most
             clients do; the letter of the AMQP URI specification says "empty name" for ``/``).
-        username, password: decoded, None when the url has none.
+        username, password: decoded, None when the URL has none.
     """
 
     scheme: str
@@ -83,7 +83,7 @@ class BrokerUrl:
 
 
 def redact(text: str) -> str:
-    """A url, right or wrong, without what is or may be a user name or a password.
+    """A URL, right or wrong, without what is or may be a user name or a password.
 
     One with characters that should have been escaped reaches anywhere, so nothing before the last
     '@' is shown, and nothing that does not look like host, port and path.
@@ -131,7 +131,7 @@ def _parse(text: str) -> BrokerUrl:
         accepted = ", ".join(f"{name}://" for name in SCHEMES)
         raise OptionError("url", f"{redact(text)!r} has no known scheme; accepted are {accepted}")
     if not host or "," in host:
-        problem = "names no host" if not host else "names several hosts; candidates are whole urls"
+        problem = "names no host" if not host else "names several hosts; candidates are whole URLs"
         raise OptionError("url", f"{redact(text)!r} {problem}; {ESCAPES}")
     if parts.query or parts.fragment:
         raise OptionError("url", f"{redact(text)!r} has parameters; set options of the source instead; {ESCAPES}")

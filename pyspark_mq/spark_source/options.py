@@ -110,7 +110,7 @@ def parse_options(given: Mapping[str, str]) -> Options:
 
 
 def _redacted(text: str, given: Mapping[str, str]) -> str:
-    """The text without passwords: a url may have been given as any option, or as the name of one."""
+    """The text without passwords: a URL may have been given as any option, or as the name of one."""
     for value in sorted({*given, *map(str, given.values())}, key=len, reverse=True):
         if "@" in value or "://" in value:
             for shown in (value, value.strip()):

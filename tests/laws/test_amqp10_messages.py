@@ -53,7 +53,7 @@ def send(cell: LiveCell, *messages: Message | bytes) -> None:
 
 
 class _Encoded:
-    """What a sender takes in place of a message."""
+    """Encoded bytes that a sender takes in place of a message."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data

@@ -39,7 +39,7 @@ def sent(cell: LiveCell, client: str) -> list[dict[str, Any]]:
 
 
 def rows(cell: LiveCell, count: int) -> list[dict[str, Any]]:
-    """All columns of the messages there are, and their IDs."""
+    """All columns of the messages in the queue, and their IDs."""
     with cell.session() as session:
         session.take_any(count, window=100)
         session.idle(0.5)

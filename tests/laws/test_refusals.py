@@ -1,4 +1,4 @@
-"""What cannot work is said in words, soon, with the broker and the queue, and nothing is lost."""
+"""What cannot work is reported soon, with broker and queue named, and nothing is lost."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ MESSAGE_ID = IdSource("message-id")
 
 
 @pytest.mark.law("deliver")
-def test_messages_come_with_their_bodies_and_stay_un_acknowledged(cell: LiveCell) -> None:
+def test_messages_come_with_their_bodies_and_stay_unacknowledged(cell: LiveCell) -> None:
     sent = cell.publish(50)
     with cell.session() as session:
         assert session.take(50, window=100) == sent
@@ -214,7 +214,7 @@ def test_a_message_of_many_frames(cell: LiveCell) -> None:
 def test_too_many_bytes_pause_the_consumer_until_they_are_taken(cell: LiveCell) -> None:
     body = bytes(1 << 20)
     cell.node.publish(cell.queue, [body] * 60, protocol=cell.cell.protocol)
-    # RabbitMQ reads no heart-beats of STOMP while it cannot write, and then gives the connection up.
+    # RabbitMQ reads no heartbeats over STOMP while it cannot write, and then gives up the connection.
     patient = 10.0 if cell.cell.broker == "rabbitmq" and cell.cell.protocol == STOMP else 2.0
     with cell.session(heartbeat_s=patient) as session:
         consumer = session.consumer
@@ -275,7 +275,7 @@ def test_a_pause_longer_than_a_broker_waits_to_write_ends_nothing(cell: LiveCell
 
 
 def pause(cell: LiveCell, pauses: int) -> None:
-    """Pause so often while messages are on their way, with a queue that gives up what comes again twice."""
+    """Pause this often while messages are on their way; the queue dead-letters what comes again twice."""
     cell.node.delete(cell.queue)
     cell.declare(cell.queue, deliveries=1)
     window, body = 20, bytes(2_000)
@@ -367,7 +367,7 @@ def test_acknowledgements_leave_no_links_behind(cell: LiveCell) -> None:
 
 
 def links(session: Session) -> list[Any]:
-    """Of a connection over AMQP 1.0, those that the library has not freed."""
+    """The links of a connection over AMQP 1.0 that the library has not freed."""
     found, link = [], session.consumer._proton.link_head(0)  # type: ignore[attr-defined]
     while link is not None:
         found.append(link)

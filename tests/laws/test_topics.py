@@ -71,7 +71,7 @@ def test_a_broker_killed_keeps_the_subscription_and_what_was_not_acknowledged(ce
 
 
 def problem(session: Session) -> Exception | None:
-    """What a second session on a subscription meets within a second, if anything."""
+    """What a second session on a subscription fails with within a second, if anything."""
     try:
         session.consume(10)
         session.idle(1.0)

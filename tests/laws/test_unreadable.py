@@ -1,4 +1,4 @@
-"""A message that cannot be decoded is a matter of that message: what is around it goes on."""
+"""A message that cannot be decoded affects no other: those around it are received."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ amqp091 = pytest.mark.protocols(AMQP_0_9_1)
 
 
 class Encoded(pika.BasicProperties):
-    """Properties of a message ID and one header, whose value is given as its bytes."""
+    """Properties with a message ID and one header, its value given as bytes."""
 
     def __init__(self, value: bytes) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ def nested(depth: int) -> bytes:
 
 
 def publish_odd(cell: LiveCell, kind: str = "time") -> None:
-    """One message that cannot be decoded."""
+    """Publish a message that cannot be decoded."""
     value = {"time": b"T" + struct.pack(">Q", 1_700_000_000_000_000_000), "depth": nested(2_000)}[kind]
     connection = pika.BlockingConnection(pika.URLParameters(cell.node.url(AMQP_0_9_1)))
     connection.channel().basic_publish("", cell.queue, b"odd body", Encoded(value))

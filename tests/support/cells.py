@@ -118,7 +118,7 @@ class LiveCell:
         """A queue of the cell's kind.
 
         Args:
-            deliveries: how often a message may come again before it is given up, where a queue counts that.
+            deliveries: how often a message may come again before the queue gives it up, where it counts that.
         """
         if isinstance(self.node, RabbitQueues):
             quorum = self.cell.kind == "quorum"
@@ -139,7 +139,7 @@ class LiveCell:
     # -- messages
 
     def publish(self, count: int, **properties: Any) -> list[str]:
-        """Publish messages that tell their number over the life of this object; their bodies as text."""
+        """Publish messages numbered over the life of this object; their bodies as text."""
         texts = [f"message {self._published + number}" for number in range(count)]
         self._published += count
         self.node.publish(self.queue, (text.encode() for text in texts), protocol=self.cell.protocol, **properties)
@@ -216,7 +216,7 @@ class LiveCell:
         return FaultProxy("127.0.0.1", urlsplit(self.url()).port or 0)
 
     def options(self, **options: object) -> dict[str, object]:
-        """Of the source, with what names the cell."""
+        """Options of the source, with those that name the cell."""
         names = {"broker": self.cell.broker, "protocol": self.cell.protocol, "url": self.url(), "queue": self.queue}
         return {**names, **options}
 
@@ -227,7 +227,7 @@ class LiveCell:
 
     @property
     def keeps_order(self) -> bool:
-        """Does what a session held come first again, once the broker has noticed its end?"""
+        """Does what a session held come first, once the broker has noticed its end?"""
         return self.cell.broker == "rabbitmq"
 
     def through(self, proxy: FaultProxy) -> dict[str, Any]:
@@ -236,17 +236,17 @@ class LiveCell:
 
     @property
     def broker(self) -> Broker:
-        """What there is to know of it."""
+        """What this package knows of the broker."""
         return BROKERS[self.cell.broker]
 
     @property
     def is_plugin(self) -> bool:
-        """Is AMQP 1.0 the plugin of RabbitMQ 3, which loses much on the way to its messages of AMQP 0-9-1?"""
+        """Is AMQP 1.0 the plugin of RabbitMQ 3, which loses much when it converts messages to AMQP 0-9-1?"""
         return self.cell.broker == "rabbitmq" and self.node.version.startswith("3.")
 
     @property
     def counts_bytes(self) -> bool:
-        """Is the window told to the broker in bytes?"""
+        """Does the broker take the window in bytes?"""
         dialect = BROKERS[self.cell.broker].stomp
         return self.cell.protocol == STOMP and dialect is not None and dialect.window_bytes > 0
 
@@ -277,7 +277,7 @@ class LiveCell:
 
     @contextmanager
     def held_elsewhere(self, messages: int) -> Iterator[int]:
-        """Somebody else has taken so many messages, or one more if windows count bytes, and acknowledges none.
+        """Another consumer holds this many messages, or one more if windows count bytes, and acknowledges none.
 
         How many it is.
         """
@@ -322,7 +322,7 @@ class Session:
         self.consumer.consume(window)
 
     def turn(self, until: Callable[[], bool], timeout_s: float = _HOLD_TIMEOUT_S) -> bool:
-        """Receive until something is so; False if it was not in time."""
+        """Receive until a condition holds; False if it did not in time."""
         deadline = time.monotonic() + timeout_s
         while not until():
             if time.monotonic() > deadline:
@@ -333,16 +333,16 @@ class Session:
         return True
 
     def idle(self, seconds: float) -> None:
-        """Receive for so long."""
+        """Receive for this long."""
         self.turn(lambda: False, seconds)
 
     def take(self, messages: int, window: int | None = None) -> list[str]:
-        """Receive so many messages; the bodies of all that came, as text."""
+        """Receive this many messages; the bodies of all that came, as text."""
         self.take_any(messages, window)
         return self.bodies()
 
     def take_any(self, messages: int, window: int | None = None) -> None:
-        """Receive so many messages, whatever is in them."""
+        """Receive this many messages, whatever is in them."""
         self.consume(messages if window is None else window)
         assert self.turn(lambda: len(self.raws) >= messages), f"{len(self.raws)} of {messages} came"
 

@@ -15,7 +15,7 @@ _SETTLE_TIMEOUT_S = 60.0
 
 
 def bodies(count: int) -> list[bytes]:
-    """Bodies that tell their number."""
+    """Bodies made of their numbers."""
     return [f"message {number}".encode() for number in range(count)]
 
 
@@ -27,7 +27,7 @@ def total(node: Node, queue: str) -> int:
 def assert_exactly_once(cell: LiveCell, run: Engine, sent: Sequence[str], *, ordered: bool = True) -> None:
     """Everything in the sink once, nothing in the queue, nothing held by a session; in order, where there is one.
 
-    There is none for who connects again before the broker has noticed the end of the last session:
+    There is no order for a client that reconnects before the broker has noticed the end of the last session:
     the messages behind those that were held come first.
     """
     _settle(run, cell.node, cell.queue)

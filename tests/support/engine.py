@@ -33,7 +33,7 @@ _ANSWER_TIMEOUT_S = 120.0
 
 
 def full_epochs(messages: object) -> dict[str, object]:
-    """Options for epochs of exactly so many messages, as long as there are so many."""
+    """Options for epochs of exactly this many messages, while the queue has as many."""
     return {"maxMessagesPerTrigger": messages, "minMessagesPerTrigger": messages, "maxTriggerDelay": "5s"}
 
 
@@ -256,7 +256,7 @@ class Engine:
             raise Crashed
 
     def drain(self, messages: int, timeout_s: float = 120.0) -> None:
-        """Trigger until the sink has so many rows, then until everything is settled."""
+        """Trigger until the sink has this many rows, then until everything is settled."""
         deadline = time.monotonic() + timeout_s
         while sum(map(len, self.sink.values())) < messages:
             self.trigger()

@@ -1,10 +1,10 @@
-"""A queue in memory, with the weather a broker has; and the consumer that reads it. No network.
+"""A queue in memory, with the faults of real brokers, and the consumer that reads it. No network.
 
 It is one more cell of the laws and of the failure matrix, so what it claims of brokers is checked by the tests
-that real ones pass. What it is for: runs of the whole source through hours of faults in a moment, in any order,
+that real brokers pass. What it is for: runs of the whole source through hours of faults in a moment, in any order,
 again and again (tests/property/test_source_machine.py), on a clock that is passed in.
 
-The broker keeps to what was measured on real ones: what the end of a session gave back comes before what
+It behaves as real brokers were measured to: what the end of a session gave back comes before what
 nobody was handed yet, in its old order; a session whose end the broker has not noticed keeps its
 messages; a broker that is killed may have forgotten the acknowledgements of the last moments; each delivery that
 comes back counts towards a delivery limit. Where brokers differ it is a setting of :class:`Weather`.
@@ -62,11 +62,11 @@ class Weather:
     Attributes:
         acks_s: how long an acknowledgement is on its way to the broker.
         confirms_s: how long the confirmation of one is on its way back.
-        forgets_s: a broker that is killed has forgotten the acknowledgements of so many seconds.
-        tells_depth: does it tell how many messages wait, and how many consumers there are?
+        forgets_s: a broker that is killed has forgotten the acknowledgements of this many seconds.
+        tells_depth: does it report how many messages wait, and how many consumers there are?
         delivery_limit: a message that came back more often is dead-lettered; None for no limit.
         shuffles: what comes back comes in any order.
-        delay_s: what comes back is held for so long, times the number of its deliveries.
+        delay_s: what comes back is held for this long, times the number of its deliveries.
         half_open_s: how long the end of a connection may go unnoticed.
     """
 
@@ -250,7 +250,7 @@ class MemoryQueue:
         """A session ends; its client finds out when it looks next, the broker maybe later.
 
         Args:
-            unnoticed_s: the broker takes it for alive for so much longer.
+            unnoticed_s: the broker takes it for alive for this much longer.
             lose_acks: what was on its way to the broker is gone.
         """
         now = self.broker.now_s
@@ -269,7 +269,7 @@ class MemoryQueue:
         session.consumer.wake()
 
     def silence(self, session: _Session, unnoticed_s: float) -> None:
-        """Nothing passes any more, and neither side knows."""
+        """Nothing gets through any more, and neither side knows."""
         session.silent_since_s = self.broker.now_s
         session.to_client.clear()
         session.to_broker.clear()
@@ -555,5 +555,5 @@ class MemoryStore(SeenStore):
 
 
 def numbered(count: int, first: int = 0) -> Iterator[str]:
-    """Texts that tell their number."""
+    """Texts made of their numbers."""
     return (f"message {number}" for number in range(first, first + count))

@@ -1,6 +1,6 @@
 """The cell of the queue in memory: what :mod:`tests.support.cells` has for real brokers, without a process or a socket.
 
-Its readers are in this process. One is killed by having nothing of it go on: whatever its threads wait for raises.
+Its readers are in this process. One is killed by stopping its threads: whatever they wait for raises.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class MemoryCell(LiveCell):
 
 
 class _Killable(Threads):
-    """Threads that can be killed: nothing of them goes on."""
+    """Threads that can be killed: each stops at its next wait."""
 
     def __init__(self) -> None:
         self.killed = threading.Event()
@@ -223,7 +223,7 @@ class _Reader(MqStreamReader):
 
 
 class MemoryReader:
-    """What :class:`tests.support.engine.ReaderProcess` is to real brokers."""
+    """What :class:`tests.support.engine.ReaderProcess` is for real brokers."""
 
     def __init__(self, options: dict[str, str], broker: MemoryBroker) -> None:
         self._broker = broker

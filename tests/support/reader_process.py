@@ -1,7 +1,7 @@
 """The process of a stream reader, without Spark: what `python_streaming_source_runner` is to the JVM.
 
-Reads pickled calls from standard input, answers on standard output. It is a child like Spark's worker
-is, has the connection to the broker like Spark's worker has, and can be killed like that.
+Reads pickled calls from standard input, answers on standard output. Like Spark's worker
+it is a child process, holds the connection to the broker, and can be killed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A world on one thread: a clock that is turned, processes that can be killed, Spark's side of the protocol.
+"""A world on one thread: a clock set by hand, processes that can be killed, Spark's side of the protocol.
 
 :class:`World` runs whatever a source has going on beside Spark's calls, step by step, and lets time pass
 only when somebody waits. An hour of a query takes a second or two, and the same choices give the same run.
@@ -37,7 +37,7 @@ _EPOCH_US = 1_767_225_600_000_000
 
 
 class World:
-    """The clock, the processes, and what is to happen at some time."""
+    """The clock, the processes, and the events to come."""
 
     def __init__(self) -> None:
         self.now_s = 1_000.0
@@ -53,23 +53,23 @@ class World:
         return process
 
     def kill(self, process: Process) -> None:
-        """It does nothing any more."""
+        """Stop it: it does nothing any more."""
         self._processes.remove(process)
         process.tasks.clear()
         process.killed = True
 
     def at(self, seconds: float, event: Callable[[], object]) -> None:
-        """Let something happen so long from now."""
+        """Let something happen after this long."""
         heapq.heappush(self._events, (self.now_s + seconds, next(self._event_numbers), event))
 
     def cancel(self) -> None:
-        """Nothing of the kind any more: what was to happen happens now."""
+        """Cancel what is to come: what was to happen happens now."""
         events, self._events = self._events, []
         for _, _, event in sorted(events, key=lambda entry: entry[:2]):
             event()
 
     def let_pass(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
-        """Time passes, and everything goes on; shorter if something becomes so."""
+        """Let time pass while everything goes on; less if a condition comes to hold."""
         if self._turning:
             return  # whoever is inside of a step cannot wait for the world
         deadline = self.now_s + seconds
@@ -282,7 +282,7 @@ class Query:
         """Trigger until nothing is in the queue and nothing new comes.
 
         Raises:
-            AssertionError: it did not get on in so much time.
+            AssertionError: it did not get on in that time.
         """
         deadline = self.world.now_s + seconds
         while self.trigger() or self.left:

@@ -42,7 +42,7 @@ class Session:
         self.consumer.open(urls[0], settings.connect_timeout_s)
 
     def run_until(self, reached: Callable[[], bool], timeout_s: float = 60.0) -> bool:
-        """Run until something is so; whether it came to be."""
+        """Run until a condition holds; whether it came to."""
         deadline = time.monotonic() + timeout_s
         while not reached() and time.monotonic() < deadline:
             self.consumer.run(0.02)
@@ -56,7 +56,7 @@ class Session:
             self.consumer.bytes_taken += len(self.raws[-1][2])
 
     def receive(self, messages: int, timeout_s: float = 60.0) -> list[bytes]:
-        """The bodies so far, at least so many."""
+        """Receive at least this many; the bodies so far."""
         assert self.run_until(lambda: len(self.raws) >= messages, timeout_s), f"{len(self.raws)} of {messages}"
         return self.bodies
 

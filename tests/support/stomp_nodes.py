@@ -39,7 +39,7 @@ class Target:
         return parse_urls(self.url)[0].port
 
     def through(self, port: int) -> str:
-        """The same by another port."""
+        """The same broker by another port."""
         return self.url.replace(f":{self.port}", f":{port}")
 
     @property
@@ -52,7 +52,7 @@ class Target:
 
     @property
     def counts_bytes(self) -> bool:
-        """Is the window one of bytes, so that the number of messages in it is about right only?"""
+        """Is the window in bytes, so that the number of messages in it is only approximate?"""
         return self.broker == "artemis"
 
     def send(self, queue: str, messages: list[tuple[bytes | str, dict[str, str]]]) -> None:

@@ -188,7 +188,7 @@ def test_a_url_without_host_is_refused(text: str) -> None:
 
 
 def test_a_list_of_hosts_is_refused() -> None:
-    assert "names several hosts; candidates are whole urls" in refusal("amqp://one,two/v")
+    assert "names several hosts; candidates are whole URLs" in refusal("amqp://one,two/v")
 
 
 def test_an_address_with_one_bracket_is_refused() -> None:

@@ -7,7 +7,7 @@ and gives back control over cancelling: the blocking one rejects what it has buf
 Acknowledgements are confirmed by a barrier, a passive queue.declare behind them on the same
 channel: a channel handles its methods in order, so the answer says that the ones before were
 taken (measured on classic and quorum queues; on classic ones the disk may be half a second
-behind, which is what `settleGrace` is for). The answer also tells the depth of the queue.
+behind, which is what `settleGrace` is for). The answer also reports the depth of the queue.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CLOSE_TIMEOUT_S = 1.0
 #: Bytes of a frame before its content, and of a content header before its properties (AMQP 0-9-1, 4.2.3 and 4.2.6).
 _FRAME_HEAD = 7
 _CONTENT_HEAD = 12
-#: The other side has gone, noticed also while nothing is read. Linux only.
+#: The other side is gone; noticed even while nothing is read. Linux only.
 _HANG_UP = getattr(select, "POLLRDHUP", 0)
 
 

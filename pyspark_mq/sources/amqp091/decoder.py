@@ -24,7 +24,7 @@ _TOO_DEEP = "(nested too deeply)"
 
 
 def as_text(value: object) -> str | None:  # noqa: PLR0911 - one for each kind
-    """A field value for a string column; bytes that are no text are shown with escapes."""
+    """A field value for a string column; bytes that are not text are shown with escapes."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, bytes):

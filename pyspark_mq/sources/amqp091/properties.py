@@ -1,7 +1,7 @@
 """Properties of a message that pika cannot decode, as far as they can be read. Pure.
 
 pika 1.3.2 and 1.4.4 fail on headers that RabbitMQ takes and passes on: a date beyond the year 9999, which is what
-milliseconds or nanoseconds are where seconds belong, and tables nested some hundred times. A header table tells its
+milliseconds or nanoseconds are where seconds belong, and tables nested some hundred times. A header table gives its
 length, so everything around it can be read.
 """
 

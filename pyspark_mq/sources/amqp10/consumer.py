@@ -1,12 +1,12 @@
 """AMQP 1.0 by python-qpid-proton.
 
 Proton's engine does no I/O: bytes of a socket go into its transport, bytes for the socket come
-out of it, and in between connection, session and link tell their states. So the socket is ours,
-TLS is the one of Python as for the other protocols, and nothing is paid for events that nobody
+out of it, and in between connection, session and link report their states. So the socket is ours,
+TLS is Python's, as for the other protocols, and nothing is paid for events that nobody
 looks at. What the reactor of the same library would add is a fifth of the time of a message.
 
-Flow control is by link credit (AMQP 1.0, 2.6.7): each session has `window` un-settled deliveries
-at most, and its credit is topped up as they are settled. When too many bytes wait in the inbox
+Flow control is by link credit (AMQP 1.0, 2.6.7): each session has at most `window` unsettled
+deliveries, and its credit is topped up as they are settled. When too many bytes wait in the inbox
 deliveries are left in the transport, whose incoming window closes (2.5.6).
 
 An acceptance is confirmed when the broker settles the delivery (2.6.12). A broker that does not
@@ -124,7 +124,7 @@ class Amqp10Consumer(Consumer):
         proton.properties = {symbol("product"): "pyspark-mq"}
         username, password = endpoint.credentials(url)
         sasl = SASL(self._transport)
-        sasl.allow_insecure_mechs = True  # PLAIN without TLS is the user's choice of url
+        sasl.allow_insecure_mechs = True  # PLAIN without TLS is the user's choice of URL
         if username is not None:
             proton.user, proton.password = username, password or ""
             sasl.allowed_mechs("PLAIN")
@@ -237,7 +237,7 @@ class Amqp10Consumer(Consumer):
             self._receive()
             self._send()
         except ssl.SSLError as error:
-            # TLS 1.3 tells what it refuses with the first bytes after the handshake.
+            # TLS 1.3 reports what it refuses with the first bytes after the handshake.
             self._refused = self._refused or error
             self._ended(f"{type(error).__name__}: {error}")
         except (OSError, ProtonException) as error:
@@ -277,7 +277,7 @@ class Amqp10Consumer(Consumer):
         self._take_deliveries()
 
     def _look(self) -> None:
-        """See what the broker has settled, and whether everything is still open."""
+        """Confirm what the broker has settled, and raise if something has been closed."""
         self._confirm()
         link, session = self._link, self._session
         for place in (link, session, self._proton):

@@ -26,7 +26,7 @@ class SectionReader:
     """Makes raw deliveries of encoded messages.
 
     Args:
-        counts_acquirers: does the broker tell a redelivery by the header `first-acquirer`?
+        counts_acquirers: does the broker mark a redelivery by the header `first-acquirer`?
     """
 
     def __init__(self, *, counts_acquirers: bool) -> None:
@@ -103,7 +103,7 @@ def _joined(data: bytes) -> bytes:
 
 
 def _unreadable(tag: int, data: bytes, broken: Exception) -> UnreadableRaw:
-    """What stands for a message that cannot be decoded, with what its properties section tells, if that can be."""
+    """What stands for a message that cannot be decoded, with what its properties section says, if that can be read."""
     fields: list[Any] = []
     with contextlib.suppress(Exception):
         sections, rest = Data(), data

@@ -3,7 +3,7 @@
 Frames to the broker are made and written by stomp.py, on a transport of our own, which is how its
 own WebSocket transport does it. Ours is read and written by :meth:`StompConsumer.run` on the receiver's
 thread, through a socket that never blocks. That way acknowledgements go out while reading is
-paused, heart-beats need no thread, TLS has the settings of all protocols here (stomp.py takes no
+paused, heartbeats need no thread, TLS has the same settings as the other protocols (stomp.py takes no
 `ssl.SSLContext`), and frames are read by :mod:`pyspark_mq.sources.stomp.frames`, for the reasons given there.
 
 A RECEIPT confirms: the broker handles the frames of a connection in order and answers when it is
@@ -46,9 +46,9 @@ _RECEIVE_BYTES = 256 * 1024
 _CLOSE_TIMEOUT_S = 1.0
 #: The broker's answer to the first subscription, when it has other things to do.
 _SUBSCRIBE_TIMEOUT_S = 30.0
-#: Two heart-beats missed, and then some.
+#: Two heartbeats missed, and then some.
 _SILENCE = 2.5
-#: Heart-beats are sent at half of the time agreed on: brokers differ in what they let pass.
+#: Heartbeats are sent at half the interval agreed on: brokers differ in how late one may be.
 _HASTE = 0.5
 #: How long a queue that stalls is quiet before it is woken; after waking it in vain, longer each time.
 _QUIET_FIRST_S = 0.01
@@ -126,7 +126,7 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
             raise dial_error(late, url, _SPEAKS) from None
         except (SessionLostError, MessageError) as ended:
             raise self._open_error(ended, url) from None
-        # No broker tells a name that it keeps, nor the depth of a queue.
+        # No broker reports a name that it keeps, nor the depth of a queue.
         return Greeting(url, "", None)
 
     def _connect_headers(self) -> dict[str, str]:
@@ -320,7 +320,7 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
     def _unsettled(self, headers: Mapping[str, str]) -> MessageError:
         name = as_text(headers.get(self._dialect.id_header))
         return MessageError(
-            f"{self.endpoint.destination} holds a message that came over AMQP 1.0 with an ID of its producer's, "
+            f"{self.endpoint.destination} holds a message that came over AMQP 1.0 with its producer's ID, "
             f"{name!r}: the broker cannot take its acknowledgement over STOMP. "
             "It stays in the queue. Read the queue with protocol 'amqp-1.0' and a new checkpointLocation, or have "
             "the producer send no message-id"
@@ -399,7 +399,7 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
                 self._subscribe(room)
 
     def _kick(self, now: float) -> None:
-        """Wake a queue that hands out no more as a page of it is un-acknowledged.
+        """Wake a queue that hands out no more as a page of it is unacknowledged.
 
         Measured on ActiveMQ Classic: an acknowledgement, a new message or a new consumer has it hand
         out one page more. So consumers come and go, with a selector that nothing matches.
@@ -443,7 +443,7 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         self._stir()
 
     def ask_depth(self) -> None:
-        """Brokers do not tell it by STOMP."""
+        """Brokers do not report it over STOMP."""
 
     def close(self) -> None:
         try:

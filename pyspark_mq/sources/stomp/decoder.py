@@ -29,7 +29,7 @@ _NAMED = frozenset(
 
 
 def as_text(value: str | None) -> str | None:
-    """A header for a string column; bytes that are no text are shown with escapes."""
+    """A header for a string column; bytes that are not text are shown with escapes."""
     if value is None or value.isascii():
         return value
     return value.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
@@ -40,7 +40,7 @@ def _texts(name: str) -> Callable[[Sequence[Raw]], list[Any]]:
 
 
 def whole_number(text: str | None, most: int) -> int | None:
-    """The number a header tells, from 0 to `most`, or None."""
+    """The number in a header, from 0 to `most`, or None."""
     # Python refuses to convert thousands of digits.
     if text is None or not text.isascii() or not text.isdecimal() or len(text) > 19:
         return None
@@ -153,4 +153,4 @@ def _id(value: str | None) -> object:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
-        return data  # no text: told apart by its bytes
+        return data  # not text: told apart by its bytes

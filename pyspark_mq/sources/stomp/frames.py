@@ -2,9 +2,9 @@
 
 stomp.py has a reader of its own, which is not used, for what it did when measured (stomp.py 9.0):
 
-* two heart-beats that are read at once, as after a pause, make it drop the message behind them;
+* two heartbeats that are read at once, as after a pause, make it drop the message behind them;
 * a body with NUL bytes takes it time quadratic in the size: each read copies all there is so far;
-* headers that are no UTF-8 are changed, so that different IDs may become equal.
+* headers that are not UTF-8 are changed, so that different IDs may become equal.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _MEANINGS = {"\\r": "\r", "\\n": "\n", "\\c": ":", "\\\\": "\\"}
 
 
 class FrameError(Exception):
-    """What was received is no STOMP frame."""
+    """What was received is not a STOMP frame."""
 
 
 class UnreadableHeaders(dict[str, str]):
-    """Headers of a message whose body cannot be told for sure: it has NULs, and the frame no length."""
+    """Headers of a message whose end is not certain: it has NULs, and the frame no length."""
 
     error = "a text with a NUL in it, which STOMP cannot carry"
 
@@ -80,7 +80,7 @@ class FrameReader:
 
     @property
     def rest(self) -> bytes:
-        """The start of what is no complete frame, for errors."""
+        """The start of an incomplete frame, for errors."""
         return bytes(self._buffer[:_SHOWN_BYTES])
 
     def _next(self, position: int) -> tuple[Frame, int] | None:
@@ -112,7 +112,7 @@ class FrameReader:
     def _end_of_nuls(self, end: int) -> int:
         """Where a body ends that has NULs in it and no length: at the NUL before the next frame; -1 if not here yet.
 
-        STOMP cannot carry such a text, unless the frame tells its length.
+        STOMP cannot carry such a text, unless the frame gives its length.
         """
         buffer = self._buffer
         while True:
@@ -126,11 +126,11 @@ class FrameReader:
     def _read_headers(self, position: int) -> bool:
         buffer = self._buffer
         length = len(buffer)
-        while position < length and buffer[position] in _EOL:  # heart-beats, and ends of lines behind a frame
+        while position < length and buffer[position] in _EOL:  # heartbeats, and ends of lines behind a frame
             position += 1
         found = buffer.find(b"\n\n", position)
         body = found + 2
-        # The same with carriage returns, which brokers may send and mostly do not.
+        # The same with carriage returns, which brokers may send and usually do not.
         returned = buffer.find(b"\n\r\n", position, found if found >= 0 else length)
         if returned >= 0:
             found, body = returned, returned + 3
@@ -139,7 +139,7 @@ class FrameReader:
             return False
         command, headers = _headers(bytes(buffer[position:found]), self._last)
         if command not in COMMANDS:
-            raise FrameError(f"{command[:_SHOWN_BYTES]!r} is no frame of a STOMP server")
+            raise FrameError(f"{command[:_SHOWN_BYTES]!r} is not a frame of a STOMP server")
         self.spoken = True
         size = headers.get("content-length")
         if size is None:
@@ -159,12 +159,12 @@ class FrameReader:
         known = line in COMMANDS if complete else any(command.startswith(line) for command in COMMANDS)
         if not known or len(self._buffer) - position > _HEADER_BYTES_MAX:
             raise FrameError(
-                f"{bytes(self._buffer[position : position + _SHOWN_BYTES])!r} is no frame of a STOMP server"
+                f"{bytes(self._buffer[position : position + _SHOWN_BYTES])!r} is not a frame of a STOMP server"
             )
 
 
 def _headers(data: bytes, last: str) -> tuple[str, dict[str, str]]:
-    # What is no text is kept, in the form that gives the bytes back.
+    # What is not text is kept, in the form that gives the bytes back.
     text = data.decode("utf-8", "surrogateescape")
     if "\r" in text:
         text = text.replace("\r\n", "\n").removesuffix("\r")
@@ -185,9 +185,9 @@ def _headers(data: bytes, last: str) -> tuple[str, dict[str, str]]:
 def _unescape(text: str) -> str:
     if "\\" not in text:
         return text
-    if text.count("\\") == text.count("\\c"):  # by far the most: IDs with colons
+    if text.count("\\") == text.count("\\c"):  # by far the most common: IDs with colons
         return text.replace("\\c", ":")
-    # Sequences that mean nothing are left alone: an error would make the message unreadable for ever.
+    # Sequences that mean nothing are left alone: an error would make the message unreadable forever.
     return _ESCAPE.sub(lambda found: _MEANINGS[found[0]], text)
 
 
