@@ -22,7 +22,7 @@ class Counters:
         planned: messages cut into epochs by this process.
         settled: deliveries whose acknowledgement was confirmed.
         returned: buffered deliveries that went back to the broker with the end of a session.
-        rejected: messages refused for having no ID.
+        rejected: messages refused for having no ID, or because they cannot be decoded.
         reconnects: sessions that ended.
         replays: epochs of a former process that were asked for again.
         lost: planned messages given up (`failOnDataLoss=false`).
