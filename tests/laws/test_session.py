@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pyspark_mq.brokers.base import AMQP_1_0, STOMP
+from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from pyspark_mq.dedup import IdSource
 from pyspark_mq.sources.base import SessionLostError
 from pyspark_mq.sources.endpoint import Tls
@@ -119,6 +119,30 @@ def test_a_session_ends_when_its_connection_is_cut(cell: LiveCell) -> None:
         proxy.cut()
         with pytest.raises(SessionLostError):
             session.idle(10)
+
+
+@pytest.mark.law("redeliver")
+@pytest.mark.protocols(AMQP_0_9_1, STOMP)
+def test_an_end_that_the_broker_gives_a_reason_for_is_told_from_one_of_the_network(cell: LiveCell) -> None:
+    if cell.cell.broker == "artemis":
+        pytest.skip("the broker closes the connection without a word")
+    cell.publish(5)
+    with cell.session() as session:
+        session.take(5)
+        consumer: Any = session.consumer
+        if cell.cell.protocol == AMQP_0_9_1:
+            consumer._channel.basic_ack(1_000)
+        else:
+            consumer._transport.send(b"ACK\nid:nobody\n\n\0")
+        with pytest.raises(SessionLostError) as lost:
+            session.idle(10)
+        assert lost.value.told
+    with cell.proxy() as proxy, cell.session(**cell.through(proxy)) as session:
+        session.take(5)
+        proxy.cut()
+        with pytest.raises(SessionLostError) as lost:
+            session.idle(10)
+        assert not lost.value.told
 
 
 @pytest.mark.law("acknowledge no more than the epoch")

@@ -28,7 +28,7 @@ from pika.exceptions import AMQPConnectionError
 from pyspark_mq.brokers.base import AMQP_0_9_1
 from pyspark_mq.errors import BrokerUnavailableError, MessageError
 from pyspark_mq.sources.amqp091.decoder import Amqp091Decoder, as_text
-from pyspark_mq.sources.amqp091.errors import connect_error, handshake_hint, queue_error, reason_of
+from pyspark_mq.sources.amqp091.errors import connect_error, handshake_hint, queue_error, reason_of, was_told
 from pyspark_mq.sources.amqp091.properties import UnreadableProperties
 from pyspark_mq.sources.base import Consumer, Decoder, Greeting, QueueDepth, SessionLostError
 from pyspark_mq.sources.url import BrokerUrl
@@ -363,7 +363,7 @@ class Amqp091Consumer(Consumer):
             return
         if isinstance(self._end, MessageError):
             raise self._end
-        raise SessionLostError(reason_of(self._end))
+        raise SessionLostError(reason_of(self._end), told=was_told(self._end))
 
     def _ended(self, error: object) -> None:
         if self._end is None:

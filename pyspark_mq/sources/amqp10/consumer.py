@@ -91,6 +91,7 @@ class Amqp10Consumer(Consumer):
         self._closing: deque[Link] = deque()
         self._barriers: deque[tuple[int, Link]] = deque()
         self._end: str | None = None
+        self._told = False
         self._refused: ssl.SSLError | None = None
 
     # -- opening
@@ -226,7 +227,7 @@ class Amqp10Consumer(Consumer):
     def _turn(self, timeout_s: float) -> None:
         """Send, wait, receive; raises when there is nobody to do that with."""
         if self._end is not None or not self._socket.connected:
-            raise SessionLostError(self._end or "not connected")
+            raise SessionLostError(self._end or "not connected", told=self._told)
         self._top_up()
         try:
             next_s = self._transport.tick(time.monotonic())
@@ -286,11 +287,12 @@ class Amqp10Consumer(Consumer):
         if self._transport.condition is not None:
             self._ended("the connection failed")
         if self._end is not None:
-            raise SessionLostError(self._end)
+            raise SessionLostError(self._end, told=self._told)
 
     def _ended(self, words: str) -> None:
         if self._end is None:
             condition = self._condition()
+            self._told = condition is not None and condition[0] != "amqp:connection:forced"
             self._end = f"{words} ({condition[0]}: {condition[1]})" if condition is not None else words
 
     # -- receiving

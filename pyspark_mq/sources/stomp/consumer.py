@@ -345,9 +345,9 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         if self._end is not None:
             raise self._end
 
-    def _ended(self, reason: str, cause: BaseException | None = None) -> None:
+    def _ended(self, reason: str, cause: BaseException | None = None, *, told: bool = False) -> None:
         if self._end is None:
-            self._end = SessionLostError(reason)
+            self._end = SessionLostError(reason, told=told)
             self._end.__cause__ = cause
 
     def _unreadable(self, wrong: FrameError) -> None:
@@ -361,7 +361,7 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
 
     def on_error(self, frame: Any) -> None:
         """Most brokers close the connection then; we do in any case."""
-        self._ended(said(frame.headers, frame.body))
+        self._ended(said(frame.headers, frame.body), told=True)
 
     def wake(self) -> None:
         self._socket.wake()
