@@ -39,15 +39,15 @@ a message with such an ID would count as committed in the replay of the epoch it
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
-from itertools import compress, islice
-from operator import eq, itemgetter, not_
+from itertools import islice
+from operator import eq, itemgetter
 from typing import Generic, TypeVar
 
+from pyspark_mq.ack.batch import Batch, Exposure
+from pyspark_mq.ack.handles import Handles
 from pyspark_mq.ack.table import Action, Event, State, step
 from pyspark_mq.errors import InternalError
 
@@ -96,52 +96,6 @@ class Settlement:
     parts: tuple[Part, ...]
 
 
-class _Exposure(Enum):
-    """What a session that ended had made of a batch."""
-
-    UNCONFIRMED = "unconfirmed"
-    CONFIRMED = "confirmed"
-
-
-@dataclass(slots=True, eq=False)
-class Batch(Generic[K]):
-    """IDs acknowledged together. `memo` is the caller's, to keep the encoded form beside them."""
-
-    number: int
-    keys: tuple[K, ...]
-    memo: str | None = None
-    state: State = State.COMMITTED
-    #: how many of the keys are not in a newer batch, nor evicted
-    live: int = 0
-    #: sessions that acknowledged it, and those of them that have not confirmed yet
-    sessions: frozenset[int] = frozenset()
-    open_sessions: set[int] = field(default_factory=set)
-    #: deliveries acknowledged in each session, to be counted as settled when it confirms
-    deliveries: dict[int, int] = field(default_factory=dict)
-    exposure: _Exposure | None = None
-    #: how long it waits once it is exposed; None: as long as `start_clock` says
-    wait_s: float | None = None
-    #: when it stops being carried: by the monotonic clock if confirmed, by connected time if exposed
-    grace_ends_s: float | None = None
-    wait_ends_s: float | None = None
-    #: the last plan whose offset names some of its keys
-    logged: int = -1
-    #: so many of the keys from the first were looked at for eviction
-    evicted: int = 0
-
-    def wait_left_s(self, connected_s: float, default: float | None = None) -> float | None:
-        """Connected seconds it is still to be carried if this process ends now; `default` if that is not known."""
-        if self.wait_ends_s is not None:
-            return max(0.0, self.wait_ends_s - connected_s)
-        return default if self.wait_s is None else self.wait_s
-
-    def over(self, now_s: float, connected_s: float) -> bool:
-        """Can none of it come again?"""
-        return (self.grace_ends_s is not None and self.grace_ends_s <= now_s) or (
-            self.wait_ends_s is not None and self.wait_ends_s <= connected_s
-        )
-
-
 @dataclass(slots=True)
 class _Epoch(Generic[K, P]):
     number: int
@@ -150,75 +104,6 @@ class _Epoch(Generic[K, P]):
     memo: str | None = None
     weight: int = 0  #: bytes of the payloads that are there
     unbound: bool = False  #: some of its handles are gone with their session
-
-
-class _Handles(Generic[K]):
-    """The open deliveries of one session, in the order of their tags.
-
-    Two lists side by side and where they begin: epochs are cut from the front, and a dict that
-    loses its front again and again is searched through from there each time.
-    """
-
-    __slots__ = ("_keys", "_start", "_tags")
-
-    def __init__(self) -> None:
-        self._tags: list[int] = []
-        self._keys: list[K] = []
-        self._start = 0
-
-    def __len__(self) -> int:
-        return len(self._tags) - self._start
-
-    def messages(self) -> list[K]:
-        """The message of each delivery."""
-        return self._keys[self._start :]
-
-    def hold(self, tags: Sequence[int], keys: Iterable[K]) -> None:
-        """Add deliveries, ascending among themselves and above all but the last few."""
-        at = bisect_left(self._tags, tags[0], self._start)
-        if at == len(self._tags):
-            self._tags.extend(tags)
-            self._keys.extend(keys)
-            return
-        late = [*zip(self._tags[at:], self._keys[at:], strict=True), *zip(tags, keys, strict=True)]
-        late.sort(key=itemgetter(0))
-        self._tags[at:] = [tag for tag, _ in late]
-        self._keys[at:] = [key for _, key in late]
-
-    def take_front(self, wanted: Collection[K]) -> tuple[int, int]:
-        """Take the deliveries of these messages up to the first of another one.
-
-        Returns:
-            how many, and the last tag; 0 if there is none.
-        """
-        end = self._start + len(wanted)
-        if self._keys[self._start : end] != list(wanted):  # nearly always they are the same
-            end = self._start
-        while end < len(self._keys) and self._keys[end] in wanted:
-            end += 1
-        taken = end - self._start
-        if not taken:
-            return 0, 0
-        last = self._tags[end - 1]
-        self._start = end
-        if end > len(self._tags) // 2:
-            del self._tags[:end], self._keys[:end]
-            self._start = 0
-        return taken, last
-
-    def take(self, wanted: Collection[K]) -> tuple[int, ...]:
-        """Take the deliveries of these messages, wherever they stand."""
-        tags, keys = self._tags[self._start :], self._keys[self._start :]
-        stay = [key not in wanted for key in keys]
-        if all(stay):
-            return ()
-        self._tags, self._keys, self._start = list(compress(tags, stay)), list(compress(keys, stay)), 0
-        return tuple(compress(tags, map(not_, stay)))
-
-    def split(self, tags: Sequence[int]) -> tuple[int, tuple[int, ...]]:
-        """Of tags that are not held: the last one below all that are, and those above."""
-        below = bisect_left(tags, self._tags[self._start]) if len(self) else len(tags)
-        return (tags[below - 1] if below else 0), tuple(tags[below:])
 
 
 @dataclass(slots=True)
@@ -292,7 +177,7 @@ class Ledger(Generic[K, P]):
         self._window = window
         self._remember = remember
         self._weigh = weigh
-        self._handles: dict[int, _Handles[K]] = {}
+        self._handles: dict[int, Handles[K]] = {}
         #: Further handles of messages that have more than one. Never too few, so a commit that
         #: found as many handles as it has to expect need not look for more.
         self._more_handles: Counter[K] = Counter()
@@ -428,7 +313,7 @@ class Ledger(Generic[K, P]):
 
     def open_session(self, session: int) -> None:
         """A connection is up; its deliveries will come under this number, never used before."""
-        self._handles[session] = _Handles()
+        self._handles[session] = Handles()
 
     def deliver(self, session: int, tags: Sequence[int], keys: Sequence[K], payloads: Sequence[P]) -> Settlement | None:
         """Take in deliveries of one session, in the order of arrival.
@@ -613,7 +498,7 @@ class Ledger(Generic[K, P]):
         self._count["settled"] += batch.deliveries.get(session, 0)
         if batch.open_sessions:
             return
-        if batch.exposure is not _Exposure.UNCONFIRMED:
+        if batch.exposure is not Exposure.UNCONFIRMED:
             self._meet_whole(Event.CONFIRM, batch)
             batch.wait_s = self._grace_s
         if batch.exposure is None:
@@ -738,9 +623,9 @@ class Ledger(Generic[K, P]):
         batch = group.batch
         if group.session in batch.open_sessions:
             batch.open_sessions.discard(group.session)
-            batch.exposure = _Exposure.UNCONFIRMED
+            batch.exposure = Exposure.UNCONFIRMED
         elif batch.exposure is None:
-            batch.exposure = _Exposure.CONFIRMED
+            batch.exposure = Exposure.CONFIRMED
         batch.grace_ends_s = None
 
     def _forget(self, group: _Group[K, P]) -> None:
@@ -871,7 +756,7 @@ class Ledger(Generic[K, P]):
             sessions=frozenset(deliveries),
             open_sessions=set(deliveries),
             deliveries=deliveries,
-            exposure=None if parts and not group.unbound else _Exposure.UNCONFIRMED,
+            exposure=None if parts and not group.unbound else Exposure.UNCONFIRMED,
             wait_s=None if parts else group.wait_s,
             logged=group.logged,
         )

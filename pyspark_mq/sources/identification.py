@@ -8,7 +8,7 @@ from typing import Any
 from pyspark_mq.dedup import Key, OnMissing, body_keys, id_keys, key_text
 from pyspark_mq.errors import MissingMessageIdError
 from pyspark_mq.sources.base import Decoder
-from pyspark_mq.sources.settings import Guarantee, OnUnreadable, Settings
+from pyspark_mq.sources.settings import OnUnreadable, Settings
 
 __all__ = ["Identification"]
 
@@ -26,7 +26,7 @@ class Identification:
         self._source = settings.id_source
         self._on_missing = settings.on_missing
         self._on_unreadable = settings.on_unreadable
-        self._exact = settings.guarantee is Guarantee.EXACTLY_ONCE
+        self._exact = settings.guarantee.identifies
         self._decoder = decoder
 
     def keys(self, raws: Sequence[Any]) -> list[Key | None]:

@@ -29,7 +29,7 @@ from typing import Any
 
 from pyspark_mq.errors import CheckpointError
 from pyspark_mq.sources.epochs import Position
-from pyspark_mq.sources.settings import Guarantee, Settings
+from pyspark_mq.sources.settings import Settings
 
 __all__ = ["VERSION", "OffsetCodec"]
 
@@ -57,7 +57,7 @@ class OffsetCodec:
         endpoint = settings.endpoint
         host = endpoint.urls[0].virtual_host
         selected = "" if endpoint.selector is None else f" with selector {endpoint.selector!r}"
-        exact = settings.guarantee is Guarantee.EXACTLY_ONCE
+        exact = settings.guarantee.identifies
         return cls(
             broker=endpoint.broker.name,
             source=f"{endpoint.destination}{selected} in virtual host '{host}'",

@@ -291,7 +291,7 @@ class _Parser:
             raise OptionError("topic", f"'{topic}' and queue '{queue}' are both set; a query reads one")
         if queue is not None and subscription is not None:
             raise OptionError("subscription", f"'{subscription}' goes with 'topic', not with queue '{queue}'")
-        if topic is not None and subscription is None and guarantee is not Guarantee.NONE:
+        if topic is not None and subscription is None and not guarantee.acknowledges_first:
             raise OptionError(
                 "subscription",
                 f"is required to read topic '{topic}' with guarantee '{guarantee.value}': without a durable "
@@ -344,7 +344,7 @@ class _Parser:
             raise OptionError("dedupStore", f"{redact(text)!r} is not accepted; accepted are {accepted}")
         if not _is_url(text):
             raise OptionError("dedupStore", f"{redact(text)!r} is not a URL; {ESCAPES}")
-        if guarantee is not Guarantee.EXACTLY_ONCE:
+        if not guarantee.identifies:
             raise OptionError("dedupStore", f"{redact(text)!r} needs guarantee 'exactly-once', not '{guarantee.value}'")
         scheme, _, rest = text.partition(":")
         return f"{scheme.lower()}:{rest}"
