@@ -289,6 +289,12 @@ class EpochSource:
             for text, until_s in start.pieces():
                 self._intake.recall(text, until_s)
             self._intake.recall(start.planned)
+        elif start.planned:
+            _LOG.warning(
+                "%s: the checkpoint has message IDs, and guarantee '%s' does not use them: what the former query had "
+                "committed and not acknowledged yet comes again",
+                self._settings.endpoint.destination, self._settings.guarantee.value,
+            )  # fmt: skip
         self._sessions.first_window = self._intake.slow_start
         if start.epoch == 0:
             # A new query: no restart, so no crash loop either.

@@ -84,6 +84,8 @@ class Intake:
         self._horizon = Horizon()
         self._taken: dict[int, int] = {}
         self._unseen_ghosts = False
+        self._company_since_s: float | None = None
+        self._company_told = False
         self.taking = False
         self.broker_id = ""
         self.ready_at_first: int | None = None
@@ -228,7 +230,28 @@ class Intake:
             self._horizon.observe(now_s, self._flows())
             self._ledger.start_clock(self._horizon.connected_s, self._redelivery_wait_s())
             self._unseen_ghosts = False
+            self._look_for_company(now_s)
         self._ledger.expire(now_s, self._horizon.horizon_s)
+
+    def _look_for_company(self, now_s: float) -> None:
+        """Another consumer takes messages away: each sees a part of the queue.
+
+        For as long as a dead connection of our own may be counted, it may be that.
+        """
+        company = self._sessions.company
+        if not company:
+            self._company_since_s = None
+            return
+        if self._company_since_s is None:
+            self._company_since_s = now_s
+        if not self._company_told and now_s - self._company_since_s > self._half_open_s:
+            self._company_told = True
+            _LOG.warning(
+                "%s: the broker reports %d other consumer(s). What they are handed is missing here; a query that reads "
+                "a queue twice, as a self-join does, sees each message on one side only. Give each reader a queue of "
+                "its own, or read once and use the result twice",
+                self._settings.endpoint.destination, company,
+            )  # fmt: skip
 
     def _flows(self) -> dict[int, Flow]:
         flows = {}

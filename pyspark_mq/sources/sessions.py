@@ -205,6 +205,12 @@ class Sessions:
         return 0 if told is None else told.ready
 
     @property
+    def company(self) -> int:
+        """Consumers of the queue beside these, as the broker said last; 0 if it does not report them."""
+        others = [receiver.depth.other_consumers for receiver in self._receivers if receiver.depth is not None]
+        return max(0, max(others, default=0) - (len(self._receivers) - 1))
+
+    @property
     def alone(self) -> bool:
         """Did the broker report no consumers of the queue besides these?"""
         others = [receiver.depth.other_consumers for receiver in self._receivers if receiver.depth is not None]

@@ -361,6 +361,50 @@ def test_an_offset_of_0_1_0_has_no_waits_and_goes_on() -> None:
     scene.assert_exactly_once()
 
 
+# -- what is said ------------------------------------------------------------------------------------------
+
+
+def test_another_consumer_is_told_of_once_it_cannot_be_a_dead_connection_of_ours(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    scene = Scene(max_messages=10, heartbeat_s=2.0)
+    other = Query(scene.world, scene.broker, make_settings(max_messages=10, heartbeat_s=2.0))
+    other.trigger()
+    scene.publish(40)
+    told = []
+    for _ in range(120):
+        scene.query.trigger()
+        other.trigger()
+        scene.query.source._sessions.refresh_depth()
+        scene.world.let_pass(0.5)
+        told.append(sum("other consumer" in record.message for record in caplog.records))
+    assert told[10] == 0
+    assert told[-1] == 1
+    assert sorted([*scene.query.emitted, *other.emitted]) == sorted(scene.sent)
+
+
+def test_a_dead_connection_of_our_own_is_no_other_consumer(caplog: pytest.LogCaptureFixture) -> None:
+    scene = Scene(max_messages=10, heartbeat_s=2.0)
+    scene.publish(10)
+    scene.query.trigger()
+    scene.broker.cut(unnoticed_s=5.0)
+    for _ in range(100):
+        scene.query.trigger()
+        scene.query.source._sessions.refresh_depth()
+        scene.world.let_pass(0.5)
+    assert not [record for record in caplog.records if "other consumer" in record.message]
+
+
+def test_ids_that_a_lower_guarantee_does_not_use_are_said(caplog: pytest.LogCaptureFixture) -> None:
+    scene = Scene(max_messages=10)
+    scene.publish(10)
+    scene.query.trigger()
+    scene.query.crash()
+    scene.query.settings = make_settings(max_messages=10, guarantee=Guarantee.AT_LEAST_ONCE)
+    scene.query.trigger()
+    assert [record for record in caplog.records if "does not use them" in record.message]
+
+
 # -- bounded runs ---------------------------------------------------------------------------------------
 
 
