@@ -156,6 +156,16 @@ class ContainerNode(Node):
             self._container.kill(signal="KILL")
             self._container.wait(timeout=_END_TIMEOUT_S)
 
+    def freeze(self, seconds: float) -> None:
+        if not self.running:
+            return
+        with self._asking("be paused"):
+            self._container.pause()
+            try:
+                time.sleep(seconds)
+            finally:
+                self._container.unpause()
+
     def log_tail(self, lines: int = _TAIL_LINES) -> str:
         if self._container is None:
             return ""

@@ -175,6 +175,17 @@ class Process:
             self._child.wait(_KILL_TIMEOUT_S)
         self._dismiss_watchdog()
 
+    def freeze(self, seconds: float) -> None:
+        """SIGSTOP to its whole process group, and SIGCONT after so long."""
+        if not self.running:
+            return
+        os.killpg(self._child.pid, signal.SIGSTOP)
+        try:
+            time.sleep(seconds)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._child.pid, signal.SIGCONT)
+
     def terminate(self, timeout_s: float) -> bool:
         """SIGTERM to the process itself. True when it has ended in time, else it runs on."""
         if self.running:
@@ -351,6 +362,10 @@ class Node(ABC):
         """SIGKILL; data is kept. May be called again."""
 
     @abstractmethod
+    def freeze(self, seconds: float) -> None:
+        """Stop it for so long (SIGSTOP), like a machine that swaps or is moved; its connections stay."""
+
+    @abstractmethod
     def log_tail(self, lines: int = _TAIL_LINES) -> str:
         """The last lines of its output since the last start."""
 
@@ -499,6 +514,10 @@ class ProcessNode(Node):
         """
         if self._process is not None:
             self._process.kill()
+
+    def freeze(self, seconds: float) -> None:
+        if self._process is not None:
+            self._process.freeze(seconds)
 
     def log_tail(self, lines: int = _TAIL_LINES) -> str:
         """The last lines of its output since the last start."""

@@ -23,8 +23,10 @@ from testbed.stomp_publisher import publish_stomp
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["OwnBroker", "PrivateBroker"]
+__all__ = ["FROZEN_S", "OwnBroker", "PrivateBroker"]
 
+#: For how long what is stopped is stopped.
+FROZEN_S = 15.0
 _CONFIRM_TIMEOUT_S = 30.0
 _OPEN_TIMEOUT_S = 10.0
 #: Messages left are counted by taking them without acknowledging: as long as they keep coming.
@@ -85,6 +87,11 @@ class PrivateBroker:
     def left(self) -> int:
         """Messages in the queue, waiting or handed out."""
         return self.node.counts(self._queue).total
+
+    def freeze(self) -> bool:
+        """SIGSTOP for longer than heartbeats last, and SIGCONT."""
+        self.node.freeze(FROZEN_S)
+        return True
 
     def kill_and_start(self) -> bool:
         """``kill -9``, and a start with its data."""

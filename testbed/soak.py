@@ -23,7 +23,7 @@ from rich.console import Console
 from pyspark_mq.brokers import BROKERS
 from testbed.audit import print_rows
 from testbed.proxy import Direction, FaultProxy
-from testbed.queues import PrivateBroker
+from testbed.queues import FROZEN_S, PrivateBroker
 from testbed.storm import Job, Publisher, Storm
 
 QUEUE = "soak"
@@ -135,6 +135,8 @@ def _faults(job: Job, broker: PrivateBroker, proxy: FaultProxy, chance: random.R
         "kill -9 of the JVM": job.kill_jvm,
         "kill -9 of the Python worker ": job.kill_worker,
         "kill -9 of the broker, restart ": broker.kill_and_start,
+        "SIGSTOP of the Python worker, SIGCONT": lambda: job.freeze_worker(FROZEN_S),
+        "SIGSTOP of the broker, SIGCONT": broker.freeze,
     }
     quick = {"cut": cut, "cut in mid-frame": cut_mid_frame}
     order: dict[str, Callable[[], bool]] = {}

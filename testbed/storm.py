@@ -203,6 +203,13 @@ class Job:
         # All of them, and not only until the first is dead.
         return sum(map(_kill, self.workers())) > 0
 
+    def freeze_worker(self, seconds: float) -> bool:
+        """SIGSTOP to the Python worker of the source, and SIGCONT after so long: it has missed every heartbeat."""
+        frozen = [worker for worker in self.workers() if _signalled(worker, signal.SIGSTOP)]
+        if frozen:
+            time.sleep(seconds)
+        return sum(_signalled(worker, signal.SIGCONT) for worker in frozen) > 0
+
     def stop(self, timeout_s: float = 60.0) -> int:
         """Ask it to stop and wait; its exit code."""
         if self._process is None:
@@ -242,8 +249,12 @@ def _runs(process: psutil.Process, module: str) -> bool:
 
 
 def _kill(process: psutil.Process) -> bool:
+    return _signalled(process, signal.SIGKILL)
+
+
+def _signalled(process: psutil.Process, number: int) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
-        process.kill()
+        process.send_signal(number)
         return True
     return False
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import pickle
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -98,6 +99,13 @@ class MemoryNode(Node):
 
     def kill(self) -> None:
         self.broker.kill()
+
+    def freeze(self, seconds: float) -> None:
+        self.broker.stopped = True
+        try:
+            time.sleep(seconds)
+        finally:
+            self.broker.stopped = False
 
     def close(self) -> None:
         self.broker.kill()
