@@ -188,8 +188,7 @@ class EpochSource:
         self._adopt(end)
         if end.epoch not in self._emitted:
             return  # of a former process, or committed before: nothing that was run here (rule 16)
-        # What came meanwhile first: it shows whether the broker had room to hand out more.
-        self._intake.pump()
+        self._intake.look_for_room()
         for epoch in self._ledger.epochs(end.epoch):
             self._store.remember(self._ledger.keys(epoch))
         # Before the acknowledgements make room: where a wider window is a new consumer, it is had while

@@ -74,6 +74,10 @@ class Horizon:
         self._interrupted_s = self._connected_s
         self._seen_s = self._room_since_s = self._mark = None
 
+    def block(self) -> None:
+        """A session had no room; whatever it has by the next look does not go back further."""
+        self._room_since_s = None
+
     def observe(self, now_s: float, flows: Mapping[int, Flow]) -> None:
         """All sessions are up, and everything they received is taken in.
 

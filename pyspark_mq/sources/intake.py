@@ -119,6 +119,15 @@ class Intake:
         most = _BYTES_HELD_EPOCHS * self._settings.max_bytes if bounded else math.inf
         self._sessions.bound_bytes(most, self.held_bytes)
 
+    def look_for_room(self) -> None:
+        """Before acknowledgements make room: what was ready to come again may have had none for a long time."""
+        for session, window in self._sessions.windows.items():
+            if (
+                session in self._taken
+                and self._ledger.unacked_in(session) + self._sessions.untaken_in(session) >= window
+            ):
+                self._horizon.block()
+
     def settle(self, settlement: Settlement | None) -> None:
         """Have acknowledgements sent."""
         if settlement is not None:

@@ -130,7 +130,11 @@ class Sessions:
     @property
     def untaken(self) -> int:
         """Messages received and not taken yet."""
-        return sum(len(consumer.inbox) for _, consumer in self._live.values())
+        return sum(map(self.untaken_in, self._live))
+
+    def untaken_in(self, session: int) -> int:
+        """The same for one session that lives."""
+        return len(self._live[session][1].inbox)
 
     @property
     def paused(self) -> bool:

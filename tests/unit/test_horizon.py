@@ -69,3 +69,11 @@ def test_an_interruption_begins_anew_and_nothing_goes_back() -> None:
     assert horizon.horizon_s == before
     horizon.observe(101, {2: Flow(0, 100, room=True)})
     assert horizon.horizon_s > before
+
+
+def test_a_window_that_was_full_between_two_looks_is_not_trusted() -> None:
+    horizon = Horizon()
+    for second in range(100):
+        horizon.observe(second, flow())
+        horizon.block()
+    assert horizon.horizon_s == 0
