@@ -71,7 +71,7 @@ step() {
 show_progress() {
     local last
     while sleep "$every_s"; do
-        last=$(tail -c 2000 "$log" | tr '\r' '\n' | grep -v '^[[:space:]]*$' | tail -n 1 | cut -c 1-80 || true)
+        last=$(tail -c 2000 "$log" | tr '\r' '\n' | LC_ALL=C tr -cd '[:print:]\n' | grep -v '^[[:space:]]*$' | tail -n 1 | cut -c 1-80 || true)
         printf '%s       %3d s: %s%s' "$erase" "$((SECONDS - $1))" "$last" "$newline"
     done
 }
