@@ -140,7 +140,8 @@ class EpochSource:
             # Before 4.2 Spark plans after a restart without showing what is committed: it is shown later,
             # and what was planned twice is taken out then.
             self._intake.taking = True
-        if self._ledger.has_epoch(self._last.epoch) and self._last.epoch not in self._emitted:
+        behind = start is not None and start.epoch < self._last.epoch
+        if behind or (self._ledger.has_epoch(self._last.epoch) and self._last.epoch not in self._emitted):
             return self._last  # planned before and never begun: it stays as it was written
         self._intake.bound_bytes()
         self._sessions.start()

@@ -83,8 +83,9 @@ def test_a_small_epoch_waits_for_company_but_not_for_ever() -> None:
     assert scene.world.now_s - began < 2
 
 
-def test_an_epoch_that_was_planned_and_not_begun_is_returned_again() -> None:
-    scene = Scene(max_messages=5)
+@pytest.mark.parametrize("guarantee", Guarantee)
+def test_an_epoch_that_was_planned_and_not_begun_is_returned_again(guarantee: Guarantee) -> None:
+    scene = Scene(max_messages=5, guarantee=guarantee)
     scene.publish(20)
     source = scene.query.source
     first = source.latest(source.initial(), Limit(5))
