@@ -20,6 +20,9 @@ from tests.support.cells import ALL_CELLS, CELLS, Cell, LiveCell, cell_node
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.memory_cell import MEMORY_CELL, MemoryCell, MemoryNode
 
+#: Modules whose tests `make test` runs on one cell of each protocol.
+_ON_EVERY_PROTOCOL = ("laws.test_session", "laws.test_topics", "laws.test_unreadable")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     names = ", ".join(cell.name for cell in (MEMORY_CELL, *ALL_CELLS))
@@ -35,6 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.addinivalue_line("markers", "protocols(*names): run on cells of these protocols only")
     config.addinivalue_line("markers", "network: not on the queue in memory, which has no sockets")
+    config.addinivalue_line("markers", "whole: with --all only; what it covers is used by other tests anyway")
     config.addinivalue_line("markers", "law(name): the row of the compatibility matrix a test belongs to")
 
 
@@ -50,7 +54,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             ]
         if not _everything(metafunc):
             turn = _functions(metafunc.module).index(metafunc.function.__name__)
-            cells = dealt(turn, cells, every_protocol=".laws." in metafunc.module.__name__)
+            cells = dealt(turn, cells, every_protocol=metafunc.module.__name__.endswith(_ON_EVERY_PROTOCOL))
         metafunc.parametrize("cell", cells, indirect=True, ids=[cell.name for cell in cells], scope="function")
 
 
@@ -89,6 +93,8 @@ def _step(count: int) -> int:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A test that no chosen cell has is none, rather than one that is skipped."""
     empty = [item for item in items if any("empty parameter set" in _told(mark) for mark in item.iter_markers("skip"))]
+    if not config.getoption("--all") and not config.getoption("--cells"):
+        empty += [item for item in items if item.get_closest_marker("whole")]
     config.hook.pytest_deselected(items=empty)
     items[:] = [item for item in items if item not in set(empty)]
     for item in items:

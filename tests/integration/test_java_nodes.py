@@ -26,6 +26,8 @@ from tests.conftest import missing
 from tests.support.certificates import Certificates, Identity, make_certificates
 from tests.support.checks import total
 
+pytestmark = pytest.mark.whole
+
 TIMEOUT_S = 30.0
 MESSAGES = 1500
 LOOPBACKS = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}

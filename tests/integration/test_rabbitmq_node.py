@@ -32,6 +32,8 @@ from testbed.process import (
 from testbed.rabbitmq_node import RabbitNode
 from tests.support.certificates import Certificates, Identity, make_certificates
 
+pytestmark = pytest.mark.whole
+
 TIMEOUT_S = 20.0
 MESSAGES = 3000
 LOOPBACKS = {"0100007F", "00000000000000000000000001000000"}  # as the kernel writes them

@@ -592,6 +592,7 @@ def test_reading_without_a_stream_is_refused_in_words(spark: Any, rabbit: Rabbit
         spark.read.format("mq").options(**job.options).load().collect()
 
 
+@pytest.mark.whole
 def test_no_password_reaches_checkpoint_plan_or_log(rabbit: RabbitNode, tmp_path: Path, name: str) -> None:
     # In a process of its own, so that everything Spark writes at its most talkative is seen.
     rabbit.ctl("add_user", "walter", "s3cr3t-pw")
