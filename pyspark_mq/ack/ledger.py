@@ -40,7 +40,7 @@ a message with such an ID would count as committed in the replay of the epoch it
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import eq, itemgetter
@@ -250,9 +250,9 @@ class Ledger(Generic[K, P]):
         """The same for one open session."""
         return len(self._handles[session])
 
-    def unseen(self, keys: Iterable[K]) -> list[K]:
-        """Those of `keys` that are not known here."""
-        return [key for key in keys if self.state(key) is State.UNSEEN]
+    def unseen(self, keys: Iterable[K]) -> Iterator[K]:
+        """Those of `keys` that are not known here, looked at one by one as they are asked for."""
+        return (key for key in keys if self.state(key) is State.UNSEEN)
 
     def epochs(self, upto: int) -> list[int]:
         """Planned epochs not committed yet, up to and including a number."""

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
-from pyspark_mq.ack import Ledger, Settlement, State
+from pyspark_mq.ack import Ledger, Settlement
 from pyspark_mq.dedup import CodecError, Key, SeenStore, decode_ids
 from pyspark_mq.errors import CheckpointError
 from pyspark_mq.sources.base import Decoder
@@ -338,7 +338,6 @@ class Intake:
 
     def _ask_store(self, keys: list[Any]) -> None:
         """Learn of those that are not known here and were settled by somebody else."""
-        state = self._ledger.state
-        known = self._store.known(key for key in keys if state(key) is State.UNSEEN)
+        known = self._store.known(self._ledger.unseen(keys))
         if known:
             self.settle(self._ledger.restore_committed(known))

@@ -217,5 +217,4 @@ class Sessions:
     @property
     def alone(self) -> bool:
         """Did the broker report no consumers of the queue besides these?"""
-        others = [receiver.depth.other_consumers for receiver in self._receivers if receiver.depth is not None]
-        return bool(others) and max(others) < len(self._receivers)
+        return bool(self.depths()) and not self.company
