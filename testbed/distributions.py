@@ -3,8 +3,6 @@
 Maven is asked rather than the web, as it knows the mirrors and proxies of the machine. What it
 brings is checked against the digest below before anything of it runs, also when it was resolved
 anew on another day: the digest covers the name and content of every file.
-
-    python -m testbed.distributions     # fetches all there are, so that tests need not
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ import hashlib
 import os
 import shutil
 import subprocess
-import sys
 import tarfile
 import tempfile
 from collections.abc import Mapping
@@ -232,18 +229,3 @@ def _unpack(archive: Path, folder: Path) -> None:
     for entry in top.iterdir():
         entry.rename(folder / entry.name)
     shutil.rmtree(inside)
-
-
-def main() -> int:
-    """Fetch everything; 1 if something could not be had."""
-    for distribution in (JOLOKIA, *ACTIVEMQ_VERSIONS.values(), *ARTEMIS_VERSIONS.values()):
-        try:
-            print(fetch(distribution))
-        except NodeError as error:
-            print(error, file=sys.stderr)
-            return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

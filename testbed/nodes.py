@@ -14,7 +14,7 @@ def make_node(broker: str, version: str = "", *, container: bool = False, **sett
 
     Args:
         broker: `rabbitmq`, `activemq` or `artemis`.
-        version: of the broker, or the beginning of it; by default the newest of a machine or list.
+        version: of the broker, or the beginning of it; by default the one of the machine, or the newest of a list.
         container: in a container, of the image for that version, instead of as a local process.
         settings: of the broker's node class.
 
@@ -28,11 +28,7 @@ def make_node(broker: str, version: str = "", *, container: bool = False, **sett
     if broker == "rabbitmq":
         from testbed.rabbitmq_node import RabbitNode  # noqa: PLC0415 - one of three is used
 
-        node: Node = RabbitNode(plugins=("rabbitmq_stomp", "rabbitmq_amqp1_0"), **settings)
-        if not f"{node.version}.".startswith(f"{version}." if version else ""):
-            node.close()
-            raise NodeError(f"RabbitMQ {version} is not installed, {node.version} is")
-        return node
+        return RabbitNode(version=version, plugins=("rabbitmq_stomp", "rabbitmq_amqp1_0"), **settings)
     if version:
         settings["version"] = version
     if broker == "activemq":

@@ -1,4 +1,4 @@
-"""A private RabbitMQ node from Debian's package, as a local process.
+"""A private RabbitMQ node from Debian's package, as a local process; the machine's own, or one of :mod:`testbed.debian`.
 
 The package's own start script is used below ``/usr/lib``: the one in ``/usr/sbin`` changes to
 the system's user and folder. What differs from a plain start, and why:
@@ -29,6 +29,7 @@ from typing import Any
 from urllib.parse import quote
 
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
+from testbed.debian import fetch_rabbitmq, within
 from testbed.ports import speaks
 from testbed.process import (
     LOOPBACK,
@@ -221,6 +222,7 @@ class RabbitNode(RabbitQueues, ProcessNode):
     def __init__(
         self,
         *,
+        version: str = "",
         data: Path | None = None,
         config: Mapping[str, str | int] | None = None,
         plugins: Sequence[str] = (),
@@ -231,6 +233,8 @@ class RabbitNode(RabbitQueues, ProcessNode):
         """Nothing is started yet.
 
         Args:
+            version: one of :data:`testbed.debian.RABBITMQ_SUITES`, fetched if it is not there; by default the
+                installed one.
             data: as for :class:`Node`.
             config: more lines of rabbitmq.conf, for example
                 ``{"consumer_timeout": 60000, "disk_free_limit.absolute": "50MB"}``.
@@ -238,12 +242,13 @@ class RabbitNode(RabbitQueues, ProcessNode):
             tls: listen for TLS as well, for each protocol on one more port.
 
         Raises:
-            NodeError: RabbitMQ is not installed, or a plugin is not one of these.
+            NodeError: RabbitMQ is not installed or cannot be fetched, or a plugin is not one of these.
         """
         unknown = set(plugins) - _PLUGINS
         if unknown:
             raise NodeError(f"plugins {sorted(unknown)} are unknown here; known {sorted(_PLUGINS)}")
-        self._scripts = _find_scripts()
+        self._root = fetch_rabbitmq(version) if version else None
+        self._scripts = _find_scripts(self._root)
         super().__init__(data=data, start_timeout_s=start_timeout_s, stop_timeout_s=stop_timeout_s)
         self._config = dict(config or {})
         self._plugins = tuple(plugins)
@@ -302,7 +307,11 @@ class RabbitNode(RabbitQueues, ProcessNode):
         arguments = [str(self._scripts / "rabbitmq-server"), "-noinput", "-sname", self._name]
         arguments += ["-start_epmd", "false", *self._distribution_arguments()]
         arguments += ["-eval", " ".join(PRELOAD.split()), "-s", "rabbit", "boot"]
-        return Command(arguments, self._environment())
+        return Command(self._started(arguments), self._environment())
+
+    def _started(self, command: Sequence[str]) -> list[str]:
+        """How a program of its installation is started."""
+        return list(command) if self._root is None else within(self._root, command)
 
     def _ready(self) -> bool:
         return speaks_amqp(self._amqp_port) and all(listens(port) for port in self._extra_ports())
@@ -436,7 +445,8 @@ class RabbitNode(RabbitQueues, ProcessNode):
     def _start_epmd(self) -> None:
         if self._epmd is not None and self._epmd.running:
             return
-        command = Command(["epmd", "-address", LOOPBACK, "-port", str(self._epmd_port)], self._environment())
+        arguments = ["epmd", "-address", LOOPBACK, "-port", str(self._epmd_port)]
+        command = Command(self._started(arguments), self._environment())
         self._epmd = Process(command, log=self.data / "epmd.log", folder=self.data)
         if not poll(lambda: listens(self._epmd_port), _EPMD_TIMEOUT_S):
             raise NodeError(f"epmd did not start: {(self.data / 'epmd.log').read_text()}")
@@ -444,7 +454,7 @@ class RabbitNode(RabbitQueues, ProcessNode):
     def _run(self, command: list[str], source: str | None, timeout_s: float) -> str:
         try:
             done = subprocess.run(
-                command,
+                self._started(command),
                 input=source,
                 capture_output=True,
                 encoding="utf-8",
@@ -466,14 +476,17 @@ def speaks_amqp(port: int) -> bool:
     return speaks(port, _AMQP_GREETING, _AMQP_METHOD_FRAME)
 
 
-def _find_scripts() -> Path:
-    found = sorted(_LIBRARY.glob("rabbitmq_server-*/sbin"), key=_version_key)
+def _find_scripts(root: Path | None) -> Path:
+    """The folder of its scripts, as the programs started with it see it."""
+    where = _LIBRARY if root is None else root / _LIBRARY.relative_to("/")
+    found = sorted(where.glob("rabbitmq_server-*/sbin"), key=_version_key)
     if not found:
-        raise NodeError(f"RabbitMQ is not installed (nothing in {_LIBRARY}); {_INSTALL}")
-    for tool in ("epmd", "erl", "erl_call"):
-        if shutil.which(tool) is None:
-            raise NodeError(f"the Erlang program {tool!r} is not on the PATH; {_INSTALL}")
-    return found[-1]
+        raise NodeError(f"RabbitMQ is not installed (nothing in {where}); {_INSTALL}")
+    if root is None:
+        for tool in ("epmd", "erl", "erl_call"):
+            if shutil.which(tool) is None:
+                raise NodeError(f"the Erlang program {tool!r} is not on the PATH; {_INSTALL}")
+    return _LIBRARY / found[-1].relative_to(where)
 
 
 def _version_key(scripts: Path) -> list[int]:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Brings a machine to where tests, demo and benchmark run: the Debian packages that are missing,
-# .venv with this checkout installed in it, and the Java brokers in the cache folder of the user.
+# .venv with this checkout installed in it, and further brokers in the cache folder of the user.
 # Does nothing, and says nothing, when all is there.
 #
 # Usage: tools/setup.sh [--quiet]      --quiet: do not even say that it is ready
@@ -41,7 +41,7 @@ main() {
         step "virtual environment in $venv" "$python" -m venv "$venv"
         step "this package and its tools (extras $extras)" install_checkout
         step "check that Spark will find it" check_import
-        step "ActiveMQ and Artemis, by Maven" fetch_brokers
+        step "ActiveMQ and Artemis, by Maven; RabbitMQ 4, by apt" fetch_brokers
         printf '%s\n' "$wanted" >"$stamp"
     fi
     [[ ${1:-} == --quiet ]] || echo "ready: $venv ($("$venv/bin/python" --version))"
@@ -108,7 +108,7 @@ install_checkout() {
 
 # Now, so that no test waits for it. Without them their tests are skipped, but not in CI.
 fetch_brokers() {
-    "$venv/bin/python" -m testbed.distributions || [[ -z ${CI:-} ]]
+    "$venv/bin/python" -m testbed.fetch || [[ -z ${CI:-} ]]
 }
 
 # Spark looks for its data sources with pkgutil, which does not see every kind of editable install.
@@ -125,7 +125,7 @@ sys.exit(None if "pyspark_mq" in names else "pyspark_mq is installed but pkgutil
 fingerprint() {
     pwd
     "$1" -c 'import sys; print(sys.version)'
-    sha256sum pyproject.toml tools/setup.sh tools/debian.sh testbed/distributions.py
+    sha256sum pyproject.toml tools/setup.sh tools/debian.sh testbed/{fetch,distributions,debian}.py
 }
 
 main "$@"

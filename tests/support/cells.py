@@ -68,9 +68,12 @@ CELLS = (
     Cell("activemq", AMQP_1_0),
     Cell("artemis", STOMP),
     Cell("artemis", AMQP_1_0),
+    Cell("rabbitmq", AMQP_0_9_1, version="4.3", kind="quorum"),
+    Cell("rabbitmq", STOMP, version="4.3", kind="quorum"),
+    Cell("rabbitmq", AMQP_1_0, version="4.3", kind="quorum"),
 )
-#: One for each broker and protocol.
-STORM_CELLS = tuple(cell for cell in CELLS if cell.kind != "quorum")
+#: One for each broker and protocol, and quorum queues of the newest RabbitMQ.
+STORM_CELLS = tuple(cell for cell in CELLS if cell.version or cell.kind != "quorum")
 #: All of them, with the further versions and kinds of the whole matrix.
 ALL_CELLS = (
     *CELLS,
@@ -78,19 +81,19 @@ ALL_CELLS = (
     Cell("rabbitmq", AMQP_1_0, kind="quorum"),
     Cell("activemq", STOMP, version="5"),
     Cell("activemq", AMQP_1_0, version="5"),
-    Cell("rabbitmq", AMQP_0_9_1, version="4"),
-    Cell("rabbitmq", STOMP, version="4"),
-    Cell("rabbitmq", AMQP_1_0, version="4"),
+    Cell("rabbitmq", AMQP_0_9_1, version="4.0"),
+    Cell("rabbitmq", STOMP, version="4.0"),
+    Cell("rabbitmq", AMQP_1_0, version="4.0"),
+    Cell("rabbitmq", AMQP_0_9_1, version="4.3", kind="classic"),
 )
 
 
 def cell_node(broker: str, version: str = "", **settings: Any) -> Node:
     """A node for tests, not started."""
-    if broker == "rabbitmq" and version:
-        return make_node(broker, version, container=True)  # there is one version in Debian
     # Over AMQP 1.0 the broker alone decides when it gives a silent connection up: a minute by default.
     if broker == "rabbitmq":
-        settings["config"] = {"heartbeat": 2, **settings.get("config", {})}
+        # Messages of more than 16 MiB are refused by default from 4.0 on.
+        settings["config"] = {"heartbeat": 2, "max_message_size": 128 << 20, **settings.get("config", {})}
     else:
         settings = {"amqp_idle_timeout_ms": 4_000, **settings}
     return make_node(broker, version, **settings)

@@ -1,0 +1,27 @@
+"""Fetches every broker that is not a package of the machine, so that tests need not: ``python -m testbed.fetch``."""
+
+from __future__ import annotations
+
+import sys
+
+from testbed.debian import RABBITMQ_SUITES, fetch_rabbitmq
+from testbed.distributions import ACTIVEMQ_VERSIONS, ARTEMIS_VERSIONS, JOLOKIA, fetch
+from testbed.process import NodeError
+
+
+def main() -> int:
+    """Fetch everything; 1 if something could not be had."""
+    wanted = [lambda one=one: fetch(one) for one in (JOLOKIA, *ACTIVEMQ_VERSIONS.values(), *ARTEMIS_VERSIONS.values())]
+    wanted += [lambda version=version: fetch_rabbitmq(version) for version in RABBITMQ_SUITES]
+    failed = 0
+    for bring in wanted:
+        try:
+            print(bring(), flush=True)
+        except NodeError as error:
+            print(error, file=sys.stderr)
+            failed = 1
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
