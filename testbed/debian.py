@@ -37,7 +37,7 @@ _IN_PLACE = 'mount --rbind "$0" /usr && exec "$@"'
 
 
 def within(root: Path, command: Sequence[str]) -> list[str]:
-    """The command that runs `command` with what was fetched to `root`; it becomes it, so pid and signals are its own."""
+    """The command that runs `command` with what was fetched to `root`; it becomes it, pid and all."""
     as_root = [] if os.geteuid() == 0 else ["--map-root-user"]
     return ["unshare", *as_root, "--mount", "/bin/sh", "-c", _IN_PLACE, str(root / "usr"), *command]
 

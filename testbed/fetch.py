@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 from testbed.debian import RABBITMQ_SUITES, fetch_rabbitmq
 from testbed.distributions import ACTIVEMQ_VERSIONS, ARTEMIS_VERSIONS, JOLOKIA, fetch
@@ -11,8 +12,11 @@ from testbed.process import NodeError
 
 def main() -> int:
     """Fetch everything; 1 if something could not be had."""
-    wanted = [lambda one=one: fetch(one) for one in (JOLOKIA, *ACTIVEMQ_VERSIONS.values(), *ARTEMIS_VERSIONS.values())]
-    wanted += [lambda version=version: fetch_rabbitmq(version) for version in RABBITMQ_SUITES]
+    distributions = (JOLOKIA, *ACTIVEMQ_VERSIONS.values(), *ARTEMIS_VERSIONS.values())
+    wanted = [
+        *(partial(fetch, one) for one in distributions),
+        *(partial(fetch_rabbitmq, one) for one in RABBITMQ_SUITES),
+    ]
     failed = 0
     for bring in wanted:
         try:

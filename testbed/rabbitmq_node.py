@@ -1,4 +1,4 @@
-"""A private RabbitMQ node from Debian's package, as a local process; the machine's own, or one of :mod:`testbed.debian`.
+"""A private RabbitMQ node from Debian's package, the machine's or one of :mod:`testbed.debian`, as a local process.
 
 The package's own start script is used below ``/usr/lib``: the one in ``/usr/sbin`` changes to
 the system's user and folder. What differs from a plain start, and why:

@@ -23,7 +23,7 @@ repeated in every new offset, for as long as its messages may come again (rule 5
 * *exposed*, when a session ended first. What that session had not confirmed is handed out again
   once the broker notices its end: the batch waits for as long as :meth:`Ledger.start_clock` says.
   What it had confirmed, less than the grace ago, comes again only if it was the broker that
-  died: the batch waits for `grace_s`.
+  died: the batch waits for `grace_s`, and for as long as the broker holds back what comes again.
 
 What is exposed waits in *connected* time, which passes only while every connection is up. The
 deadline is set once and no later end of a session moves it: what comes again becomes a part of a
@@ -168,11 +168,15 @@ class Ledger(Generic[K, P]):
         remember: False for the lower guarantees. The keys are then mere serial numbers of
             deliveries, and nothing is kept once an epoch is committed.
         weigh: the bytes of payloads.
+
+    Attributes:
+        delay_s: seconds the broker holds back what comes again, once it could.
     """
 
     def __init__(
         self, *, grace_s: float, window: int, remember: bool = True, weigh: Callable[[Sequence[P]], int] = len
     ) -> None:
+        self.delay_s = 0.0
         self._grace_s = grace_s
         self._window = window
         self._remember = remember
@@ -500,7 +504,7 @@ class Ledger(Generic[K, P]):
             return
         if batch.exposure is not Exposure.UNCONFIRMED:
             self._meet_whole(Event.CONFIRM, batch)
-            batch.wait_s = self._grace_s
+            batch.wait_s = self._grace_s + self.delay_s
         if batch.exposure is None:
             batch.grace_ends_s = now_s + self._grace_s
         self._drop_if_dead(batch)

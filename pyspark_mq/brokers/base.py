@@ -94,6 +94,7 @@ class Amqp10Dialect:
             percent-encoded for `{name}`; empty if in none.
         virtual_host: what `open.hostname` carries, with `{name}` for the virtual host; empty if the
             broker has none.
+        management_since: from which major version on it answers questions for a queue; None if it does not.
     """
 
     queue: str
@@ -106,6 +107,7 @@ class Amqp10Dialect:
     slash: str = ""
     queue_since: tuple[int, str] | None = None
     virtual_host: str = ""
+    management_since: int | None = None
 
     def queue_address(self, name: str, version: str) -> str:
         """Where a queue is in this version of the broker; an unknown version counts as an early one."""
@@ -139,6 +141,8 @@ class Broker:
         half_open_s: protocol -> how long the broker may keep the messages of a connection that has
             died without it noticing, where it decides that alone.
         ids_by_protocol: is the ID of one message another text over another protocol?
+        hides_lost_since: from which version on, major and minor, the consumers of a node that the cluster has lost are
+            no longer counted, although their messages are kept for `half_open_s`; None if in none.
         delivery_limit_note: what an operator has to know about messages that are handed out
             again and again; shown with data-loss errors.
         stomp, amqp10: how it speaks a protocol where the specification leaves it to the broker;
@@ -159,3 +163,11 @@ class Broker:
     delivery_limit_note: str
     stomp: StompDialect | None = None
     amqp10: Amqp10Dialect | None = None
+    hides_lost_since: tuple[int, int] | None = None
+
+    def hides_lost_consumers(self, version: str) -> bool:
+        """Does this version? One that cannot be read counts as a new one."""
+        if self.hides_lost_since is None:
+            return False
+        numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
+        return len(numbers) < 2 or numbers >= self.hides_lost_since

@@ -27,8 +27,10 @@ RABBITMQ = Broker(
     durable_topics=frozenset({AMQP_0_9_1, STOMP}),
     shared_topics=frozenset({AMQP_0_9_1, STOMP}),
     counts_drops=True,
-    # Twice its setting `heartbeat`, 60 s by default.
-    half_open_s=MappingProxyType({AMQP_1_0: 120.0}),
+    # Over AMQP 1.0 twice its setting `heartbeat`, 60 s by default. And from 4.3 on a quorum queue keeps for
+    # `consumer-disconnected-timeout`, 60 s by default, what it had handed out through a node that is gone.
+    half_open_s=MappingProxyType({AMQP_0_9_1: 65.0, AMQP_1_0: 120.0, STOMP: 65.0}),
+    hides_lost_since=(4, 3),
     ids_by_protocol=False,
     delivery_limit_note=(
         "a quorum queue drops or dead-letters a message that was handed out more often than its "
@@ -75,5 +77,6 @@ RABBITMQ = Broker(
         # and refused by default in 4.3. It has none to read an exchange.
         queue_since=(4, "/queues/{name}"),
         virtual_host="vhost:{name}",
+        management_since=4,
     ),
 )

@@ -58,10 +58,14 @@ class QueueDepth:
         ready: messages waiting to be handed out.
         other_consumers: those of the queue beside this session, as the broker sees it: also one whose
             connection has died without the broker knowing.
+        own_consumers: those of this session.
+        counts_lost: are those among them whose node the broker has lost, and whose messages it keeps for a while?
     """
 
     ready: int
     other_consumers: int
+    own_consumers: int = 0
+    counts_lost: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +77,14 @@ class Greeting:
         broker_id: a name the broker keeps over restarts, or empty if it does not report one.
         depth: state of the queue before this session took anything; None if the broker does
             not report it.
+        redelivery_delay_s: for how long the queue holds back what comes again, by its arguments, seconds; 0 if it
+            does not, or if that is not told.
     """
 
     url: BrokerUrl
     broker_id: str
     depth: QueueDepth | None
+    redelivery_delay_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,9 @@ __all__ = ["EpochSource", "Limit", "Position"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: A replay whose window is full of other messages for so long has the window opened.
+#: A replay whose windows are full of other messages for so long has them doubled; the next time after twice as
+#: long, and so on. What it waits for may be behind any number of messages (priorities), or may not be there yet
+#: (delayed): so the number asked for grows with the time waited, and no faster.
 _REPLAY_GAP_S = 1.0
 #: Room for an epoch that waits to be settled and for the next one.
 _WINDOW_LEAST = 2
@@ -156,7 +158,19 @@ class EpochSource:
         if start is None:
             limit = self._shared_window(limit)
         size = self._filling.gather(limit)
-        return self._plan(size) if size or self._gave_up else self._last
+        return self._plan(size) if size or self._gave_up or (start is None and self._in_the_way()) else self._last
+
+    def _in_the_way(self) -> bool:
+        """Is every window taken by an epoch that only the next one has settled (Spark before 4.2)?
+
+        As when a producer has sent its messages many times. Then the next one is planned without messages.
+        """
+        windows = self._sessions.windows.items()
+        return (
+            bool(self._emitted)
+            and bool(windows)
+            and all(self._intake.unacked_in(session) >= window for session, window in windows)
+        )
 
     def _shared_window(self, limit: Limit) -> Limit:
         """Phase two comes an epoch late before Spark 4.2: two epochs share the window."""
@@ -315,9 +329,13 @@ class EpochSource:
         keys = self._intake.decode(end.planned)
         self._ledger.restore_planned(end.epoch, keys, end.planned)
         self._sessions.first_window = self._intake.slow_start
-        self._intake.bound_bytes(bounded=False)
-        self._sessions.start()
-        self._await_replay(end.epoch)
+        self._intake.replaying, self._intake.replayed = True, end.epoch
+        try:
+            self._intake.bound_bytes()
+            self._sessions.start()
+            self._await_replay(end.epoch)
+        finally:
+            self._intake.replaying = False
 
     def _unexpected(self, what: str) -> InternalError:
         return InternalError(f"{self._settings.endpoint.destination}: {what}")
@@ -325,10 +343,10 @@ class EpochSource:
     def _await_replay(self, epoch: int) -> None:
         """Wait until every planned message is here again, `replayTimeout` long while connected."""
         timeout_s = self._settings.replay_timeout_s
-        connected_s = 0.0
+        connected_s, gap_s = 0.0, _REPLAY_GAP_S
         before = said = self._runtime.monotonic_s()
         while True:
-            self._intake.pump(bounded=False)
+            self._intake.pump()
             missing = self._ledger.missing_count(epoch)
             if not missing:
                 return
@@ -345,21 +363,26 @@ class EpochSource:
                     self._settings.endpoint.destination, missing, len(self._ledger.keys(epoch)), epoch,
                     timeout_s - connected_s,
                 )  # fmt: skip
-            self._open_window_for_replay(missing)
+            # What the broker holds back cannot be had by asking for more.
+            if connected_s > self._intake.delay_s and self._open_windows_for_replay(missing, gap_s):
+                gap_s *= 2
             self._sessions.wait(IDLE_WAIT_S)
 
-    def _open_window_for_replay(self, missing: int) -> None:
-        """Ask for more if everything handed out is something else (a priority queue, say)."""
-        if self._sessions.untaken or self._runtime.monotonic_s() - self._intake.last_sign_s < _REPLAY_GAP_S:
-            return
+    def _open_windows_for_replay(self, missing: int, gap_s: float) -> bool:
+        """Ask for more if everything handed out is something else, and that for so long; was it done?"""
+        if self._sessions.untaken or self._runtime.monotonic_s() - self._intake.last_sign_s < gap_s:
+            return False
+        opened = False
         for session, window in list(self._sessions.windows.items()):
-            if self._ledger.unacked_in(session) < window:
+            if self._intake.unacked_in(session) < window:
                 continue
+            opened = True
             _LOG.warning(
                 "%s: %d planned messages are not among the first %d handed out; asking for more",
                 self._settings.endpoint.destination, missing, window,
             )  # fmt: skip
-            self._sessions.set_window(session, window + self._settings.prefetch)
+            self._sessions.set_window(session, 2 * window)
+        return opened
 
     def _give_up(self, epoch: int) -> None:
         """Rule 9: the planned messages are not all there."""

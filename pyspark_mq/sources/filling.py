@@ -168,8 +168,11 @@ class Filling:
             self._intake.pump()
 
     def await_leftovers(self) -> None:
-        """Until what a former process left unacknowledged is settled, for not much longer than `settleGrace`."""
-        deadline = self._runtime.monotonic_s() + self._settings.settle_grace_s + _OVERDUE_MAX_S
+        """Until what a former process left unacknowledged is settled, for not much longer than `settleGrace`.
+
+        And than `redeliveryDelay`, if there is one.
+        """
+        deadline = self._runtime.monotonic_s() + self._settings.settle_grace_s + self._intake.delay_s + _OVERDUE_MAX_S
         while (self._ledger.exposed or self._ledger.unconfirmed()) and self._runtime.monotonic_s() < deadline:
             self._sessions.wait(IDLE_WAIT_S)
             self._intake.pump()

@@ -53,6 +53,8 @@ class Intake:
         runtime: the clock.
 
     Attributes:
+        replaying: is nothing but planned messages wanted? What else comes is let go when it is too much.
+        replayed: the epoch that was, last.
         taking: may deliveries be taken? Not before Spark has shown what is planned and committed:
             until then nobody here can tell new from old.
         broker_id: the name the broker gives itself; empty while unknown.
@@ -86,6 +88,11 @@ class Intake:
         self._unseen_ghosts = False
         self._company_since_s: float | None = None
         self._company_told = False
+        self._let_go: dict[int, int] = {}
+        self._delay_s = settings.redelivery_delay_s
+        self._ledger.delay_s = self._delay_s
+        self.replaying = False
+        self.replayed = 0
         self.taking = False
         self.broker_id = ""
         self.ready_at_first: int | None = None
@@ -95,11 +102,8 @@ class Intake:
         self.retained_bytes = 0
         self.redelivered = self.rejected = self.reconnects = 0
 
-    def pump(self, *, bounded: bool = True) -> None:
+    def pump(self) -> None:
         """Take in everything that arrived since the last time.
-
-        Args:
-            bounded: hold the sessions to the bytes that may be held.
 
         Raises:
             MqError: a receiver has given up, a message has no ID, or it is another broker.
@@ -112,20 +116,37 @@ class Intake:
         self._tell_time()
         if self._sessions.windows:
             self._sessions.first_window = self.slow_start
-        self.bound_bytes(bounded=bounded)
+        self.bound_bytes()
+        self.take_back()
 
-    def bound_bytes(self, *, bounded: bool = True) -> None:
+    def bound_bytes(self) -> None:
         """Tell the sessions how many bytes they may pile up, those to be opened too."""
-        most = _BYTES_HELD_EPOCHS * self._settings.max_bytes if bounded else math.inf
-        self._sessions.bound_bytes(most, self.held_bytes)
+        # What a replay waits for may be behind anything: then nobody pauses, and what is too much is let go here.
+        self._sessions.bound_bytes(self._most_bytes, 0 if self.replaying else self.held_bytes)
+
+    @property
+    def _most_bytes(self) -> int:
+        return _BYTES_HELD_EPOCHS * self._settings.max_bytes
+
+    def unacked_in(self, session: int) -> int:
+        """Deliveries of an open session that nobody has acknowledged, those included that were let go."""
+        return self._ledger.unacked_in(session) + self._let_go.get(session, 0)
+
+    def take_back(self) -> None:
+        """Have what was let go handed out again, once the replay it was in the way of is settled.
+
+        Only the end of a session does that on every broker.
+        """
+        if not self._let_go or self.replaying or self._ledger.has_epoch(self.replayed) or self._ledger.unconfirmed():
+            return
+        for session in list(self._let_go):
+            number = self._let_go.pop(session)
+            self._sessions.renew(session, f"{number} messages that a replay had no use for are asked for again")
 
     def look_for_room(self) -> None:
         """Before acknowledgements make room: what was ready to come again may have had none for a long time."""
         for session, window in self._sessions.windows.items():
-            if (
-                session in self._taken
-                and self._ledger.unacked_in(session) + self._sessions.untaken_in(session) >= window
-            ):
+            if session in self._taken and self.unacked_in(session) + self._sessions.untaken_in(session) >= window:
                 self._horizon.block()
 
     def settle(self, settlement: Settlement | None) -> None:
@@ -168,7 +189,7 @@ class Intake:
             # What the broker keeps for a connection that is gone it gives up by its own clock, also while
             # nobody is connected here; then it comes first.
             left_s = until_s + self._settings.settle_grace_s - self._runtime.utc_us() / 1e6
-            wait_s = min(max(left_s, _OVERDUE_WAIT_S), self._half_open_s)
+            wait_s = min(max(left_s, _OVERDUE_WAIT_S), self._half_open_s + self.delay_s)
             self.overdue = self.overdue or left_s <= 0
         self.settle(self._ledger.restore_committed(keys, text, wait_s))
 
@@ -200,6 +221,7 @@ class Intake:
             self._ledger.open_session(letter.consumer.session)
             if self.ready_at_first is None and letter.greeting.depth is not None:
                 self.ready_at_first = letter.greeting.depth.ready
+            self._learn_delay(letter.greeting.redelivery_delay_s)
         else:
             self._forget(letter)
 
@@ -207,6 +229,7 @@ class Intake:
         self.reconnects += 1
         self._unseen_ghosts = self._unseen_ghosts or lost.ever_paused
         del self._taken[lost.session]
+        self._let_go.pop(lost.session, None)
         held, returned = self._ledger.unacked_in(lost.session), self._ledger.counters.returned
         self._ledger.lose(lost.session)
         self.coming_again += held - (self._ledger.counters.returned - returned)
@@ -265,7 +288,7 @@ class Intake:
     def _flows(self) -> dict[int, Flow]:
         flows = {}
         for session, window in self._sessions.windows.items():
-            room = self._ledger.unacked_in(session) < window and not self._sessions.paused
+            room = self.unacked_in(session) < window and not self._sessions.paused
             flows[session] = Flow(self._taken[session], window, room)
         return flows
 
@@ -275,10 +298,29 @@ class Intake:
         A broker that has noticed the end of the old connection hands its messages out again at
         once, before any others. One that has not (half-open TCP) notices after two heartbeats
         without a sign of life, and until then lists a consumer that is not ours, unless that had been
-        cancelled for a pause.
+        cancelled for a pause. And there are brokers that hold back what comes again.
         """
         alone = self._sessions.alone and not self._unseen_ghosts
-        return self._settings.settle_grace_s if alone else self._half_open_s
+        return self.delay_s + (self._settings.settle_grace_s if alone else self._half_open_s)
+
+    @property
+    def delay_s(self) -> float:
+        """For how long the broker holds back what comes again, as the user or the broker said."""
+        return self._delay_s
+
+    def _learn_delay(self, told_s: float) -> None:
+        if told_s <= self._delay_s:
+            return
+        self._delay_s = self._ledger.delay_s = told_s
+        settings = self._settings
+        late = told_s >= settings.replay_timeout_s
+        _LOG.log(
+            logging.WARNING if late else logging.INFO,
+            "%s: the queue holds back what comes again for up to %.0f s; message IDs are carried for as long%s",
+            settings.endpoint.destination, told_s,
+            f". That is not below replayTimeout={settings.replay_timeout_s:g}s: raise it, or a restart may fail with "
+            "a DataLossError although nothing is lost" if late else "",
+        )  # fmt: skip
 
     @property
     def _half_open_s(self) -> float:
@@ -310,8 +352,25 @@ class Intake:
                 raws = [raw for raw, key in zip(raws, found, strict=True) if key is not None]
                 found = [key for key in found if key is not None]
             keys = found
+            if self.replaying and self.held_bytes >= self._most_bytes:
+                raws, keys = self._only_known(session, raws, keys)
             self._ask_store(keys)
         self.settle(self._ledger.deliver(session, self._decoder.tags(raws), keys, raws))
+
+    def _only_known(self, session: int, raws: list[Any], keys: list[Any]) -> tuple[list[Any], list[Any]]:
+        """What is planned, committed or here; the rest stays unacknowledged and is not looked at again."""
+        new = set(self._ledger.unseen(keys))
+        if not new:
+            return raws, keys
+        if not self._let_go:
+            _LOG.warning(
+                "%s: more than %d bytes came that the replay does not wait for; what else comes before its messages "
+                "is asked for again later, which counts as a delivery",
+                self._settings.endpoint.destination, self._most_bytes,
+            )  # fmt: skip
+        known = [(raw, key) for raw, key in zip(raws, keys, strict=True) if key not in new]
+        self._let_go[session] = self._let_go.get(session, 0) + len(raws) - len(known)
+        return [raw for raw, _ in known], [key for _, key in known]
 
     def _reject_unreadable(self, session: int, raws: list[Any]) -> list[Any]:
         """Those that can be decoded."""

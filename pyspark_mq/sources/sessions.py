@@ -15,7 +15,7 @@ from operator import methodcaller
 from typing import Any
 
 from pyspark_mq.ack import Settlement
-from pyspark_mq.sources.base import Consumer
+from pyspark_mq.sources.base import Consumer, SessionLostError
 from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.receiver import Confirmed, Failed, Lost, Mailbox, Opened, Receiver, Terms
 from pyspark_mq.sources.runtime import Runtime
@@ -153,6 +153,14 @@ class Sessions:
         for part in settlement.parts:
             self.ask(part.session, methodcaller("acknowledge", settlement.number, part.upto, part.singles))
 
+    def renew(self, session: int, why: str) -> None:
+        """End a session, so that the broker takes back what it holds; the receiver opens another."""
+
+        def end(_: Consumer) -> None:
+            raise SessionLostError(why)
+
+        self.ask(session, end)
+
     def reject(self, session: int, tags: Sequence[int]) -> None:
         """Have messages refused for good."""
         self.ask(session, methodcaller("reject", tags))
@@ -211,10 +219,12 @@ class Sessions:
     @property
     def company(self) -> int:
         """Consumers of the queue beside these, as the broker said last; 0 if it does not report them."""
-        others = [receiver.depth.other_consumers for receiver in self._receivers if receiver.depth is not None]
-        return max(0, max(others, default=0) - (len(self._receivers) - 1))
+        told = [receiver.depth for receiver in self._receivers if receiver.depth is not None]
+        counted = max((depth.other_consumers + depth.own_consumers for depth in told), default=0)
+        return max(0, counted - sum(depth.own_consumers for depth in told))
 
     @property
     def alone(self) -> bool:
-        """Did the broker report no consumers of the queue besides these?"""
-        return bool(self.depths()) and not self.company
+        """Did the broker report no consumers of the queue besides these, and would it?"""
+        told = [receiver.depth for receiver in self._receivers if receiver.depth is not None]
+        return bool(told) and all(depth.counts_lost for depth in told) and not self.company

@@ -60,3 +60,4 @@ class Settings:
     fail_on_data_loss: bool
     replay_timeout_s: float
     on_unreadable: OnUnreadable = OnUnreadable.FAIL
+    redelivery_delay_s: float = 0.0

@@ -50,6 +50,7 @@ _DEFAULTS: Mapping[str, str | None] = {
     "numPartitions": None,
     "dedupWindow": "100000",
     "settleGrace": "5s",
+    "redeliveryDelay": "0s",
     "dedupStore": "checkpoint",
     "failOnDataLoss": "true",
     "replayTimeout": "5m",
@@ -216,7 +217,14 @@ class _Parser:
             fail_on_data_loss=self._flag("failOnDataLoss"),
             replay_timeout_s=self._duration_s("replayTimeout", 1),
             on_unreadable=self._choice("onUnreadableMessage", {kind.value: kind for kind in OnUnreadable}),
+            redelivery_delay_s=self._duration_s("redeliveryDelay"),
         )
+        if settings.redelivery_delay_s and settings.redelivery_delay_s >= settings.replay_timeout_s:
+            raise OptionError(
+                "redeliveryDelay",
+                f"{settings.redelivery_delay_s:g}s is not below 'replayTimeout' ({settings.replay_timeout_s:g}s): no "
+                "replay could wait for its messages. Raise 'replayTimeout', or have the broker wait for less",
+            )
         num_partitions = None if self._text("numPartitions") is None else self._count("numPartitions", 1, 10_000)
         return Options(settings, num_partitions, self._dedup_store(guarantee))
 

@@ -24,6 +24,8 @@ from tests.support.simulation import QUEUE, Query, World, make_settings
 
 BODIES = st.sampled_from([0, 1, 10, 100])
 GRACE_S = 5.0
+#: A broker that holds redeliveries back does so for this long at most, and the query is told of that.
+DELAY_MAX_S = 15.0
 #: With clear weather, everything is emitted and settled within so much time.
 GETS_ON_S = 300.0
 #: ... and nothing is carried any more after this: the grace twice, what may be half-open, and turns of the window.
@@ -54,22 +56,29 @@ class SourceMachine(RuleBasedStateMachine):
         shows_start=st.sampled_from([True, True, True, False]),
         tells_depth=st.booleans(),
         shuffles=st.booleans(),
+        hides_lost=st.booleans(),
+        delay_s=st.sampled_from([0.0, 0.0, 2.0, DELAY_MAX_S]),
         lag_s=st.sampled_from([0.0, 0.03, 0.4]),
         seed=st.integers(0, 1_000),
     )
     def begin(
         self, consumers: int, max_messages: int, max_bytes: int, prefetch: int, min_messages: int, window: int,
-        shared: bool, guarantee: Guarantee, shows_start: bool, tells_depth: bool, shuffles: bool, lag_s: float,
-        seed: int,
+        shared: bool, guarantee: Guarantee, shows_start: bool, tells_depth: bool, shuffles: bool, hides_lost: bool,
+        delay_s: float, lag_s: float, seed: int,
     ) -> None:  # fmt: skip
         self.broker.chance.seed(seed)
-        # A broker that holds redeliveries back for longer than IDs are carried is beyond the guarantee.
-        self.queue.weather = Weather(acks_s=lag_s, confirms_s=lag_s, tells_depth=tells_depth, shuffles=shuffles)
+        if not shows_start:
+            delay_s = 0.0  # see the_driver_dies
+        self.queue.weather = Weather(
+            acks_s=lag_s, confirms_s=lag_s, tells_depth=tells_depth, shuffles=shuffles, hides_lost=hides_lost,
+            delay_s=delay_s, delay_max_s=DELAY_MAX_S,
+        )  # fmt: skip
         least = min(min_messages, max_messages, prefetch * consumers)
         chosen = make_settings(
             consumers=consumers, max_messages=max_messages, max_bytes=max_bytes, prefetch=prefetch,
             min_messages=least, max_delay_s=20.0, dedup_window=window, guarantee=guarantee, settle_grace_s=GRACE_S,
             heartbeat_s=2.0, reconnect_timeout_s=100_000.0, connect_timeout_s=100_000.0, replay_timeout_s=100_000.0,
+            redelivery_delay_s=DELAY_MAX_S if delay_s else 0.0,
         )  # fmt: skip
         store = MemoryStore(50) if shared and guarantee is Guarantee.EXACTLY_ONCE else None
         self.query = Query(self.world, self.broker, chosen, store=store, shows_start=shows_start)

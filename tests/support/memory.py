@@ -66,8 +66,10 @@ class Weather:
         tells_depth: does it report how many messages wait, and how many consumers there are?
         delivery_limit: a message that came back more often is dead-lettered; None for no limit.
         shuffles: what comes back comes in any order.
-        delay_s: what comes back is held for this long, times the number of its deliveries.
+        delay_s: what comes back is held for this long, times the number of its deliveries ...
+        delay_max_s: ... and no longer than this.
         half_open_s: how long the end of a connection may go unnoticed.
+        hides_lost: consumers whose end it has not noticed are not counted, and it is known for that.
     """
 
     acks_s: float = 0.0
@@ -77,7 +79,9 @@ class Weather:
     delivery_limit: int | None = None
     shuffles: bool = False
     delay_s: float = 0.0
+    delay_max_s: float = float("inf")
     half_open_s: float = 2.0
+    hides_lost: bool = False
 
 
 @dataclass(eq=False)
@@ -213,7 +217,7 @@ class MemoryQueue:
         if weather.delivery_limit is not None and message.deliveries > weather.delivery_limit:
             self.dead_letters.append(message)
             return
-        message.available_s = now + weather.delay_s * message.deliveries
+        message.available_s = now + min(weather.delay_s * message.deliveries, weather.delay_max_s)
         if weather.shuffles:
             message.rank = self.broker.chance.uniform(0, message.number + 1)
         self._put(message)
@@ -298,8 +302,11 @@ class MemoryQueue:
     def depth(self, asking: _Session | None) -> QueueDepth:
         """What a session is told."""
         known = [session for session in self.sessions if not session.cancelled and session.window]
-        known += [ghost for _, ghost in self.ghosts if not ghost.cancelled and ghost.window]
-        return QueueDepth(len(self._ready), len([session for session in known if session is not asking]))
+        hides = self.weather.hides_lost
+        known += [ghost for _, ghost in self.ghosts if not ghost.cancelled and ghost.window and not hides]
+        others = [session for session in known if session is not asking]
+        count = len(others) + bool(self._held_elsewhere)
+        return QueueDepth(len(self._ready), count, len(known) - len(others), counts_lost=not hides)
 
     # -- one moment
 
@@ -307,10 +314,11 @@ class MemoryQueue:
         """Everything the broker can do by now."""
         now = self.broker.now_s
         self._recent = [(at, message) for at, message in self._recent if now - at < self.weather.forgets_s]
-        noticed = [ghost for until, ghost in self.ghosts if until <= now]
+        noticed = [(until, ghost) for until, ghost in self.ghosts if until <= now]
         self.ghosts = [(until, ghost) for until, ghost in self.ghosts if until > now]
-        for ghost in noticed:
-            self._release(ghost, now)
+        for until, ghost in noticed:
+            # It did then, by its own clock, also if nobody has looked since.
+            self._release(ghost, until)
         for session in self.sessions:
             self._take_in(session, now)
         self._hand_out(now)

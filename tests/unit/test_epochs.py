@@ -13,7 +13,7 @@ from pyspark_mq.sources.counters import Counters
 from pyspark_mq.sources.epochs import Limit
 from pyspark_mq.sources.settings import Guarantee, OnUnreadable
 from tests.support.engine import At, Crashed
-from tests.support.memory import MEMORY, MemoryBroker, MemoryQueue, MemoryStore
+from tests.support.memory import MEMORY, MemoryBroker, MemoryConsumer, MemoryQueue, MemoryStore
 from tests.support.simulation import QUEUE, Query, World, make_settings
 
 
@@ -360,6 +360,121 @@ def test_an_offset_of_0_1_0_has_no_waits_and_goes_on() -> None:
         assert codec.decode(json.loads(scene.query.offsets[batch])).until_s == ()
     scene.query.crash()
     scene.assert_exactly_once()
+
+
+def test_an_epoch_whose_messages_were_sent_many_times_is_settled_although_the_window_is_full_of_it() -> None:
+    scene = Scene(max_messages=5, prefetch=12, dedup_window=0, shows_start=False)
+    scene.publish(5)
+    for _ in range(7):
+        scene.queue.publish(b"", "id-0")
+    assert scene.query.trigger() == 5
+    scene.publish(5)
+    deadline = scene.world.now_s + 60
+    while len(scene.query.emitted) < 10:
+        scene.query.trigger()
+        assert scene.world.now_s < deadline
+    assert sorted(scene.query.emitted) == sorted(scene.sent)
+
+
+# -- what comes late -----------------------------------------------------------------------------------------
+
+
+def delayed(delay_s: float, **settings: Any) -> Scene:
+    """A queue that holds back what comes again, and a query that was cut off behind a commit."""
+    scene = Scene(max_messages=10, dedup_window=0, **settings)
+    scene.queue.weather.delay_s = delay_s
+    scene.publish(30)
+    with pytest.raises(Crashed):
+        scene.query.trigger(At.AFTER_COMMIT_LOG)
+    return scene
+
+
+def go_on(scene: Scene, seconds: float) -> None:
+    until = scene.world.now_s + seconds
+    while scene.world.now_s < until:
+        scene.publish(1)
+        scene.query.trigger()
+        scene.world.let_pass(0.2)
+
+
+def test_ids_are_carried_for_as_long_as_the_broker_holds_messages_back() -> None:
+    scene = delayed(40.0, redelivery_delay_s=120.0)
+    go_on(scene, 35.0)
+    scene.query.crash()
+    scene.assert_exactly_once()
+
+
+def test_without_being_told_of_the_delay_they_are_not() -> None:
+    # What the option is for; the test above fails like this without it.
+    scene = delayed(40.0)
+    go_on(scene, 35.0)
+    scene.query.crash()
+    scene.query.drain()
+    assert len(scene.query.emitted) > len(scene.sent)
+
+
+def test_a_broker_that_does_not_count_lost_consumers_is_not_believed_that_we_are_alone() -> None:
+    scene = Scene(max_messages=10, dedup_window=0)
+    scene.queue.weather.hides_lost = True
+    scene.publish(30)
+    scene.query.trigger()
+    # Its node is lost, and another one keeps the messages for a while.
+    scene.query.crash(unnoticed_s=25.0)
+    go_on(scene, 15.0)
+    scene.query.crash()
+    scene.assert_exactly_once()
+
+
+def test_a_replay_holds_no_more_bytes_than_it_may_whatever_comes_before_its_messages() -> None:
+    scene = Scene(max_messages=10, max_bytes=5_000, prefetch=200, dedup_window=0)
+    scene.publish(10, size=100)
+    with pytest.raises(Crashed):
+        scene.query.trigger(At.AFTER_OFFSET_LOG)
+    for number in range(2_000):
+        key = f"urgent-{number}"
+        scene.queue.publish(bytes(100), key, priority=9)
+        scene.sent.append(key)
+    held, source = [], scene.query.source
+    pump = source._intake.pump
+
+    def watched() -> None:
+        pump()
+        inbox = sum(len(raw.message.body) for session in scene.queue.sessions for raw in session.consumer.inbox)
+        held.append(source._intake.held_bytes + inbox)
+
+    source._intake.pump = watched  # type: ignore[method-assign]
+    assert scene.query.trigger() == 10
+    # Two epochs, the replay's own, and what comes with one look.
+    assert max(held) <= 2 * 5_000 + 1_000 + 2 * 5_000
+    scene.assert_exactly_once()
+    assert scene.queue.dead_letters == []
+
+
+def test_a_replay_asks_for_no_more_while_the_broker_holds_its_messages_back() -> None:
+    scene = Scene(max_messages=10, prefetch=50, redelivery_delay_s=60.0)
+    scene.queue.weather.delay_s = 50.0
+    scene.publish(10)
+    with pytest.raises(Crashed):
+        scene.query.trigger(At.AFTER_OFFSET_LOG)
+    scene.publish(5_000)
+    assert scene.query.trigger() == 10
+    assert scene.counters.unacked <= 100
+    scene.assert_exactly_once()
+
+
+def test_a_broker_may_tell_of_its_delay(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = MemoryConsumer.open
+
+    def telling(self: MemoryConsumer, *args: Any) -> Any:
+        return replace(honest(self, *args), redelivery_delay_s=400.0)
+
+    monkeypatch.setattr(MemoryConsumer, "open", telling)
+    scene = delayed(40.0)
+    go_on(scene, 35.0)
+    scene.query.crash()
+    scene.assert_exactly_once()
+    warned = [record for record in caplog.records if "holds back" in record.message]
+    assert "replayTimeout=300s" in warned[0].message
 
 
 # -- what is said ------------------------------------------------------------------------------------------

@@ -135,6 +135,7 @@ DEFAULTS: dict[str, object] = {
     "numPartitions": None,
     "dedupWindow": 100_000,
     "settleGrace": 5.0,
+    "redeliveryDelay": 0.0,
     "dedupStore": "checkpoint",
     "failOnDataLoss": True,
     "replayTimeout": 300.0,

@@ -176,6 +176,7 @@ class Amqp091Consumer(Consumer):
         # What the consumers may hold; all they were ever told they may; deliveries so far; was one given back?
         self._window = self._granted = self._last_tag = 0
         self._settled = self._sipping = False
+        self._counts_lost = True
         self._end: object = None
 
     # -- opening
@@ -197,6 +198,7 @@ class Amqp091Consumer(Consumer):
         except TimeoutError:
             hint = handshake_hint((), url)
             raise BrokerUnavailableError(f"{url}: no answer within {timeout_s:.0f} s{hint}") from None
+        self._counts_lost = not self.endpoint.broker.hides_lost_consumers(self._told("version"))
         try:
             depth = self._open_queue(deadline)
         except SessionLostError:
@@ -204,8 +206,12 @@ class Amqp091Consumer(Consumer):
         except TimeoutError:
             text = f"{url}: {self.endpoint.destination} did not answer within {timeout_s:.0f} s"
             raise BrokerUnavailableError(text) from None
+        return Greeting(url, self._told("cluster_name"), depth)
+
+    def _told(self, name: str) -> str:
+        """A property of the server, as text; empty if there is none."""
         properties = getattr(self._pika, "server_properties", None) or {}
-        return Greeting(url, as_text(properties.get("cluster_name")) or "", depth)
+        return as_text(properties.get(name)) or ""
 
     def _parameters(self, url: BrokerUrl, timeout_s: float) -> pika.ConnectionParameters:
         tls = self.endpoint.tls
@@ -271,7 +277,8 @@ class Amqp091Consumer(Consumer):
         return answer.value
 
     def _depth(self, frame: Any, own: int) -> QueueDepth:
-        return QueueDepth(ready=frame.method.message_count, other_consumers=frame.method.consumer_count - own)
+        counted = frame.method.consumer_count
+        return QueueDepth(frame.method.message_count, counted - own, own, counts_lost=self._counts_lost)
 
     def _until(self, answer: _Answer, deadline: float) -> None:
         while not answer.came:
@@ -290,7 +297,6 @@ class Amqp091Consumer(Consumer):
         one is taken: then nothing is on its way, and a new one, which counts from zero, takes the place of the
         old. With several, a quorum queue hands messages out in turns and they come slightly out of order.
         """
-        window = min(window, self.endpoint.broker.prefetch_max[AMQP_0_9_1])
         if self._settled or self._last_tag < self._granted:
             self._add(window - self._window)
             return
@@ -301,14 +307,16 @@ class Amqp091Consumer(Consumer):
         self._add(window)
 
     def _add(self, window: int) -> None:
-        """A consumer for so many messages more."""
-        if window <= 0:
-            return
-        self._window += window
-        self._granted += window
-        # RabbitMQ applies this to each consumer started later on the channel (global=False).
-        self._channel.basic_qos(prefetch_count=window)
-        self._consumer_tags.append(self._channel.basic_consume(self._queue, self._receiver()))
+        """Consumers for so many messages more: one, or as many as it takes."""
+        most = self.endpoint.broker.prefetch_max[AMQP_0_9_1]
+        while window > 0:
+            part = min(window, most)
+            window -= part
+            self._window += part
+            self._granted += part
+            # RabbitMQ applies this to each consumer started later on the channel (global=False).
+            self._channel.basic_qos(prefetch_count=part)
+            self._consumer_tags.append(self._channel.basic_consume(self._queue, self._receiver()))
 
     def _receiver(self) -> Callable[[Any, Any, Any, bytes], None]:
         append, arrived = self.inbox.append, self.arrived

@@ -48,8 +48,9 @@ from pyspark_mq.brokers.base import Amqp10Dialect
 from pyspark_mq.errors import BrokerUnavailableError, MqError
 from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder, UnreadableRaw
 from pyspark_mq.sources.amqp10.errors import SPEAKS, open_error
+from pyspark_mq.sources.amqp10.management import Management, QueueInfo
 from pyspark_mq.sources.amqp10.sections import SectionReader
-from pyspark_mq.sources.base import Consumer, Decoder, Greeting, SessionLostError
+from pyspark_mq.sources.base import Consumer, Decoder, Greeting, QueueDepth, SessionLostError
 from pyspark_mq.sources.socket_loop import SocketLoop, dial_error, hint
 from pyspark_mq.sources.url import BrokerUrl
 
@@ -60,10 +61,14 @@ _FRAME_BYTES = 16 << 10
 _INCOMING_BYTES = 16 << 20
 _READ_BYTES = 256 << 10
 _CLOSE_TIMEOUT_S = 1.0
+#: What is told of a queue beside its messages is waited for this long at most.
+_ASK_TIMEOUT_S = 5.0
 #: Barriers whose end the broker has not answered yet.
 _CLOSING_LINKS_MAX = 100
 #: Credit is topped up when a tenth of the window is free: each top-up is a frame.
 _TOP_UP_PARTS = 10
+#: Outcomes that a sender may set by itself (AMQP 1.0, 3.4.4 and 3.4.5).
+_TAKEN_BACK = frozenset({Delivery.RELEASED, Delivery.MODIFIED})
 _SELECTOR = "apache.org:selector-filter:string"
 
 
@@ -82,6 +87,7 @@ class Amqp10Consumer(Consumer):
         self._proton = ProtonConnection()
         self._session: Session | None = None
         self._link: Receiver | None = None
+        self._management: Management | None = None
         self._sections = SectionReader(counts_acquirers=dialect.counts_acquirers)
         self._tags = count(1)
         self._open: dict[int, Delivery] = {}
@@ -112,7 +118,38 @@ class Amqp10Consumer(Consumer):
             doubt = "" if known else hint(url, SPEAKS)
             raise BrokerUnavailableError(f"{url}: {what} within {timeout_s:.0f} s{doubt}") from None
         broker_id = self._proton.remote_container if self._dialect.names_itself else None
-        return Greeting(url, broker_id or "", None)
+        info = self._ask_queue(deadline)
+        if info is None:
+            return Greeting(url, broker_id or "", None)
+        return Greeting(url, broker_id or "", self._depth(info), info.redelivery_delay_s)
+
+    def _ask_queue(self, deadline: float) -> QueueInfo | None:
+        """What the broker tells of the queue, if it does."""
+        since = self._dialect.management_since
+        if since is None or self.endpoint.queue is None or _major(self._version()) < since:
+            return None
+        assert self._session is not None
+        self._management = management = Management(self._session, self.endpoint.queue)
+        management.ask()
+        answers: list[QueueInfo] = []
+
+        def answered() -> bool:
+            info = management.answer()
+            answers.extend([info] if info is not None else [])
+            return not management.asked or management.refused
+
+        with contextlib.suppress(TimeoutError):
+            self._until(answered, min(deadline, time.monotonic() + _ASK_TIMEOUT_S))
+        return answers[-1] if answers else None
+
+    def _depth(self, info: QueueInfo) -> QueueDepth:
+        # A link is a consumer, also without credit; and a barrier for a moment.
+        own = (self._link is not None) + len(self._barriers)
+        counts_lost = not self.endpoint.broker.hides_lost_consumers(self._version())
+        return QueueDepth(info.ready, max(0, info.consumers - own), own, counts_lost)
+
+    def _version(self) -> str:
+        return str((self._proton.remote_properties or {}).get("version", ""))
 
     def _begin(self, url: BrokerUrl) -> None:
         """Say who we are; nothing is sent before the first turn."""
@@ -173,8 +210,7 @@ class Amqp10Consumer(Consumer):
     def _address(self) -> str:
         if self.endpoint.topic is not None:
             return self._dialect.topic_address(self.endpoint.topic)
-        told = self._proton.remote_properties or {}
-        return self._dialect.queue_address(self.endpoint.name, str(told.get("version", "")))
+        return self._dialect.queue_address(self.endpoint.name, self._version())
 
     def _attached(self) -> bool:
         # A refused link is attached without a source and then detached (AMQP 1.0, 2.6.3).
@@ -278,8 +314,18 @@ class Amqp10Consumer(Consumer):
         self._take_deliveries()
 
     def _look(self) -> None:
-        """Confirm what the broker has settled, and raise if something has been closed."""
+        """Confirm what the broker has settled, and raise if something has been closed or taken back."""
         self._confirm()
+        if self._management is not None and self._management.asked and self._window:
+            info = self._management.answer()
+            if info is not None:
+                self.on_depth(self._depth(info))
+        # RabbitMQ 4.3 takes messages back from a consumer that is too slow for it (its consumer timeout) by a
+        # disposition on the link, which stays open and gets them no more. The oldest is the first.
+        oldest = next(iter(self._open.values()), None)
+        if oldest is not None and oldest.remote_state in _TAKEN_BACK:
+            self._ended("the broker took messages back that were not acknowledged in time")
+            self._told = True
         link, session = self._link, self._session
         for place in (link, session, self._proton):
             if place is not None and place.state & Endpoint.REMOTE_CLOSED:
@@ -413,7 +459,9 @@ class Amqp10Consumer(Consumer):
                 delivery.settle()
 
     def ask_depth(self) -> None:
-        """AMQP 1.0 has no such question."""
+        """AMQP 1.0 has no such question; there are brokers that answer one of their own."""
+        if self._management is not None:
+            self._management.ask()
 
     def close(self) -> None:
         if self._socket.connected:
@@ -429,6 +477,11 @@ class Amqp10Consumer(Consumer):
         self._link = None
         self._proton.close()
         self._until(lambda: bool(self._proton.state & Endpoint.REMOTE_CLOSED), time.monotonic() + _CLOSE_TIMEOUT_S)
+
+
+def _major(version: str) -> int:
+    number = version.partition(".")[0]
+    return int(number) if number.isdecimal() else 0
 
 
 def _has_filter(source: Terminus) -> bool:

@@ -176,13 +176,14 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
             OptionError: the broker does not understand the selector.
             SessionLostError: it was refused for a reason that may pass.
         """
-        window = min(window, self.endpoint.broker.prefetch_max[STOMP])
+        most = self.endpoint.broker.prefetch_max[STOMP]
         if not self._window:
-            self._subscribe_first(window)
+            self._subscribe_first(min(window, most))
         elif self._may_subscribe_again():
             more = window if len(self._settling.open) >= self._window else window - self._window
-            if more > 0:
-                self._subscribe(more)
+            while more > 0:
+                self._subscribe(min(more, most))
+                more -= most
 
     def _subscribe_first(self, window: int) -> None:
         self._answers.add(_SUBSCRIBED)

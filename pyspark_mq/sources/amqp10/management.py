@@ -1,0 +1,120 @@
+"""What RabbitMQ tells of a queue over AMQP 1.0, from 4.0 on: a pair of links to its management node.
+
+A request is a message with the method as its subject and the path as its address, the answer one with the status
+as its subject (RabbitMQ's documentation, "AMQP 1.0", "Management"). A user who may read the queue may ask.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+from proton import Delivery, Endpoint, Link, Message, Receiver, Sender, Session, symbol
+
+__all__ = ["Management", "QueueInfo"]
+
+_ADDRESS = "/management"
+_NAME = "pyspark-mq-management"
+_CREDIT = 10
+_OK = "200"
+#: A section `amqp-value` with null (AMQP 1.0, 3.2.8 and 1.6.1): proton leaves it out, and the broker asks for it.
+_NULL_VALUE = b"\x00\x53\x77\x40"
+_MS = 1000
+#: Of quorum queues that say nothing else (RabbitMQ 4).
+_DELIVERY_LIMIT = 20
+#: Outcomes of a session that a delayed retry holds back: it counts the end of one as a failure.
+_DELAYED = frozenset({"all", "failed"})
+
+
+class QueueInfo:
+    """What is known of a queue.
+
+    Attributes:
+        ready: messages waiting.
+        consumers: all there are.
+        redelivery_delay_s: the longest that its arguments hold back what comes again, seconds. A policy may do the
+            same, and is not told.
+    """
+
+    def __init__(self, told: Mapping[str, Any]) -> None:
+        self.ready = _number(told.get("message_count"))
+        self.consumers = _number(told.get("consumer_count"))
+        arguments = told.get("arguments")
+        self.redelivery_delay_s = _delay_s(arguments if isinstance(arguments, Mapping) else {})
+
+
+def _number(value: object) -> int:
+    return int(value) if isinstance(value, int) else 0
+
+
+def _delay_s(arguments: Mapping[str, Any]) -> float:
+    if str(arguments.get("x-delayed-retry-type")) not in _DELAYED:
+        return 0.0
+    # It is the shortest times the number of deliveries, and at most the longest.
+    longest = _number(arguments.get("x-delayed-retry-max"))
+    if not longest:
+        limit = _number(arguments.get("x-delivery-limit")) or _DELIVERY_LIMIT
+        longest = _number(arguments.get("x-delayed-retry-min")) * limit
+    return longest / _MS
+
+
+class Management:
+    """Asks for one queue. Nothing of it ever ends the session: what is refused is not known.
+
+    Args:
+        session: an open one.
+        queue: its name.
+    """
+
+    def __init__(self, session: Session, queue: str) -> None:
+        self._path = f"/queues/{quote(queue, safe='')}"
+        self._number = 0
+        #: Asked and not answered.
+        self.asked = 0
+        self._to: Sender = session.sender(_NAME)
+        self._from: Receiver = session.receiver(_NAME)
+        self._to.target.address = self._from.source.address = _ADDRESS
+        for link in (self._to, self._from):
+            link.properties = {symbol("paired"): True}
+            link.snd_settle_mode = Link.SND_SETTLED
+            link.rcv_settle_mode = Link.RCV_FIRST
+            link.open()
+        self._from.flow(_CREDIT)
+
+    @property
+    def refused(self) -> bool:
+        """Did the broker close it?"""
+        return bool((self._to.state | self._from.state) & Endpoint.REMOTE_CLOSED)
+
+    def ask(self) -> None:
+        """Ask for the queue, unless an answer is due."""
+        if self.asked or self.refused:
+            return
+        self._number += 1
+        self.asked = 1
+        request = Message(id=self._number, address=self._path, subject="GET", reply_to="$me")
+        delivery = self._to.delivery(str(self._number))
+        self._to.send(request.encode() + _NULL_VALUE)
+        delivery.settle()
+        self._to.advance()
+
+    def answer(self) -> QueueInfo | None:
+        """What came since the last time, the newest; None if nothing did that says something."""
+        found = None
+        while (delivery := self._from.current) is not None and delivery.readable and not delivery.partial:
+            found = self._read(delivery) or found
+            self._from.advance()
+            delivery.settle()
+            self._from.flow(1)
+            self.asked = 0
+        return found
+
+    def _read(self, delivery: Delivery) -> QueueInfo | None:
+        message = Message()
+        with contextlib.suppress(Exception):  # whatever cannot be read tells nothing
+            message.decode(self._from.recv(delivery.pending) or b"")
+            if message.subject == _OK and isinstance(message.body, Mapping):
+                return QueueInfo(message.body)
+        return None

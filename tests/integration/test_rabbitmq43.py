@@ -1,0 +1,170 @@
+"""RabbitMQ 4.3 and later: what quorum queues do there that they did not before."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
+from testbed.process import poll
+from testbed.rabbitmq_node import RabbitNode
+from tests.conftest import Nodes
+from tests.support.cells import Cell, LiveCell
+from tests.support.checks import assert_exactly_once
+from tests.support.engine import At, Crashed, full_epochs
+
+EPOCH = 20
+DELAY_S = 4.0
+
+
+class DeclaredCell(LiveCell):
+    """A quorum queue with arguments."""
+
+    def __init__(self, node: RabbitNode, protocol: str, arguments: dict[str, Any]) -> None:
+        super().__init__(Cell("rabbitmq", protocol, "4.3", "quorum"), node)
+        self._rabbit = node
+        self._arguments = arguments
+
+    def declare(self, queue: str, *, deliveries: int | None = None) -> None:
+        self._rabbit.declare(queue, quorum=True, arguments=self._arguments)
+
+
+@pytest.fixture
+def node(nodes: Nodes) -> RabbitNode:
+    found = nodes.get("rabbitmq", "4.3")
+    assert isinstance(found, RabbitNode)
+    return found
+
+
+protocols = pytest.mark.parametrize("protocol", [AMQP_0_9_1, STOMP, AMQP_1_0])
+
+
+@pytest.fixture
+def delayed(node: RabbitNode, protocol: str) -> Iterator[LiveCell]:
+    """A queue that holds back what comes again after a connection was lost."""
+    arguments = {"x-delayed-retry-type": "failed", "x-delayed-retry-min": 2_000, "x-delayed-retry-max": 4_000}
+    with DeclaredCell(node, protocol, arguments) as cell:
+        yield cell
+
+
+@protocols
+def test_a_message_that_is_not_acknowledged_in_time_costs_the_session_and_nothing_else(
+    node: RabbitNode, protocol: str
+) -> None:
+    with DeclaredCell(node, protocol, {"x-consumer-timeout": 3_000}) as cell:
+        sent = cell.publish(EPOCH)
+        with cell.engine(maxMessagesPerTrigger=EPOCH) as run:
+            # The batch takes longer than the broker waits.
+            run.between = lambda: time.sleep(6.0)
+            assert run.batch() == EPOCH
+            run.between = lambda: None
+            assert poll(lambda: not run.trigger() and cell.total() == 0, 60)
+            assert run.counters()["reconnects"] >= 1
+            assert_exactly_once(cell, run, sent)
+
+
+@protocols
+@pytest.mark.parametrize("at", [At.AFTER_OFFSET_LOG, At.AFTER_COMMIT_LOG])
+def test_a_restart_waits_for_what_the_queue_holds_back(delayed: LiveCell, at: At) -> None:
+    sent = delayed.publish(2 * EPOCH)
+    with delayed.engine(maxMessagesPerTrigger=EPOCH, redeliveryDelay="4s", settleGrace="500ms") as run:
+        with pytest.raises(Crashed):
+            run.batch(crash=at)
+        # It is not the first restart that forgets, but the second.
+        began = time.monotonic()
+        while time.monotonic() - began < DELAY_S / 2:
+            run.trigger()
+        run.crash()
+        run.drain(2 * EPOCH)
+        assert poll(lambda: not run.trigger() and delayed.total() == 0, 60)
+        assert sorted(run.output) == sorted(sent)
+
+
+@pytest.mark.parametrize("protocol", [AMQP_1_0])
+def test_over_amqp_1_0_the_queue_tells_how_long_it_holds_back(delayed: LiveCell) -> None:
+    with delayed.session() as session:
+        greeting = session.open()
+        assert greeting.redelivery_delay_s == DELAY_S
+        assert greeting.depth is not None
+        assert greeting.depth.ready == 0
+    delayed.publish(7)
+    with delayed.session() as session:
+        greeting = session.open()
+        assert greeting.depth is not None
+        assert (greeting.depth.ready, greeting.depth.other_consumers) == (7, 0)
+
+
+@pytest.mark.parametrize("protocol", [AMQP_1_0])
+def test_over_amqp_1_0_a_restart_waits_without_being_told(delayed: LiveCell) -> None:
+    sent = delayed.publish(2 * EPOCH)
+    with delayed.engine(maxMessagesPerTrigger=EPOCH, settleGrace="500ms") as run:
+        with pytest.raises(Crashed):
+            run.batch(crash=At.AFTER_COMMIT_LOG)
+        began = time.monotonic()
+        while time.monotonic() - began < DELAY_S / 2:
+            run.trigger()
+        run.crash()
+        run.drain(2 * EPOCH)
+        assert sorted(run.output) == sorted(sent)
+
+
+@protocols
+def test_what_comes_again_comes_before_any_priority(node: RabbitNode, protocol: str) -> None:
+    with DeclaredCell(node, protocol, {}) as cell:
+        low = [f"low {number}" for number in range(EPOCH)]
+        high = [f"high {number}" for number in range(5 * EPOCH)]
+        node.publish(cell.queue, (text.encode() for text in low), priority=0)
+        with cell.engine(maxMessagesPerTrigger=EPOCH, prefetch=EPOCH) as run:
+            with pytest.raises(Crashed):
+                run.batch(crash=At.AFTER_OFFSET_LOG)
+            assert poll(lambda: cell.counts().ready == EPOCH, 30)
+            node.publish(cell.queue, (text.encode() for text in high), priority=31)
+            assert run.batch() == EPOCH
+            assert run.output == low
+            assert run.counters()["unacked"] <= EPOCH
+            run.drain(6 * EPOCH)
+            assert_exactly_once(cell, run, low + high)
+
+
+@protocols
+def test_the_highest_priority_comes_first(node: RabbitNode, protocol: str) -> None:
+    with DeclaredCell(node, protocol, {}) as cell:
+        for priority in (0, 5, 31, 12):
+            node.publish(cell.queue, [f"{priority}".encode()], priority=priority)
+        with cell.engine(**full_epochs(4)) as run:
+            assert run.batch() == 4
+            assert run.output == ["31", "12", "5", "0"]
+            assert {row["priority"] for row in run.rows} == {0, 5, 12, 31}
+
+
+def test_other_consumers_are_not_taken_for_all_there_are(node: RabbitNode) -> None:
+    # A node that is gone from the cluster keeps what was handed out through it, and its consumers are not counted.
+    with DeclaredCell(node, AMQP_0_9_1, {}) as cell, cell.session() as session:
+        depth = session.open().depth
+        assert depth is not None
+        assert not depth.counts_lost
+
+
+def test_before_4_3_they_are(nodes: Nodes) -> None:
+    node = nodes.get("rabbitmq")
+    with LiveCell(Cell("rabbitmq", AMQP_0_9_1, kind="quorum"), node) as cell, cell.session() as session:
+        depth = session.open().depth
+        assert depth is not None
+        assert depth.counts_lost
+
+
+def test_more_than_one_window_of_the_protocol_can_be_asked_for(node: RabbitNode) -> None:
+    # The prefetch count has 16 bits: beyond them there are more consumers.
+    name = f"test-{uuid.uuid4().hex[:12]}"
+    node.declare(name)
+    node.publish(name, (b"" for _ in range(70_000)))
+    cell = LiveCell(Cell("rabbitmq", AMQP_0_9_1, "4.3", "classic"), node)
+    cell.queue = name
+    with cell.session() as session:
+        session.consume(70_000)
+        assert session.turn(lambda: len(session.raws) == 70_000)
+    node.delete(name)
