@@ -217,7 +217,8 @@ class Intake:
             raise CheckpointError(
                 f"{self._settings.endpoint.destination}: the checkpoint was written with broker "
                 f"'{self.broker_id}', but {opened.greeting.url} is broker '{found}'. Its messages would be "
-                "mistaken for others. Correct 'url', or start with a new checkpointLocation"
+                "mistaken for others. Correct 'url', or start with a new checkpointLocation. If both are nodes of one "
+                "cluster, name several of them in 'url'"
             )
         self.broker_id = self.broker_id or found
 

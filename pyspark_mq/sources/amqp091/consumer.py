@@ -204,8 +204,17 @@ class Amqp091Consumer(Consumer):
         except TimeoutError:
             text = f"{url}: {self.endpoint.destination} did not answer within {timeout_s:.0f} s"
             raise BrokerUnavailableError(text) from None
+        return Greeting(url, self._broker_id(), depth)
+
+    def _broker_id(self) -> str:
+        """The cluster's name, as far as it has one.
+
+        A cluster that was given none has each node give its own, `rabbit@host`, for it (RabbitMQ 3.10, `rabbit_nodes`).
+        Where several candidates were named, the user has said that they are one.
+        """
         properties = getattr(self._pika, "server_properties", None) or {}
-        return Greeting(url, as_text(properties.get("cluster_name")) or "", depth)
+        name = as_text(properties.get("cluster_name")) or ""
+        return "" if "@" in name and len(self.endpoint.urls) > 1 else name
 
     def _parameters(self, url: BrokerUrl, timeout_s: float) -> pika.ConnectionParameters:
         tls = self.endpoint.tls
