@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["CLUSTERS", "Cluster", "Fault", "at_once", "make_cluster"]
 
 #: Brokers that there is a cluster of, by the option `broker`.
-CLUSTERS = ("rabbitmq",)
+CLUSTERS = ("rabbitmq", "artemis", "activemq")
 
 #: Does something to a cluster, and leaves it whole; returns whether it could be done.
 Fault = Callable[[], bool]
@@ -157,4 +157,12 @@ def make_cluster(broker: str) -> Cluster:
         from testbed.rabbitmq_cluster import RabbitCluster  # noqa: PLC0415 - one of three is used
 
         return RabbitCluster()
+    if broker == "artemis":
+        from testbed.artemis_pair import ArtemisPair  # noqa: PLC0415
+
+        return ArtemisPair()
+    if broker == "activemq":
+        from testbed.activemq_pair import ActiveMqPair  # noqa: PLC0415
+
+        return ActiveMqPair()
     raise NodeError(f"there is no cluster of {broker!r}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from testbed.activemq_node import ActiveMqNode
 from testbed.audit import verdict
 from testbed.clusters import Cluster, make_cluster
 from testbed.process import NodeError, poll, unique_ids
@@ -16,6 +17,8 @@ from tests.conftest import missing
 from tests.support.engine import Engine, full_epochs
 
 if TYPE_CHECKING:
+    from testbed.activemq_pair import ActiveMqPair
+    from testbed.artemis_pair import ArtemisPair
     from testbed.rabbitmq_cluster import RabbitCluster
 
 pytestmark = pytest.mark.whole
@@ -150,3 +153,46 @@ def test_a_rolling_restart(rabbits: RabbitCluster, quorum: Live) -> None:
         with meanwhile(lambda: rabbits.restart_in_turn(quorum.queue)):
             run.drain(MESSAGES)
         quorum.assert_exactly_once(run)
+
+
+# -- Artemis, primary and backup --------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Cluster]:
+    yield from started("artemis")
+
+
+@pytest.mark.parametrize("protocol", ["stomp", "amqp-1.0"])
+def test_the_backup_takes_over_in_phase_two_and_gives_back(pair: ArtemisPair, protocol: str) -> None:
+    live = Live(pair, protocol)
+    with live.engine() as run:
+        assert run.batch() == EPOCH
+        run.reader.begin("latestOffset", run._offsets[0], None)  # acknowledges
+        pair.fail_over()
+        run.reader.answer()
+        run.crash()  # what this call planned is in no log
+        assert run.batch() > 0  # by the backup
+        pair.fail_back()
+        live.assert_exactly_once(run)
+        assert not pair.backup.active
+
+
+# -- ActiveMQ Classic, two on one store -------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def masters() -> Iterator[Cluster]:
+    yield from started("activemq")
+
+
+@pytest.mark.parametrize("protocol", ["stomp", "amqp-1.0"])
+def test_the_slave_takes_over_between_plan_and_commit(masters: ActiveMqPair, protocol: str) -> None:
+    live = Live(masters, protocol)
+    with live.engine() as run:
+        assert run.batch() == EPOCH
+        run.between = lambda: masters.fail_over(ActiveMqNode.kill)
+        assert run.batch() == EPOCH
+        run.between = lambda: None
+        live.assert_exactly_once(run)
+        assert run.counters()["reconnects"] >= 1
