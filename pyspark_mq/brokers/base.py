@@ -141,6 +141,9 @@ class Broker:
         ids_by_protocol: is the ID of one message another text over another protocol?
         delivery_limit_note: what an operator has to know about messages that are handed out
             again and again; shown with data-loss errors.
+        node_lost_s: how long the nodes of a cluster take one for alive that is not, and with it its clients.
+        away: what it says, beside "not found", of a queue that it knows and nobody can use now, as the node that has
+            it is not there.
         stomp, amqp10: how it speaks a protocol where the specification leaves it to the broker;
             None if it does not speak it.
     """
@@ -157,5 +160,11 @@ class Broker:
     half_open_s: Mapping[str, float]
     ids_by_protocol: bool
     delivery_limit_note: str
+    node_lost_s: float = 0.0
+    away: tuple[str, ...] = ()
     stomp: StompDialect | None = None
     amqp10: Amqp10Dialect | None = None
+
+    def will_be_back(self, reason: str) -> bool:
+        """Is a queue that is refused for this reason only away?"""
+        return any(words in reason for words in self.away)

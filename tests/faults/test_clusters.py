@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -41,12 +42,12 @@ def started(broker: str) -> Iterator[Cluster]:
 class Live:
     """A queue of its own in a cluster, with messages in it."""
 
-    def __init__(self, cluster: Cluster, protocol: str) -> None:
+    def __init__(self, cluster: Cluster, protocol: str, declare: Callable[[str], None] | None = None) -> None:
         self.cluster = cluster
         self.protocol = protocol
         names = unique_ids()
         self.queue = f"test-{next(names)}"
-        cluster.declare(self.queue)
+        (declare or cluster.declare)(self.queue)
         self.sent = [f"message {number}" for number in range(MESSAGES)]
         ids = [next(names) for _ in self.sent]
         cluster.publish(self.queue, [text.encode() for text in self.sent], ids, protocol, timeout_s=30.0)
@@ -153,6 +154,22 @@ def test_a_rolling_restart(rabbits: RabbitCluster, quorum: Live) -> None:
         with meanwhile(lambda: rabbits.restart_in_turn(quorum.queue)):
             run.drain(MESSAGES)
         quorum.assert_exactly_once(run)
+
+
+@pytest.mark.parametrize("protocol", ["amqp-0-9-1", "stomp", "amqp-1.0"])
+def test_a_classic_queue_whose_node_is_away_is_waited_for(rabbits: RabbitCluster, protocol: str) -> None:
+    live = Live(rabbits, protocol, rabbits.members[0].declare)
+    with live.engine() as run:
+        assert run.batch() == EPOCH
+        rabbits.kill(0)
+
+        def come_back() -> None:
+            time.sleep(3.0)  # for the two others to be asked
+            rabbits.bring_back(0)
+
+        with meanwhile(come_back):
+            run.drain(MESSAGES)
+        live.assert_exactly_once(run)
 
 
 # -- Artemis, primary and backup --------------------------------------------------------------
