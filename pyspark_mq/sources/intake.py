@@ -286,6 +286,9 @@ class Intake:
         """The longest that a broker takes a connection for alive that is not."""
         endpoint = self._settings.endpoint
         half_open_s = endpoint.broker.half_open_s.get(endpoint.protocol, 0.0)
+        if len(endpoint.urls) > 1:
+            # A queue may be on another node than the one that hangs, which takes that for alive with its clients.
+            half_open_s = max(half_open_s, endpoint.broker.node_lost_s)
         return max(self._settings.settle_grace_s, _HALF_OPEN_HEARTBEATS * endpoint.heartbeat_s, half_open_s)
 
     def carried_until_s(self, batch: Any) -> int | None:
