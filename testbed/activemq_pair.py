@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,7 +24,6 @@ __all__ = ["ActiveMqPair"]
 
 #: Longer than heartbeats of two seconds last.
 FROZEN_S = 15.0
-_AWAY_S = 3.0
 _TAKE_OVER_TIMEOUT_S = 60.0
 _LOCKER = '<locker><shared-file-locker lockAcquireSleepInterval="500"/></locker>'
 
@@ -130,7 +128,6 @@ class ActiveMqPair(Cluster):
         master, slave = self.master, self.slave
         end(master)
         self._wait(lambda: slave.active, "the slave does not take over")
-        time.sleep(_AWAY_S)
         master.start()
 
     def _wait(self, condition: Fault, problem: str) -> None:

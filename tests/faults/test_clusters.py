@@ -112,6 +112,7 @@ def test_the_leader_is_killed_between_plan_and_commit(rabbits: RabbitCluster, qu
         assert run.counters()["reconnects"] >= 1
 
 
+@pytest.mark.parametrize("quorum", ["amqp-0-9-1"], indirect=True)
 def test_the_leader_is_frozen_for_longer_than_heartbeats(rabbits: RabbitCluster, quorum: Live) -> None:
     leader = rabbits.leader(quorum.queue)
     with quorum.engine(first=leader) as run:
@@ -164,7 +165,7 @@ def test_a_classic_queue_whose_node_is_away_is_waited_for(rabbits: RabbitCluster
         rabbits.kill(0)
 
         def come_back() -> None:
-            time.sleep(3.0)  # for the two others to be asked
+            time.sleep(2.0)  # for the two others to be asked
             rabbits.bring_back(0)
 
         with meanwhile(come_back):
