@@ -233,12 +233,21 @@ class RabbitCluster(Cluster):
         self.wait_together()
 
     def partition(self, *sides: Sequence[int]) -> None:
-        """Cut the nodes of each side from those of the others."""
+        """Cut the nodes of each side from those of the others, and wait until each minority pauses.
+
+        Nodes that find each other again while they are just about to pause may not come together (RabbitMQ 3.10).
+
+        Raises:
+            NodeError: a minority does not pause.
+        """
         for side in sides:
             others = [self.members[number].name for one in sides if one is not side for number in one]
             for number in side:
                 # Not the same wrong one on both ends, or they would agree.
                 self._set_cookies(number, others, secrets.token_hex(16))
+        minority = [self.members[number] for side in sides if 2 * len(side) < _NODES for number in side]
+        if not poll(lambda: all(_pauses(member) for member in minority), _TOGETHER_TIMEOUT_S, interval_s=0.2):
+            raise NodeError("the nodes of RabbitMQ that were cut off do not pause")
 
     def heal(self) -> None:
         """Let all nodes connect again, and wait until they have."""
@@ -308,3 +317,9 @@ class RabbitCluster(Cluster):
             "rolling restart": rolling,
             "partition, each alone": lambda: cut([0], [1], [2]),
         }
+
+
+def _pauses(member: _Member) -> bool:
+    with suppress(NodeError):
+        return member.eval("rabbit:is_running()") == "false"
+    return False
