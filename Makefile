@@ -5,7 +5,7 @@ ARGS ?=
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ready demo test test-all test-containers matrix soak bench lint check clean
+.PHONY: help setup ready demo test test-all test-containers matrix soak cluster-storm bench lint check clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -34,6 +34,9 @@ matrix: ready ## Run laws, failure matrix and a storm on every broker and protoc
 
 soak: ready ## Kill everything at random for a while, and count what arrives
 	$(BIN)/python -m testbed.soak $(ARGS)
+
+cluster-storm: ready ## Kill, freeze and cut off the brokers of a cluster: ARGS="--cluster rabbitmq --protocol stomp"
+	$(BIN)/python -m testbed.cluster_storm $(ARGS)
 
 bench: ready ## Measure throughput
 	$(BIN)/python -m benchmarks.throughput $(ARGS)

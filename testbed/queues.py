@@ -23,7 +23,7 @@ from testbed.stomp_publisher import publish_stomp
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["FROZEN_S", "OwnBroker", "PrivateBroker"]
+__all__ = ["FROZEN_S", "OwnBroker", "PrivateBroker", "ids_of"]
 
 #: For how long what is stopped is stopped.
 FROZEN_S = 15.0
@@ -78,7 +78,7 @@ class PrivateBroker:
     @property
     def options(self) -> dict[str, str]:
         """Options of the source, beside broker, URL and queue."""
-        return {"protocol": self.protocol, **_ids_of(self.name, self.protocol)}
+        return {"protocol": self.protocol, **ids_of(self.name, self.protocol)}
 
     def send(self, bodies: Sequence[bytes], ids: Sequence[str]) -> None:
         """Publish, confirmed: a :data:`testbed.storm.Send`."""
@@ -130,14 +130,14 @@ class OwnBroker:
     @property
     def options(self) -> dict[str, str]:
         """Options of the source, beside broker, URL and queue."""
-        return {"protocol": self.protocol, **_ids_of(self.name, self.protocol)}
+        return {"protocol": self.protocol, **ids_of(self.name, self.protocol)}
 
     def send(self, bodies: Sequence[bytes], ids: Sequence[str]) -> None:
         """Publish, confirmed: a :data:`testbed.storm.Send`."""
         broker, messages = BROKERS[self.name], zip(bodies, ids, strict=True)
         if self.protocol == STOMP and broker.stomp is not None:
             destination = broker.stomp.queue.format(name=self._queue)
-            given = "correlation-id" if _ids_of(self.name, STOMP) else broker.stomp.id_header
+            given = "correlation-id" if ids_of(self.name, STOMP) else broker.stomp.id_header
             headed = ((body, {given: key}) for body, key in messages)
             publish_stomp(self.url, destination, headed, timeout_s=_CONFIRM_TIMEOUT_S)
         elif self.protocol == AMQP_1_0 and broker.amqp10 is not None:
@@ -168,7 +168,7 @@ class OwnBroker:
         return len(consumer.inbox)
 
 
-def _ids_of(name: str, protocol: str) -> dict[str, str]:
+def ids_of(name: str, protocol: str) -> dict[str, str]:
     """Where the IDs are.
 
     A producer whose confirmation is lost sends again. Where the broker gives the IDs the second message has another

@@ -2,7 +2,8 @@
 
 Each cell leaves files in the work folder, so cells can be run one by one and the page be written from all of
 them: `<cell>.json`, its version or why it cannot run; `<cell>.jsonl`, what each test gave; and, for one cell of
-each broker and protocol, `<cell>.storm.json`, what the storm counted.
+each broker and protocol, `<cell>.storm.json`, what the storm counted. Storms of clusters are run by themselves, by
+``make cluster-storm`` with ``--report build/matrix/<cluster>-<protocol>.cluster.json``, and are on the page as well.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from testbed.clusters import CLUSTERS
 from testbed.process import NodeError
 from tests.support.cells import ALL_CELLS, STORM_CELLS, Cell, cell_node
 
@@ -62,9 +64,11 @@ def main() -> int:
     if not arguments.page_only:
         _run([cell for cell in ALL_CELLS if cell.name in arguments.cells], arguments)
     results = [_result(cell) for cell in ALL_CELLS]
-    _PAGE.write_text(page(results), "utf-8")
+    clusters = _clusters()
+    _PAGE.write_text(page(results, clusters), "utf-8")
     print(f"written: {_PAGE.relative_to(_ROOT)}")
     broken = [result.cell.name for result in results if not result.holds]
+    broken += [f"{storm['cluster']} over {storm['protocol']}" for storm in clusters if not storm["holds"]]
     if broken:
         print(f"failed: {', '.join(broken)}")
     return 1 if broken else 0
@@ -152,7 +156,13 @@ def _result(cell: Cell) -> Result:
     return result
 
 
-def page(results: Sequence[Result]) -> str:
+def _clusters() -> list[dict[str, Any]]:
+    """What the storms of clusters counted, in the order of brokers and protocols."""
+    files = [_WORK / f"{cluster}-{protocol}.cluster.json" for cluster in CLUSTERS for protocol in _PROTOCOLS]
+    return [json.loads(file.read_text("utf-8")) for file in files if file.exists()]
+
+
+def page(results: Sequence[Result], clusters: Sequence[dict[str, Any]]) -> str:
     """The page as Markdown."""
     laws = list(dict.fromkeys(law for result in results for law in result.tests))
     notes: list[str] = []
@@ -186,8 +196,43 @@ def page(results: Sequence[Result]) -> str:
             (_storm_row(result) for result in ran if result.storm),
         ),
         "",
+        *_clusters_section(clusters),
     ]
     return "\n".join(lines)
+
+
+def _clusters_section(clusters: Sequence[dict[str, Any]]) -> list[str]:
+    if not clusters:
+        return []
+    kinds: dict[str, dict[str, None]] = {}
+    for storm in clusters:
+        kinds.setdefault(storm["cluster"], {}).update(dict.fromkeys(map(str.strip, storm["faults"])))
+    return [
+        "## Clusters",
+        "",
+        "By `make cluster-storm`: several brokers on one machine, all of them candidates in `url`, a publisher that",
+        "sends to whichever is up, a Spark job that writes parquet, and faults in turn, each healed before the next.",
+        "",
+        *_table(
+            ["cluster", "protocol", "sent", "lost", "twice", "left", "faults", "reconnects", "dropped", "time", "on"],
+            map(_cluster_row, clusters),
+        ),
+        "",
+        "`dropped` is what came again, from the broker or from the publisher, and was recognised. The faults:",
+        "",
+        *(f"- {cluster}: {'; '.join(faults)}" for cluster, faults in kinds.items()),
+        "",
+    ]
+
+
+def _cluster_row(storm: dict[str, Any]) -> list[str]:
+    sent, lost, twice, left = (storm[name] for name in ("messages sent", "lost", "duplicated", "left in the queue"))
+    dropped = storm["duplicates recognised and dropped"]
+    numbers = [sent, lost, twice + storm["unexpected"], left, storm["faults in all"], storm["reconnects"], dropped]
+    name, _, kind = storm["cluster"].partition(", ")
+    place = [f"{name} {storm['version']}, {kind}", _PROTOCOLS[storm["protocol"]]]
+    problem = f"**{storm['problem']}**" if storm["problem"] else f"{storm['seconds']} s"
+    return [*place, *(f"{number:,}" for number in numbers), problem, storm["date"]]
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -145,6 +145,9 @@ class Broker:
             no longer counted, although their messages are kept for `half_open_s`; None if in none.
         delivery_limit_note: what an operator has to know about messages that are handed out
             again and again; shown with data-loss errors.
+        node_lost_s: how long the nodes of a cluster take one for alive that is not, and with it its clients.
+        away: what it says, beside "not found", of a queue that it knows and nobody can use now, as the node that has
+            it is not there.
         stomp, amqp10: how it speaks a protocol where the specification leaves it to the broker;
             None if it does not speak it.
     """
@@ -161,6 +164,8 @@ class Broker:
     half_open_s: Mapping[str, float]
     ids_by_protocol: bool
     delivery_limit_note: str
+    node_lost_s: float = 0.0
+    away: tuple[str, ...] = ()
     stomp: StompDialect | None = None
     amqp10: Amqp10Dialect | None = None
     hides_lost_since: tuple[int, int] | None = None
@@ -171,3 +176,7 @@ class Broker:
             return False
         numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
         return len(numbers) < 2 or numbers >= self.hides_lost_since
+
+    def will_be_back(self, reason: str) -> bool:
+        """Is a queue that is refused for this reason only away?"""
+        return any(words in reason for words in self.away)

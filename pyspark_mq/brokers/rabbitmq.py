@@ -36,6 +36,10 @@ RABBITMQ = Broker(
         "a quorum queue drops or dead-letters a message that was handed out more often than its "
         "delivery limit (20 by default from RabbitMQ 4)"
     ),
+    # Erlang's `net_ticktime`, 60 s by default, and a quarter of it.
+    node_lost_s=75.0,
+    # Of a queue that is on one node, or while a node stops (`rabbit_amqqueue:absent`).
+    away=("is down or inaccessible", "is stopped by supervisor", "due to timeout"),
     stomp=StompDialect(
         queue="/amq/queue/{name}",
         topic="/exchange/{name}/#",

@@ -240,7 +240,8 @@ class Intake:
             raise CheckpointError(
                 f"{self._settings.endpoint.destination}: the checkpoint was written with broker "
                 f"'{self.broker_id}', but {opened.greeting.url} is broker '{found}'. Its messages would be "
-                "mistaken for others. Correct 'url', or start with a new checkpointLocation"
+                "mistaken for others. Correct 'url', or start with a new checkpointLocation. If both are nodes of one "
+                "cluster, name several of them in 'url'"
             )
         self.broker_id = self.broker_id or found
 
@@ -300,7 +301,8 @@ class Intake:
         without a sign of life, and until then lists a consumer that is not ours, unless that had been
         cancelled for a pause. And there are brokers that hold back what comes again.
         """
-        alone = self._sessions.alone and not self._unseen_ghosts
+        # A queue of a cluster that has no leader for a moment says that it has no consumers.
+        alone = self._sessions.alone and not self._unseen_ghosts and len(self._settings.endpoint.urls) == 1
         return self.delay_s + (self._settings.settle_grace_s if alone else self._half_open_s)
 
     @property
@@ -327,6 +329,9 @@ class Intake:
         """The longest that a broker takes a connection for alive that is not."""
         endpoint = self._settings.endpoint
         half_open_s = endpoint.broker.half_open_s.get(endpoint.protocol, 0.0)
+        if len(endpoint.urls) > 1:
+            # A queue may be on another node than the one that hangs, which takes that for alive with its clients.
+            half_open_s = max(half_open_s, endpoint.broker.node_lost_s)
         return max(self._settings.settle_grace_s, _HALF_OPEN_HEARTBEATS * endpoint.heartbeat_s, half_open_s)
 
     def carried_until_s(self, batch: Any) -> int | None:

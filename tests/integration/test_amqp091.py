@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import struct
 import threading
@@ -297,3 +298,19 @@ def test_a_replay_from_another_broker_is_refused(rabbit: RabbitNode, queue: str)
             run.batch()
         assert failed.value.kind == "CheckpointError"
         assert "the checkpoint was written with broker" in str(failed.value)
+
+
+def test_the_name_of_a_node_is_not_taken_for_that_of_a_cluster() -> None:
+    def identity(url: str) -> str:
+        with Engine(url=url, queue="q") as run:
+            run.batch()
+            return str(json.loads(run._offsets[0])["identity"])
+
+    with RabbitNode() as node:
+        node.declare("q")
+        node.publish("q", bodies(20))
+        several = f"{node.url()},{node.url()}"
+        assert "@" in identity(node.url())
+        assert identity(several) == ""
+        node.ctl("set_cluster_name", "orders")
+        assert identity(several) == identity(node.url()) == "orders"

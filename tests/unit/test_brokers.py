@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +12,7 @@ from pyspark_mq.brokers import BROKERS, Broker
 from pyspark_mq.brokers.base import AMQP_1_0, STOMP
 from pyspark_mq.sources import CONSUMERS
 from testbed import soak
+from testbed.clusters import CLUSTERS
 from tests import matrix
 from tests.support.cells import CELLS
 
@@ -44,6 +47,21 @@ def test_every_protocol_is_spoken_by_a_broker() -> None:
 def test_the_compatibility_page_and_the_soak_know_every_broker_and_protocol() -> None:
     assert set(matrix._TITLES) == set(soak._SETTINGS) == set(BROKERS)
     assert set(matrix._PROTOCOLS) == set(CONSUMERS)
+    assert set(CLUSTERS) == set(BROKERS)
+
+
+def test_the_compatibility_page_keeps_the_storms_of_clusters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = ["messages sent", "lost", "duplicated", "unexpected", "left in the queue", "faults in all", "reconnects"]
+    storm: dict[str, Any] = dict.fromkeys([*counts, "duplicates recognised and dropped"], 1_234)
+    storm |= {"cluster": "RabbitMQ, three nodes", "version": "3.10.8", "protocol": "stomp", "date": "2026-11-21"}
+    storm |= {"faults": {"a kill": 1, "a kill ": 1, "a cut": 1}, "seconds": 99, "problem": "", "holds": True}
+    monkeypatch.setattr(matrix, "_WORK", tmp_path)
+    assert "## Clusters" not in matrix.page([], matrix._clusters())
+    (tmp_path / "rabbitmq-stomp.cluster.json").write_text(json.dumps(storm), "utf-8")
+    page = matrix.page([], matrix._clusters())
+    row = next(line for line in page.splitlines() if "three nodes | STOMP" in line)
+    assert row.startswith("| RabbitMQ 3.10.8, three nodes | STOMP | 1,234 | 1,234 | 2,468 | 1,234 |")
+    assert "- RabbitMQ, three nodes: a kill; a cut" in page
 
 
 @brokers

@@ -12,6 +12,7 @@ from pyspark_mq.errors import DataLossError, MessageError
 from pyspark_mq.sources.counters import Counters
 from pyspark_mq.sources.epochs import Limit
 from pyspark_mq.sources.settings import Guarantee, OnUnreadable
+from pyspark_mq.sources.url import parse_urls
 from tests.support.engine import At, Crashed
 from tests.support.memory import MEMORY, MemoryBroker, MemoryConsumer, MemoryQueue, MemoryStore
 from tests.support.simulation import QUEUE, Query, World, make_settings
@@ -341,6 +342,26 @@ def test_a_job_that_runs_every_few_minutes_does_not_carry_ever_more() -> None:
         scene.world.let_pass(270)
         sizes.append(scene.query.offset_bytes)
     assert max(sizes[60:]) <= 1.3 * max(sizes[:60])
+    scene.assert_exactly_once()
+
+
+@pytest.mark.parametrize(("urls", "held"), [("amqp://a/,amqp://b/", 20), ("amqp://a/", 0)])
+def test_a_node_of_a_cluster_that_hangs_may_hold_messages_for_longer(urls: str, held: int) -> None:
+    broker = replace(MEMORY, half_open_s={}, node_lost_s=75.0)
+    scene = Scene(max_messages=20, prefetch=40, broker=broker, heartbeat_s=2.0, urls=parse_urls(urls))
+    scene.queue.weather.tells_depth = False  # nobody tells that we are alone
+    scene.publish(20)
+    scene.query.trigger()
+    scene.queue.weather.confirms_s = 1_000.0
+    scene.query.trigger()  # acknowledges, and nobody says that it was taken
+    scene.broker.cut()
+    scene.queue.weather.confirms_s = 0.0
+    for seconds, carried in ((40, held), (60, 0)):
+        until = scene.world.now_s + seconds
+        while scene.world.now_s < until:
+            scene.query.trigger()
+            scene.world.let_pass(0.5)
+        assert scene.counters.carried == carried
     scene.assert_exactly_once()
 
 

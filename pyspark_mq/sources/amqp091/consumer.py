@@ -206,7 +206,16 @@ class Amqp091Consumer(Consumer):
         except TimeoutError:
             text = f"{url}: {self.endpoint.destination} did not answer within {timeout_s:.0f} s"
             raise BrokerUnavailableError(text) from None
-        return Greeting(url, self._told("cluster_name"), depth)
+        return Greeting(url, self._broker_id(), depth)
+
+    def _broker_id(self) -> str:
+        """The cluster's name, as far as it has one.
+
+        A cluster that was given none has each node give its own, `rabbit@host`, for it (RabbitMQ 3.10, `rabbit_nodes`).
+        Where several candidates were named, the user has said that they are one.
+        """
+        name = self._told("cluster_name")
+        return "" if "@" in name and len(self.endpoint.urls) > 1 else name
 
     def _told(self, name: str) -> str:
         """A property of the server, as text; empty if there is none."""

@@ -106,7 +106,7 @@ def queue_error(error: object, url: BrokerUrl, endpoint: Endpoint) -> MqError:
     for cause in _causes(error):
         if not isinstance(cause, ChannelClosedByBroker):
             continue
-        if cause.reply_code == 404 and "down or inaccessible" not in reason:
+        if cause.reply_code == 404 and not endpoint.broker.will_be_back(reason):
             return DestinationError(
                 f"{destination} does not exist in virtual host '{url.virtual_host}' of {url}; "
                 f"declare it first, or correct the option ({reason})"

@@ -58,6 +58,8 @@ def _link_error(name: str, description: str, url: BrokerUrl, endpoint: Endpoint)
         return BrokerUnavailableError(
             f"{url}: {destination} is in use by another connection, or still by a former one ({reason})"
         )
+    if endpoint.broker.will_be_back(reason):
+        return BrokerUnavailableError(f"{url}: {destination} cannot be used now ({reason})")
     if name == "amqp:invalid-field" and endpoint.selector is not None:
         problem = f"{endpoint.selector!r} for {destination} was not understood by {url} ({reason})"
         return OptionError("selector", problem)

@@ -88,6 +88,8 @@ def subscribe_error(reason: str, url: BrokerUrl, endpoint: Endpoint) -> Exceptio
     if endpoint.selector is not None and ("selector" in lower or "filter" in lower):
         problem = f"{endpoint.selector!r} for {endpoint.destination} was not understood by {url} ({reason})"
         return OptionError("selector", problem)
+    if endpoint.broker.will_be_back(reason):
+        return SessionLostError(f"{endpoint.destination} cannot be used now ({reason})")
     if "exclusive" in lower or "in use" in lower:
         return SessionLostError(f"{endpoint.destination} is in use by another consumer ({reason})")
     place = f"virtual host '{url.virtual_host}' of {url}" if dialect_of(endpoint).virtual_hosts else str(url)

@@ -1,0 +1,168 @@
+"""Several brokers that serve one queue: what a storm and the tests do to any such cluster."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from testbed.process import Node, NodeError, PublishError, QueueCounts
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["CLUSTERS", "Cluster", "Fault", "at_once", "make_cluster"]
+
+#: Brokers that there is a cluster of, by the option `broker`.
+CLUSTERS = ("rabbitmq", "artemis", "activemq")
+
+#: Does something to a cluster, and leaves it whole; returns whether it could be done.
+Fault = Callable[[], bool]
+
+#: A node that is frozen takes a connection and says nothing.
+_PUBLISH_TIMEOUT_S = 10.0
+
+
+def at_once(*works: Callable[[], object]) -> None:
+    """Do all of this side by side; raises what the first of them raised, when all have ended."""
+    with ThreadPoolExecutor(len(works)) as pool:
+        running = [pool.submit(work) for work in works]
+    for one in running:
+        one.result()
+
+
+class Cluster(ABC):
+    """Private brokers that are one to their clients, on ports and with data that stay over kills and starts.
+
+    As a :class:`~testbed.process.Node`, it belongs to one thread; :meth:`publish` may be called from another.
+
+    Attributes:
+        broker: value of the option.
+        title: what kind of cluster of which broker.
+        protocols: that it can be read over, the main one first.
+        nodes: the brokers.
+    """
+
+    broker: str
+    title: str
+    protocols: tuple[str, ...]
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        """Nothing is started yet."""
+        self.nodes = tuple(nodes)
+        self._publishes_to = 0
+
+    @property
+    def version(self) -> str:
+        """Version of the brokers."""
+        return self.nodes[0].version
+
+    def url(self, protocol: str) -> str:
+        """All of them as candidates of the option `url`."""
+        return ",".join(node.url(protocol) for node in self.nodes)
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start all of them; returns when they are one.
+
+        Raises:
+            NodeError: they did not come together.
+        """
+
+    @abstractmethod
+    def declare(self, queue: str) -> None:
+        """Make a queue that outlives any one of them.
+
+        Raises:
+            NodeError: it was refused.
+        """
+
+    @abstractmethod
+    def faults(self, queue: str) -> dict[str, Fault]:
+        """What a storm does to it, by name; in this order."""
+
+    def counts(self, queue: str) -> QueueCounts:
+        """Messages of a queue, from the first that can tell.
+
+        Raises:
+            NodeError: none can.
+        """
+        problem = NodeError(f"no node of {self.broker} is running")
+        for node in self.nodes:
+            if node.running:
+                try:
+                    return node.counts(queue)
+                except NodeError as failed:
+                    problem = failed
+        raise problem
+
+    def publish(
+        self,
+        queue: str,
+        bodies: Sequence[bytes],
+        ids: Sequence[str] | None = None,
+        protocol: str | None = None,
+        timeout_s: float = _PUBLISH_TIMEOUT_S,
+    ) -> None:
+        """Publish, confirmed, to the node that took the last ones, or else to the next.
+
+        Args:
+            timeout_s: for each node.
+
+        Raises:
+            PublishError: no node has confirmed all of them.
+        """
+        problem = PublishError(queue, 0, "no node was tried")
+        for _ in self.nodes:
+            node = self.nodes[self._publishes_to]
+            try:
+                node.publish(queue, bodies, ids=ids, protocol=protocol, timeout_s=timeout_s)
+            except PublishError as failed:
+                problem = failed
+                self._publishes_to = (self._publishes_to + 1) % len(self.nodes)
+            else:
+                return
+        raise problem
+
+    def close(self) -> None:
+        """End everything for good."""
+        with ExitStack() as stack:
+            for node in self.nodes:
+                stack.callback(node.close)
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def make_cluster(broker: str) -> Cluster:
+    """A cluster of private brokers by the name of the option `broker`, not started.
+
+    Raises:
+        NodeError: what it needs is not installed.
+    """
+    if broker == "rabbitmq":
+        from testbed.rabbitmq_cluster import RabbitCluster  # noqa: PLC0415 - one of three is used
+
+        return RabbitCluster()
+    if broker == "artemis":
+        from testbed.artemis_pair import ArtemisPair  # noqa: PLC0415
+
+        return ArtemisPair()
+    if broker == "activemq":
+        from testbed.activemq_pair import ActiveMqPair  # noqa: PLC0415
+
+        return ActiveMqPair()
+    raise NodeError(f"there is no cluster of {broker!r}")

@@ -1,0 +1,325 @@
+"""Three private RabbitMQ nodes with quorum queues.
+
+The nodes share an epmd and a cookie of their own, and come together by `classic_config`.
+
+A partition is one of Erlang's distribution, over which everything between nodes goes: the log of the quorum queues,
+elections, mnesia. Each side is given another cookie for the nodes of the other side and ends its connections to them,
+so neither can connect again until the cookies are right. To the nodes, those of the other side are gone, while all of
+them go on listening to clients. Rejected: network namespaces and firewall rules, which need root and change the machine
+for others; a proxy between the nodes, as they learn each other's ports from epmd and would go around it. What this
+does not have is a connection that hangs without an end; that is what freezing a node is for.
+
+`cluster_partition_handling` is `pause_minority`: a node that sees less than half of the others closes its connections
+and waits. What is in a quorum queue is decided by Raft in any case. But which queues there are is in mnesia (until
+RabbitMQ 4), which does not merge by itself after a partition: with `ignore` somebody has to restart one side then.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+
+from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
+from testbed.clusters import Cluster, Fault, at_once
+from testbed.process import NodeError, QueueCounts, poll
+from testbed.rabbitmq_node import RabbitNode
+
+__all__ = ["RabbitCluster"]
+
+_NODES = 3
+#: Longer than heartbeats of two seconds and Raft's own detector of failures last.
+FROZEN_S = 15.0
+CUT_OFF_S = 15.0
+_AWAY_S = 5.0
+_TOGETHER_TIMEOUT_S = 60.0
+#: Two that were killed wait for each other, and for a third that is pausing.
+_START_TIMEOUT_S = 120.0
+
+_NODE_NAME = re.compile(r"'?(mq-[0-9a-f]+@localhost)'?")
+_LEADER = """
+case rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"{queue}">>)) of
+  {{ok, Queue}} ->
+    case ra:members(amqqueue:get_pid(Queue), 2000) of
+      {{ok, _, {{_, Leader}}}} -> Leader;
+      Other -> Other
+    end;
+  Other -> Other
+end
+"""
+#: All members answer, and have taken in what the leader has. Nothing else says that the next may be taken away.
+_IN_STEP = """
+Members = rabbit_quorum_queue:status(<<"/">>, <<"{queue}">>),
+Indexes = [proplists:get_value(<<"Commit Index">>, Member) || Member <- Members],
+States = [proplists:get_value(<<"Raft State">>, Member) || Member <- Members],
+length([State || State <- States, State =:= follower]) =:= {nodes} - 1
+  andalso lists:all(fun erlang:is_integer/1, Indexes)
+  andalso lists:max(Indexes) - lists:min(Indexes) < 1000
+"""
+
+
+class _Member(RabbitNode):
+    """A node of a cluster; epmd and cookie are the cluster's."""
+
+    def __init__(self, epmd_port: int, cookie: str, heartbeat_s: int) -> None:
+        super().__init__(
+            plugins=("rabbitmq_stomp", "rabbitmq_amqp1_0"),
+            config={"heartbeat": heartbeat_s, "cluster_partition_handling": "pause_minority"},
+            start_timeout_s=_START_TIMEOUT_S,
+        )
+        self._epmd_port = epmd_port
+        self._home.mkdir()
+        file = self._home / ".erlang.cookie"
+        file.write_text(cookie, "ascii")
+        file.chmod(0o400)
+
+    @property
+    def name(self) -> str:
+        """In Erlang's distribution."""
+        return self._name
+
+    def join(self, names: Sequence[str]) -> None:
+        """To be a cluster with these when it starts with no data."""
+        self._config |= {"cluster_formation.peer_discovery_backend": "classic_config"}
+        self._config |= {f"cluster_formation.classic_config.nodes.{at}": name for at, name in enumerate(names, 1)}
+
+    def _start_epmd(self) -> None:
+        """It is there."""
+
+
+class _Names(RabbitNode):
+    """The epmd of a cluster, which is as a node's own; the node is never started."""
+
+    def open(self) -> int:
+        """Start it; its port."""
+        self._start_epmd()
+        return self._epmd_port
+
+
+class RabbitCluster(Cluster):
+    """Three nodes; its queues are quorum queues with a member on each.
+
+    Args:
+        heartbeat_s: that the broker asks of clients; over AMQP 1.0 the only one there is.
+    """
+
+    broker = "rabbitmq"
+    title = "RabbitMQ, three nodes, quorum queue"
+    protocols = (AMQP_0_9_1, STOMP, AMQP_1_0)
+
+    def __init__(self, heartbeat_s: int = 2) -> None:
+        """Nothing is started yet but epmd.
+
+        Raises:
+            NodeError: RabbitMQ is not installed.
+        """
+        with ExitStack() as made:
+            self._names = _Names()
+            made.callback(self._names.close)
+            port = self._names.open()
+            self._cookie = secrets.token_hex(16)
+            self.members: list[_Member] = []
+            for _ in range(_NODES):
+                member = _Member(port, self._cookie, heartbeat_s)
+                made.callback(member.close)
+                self.members.append(member)
+            made.pop_all()
+        for member in self.members:
+            member.join([one.name for one in self.members])
+        super().__init__(self.members)
+        self._turn = 0
+
+    # -- as any cluster
+
+    def start(self) -> None:
+        first, *others = self.members
+        first.start()
+        at_once(*(member.start for member in others))
+        self.wait_together()
+
+    def declare(self, queue: str) -> None:
+        self.members[0].declare(queue, quorum=True, arguments={"x-quorum-initial-group-size": _NODES})
+        self.wait_in_step(queue)
+
+    def counts(self, queue: str) -> QueueCounts:
+        self.wait_together()
+        return super().counts(queue)
+
+    def close(self) -> None:
+        with ExitStack() as stack:
+            stack.callback(self._names.close)
+            stack.callback(super().close)
+
+    # -- what is there
+
+    def running_nodes(self, member: _Member) -> set[str]:
+        """The nodes that RabbitMQ runs on, as one of them sees it."""
+        with suppress(NodeError):
+            return set(_NODE_NAME.findall(member.eval("rabbit_nodes:all_running()")))
+        return set()
+
+    def wait_together(self) -> None:
+        """Until all nodes see all nodes.
+
+        Raises:
+            NodeError: they do not.
+        """
+        everybody = {member.name for member in self.members}
+        if not poll(
+            lambda: all(self.running_nodes(member) == everybody for member in self.members),
+            _TOGETHER_TIMEOUT_S,
+            interval_s=0.2,
+        ):
+            tails = "\n".join(member.log_tail(20) for member in self.members)
+            raise NodeError(f"the nodes of RabbitMQ did not come together; the ends of their logs:\n{tails}")
+
+    def wait_in_step(self, queue: str) -> None:
+        """Until the queue has a member that follows its leader on each node.
+
+        Raises:
+            NodeError: it has not.
+        """
+        expression = _IN_STEP.format(queue=queue, nodes=_NODES)
+
+        def in_step() -> bool:
+            with suppress(NodeError):
+                return self.members[0].eval(expression) == "true"
+            return False
+
+        if not poll(in_step, _TOGETHER_TIMEOUT_S, interval_s=0.2):
+            raise NodeError(f"the members of queue {queue!r} do not follow its leader")
+
+    def leader(self, queue: str) -> int:
+        """Number of the node that has the leader of a queue.
+
+        Raises:
+            NodeError: there is none.
+        """
+        names = [member.name for member in self.members]
+        found: list[int] = []
+
+        def find() -> bool:
+            for member in self.members:
+                if member.running:
+                    with suppress(NodeError):
+                        told = _NODE_NAME.fullmatch(member.eval(_LEADER.format(queue=queue)))
+                        if told is not None and told[1] in names:
+                            found.append(names.index(told[1]))
+                            return True
+            return False
+
+        if not poll(find, _TOGETHER_TIMEOUT_S, interval_s=0.2):
+            raise NodeError(f"queue {queue!r} has no leader")
+        return found[0]
+
+    def follower(self, queue: str) -> int:
+        """Number of a node that has none of a queue's leader, each time another."""
+        self._turn += 1
+        leader = self.leader(queue)
+        return (leader + 1 + self._turn % (_NODES - 1)) % _NODES
+
+    # -- what is done to it
+
+    def kill(self, *numbers: int) -> None:
+        """``kill -9``."""
+        for number in numbers:
+            self.members[number].kill()
+
+    def bring_back(self, *numbers: int) -> None:
+        """Start nodes that were killed or stopped, at once: they may need each other."""
+        at_once(*(self.members[number].start for number in numbers))
+        self.wait_together()
+
+    def partition(self, *sides: Sequence[int]) -> None:
+        """Cut the nodes of each side from those of the others, and wait until each minority pauses.
+
+        Nodes that find each other again while they are just about to pause may not come together (RabbitMQ 3.10).
+
+        Raises:
+            NodeError: a minority does not pause.
+        """
+        for side in sides:
+            others = [self.members[number].name for one in sides if one is not side for number in one]
+            for number in side:
+                # Not the same wrong one on both ends, or they would agree.
+                self._set_cookies(number, others, secrets.token_hex(16))
+        minority = [self.members[number] for side in sides if 2 * len(side) < _NODES for number in side]
+        if not poll(lambda: all(_pauses(member) for member in minority), _TOGETHER_TIMEOUT_S, interval_s=0.2):
+            raise NodeError("the nodes of RabbitMQ that were cut off do not pause")
+
+    def heal(self) -> None:
+        """Let all nodes connect again, and wait until they have."""
+        everybody = [member.name for member in self.members]
+        for number, member in enumerate(self.members):
+            self._set_cookies(number, [name for name in everybody if name != member.name], self._cookie)
+        self.wait_together()
+
+    def _set_cookies(self, number: int, names: Sequence[str], cookie: str) -> None:
+        wrong = cookie != self._cookie
+        said = [f"erlang:set_cookie('{name}', '{cookie}')" for name in names]
+        said += [f"erlang:disconnect_node('{name}')" for name in names if wrong]
+        said += [f"net_adm:ping('{name}')" for name in names if not wrong]
+        self.members[number].eval(", ".join(said))
+
+    def restart_in_turn(self, queue: str) -> None:
+        """An orderly restart of one after the other, as for an upgrade."""
+        for member in self.members:
+            member.restart()
+            self.wait_together()
+            self.wait_in_step(queue)
+
+    def faults(self, queue: str) -> dict[str, Fault]:
+        def whole() -> bool:
+            self.wait_together()
+            self.wait_in_step(queue)
+            return True
+
+        def killed(*numbers: int) -> bool:
+            self.kill(*numbers)
+            time.sleep(_AWAY_S)
+            self.bring_back(*numbers)
+            return whole()
+
+        def frozen(number: int) -> bool:
+            self.members[number].freeze(FROZEN_S)
+            return whole()
+
+        def cut(*sides: Sequence[int]) -> bool:
+            self.partition(*sides)
+            time.sleep(CUT_OFF_S)
+            self.heal()
+            return whole()
+
+        def others(number: int) -> list[int]:
+            return [one for one in range(_NODES) if one != number]
+
+        def two() -> bool:
+            leader = self.leader(queue)
+            return killed(leader, others(leader)[0])
+
+        def alone(number: int) -> bool:
+            return cut([number], others(number))
+
+        def rolling() -> bool:
+            self.restart_in_turn(queue)
+            return True
+
+        return {
+            "kill -9 of the leader, start": lambda: killed(self.leader(queue)),
+            "partition, the leader alone": lambda: alone(self.leader(queue)),
+            "SIGSTOP of the leader, SIGCONT": lambda: frozen(self.leader(queue)),
+            "kill -9 of a follower, start": lambda: killed(self.follower(queue)),
+            "kill -9 of two of three, start": two,
+            "SIGSTOP of a follower, SIGCONT": lambda: frozen(self.follower(queue)),
+            "partition, a follower alone": lambda: alone(self.follower(queue)),
+            "rolling restart": rolling,
+            "partition, each alone": lambda: cut([0], [1], [2]),
+        }
+
+
+def _pauses(member: _Member) -> bool:
+    with suppress(NodeError):
+        return member.eval("rabbit:is_running()") == "false"
+    return False

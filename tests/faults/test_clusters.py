@@ -1,0 +1,216 @@
+"""Failure matrix, clusters: a leader, a primary, a master goes away, and the next candidate of `url` is used."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from testbed.activemq_node import ActiveMqNode
+from testbed.audit import verdict
+from testbed.clusters import Cluster, make_cluster
+from testbed.process import NodeError, poll, unique_ids
+from tests.conftest import missing
+from tests.support.engine import Engine, full_epochs
+
+if TYPE_CHECKING:
+    from testbed.activemq_pair import ActiveMqPair
+    from testbed.artemis_pair import ArtemisPair
+    from testbed.rabbitmq_cluster import RabbitCluster
+
+pytestmark = pytest.mark.whole
+
+MESSAGES = 120
+EPOCH = 40
+SETTLE_TIMEOUT_S = 60.0
+
+
+def started(broker: str) -> Iterator[Cluster]:
+    try:
+        cluster = make_cluster(broker)
+    except NodeError as absent:
+        missing(str(absent))
+        raise
+    with cluster:
+        yield cluster
+
+
+class Live:
+    """A queue of its own in a cluster, with messages in it."""
+
+    def __init__(self, cluster: Cluster, protocol: str, declare: Callable[[str], None] | None = None) -> None:
+        self.cluster = cluster
+        self.protocol = protocol
+        names = unique_ids()
+        self.queue = f"test-{next(names)}"
+        (declare or cluster.declare)(self.queue)
+        self.sent = [f"message {number}" for number in range(MESSAGES)]
+        ids = [next(names) for _ in self.sent]
+        cluster.publish(self.queue, [text.encode() for text in self.sent], ids, protocol, timeout_s=30.0)
+
+    def engine(self, first: int = 0) -> Engine:
+        """A reader; its first candidate is the broker of that number."""
+        urls = self.cluster.url(self.protocol).split(",")
+        names = {"broker": self.cluster.broker, "protocol": self.protocol, "queue": self.queue}
+        times = {"heartbeat": "2s", "connectTimeout": "20s", "reconnectTimeout": "90s", "settleGrace": "1s"}
+        return Engine(**names, **times, **full_epochs(EPOCH), url=",".join(urls[first:] + urls[:first]), prefetch=100)
+
+    def assert_exactly_once(self, run: Engine) -> None:
+        run.drain(MESSAGES)
+        poll(lambda: run.trigger() == 0 and self.cluster.counts(self.queue).total == 0, SETTLE_TIMEOUT_S)
+        result = verdict(self.sent, run.output, self.cluster.counts(self.queue).total)
+        assert result.holds, result
+
+
+@contextmanager
+def meanwhile(work: Callable[[], object]) -> Iterator[None]:
+    """Something goes on beside; it has ended, and well, at the end."""
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as failed:  # noqa: BLE001 - handed to the test
+            failures.append(failed)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+    assert not failures, failures[0]
+
+
+# -- RabbitMQ, quorum queue -------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def rabbits() -> Iterator[Cluster]:
+    yield from started("rabbitmq")
+
+
+@pytest.fixture(params=["amqp-0-9-1", "stomp", "amqp-1.0"])
+def quorum(rabbits: RabbitCluster, request: pytest.FixtureRequest) -> Live:
+    return Live(rabbits, request.param)
+
+
+def test_the_leader_is_killed_between_plan_and_commit(rabbits: RabbitCluster, quorum: Live) -> None:
+    leader = rabbits.leader(quorum.queue)
+    with quorum.engine(first=leader) as run:
+        assert run.batch() == EPOCH
+        run.between = lambda: rabbits.kill(leader)
+        assert run.batch() == EPOCH
+        run.between = lambda: None
+        run.drain(MESSAGES)  # by the two others
+        rabbits.bring_back(leader)
+        quorum.assert_exactly_once(run)
+        assert run.counters()["reconnects"] >= 1
+
+
+@pytest.mark.parametrize("quorum", ["amqp-0-9-1"], indirect=True)
+def test_the_leader_is_frozen_for_longer_than_heartbeats(rabbits: RabbitCluster, quorum: Live) -> None:
+    leader = rabbits.leader(quorum.queue)
+    with quorum.engine(first=leader) as run:
+        assert run.batch() == EPOCH
+        with meanwhile(lambda: rabbits.members[leader].freeze(8.0)):
+            run.drain(MESSAGES)
+        quorum.assert_exactly_once(run)
+
+
+@pytest.mark.parametrize("quorum", ["amqp-0-9-1"], indirect=True)
+def test_two_of_three_are_killed_and_come_back(rabbits: RabbitCluster, quorum: Live) -> None:
+    leader = rabbits.leader(quorum.queue)
+    gone = leader, (leader + 1) % 3
+    with quorum.engine(first=leader) as run:
+        assert run.batch() == EPOCH
+        rabbits.kill(*gone)
+        with meanwhile(lambda: rabbits.bring_back(*gone)):
+            run.drain(MESSAGES)
+        quorum.assert_exactly_once(run)
+
+
+def test_a_partition_with_the_reader_in_the_minority(rabbits: RabbitCluster, quorum: Live) -> None:
+    leader = rabbits.leader(quorum.queue)
+    others = [number for number in range(3) if number != leader]
+    with quorum.engine(first=leader) as run:
+        assert run.batch() == EPOCH
+        rabbits.partition([leader], others)
+        try:
+            run.drain(MESSAGES)  # by the majority
+        finally:
+            rabbits.heal()
+        quorum.assert_exactly_once(run)
+        assert run.counters()["reconnects"] >= 1
+
+
+@pytest.mark.parametrize("quorum", ["amqp-0-9-1"], indirect=True)
+def test_a_rolling_restart(rabbits: RabbitCluster, quorum: Live) -> None:
+    with quorum.engine() as run:
+        assert run.batch() == EPOCH
+        with meanwhile(lambda: rabbits.restart_in_turn(quorum.queue)):
+            run.drain(MESSAGES)
+        quorum.assert_exactly_once(run)
+
+
+@pytest.mark.parametrize("protocol", ["amqp-0-9-1", "stomp", "amqp-1.0"])
+def test_a_classic_queue_whose_node_is_away_is_waited_for(rabbits: RabbitCluster, protocol: str) -> None:
+    live = Live(rabbits, protocol, rabbits.members[0].declare)
+    with live.engine() as run:
+        assert run.batch() == EPOCH
+        rabbits.kill(0)
+
+        def come_back() -> None:
+            time.sleep(2.0)  # for the two others to be asked
+            rabbits.bring_back(0)
+
+        with meanwhile(come_back):
+            run.drain(MESSAGES)
+        live.assert_exactly_once(run)
+
+
+# -- Artemis, primary and backup --------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Cluster]:
+    yield from started("artemis")
+
+
+@pytest.mark.parametrize("protocol", ["stomp", "amqp-1.0"])
+def test_the_backup_takes_over_in_phase_two_and_gives_back(pair: ArtemisPair, protocol: str) -> None:
+    live = Live(pair, protocol)
+    with live.engine() as run:
+        assert run.batch() == EPOCH
+        run.reader.begin("latestOffset", run._offsets[0], None)  # acknowledges
+        pair.fail_over()
+        run.reader.answer()
+        run.crash()  # what this call planned is in no log
+        assert run.batch() > 0  # by the backup
+        pair.fail_back()
+        live.assert_exactly_once(run)
+        assert not pair.backup.active
+
+
+# -- ActiveMQ Classic, two on one store -------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def masters() -> Iterator[Cluster]:
+    yield from started("activemq")
+
+
+@pytest.mark.parametrize("protocol", ["stomp", "amqp-1.0"])
+def test_the_slave_takes_over_between_plan_and_commit(masters: ActiveMqPair, protocol: str) -> None:
+    live = Live(masters, protocol)
+    with live.engine() as run:
+        assert run.batch() == EPOCH
+        run.between = lambda: masters.fail_over(ActiveMqNode.kill)
+        assert run.batch() == EPOCH
+        run.between = lambda: None
+        live.assert_exactly_once(run)
+        assert run.counters()["reconnects"] >= 1
