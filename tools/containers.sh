@@ -1,12 +1,11 @@
 #!/usr/bin/env bash
 # Runs a command with brokers in containers at hand, on images built from docker/.
 #
-# Usage: tools/containers.sh [--optional] COMMAND...
+# Usage: tools/containers.sh COMMAND...
 #
 # A Docker that answers is used. Else one is started, on a socket of its own, with its data in build/docker, and stopped
 # at the end; that needs root, and the packages docker.io and iptables, which are installed if they are missing. Where no
 # registry can be reached, the base images are made of Debian packages.
-# With --optional the command is run in any case: where there are no containers it is left to it to say so.
 # BIN in the environment is the folder of the Python to use. Does little the second time: images and their layers stay.
 set -euo pipefail
 
@@ -25,21 +24,13 @@ place=
 export DOCKER_BUILDKIT=0
 
 main() {
-    local optional=no
-    if [[ ${1:-} == --optional ]]; then
-        optional=yes
-        shift
-    fi
     mkdir -p "$logs"
     : >"$logs/setup.log"
     trap clean_up EXIT
     # In a condition bash ignores `set -e`, so what is called here chains with && and ||.
-    if prepare; then
-        export PYSPARK_MQ_RABBITMQ_IMAGE=$ours/rabbitmq PYSPARK_MQ_RABBITMQ_IMAGE_4=$ours/rabbitmq4
-        export PYSPARK_MQ_ACTIVEMQ_IMAGE=$ours/activemq PYSPARK_MQ_ARTEMIS_IMAGE=$ours/artemis
-    elif [[ $optional == no ]]; then
-        exit 1
-    fi
+    prepare || exit 1
+    export PYSPARK_MQ_RABBITMQ_IMAGE=$ours/rabbitmq PYSPARK_MQ_RABBITMQ_IMAGE_4=$ours/rabbitmq4
+    export PYSPARK_MQ_ACTIVEMQ_IMAGE=$ours/activemq PYSPARK_MQ_ARTEMIS_IMAGE=$ours/artemis
     "$@"
 }
 

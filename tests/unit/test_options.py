@@ -103,6 +103,7 @@ TAKEN: dict[str, Getter] = {
     "numPartitions": lambda o: o.num_partitions,
     "dedupWindow": lambda o: o.settings.dedup_window,
     "settleGrace": lambda o: o.settings.settle_grace_s,
+    "redeliveryDelay": lambda o: o.settings.redelivery_delay_s,
     "dedupStore": lambda o: o.dedup_store,
     "failOnDataLoss": lambda o: o.settings.fail_on_data_loss,
     "replayTimeout": lambda o: o.settings.replay_timeout_s,
@@ -215,6 +216,7 @@ def test_the_default_is_the_documented_one(name: str) -> None:
         ("numPartitions", "10000", 10_000),
         ("dedupWindow", "0", 0),
         ("settleGrace", "0s", 0.0),
+        ("redeliveryDelay", "60s", 60.0),
         ("dedupStore", "Checkpoint", "checkpoint"),
         ("dedupStore", "redis://:pw@host:6379/0", "redis://:pw@host:6379/0"),
         ("dedupStore", "REDISS://Host/1", "rediss://Host/1"),
@@ -253,6 +255,14 @@ def test_a_topic_needs_no_subscription_without_a_guarantee() -> None:
 def test_the_prefetch_is_twice_an_epoch_within_what_the_broker_takes() -> None:
     assert parsed(maxMessagesPerTrigger="100").settings.prefetch == 200
     assert parsed(maxMessagesPerTrigger="40000").settings.prefetch == 65_535
+
+
+def test_a_delay_that_no_replay_waits_for_is_refused() -> None:
+    wrong = refusal({**NEEDED, "redeliveryDelay": "5m"})
+    assert wrong.option == "redeliveryDelay"
+    for words in ("300s", "replayTimeout", "Raise"):
+        assert words in str(wrong)
+    assert parsed(redeliveryDelay="5m", replayTimeout="301s").settings.redelivery_delay_s == 300
 
 
 def test_an_epoch_holds_no_more_than_may_be_unacknowledged() -> None:
