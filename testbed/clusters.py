@@ -147,8 +147,12 @@ class Cluster(ABC):
         self.close()
 
 
-def make_cluster(broker: str) -> Cluster:
+def make_cluster(broker: str, version: str = "") -> Cluster:
     """A cluster of private brokers by the name of the option `broker`, not started.
+
+    Args:
+        broker: `rabbitmq`, `artemis` or `activemq`.
+        version: of RabbitMQ, as its nodes take it; of the others there is one.
 
     Raises:
         NodeError: what it needs is not installed.
@@ -156,7 +160,9 @@ def make_cluster(broker: str) -> Cluster:
     if broker == "rabbitmq":
         from testbed.rabbitmq_cluster import RabbitCluster  # noqa: PLC0415 - one of three is used
 
-        return RabbitCluster()
+        return RabbitCluster(version=version)
+    if version:
+        raise NodeError(f"clusters of {broker!r} are of one version here, not of {version!r}")
     if broker == "artemis":
         from testbed.artemis_pair import ArtemisPair  # noqa: PLC0415
 

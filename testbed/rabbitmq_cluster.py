@@ -63,8 +63,9 @@ length([State || State <- States, State =:= follower]) =:= {nodes} - 1
 class _Member(RabbitNode):
     """A node of a cluster; epmd and cookie are the cluster's."""
 
-    def __init__(self, epmd_port: int, cookie: str, heartbeat_s: int) -> None:
+    def __init__(self, epmd_port: int, cookie: str, heartbeat_s: int, version: str) -> None:
         super().__init__(
+            version=version,
             plugins=("rabbitmq_stomp", "rabbitmq_amqp1_0"),
             config={"heartbeat": heartbeat_s, "cluster_partition_handling": "pause_minority"},
             start_timeout_s=_START_TIMEOUT_S,
@@ -103,26 +104,27 @@ class RabbitCluster(Cluster):
 
     Args:
         heartbeat_s: that the broker asks of clients; over AMQP 1.0 the only one there is.
+        version: of the broker, as of :class:`RabbitNode`.
     """
 
     broker = "rabbitmq"
     title = "RabbitMQ, three nodes, quorum queue"
     protocols = (AMQP_0_9_1, STOMP, AMQP_1_0)
 
-    def __init__(self, heartbeat_s: int = 2) -> None:
+    def __init__(self, heartbeat_s: int = 2, version: str = "") -> None:
         """Nothing is started yet but epmd.
 
         Raises:
             NodeError: RabbitMQ is not installed.
         """
         with ExitStack() as made:
-            self._names = _Names()
+            self._names = _Names(version=version)
             made.callback(self._names.close)
             port = self._names.open()
             self._cookie = secrets.token_hex(16)
             self.members: list[_Member] = []
             for _ in range(_NODES):
-                member = _Member(port, self._cookie, heartbeat_s)
+                member = _Member(port, self._cookie, heartbeat_s, version)
                 made.callback(member.close)
                 self.members.append(member)
             made.pop_all()

@@ -29,9 +29,9 @@ EPOCH = 40
 SETTLE_TIMEOUT_S = 60.0
 
 
-def started(broker: str) -> Iterator[Cluster]:
+def started(broker: str, version: str = "") -> Iterator[Cluster]:
     try:
-        cluster = make_cluster(broker)
+        cluster = make_cluster(broker, version)
     except NodeError as absent:
         missing(str(absent))
         raise
@@ -89,9 +89,9 @@ def meanwhile(work: Callable[[], object]) -> Iterator[None]:
 # -- RabbitMQ, quorum queue -------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def rabbits() -> Iterator[Cluster]:
-    yield from started("rabbitmq")
+@pytest.fixture(scope="module", params=["", "4.3"])
+def rabbits(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    yield from started("rabbitmq", request.param)
 
 
 @pytest.fixture(params=["amqp-0-9-1", "stomp", "amqp-1.0"])

@@ -42,6 +42,7 @@ DOCUMENTED = (
     "numPartitions",
     "dedupWindow",
     "settleGrace",
+    "redeliveryDelay",
     "dedupStore",
     "failOnDataLoss",
     "replayTimeout",
