@@ -32,7 +32,7 @@ test-containers: ready ## Run the tests against brokers in containers
 matrix: ready ## Run laws, failure matrix and a storm on every broker and protocol; writes docs/compatibility.md
 	@BIN="$(BIN)" tools/containers.sh --optional $(BIN)/python -m tests.matrix $(ARGS)
 
-soak: ready ## Kill everything at random for a while, and count what arrives
+soak: ready ## Kill everything at random, count what arrives, have it judged; ARGS="--folder ..." goes on where it was
 	$(BIN)/python -m testbed.soak $(ARGS)
 
 bench: ready ## Measure throughput

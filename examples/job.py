@@ -77,8 +77,10 @@ def _report(file: str | None, progress: dict[str, object]) -> None:
     if file is None:
         return
     source = progress["sources"][0]  # type: ignore[index]
-    # Null for a replayed epoch: Spark asks for it when it plans one.
+    # Null for a replayed epoch: Spark asks for it when it plans one. Before Spark 4.2 the offset itself.
     counters = json.loads(source["latestOffset"] or "null") or {}
+    if "settled" not in counters:
+        counters = {}
     line = {
         "run": progress["runId"],
         "batch": progress["batchId"],
