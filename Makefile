@@ -5,7 +5,7 @@ ARGS ?=
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ready demo test test-all test-containers matrix soak bench lint check clean
+.PHONY: help setup ready demo test test-all test-containers matrix spark-matrix soak bench lint check clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -31,6 +31,9 @@ test-containers: ready ## Run the tests against brokers in containers
 
 matrix: ready ## Run laws, failure matrix and a storm on every broker and protocol; writes docs/compatibility.md
 	@BIN="$(BIN)" tools/containers.sh --optional $(BIN)/python -m tests.matrix $(ARGS)
+
+spark-matrix: ready ## Run the tests in real Sparks of each version, from PyPI; writes docs/spark-versions.md
+	$(BIN)/python -m tests.spark_matrix $(ARGS)
 
 soak: ready ## Kill everything at random, count what arrives, have it judged; ARGS="--folder ..." goes on where it was
 	$(BIN)/python -m testbed.soak $(ARGS)

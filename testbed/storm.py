@@ -30,6 +30,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 _RETRY_S = 0.2
 _DRAIN_POLL_S = 2.0
 _HELD_S = 1.0
+_END_TIMEOUT_S = 5.0
 _TRICKLE = 20
 
 #: Bodies and IDs of some messages: returns when the broker has confirmed them all.
@@ -266,12 +267,16 @@ class Job:
         """Ask it to stop and wait; its exit code."""
         if self._process is None:
             return 0
+        tree = self._tree()
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             try:
                 self._process.wait(timeout_s)
             except subprocess.TimeoutExpired:
                 self.kill_driver()
+        # A JVM whose driver is gone ends by itself, but one that was just starting takes its time.
+        for left in psutil.wait_procs(tree, _END_TIMEOUT_S)[1]:
+            _kill(left)
         return self._process.wait()
 
     def counters(self) -> dict[str, int]:
