@@ -13,6 +13,7 @@ import contextlib
 import datetime
 import fcntl
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -63,6 +64,7 @@ _CUT_TIMEOUT_S = 10.0
 #: Every process of a run has it in its environment: what a killed soak leaves is found by it.
 _RUN = "PYSPARK_MQ_SOAK"
 _GONE_TIMEOUT_S = 20.0
+_SETTLE_TIMEOUT_S = 180.0
 
 #: Every fault, and how many of each in a round. What only cuts takes a second; what kills a JVM takes a start of Spark.
 FAULTS = {
@@ -158,6 +160,8 @@ def _run(run: Run, folder: Path, arguments: argparse.Namespace, console: Console
     began = time.monotonic()
     try:
         _storm(run, record, history, publisher, job, broker, proxy, console).run(_DRAIN_TIMEOUT_S)
+        if importlib.util.find_spec("pyspark.sql.streaming.datasource") is None:
+            _settle(job, broker)
     except TimeoutError as late:
         console.print(f"[red]{late}", highlight=False)
     finally:
@@ -183,6 +187,17 @@ def _run(run: Run, folder: Path, arguments: argparse.Namespace, console: Console
         told = {**versions, "seed": run.seed, "holds": holds, "judge": judged == 0, "seconds": round(seconds), **rows}
         Path(arguments.report).write_text(json.dumps(told), "utf-8")
     return 0 if holds else 1
+
+
+def _settle(job: Job, broker: PrivateBroker) -> None:
+    """Start once more: where Spark shows a source nothing of its commits, the last epoch is left to the next start."""
+
+    def settled() -> bool:
+        job.keep_alive()
+        return broker.left() == 0
+
+    poll(settled, _SETTLE_TIMEOUT_S, interval_s=1.0)
+    job.stop()
 
 
 def _broker(run: Run, folder: Path | None) -> PrivateBroker:

@@ -190,7 +190,7 @@ def test_a_small_epoch_waits_until_it_is_full_or_late(
     time.sleep(6)
     assert job.rows == []
     rabbit.publish(name, bodies(7))
-    assert poll(lambda: len(job.rows) == 10 and (not _FULL_API or total(rabbit, name) == 0), 30)
+    assert poll(lambda: len(job.rows) == 10 and (not _FULL_API or total(rabbit, name) == 0), 90)
     query.stop()
     # Else its last epoch is settled with the next one, and comes again for a new checkpoint.
     assert poll(lambda: rabbit.counts(name).unacked == 0, 30)
