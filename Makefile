@@ -5,7 +5,7 @@ ARGS ?=
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ready demo test test-all test-containers matrix soak cluster-storm bench lint check clean
+.PHONY: help setup ready demo test test-all test-containers matrix spark-matrix soak cluster-storm bench lint check clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -32,7 +32,10 @@ test-containers: ready ## Run the tests against brokers in containers
 matrix: ready ## Run laws, failure matrix and a storm on every broker and protocol; writes docs/compatibility.md
 	$(BIN)/python -m tests.matrix $(ARGS)
 
-soak: ready ## Kill everything at random for a while, and count what arrives
+spark-matrix: ready ## Run the tests in real Sparks of each version, from PyPI; writes docs/spark-versions.md
+	$(BIN)/python -m tests.spark_matrix $(ARGS)
+
+soak: ready ## Kill everything at random, count what arrives, have it judged; ARGS="--folder ..." goes on where it was
 	$(BIN)/python -m testbed.soak $(ARGS)
 
 cluster-storm: ready ## Kill, freeze and cut off the brokers of a cluster: ARGS="--cluster rabbitmq --protocol stomp"

@@ -77,16 +77,23 @@ def _report(file: str | None, progress: dict[str, object]) -> None:
     if file is None:
         return
     source = progress["sources"][0]  # type: ignore[index]
-    # Null for a replayed epoch: Spark asks for it when it plans one.
-    counters = json.loads(source["latestOffset"] or "null") or {}
     line = {
         "run": progress["runId"],
         "batch": progress["batchId"],
         "rows": progress["numInputRows"],
-        **counters,
+        **_counters(source["latestOffset"]),
     }
     with Path(file).open("a", encoding="utf-8") as report:
         report.write(json.dumps(line) + "\n")
+
+
+def _counters(told: str | None) -> dict[str, int]:
+    """Of the source, where Spark shows them: from 4.2 on, and not for a replayed epoch."""
+    try:
+        counters = json.loads(told or "null")
+    except ValueError:
+        return {}
+    return counters if isinstance(counters, dict) and "settled" in counters else {}
 
 
 def _arguments() -> argparse.Namespace:

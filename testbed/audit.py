@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -18,9 +18,19 @@ import pyarrow.parquet as pq
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["MARK_CHARS", "Verdict", "committed_files", "output_marks", "print_rows", "verdict"]
+__all__ = [
+    "MARK_CHARS",
+    "Batch",
+    "Output",
+    "Verdict",
+    "committed_files",
+    "marks",
+    "output_marks",
+    "print_rows",
+    "verdict",
+]
 
-#: A message is known by the first characters of its body: a random UUID.
+#: A message is known by the first characters of its body: a random UUID, or the name of a run and a number.
 MARK_CHARS = 36
 _SHOWN = 5
 
@@ -92,31 +102,96 @@ def verdict(sent: Iterable[str], output: Iterable[str], left: int) -> Verdict:
     )
 
 
-def committed_files(folder: Path) -> list[Path]:
-    """The files of a streaming file sink that count.
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a micro-batch wrote.
+
+    Attributes:
+        since, number: the batch; or the first and the last of several, where Spark has deleted what told them apart.
+        files: in the order of their rows.
+    """
+
+    since: int
+    number: int
+    files: list[Path]
+
+
+class Output:
+    """The files of a streaming file sink that count, read as they come.
 
     Spark's file sink is exactly-once by its log: a task that was killed leaves files behind that
     no log entry names, and readers must not see them (``FileStreamSinkLog.scala``).
+
+    Args:
+        folder: of the sink.
+        last: the last batch that was read.
+        file_count: how many files all batches up to that one had.
     """
-    log = folder / "_spark_metadata"
-    entries = [entry for entry in log.iterdir() if entry.name.partition(".")[0].isdigit()] if log.exists() else []
-    compacted = [int(entry.stem) for entry in entries if entry.suffix == ".compact"]
-    since = max(compacted, default=-1)
-    files: list[Path] = []
-    for entry in entries:
-        if int(entry.stem) > since or entry.name == f"{since}.compact":
-            for line in entry.read_text("utf-8").splitlines()[1:]:
-                files.append(Path(unquote(urlsplit(json.loads(line)["path"]).path)))
-    return files
+
+    def __init__(self, folder: Path, *, last: int = -1, file_count: int = 0) -> None:
+        self._log = folder / "_spark_metadata"
+        self.last = last
+        self.file_count = file_count
+
+    def new(self) -> Iterator[Batch]:
+        """Batches that were committed since it was asked last, in order; each counts as read when it is handed out."""
+        found = self._entries()
+        while True:
+            number = self.last + 1
+            compact = False
+            if number not in found:
+                # Every tenth holds all before it as well, in their order; Spark deletes the others after a while.
+                number = min(
+                    (later for later, entry in found.items() if later >= number and _compact(entry)), default=-1
+                )
+                compact = number >= 0
+            elif _compact(found[number]):
+                compact = True
+            if number < 0:
+                return
+            lines = found[number].read_text("utf-8").splitlines()[1:]
+            files = [_path(line) for line in (lines[self.file_count :] if compact else lines)]
+            since, self.last = self.last + 1, number
+            self.file_count += len(files)
+            # Not in the order in which the tasks ended. Of several batches it is unknown which files are whose.
+            yield Batch(since, number, sorted(files, key=_part) if since == number else files)
+
+    def _entries(self) -> dict[int, Path]:
+        """Number -> file; the plain one where there are both."""
+        found: dict[int, Path] = {}
+        for entry in self._log.iterdir() if self._log.exists() else ():
+            number = entry.name.partition(".")[0]
+            if number.isdigit() and (int(number) not in found or not _compact(entry)):
+                found[int(number)] = entry
+        return found
+
+
+def _compact(entry: Path) -> bool:
+    return entry.suffix == ".compact"
+
+
+def _path(line: str) -> Path:
+    return Path(unquote(urlsplit(json.loads(line)["path"]).path))
+
+
+def _part(file: Path) -> str:
+    return file.name
+
+
+def committed_files(folder: Path) -> list[Path]:
+    """All files of a streaming file sink that count."""
+    return [file for batch in Output(folder).new() for file in batch.files]
+
+
+def marks(file: Path) -> list[str]:
+    """The marks at the begin of the bodies in a parquet file."""
+    bodies = pq.read_table(file, columns=["body"]).column(0)
+    return pc.cast(pc.binary_slice(bodies, 0, MARK_CHARS), pa.string()).to_pylist()  # type: ignore[no-any-return]
 
 
 def output_marks(folder: Path) -> list[str]:
-    """The marks at the begin of the bodies of everything a streaming query wrote to a folder as parquet."""
-    marks: list[str] = []
-    for file in committed_files(folder):
-        bodies = pq.read_table(file, columns=["body"]).column(0)
-        marks += pc.cast(pc.binary_slice(bodies, 0, MARK_CHARS), pa.string()).to_pylist()
-    return marks
+    """The marks of everything a streaming query wrote to a folder as parquet."""
+    return [mark for file in committed_files(folder) for mark in marks(file)]
 
 
 def print_rows(console: Console, title: str, rows: dict[str, int], seconds: float) -> None:

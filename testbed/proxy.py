@@ -8,7 +8,7 @@ read is felt by the sender after that buffer, as through any wire.
 What a fault applies to:
 
 * `cut`, `mute`: connections there are at that moment; new ones work (unless asked otherwise).
-* `stall`, `refuse`, `retarget`: in force until changed, for all connections.
+* `stall`, `throttle`, `refuse`, `retarget`: in force until changed, for all connections.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import selectors
 import socket
 import struct
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
@@ -35,6 +36,8 @@ __all__ = ["Direction", "FaultProxy"]
 _BUFFER_BYTES = 64 * 1024
 _BACKLOG = 128
 _CALL_TIMEOUT_S = 30.0
+#: A slow link passes on what it has saved up of this time at once.
+_BURST_S = 0.02
 _NO_LINGER = struct.pack("ii", 1, 0)
 
 T = TypeVar("T")
@@ -108,6 +111,29 @@ class _Cut:
         self.done = threading.Event()
 
 
+class _Budget:
+    """What a throttled direction may pass on at the moment."""
+
+    __slots__ = ("bytes_per_s", "left", "stamp_s")
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self.bytes_per_s = bytes_per_s
+        self.left = 0.0
+        self.stamp_s = time.monotonic()
+
+    def earn(self) -> None:
+        """For the time that has passed; what nobody used is gone."""
+        now_s = time.monotonic()
+        most = max(1.0, self.bytes_per_s * _BURST_S)
+        self.left = min(most, self.left + (now_s - self.stamp_s) * self.bytes_per_s)
+        self.stamp_s = now_s
+
+    @property
+    def wait_s(self) -> float:
+        """Until there is something to pass on."""
+        return max(_BURST_S / 2, (1.0 - self.left) / self.bytes_per_s)
+
+
 class FaultProxy:
     """Forwards TCP connections to a target, faithfully until asked otherwise.
 
@@ -126,6 +152,7 @@ class FaultProxy:
         self._stalled: set[Direction] = set()
         self._mute_new: frozenset[Direction] = frozenset()
         self._cuts: dict[Direction, _Cut] = {}
+        self._budgets: dict[Direction, _Budget] = {}
         self._calls: deque[Callable[[], None]] = deque()
         self._closing = False
         self._selector = selectors.DefaultSelector()
@@ -163,6 +190,10 @@ class FaultProxy:
 
         self._call(arm)
         return cut.done
+
+    def disarm(self) -> None:
+        """Forget every :meth:`cut_after` that has not happened."""
+        self._call(self._cuts.clear)
 
     def mute(self, direction: Direction | None = None, *, new: bool = False) -> None:
         """Swallow what is sent in that direction (None: both), also the end, and stay open.
@@ -205,6 +236,23 @@ class FaultProxy:
     def resume(self, direction: Direction | None = None) -> None:
         """Undo :meth:`stall`."""
         self._call(lambda: self._set_stalled(self._stalled - _ways(direction)))
+
+    def throttle(self, bytes_per_s: float | None, direction: Direction | None = None) -> None:
+        """Pass on no more than that in a second in that direction (None: each of both); None to lift it.
+
+        As a narrow link: all connections share it, and senders feel it after the buffers of the kernels.
+        """
+        if bytes_per_s is not None and bytes_per_s <= 0:
+            raise ValueError(f"{bytes_per_s} bytes a second; use stall() for none")
+
+        def throttle() -> None:
+            for way in _ways(direction):
+                self._budgets.pop(way, None)
+                if bytes_per_s is not None:
+                    self._budgets[way] = _Budget(bytes_per_s)
+            self._update_all()
+
+        self._call(throttle)
 
     def refuse(self) -> None:
         """New connections are refused (ECONNREFUSED); those there are go on."""
@@ -291,7 +339,7 @@ class FaultProxy:
     def _run(self) -> None:
         try:
             while not self._closing:
-                for key, events in self._selector.select():
+                for key, events in self._selector.select(self._earn()):
                     self._handle(key.data, events)
                 while self._calls:
                     self._calls.popleft()()
@@ -300,6 +348,21 @@ class FaultProxy:
             self._listener.close()
             self._wake_reader.close()
             self._selector.close()
+
+    def _earn(self) -> float | None:
+        """Let throttled directions that had to wait go on when they can; how long to wait at most."""
+        dry = [budget for budget in self._budgets.values() if budget.left < 1.0]
+        if not dry:
+            return None
+        for budget in dry:
+            budget.earn()
+        if any(budget.left >= 1.0 for budget in dry):
+            self._update_all()
+        return min(budget.wait_s for budget in dry)
+
+    def _may_pass(self, way: Direction) -> bool:
+        budget = self._budgets.get(way)
+        return budget is None or budget.left >= 1.0
 
     def _handle(self, end: _End | None, events: int) -> None:
         if end is not None:
@@ -409,8 +472,13 @@ class FaultProxy:
 
     def _send_buffer(self, pump: _Pump) -> bool:
         """Send what fits; False when that ended the connection."""
-        cut = self._cuts.get(pump.way)
+        cut, budget = self._cuts.get(pump.way), self._budgets.get(pump.way)
         end = pump.filled if cut is None else min(pump.filled, pump.sent + cut.left)
+        if budget is not None:
+            budget.earn()
+            end = min(end, pump.sent + int(budget.left))
+            if end == pump.sent:
+                return True
         try:
             count = pump.sink.socket.send(pump.buffer[pump.sent : end])
         except BlockingIOError:
@@ -419,6 +487,8 @@ class FaultProxy:
             self._abort(pump.sink.link)
             return False
         pump.sent += count
+        if budget is not None:
+            budget.left -= count
         if cut is not None:
             cut.left -= count
             if cut.left == 0:
@@ -450,7 +520,8 @@ class FaultProxy:
                 if pump.way in self._stalled:
                     continue
                 if not pump.empty or (pump.ended and not pump.shut and not pump.muted):
-                    wanted[pump.sink] |= selectors.EVENT_WRITE
+                    if pump.empty or self._may_pass(pump.way):
+                        wanted[pump.sink] |= selectors.EVENT_WRITE
                 elif not pump.ended:
                     wanted[pump.source] |= selectors.EVENT_READ
         for end, events in wanted.items():

@@ -1,32 +1,51 @@
 """The soak: ``make soak``. A long storm of kills and cuts; the exit code says whether nothing was lost.
 
-A million messages through a proxy that misbehaves, into parquet, while the driver, the JVM, the worker
-and the broker are killed and the connection is cut, cut in mid-frame, and silenced.
+Messages through a proxy that misbehaves, into parquet, while the driver, the JVM, the worker and the broker are
+killed or stopped for a while, and the connection is cut, cut in mid-frame, made slow, and silenced. With
+``--folder`` everything of the run is kept there, and the same command goes on with it, however it was ended. At
+the end a program of its own (``judge/check.py``) reads the history of the run and says what it thinks of it.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import datetime
+import fcntl
+import importlib.metadata
+import importlib.util
 import json
+import os
+import platform
 import random
+import secrets
+import signal
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from types import FrameType
 from typing import Any
 from urllib.parse import urlsplit
 
+import psutil
 from rich.console import Console
 
 from pyspark_mq.brokers import BROKERS
-from testbed.audit import print_rows
+from testbed.audit import Verdict, print_rows
+from testbed.history import History
+from testbed.process import poll
 from testbed.proxy import Direction, FaultProxy
 from testbed.queues import FROZEN_S, PrivateBroker
-from testbed.storm import Job, Publisher, Storm
+from testbed.record import Numbering, Record, RecordedPublisher
+from testbed.storm import Job, Storm
 
 QUEUE = "soak"
+_ROOT = Path(__file__).resolve().parent.parent
 #: Over AMQP 1.0 the broker alone decides when it gives a silent connection up: a minute by default. And a crash
 #: loop is what a limit of deliveries is there to end; here it is what is tested.
 _SETTINGS: dict[str, dict[str, Any]] = {
@@ -35,80 +54,230 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "artemis": {"amqp_idle_timeout_ms": 4_000, "max_delivery_attempts": -1},
 }
 _HEARTBEAT = "2s"
+#: Without a single epoch.
 _DRAIN_TIMEOUT_S = 900.0
+#: A narrow link, and for how long it stays narrow after it was cut.
+_SLOW_BYTES_PER_S = 100_000
+_SLOW_S = 1.0
+#: How long a cut at a given byte waits for that byte.
+_CUT_TIMEOUT_S = 10.0
+#: Every process of a run has it in its environment: what a killed soak leaves is found by it.
+_RUN = "PYSPARK_MQ_SOAK"
+_GONE_TIMEOUT_S = 20.0
+_SETTLE_TIMEOUT_S = 180.0
+
+#: Every fault, and how many of each in a round. What only cuts takes a second; what kills a JVM takes a start of Spark.
+FAULTS = {
+    "cut": 13,
+    "cut in mid-frame": 10,
+    "link of 100 kB/s, cut in mid-frame": 3,
+    "connection silent (half-open)": 3,
+    "kill -9 of the Python worker": 4,
+    "kill -9 of the broker, restart": 2,
+    "kill -9 of the JVM": 1,
+    "kill -9 of the driver and its JVM": 1,
+    "SIGSTOP of the Python worker, SIGCONT": 1,
+    "SIGSTOP of the broker, SIGCONT": 1,
+}
+
+
+@dataclass
+class Run:
+    """What a run is, as its folder keeps it.
+
+    Attributes:
+        name: of this run, part of every message's mark.
+    """
+
+    name: str
+    seed: int
+    broker: str
+    protocol: str | None
+    version: str
+    quorum: bool
+    option: list[str]
+    messages: int
+    rate: int
+    faults: int
+
+
+#: What another command for the same folder may change.
+_CHANGEABLE = {"messages", "rate", "faults"}
+_DEFAULTS: dict[str, Any] = {
+    "seed": 1,
+    "broker": "rabbitmq",
+    "protocol": None,
+    "version": "",
+    "quorum": False,
+    "option": [],
+    "messages": 1_000_000,
+    "rate": 1_000,
+    "faults": 200,
+}
 
 
 def main() -> int:
-    """Run it; 0 if every message is in the output once and the queue is empty."""
+    """Run it; 0 if every message is in the output once and the queue is empty, 130 if it was interrupted."""
     arguments = _arguments()
     console = Console(width=110)
-    console.print(f"seed {arguments.seed}")
-    chance = random.Random(arguments.seed)
+    signal.signal(signal.SIGTERM, _interrupt)
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pyspark-mq-soak-")))
-        broker = stack.enter_context(
-            PrivateBroker(
-                arguments.broker,
-                QUEUE,
-                arguments.protocol,
-                version=arguments.version,
-                quorum=arguments.quorum,
-                **_SETTINGS[arguments.broker],
-            )
-        )
-        console.print(f"{broker.name} {broker.node.version}, read over {broker.protocol}", highlight=False)
-        port = urlsplit(broker.url).port or 0
-        proxy = stack.enter_context(FaultProxy("127.0.0.1", port))
-        url = broker.url.replace(f":{port}", f":{proxy.port}")
-        options = {**broker.options, "heartbeat": _HEARTBEAT, **_options(arguments.option)}
-        job = Job(broker.name, url, QUEUE, folder, options)
-        publisher = Publisher(broker.send, arguments.messages, arguments.rate)
-        began = time.monotonic()
-
-        def tell(name: str) -> None:
-            done = sum(storm.done.values())
-            seconds = time.monotonic() - began
-            console.print(f"{seconds:7.0f} s  {done:4d}  {len(publisher.sent):9,d} sent  {name}", highlight=False)
-
-        storm = Storm(
-            publisher,
-            job,
-            _faults(job, broker, proxy, chance),
-            pause_s=lambda: chance.uniform(0.0, 1.0),
-            fault_count=arguments.faults,
-            on_fault=tell,
-        )
+        if arguments.folder is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pyspark-mq-soak-")))
+        else:
+            folder = Path(arguments.folder).resolve()
+            folder.mkdir(parents=True, exist_ok=True)
+        stack.enter_context(_alone(folder))
+        run = _run_of(folder, arguments)
         try:
-            storm.run(_DRAIN_TIMEOUT_S)
-        except TimeoutError as late:
-            console.print(f"[red]{late}", highlight=False)
-        finally:
-            publisher.stop()
-            job.stop()
-            if arguments.keep:
-                console.print(f"log: {arguments.keep}")
-                Path(arguments.keep).write_bytes(job.log.read_bytes())
-        result = storm.verdict(broker.left())
-        counters = job.counters()
-        rows = {
-            **result.rows(),
-            **_merged(storm.done),
-            "faults in all": sum(storm.done.values()),
-            "starts of the job": job.starts,
-            "sent again by the publisher (unconfirmed)": publisher.sent_again,
-            "redelivered by the broker": counters.get("redelivered", 0),
-            "duplicates recognised and dropped": counters.get("duplicatesDropped", 0),
-            "reconnects": counters.get("reconnects", 0),
-            "epochs replayed": counters.get("replays", 0),
-        }
-        seconds = time.monotonic() - began
-        print_rows(console, "Soak", rows, seconds)
-        if not result.holds:
-            console.print(result.examples)
-        if arguments.report:
-            told = {"version": broker.node.version, "holds": result.holds, "seconds": round(seconds), **rows}
-            Path(arguments.report).write_text(json.dumps(told), "utf-8")
-        return 0 if result.holds else 1
+            return _run(run, folder, arguments, console, stack)
+        except KeyboardInterrupt:
+            # Nothing may come between this and the end of all that was started.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            console.print("interrupted" + (f"; goes on with --folder {folder}" if arguments.folder else ""))
+            return 130
+
+
+def _run(run: Run, folder: Path, arguments: argparse.Namespace, console: Console, stack: ExitStack) -> int:
+    console.print(f"seed {run.seed}, run {run.name}")
+    _end_leftovers(run, folder)
+    os.environ[_RUN] = run.name
+    history = stack.enter_context(History(folder))
+    record = Record(history, Numbering(run.name), folder)
+    broker = stack.enter_context(_broker(run, folder if arguments.folder else None))
+    versions = _versions(broker)
+    history.add("info", "run", {**asdict(run), **versions}, "soak")
+    console.print(f"{broker.name} {broker.node.version}, read over {broker.protocol}", highlight=False)
+    if record.sent:
+        console.print(f"goes on after {record.sent:,} messages and {record.fault_count} faults", highlight=False)
+    port = urlsplit(broker.url).port or 0
+    proxy = stack.enter_context(FaultProxy("127.0.0.1", port))
+    url = broker.url.replace(f":{port}", f":{proxy.port}")
+    options = {**broker.options, "heartbeat": _HEARTBEAT, **dict(option.split("=", 1) for option in run.option)}
+    job = Job(broker.name, url, QUEUE, folder, options)
+    publisher = RecordedPublisher(record, broker.send, run.messages, run.rate, run.faults)
+    began = time.monotonic()
+    try:
+        _storm(run, record, history, publisher, job, broker, proxy, console).run(_DRAIN_TIMEOUT_S)
+        if importlib.util.find_spec("pyspark.sql.streaming.datasource") is None:
+            _settle(job, broker)
+    except TimeoutError as late:
+        console.print(f"[red]{late}", highlight=False)
+    finally:
+        publisher.stop()
+        job.stop()
+        record.look(at_once=True)
+        if arguments.keep and job.log.exists():
+            console.print(f"log: {arguments.keep}")
+            Path(arguments.keep).write_bytes(job.log.read_bytes())
+    record.look_at_leftovers()
+    left = broker.left()
+    history.add("ok", "left", left, "broker")
+    seconds = time.monotonic() - began
+    result, (judged, words) = record.verdict(left), judge(history.json)
+    rows = _rows(result, record, job, publisher)
+    print_rows(console, "Soak", rows, seconds)
+    if not result.holds:
+        console.print(result.examples)
+    console.print("The judge, over the history:")
+    console.print(words, markup=False, highlight=False)
+    holds = result.holds and judged == 0
+    if arguments.report:
+        told = {**versions, "seed": run.seed, "holds": holds, "judge": judged == 0, "seconds": round(seconds), **rows}
+        Path(arguments.report).write_text(json.dumps(told), "utf-8")
+    return 0 if holds else 1
+
+
+def _settle(job: Job, broker: PrivateBroker) -> None:
+    """Start once more: where Spark shows a source nothing of its commits, the last epoch is left to the next start."""
+
+    def settled() -> bool:
+        job.keep_alive()
+        return broker.left() == 0
+
+    poll(settled, _SETTLE_TIMEOUT_S, interval_s=1.0)
+    job.stop()
+
+
+def _broker(run: Run, folder: Path | None) -> PrivateBroker:
+    data = {} if folder is None else {"data": folder / "broker"}
+    return PrivateBroker(
+        run.broker, QUEUE, run.protocol, version=run.version, quorum=run.quorum, **_SETTINGS[run.broker], **data
+    )
+
+
+def _storm(
+    run: Run,
+    record: Record,
+    history: History,
+    publisher: RecordedPublisher,
+    job: Job,
+    broker: PrivateBroker,
+    proxy: FaultProxy,
+    console: Console,
+) -> Storm:
+    began = time.monotonic()
+    # Goes on otherwise after a restart; the faults themselves follow from the seed and their number.
+    chance = random.Random(f"{run.seed}:{record.turns}")
+
+    def tell(name: str) -> None:
+        record.fault_done(name)
+        told = f"{time.monotonic() - began:7.0f} s  {record.fault_count:4d}  {publisher.count:9,d} sent  {name}"
+        console.print(told, highlight=False)
+
+    return Storm(
+        publisher,
+        job,
+        {name: _recorded(history, name, fault) for name, fault in _faults(job, broker, proxy, chance).items()},
+        pause_s=lambda: chance.uniform(0.0, 1.0),
+        fault_count=max(0, run.faults - record.fault_count),
+        on_fault=tell,
+        order=lambda turn: fault_of(run.seed, turn),
+        turn=record.turns,
+        ready=lambda: not publisher.is_alive() or publisher.count * run.faults >= record.fault_count * run.messages,
+        watch=record.look,
+        all_read=lambda: record.all_read(publisher.count),
+    )
+
+
+def _rows(result: Verdict, record: Record, job: Job, publisher: RecordedPublisher) -> dict[str, int]:
+    counters = job.counters()
+    return {
+        **result.rows(),
+        **dict.fromkeys(FAULTS, 0),
+        **record.faults,
+        "faults in all": record.fault_count,
+        "starts of the job": job.starts,
+        "sent again by the publisher (unconfirmed)": publisher.sent_again,
+        "redelivered by the broker": counters.get("redelivered", 0),
+        "duplicates recognised and dropped": counters.get("duplicatesDropped", 0),
+        "reconnects": counters.get("reconnects", 0),
+        "epochs replayed": counters.get("replays", 0),
+        "files of killed tasks": record.attempts,
+        "MiB of the soak's own memory": psutil.Process().memory_info().rss >> 20,
+    }
+
+
+def judge(history: Path) -> tuple[int, str]:
+    """What a program that knows nothing of this one finds in a history: its exit code and its words."""
+    command = [sys.executable, "-I", str(_ROOT / "judge" / "check.py"), str(history)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.returncode, (done.stdout + done.stderr).strip()
+
+
+# -- the faults -------------------------------------------------------------------------------
+
+
+def fault_of(seed: int, turn: int) -> str:
+    """The fault of a turn: rounds of :data:`FAULTS`, each in an order of its own with one of every kind first."""
+    number, place = divmod(turn, sum(FAULTS.values()))
+    chance = random.Random(f"{seed}/{number}")
+    first = list(FAULTS)
+    rest = [name for name, count in FAULTS.items() for _ in range(count - 1)]
+    chance.shuffle(first)
+    chance.shuffle(rest)
+    return [*first, *rest][place]
 
 
 def _faults(job: Job, broker: PrivateBroker, proxy: FaultProxy, chance: random.Random) -> dict[str, Callable[[], bool]]:
@@ -118,7 +287,19 @@ def _faults(job: Job, broker: PrivateBroker, proxy: FaultProxy, chance: random.R
     def cut_mid_frame() -> bool:
         # Towards the broker go acknowledgements and heartbeats only, some fifty bytes a trigger.
         direction, most = chance.choice([(Direction.TO_BROKER, 200), (Direction.TO_CLIENT, 20_000)])
-        return proxy.cut_after(chance.randrange(1, most), direction).wait(10)
+        done = proxy.cut_after(chance.randrange(1, most), direction).wait(_CUT_TIMEOUT_S)
+        proxy.disarm()
+        return done
+
+    def cut_slow() -> bool:
+        proxy.throttle(_SLOW_BYTES_PER_S)
+        try:
+            done = proxy.cut_after(chance.randrange(1, 100_000), Direction.TO_CLIENT).wait(_CUT_TIMEOUT_S)
+            proxy.disarm()
+            time.sleep(_SLOW_S)
+        finally:
+            proxy.throttle(None)
+        return done
 
     def silence() -> bool:
         if not proxy.connections:
@@ -126,49 +307,107 @@ def _faults(job: Job, broker: PrivateBroker, proxy: FaultProxy, chance: random.R
         proxy.mute(chance.choice([None, *Direction]))
         return True
 
-    # Names that differ by a blank are the same fault again: what only cuts is quick, what kills a JVM
-    # takes a start of Spark.
-    slow = {
-        "kill -9 of the driver and its JVM": job.kill_driver,
+    return {
+        "cut": cut,
+        "cut in mid-frame": cut_mid_frame,
+        "link of 100 kB/s, cut in mid-frame": cut_slow,
+        "connection silent (half-open)": silence,
         "kill -9 of the Python worker": job.kill_worker,
         "kill -9 of the broker, restart": broker.kill_and_start,
         "kill -9 of the JVM": job.kill_jvm,
-        "kill -9 of the Python worker ": job.kill_worker,
-        "kill -9 of the broker, restart ": broker.kill_and_start,
+        "kill -9 of the driver and its JVM": job.kill_driver,
         "SIGSTOP of the Python worker, SIGCONT": lambda: job.freeze_worker(FROZEN_S),
         "SIGSTOP of the broker, SIGCONT": broker.freeze,
     }
-    quick = {"cut": cut, "cut in mid-frame": cut_mid_frame}
-    order: dict[str, Callable[[], bool]] = {}
-    for number, (name, fault) in enumerate(slow.items()):
-        order |= {f"{quickly}{' ' * number}": quick[quickly] for quickly in quick}
-        order[name] = fault
-    return {**order, "connection silent (half-open)": silence}
 
 
-def _merged(done: dict[str, int]) -> dict[str, int]:
-    merged: dict[str, int] = {}
-    for name, count in done.items():
-        merged[name.strip()] = merged.get(name.strip(), 0) + count
-    return merged
+def _recorded(history: History, name: str, fault: Callable[[], bool]) -> Callable[[], bool]:
+    def run() -> bool:
+        history.add("invoke", "fault", name, "faults")
+        done = fault()
+        history.add("ok" if done else "fail", "fault", name, "faults")
+        return done
+
+    return run
 
 
-def _options(given: list[str]) -> dict[str, str]:
-    return dict(option.split("=", 1) for option in given)
+# -- the folder -------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Nobody else runs in this folder."""
+    with (folder / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SystemExit(f"another soak runs in {folder}") from None
+        yield
+
+
+def _run_of(folder: Path, arguments: argparse.Namespace) -> Run:
+    """What is to be run: what the folder says, and what the command changes of it."""
+    file = folder / "run.json"
+    given = {field.name: getattr(arguments, field.name, None) for field in fields(Run)}
+    given = {name: value for name, value in given.items() if value is not None}
+    kept = json.loads(file.read_text("utf-8")) if file.exists() else {}
+    for name in set(given) & set(kept) - _CHANGEABLE:
+        if given[name] != kept[name]:
+            raise SystemExit(f"--{name} {given[name]}: the run in {folder} has {kept[name]}")
+    run = Run(**{"name": secrets.token_hex(12), **_DEFAULTS, **kept, **given})
+    temporary = folder / "run.json.new"
+    temporary.write_text(json.dumps(asdict(run)), "utf-8")
+    temporary.replace(file)
+    return run
+
+
+def _end_leftovers(run: Run, folder: Path) -> None:
+    """End what a killed soak has left: its job, which knows nothing of that, and a broker about to end by itself."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.pid != os.getpid() and process.environ().get(_RUN) == run.name:
+                process.kill()
+    poll(lambda: not _users_of(folder / "broker"), _GONE_TIMEOUT_S, interval_s=0.1)
+    for process in _users_of(folder / "broker"):
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+
+
+def _users_of(folder: Path) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if Path(process.cwd()).is_relative_to(folder) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _versions(broker: PrivateBroker) -> dict[str, str]:
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "version": broker.node.version,
+        "spark": importlib.metadata.version("pyspark"),
+        "python": platform.python_version(),
+    }
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make soak", description=__doc__)
-    parser.add_argument("--messages", type=int, default=1_000_000)
-    parser.add_argument("--rate", type=int, default=1_000, help="messages a second; 0 for as fast as it goes")
-    parser.add_argument("--faults", type=int, default=200)
-    parser.add_argument("--broker", default="rabbitmq", choices=sorted(BROKERS))
+    parser.add_argument("--folder", help="keep everything there, and go on with what is there")
+    parser.add_argument("--messages", type=int, help=f"by default {_DEFAULTS['messages']:,}")
+    parser.add_argument("--rate", type=int, help="messages a second, by default 1,000; 0 for as fast as it goes")
+    parser.add_argument("--faults", type=int, help=f"by default {_DEFAULTS['faults']}; spread over the messages")
+    parser.add_argument("--broker", choices=sorted(BROKERS))
     parser.add_argument("--protocol", help="as the option of the source")
-    parser.add_argument("--version", default="", help="of the broker")
+    parser.add_argument("--version", help="of the broker")
     parser.add_argument("--report", metavar="FILE", help="write the counts there as JSON")
-    parser.add_argument("--quorum", action="store_true", help="a quorum queue instead of a classic one")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="of the source")
+    parser.add_argument("--quorum", action="store_true", default=None, help="a quorum queue instead of a classic one")
+    parser.add_argument("--seed", type=int, help="of the order of the faults, by default 1")
+    parser.add_argument("--option", action="append", metavar="NAME=VALUE", help="of the source")
     parser.add_argument("--keep", metavar="FILE", help="keep the job's log there")
     return parser.parse_args()
 

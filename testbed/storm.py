@@ -21,13 +21,17 @@ from typing import TypeAlias
 
 import psutil
 
-from testbed.audit import MARK_CHARS, Verdict, output_marks, verdict
+from testbed.audit import MARK_CHARS, Output, Verdict, marks, output_marks, verdict
 from testbed.process import PublishError
 
 __all__ = ["Job", "Publisher", "Send", "Storm"]
 
 _ROOT = Path(__file__).resolve().parent.parent
 _RETRY_S = 0.2
+_DRAIN_POLL_S = 2.0
+_HELD_S = 1.0
+_END_TIMEOUT_S = 5.0
+_TRICKLE = 20
 
 #: Bodies and IDs of some messages: returns when the broker has confirmed them all.
 Send: TypeAlias = Callable[[Sequence[bytes], Sequence[str]], object]
@@ -48,6 +52,8 @@ class Publisher(threading.Thread):
         rate: messages a second; as fast as it can if 0.
         size: bytes of a body.
         on_progress: called with the number sent so far.
+        begin: how many of them were sent before.
+        allowed: up to how many may be sent by now, where something else sets the pace as well.
     """
 
     def __init__(
@@ -58,6 +64,8 @@ class Publisher(threading.Thread):
         *,
         size: int = 200,
         on_progress: Callable[[int], None] = lambda sent: None,  # noqa: ARG005
+        begin: int = 0,
+        allowed: Callable[[], int] | None = None,
     ) -> None:
         super().__init__(name="publisher", daemon=True)
         self._publish = send
@@ -65,7 +73,12 @@ class Publisher(threading.Thread):
         self._rate = rate
         self._filling = os.urandom(max(0, size - MARK_CHARS))
         self._on_progress = on_progress
+        self._begin = begin
+        self._allowed = allowed or (lambda: messages)
         self._stopping = threading.Event()
+        #: Messages the broker has confirmed.
+        self.count = begin
+        #: Their marks, for those who can hold them all.
         self.sent: list[str] = []
         self.sent_again = 0
 
@@ -73,30 +86,56 @@ class Publisher(threading.Thread):
         """Send chunk after chunk."""
         began = time.monotonic()
         chunk_size = max(100, self._rate // 5) if self._rate else 2_000
-        while len(self.sent) < self._messages and not self._stopping.is_set():
-            count = min(chunk_size, self._messages - len(self.sent))
-            ids = [str(uuid.uuid4()) for _ in range(count)]
-            self._send(ids)
-            self.sent += ids
-            self._on_progress(len(self.sent))
+        while self.count < self._messages and not self._stopping.is_set():
+            count = min(chunk_size, self._messages - self.count)
+            if self.count >= self._allowed():
+                # Not to a standstill: without a message there is no epoch, and without that no next fault.
+                self._stopping.wait(_HELD_S)
+                began += _HELD_S
+                count = min(count, _TRICKLE)
+            if not self._send(*self.named(self.count, count)):
+                break
+            self.count += count
+            self._on_progress(self.count)
             if self._rate:
-                self._stopping.wait(max(0.0, began + len(self.sent) / self._rate - time.monotonic()))
+                due_s = (self.count - self._begin) / self._rate
+                self._stopping.wait(max(0.0, began + due_s - time.monotonic()))
 
-    def _send(self, ids: list[str]) -> None:
-        bodies = [key.encode("ascii") + self._filling for key in ids]
+    def named(self, first: int, count: int) -> tuple[list[str], list[str]]:  # noqa: ARG002
+        """Marks and IDs of so many messages; the same whenever it is asked for the same in one chunk."""
+        chunk = [str(uuid.uuid4()) for _ in range(count)]
+        return chunk, chunk
+
+    def attempt(self, marks: list[str]) -> None:
+        """They are about to be sent."""
+
+    def unsure(self, marks: list[str]) -> None:
+        """They were sent, and maybe arrived."""
+
+    def confirmed(self, marks: list[str]) -> None:
+        """The broker has them all."""
+        self.sent += marks
+
+    def _send(self, marks: list[str], ids: list[str]) -> bool:
+        bodies = [mark.encode("ascii") + self._filling for mark in marks]
         while not self._stopping.is_set():
+            self.attempt(marks)
             try:
                 self._publish(bodies, ids)
             except PublishError:
+                self.unsure(marks)
                 self.sent_again += len(ids)
                 time.sleep(_RETRY_S)
             else:
-                return
+                self.confirmed(marks)
+                return True
+        return False
 
     def stop(self) -> None:
         """Give up."""
         self._stopping.set()
-        self.join()
+        if self.ident is not None:
+            self.join()
 
 
 @dataclass
@@ -116,11 +155,18 @@ class Job:
     options: dict[str, str] = field(default_factory=dict)
     starts: int = 0
     _process: subprocess.Popen[bytes] | None = None
+    _reported: int = 0
+    _report_bytes: int = 0
 
     @property
     def output(self) -> Path:
         """Folder of the parquet files."""
         return self.folder / "output"
+
+    @property
+    def report(self) -> Path:
+        """What the source counted, a line an epoch."""
+        return self.folder / "counters.jsonl"
 
     @property
     def log(self) -> Path:
@@ -145,7 +191,7 @@ class Job:
             self.queue,
         ]
         command += ["--output", str(self.output), "--checkpoint", str(self.folder / "checkpoint")]
-        command += ["--report", str(self.folder / "counters.jsonl"), "--restarts", str(_RESTARTS)]
+        command += ["--report", str(self.report), "--restarts", str(_RESTARTS)]
         for name, value in self.options.items():
             command += ["--option", f"{name}={value}"]
         paths = [str(_ROOT), os.environ.get("PYTHONPATH", "")]
@@ -179,8 +225,13 @@ class Job:
     @property
     def epochs(self) -> int:
         """Epochs reported so far, over all starts."""
-        report = self.folder / "counters.jsonl"
-        return report.read_bytes().count(b"\n") if report.exists() else 0
+        if self.report.exists():
+            with self.report.open("rb") as report:
+                report.seek(self._report_bytes)
+                new = report.read()
+            self._report_bytes += len(new)
+            self._reported += new.count(b"\n")
+        return self._reported
 
     def kill_driver(self) -> bool:
         """The driver program and its JVM; the Python workers have to notice by themselves."""
@@ -206,29 +257,38 @@ class Job:
     def freeze_worker(self, seconds: float) -> bool:
         """SIGSTOP to the Python worker of the source, and SIGCONT after so long: it has missed every heartbeat."""
         frozen = [worker for worker in self.workers() if _signalled(worker, signal.SIGSTOP)]
-        if frozen:
-            time.sleep(seconds)
-        return sum(_signalled(worker, signal.SIGCONT) for worker in frozen) > 0
+        try:
+            time.sleep(seconds if frozen else 0)
+        finally:
+            thawed = sum(_signalled(worker, signal.SIGCONT) for worker in frozen)
+        return thawed > 0
 
     def stop(self, timeout_s: float = 60.0) -> int:
         """Ask it to stop and wait; its exit code."""
         if self._process is None:
             return 0
+        tree = self._tree()
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             try:
                 self._process.wait(timeout_s)
             except subprocess.TimeoutExpired:
                 self.kill_driver()
+        # A JVM whose driver is gone ends by itself, but one that was just starting takes its time.
+        for left in psutil.wait_procs(tree, _END_TIMEOUT_S)[1]:
+            _kill(left)
         return self._process.wait()
 
     def counters(self) -> dict[str, int]:
         """What the source counted, summed over all processes the job was."""
         last: dict[str, dict[str, int]] = {}
-        report = self.folder / "counters.jsonl"
-        for line in report.read_text("utf-8").splitlines() if report.exists() else ():
-            counted = json.loads(line)
-            last[counted.pop("run")] = counted
+        if self.report.exists():
+            with self.report.open("rb") as report:
+                for line in report:
+                    # A process that was killed may have torn its last line.
+                    with contextlib.suppress(ValueError):
+                        counted = json.loads(line)
+                        last[counted.pop("run")] = counted
         total: dict[str, int] = {}
         for counted in last.values():
             for name, value in counted.items():
@@ -265,9 +325,14 @@ class Storm:
     Args:
         publisher: not started yet.
         job: not started yet.
-        faults: name -> what to do; returns whether it could be done now. Taken in turn.
+        faults: name -> what to do; returns whether it could be done now.
         pause_s: tells how long to wait until the next fault, from the first epoch after the last.
         fault_count: stop after so many; None to go on as long as the publisher.
+        order: turn -> name of the fault; by default all of them in turn.
+        turn: how many turns there were before.
+        ready: may the next fault come? Asked beside the pause.
+        watch: called every now and then, at the latest before it is asked whether all was read.
+        all_read: is everything that was sent in the output? By default the marks are compared.
     """
 
     def __init__(
@@ -279,6 +344,11 @@ class Storm:
         pause_s: Callable[[], float],
         fault_count: int | None = None,
         on_fault: Callable[[str], None] = lambda name: None,  # noqa: ARG005
+        order: Callable[[int], str] | None = None,
+        turn: int = 0,
+        ready: Callable[[], bool] = lambda: True,
+        watch: Callable[[], None] = lambda: None,
+        all_read: Callable[[], bool] | None = None,
     ) -> None:
         self._publisher = publisher
         self._job = job
@@ -286,28 +356,38 @@ class Storm:
         self._pause_s = pause_s
         self._fault_count = fault_count
         self._on_fault = on_fault
+        names = list(faults)
+        self._order = order or (lambda turn: names[turn % len(names)])
+        self._turn = turn
+        self._ready = ready
+        self._watch = watch
+        self._all_read = all_read or self._marks_read
+        self._output = Output(job.output)
+        self._missing: set[str] | None = None
         self.done: dict[str, int] = dict.fromkeys(faults, 0)
 
     def run(self, drain_timeout_s: float = 300.0) -> None:
         """Publish and break things, then let everything come to rest and stop the job.
 
         Raises:
-            TimeoutError: the job did not read all within `drain_timeout_s` after the last fault.
+            TimeoutError: the job read nothing of what is left for `drain_timeout_s` after the last fault.
         """
         self._job.keep_alive()
         self._publisher.start()
-        names = list(self._faults)
-        turn = 0
         while self._go_on():
             if not self._calm():
                 break
-            name = names[turn % len(names)]
+            name = self._order(self._turn)
             if self._faults[name]():
                 self.done[name] += 1
                 self._on_fault(name)
-            turn += 1
+            self._turn += 1
             self._job.keep_alive()
-        self._publisher.join()
+        while self._publisher.is_alive():
+            # Nothing but the job itself can end it now.
+            self._job.keep_alive()
+            self._watch()
+            self._publisher.join(_DRAIN_POLL_S)
         self._drain(drain_timeout_s)
         self._job.stop()
 
@@ -317,9 +397,10 @@ class Storm:
 
     def _calm(self) -> bool:
         """Let the job commit something and go on for a while; False when all is sent meanwhile."""
-        before, since = self._job.epochs, None
-        while since is None or time.monotonic() - since < self._pause_s():
+        before, since, pause_s = self._job.epochs, None, self._pause_s()
+        while since is None or time.monotonic() - since < pause_s or not self._ready():
             self._job.keep_alive()
+            self._watch()
             # With nothing left to read there will be no epoch; being there has to do.
             idle = not self._publisher.is_alive() and self._job.workers()
             if since is None and (self._job.epochs > before or idle):
@@ -330,14 +411,23 @@ class Storm:
         return True
 
     def _drain(self, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
-        wanted = set(self._publisher.sent)
-        while not wanted <= set(output_marks(self._job.output)):
+        seen, deadline = self._job.epochs, time.monotonic() + timeout_s
+        while not self._all_read():
             self._job.keep_alive()
+            if self._job.epochs > seen:
+                seen, deadline = self._job.epochs, time.monotonic() + timeout_s
             if time.monotonic() > deadline:
-                raise TimeoutError(f"not all was read within {timeout_s:.0f} s; see {self._job.log}")
-            time.sleep(2.0)
-        time.sleep(2.0)  # phase two of the last epoch, and a duplicate if there is one
+                raise TimeoutError(f"nothing was read for {timeout_s:.0f} s, and not all is; see {self._job.log}")
+            time.sleep(_DRAIN_POLL_S)
+        time.sleep(_DRAIN_POLL_S)  # phase two of the last epoch, and a duplicate if there is one
+
+    def _marks_read(self) -> bool:
+        if self._missing is None:
+            self._missing = set(self._publisher.sent)
+        for batch in self._output.new():
+            for file in batch.files:
+                self._missing.difference_update(marks(file))
+        return not self._missing
 
     def verdict(self, left: int) -> Verdict:
         """Audit the output."""

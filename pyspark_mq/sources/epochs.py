@@ -20,7 +20,7 @@ from typing import Any
 
 from pyspark_mq.ack import Ledger
 from pyspark_mq.dedup import CheckpointOnly, SeenStore, encode_ids, key_text
-from pyspark_mq.errors import DataLossError, InternalError
+from pyspark_mq.errors import CheckpointError, DataLossError, InternalError
 from pyspark_mq.sources.base import Consumer
 from pyspark_mq.sources.counters import Counters
 from pyspark_mq.sources.filling import IDLE_WAIT_S, Filling, Limit
@@ -294,8 +294,8 @@ class EpochSource:
         """Learn from the first committed position what a former process left behind (rule 5)."""
         if self._adopted:
             return
+        self._intake.expect_broker(start.broker_id)
         self._adopted = self._intake.taking = True
-        self._intake.broker_id = self._intake.broker_id or start.broker_id
         self._highest = max(self._highest, start.epoch)
         if self._last.epoch == 0:
             self._last = start
@@ -316,10 +316,10 @@ class EpochSource:
             self._sessions.widen(self._settings.prefetch)
 
     def _replay(self, end: Position) -> None:
+        self._check_planned_here(end)
         if not self._ledger.has_epoch(self._last.epoch):
             self._last = end  # Spark 4.0 has a bounded run plan its end before it shows what is open
         self._highest = max(self._highest, end.epoch)
-        self._intake.broker_id = self._intake.broker_id or end.broker_id
         if not self._exact:
             # Without IDs nobody can tell which messages it had: they come in later epochs.
             self._ledger.restore_planned(end.epoch, ())
@@ -336,6 +336,18 @@ class EpochSource:
             self._await_replay(end.epoch)
         finally:
             self._intake.replaying = False
+
+    def _check_planned_here(self, end: Position) -> None:
+        """An open epoch of another broker than all before it: Spark before 4.2 writes it before that is noticed."""
+        known = self._intake.broker_id
+        if known and end.broker_id and end.broker_id != known:
+            raise CheckpointError(
+                f"{self._settings.endpoint.destination}: the checkpoint was written with broker '{known}', except for "
+                f"its open epoch, which was planned at broker '{end.broker_id}' by a query that then failed. Nothing "
+                "of that epoch was emitted: correct 'url' if it still names that broker, and delete the newest file in "
+                "the folder 'offsets' of the checkpoint"
+            )
+        self._intake.expect_broker(end.broker_id)
 
     def _unexpected(self, what: str) -> InternalError:
         return InternalError(f"{self._settings.endpoint.destination}: {what}")

@@ -237,13 +237,26 @@ class Intake:
     def _check_broker_id(self, opened: Opened) -> None:
         found = opened.greeting.broker_id
         if self.broker_id and found and found != self.broker_id:
-            raise CheckpointError(
-                f"{self._settings.endpoint.destination}: the checkpoint was written with broker "
-                f"'{self.broker_id}', but {opened.greeting.url} is broker '{found}'. Its messages would be "
-                "mistaken for others. Correct 'url', or start with a new checkpointLocation. If both are nodes of one "
-                "cluster, name several of them in 'url'"
-            )
+            raise self._other_broker(self.broker_id, f"{opened.greeting.url} is broker '{found}'")
         self.broker_id = self.broker_id or found
+
+    def expect_broker(self, broker_id: str) -> None:
+        """The checkpoint was written with that broker, as far as its name is known.
+
+        Raises:
+            CheckpointError: there is a connection to another one. Before Spark 4.2 the first connection comes before
+                what is committed.
+        """
+        if broker_id and self.broker_id and broker_id != self.broker_id:
+            raise self._other_broker(broker_id, f"the one at 'url' is broker '{self.broker_id}'")
+        self.broker_id = self.broker_id or broker_id
+
+    def _other_broker(self, expected: str, found: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self._settings.endpoint.destination}: the checkpoint was written with broker '{expected}', but {found}. "
+            "Its messages would be mistaken for others. Correct 'url', or start with a new checkpointLocation. If both "
+            "are nodes of one cluster, name several of them in 'url'"
+        )
 
     # -- time
 

@@ -92,6 +92,20 @@ def test_a_cut_anywhere_in_the_stream(cell: LiveCell, proxy: FaultProxy, cut_byt
         assert_exactly_once(cell, run, sent, ordered=False)
 
 
+@pytest.mark.network
+def test_a_slow_link_cut_in_mid_frame(cell: LiveCell, proxy: FaultProxy) -> None:
+    sent = cell.publish(10 * MESSAGES)
+    with engine(cell, proxy, prefetch=400) as run:
+        proxy.throttle(100_000)
+        for cut_bytes in (9_999, 33_333):
+            cut = proxy.cut_after(cut_bytes, Direction.TO_CLIENT)
+            assert poll(lambda: run.trigger() >= 0 and cut.is_set(), 60)  # noqa: B023
+        run.drain(10 * MESSAGES)
+        assert run.counters()["reconnects"] >= 2
+        proxy.throttle(None)
+        assert_exactly_once(cell, run, sent, ordered=False)
+
+
 @pytest.mark.thorough
 def test_many_cuts_in_a_row(cell: LiveCell, proxy: FaultProxy) -> None:
     sent = cell.publish(MESSAGES)

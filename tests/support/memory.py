@@ -373,6 +373,8 @@ class MemoryBroker:
         self.lock = threading.RLock()
         self.queues: dict[str, MemoryQueue] = {}
         self.up = True
+        #: What it calls itself.
+        self.name = "memory"
         #: Stopped (`SIGSTOP`): it does nothing, and nobody notices.
         self.stopped = False
 
@@ -451,7 +453,7 @@ class MemoryConsumer(Consumer):
             self._session = _Session(self, queue)
             depth = queue.depth(None) if queue.weather.tells_depth else None
             queue.sessions.append(self._session)
-            return Greeting(url, "memory", depth)
+            return Greeting(url, self.broker.name, depth)
 
     def consume(self, window: int) -> None:
         with self.broker.lock:

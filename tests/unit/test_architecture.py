@@ -37,7 +37,7 @@ CLIENTS = {
     "redis": "dedup.redis_store",
 }
 #: What the wheel does not have.
-NOT_SHIPPED = {"testbed", "tests", "examples", "benchmarks", "docker", "testcontainers", "psutil", "rich"}
+NOT_SHIPPED = {"testbed", "judge", "tests", "examples", "benchmarks", "docker", "testcontainers", "psutil", "rich"}
 #: The one store that does I/O. It is a module of `dedup` that the others do not know.
 REDIS_STORE = "dedup.redis_store"
 

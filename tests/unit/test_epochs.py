@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pyspark_mq.errors import DataLossError, MessageError
+from pyspark_mq.errors import CheckpointError, DataLossError, MessageError
 from pyspark_mq.sources.counters import Counters
 from pyspark_mq.sources.epochs import Limit
 from pyspark_mq.sources.settings import Guarantee, OnUnreadable
@@ -151,6 +151,43 @@ def test_before_spark_4_2_a_bounded_run_may_plan_before_it_replays() -> None:
     start = scene.query.position(0)
     rest = [raw.message.id for raw in source.payload(start, planned)]
     assert rest == scene.sent[10:]
+
+
+@pytest.mark.parametrize("shows_start", [True, False])
+def test_another_broker_is_refused_before_anything_of_it_is_emitted(shows_start: bool) -> None:
+    scene = Scene(shows_start=shows_start, max_messages=10)
+    scene.publish(10)
+    assert scene.query.trigger() == 10
+    scene.query.crash()
+    scene.publish(10)
+    scene.broker.name = "another"
+    with pytest.raises(CheckpointError, match=r"was written with broker 'memory', but .* is broker 'another'"):
+        scene.query.trigger()
+    assert scene.query.emitted == scene.sent[:10]
+    assert scene.queue.acknowledged == []
+
+
+@pytest.mark.parametrize("name", ["memory", "another"])
+def test_before_spark_4_2_what_was_planned_at_another_broker_is_not_replayed(name: str) -> None:
+    scene = Scene(shows_start=False, max_messages=10)
+    scene.publish(10)
+    assert scene.query.trigger() == 10
+    scene.query.crash()
+    scene.publish(10)
+    scene.broker.name = "another"
+    with pytest.raises(CheckpointError):
+        scene.query.trigger()
+    scene.query.crash()
+    scene.broker.name = name
+    with pytest.raises(CheckpointError, match="delete the newest file in the folder 'offsets'"):
+        scene.query.trigger()
+    scene.query.crash()
+    del scene.query.offsets[1]
+    if name == "memory":
+        scene.assert_exactly_once()
+    else:
+        with pytest.raises(CheckpointError, match="is broker 'another'"):
+            scene.query.trigger()
 
 
 # -- limits count what is kept ----------------------------------------------------------------------

@@ -338,6 +338,7 @@ REFUSED = [
     ("numPartitions", "10001", "from 1 to 10000"),
     ("dedupWindow", "-1", "from 0 to"),
     ("settleGrace", "5", TIME),
+    ("redeliveryDelay", "5", TIME),
     ("dedupStore", "memory", "checkpoint, redis://host:port/db"),
     ("dedupStore", "postgres://host/db", "checkpoint, redis://host:port/db"),
     ("dedupStore", "redis://", "%2F"),

@@ -276,6 +276,96 @@ def test_muting_new_ones_as_well(proxy: FaultProxy, client: socket.socket) -> No
         assert echoes(third)
 
 
+# -- throttle ---------------------------------------------------------------------------------
+
+
+def seconds_for(client: socket.socket, count: int) -> float:
+    """How long so many bytes take there and back."""
+    began = time.monotonic()
+    sender = threading.Thread(target=client.sendall, args=(bytes(count),))
+    sender.start()
+    assert receive(client, count) == bytes(count)
+    sender.join()
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize("direction", [None, *Direction])
+def test_a_narrow_link_passes_everything_on_no_faster_than_it_may(
+    proxy: FaultProxy, client: socket.socket, direction: Direction | None
+) -> None:
+    proxy.throttle(100_000, direction)
+    # Of the first moment it may have saved something up.
+    assert 0.45 <= seconds_for(client, 50_000) < 5
+    with dial(proxy) as another:
+        assert 0.45 <= seconds_for(another, 50_000) < 5
+    proxy.throttle(None)
+    assert seconds_for(client, 50_000) < 0.4
+
+
+def test_connections_share_a_narrow_link(proxy: FaultProxy) -> None:
+    proxy.throttle(200_000, Direction.TO_CLIENT)
+    began = time.monotonic()
+    with dial(proxy) as one, dial(proxy) as two:
+        both = [threading.Thread(target=seconds_for, args=(client, 50_000)) for client in (one, two)]
+        for each in both:
+            each.start()
+        for each in both:
+            each.join()
+    assert 0.45 <= time.monotonic() - began < 5
+
+
+def test_a_link_of_some_bytes_a_second_passes_those(proxy: FaultProxy, client: socket.socket) -> None:
+    proxy.throttle(20, Direction.TO_BROKER)
+    began = time.monotonic()
+    assert echoes(client, b"0123456789")
+    assert 0.3 <= time.monotonic() - began < 5
+
+
+def test_a_narrow_link_is_idle_when_nothing_is_sent(proxy: FaultProxy, client: socket.socket) -> None:
+    proxy.throttle(1_000)
+    assert echoes(client, b"x")
+    time.sleep(0.3)
+    before = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - before < 0.25
+
+
+def test_a_narrow_link_is_cut_at_the_byte_that_was_asked_for(
+    proxy: FaultProxy, client: socket.socket, server: EchoServer
+) -> None:
+    proxy.throttle(100_000)
+    cut = proxy.cut_after(30_000, Direction.TO_CLIENT)
+    began = time.monotonic()
+    sender = threading.Thread(target=send_ignoring_reset, args=(client, 200_000))
+    sender.start()
+    with contextlib.suppress(ConnectionResetError):
+        assert receive(client, 30_000) == bytes(30_000)
+    sender.join()
+    assert cut.wait(TIMEOUT_S)
+    assert 0.25 <= time.monotonic() - began < 5
+    assert server.ended.wait(TIMEOUT_S)
+
+
+def test_a_narrow_link_still_tells_of_the_end(proxy: FaultProxy, client: socket.socket, server: EchoServer) -> None:
+    proxy.throttle(100_000)
+    client.sendall(bytes(5_000))
+    client.shutdown(socket.SHUT_WR)
+    assert len(receive(client, 10_000)) == 5_000
+    assert server.endings == ["end of stream"]
+
+
+def test_no_bytes_a_second_is_no_narrow_link(proxy: FaultProxy) -> None:
+    with pytest.raises(ValueError, match="stall"):
+        proxy.throttle(0)
+
+
+def test_a_cut_that_was_disarmed_does_not_happen(proxy: FaultProxy, client: socket.socket) -> None:
+    cut = proxy.cut_after(3, Direction.TO_CLIENT)
+    proxy.disarm()
+    assert echoes(client)
+    assert not cut.is_set()
+
+
 # -- stall ------------------------------------------------------------------------------------
 
 

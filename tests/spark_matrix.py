@@ -1,0 +1,259 @@
+"""What holds on each Spark: ``make spark-matrix``. The same tests in real Sparks of several versions, and a page of it.
+
+Each version gets a virtual environment in ``build/spark``, from PyPI, with the checkout on its path. What was run
+leaves ``build/spark/<version>.json``, so versions and parts can be run one by one and the page be written from all.
+What a Spark can do is asked of it (:func:`settles_at_once`), never read from its number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import hashlib
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from testbed.distributions import find_java
+from testbed.process import NodeError
+from testbed.rabbitmq_node import RabbitNode
+from tests.support.spark_driver import POINTS, DriverMatrix
+
+VERSIONS = ("4.0.5", "4.1.4", "4.2.1", "4.3.0")
+
+_ROOT = Path(__file__).resolve().parent.parent
+_PAGE = _ROOT / "docs" / "spark-versions.md"
+_WORK = _ROOT / "build" / "spark"
+_TESTS = "tests/integration/test_spark.py"
+_STORM = ["--messages", "30000", "--faults", "12"]
+_BEGIN, _END = "<!-- written by make spark-matrix -->", "<!-- end -->"
+
+
+def main() -> int:
+    """Run the chosen versions and write the page; 0 if everything passed."""
+    arguments = _arguments()
+    _WORK.mkdir(parents=True, exist_ok=True)
+    for version in arguments.versions if not arguments.page_only else ():
+        try:
+            python = spark_python(version)
+        except NodeError as absent:
+            _tell(version, obstacle=str(absent))
+            print(f"Spark {version}: {absent}", flush=True)
+            continue
+        _tell(version, obstacle="", java=_java_version(), python=platform.python_version())
+        for part in arguments.parts:
+            began = time.monotonic()
+            outcome = _PARTS[part](version, python)
+            outcome |= {"date": _today(), "seconds": round(time.monotonic() - began)}
+            _tell(version, **{part: outcome})
+            print(f"Spark {version}: {part}: {outcome}", flush=True)
+    known = {version: _known(version) for version in VERSIONS}
+    _write_page(known)
+    broken = [version for version, told in known.items() if not _holds(told)]
+    if broken:
+        print(f"failed: {', '.join(broken)}")
+    return 1 if broken else 0
+
+
+# -- an environment for each ------------------------------------------------------------------
+
+
+def spark_python(version: str) -> Path:
+    """The interpreter of an environment with that Spark, made if it is not there.
+
+    Args:
+        version: in full, or the beginning of one of :data:`VERSIONS`.
+
+    Raises:
+        NodeError: it cannot be made, for example as PyPI cannot be reached.
+    """
+    version = next((known for known in VERSIONS if f"{known}.".startswith(f"{version}.")), version)
+    folder = _WORK / version
+    python, stamp = folder / "bin" / "python", folder / "stamp"
+    wanted = hashlib.sha256((_ROOT / "pyproject.toml").read_bytes()).hexdigest()
+    if stamp.exists() and stamp.read_text("ascii") == wanted:
+        return python
+    _WORK.mkdir(parents=True, exist_ok=True)
+    _install(sys.executable, "-m", "venv", "--clear", str(folder))
+    _install(str(python), "-m", "pip", "install", "-q", f"pyspark=={version}", f"{_ROOT}[spark,all,dev]")
+    # The checkout is on the path instead.
+    _install(str(python), "-m", "pip", "uninstall", "-q", "-y", "pyspark-mq")
+    stamp.write_text(wanted, "ascii")
+    return python
+
+
+def _install(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise NodeError(f"{' '.join(command[1:4])} failed: {(done.stdout + done.stderr).strip()[-800:]}")
+
+
+def settles_at_once(python: Path) -> bool:
+    """Does this Spark show a source the committed offset, so that it settles without a next epoch?
+
+    Asked as the source asks: by what there is to import.
+    """
+    asked = "import importlib.util as u, sys; sys.exit(u.find_spec('pyspark.sql.streaming.datasource') is None)"
+    return subprocess.run([str(python), "-c", asked], check=False, capture_output=True).returncode == 0
+
+
+# -- what is run ------------------------------------------------------------------------------
+
+
+def run_tests(version: str, python: Path) -> dict[str, Any]:
+    """The tests with a real Spark; what passed, and why others were left out."""
+    report = _WORK / f"{version}.xml"
+    report.unlink(missing_ok=True)
+    _program(python, "pytest", "-q", "-p", "no:cacheprovider", "--all", _TESTS, f"--junitxml={report}")
+    if not report.exists():
+        return {"passed": 0, "failed": ["they did not run to their end"], "skipped": {}}
+    passed, failed, skipped = 0, [], dict[str, int]()
+    for case in ET.parse(report).getroot().iter("testcase"):
+        skip = case.find("skipped")
+        if skip is not None:
+            reason = str(skip.get("message"))
+            skipped[reason] = skipped.get(reason, 0) + 1
+        elif case.find("failure") is not None or case.find("error") is not None:
+            failed.append(str(case.get("name")))
+        else:
+            passed += 1
+    return {"passed": passed, "failed": failed, "skipped": skipped}
+
+
+def run_driver(_version: str, python: Path) -> dict[str, Any]:
+    """The driver's rows of the failure matrix."""
+    with RabbitNode() as node, tempfile.TemporaryDirectory(prefix="pyspark-mq-spark-") as folder:
+        queue = f"driver-{uuid.uuid4().hex[:8]}"
+        node.declare(queue)
+        options = {"broker": "rabbitmq", "url": node.url(), "queue": queue}
+        matrix = DriverMatrix(python, node, queue, Path(folder), options, settles_at_once=settles_at_once(python))
+        try:
+            matrix.run()
+        except AssertionError as wrong:
+            return {"passed": matrix.passed, "problem": str(wrong) or repr(wrong)}
+    return {"passed": matrix.passed, "problem": ""}
+
+
+def run_storm(version: str, python: Path) -> dict[str, Any]:
+    """A short soak."""
+    report = _WORK / f"{version}.storm.json"
+    report.unlink(missing_ok=True)
+    _program(python, "testbed.soak", *_STORM, "--report", str(report))
+    return json.loads(report.read_text("utf-8")) if report.exists() else {"holds": False, "faults in all": 0}
+
+
+_PARTS: dict[str, Callable[[str, Path], dict[str, Any]]] = {
+    "tests": run_tests,
+    "driver": run_driver,
+    "storm": run_storm,
+}
+
+
+def _program(python: Path, module: str, *arguments: str) -> None:
+    environment = {**os.environ, "CI": "true", "PYTHONPATH": str(_ROOT)}
+    subprocess.run([str(python), "-m", module, *arguments], cwd=_ROOT, env=environment, check=False)
+
+
+def _java_version() -> str:
+    told = subprocess.run([find_java(), "-version"], capture_output=True, text=True, check=False).stderr
+    found = re.search(r'"([\d.]+)', told)
+    return found[1] if found else "?"
+
+
+def _today() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+
+
+# -- what is known ----------------------------------------------------------------------------
+
+
+def _known(version: str) -> dict[str, Any]:
+    file = _WORK / f"{version}.json"
+    return dict(json.loads(file.read_text("utf-8"))) if file.exists() else {}
+
+
+def _tell(version: str, **facts: Any) -> None:
+    (_WORK / f"{version}.json").write_text(json.dumps({**_known(version), **facts}), "utf-8")
+
+
+def _holds(told: dict[str, Any]) -> bool:
+    tests, driver, storm = (told.get(part) for part in _PARTS)
+    return (
+        (tests is None or not tests["failed"])
+        and (driver is None or not driver["problem"])
+        and (storm is None or bool(storm["holds"]))
+    )
+
+
+def _write_page(known: dict[str, dict[str, Any]]) -> None:
+    """Put what was run between the marks of the page; what is around them is written by hand."""
+    text = _PAGE.read_text("utf-8")
+    before, after = text[: text.index(_BEGIN) + len(_BEGIN)], text[text.index(_END) :]
+    _PAGE.write_text("\n".join([before, "", *table(known), "", after]), "utf-8")
+    print(f"written: {_PAGE.relative_to(_ROOT)}")
+
+
+def table(known: dict[str, dict[str, Any]]) -> list[str]:
+    """What was run on each version, as Markdown."""
+    rows: list[tuple[str, Callable[[dict[str, Any]], str]]] = [
+        ("Python, Java", lambda told: f"{told['python']}, {told['java']}" if told.get("python") else "not run"),
+        ("tests with a real Spark", lambda told: _said(told, "tests", _tests_cell)),
+        ("driver killed at five points", lambda told: _said(told, "driver", _driver_cell)),
+        ("storm: faults; sent, lost, twice, left", lambda told: _said(told, "storm", _storm_cell)),
+    ]
+    return [
+        "| | " + " | ".join(f"Spark {version}" for version in known) + " |",
+        "|---|" + "---|" * len(known),
+        *(f"| {name} | " + " | ".join(cell(told) for told in known.values()) + " |" for name, cell in rows),
+    ]
+
+
+def _said(told: dict[str, Any], part: str, cell: Callable[[dict[str, Any]], str]) -> str:
+    if told.get("obstacle"):
+        return f"cannot run: {told['obstacle'].splitlines()[0]}"
+    return f"{cell(told[part])}; {told[part]['date']}" if part in told else "not run"
+
+
+def _tests_cell(tests: dict[str, Any]) -> str:
+    skipped = sum(tests["skipped"].values())
+    failed = f", **{len(tests['failed'])} failed**" if tests["failed"] else ""
+    return f"{tests['passed']} passed{failed}" + (f", {skipped} do not apply" if skipped else "")
+
+
+def _driver_cell(driver: dict[str, Any]) -> str:
+    return f"**failed** after {len(driver['passed'])}" if driver["problem"] else f"{len(POINTS)} held"
+
+
+def _storm_cell(storm: dict[str, Any]) -> str:
+    if "messages sent" not in storm:
+        return "**failed**"
+    names = ("messages sent", "lost", "duplicated", "left in the queue")
+    counts = ", ".join(f"{storm[name]:,}" for name in names)
+    return ("" if storm["holds"] else "**failed** ") + f"{storm['faults in all']}; {counts}"
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make spark-matrix", description=__doc__)
+    given = {"type": lambda text: text.split(",")}
+    parser.add_argument("--versions", **given, default=list(VERSIONS), help=f"of PyPI; {','.join(VERSIONS)}")
+    parser.add_argument("--parts", **given, default=list(_PARTS), help=f"of {','.join(_PARTS)}")
+    parser.add_argument("--page-only", action="store_true", help="write the page from what earlier runs left")
+    arguments = parser.parse_args()
+    for name, wanted, there in (("versions", arguments.versions, VERSIONS), ("parts", arguments.parts, _PARTS)):
+        if set(wanted) - set(there):
+            parser.error(f"--{name}: there is no {', '.join(sorted(set(wanted) - set(there)))}")
+    return arguments
+
+
+if __name__ == "__main__":
+    sys.exit(main())
