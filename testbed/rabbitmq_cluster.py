@@ -34,6 +34,7 @@ _NODES = 3
 FROZEN_S = 15.0
 CUT_OFF_S = 15.0
 _AWAY_S = 5.0
+_DISCONNECTED_MS = 10_000
 _TOGETHER_TIMEOUT_S = 60.0
 #: Two that were killed wait for each other, and for a third that is pausing.
 _START_TIMEOUT_S = 120.0
@@ -132,17 +133,36 @@ class RabbitCluster(Cluster):
             member.join([one.name for one in self.members])
         super().__init__(self.members)
         self._turn = 0
+        #: Before 4.3 nodes that are cut off pause; from then on all that has to agree does so by Raft.
+        self.pauses_minority = self.members[0].version.split(".")[:2] < ["4", "3"]
 
     # -- as any cluster
 
     def start(self) -> None:
         first, *others = self.members
-        first.start()
-        at_once(*(member.start for member in others))
+        if self.pauses_minority:
+            first.start()
+            at_once(*(member.start for member in others))
+        else:
+            # Which of them is the seed is decided by their names, and the others wait for it (`rabbit_peer_discovery`).
+            at_once(*(member.start for member in self.members))
         self.wait_together()
 
     def declare(self, queue: str) -> None:
-        self.members[0].declare(queue, quorum=True, arguments={"x-quorum-initial-group-size": _NODES})
+        arguments = {"x-quorum-initial-group-size": _NODES}
+        if not self.pauses_minority:
+            # By default a minute, which each kill of a node would take.
+            arguments["x-consumer-disconnected-timeout"] = _DISCONNECTED_MS
+
+        def declared() -> bool:
+            # While the nodes come together again their metadata may have no leader.
+            with suppress(NodeError):
+                self.members[0].declare(queue, quorum=True, arguments=arguments)
+                return True
+            return False
+
+        if not poll(declared, _TOGETHER_TIMEOUT_S, interval_s=1.0):
+            self.members[0].declare(queue, quorum=True, arguments=arguments)
         self.wait_in_step(queue)
 
     def counts(self, queue: str) -> QueueCounts:
@@ -235,21 +255,28 @@ class RabbitCluster(Cluster):
         self.wait_together()
 
     def partition(self, *sides: Sequence[int]) -> None:
-        """Cut the nodes of each side from those of the others, and wait until each minority pauses.
+        """Cut the nodes of each side from those of the others, and wait until each has noticed, a minority by pausing.
 
         Nodes that find each other again while they are just about to pause may not come together (RabbitMQ 3.10).
+        From 4.3 on none pauses: a minority goes on to listen to clients and can do nothing for them.
 
         Raises:
-            NodeError: a minority does not pause.
+            NodeError: they do not notice.
         """
         for side in sides:
             others = [self.members[number].name for one in sides if one is not side for number in one]
             for number in side:
                 # Not the same wrong one on both ends, or they would agree.
                 self._set_cookies(number, others, secrets.token_hex(16))
-        minority = [self.members[number] for side in sides if 2 * len(side) < _NODES for number in side]
-        if not poll(lambda: all(_pauses(member) for member in minority), _TOGETHER_TIMEOUT_S, interval_s=0.2):
-            raise NodeError("the nodes of RabbitMQ that were cut off do not pause")
+
+        def noticed(number: int, side: Sequence[int]) -> bool:
+            if self.pauses_minority:
+                return 2 * len(side) > _NODES or _pauses(self.members[number])
+            return self.running_nodes(self.members[number]) == {self.members[one].name for one in side}
+
+        everybody = [(number, side) for side in sides for number in side]
+        if not poll(lambda: all(noticed(*one) for one in everybody), _TOGETHER_TIMEOUT_S, interval_s=0.2):
+            raise NodeError("the nodes of RabbitMQ that were cut off do not notice")
 
     def heal(self) -> None:
         """Let all nodes connect again, and wait until they have."""

@@ -124,7 +124,8 @@ def _run_storm(cell: Cell, arguments: argparse.Namespace) -> bool:
     """A storm; False if that broke off."""
     report = _files(cell)[2]
     size = ["--messages", str(arguments.messages), "--rate", str(arguments.rate), "--faults", str(arguments.faults)]
-    place = ["--broker", cell.broker, "--protocol", cell.protocol]
+    place = ["--broker", cell.broker, "--protocol", cell.protocol, "--version", cell.version]
+    place += ["--quorum"] if cell.kind == "quorum" else []
     _program("testbed.soak", *place, *size, "--report", str(report))
     return report.exists()
 

@@ -29,6 +29,8 @@ _LOG = logging.getLogger("pyspark_mq")
 #: How long an idle call waits for the first message. Spark asks again at once, some ninety
 #: times a second otherwise, and each time passes the whole offset back and forth.
 IDLE_WAIT_S = 0.1
+#: How often an idle query asks how many messages wait.
+_IDLE_DEPTH_S = 5.0
 #: How long a bounded run that finds an empty queue makes sure of it.
 _LEADER_WAIT_S = 1.0
 #: How long the first messages of a queue that is not empty are waited for.
@@ -109,6 +111,7 @@ class Filling:
         if self._goal is not None:
             return self._gather_bounded(limit)
         if not self._ledger.buffered:
+            self._sessions.refresh_depth(_IDLE_DEPTH_S)
             self._sessions.wait(IDLE_WAIT_S)
             self._intake.pump()
         if not self._ledger.buffered:

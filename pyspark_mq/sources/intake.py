@@ -37,6 +37,8 @@ _SLOW_START_WINDOW = 2_000
 _BYTES_HELD_EPOCHS = 2
 #: For IDs past their time: just long enough for the broker to have had its chance.
 _OVERDUE_WAIT_S = 0.01
+#: A broker that has messages and room for them hands them out within this time.
+_SILENCE_MAX_S = 30.0
 #: A half-open connection is given up by the broker after two heartbeats without a sign, and a bit.
 _HALF_OPEN_HEARTBEATS = 3
 
@@ -89,6 +91,7 @@ class Intake:
         self._company_since_s: float | None = None
         self._company_told = False
         self._let_go: dict[int, int] = {}
+        self._silent_since_s: dict[int, float] = {}
         self._delay_s = settings.redelivery_delay_s
         self._ledger.delay_s = self._delay_s
         self.replaying = False
@@ -118,6 +121,7 @@ class Intake:
             self._sessions.first_window = self.slow_start
         self.bound_bytes()
         self.take_back()
+        self._look_for_silence()
 
     def bound_bytes(self) -> None:
         """Tell the sessions how many bytes they may pile up, those to be opened too."""
@@ -230,6 +234,7 @@ class Intake:
         self._unseen_ghosts = self._unseen_ghosts or lost.ever_paused
         del self._taken[lost.session]
         self._let_go.pop(lost.session, None)
+        self._silent_since_s.pop(lost.session, None)
         held, returned = self._ledger.unacked_in(lost.session), self._ledger.counters.returned
         self._ledger.lose(lost.session)
         self.coming_again += held - (self._ledger.counters.returned - returned)
@@ -298,6 +303,26 @@ class Intake:
                 "its own, or read once and use the result twice",
                 self._settings.endpoint.destination, company,
             )  # fmt: skip
+
+    def _look_for_silence(self) -> None:
+        """A node of a cluster may have messages by its word, and hand none out: it is cut off from the majority.
+
+        From RabbitMQ 4.3 on such a node goes on to serve clients. Where there are others to go to, a session that holds
+        nothing is ended then, which costs nothing.
+        """
+        if len(self._settings.endpoint.urls) == 1:
+            return
+        now_s = self._runtime.monotonic_s()
+        for session in list(self._sessions.windows):
+            depth = self._sessions.depth_in(session)
+            if depth is None or not depth.ready or self.unacked_in(session) or self._sessions.untaken_in(session):
+                self._silent_since_s.pop(session, None)
+            elif now_s - self._silent_since_s.setdefault(session, now_s) > _SILENCE_MAX_S:
+                del self._silent_since_s[session]
+                self._sessions.renew(
+                    session,
+                    f"{depth.ready} messages wait by the broker's word, and none came for {_SILENCE_MAX_S:.0f} s",
+                )
 
     def _flows(self) -> dict[int, Flow]:
         flows = {}

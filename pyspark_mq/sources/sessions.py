@@ -15,7 +15,7 @@ from operator import methodcaller
 from typing import Any
 
 from pyspark_mq.ack import Settlement
-from pyspark_mq.sources.base import Consumer, SessionLostError
+from pyspark_mq.sources.base import Consumer, QueueDepth, SessionLostError
 from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.receiver import Confirmed, Failed, Lost, Mailbox, Opened, Receiver, Terms
 from pyspark_mq.sources.runtime import Runtime
@@ -198,17 +198,21 @@ class Sessions:
 
     # -- what the broker still has
 
-    def refresh_depth(self) -> None:
-        """Ask the broker how many messages wait, unless it has just reported it."""
+    def refresh_depth(self, age_max_s: float = _DEPTH_AGE_MAX_S) -> None:
+        """Ask the broker how many messages wait, unless it has reported it lately."""
         now = self._runtime.monotonic_s()
         for session, (receiver, _) in self._live.items():
-            if now - receiver.depth_at_s > _DEPTH_AGE_MAX_S:
+            if now - receiver.depth_at_s > age_max_s:
                 receiver.depth_at_s = now
                 receiver.ask(session, methodcaller("ask_depth"))
 
     def depths(self) -> list[int]:
         """Messages waiting at the broker, as last reported to each receiver; empty if it does not report it."""
         return [receiver.depth.ready for receiver in self._receivers if receiver.depth is not None]
+
+    def depth_in(self, session: int) -> QueueDepth | None:
+        """What was last reported to the receiver of a session that lives."""
+        return self._live[session][0].depth
 
     @property
     def newest_depth(self) -> int:

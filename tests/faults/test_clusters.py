@@ -139,13 +139,16 @@ def test_a_partition_with_the_reader_in_the_minority(rabbits: RabbitCluster, quo
     others = [number for number in range(3) if number != leader]
     with quorum.engine(first=leader) as run:
         assert run.batch() == EPOCH
+        # Over STOMP nothing tells that a node which does not pause is cut off: that goes on when it is not any more.
+        leaves = rabbits.pauses_minority or quorum.protocol != "stomp"
         rabbits.partition([leader], others)
         try:
-            run.drain(MESSAGES)  # by the majority
+            if leaves:
+                run.drain(MESSAGES)  # by the majority
         finally:
             rabbits.heal()
         quorum.assert_exactly_once(run)
-        assert run.counters()["reconnects"] >= 1
+        assert run.counters()["reconnects"] >= leaves
 
 
 @pytest.mark.parametrize("quorum", ["amqp-0-9-1"], indirect=True)

@@ -535,6 +535,22 @@ def test_a_broker_may_tell_of_its_delay(caplog: pytest.LogCaptureFixture, monkey
     assert "replayTimeout=300s" in warned[0].message
 
 
+@pytest.mark.parametrize(("urls", "reconnects"), [("amqp://a/,amqp://b/", 1), ("amqp://a/", 0)])
+def test_a_node_that_has_messages_and_hands_none_out_is_left_for_another(urls: str, reconnects: int) -> None:
+    scene = Scene(max_messages=20, urls=parse_urls(urls))
+    scene.publish(20)
+    scene.query.trigger()
+    scene.query.trigger()
+    (cut_off,) = scene.queue.sessions
+    cut_off.cancelled = True  # and it goes on to answer
+    scene.publish(20)
+    until = scene.world.now_s + 45
+    while scene.world.now_s < until:
+        scene.query.trigger()
+    assert scene.counters.reconnects == reconnects
+    assert len(scene.query.emitted) == (40 if reconnects else 20)
+
+
 # -- what is said ------------------------------------------------------------------------------------------
 
 
@@ -549,11 +565,10 @@ def test_another_consumer_is_told_of_once_it_cannot_be_a_dead_connection_of_ours
     for _ in range(120):
         scene.query.trigger()
         other.trigger()
-        scene.query.source._sessions.refresh_depth()
         scene.world.let_pass(0.5)
         told.append(sum("other consumer" in record.message for record in caplog.records))
     assert told[10] == 0
-    assert told[-1] == 1
+    assert told[-1] == 2  # each of the two, once
     assert sorted([*scene.query.emitted, *other.emitted]) == sorted(scene.sent)
 
 
