@@ -38,7 +38,10 @@ def main() -> int:
     arguments = _arguments()
     console = Console(width=110)
     console.print(f"seed {arguments.seed}")
-    with make_cluster(arguments.cluster) as cluster, tempfile.TemporaryDirectory(prefix="pyspark-mq-storm-") as folder:
+    with (
+        make_cluster(arguments.cluster, arguments.version) as cluster,
+        tempfile.TemporaryDirectory(prefix="pyspark-mq-storm-") as folder,
+    ):
         protocol = arguments.protocol or cluster.protocols[0]
         if protocol not in cluster.protocols:
             console.print(f"{arguments.cluster} is read over {', '.join(cluster.protocols)}")
@@ -129,6 +132,7 @@ def run(
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make cluster-storm", description=__doc__)
     parser.add_argument("--cluster", default="rabbitmq", choices=sorted(CLUSTERS))
+    parser.add_argument("--version", default="", help="of RabbitMQ: 4.3, or the installed one")
     parser.add_argument("--protocol", help="as the option of the source; by default the cluster's main one")
     parser.add_argument("--messages", type=int, default=200_000)
     parser.add_argument("--rate", type=int, default=500, help="messages a second; 0 for as fast as it goes")

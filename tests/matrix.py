@@ -3,7 +3,7 @@
 Each cell leaves files in the work folder, so cells can be run one by one and the page be written from all of
 them: `<cell>.json`, its version or why it cannot run; `<cell>.jsonl`, what each test gave; and, for one cell of
 each broker and protocol, `<cell>.storm.json`, what the storm counted. Storms of clusters are run by themselves, by
-``make cluster-storm`` with ``--report build/matrix/<cluster>-<protocol>.cluster.json``, and are on the page as well.
+``make cluster-storm`` with ``--report build/matrix/<cluster>[<version>]-<protocol>.cluster.json``, and are on the page as well.
 """
 
 from __future__ import annotations
@@ -160,8 +160,15 @@ def _result(cell: Cell) -> Result:
 
 def _clusters() -> list[dict[str, Any]]:
     """What the storms of clusters counted, in the order of brokers and protocols."""
-    files = [_WORK / f"{cluster}-{protocol}.cluster.json" for cluster in CLUSTERS for protocol in _PROTOCOLS]
+    names = [name for cluster in CLUSTERS for name in (cluster, *sorted(_versions(cluster)))]
+    files = [_WORK / f"{name}-{protocol}.cluster.json" for name in names for protocol in _PROTOCOLS]
     return [json.loads(file.read_text("utf-8")) for file in files if file.exists()]
+
+
+def _versions(cluster: str) -> set[str]:
+    """`<cluster><version>` for the versions beside the default that there are reports of."""
+    found = (file.name.removesuffix(".cluster.json") for file in _WORK.glob(f"{cluster}[0-9]*.cluster.json"))
+    return {name.partition("-")[0] for name in found}
 
 
 def page(results: Sequence[Result], clusters: Sequence[dict[str, Any]]) -> str:
