@@ -3,7 +3,8 @@
 Each cell leaves files in the work folder, so cells can be run one by one and the page be written from all of
 them: `<cell>.json`, its version or why it cannot run; `<cell>.jsonl`, what each test gave; and, for one cell of
 each broker and protocol, `<cell>.storm.json`, what the storm counted. Storms of clusters are run by themselves, by
-``make cluster-storm`` with ``--report build/matrix/<cluster>[<version>]-<protocol>.cluster.json``, and are on the page as well.
+``make cluster-storm`` with ``--report build/matrix/<cluster>[<version>]-<protocol>.cluster.json``, and are on the
+page as well.
 """
 
 from __future__ import annotations
