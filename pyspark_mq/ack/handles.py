@@ -18,11 +18,16 @@ class Handles(Generic[K]):
 
     Two lists side by side and where they begin: epochs are cut from the front, and a dict that
     loses its front again and again is searched through from there each time.
+
+    Attributes:
+        fence: from this tag on nothing may be acknowledged together with what is before it, as some deliveries
+            behind it are held by nobody and have to stay open; None if there is none.
     """
 
-    __slots__ = ("_keys", "_start", "_tags")
+    __slots__ = ("_keys", "_start", "_tags", "fence")
 
     def __init__(self) -> None:
+        self.fence: int | None = None
         self._tags: list[int] = []
         self._keys: list[K] = []
         self._start = 0
@@ -47,7 +52,7 @@ class Handles(Generic[K]):
         self._keys[at:] = [key for _, key in late]
 
     def take_front(self, wanted: Collection[K]) -> tuple[int, int]:
-        """Take the deliveries of these messages up to the first of another one.
+        """Take the deliveries of these messages up to the first of another one, or the fence.
 
         Returns:
             how many, and the last tag; 0 if there is none.
@@ -57,6 +62,8 @@ class Handles(Generic[K]):
             end = self._start
         while end < len(self._keys) and self._keys[end] in wanted:
             end += 1
+        if self.fence is not None:
+            end = min(end, bisect_left(self._tags, self.fence, self._start))
         taken = end - self._start
         if not taken:
             return 0, 0
@@ -77,6 +84,8 @@ class Handles(Generic[K]):
         return tuple(compress(tags, map(not_, stay)))
 
     def split(self, tags: Sequence[int]) -> tuple[int, tuple[int, ...]]:
-        """Of tags that are not held: the last one below all that are, and those above."""
+        """Of tags that are not held: the last one below all that are, and the fence; and those above."""
         below = bisect_left(tags, self._tags[self._start]) if len(self) else len(tags)
+        if self.fence is not None:
+            below = min(below, bisect_left(tags, self.fence))
         return (tags[below - 1] if below else 0), tuple(tags[below:])

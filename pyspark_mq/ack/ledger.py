@@ -362,6 +362,14 @@ class Ledger(Generic[K, P]):
             },
         )
 
+    def pass_over(self, session: int, tag: int) -> None:
+        """A delivery is not taken in and has to stay open: nothing from it on is acknowledged cumulatively.
+
+        Until the session ends; only then it comes again.
+        """
+        handles = self._handles[session]
+        handles.fence = tag if handles.fence is None else min(tag, handles.fence)
+
     def _all_unseen(self, keys: set[K]) -> bool:
         return (
             self._received.keys().isdisjoint(keys)

@@ -37,6 +37,8 @@ _SLOW_START_WINDOW = 2_000
 _BYTES_HELD_EPOCHS = 2
 #: For IDs past their time: just long enough for the broker to have had its chance.
 _OVERDUE_WAIT_S = 0.01
+#: The confirmation of a replayed epoch is waited for this long before its session may be ended.
+_CONFIRM_MAX_S = 5.0
 #: A broker that has messages and room for them hands them out within this time.
 _SILENCE_MAX_S = 30.0
 #: A half-open connection is given up by the broker after two heartbeats without a sign, and a bit.
@@ -91,6 +93,7 @@ class Intake:
         self._company_since_s: float | None = None
         self._company_told = False
         self._let_go: dict[int, int] = {}
+        self._settling_since_s: float | None = None
         self._silent_since_s: dict[int, float] = {}
         self._delay_s = settings.redelivery_delay_s
         self._ledger.delay_s = self._delay_s
@@ -141,7 +144,14 @@ class Intake:
 
         Only the end of a session does that on every broker.
         """
-        if not self._let_go or self.replaying or self._ledger.has_epoch(self.replayed) or self._ledger.unconfirmed():
+        if not self._let_go or self.replaying or self._ledger.has_epoch(self.replayed):
+            self._settling_since_s = None
+            return
+        now_s = self._runtime.monotonic_s()
+        if self._settling_since_s is None:
+            self._settling_since_s = now_s
+        # Under load something is always unconfirmed; and over STOMP RabbitMQ confirms nothing behind what was let go.
+        if self._ledger.unconfirmed() and now_s - self._settling_since_s < _CONFIRM_MAX_S:
             return
         for session in list(self._let_go):
             number = self._let_go.pop(session)
@@ -412,6 +422,8 @@ class Intake:
                 self._settings.endpoint.destination, self._most_bytes,
             )  # fmt: skip
         known = [(raw, key) for raw, key in zip(raws, keys, strict=True) if key not in new]
+        first = next(raw for raw, key in zip(raws, keys, strict=True) if key in new)
+        self._ledger.pass_over(session, self._decoder.tags([first])[0])
         self._let_go[session] = self._let_go.get(session, 0) + len(raws) - len(known)
         return [raw for raw, _ in known], [key for _, key in known]
 

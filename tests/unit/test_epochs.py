@@ -508,6 +508,33 @@ def test_a_replay_holds_no_more_bytes_than_it_may_whatever_comes_before_its_mess
     assert scene.queue.dead_letters == []
 
 
+@pytest.mark.parametrize("confirms_s", [0.0, 1_000.0])
+def test_what_a_replay_lets_go_is_covered_by_no_acknowledgement_and_comes_again(confirms_s: float) -> None:
+    scene = Scene(max_messages=2, max_bytes=100, prefetch=200, dedup_window=0)
+    for key, priority in (("first", 9), ("last", 0)):
+        scene.queue.publish(bytes(300 if priority else 10), key, priority=priority)
+        scene.sent.append(key)
+    # Each is more than an epoch may have.
+    assert scene.query.trigger() == 1
+    with pytest.raises(Crashed):
+        scene.query.trigger(At.AFTER_OFFSET_LOG)
+    # Both come again, the others between them.
+    for number in range(40):
+        key = f"between-{number}"
+        scene.queue.publish(bytes(300), key, priority=5)
+        scene.sent.append(key)
+    scene.queue.weather.confirms_s = confirms_s
+    assert scene.query.trigger() == 1
+    scene.publish(5)  # behind what was let go
+    began = scene.world.now_s
+    while scene.world.now_s < began + 20:
+        scene.query.trigger()
+    assert scene.counters.reconnects >= 1
+    scene.queue.weather.confirms_s = 0.0
+    scene.broker.cut()
+    scene.assert_exactly_once()
+
+
 def test_a_replay_asks_for_no_more_while_the_broker_holds_its_messages_back() -> None:
     scene = Scene(max_messages=10, prefetch=50, redelivery_delay_s=60.0)
     scene.queue.weather.delay_s = 50.0

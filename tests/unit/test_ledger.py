@@ -55,6 +55,21 @@ def test_an_epoch_is_the_oldest_messages_in_their_order() -> None:
     assert ledger.state("a") is State.RECEIVED
 
 
+def test_what_was_passed_over_is_covered_by_no_acknowledgement() -> None:
+    ledger = make()
+    deliver(ledger, "ab")
+    ledger.pass_over(1, 4)
+    ledger.pass_over(1, 3)
+    deliver(ledger, "cd", first=5)
+    ledger.plan(1, 4)
+    settlement = ledger.commit(1)
+    assert settlement is not None
+    assert settlement.parts == (Part(session=1, upto=2, singles=(5, 6), deliveries=4),)
+    dropped = deliver(ledger, "ad", first=7)
+    assert dropped is not None
+    assert dropped.parts == (Part(session=1, upto=0, singles=(7, 8), deliveries=2),)
+
+
 def test_nothing_is_due_before_the_commit() -> None:
     ledger = make()
     assert deliver(ledger, "abc") is None
