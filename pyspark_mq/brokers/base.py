@@ -48,7 +48,8 @@ class StompDialect:
             application has set, in full and by how they begin.
         foreign_header: header of messages that came over another protocol, which cannot be settled with an ID
             of their producer's; empty if all can.
-        id_last: is the ID the last entry of its header, if an application has set one of that name?
+        last_header: a header of which the broker's own entry is the last, if an application has set one of that
+            name; of all others it is the first.
     """
 
     queue: str
@@ -72,7 +73,7 @@ class StompDialect:
     count_header: str
     internal_headers: frozenset[str]
     internal_prefixes: tuple[str, ...]
-    id_last: bool = False
+    last_header: str = ""
     foreign_header: str = ""
 
 

@@ -176,6 +176,28 @@ def test_a_single_message_takes_no_other_along(cell: LiveCell) -> None:
         assert set(again.take(21)) >= set(sent[8:29])
 
 
+@pytest.mark.law("acknowledge no more than the epoch")
+@pytest.mark.protocols(STOMP)
+@pytest.mark.parametrize("over", [None, AMQP_1_0])
+def test_a_property_of_the_name_ack_settles_no_other_message(cell: LiveCell, over: str | None) -> None:
+    if cell.cell.broker == "rabbitmq" and over is not None:
+        pytest.skip("one test with a publisher of RabbitMQ is enough")
+    cell.publish(1)
+    with cell.session() as session:
+        session.take(1, window=10)
+        handle = session.raws[0][1]["ack"]
+        cell.node.publish(cell.queue, [b"x"], ids=[None], headers={"ack": handle}, protocol=over)
+        assert session.turn(lambda: len(session.raws) == 2)
+        first, second = session.tags()
+        if cell.broker.stomp is not None and not cell.broker.stomp.cumulative:
+            session.acknowledge(singles=[second])
+            assert poll(lambda: cell.total() == 1, 30)
+            session.acknowledge(upto=first)
+        else:
+            session.acknowledge(upto=second)
+        assert poll(lambda: cell.total() == 0, 30)
+
+
 @pytest.mark.thorough
 @pytest.mark.law("acknowledge no more than the epoch")
 def test_acknowledgements_arrive_in_thousands(cell: LiveCell) -> None:

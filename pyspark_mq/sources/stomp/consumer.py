@@ -91,7 +91,7 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         self._socket = SocketLoop()
         self._transport: Any = None
         self._protocol: Any = None
-        self._reader = FrameReader(last=self._dialect.id_header if self._dialect.id_last else "")
+        self._reader = FrameReader(last=self._dialect.last_header)
         self._connected = False
         self._end: Exception | None = None
         self._send_every_s = self._silence_s = float("inf")

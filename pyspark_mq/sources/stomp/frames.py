@@ -51,7 +51,7 @@ class FrameReader:
     """
 
     def __init__(self, last: str = "") -> None:
-        self._last = last
+        self._last = f"{last}:" if last else ""
         self._buffer = bytearray()
         self._headers: tuple[str, dict[str, str], int, int] | None = None
         self._scanned = 0
@@ -176,7 +176,9 @@ def _headers(data: bytes, last: str) -> tuple[str, dict[str, str]]:
         name, _, value = line.partition(":")
         headers[name] = value
     if last and len(headers) < len(lines):
-        headers |= [(name, value) for name, _, value in (line.partition(":") for line in lines) if name == last][:1]
+        found = next((line for line in lines if line.startswith(last)), "")
+        if found:
+            headers[last[:-1]] = found[len(last) :]
     if "\\" in text and command != "CONNECTED":  # which is not escaped (section "Value Encoding")
         headers = {_unescape(name): _unescape(value) for name, value in headers.items()}
     return command, headers
