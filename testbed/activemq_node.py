@@ -80,6 +80,7 @@ class ActiveMqNode(JavaNode):
         auto_create: bool = True,
         policy: Mapping[str, str | int] | None = None,
         amqp_idle_timeout_ms: int | None = None,
+        amqp_transformer: str = "native",
         heap: str = "1g",
         start_timeout_s: float = 60.0,
         stop_timeout_s: float = 30.0,
@@ -95,6 +96,7 @@ class ActiveMqNode(JavaNode):
             policy: attributes of the policy of all queues, such as ``{"maxPageSize": 1000}``.
             amqp_idle_timeout_ms: silence after which a connection of AMQP 1.0 is given up; 30,000 if
                 it is not said.
+            amqp_transformer: how messages of AMQP 1.0 are kept: "native", "jms" or "raw".
             heap: most memory the JVM takes for objects, as its option `-Xmx` says it.
 
         Raises:
@@ -111,9 +113,9 @@ class ActiveMqNode(JavaNode):
         )
         self._auto_create = auto_create
         self._policy = dict(policy or {})
-        self._amqp_options = (
-            "" if amqp_idle_timeout_ms is None else f"transport.wireFormat.idleTimeout={amqp_idle_timeout_ms}"
-        )
+        self._amqp_options = f"transport.transformer={amqp_transformer}"
+        if amqp_idle_timeout_ms is not None:
+            self._amqp_options += f"&transport.wireFormat.idleTimeout={amqp_idle_timeout_ms}"
         self._admin_client = ActiveMqAdmin(self.jolokia)
 
     @property

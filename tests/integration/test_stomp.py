@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_mq.brokers.base import STOMP
+from pyspark_mq.brokers.base import AMQP_1_0, STOMP
 from pyspark_mq.dedup import IdSource
-from pyspark_mq.errors import BrokerUnavailableError, RefusedError
+from pyspark_mq.errors import BrokerUnavailableError, MessageError, RefusedError
 from pyspark_mq.sources.endpoint import Tls
+from testbed.activemq_node import ActiveMqNode
 from testbed.process import Node, NodeError, QueueCounts, TlsFiles, poll
 from testbed.proxy import Direction, FaultProxy
 from tests.conftest import missing
@@ -178,6 +179,19 @@ def test_columns_have_what_the_producer_set(target: Target, queue: str) -> None:
     assert columns["expiration"] is None
     assert run.consumer.decoder.ids(run.raws, IdSource("correlation-id")) == ["c:1"]
     assert run.consumer.decoder.ids(run.raws, IdSource("property", "colour")) == ["a:b\\c\nd"]
+
+
+def test_a_message_of_amqp_1_0_that_cannot_be_settled_is_named_also_when_it_is_kept_as_one_of_jms() -> None:
+    try:
+        node = ActiveMqNode(amqp_transformer="jms")
+    except NodeError as absent:
+        missing(str(absent))
+        raise
+    with node:
+        node.publish("q", [b"good", b"odd"], ids=[None, "plain"], protocol=AMQP_1_0)
+        with session("activemq", node.url(STOMP), queue="q") as run, pytest.raises(MessageError, match="'ID:plain'"):
+            run.run(10)
+        assert held(Target("activemq", node), "q", 2, 0)
 
 
 # -- pauses, silence, ends --------------------------------------------------------------------
