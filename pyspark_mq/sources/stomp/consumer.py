@@ -43,8 +43,9 @@ _SPEAKS = "STOMP"
 _INT32_MAX = 2**31 - 1
 _RECEIVE_BYTES = 256 * 1024
 _CLOSE_TIMEOUT_S = 1.0
-#: The broker's answer to the first subscription, when it has other things to do.
-_SUBSCRIBE_TIMEOUT_S = 30.0
+#: The broker's answer to the first subscription, when it has other things to do: to collect garbage, or to take
+#: back what a former session held. To leave would only give it more to do; heartbeats tell whether it is there.
+_SUBSCRIBE_TIMEOUT_S = 120.0
 #: Two heartbeats missed, and then some.
 _SILENCE = 2.5
 #: Heartbeats are sent at half the interval agreed on: brokers differ in how late one may be.
