@@ -14,16 +14,16 @@ from xml.sax.saxutils import quoteattr
 
 from pyspark_mq.brokers.activemq import ACTIVEMQ
 from testbed.distributions import ACTIVEMQ_VERSIONS, newest
-from testbed.java_node import PASSWORD, STORE_PASSWORD, USER, JavaNode
+from testbed.java_node import PASSWORD, READER, READER_PASSWORD, STORE_PASSWORD, USER, JavaNode
 from testbed.jmx import ActiveMqAdmin
 from testbed.process import LOOPBACK, TlsFiles
 
 __all__ = ["ActiveMqNode"]
 
-#: May use queues and topics there are, but not make any; see `auto_create`.
 #: Of connectors: a write that takes longer ends the connection. Without it a peer that is gone may block the
 #: broker's reader and writer for a quarter of an hour, and with them the messages it was handed.
 _WRITE_TIMEOUT = "transport.soWriteTimeout=10000"
+#: May use queues and topics there are, but not make any; see `auto_create`.
 _GUEST_USER = "user"
 _GUEST_PASSWORD = "user"
 
@@ -45,7 +45,11 @@ _CONFIGURATION = """\
     <persistenceAdapter><kahaDB directory={kahadb}/></persistenceAdapter>
     <plugins>
       <simpleAuthenticationPlugin><users>{users}</users></simpleAuthenticationPlugin>
-      {authorization}
+      <authorizationPlugin><map><authorizationMap><authorizationEntries>
+        <authorizationEntry queue=">" read="users,readers" write="users" admin="admins"/>
+        <authorizationEntry topic=">" read="users,readers" write="users" admin="admins"/>
+        <authorizationEntry topic="ActiveMQ.Advisory.>" read="users" write="users" admin="users,readers"/>
+      </authorizationEntries></authorizationMap></map></authorizationPlugin>
     </plugins>
     {ssl}
     <systemUsage><systemUsage>
@@ -57,16 +61,10 @@ _CONFIGURATION = """\
   </broker>
 </beans>
 """
-_AUTHORIZATION = """
-      <authorizationPlugin><map><authorizationMap><authorizationEntries>
-        <authorizationEntry queue=">" read="users" write="users" admin="admins"/>
-        <authorizationEntry topic=">" read="users" write="users" admin="admins"/>
-        <authorizationEntry topic="ActiveMQ.Advisory.>" read="users" write="users" admin="users"/>
-      </authorizationEntries></authorizationMap></map></authorizationPlugin>"""
 
 
 class ActiveMqNode(JavaNode):
-    """One ActiveMQ Classic node with the user `admin`/`admin`."""
+    """One ActiveMQ Classic node with the user `admin`/`admin`, and one who may only read."""
 
     title = "ActiveMQ"
     broker = ACTIVEMQ
@@ -80,6 +78,7 @@ class ActiveMqNode(JavaNode):
         auto_create: bool = True,
         policy: Mapping[str, str | int] | None = None,
         amqp_idle_timeout_ms: int | None = None,
+        amqp_transformer: str = "native",
         heap: str = "1g",
         start_timeout_s: float = 60.0,
         stop_timeout_s: float = 30.0,
@@ -95,6 +94,7 @@ class ActiveMqNode(JavaNode):
             policy: attributes of the policy of all queues, such as ``{"maxPageSize": 1000}``.
             amqp_idle_timeout_ms: silence after which a connection of AMQP 1.0 is given up; 30,000 if
                 it is not said.
+            amqp_transformer: how messages of AMQP 1.0 are kept: "native", "jms" or "raw".
             heap: most memory the JVM takes for objects, as its option `-Xmx` says it.
 
         Raises:
@@ -111,9 +111,9 @@ class ActiveMqNode(JavaNode):
         )
         self._auto_create = auto_create
         self._policy = dict(policy or {})
-        self._amqp_options = (
-            "" if amqp_idle_timeout_ms is None else f"transport.wireFormat.idleTimeout={amqp_idle_timeout_ms}"
-        )
+        self._amqp_options = f"transport.transformer={amqp_transformer}"
+        if amqp_idle_timeout_ms is not None:
+            self._amqp_options += f"&transport.wireFormat.idleTimeout={amqp_idle_timeout_ms}"
         self._admin_client = ActiveMqAdmin(self.jolokia)
 
     @property
@@ -151,8 +151,9 @@ class ActiveMqNode(JavaNode):
             kahadb=quoteattr(str(self.data / "kahadb")),
             policy="".join(f" {name}={quoteattr(str(value))}" for name, value in self._policy.items()),
             queues="".join(f"<queue physicalName={quoteattr(queue)}/>" for queue in sorted(self._kept())),
-            users=_user(USER, PASSWORD, "admins,users") + _user(_GUEST_USER, _GUEST_PASSWORD, "users"),
-            authorization="" if self._auto_create else _AUTHORIZATION,
+            users=_user(USER, PASSWORD, "admins,users")
+            + _user(_GUEST_USER, _GUEST_PASSWORD, "users")
+            + _user(READER, READER_PASSWORD, "readers"),
             ssl=self._ssl(),
             connectors="".join(self._connectors()),
         )

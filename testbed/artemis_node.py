@@ -22,7 +22,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 from pyspark_mq.brokers.artemis import ARTEMIS
 from testbed.distributions import ARTEMIS_VERSIONS, newest
-from testbed.java_node import PASSWORD, STORE_PASSWORD, USER, JavaNode, JavaQueues
+from testbed.java_node import PASSWORD, READER, READER_PASSWORD, STORE_PASSWORD, USER, JavaNode, JavaQueues
 from testbed.jmx import ArtemisAdmin
 from testbed.process import LOOPBACK, NodeError, TlsFiles, poll
 
@@ -31,6 +31,7 @@ __all__ = ["ArtemisNode", "ArtemisQueues"]
 _VISIBLE_TIMEOUT_S = 5.0
 _NAME = LOOPBACK
 _ROLE = "amq"
+_READERS = "readers"
 _PERMISSIONS = (
     "createNonDurableQueue",
     "deleteNonDurableQueue",
@@ -43,6 +44,7 @@ _PERMISSIONS = (
     "send",
     "manage",
 )
+_OF_READERS = frozenset({"consume"})
 _SETTINGS: Mapping[str, str | int] = MappingProxyType(
     {
         "dead-letter-address": "DLQ",
@@ -157,7 +159,7 @@ class ArtemisQueues(JavaQueues):
 
 
 class ArtemisNode(ArtemisQueues, JavaNode):
-    """One Artemis node with the user `admin`/`admin`."""
+    """One Artemis node with the user `admin`/`admin`, and one who may only read."""
 
     def __init__(
         self,
@@ -242,8 +244,8 @@ class ArtemisNode(ArtemisQueues, JavaNode):
             "bootstrap.xml": _BOOTSTRAP.format(configuration=quoteattr(configuration.as_uri())),
             "management.xml": _MANAGEMENT,
             "login.config": _LOGIN,
-            "artemis-users.properties": f"{USER} = {PASSWORD}\n",
-            "artemis-roles.properties": f"{_ROLE} = {USER}\n",
+            "artemis-users.properties": f"{USER} = {PASSWORD}\n{READER} = {READER_PASSWORD}\n",
+            "artemis-roles.properties": f"{_ROLE} = {USER}\n{_READERS} = {READER}\n",
         }
         for name, content in files.items():
             (etc / name).write_text(content, "utf-8")
@@ -253,7 +255,7 @@ class ArtemisNode(ArtemisQueues, JavaNode):
             name=_NAME,
             data=escape(str(self.data)),
             acceptors="".join(self._acceptors()),
-            permissions="".join(f'<permission type="{name}" roles="{_ROLE}"/>' for name in _PERMISSIONS),
+            permissions="".join(_permission(name) for name in _PERMISSIONS),
             settings="".join(f"<{name}>{escape(str(value))}</{name}>" for name, value in self._settings.items()),
         )
 
@@ -279,6 +281,11 @@ class ArtemisNode(ArtemisQueues, JavaNode):
 
 
 _AMQP = "protocols=AMQP;amqpCredits=1000;amqpLowCredits=300;amqpMinLargeMessageSize=102400;amqpDuplicateDetection=true"
+
+
+def _permission(name: str) -> str:
+    roles = f"{_ROLE},{_READERS}" if name in _OF_READERS else _ROLE
+    return f'<permission type="{name}" roles="{roles}"/>'
 
 
 def _acceptor(name: str, port: int, options: str) -> str:

@@ -30,11 +30,13 @@ from testbed.process import (
 )
 from testbed.stomp_publisher import publish_stomp
 
-__all__ = ["PASSWORD", "USER", "JavaNode", "JavaQueues", "logs_in", "publish_java"]
+__all__ = ["PASSWORD", "READER", "READER_PASSWORD", "USER", "JavaNode", "JavaQueues", "logs_in", "publish_java"]
 
-#: The user every node has; nobody else gets in.
+#: The user every node has, and the one who may only read from its queues; nobody else gets in.
 USER = "admin"
 PASSWORD = "admin"
+READER = "reader"
+READER_PASSWORD = "a password"
 
 #: Of the key and trust stores, which are as well protected as the PEM files they are made of.
 STORE_PASSWORD = "changeit"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import MappingProxyType
 
 from pyspark_mq.brokers.base import AMQP_1_0, STOMP, Amqp10Dialect, Broker, StompDialect
@@ -56,8 +57,11 @@ ACTIVEMQ = Broker(
         count_header="",
         internal_headers=frozenset({"expires", "persistent"}),
         internal_prefixes=("JMS_AMQP_",),
+        # ID:<host>-<port>-<time>-<n>:<connection>:<session>:<producer>:<message>, however the connection is called.
+        # It is a property `message-id` that replaces it, set over AMQP 1.0 or OpenWire (5.18, 6.3).
+        own_id=re.compile(r"(?::-?[0-9]+){3}$"),
         # It makes a number of each part of the ID, and closes the connection of who acknowledges another (6.1).
-        foreign_header="JMS_AMQP_NATIVE",
+        foreign_prefix="JMS_AMQP_",
     ),
     amqp10=Amqp10Dialect(
         queue="queue://{name}",

@@ -6,6 +6,7 @@ rest of the package reads a :class:`Broker`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import quote
@@ -46,9 +47,12 @@ class StompDialect:
         count_header: number of deliveries before this one; empty if unknown.
         internal_headers, internal_prefixes: headers of MESSAGE beyond the specification's that no
             application has set, in full and by how they begin.
-        foreign_header: header of messages that came over another protocol, which cannot be settled with an ID
-            of their producer's; empty if all can.
-        id_last: is the ID the last entry of its header, if an application has set one of that name?
+        own_id: what is in the IDs the broker gives, if the header may have another one: a producer's, or a property of
+            that name, which replaces the broker's; None if it has no other.
+        foreign_prefix: how headers begin that messages have which came over another protocol. With an ID of their
+            producer's these cannot be settled; empty if all can.
+        last_header: a header of which the broker's own entry is the last, if an application has set one of that
+            name; of all others it is the first.
     """
 
     queue: str
@@ -72,8 +76,9 @@ class StompDialect:
     count_header: str
     internal_headers: frozenset[str]
     internal_prefixes: tuple[str, ...]
-    id_last: bool = False
-    foreign_header: str = ""
+    last_header: str = ""
+    own_id: re.Pattern[str] | None = None
+    foreign_prefix: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ RABBITMQ = Broker(
         internal_headers=frozenset({"amqp-message-id", "expiration", "persistent"}),
         internal_prefixes=(),
         # Headers of the message come before its properties (3.10): a producer may set this one too.
-        id_last=True,
+        last_header="amqp-message-id",
     ),
     amqp10=Amqp10Dialect(
         queue="/amq/queue/{name}",

@@ -131,6 +131,10 @@ class Decoder(ABC):
     def ids(self, raws: Sequence[Any], source: IdSource) -> list[object]:
         """What the message has under the source; None where it has nothing."""
 
+    def hidden(self, raws: Sequence[Any]) -> list[str]:  # noqa: ARG002 - for those that override it
+        """What hides the ID that the broker has given; usually nothing does."""
+        return []
+
     def unreadable(self, raws: Sequence[Any]) -> list[Unreadable]:  # noqa: ARG002 - for those that override it
         """Those that could not be decoded, in the order of arrival; usually none.
 

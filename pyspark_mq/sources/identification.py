@@ -46,6 +46,14 @@ class Identification:
         if None not in keys or self._on_missing is OnMissing.REJECT:
             return keys
         if self._on_missing is OnMissing.FAIL:
+            hidden = self._decoder.hidden(raws) if self._source.kind == "message-id" else []
+            if hidden:
+                raise MissingMessageIdError(
+                    f"{self._destination}: {keys.count(None)} message(s) with a property 'message-id', the first of "
+                    f"them {hidden[0]!r}, which hides the ID that the broker has given them. Have the producer set no "
+                    "property of that name, read the queue over another protocol with a new checkpointLocation, or "
+                    "choose another 'messageIdFrom'. The messages were not acknowledged and stay in the queue"
+                )
             raise MissingMessageIdError(
                 f"{self._destination}: {keys.count(None)} message(s) without an ID under "
                 f"messageIdFrom='{self._source}'. Without one a redelivery cannot be told from a new "

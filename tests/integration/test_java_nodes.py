@@ -19,7 +19,7 @@ from testbed import distributions
 from testbed.activemq_node import ActiveMqNode
 from testbed.artemis_node import ArtemisNode
 from testbed.distributions import ACTIVEMQ_VERSIONS, JOLOKIA, Distribution, fetch, newest
-from testbed.java_node import JavaNode, publish_java
+from testbed.java_node import READER, READER_PASSWORD, JavaNode, publish_java
 from testbed.process import LOOPBACK, NodeError, PublishError, QueueCounts, TlsFiles, poll
 from testbed.stomp_publisher import publish_stomp
 from tests.conftest import missing
@@ -362,6 +362,16 @@ def test_queues_are_not_made_when_it_is_switched_off(kind: str) -> None:
             with pytest.raises(PublishError):
                 publish("missing", [b"x"])
         assert node.depth("there") == 2
+
+
+@pytest.mark.parametrize("protocol", ["stomp", "amqp-1.0"])
+def test_the_reader_may_not_publish_nor_make_a_queue(node: JavaNode, protocol: str) -> None:
+    node.declare("readable")
+    url = node.url(protocol, user=READER, password=READER_PASSWORD)
+    for queue in ("readable", "not-there"):
+        with pytest.raises(PublishError):
+            publish_java(node.broker, url, queue, [b"x"], protocol=protocol, stomp_headers=node._stomp_headers)
+    assert node.depth("readable") == 0
 
 
 # -- TLS --------------------------------------------------------------------------------------

@@ -13,14 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_mq.brokers.base import STOMP
+from pyspark_mq.brokers.base import AMQP_1_0, STOMP
 from pyspark_mq.dedup import IdSource
-from pyspark_mq.errors import BrokerUnavailableError, RefusedError
+from pyspark_mq.errors import BrokerUnavailableError, MessageError, RefusedError
 from pyspark_mq.sources.endpoint import Tls
+from testbed.activemq_node import ActiveMqNode
 from testbed.process import Node, NodeError, QueueCounts, TlsFiles, poll
 from testbed.proxy import Direction, FaultProxy
 from tests.conftest import missing
 from tests.support.certificates import Certificates, make_certificates
+from tests.support.engine import At, Crashed, Engine, full_epochs
 from tests.support.stomp import Session, lost, session
 from tests.support.stomp_nodes import NODES, Target
 
@@ -180,6 +182,19 @@ def test_columns_have_what_the_producer_set(target: Target, queue: str) -> None:
     assert run.consumer.decoder.ids(run.raws, IdSource("property", "colour")) == ["a:b\\c\nd"]
 
 
+def test_a_message_of_amqp_1_0_that_cannot_be_settled_is_named_also_when_it_is_kept_as_one_of_jms() -> None:
+    try:
+        node = ActiveMqNode(amqp_transformer="jms")
+    except NodeError as absent:
+        missing(str(absent))
+        raise
+    with node:
+        node.publish("q", [b"good", b"odd"], ids=[None, "plain"], protocol=AMQP_1_0)
+        with session("activemq", node.url(STOMP), queue="q") as run, pytest.raises(MessageError, match="'ID:plain'"):
+            run.run(10)
+        assert held(Target("activemq", node), "q", 2, 0)
+
+
 # -- pauses, silence, ends --------------------------------------------------------------------
 
 
@@ -237,6 +252,47 @@ def test_waking_ends_a_wait(target: Target, queue: str) -> None:
         began = time.monotonic()
         run.consumer.run(10)
         assert time.monotonic() - began < 9
+
+
+@pytest.mark.whole
+def test_a_broker_that_is_late_to_answer_a_subscription_is_waited_for(target: Target, queue: str) -> None:
+    target.node.publish(queue, numbered(10))
+    run = Session(target.broker, target.url, queue=queue, heartbeat_s=60)
+    frozen = threading.Thread(target=target.node.freeze, args=(33,))
+    frozen.start()
+    try:
+        time.sleep(0.5)
+        began = time.monotonic()
+        run.consumer.consume(100)
+        assert time.monotonic() - began > 30
+        assert run.receive(10) == numbered(10)
+        assert run.acknowledge(10)
+    finally:
+        frozen.join()
+        run.consumer.close()
+
+
+@pytest.mark.whole
+def test_a_backlog_on_activemq_classic_is_read_over_restarts_and_does_not_fill_its_heap() -> None:
+    try:
+        node = ActiveMqNode(heap="128m", policy={"useCache": "false"})
+    except NodeError as absent:
+        missing(str(absent))
+        raise
+    with node:
+        node.declare("q")
+        node.publish("q", (number.to_bytes(4, "big") * 50 for number in range(60_000)))
+        options = {"broker": "activemq", "protocol": STOMP, "url": node.url(STOMP), "queue": "q"}
+        with Engine(**options, **full_epochs(2_000)) as engine:
+            for crash in (At.AFTER_OFFSET_LOG, At.AFTER_SINK, At.AFTER_COMMIT_LOG):
+                with pytest.raises(Crashed):
+                    engine.batch(crash)
+                engine.batch()
+            engine.drain(20_000)
+            assert len(set(engine.ids)) == len(engine.ids) >= 20_000
+            # With the cache of the queue, 60,000 messages fill 70 % (6.3).
+            used = node.jolokia.read("org.apache.activemq:type=Broker,brokerName=localhost", "MemoryPercentUsage")
+            assert used["MemoryPercentUsage"] < 40
 
 
 # -- refusals ---------------------------------------------------------------------------------

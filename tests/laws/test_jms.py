@@ -9,10 +9,12 @@ import pytest
 
 from pyspark_mq.brokers.base import AMQP_1_0, STOMP
 from pyspark_mq.dedup import IdSource
+from pyspark_mq.errors import MessageError
 from testbed.process import NodeError, poll
 from tests.conftest import missing
 from tests.support import jms
 from tests.support.cells import LiveCell
+from tests.support.engine import ReaderError
 
 pytestmark = [pytest.mark.law("JMS messages"), pytest.mark.protocols(AMQP_1_0, STOMP)]
 CLIENTS = pytest.mark.parametrize("client", ["own", "qpid"])
@@ -68,6 +70,63 @@ def test_every_column_is_right(cell: LiveCell, client: str) -> None:
     if cell.cell.protocol == AMQP_1_0:
         assert properties["JMSXGroupID"] == jms.GROUP_ID
         assert row["id"] == told[0]["id"]
+
+
+def headed(cell: LiveCell, *properties: tuple[str, str]) -> None:
+    """Send texts with a property each, of names that are headers of STOMP."""
+    if cell.cell.broker != "activemq":
+        pytest.skip("only the JMS client of ActiveMQ Classic takes such names, and only that broker puts them first")
+    try:
+        jms.send(cell.node, cell.queue, "own", *properties)
+    except NodeError as absent:
+        if "not installed" in str(absent):
+            missing(str(absent))
+        raise
+
+
+@pytest.mark.protocols(STOMP)
+def test_a_property_that_hides_the_id_makes_no_two_messages_one(cell: LiveCell) -> None:
+    headed(cell, ("message-id", "the same"), ("message-id", "the same"), ("colour", "red"))
+    with cell.session() as session:
+        session.take(3)
+        ids = session.decoder.ids(session.raws, IdSource("message-id"))
+        assert ids[:2] == [None, None]
+        assert str(ids[2]).startswith("ID:")
+        assert session.decoder.hidden(session.raws) == ["the same"] * 2
+        # Under another `messageIdFrom` they are messages like any other.
+        session.acknowledge(upto=session.tags()[-1])
+        assert poll(lambda: cell.total() == 0, 30)
+    headed(cell, ("message-id", "the same"))
+    with cell.engine() as engine, pytest.raises(ReaderError, match=r"'the same'.*another protocol"):
+        engine.batch()
+    assert poll(lambda: cell.counts().ready == 1, 30)
+    with cell.engine(messageIdFrom="body-hash") as engine:
+        assert engine.batch() == 1
+
+
+@pytest.mark.protocols(STOMP)
+@pytest.mark.parametrize("length", ["3", "1000000"])
+def test_a_property_that_hides_the_length_fails_once_and_names_the_message(cell: LiveCell, length: str) -> None:
+    headed(cell, ("content-length", length))
+    with cell.session(heartbeat_s=1.0) as session, pytest.raises(MessageError, match=r"'ID:.*content-length"):
+        session.take(1)
+    assert poll(lambda: cell.counts().ready == 1, 30)
+
+
+@pytest.mark.protocols(STOMP)
+def test_properties_of_the_names_of_headers_lose_nothing(cell: LiveCell) -> None:
+    names = ("ack", "subscription", "destination", "receipt", "redelivered", "persistent", "priority", "timestamp",
+             "expires", "correlation-id", "reply-to", "type", "JMS_AMQP_NATIVE")  # fmt: skip
+    headed(cell, *((name, "odd") for name in names))
+    with cell.session() as session:
+        assert session.take(len(names)) == [f"text {number}" for number in range(len(names))]
+        ids = session.decoder.ids(session.raws, IdSource("message-id"))
+        assert None not in ids
+        assert len(set(ids)) == len(names)
+        for make in session.decoder.columns.values():
+            make(session.raws)
+        session.acknowledge(upto=session.tags()[-1])
+        assert poll(lambda: cell.total() == 0, 30)
 
 
 @CLIENTS

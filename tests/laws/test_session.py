@@ -13,9 +13,9 @@ from pyspark_mq.sources.base import SessionLostError
 from pyspark_mq.sources.endpoint import Tls
 from pyspark_mq.sources.url import parse_urls
 from testbed.process import poll
-from testbed.rabbitmq_node import RabbitNode
 from tests.support.cells import LiveCell, Session
 from tests.support.certificates import Certificates
+from tests.support.engine import At, Crashed, Engine
 
 MESSAGE_ID = IdSource("message-id")
 
@@ -174,6 +174,28 @@ def test_a_single_message_takes_no_other_along(cell: LiveCell) -> None:
         assert cell.total() >= 21
     with cell.session() as again:
         assert set(again.take(21)) >= set(sent[8:29])
+
+
+@pytest.mark.law("acknowledge no more than the epoch")
+@pytest.mark.protocols(STOMP)
+@pytest.mark.parametrize("over", [None, AMQP_1_0])
+def test_a_property_of_the_name_ack_settles_no_other_message(cell: LiveCell, over: str | None) -> None:
+    if cell.cell.broker == "rabbitmq" and over is not None:
+        pytest.skip("one test with a publisher of RabbitMQ is enough")
+    cell.publish(1)
+    with cell.session() as session:
+        session.take(1, window=10)
+        handle = session.raws[0][1]["ack"]
+        cell.node.publish(cell.queue, [b"x"], ids=[None], headers={"ack": handle}, protocol=over)
+        assert session.turn(lambda: len(session.raws) == 2)
+        first, second = session.tags()
+        if cell.broker.stomp is not None and not cell.broker.stomp.cumulative:
+            session.acknowledge(singles=[second])
+            assert poll(lambda: cell.total() == 1, 30)
+            session.acknowledge(upto=first)
+        else:
+            session.acknowledge(upto=second)
+        assert poll(lambda: cell.total() == 0, 30)
 
 
 @pytest.mark.thorough
@@ -359,20 +381,34 @@ def test_a_window_that_is_widened_while_messages_are_on_their_way_costs_no_deliv
 
 @pytest.mark.law("auth")
 def test_a_user_who_may_only_read_sees_acknowledgements_confirmed(cell: LiveCell) -> None:
-    if not isinstance(cell.node, RabbitNode):
-        pytest.skip("the test bed makes users on RabbitMQ only")
-    user = f"reader-{cell.queue}"
-    cell.node.ctl("add_user", user, "a password")
-    cell.node.ctl("set_permissions", user, "^$", "^$", ".*")
-    try:
+    with cell.reader() as user:
         cell.publish(30)
-        with cell.session(username=user, password="a password") as session:
+        with cell.session(**user) as session:
             session.take(30)
             for upto in session.tags()[9::10]:
                 session.acknowledge(upto=upto)
             assert poll(lambda: cell.total() == 0, 30)
-    finally:
-        cell.node.ctl("delete_user", user)
+
+
+@pytest.mark.law("auth")
+def test_a_user_who_may_only_read_can_run_the_source_and_settle_all_of_it(cell: LiveCell) -> None:
+    with cell.reader() as user:
+        sent = cell.publish(60)
+        with cell.engine(maxMessagesPerTrigger=20, settleGrace="500ms", **user) as engine:
+            with pytest.raises(Crashed):
+                engine.batch(At.AFTER_COMMIT_LOG)
+            engine.drain(60)
+            assert sorted(engine.output) == sorted(sent)
+            assert poll(lambda: settled(engine)["carried"] == 0, 30)
+            counters = settled(engine)
+            assert counters["settled"] == counters["received"] >= 60
+            assert cell.total() == 0
+
+
+def settled(engine: Engine) -> dict[str, int]:
+    """The counters, after it has looked at what was confirmed."""
+    engine.trigger()
+    return engine.counters()
 
 
 @pytest.mark.law("acknowledge no more than the epoch")

@@ -8,6 +8,7 @@ import pika
 import pytest
 
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
+from pyspark_mq.dedup import IdSource
 from pyspark_mq.errors import MessageError
 from pyspark_mq.sources.base import UNREADABLE_PROPERTY
 from testbed.amqp10_publisher import OutgoingMessage, publish_amqp10
@@ -96,6 +97,23 @@ def test_a_message_that_cannot_be_acknowledged_is_named_once(cell: LiveCell) -> 
         with pytest.raises(MessageError, match=r"ID:plain.*amqp-1\.0"):
             session.take_any(1)
     assert poll(lambda: cell.counts().ready == 1, 30)
+
+
+@pytest.mark.protocols(STOMP)
+def test_a_property_in_the_place_of_the_brokers_id_makes_no_two_messages_one(cell: LiveCell) -> None:
+    if cell.cell.broker == "rabbitmq":
+        pytest.skip("the IDs are the producers' there: see the laws of sessions")
+    named = OutgoingMessage(b"x", None, {"message-id": "the same"})
+    publish_amqp10(cell.node.url(AMQP_1_0), cell.amqp10_address(), [named, named])
+    with cell.session() as session:
+        if cell.cell.broker == "activemq":
+            with pytest.raises(MessageError, match=r"'the same'.*amqp-1\.0"):
+                session.take_any(1)
+        else:
+            session.take_any(2)
+            assert len(set(map(str, session.decoder.ids(session.raws, IdSource("message-id"))))) == 2
+            session.acknowledge(upto=session.tags()[-1])
+    assert poll(lambda: cell.total() == (2 if cell.cell.broker == "activemq" else 0), 30)
 
 
 @pytest.mark.protocols(STOMP)

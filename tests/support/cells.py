@@ -21,10 +21,11 @@ from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.url import parse_urls
 from testbed.amqp10_publisher import OutgoingMessage, publish_amqp10
 from testbed.containers import ContainerNode
+from testbed.java_node import READER, READER_PASSWORD, JavaNode
 from testbed.nodes import make_node
 from testbed.process import Node, QueueCounts, poll
 from testbed.proxy import FaultProxy
-from testbed.rabbitmq_node import RabbitQueues
+from testbed.rabbitmq_node import RabbitNode, RabbitQueues
 from testbed.stomp_publisher import publish_stomp
 from tests.support.engine import Engine, full_epochs
 
@@ -207,6 +208,22 @@ class LiveCell:
         dialect = BROKERS[self.cell.broker].amqp10
         assert dialect is not None
         return dialect.queue_address(self.queue, self.node.version)
+
+    @contextmanager
+    def reader(self) -> Iterator[dict[str, str]]:
+        """Name and password of a user who may only read, as options of the source."""
+        if isinstance(self.node, JavaNode):
+            yield {"username": READER, "password": READER_PASSWORD}
+        elif isinstance(self.node, RabbitNode):
+            user = f"reader-{self.queue}"
+            self.node.ctl("add_user", user, READER_PASSWORD)
+            self.node.ctl("set_permissions", user, "^$", "^$", ".*")
+            try:
+                yield {"username": user, "password": READER_PASSWORD}
+            finally:
+                self.node.ctl("delete_user", user)
+        else:
+            pytest.skip("the queue in memory and brokers in containers have one user here")
 
     def tls_url(self) -> str:
         """The same over TLS."""

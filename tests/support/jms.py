@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -30,8 +31,8 @@ PROPERTIES = {
 }  # fmt: skip
 
 
-def send(node: Node, queue: str, client: str) -> list[dict[str, Any]]:
-    """Send a message of each kind to a queue.
+def send(node: Node, queue: str, client: str, *properties: tuple[str, str]) -> list[dict[str, Any]]:
+    """Send a message of each kind to a queue, or "text 0", "text 1"... with one property each.
 
     Args:
         queue: its address, where that is another.
@@ -52,7 +53,21 @@ def send(node: Node, queue: str, client: str) -> list[dict[str, Any]]:
         name, url = client, f"amqp://{amqp.hostname}:{amqp.port}"
     path = os.pathsep.join([str(classes), str(classes.parent / "lib" / "*")])
     user = [amqp.username or "", amqp.password or ""]
-    done = _run(["java", "-XX:TieredStopAtLevel=1", "-cp", path, "JmsSender", name, url, *user, queue], _SEND_TIMEOUT_S)
+    done = _run(
+        [
+            "java",
+            "-XX:TieredStopAtLevel=1",
+            "-cp",
+            path,
+            "JmsSender",
+            name,
+            url,
+            *user,
+            queue,
+            *chain.from_iterable(properties),
+        ],
+        _SEND_TIMEOUT_S,
+    )
     return [json.loads(line) for line in done.splitlines()]
 
 

@@ -90,7 +90,7 @@ def test_whatever_is_written_is_read_however_it_is_cut(value: str, name: str, bo
 
 def test_headers_that_are_no_text_stay_different() -> None:
     ids = [
-        DECODER.ids([raw("activemq", headers, body)], MESSAGE_ID)[0]
+        DECODER.ids([raw("artemis", headers, body)], MESSAGE_ID)[0]
         for _, headers, body in frames(b"MESSAGE\nmessage-id:\xff\n\n\0", b"MESSAGE\nmessage-id:\xfe\n\n\0")
     ]
     assert ids == [b"\xff", b"\xfe"]
@@ -126,7 +126,11 @@ def test_ids_by_broker() -> None:
     rabbit = {"message-id": "T_0@@session-1@@1", "amqp-message-id": "mine"}
     assert DECODER.ids([raw("rabbitmq", rabbit)], MESSAGE_ID) == ["mine"]
     assert DECODER.ids([raw("rabbitmq", {"message-id": "T_0@@session-1@@1"})], MESSAGE_ID) == [None]
-    assert DECODER.ids([raw("activemq", {"message-id": "ID:a-1:2"})], MESSAGE_ID) == ["ID:a-1:2"]
+    assert DECODER.ids([raw("activemq", {"message-id": "ID:a-1:2:3:4"})], MESSAGE_ID) == ["ID:a-1:2:3:4"]
+    hidden = [raw("activemq", {"message-id": "ID:mine"}), raw("activemq", {"message-id": "ID:a-1:2:-1:4"})]
+    assert DECODER.ids(hidden, MESSAGE_ID) == [None, "ID:a-1:2:-1:4"]
+    assert DECODER.hidden(hidden) == ["ID:mine"]
+    assert DECODER.hidden([raw("rabbitmq", {})]) == []
     # The consumer's number, which is another one in each session, and the message's.
     assert DECODER.ids([raw("artemis", {"message-id": "26,23"})], MESSAGE_ID) == ["23"]
     assert DECODER.ids([], MESSAGE_ID) == []

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
@@ -44,8 +43,9 @@ _SPEAKS = "STOMP"
 _INT32_MAX = 2**31 - 1
 _RECEIVE_BYTES = 256 * 1024
 _CLOSE_TIMEOUT_S = 1.0
-#: The broker's answer to the first subscription, when it has other things to do.
-_SUBSCRIBE_TIMEOUT_S = 30.0
+#: The broker's answer to the first subscription, when it has other things to do: to collect garbage, or to take
+#: back what a former session held. To leave would only give it more to do; heartbeats tell whether it is there.
+_SUBSCRIBE_TIMEOUT_S = 120.0
 #: Two heartbeats missed, and then some.
 _SILENCE = 2.5
 #: Heartbeats are sent at half the interval agreed on: brokers differ in how late one may be.
@@ -58,8 +58,10 @@ _QUIET_GROWTH = 4
 _KICKS = 25
 #: Never true: the broker gives each message an ID of its own, which begins with "ID:".
 _NOTHING = "JMSMessageID='never'"
-#: How an ID of the broker's own ends, where others are possible.
-_OWN_ID = re.compile(r"(?::-?[0-9]+){3}$")
+#: So many heartbeats of the broker in a row, and that far apart, within the body of a message are none of it.
+_BEATS_WITHIN = 3
+_BEAT_BYTES = 2
+_BEAT_S = 0.5
 _SUBSCRIBED = "subscribed"
 _DISCONNECTED = "disconnected"
 
@@ -91,13 +93,14 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         self._socket = SocketLoop()
         self._transport: Any = None
         self._protocol: Any = None
-        self._reader = FrameReader(last=self._dialect.id_header if self._dialect.id_last else "")
+        self._reader = FrameReader(last=self._dialect.last_header)
         self._connected = False
         self._end: Exception | None = None
         self._send_every_s = self._silence_s = float("inf")
         # Deliveries have numbers of our own: 1, 2, 3... in the order of arrival.
         self._tag = 0
         self._settling = Settling(cumulative=self._dialect.cumulative, reject_headers=self._dialect.reject_headers)
+        self._beats_within = 0
         self._answers: set[str] = set()
         self._numbers = count()
         self._window = 0
@@ -271,6 +274,7 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
 
     def _receive(self) -> bool:
         """Take in what there is, if anything."""
+        quiet_s = time.monotonic() - self._socket.heard_s
         try:
             data = self._socket.read(_RECEIVE_BYTES)
         except OSError as error:
@@ -288,14 +292,27 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         self._received_bytes += len(data)
         try:
             self._take(data)
+            self._look_for_end(data, quiet_s)
         except FrameError as wrong:
             self._unreadable(wrong)
         return True
 
+    def _look_for_end(self, data: bytes, quiet_s: float) -> None:
+        """A message may be shorter than it says: on ActiveMQ Classic a property `content-length` hides the length.
+
+        Raises:
+            FrameError: the broker has nothing more to send of it.
+        """
+        beat = quiet_s >= _BEAT_S and len(data) <= _BEAT_BYTES and not data.strip(b"\r\n")
+        wrong = self._reader.overlong() if beat else None
+        self._beats_within = self._beats_within + 1 if wrong is not None else 0
+        if wrong is not None and self._beats_within >= _BEATS_WITHIN:
+            raise wrong
+
     def _take(self, data: bytes) -> None:
         tag, size = self._tag, 0
         append, handles, dialect = self.inbox.append, self._settling.open, self._dialect
-        foreign = dialect.foreign_header
+        own_id, id_header = dialect.own_id, dialect.id_header
         try:
             for command, headers, body in self._reader.feed(data):
                 if command != "MESSAGE":
@@ -306,7 +323,7 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
                         self.decoder.unreadable([(tag + 1, headers, body, dialect)])[0]
                     )
                     break
-                if foreign and foreign in headers and not _OWN_ID.search(headers.get(dialect.id_header, "")):
+                if own_id and not own_id.search(headers.get(id_header, "")) and self._is_foreign(headers):
                     self._end = self._end or self._unsettled(headers)
                     break
                 tag += 1
@@ -318,13 +335,17 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
                 self._tag = tag
                 self._arrived(size)
 
+    def _is_foreign(self, headers: Mapping[str, str]) -> bool:
+        prefix = self._dialect.foreign_prefix
+        return bool(prefix) and any(name.startswith(prefix) for name in headers)
+
     def _unsettled(self, headers: Mapping[str, str]) -> MessageError:
         name = as_text(headers.get(self._dialect.id_header))
         return MessageError(
             f"{self.endpoint.destination} holds a message that came over AMQP 1.0 with its producer's ID, "
-            f"{name!r}: the broker cannot take its acknowledgement over STOMP. "
-            "It stays in the queue. Read the queue with protocol 'amqp-1.0' and a new checkpointLocation, or have "
-            "the producer send no message-id"
+            f"{name!r}: the broker cannot take its acknowledgement over STOMP if that is its message-id, and shows no "
+            "other if it is a property of that name. It stays in the queue. Read the queue with protocol 'amqp-1.0' "
+            "and a new checkpointLocation, or have the producer send no message-id"
         )
 
     def _arrived(self, size: int) -> None:
@@ -355,9 +376,12 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         if not self._reader.spoken:
             self._ended(str(wrong))
         elif self._end is None:
+            name = as_text(wrong.headers.get(self._dialect.id_header))
+            which = "a message" if name is None else f"message {name!r}"
             self._end = MessageError(
-                f"{self.endpoint.destination} holds a message that cannot be read ({wrong}), for example a text "
-                "with a NUL in it, which STOMP cannot carry; remove the message, it was not acknowledged"
+                f"{self.endpoint.destination} holds {which} that cannot be read ({wrong}), for example a text "
+                "with a NUL in it, which STOMP cannot carry, or with a property 'content-length'; read the queue over "
+                "another protocol with a new checkpointLocation, or remove the message, it was not acknowledged"
             )
 
     def on_error(self, frame: Any) -> None:

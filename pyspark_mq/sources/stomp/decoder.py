@@ -16,6 +16,7 @@ __all__ = ["Raw", "StompDecoder", "as_text", "whole_number"]
 #: (tag, headers, body, how the broker speaks)
 Raw = tuple[int, Mapping[str, str], bytes, StompDialect]
 
+_MESSAGE_ID = IdSource("message-id")
 _INT32_MAX = 2**31 - 1
 _INT64_MAX = 2**63 - 1
 
@@ -109,17 +110,26 @@ class StompDecoder(Decoder):
         return [raw[2] for raw in raws]
 
     def ids(self, raws: Sequence[Raw], source: IdSource) -> list[object]:
-        """The broker's ID where it gives one, or the producer's."""
+        """The broker's ID where it gives one, or the producer's; None where a property hides the broker's."""
         name = source.name
         if source.kind == "message-id":
             name = raws[0][3].id_header if raws else ""
         elif source.kind == "correlation-id":
             name = source.kind
         ids = [_id(raw[1].get(name)) for raw in raws]
+        own_id = raws[0][3].own_id if raws and source.kind == "message-id" else None
+        if own_id is not None:
+            return [value if isinstance(value, str) and own_id.search(value) else None for value in ids]
         separator = raws[0][3].id_separator if raws and source.kind == "message-id" else ""
         if not separator:
             return ids
         return [value.rpartition(separator)[2] if isinstance(value, str) else value for value in ids]
+
+    def hidden(self, raws: Sequence[Raw]) -> list[str]:
+        if not raws or raws[0][3].own_id is None:
+            return []
+        name, keys = raws[0][3].id_header, self.ids(raws, _MESSAGE_ID)
+        return [str(as_text(raw[1].get(name))) for raw, key in zip(raws, keys, strict=True) if key is None]
 
     def unreadable(self, raws: Sequence[Raw]) -> list[Unreadable]:
         return [_unreadable(raw, raw[1]) for raw in raws if isinstance(raw[1], UnreadableHeaders)]

@@ -10,7 +10,8 @@ stomp.py has a reader of its own, which is not used, for what it did when measur
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import TypeAlias
 
 __all__ = ["COMMANDS", "Frame", "FrameError", "FrameReader", "UnreadableHeaders", "escape"]
@@ -34,7 +35,15 @@ _MEANINGS = {"\\r": "\r", "\\n": "\n", "\\c": ":", "\\\\": "\\"}
 
 
 class FrameError(Exception):
-    """What was received is not a STOMP frame."""
+    """What was received is not a STOMP frame.
+
+    Attributes:
+        headers: of the frame, as far as they were read.
+    """
+
+    def __init__(self, text: str, headers: Mapping[str, str] = MappingProxyType({})) -> None:
+        self.headers = headers
+        super().__init__(text)
 
 
 class UnreadableHeaders(dict[str, str]):
@@ -51,7 +60,7 @@ class FrameReader:
     """
 
     def __init__(self, last: str = "") -> None:
-        self._last = last
+        self._last = f"{last}:" if last else ""
         self._buffer = bytearray()
         self._headers: tuple[str, dict[str, str], int, int] | None = None
         self._scanned = 0
@@ -83,6 +92,16 @@ class FrameReader:
         """The start of an incomplete frame, for errors."""
         return bytes(self._buffer[:_SHOWN_BYTES])
 
+    def overlong(self) -> FrameError | None:
+        """The error for a frame that has begun, if its broker says that it has nothing more to send.
+
+        Heartbeats come between frames. Within a body they mean that it is shorter than its length.
+        """
+        if self._headers is None:
+            return None
+        _, headers, body, end = self._headers
+        return FrameError(f"{len(self._buffer) - body} bytes came of a body of {end - body}", headers)
+
     def _next(self, position: int) -> tuple[Frame, int] | None:
         """The next complete frame and where it ends, if it is there already."""
         if self._headers is None and not self._read_headers(position):
@@ -104,7 +123,7 @@ class FrameReader:
         elif len(buffer) <= end:
             return None
         elif buffer[end] != _NUL:
-            raise FrameError(f"no end of frame behind a body of {end - body} bytes")
+            raise FrameError(f"no end of frame behind a body of {end - body} bytes", headers)
         self._headers, self._scanned = None, 0
         with memoryview(buffer) as view:
             return (command, headers, bytes(view[body:end])), end + 1
@@ -176,7 +195,9 @@ def _headers(data: bytes, last: str) -> tuple[str, dict[str, str]]:
         name, _, value = line.partition(":")
         headers[name] = value
     if last and len(headers) < len(lines):
-        headers |= [(name, value) for name, _, value in (line.partition(":") for line in lines) if name == last][:1]
+        found = next((line for line in lines if line.startswith(last)), "")
+        if found:
+            headers[last[:-1]] = found[len(last) :]
     if "\\" in text and command != "CONNECTED":  # which is not escaped (section "Value Encoding")
         headers = {_unescape(name): _unescape(value) for name, value in headers.items()}
     return command, headers

@@ -3,6 +3,7 @@ import java.util.Date;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
 import javax.jms.BytesMessage;
 import javax.jms.Connection;
 import javax.jms.ConnectionFactory;
@@ -19,17 +20,26 @@ import javax.jms.StreamMessage;
 public final class JmsSender {
     private static final int PRIORITY = 7;
     private static final long TIME_TO_LIVE_MS = 600_000;
+    private static final Set<Map.Entry<String, Maker>> NOTHING = Set.of();
 
     private interface Maker {
         Message make(Session session) throws JMSException;
     }
 
-    /** Arguments: client (activemq, artemis or qpid), url, user, password, queue. */
+    /**
+     * Arguments: client (activemq, artemis or qpid), url, user, password, queue. With further ones, a name and a value
+     * each, it is a text with that property for each of them.
+     */
     public static void main(String[] arguments) throws Exception {
         try (AutoConnection connection = new AutoConnection(factory(arguments[0], arguments[1]), arguments)) {
             Session session = connection.connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
             MessageProducer producer = session.createProducer(session.createQueue(arguments[4]));
-            for (Map.Entry<String, Maker> kind : kinds().entrySet()) {
+            for (int given = 5; given + 1 < arguments.length; given += 2) {
+                Message message = session.createTextMessage("text " + (given - 5) / 2);
+                message.setStringProperty(arguments[given], arguments[given + 1]);
+                producer.send(message);
+            }
+            for (Map.Entry<String, Maker> kind : arguments.length > 5 ? NOTHING : kinds().entrySet()) {
                 Message message = kind.getValue().make(session);
                 describe(session, message);
                 producer.send(message, DeliveryMode.PERSISTENT, PRIORITY, TIME_TO_LIVE_MS);
