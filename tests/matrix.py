@@ -1,10 +1,8 @@
 """The compatibility matrix: ``make matrix``. Laws and failure matrix on every cell, storms, and a page of it all.
 
-Each cell leaves files in the work folder, so cells can be run one by one and the page be written from all of
-them: `<cell>.json`, its version or why it cannot run; `<cell>.jsonl`, what each test gave; and, for one cell of
-each broker and protocol, `<cell>.storm.json`, what the storm counted. Storms of clusters are run by themselves, by
-``make cluster-storm`` with ``--report build/matrix/<cluster>[<version>]-<protocol>.cluster.json``, and are on the
-page as well.
+What each cell gave is kept beside the page, in `docs/matrix/<cell>.json`, with its date, so that cells can be run one
+by one, on any machine, and the page is written from all of them. Storms of clusters are run by themselves, by ``make
+cluster-storm`` with ``--report docs/matrix/<cluster>[<version>]-<protocol>.cluster.json``, and are on the page as well.
 """
 
 from __future__ import annotations
@@ -27,6 +25,7 @@ from tests.support.cells import ALL_CELLS, STORM_CELLS, Cell, cell_node
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PAGE = _ROOT / "docs" / "compatibility.md"
+_KEPT = _ROOT / "docs" / "matrix"
 _WORK = _ROOT / "build" / "matrix"
 _TITLES = {"rabbitmq": "RabbitMQ", "activemq": "ActiveMQ Classic", "artemis": "ActiveMQ Artemis"}
 _PROTOCOLS = {"amqp-0-9-1": "AMQP 0-9-1", "amqp-1.0": "AMQP 1.0", "stomp": "STOMP"}
@@ -39,16 +38,18 @@ class Result:
     Attributes:
         cell: which.
         version: of the broker; empty if it could not be started.
+        date: when laws and failure matrix were run.
         obstacle: why the cell could not run; empty if it could.
-        tests: law -> outcome -> reasons, one for each test.
+        tests: law -> outcome -> reason -> how many tests.
         storm: counts of the storm; empty if there was none.
         problem: what did not end as it should, beside what tests and storm tell.
     """
 
     cell: Cell
     version: str = ""
+    date: str = ""
     obstacle: str = ""
-    tests: dict[str, dict[str, list[str]]] = field(default_factory=dict)
+    tests: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
     storm: dict[str, Any] = field(default_factory=dict)
     problem: str = ""
 
@@ -62,7 +63,8 @@ class Result:
 def main() -> int:
     """Run the chosen cells and write the page; 0 if everything that ran passed."""
     arguments = _arguments()
-    _WORK.mkdir(parents=True, exist_ok=True)
+    for folder in (_WORK, _KEPT):
+        folder.mkdir(parents=True, exist_ok=True)
     if not arguments.page_only:
         _run([cell for cell in ALL_CELLS if cell.name in arguments.cells], arguments)
     results = [_result(cell) for cell in ALL_CELLS]
@@ -83,21 +85,28 @@ def _run(wanted: Sequence[Cell], arguments: argparse.Namespace) -> None:
     cells = [cell for cell in wanted if _can_run(cell, storm_only=arguments.storms_only)]
     if not cells:
         return
-    if not arguments.storms_only and not _run_tests(cells, arguments):
+    if not arguments.storms_only:
+        whole = _run_tests(cells, arguments)
         for cell in cells:
-            _tell(cell, problem="the tests did not run to their end")
+            _tell(cell, date=time.strftime("%Y-%m-%d", time.gmtime()), tests=_outcomes_of(cell))
+            if not whole:
+                _tell(cell, problem="the tests did not run to their end")
     for cell in cells:
-        if arguments.faults and cell in STORM_CELLS and not _run_storm(cell, arguments):
-            _tell(cell, problem="the storm did not run to its end")
+        if arguments.faults and cell in STORM_CELLS:
+            storm = _run_storm(cell, arguments)
+            _tell(cell, **{"storm": storm} if storm else {"problem": "the storm did not run to its end"})
 
 
 def _can_run(cell: Cell, *, storm_only: bool) -> bool:
     """Forget what is known of a cell, or of its storm, and see whether its broker starts."""
-    for file in _files(cell)[2:] if storm_only else _files(cell):
+    known = _kept(cell)
+    keep = ("version", "date", "tests") if storm_only else ()
+    _file(cell).write_text(json.dumps({name: known[name] for name in keep if name in known}), "utf-8")
+    for file in (_report(cell), _storm_report(cell)):
         file.unlink(missing_ok=True)
     try:
         with cell_node(cell.broker, cell.version) as node:
-            _tell(cell, version=node.version)
+            _tell(cell, **{} if storm_only and "version" in known else {"version": node.version})
     except NodeError as absent:
         _tell(cell, obstacle=str(absent).splitlines()[0])
         print(f"{cell.name}: cannot run: {absent}", flush=True)
@@ -105,10 +114,26 @@ def _can_run(cell: Cell, *, storm_only: bool) -> bool:
     return True
 
 
-def _tell(cell: Cell, **facts: str) -> None:
-    file = _files(cell)[0]
-    known = json.loads(file.read_text("utf-8")) if file.exists() else {}
-    file.write_text(json.dumps({**known, **facts}), "utf-8")
+def _tell(cell: Cell, **facts: Any) -> None:
+    _file(cell).write_text(json.dumps({**_kept(cell), **facts}, indent=1) + "\n", "utf-8")
+
+
+def _kept(cell: Cell) -> dict[str, Any]:
+    file = _file(cell)
+    known: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.exists() else {}
+    return known
+
+
+def _outcomes_of(cell: Cell) -> dict[str, dict[str, dict[str, int]]]:
+    """Law -> outcome -> reason -> tests, of the run that has just ended."""
+    report = _report(cell)
+    tests: dict[str, dict[str, dict[str, int]]] = {}
+    for line in report.read_text("utf-8").splitlines() if report.exists() else ():
+        told = json.loads(line)
+        reason = "" if told["outcome"] == "passed" else " ".join((told["reason"] or told["test"]).split())
+        reasons = tests.setdefault(told["law"], {}).setdefault(told["outcome"], {})
+        reasons[reason] = reasons.get(reason, 0) + 1
+    return tests
 
 
 def _run_tests(cells: Sequence[Cell], arguments: argparse.Namespace) -> bool:
@@ -121,14 +146,15 @@ def _run_tests(cells: Sequence[Cell], arguments: argparse.Namespace) -> bool:
     return code in (0, 1)  # 1: tests have failed, which the report tells
 
 
-def _run_storm(cell: Cell, arguments: argparse.Namespace) -> bool:
-    """A storm; False if that broke off."""
-    report = _files(cell)[2]
+def _run_storm(cell: Cell, arguments: argparse.Namespace) -> dict[str, Any]:
+    """What a storm counted; nothing if that broke off."""
+    report = _storm_report(cell)
     size = ["--messages", str(arguments.messages), "--rate", str(arguments.rate), "--faults", str(arguments.faults)]
     place = ["--broker", cell.broker, "--protocol", cell.protocol, "--version", cell.version]
     place += ["--quorum"] if cell.kind == "quorum" else []
     _program("testbed.soak", *place, *size, "--report", str(report))
-    return report.exists()
+    counted: dict[str, Any] = json.loads(report.read_text("utf-8")) if report.exists() else {}
+    return counted
 
 
 def _program(module: str, *arguments: str) -> int:
@@ -138,37 +164,36 @@ def _program(module: str, *arguments: str) -> int:
     ).returncode
 
 
-def _files(cell: Cell) -> tuple[Path, Path, Path]:
-    return _WORK / f"{cell.name}.json", _WORK / f"{cell.name}.jsonl", _WORK / f"{cell.name}.storm.json"
+def _file(cell: Cell) -> Path:
+    return _KEPT / f"{cell.name}.json"
+
+
+def _report(cell: Cell) -> Path:
+    return _WORK / f"{cell.name}.jsonl"
+
+
+def _storm_report(cell: Cell) -> Path:
+    return _WORK / f"{cell.name}.storm.json"
 
 
 # -- reading and writing ----------------------------------------------------------------------
 
 
 def _result(cell: Cell) -> Result:
-    meta, report, storm = _files(cell)
-    if not meta.exists():
-        return Result(cell, obstacle="not run")
-    result = Result(cell, **json.loads(meta.read_text("utf-8")))
-    for line in report.read_text("utf-8").splitlines() if report.exists() else ():
-        told = json.loads(line)
-        outcomes = result.tests.setdefault(told["law"], {})
-        outcomes.setdefault(told["outcome"], []).append(told["reason"] or told["test"])
-    if storm.exists():
-        result.storm = json.loads(storm.read_text("utf-8"))
-    return result
+    known = _kept(cell)
+    return Result(cell, **known) if known else Result(cell, obstacle="not run")
 
 
 def _clusters() -> list[dict[str, Any]]:
     """What the storms of clusters counted, in the order of brokers and protocols."""
     names = [name for cluster in CLUSTERS for name in (cluster, *sorted(_versions(cluster)))]
-    files = [_WORK / f"{name}-{protocol}.cluster.json" for name in names for protocol in _PROTOCOLS]
+    files = [_KEPT / f"{name}-{protocol}.cluster.json" for name in names for protocol in _PROTOCOLS]
     return [json.loads(file.read_text("utf-8")) for file in files if file.exists()]
 
 
 def _versions(cluster: str) -> set[str]:
     """`<cluster><version>` for the versions beside the default that there are reports of."""
-    found = (file.name.removesuffix(".cluster.json") for file in _WORK.glob(f"{cluster}[0-9]*.cluster.json"))
+    found = (file.name.removesuffix(".cluster.json") for file in _KEPT.glob(f"{cluster}[0-9]*.cluster.json"))
     return {name.partition("-")[0] for name in found}
 
 
@@ -182,11 +207,13 @@ def page(results: Sequence[Result], clusters: Sequence[dict[str, Any]]) -> str:
         "",
         "Written by `make matrix` from what it saw; not by hand. Every law and every row of the failure matrix is",
         "a set of tests against a real broker (`tests/laws`, `tests/faults`), the same for all. A number is how many",
-        "of them passed; `-` is for those of another protocol. Why there is a no is in the notes.",
+        "of them passed; `-` is for those of another protocol, or newer than the run, and why there is a no is in the",
+        "notes. `on` is the date, or the version of this package for what is older. All of it is in `docs/matrix` as",
+        "JSON.",
         "",
         "## Cells",
         "",
-        *_table(["cell", "broker", "protocol", "queue", "laws and faults", "storm"], map(_cell_row, results)),
+        *_table(["cell", "broker", "protocol", "queue", "laws and faults", "on", "storm"], map(_cell_row, results)),
         "",
         "Storms are for one cell of each broker and protocol.",
         "",
@@ -261,20 +288,21 @@ def _cell_row(result: Result) -> list[str]:
     broker = f"{_TITLES[cell.broker]} {result.version or cell.version}".strip()
     row = [_short(cell), broker, _PROTOCOLS[cell.protocol], cell.kind or "default"]
     if result.obstacle:
-        return [*row, f"cannot run: {result.obstacle}", ""]
-    passed = sum(len(outcomes.get("passed", ())) for outcomes in result.tests.values())
-    failed = sum(len(outcomes.get("failed", ())) for outcomes in result.tests.values())
+        return [*row, result.obstacle if result.obstacle == "not run" else f"cannot run: {result.obstacle}", "", ""]
+    passed, failed = (
+        sum(sum(outcomes.get(kind, {}).values()) for outcomes in result.tests.values()) for kind in ("passed", "failed")
+    )
     storm = "-" if not result.storm else "holds" if result.storm["holds"] else "**failed**"
     wrong = [f"**{failed} failed**"] * bool(failed) + [f"**{result.problem}**"] * bool(result.problem)
-    return [*row, ", ".join([f"{passed} passed", *wrong]), storm]
+    return [*row, ", ".join([f"{passed} passed", *wrong]), result.date, storm]
 
 
 def _outcomes(law: str, results: Sequence[Result], notes: list[str]) -> list[str]:
     return [_outcome(result.tests.get(law, {}), notes) for result in results]
 
 
-def _outcome(outcomes: dict[str, list[str]], notes: list[str]) -> str:
-    passed = len(outcomes.get("passed", ()))
+def _outcome(outcomes: dict[str, dict[str, int]], notes: list[str]) -> str:
+    passed = sum(outcomes.get("passed", {}).values())
     said = []
     for kind, sign in (("skipped", "no"), ("failed", "**failed**")):
         numbers = sorted({_note(reason, notes) for reason in outcomes.get(kind, ())})
@@ -284,10 +312,9 @@ def _outcome(outcomes: dict[str, list[str]], notes: list[str]) -> str:
 
 
 def _note(reason: str, notes: list[str]) -> int:
-    text = " ".join(reason.split())
-    if text not in notes:
-        notes.append(text)
-    return notes.index(text) + 1
+    if reason not in notes:
+        notes.append(reason)
+    return notes.index(reason) + 1
 
 
 _STORM_HEAD = [

@@ -55,7 +55,7 @@ def test_the_compatibility_page_keeps_the_storms_of_clusters(tmp_path: Path, mon
     storm: dict[str, Any] = dict.fromkeys([*counts, "duplicates recognised and dropped"], 1_234)
     storm |= {"cluster": "RabbitMQ, three nodes", "version": "3.10.8", "protocol": "stomp", "date": "2026-11-21"}
     storm |= {"faults": {"a kill": 1, "a kill ": 1, "a cut": 1}, "seconds": 99, "problem": "", "holds": True}
-    monkeypatch.setattr(matrix, "_WORK", tmp_path)
+    monkeypatch.setattr(matrix, "_KEPT", tmp_path)
     assert "## Clusters" not in matrix.page([], matrix._clusters())
     (tmp_path / "rabbitmq-stomp.cluster.json").write_text(json.dumps(storm), "utf-8")
     page = matrix.page([], matrix._clusters())
