@@ -19,6 +19,7 @@ ACTIVEMQ = Broker(
             "stomp+ssl": (STOMP,),
         }
     ),
+    products=frozenset({"ActiveMQ"}),
     epoch_messages=10_000,
     prefetch_max=MappingProxyType({AMQP_1_0: 20_000, STOMP: 20_000}),
     selectors=True,

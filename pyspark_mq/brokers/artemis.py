@@ -18,6 +18,7 @@ ARTEMIS = Broker(
             "stomp+ssl": (STOMP,),
         }
     ),
+    products=frozenset({"apache-activemq-artemis", "ActiveMQ-Artemis"}),
     epoch_messages=50_000,
     prefetch_max=MappingProxyType({AMQP_1_0: 100_000, STOMP: 100_000}),
     selectors=True,

@@ -135,6 +135,7 @@ class Broker:
 
     Attributes:
         name: value of the option `broker`.
+        products: what it calls itself to clients, without its version.
         protocols: URL scheme -> the protocols that may be spoken over it, the default first.
         epoch_messages: default of `maxMessagesPerTrigger`.
         prefetch_max: protocol -> most unacknowledged messages one connection can be handed.
@@ -171,6 +172,7 @@ class Broker:
     delivery_limit_note: str
     node_lost_s: float = 0.0
     away: tuple[str, ...] = ()
+    products: frozenset[str] = frozenset()
     stomp: StompDialect | None = None
     amqp10: Amqp10Dialect | None = None
     hides_lost_since: tuple[int, int] | None = None

@@ -18,6 +18,7 @@ RABBITMQ = Broker(
             "stomp+ssl": (STOMP,),
         }
     ),
+    products=frozenset({"RabbitMQ"}),
     epoch_messages=50_000,
     # basic.qos has 16 bits for prefetch-count (AMQP 0-9-1, class basic, method qos). 0 would be
     # unlimited on classic queues, but 2000 on quorum queues.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass, field
 
-from pyspark_mq.brokers.base import Broker
+from pyspark_mq.brokers import Broker, broker_of
 from pyspark_mq.errors import OptionError, RefusedError
 from pyspark_mq.sources.url import BrokerUrl
 
@@ -101,6 +101,18 @@ class Endpoint:
         """User and password for a candidate: options come before the URL; None where nobody is named."""
         username = self.username if self.username is not None else url.username
         return username, self.password if self.password is not None else url.password
+
+    def check_product(self, url: BrokerUrl, product: str) -> None:
+        """Is it the broker that the user said, by what it calls itself? One that is none of ours may be compatible.
+
+        Raises:
+            OptionError: it is another one of those this package reads.
+        """
+        found = broker_of(product)
+        if found is not None and found is not self.broker:
+            raise OptionError(
+                "broker", f"'{self.broker.name}' is given, but {url} calls itself '{product}'; use '{found.name}'"
+            )
 
     @property
     def destination(self) -> str:

@@ -14,6 +14,11 @@ from pyspark_mq.spark_source.schema import SCHEMA
 
 __all__ = ["MqDataSource"]
 
+_NO_SINK = (
+    "format 'mq' reads queues and cannot write to them: write to 'parquet', 'delta' or another sink, or publish in "
+    "foreachBatch with the client library of the broker"
+)
+
 
 class MqDataSource(DataSource):
     """Messages of a queue as an unbounded table.
@@ -60,3 +65,11 @@ class MqDataSource(DataSource):
             "format 'mq' is for streams: use spark.readStream instead of spark.read; to read what the queue "
             "holds now and stop, use .trigger(availableNow=True)"
         )
+
+    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
+        """Refused: this is a source."""
+        raise ConfigurationError(_NO_SINK)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:
+        """Refused: this is a source."""
+        raise ConfigurationError(_NO_SINK)

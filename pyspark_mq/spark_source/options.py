@@ -126,7 +126,7 @@ class _Parser:
         for name, value in given.items():
             known = names.get(name.lower())
             if known is None:
-                raise OptionError(name, _unknown(name))
+                raise OptionError(name, _misplaced(name.lower(), value) or _unknown(name))
             self._values[known] = str(value).strip() if known not in _SECRET else str(value)
 
     # -- one value
@@ -370,6 +370,15 @@ def _is_url(text: str) -> bool:
 def default_partitions() -> int:
     """Input partitions when the user names none: the cores of this machine."""
     return os.cpu_count() or 1
+
+
+def _misplaced(name: str, value: str) -> str:
+    """What to say of an option that Spark's users put here although it belongs elsewhere; empty if it is none."""
+    if name == "path":
+        return f"{value!r}: a queue has no path; use .option('queue', {value!r}) and load() without an argument"
+    if name == "checkpointlocation":
+        return "belongs to writeStream with the format of a sink: 'mq' reads queues and cannot write to them"
+    return ""
 
 
 def _unknown(name: str) -> str:

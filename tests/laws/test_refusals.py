@@ -135,6 +135,18 @@ def test_a_port_that_speaks_something_else_is_named(cell: LiveCell) -> None:
     assert str(port) in str(error)
 
 
+@pytest.mark.protocols(AMQP_1_0, STOMP)
+@pytest.mark.law("another broker")
+def test_a_broker_that_is_taken_for_another_says_so(cell: LiveCell) -> None:
+    others = [broker for broker in BROKERS.values() if broker is not cell.broker]
+    for other in others:
+        error = refusal(cell, broker=other)
+        assert isinstance(error, OptionError)
+        assert error.option == "broker"
+        for words in (f"'{other.name}' is given", f"use '{cell.broker.name}'", str(urlsplit(cell.url()).port)):
+            assert words in str(error)
+
+
 @pytest.mark.law("wrong port")
 def test_the_port_of_another_protocol_is_named(cell: LiveCell) -> None:
     other = AMQP_1_0 if cell.cell.protocol == STOMP else STOMP

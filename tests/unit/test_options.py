@@ -393,6 +393,12 @@ def test_an_unknown_option_is_refused_with_the_nearest_known_one(wrong: str, mea
     assert f"option '{wrong}': is unknown; did you mean '{meant}'?" in str(error)
 
 
+def test_a_path_is_no_queue() -> None:
+    error = refusal({**NEEDED, "path": "orders"})
+    assert error.option == "path"
+    assert ".option('queue', 'orders')" in str(error)
+
+
 def test_an_unknown_option_like_no_other_is_refused_with_all_known_ones() -> None:
     text = str(refusal({**NEEDED, "zzz": "x"}))
     assert "is unknown" in text

@@ -108,6 +108,7 @@ class Amqp10Consumer(Consumer):
         self._begin(url)
         try:
             self._until(lambda: bool(self._proton.state & Endpoint.REMOTE_ACTIVE), deadline)
+            self.endpoint.check_product(url, self._property("product"))
             self._attach()
             self._until(self._attached, deadline)
         except SessionLostError:
@@ -149,7 +150,11 @@ class Amqp10Consumer(Consumer):
         return QueueDepth(info.ready, max(0, info.consumers - own), own, counts_lost)
 
     def _version(self) -> str:
-        return str((self._proton.remote_properties or {}).get("version", ""))
+        return self._property("version")
+
+    def _property(self, name: str) -> str:
+        """A property of the connection that the broker gave; empty if there is none."""
+        return str((self._proton.remote_properties or {}).get(name, ""))
 
     def _begin(self, url: BrokerUrl) -> None:
         """Say who we are; nothing is sent before the first turn."""

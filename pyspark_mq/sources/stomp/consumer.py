@@ -95,6 +95,7 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         self._protocol: Any = None
         self._reader = FrameReader(last=self._dialect.last_header)
         self._connected = False
+        self._server = ""
         self._end: Exception | None = None
         self._send_every_s = self._silence_s = float("inf")
         # Deliveries have numbers of our own: 1, 2, 3... in the order of arrival.
@@ -129,6 +130,7 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
             raise dial_error(late, url, _SPEAKS) from None
         except (SessionLostError, MessageError) as ended:
             raise self._open_error(ended, url) from None
+        self.endpoint.check_product(url, self._server)
         # No broker reports a name that it keeps, nor the depth of a queue.
         return Greeting(url, "", None)
 
@@ -148,6 +150,7 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
 
     def on_connected(self, frame: Any) -> None:
         self._connected = True
+        self._server = frame.headers.get("server", "")
         theirs = frame.headers.get("heart-beat", "0,0").split(",")
         sends_ms, wants_ms = (whole_number(text.strip(), _INT32_MAX) or 0 for text in (*theirs, "0", "0")[:2])
         ours_ms = self.endpoint.heartbeat_s * 1000

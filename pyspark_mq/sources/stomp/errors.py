@@ -43,6 +43,9 @@ def login_error(reason: str, url: BrokerUrl, endpoint: Endpoint) -> MqError:
     """The error of this package for an ERROR frame in answer to CONNECT."""
     lower = reason.lower()
     if "virtual host" in lower and "denied" in lower:
+        if not endpoint.broker.virtual_hosts:
+            # The header `host` was not meant as one: who takes it for one is another broker, and has not said its name.
+            endpoint.check_product(url, "RabbitMQ")
         return RefusedError(
             f"{url}: the broker refused virtual host '{url.virtual_host}'; check the path of "
             f"'url' (%2F is '/') and the user's permissions ({reason})"
