@@ -111,6 +111,7 @@ class Amqp10Consumer(Consumer):
             self.endpoint.check_product(url, self._property("product"))
             self._attach()
             self._until(self._attached, deadline)
+            info = self._ask_queue(deadline)
         except SessionLostError:
             raise self._open_error(url) from None
         except TimeoutError:
@@ -119,7 +120,6 @@ class Amqp10Consumer(Consumer):
             doubt = "" if known else hint(url, SPEAKS)
             raise BrokerUnavailableError(f"{url}: {what} within {timeout_s:.0f} s{doubt}") from None
         broker_id = self._proton.remote_container if self._dialect.names_itself else None
-        info = self._ask_queue(deadline)
         if info is None:
             return Greeting(url, broker_id or "", None)
         return Greeting(url, broker_id or "", self._depth(info), info.redelivery_delay_s)
