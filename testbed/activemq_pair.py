@@ -18,12 +18,10 @@ from pyspark_mq.brokers.base import AMQP_1_0, STOMP
 from testbed.activemq_node import ActiveMqNode
 from testbed.clusters import Cluster, Fault
 from testbed.java_node import logs_in
-from testbed.process import NodeError, listens, poll
+from testbed.process import FROZEN_S, listens
 
 __all__ = ["ActiveMqPair"]
 
-#: Longer than heartbeats of two seconds last.
-FROZEN_S = 15.0
 _TAKE_OVER_TIMEOUT_S = 60.0
 _LOCKER = '<locker><shared-file-locker lockAcquireSleepInterval="500"/></locker>'
 
@@ -131,9 +129,7 @@ class ActiveMqPair(Cluster):
         master.start()
 
     def _wait(self, condition: Fault, problem: str) -> None:
-        if not poll(condition, _TAKE_OVER_TIMEOUT_S, interval_s=0.1):
-            tails = "\n".join(half.log_tail(30) for half in self.halves)
-            raise NodeError(f"{self.title}: {problem}; the ends of their logs:\n{tails}")
+        self.wait_until(condition, _TAKE_OVER_TIMEOUT_S, problem)
 
     def faults(self, queue: str) -> dict[str, Fault]:  # noqa: ARG002 - all queues are in one store
         def killed() -> bool:

@@ -20,12 +20,10 @@ from testbed.artemis_node import ArtemisNode
 from testbed.clusters import Cluster, Fault
 from testbed.java_node import PASSWORD, USER, logs_in
 from testbed.jmx import JolokiaError
-from testbed.process import LOOPBACK, NodeError, listens, poll
+from testbed.process import FROZEN_S, LOOPBACK, NodeError, listens
 
 __all__ = ["ArtemisPair"]
 
-#: Longer than heartbeats of two seconds last.
-FROZEN_S = 15.0
 _AWAY_S = 5.0
 _TAKE_OVER_TIMEOUT_S = 90.0
 _MANAGER = "org.apache.activemq.artemis.lockmanager.file.FileBasedLockManager"
@@ -191,9 +189,7 @@ class ArtemisPair(Cluster):
         self.wait_replicated()
 
     def _wait(self, condition: Fault, problem: str) -> None:
-        if not poll(condition, _TAKE_OVER_TIMEOUT_S, interval_s=0.1):
-            tails = "\n".join(half.log_tail(30) for half in (self.primary, self.backup))
-            raise NodeError(f"{self.title}: {problem}; the ends of their logs:\n{tails}")
+        self.wait_until(condition, _TAKE_OVER_TIMEOUT_S, problem)
 
     def faults(self, queue: str) -> dict[str, Fault]:  # noqa: ARG002 - all queues are on the same broker
         def primary_killed() -> bool:

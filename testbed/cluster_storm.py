@@ -23,7 +23,7 @@ from testbed.audit import print_rows
 from testbed.clusters import CLUSTERS, Cluster, make_cluster
 from testbed.process import NodeError, poll
 from testbed.queues import ids_of
-from testbed.storm import Job, Publisher, Storm
+from testbed.storm import Job, Publisher, Storm, came_again
 
 QUEUE = "storm"
 _HEARTBEAT = "2s"
@@ -100,17 +100,11 @@ def run(
     with contextlib.suppress(NodeError):
         left = cluster.counts(QUEUE).total
     result = storm.verdict(left)
-    counters = job.counters()
     rows = {
         **result.rows(),
         **storm.done,
         "faults in all": sum(storm.done.values()),
-        "starts of the job": job.starts,
-        "sent again by the publisher (unconfirmed)": publisher.sent_again,
-        "redelivered by the broker": counters.get("redelivered", 0),
-        "duplicates recognised and dropped": counters.get("duplicatesDropped", 0),
-        "reconnects": counters.get("reconnects", 0),
-        "epochs replayed": counters.get("replays", 0),
+        **came_again(job, publisher),
     }
     seconds = time.monotonic() - began
     print_rows(console, "Storm of a cluster", rows, seconds)

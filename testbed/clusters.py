@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from types import TracebackType
-from typing import TYPE_CHECKING
 
-from testbed.process import Node, NodeError, PublishError, QueueCounts
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from testbed.process import Node, NodeError, PublishError, QueueCounts, Started, poll
 
 __all__ = ["CLUSTERS", "Cluster", "Fault", "at_once", "make_cluster"]
 
@@ -24,6 +19,8 @@ Fault = Callable[[], bool]
 
 #: A node that is frozen takes a connection and says nothing.
 _PUBLISH_TIMEOUT_S = 10.0
+_POLL_S = 0.1
+_TAIL_LINES = 30
 
 
 def at_once(*works: Callable[[], object]) -> None:
@@ -34,7 +31,7 @@ def at_once(*works: Callable[[], object]) -> None:
         one.result()
 
 
-class Cluster(ABC):
+class Cluster(Started):
     """Private brokers that are one to their clients, on ports and with data that stay over kills and starts.
 
     As a :class:`~testbed.process.Node`, it belongs to one thread; :meth:`publish` may be called from another.
@@ -133,18 +130,15 @@ class Cluster(ABC):
             for node in self.nodes:
                 stack.callback(node.close)
 
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
+    def wait_until(self, condition: Callable[[], bool], timeout_s: float, problem: str) -> None:
+        """Until a condition holds.
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        Raises:
+            NodeError: it does not in that time; with the problem in words and the ends of all logs.
+        """
+        if not poll(condition, timeout_s, interval_s=_POLL_S):
+            tails = "\n".join(node.log_tail(_TAIL_LINES) for node in self.nodes)
+            raise NodeError(f"{self.title}: {problem}; the ends of their logs:\n{tails}")
 
 
 def make_cluster(broker: str, version: str = "") -> Cluster:

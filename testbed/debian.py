@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from testbed.distributions import cache_folder
+from testbed.distributions import cache_folder, put_in_place, run_to_end
 from testbed.process import NodeError
 
 __all__ = ["RABBITMQ_SUITES", "fetch_rabbitmq", "within"]
@@ -62,12 +62,8 @@ def fetch_rabbitmq(version: str) -> Path:
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
         root = Path(temporary, "root")
         for package in _download(suite, Path(temporary)):
-            _run(["dpkg-deb", "--extract", str(package), str(root)], dict(os.environ))
-        try:
-            root.rename(folder)
-        except OSError:
-            if not folder.is_dir():  # else somebody was quicker
-                raise
+            _run(["dpkg-deb", "--extract", str(package), str(root)])
+        put_in_place(root, folder)
     return folder
 
 
@@ -97,20 +93,10 @@ def _download(suite: str, place: Path) -> list[Path]:
     return sorted((place / "cache" / "archives").glob("*.deb"))
 
 
-def _run(command: list[str], environment: Mapping[str, str]) -> None:
+def _run(command: list[str], environment: Mapping[str, str] | None = None) -> None:
     try:
-        done = subprocess.run(
-            command,
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            encoding="utf-8",
-            errors="replace",
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
+        code, said = run_to_end(command, _TIMEOUT_S, environment)
     except subprocess.TimeoutExpired:
         raise NodeError(f"{command[0]} {command[1]} did not end within {_TIMEOUT_S:g} s") from None
-    if done.returncode != 0:
-        raise NodeError(f"{' '.join(command)} failed; it said:\n{done.stdout.strip()[-_TAIL_CHARS:]}")
+    if code != 0:
+        raise NodeError(f"{' '.join(command)} failed; it said:\n{said[-_TAIL_CHARS:]}")

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -30,6 +30,8 @@ __all__ = [
     "fetch",
     "find_java",
     "newest",
+    "put_in_place",
+    "run_to_end",
 ]
 
 _PLUGIN = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1"
@@ -155,12 +157,39 @@ def fetch(distribution: Distribution) -> Path:
             raise NodeError(f"{distribution.name} has the digest {digest}, not {distribution.sha256}: not used")
         for archive in files.glob("*.tar.gz"):
             _unpack(archive, files)
-        try:
-            files.rename(folder)
-        except OSError:
-            if not folder.is_dir():  # else somebody was quicker
-                raise
+        put_in_place(files, folder)
     return folder
+
+
+def put_in_place(made: Path, folder: Path) -> None:
+    """Give what was made its name in the cache, unless somebody was quicker."""
+    try:
+        made.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
+
+
+def run_to_end(
+    command: Sequence[str], timeout_s: float, environment: Mapping[str, str] | None = None
+) -> tuple[int, str]:
+    """Exit code of a program that fetches or unpacks, and what it said.
+
+    Raises:
+        subprocess.TimeoutExpired: it did not end in time.
+    """
+    done = subprocess.run(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+        timeout=timeout_s,
+        check=False,
+    )
+    return done.returncode, done.stdout.strip()
 
 
 def _download(distribution: Distribution, folder: Path) -> None:
@@ -174,21 +203,12 @@ def _download(distribution: Distribution, folder: Path) -> None:
     command = [maven, "--batch-mode", "--quiet", "--file", str(project), f"{_PLUGIN}:copy-dependencies"]
     command += ["-DincludeScope=runtime", f"-DoutputDirectory={folder}"]
     try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            encoding="utf-8",
-            errors="replace",
-            timeout=_FETCH_TIMEOUT_S,
-            check=False,
-        )
+        code, said = run_to_end(command, _FETCH_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         raise NodeError(f"Maven did not download {distribution.name} in {_FETCH_TIMEOUT_S:g} s") from None
-    if done.returncode != 0:
-        said = done.stdout.strip()[:_TAIL_CHARS]
-        raise NodeError(f"Maven could not download {distribution.name}; is Maven Central reachable? It said:\n{said}")
+    if code != 0:
+        told = said[:_TAIL_CHARS]
+        raise NodeError(f"Maven could not download {distribution.name}; is Maven Central reachable? It said:\n{told}")
 
 
 def _project(distribution: Distribution) -> str:

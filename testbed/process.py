@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = [
+    "FROZEN_S",
     "LOOPBACK",
     "Command",
     "Node",
@@ -47,6 +48,7 @@ __all__ = [
     "PublishError",
     "QueueCounts",
     "ReservedPort",
+    "Started",
     "TlsFiles",
     "free_port",
     "free_ports",
@@ -55,6 +57,8 @@ __all__ = [
     "unique_ids",
 ]
 
+#: For how long what is stopped is stopped: longer than heartbeats, and detectors of failures, last.
+FROZEN_S = 15.0
 _POLL_S = 0.01
 _KILL_TIMEOUT_S = 10.0
 # What went wrong is the first thing an Erlang or Java log says, and long traces follow.
@@ -244,7 +248,35 @@ class QueueCounts:
         return self.ready + self.unacked
 
 
-class Node(ABC):
+class Started(ABC):
+    """Something that is started on entry and closed on exit, also if the start fails."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start it."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End everything for good."""
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Node(Started):
     """One broker of our own, to be killed and started again.
 
     Ports and data stay the same over any number of kills and restarts, until it is closed. Not
@@ -381,22 +413,6 @@ class Node(ABC):
         """
         self.stop()
         self.start()
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class ProcessNode(Node):

@@ -15,7 +15,7 @@ from pyspark_mq.sources.base import SessionLostError
 from pyspark_mq.spark_source.options import parse_options
 from testbed.amqp10_publisher import OutgoingMessage, publish_amqp10
 from testbed.nodes import make_node
-from testbed.process import Node
+from testbed.process import FROZEN_S, Node
 from testbed.rabbitmq_node import RabbitNode
 from testbed.rabbitmq_publisher import publish_confirmed
 from testbed.stomp_publisher import publish_stomp
@@ -23,10 +23,8 @@ from testbed.stomp_publisher import publish_stomp
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["FROZEN_S", "OwnBroker", "PrivateBroker", "ids_of"]
+__all__ = ["OwnBroker", "PrivateBroker", "ids_of"]
 
-#: For how long what is stopped is stopped.
-FROZEN_S = 15.0
 _CONFIRM_TIMEOUT_S = 30.0
 _OPEN_TIMEOUT_S = 10.0
 #: Messages left are counted by taking them without acknowledging: as long as they keep coming.

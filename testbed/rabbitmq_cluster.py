@@ -24,14 +24,12 @@ from contextlib import ExitStack, suppress
 
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from testbed.clusters import Cluster, Fault, at_once
-from testbed.process import NodeError, QueueCounts, poll
+from testbed.process import FROZEN_S, NodeError, QueueCounts, poll
 from testbed.rabbitmq_node import RabbitNode
 
 __all__ = ["RabbitCluster"]
 
 _NODES = 3
-#: Longer than heartbeats of two seconds and Raft's own detector of failures last.
-FROZEN_S = 15.0
 CUT_OFF_S = 15.0
 _AWAY_S = 5.0
 _DISCONNECTED_MS = 10_000

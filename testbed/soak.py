@@ -38,11 +38,11 @@ from rich.console import Console
 from pyspark_mq.brokers import BROKERS
 from testbed.audit import Verdict, print_rows
 from testbed.history import History
-from testbed.process import poll
+from testbed.process import FROZEN_S, poll
 from testbed.proxy import Direction, FaultProxy
-from testbed.queues import FROZEN_S, PrivateBroker
+from testbed.queues import PrivateBroker
 from testbed.record import Numbering, Record, RecordedPublisher
-from testbed.storm import Job, Storm
+from testbed.storm import Job, Storm, came_again
 
 QUEUE = "soak"
 _ROOT = Path(__file__).resolve().parent.parent
@@ -242,18 +242,12 @@ def _storm(
 
 
 def _rows(result: Verdict, record: Record, job: Job, publisher: RecordedPublisher) -> dict[str, int]:
-    counters = job.counters()
     return {
         **result.rows(),
         **dict.fromkeys(FAULTS, 0),
         **record.faults,
         "faults in all": record.fault_count,
-        "starts of the job": job.starts,
-        "sent again by the publisher (unconfirmed)": publisher.sent_again,
-        "redelivered by the broker": counters.get("redelivered", 0),
-        "duplicates recognised and dropped": counters.get("duplicatesDropped", 0),
-        "reconnects": counters.get("reconnects", 0),
-        "epochs replayed": counters.get("replays", 0),
+        **came_again(job, publisher),
         "files of killed tasks": record.attempts,
         "MiB of the soak's own memory": psutil.Process().memory_info().rss >> 20,
     }

@@ -24,7 +24,7 @@ import psutil
 from testbed.audit import MARK_CHARS, Output, Verdict, marks, output_marks, verdict
 from testbed.process import PublishError
 
-__all__ = ["Job", "Publisher", "Send", "Storm"]
+__all__ = ["Job", "Publisher", "Send", "Storm", "came_again"]
 
 _ROOT = Path(__file__).resolve().parent.parent
 _RETRY_S = 0.2
@@ -317,6 +317,19 @@ def _signalled(process: psutil.Process, number: int) -> bool:
         process.send_signal(number)
         return True
     return False
+
+
+def came_again(job: Job, publisher: Publisher) -> dict[str, int]:
+    """How often the job was started, and what was sent, delivered and done more than once, as reports name it."""
+    counters = job.counters()
+    return {
+        "starts of the job": job.starts,
+        "sent again by the publisher (unconfirmed)": publisher.sent_again,
+        "redelivered by the broker": counters.get("redelivered", 0),
+        "duplicates recognised and dropped": counters.get("duplicatesDropped", 0),
+        "reconnects": counters.get("reconnects", 0),
+        "epochs replayed": counters.get("replays", 0),
+    }
 
 
 class Storm:

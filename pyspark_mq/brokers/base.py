@@ -116,10 +116,13 @@ class Amqp10Dialect:
 
     def queue_address(self, name: str, version: str) -> str:
         """Where a queue is in this version of the broker; an unknown version counts as an early one."""
-        major = version.partition(".")[0]
-        if self.queue_since is not None and major.isdecimal() and int(major) >= self.queue_since[0]:
+        if self.queue_since is not None and _major(version) >= self.queue_since[0]:
             return self.queue_since[1].format(name=quote(name, safe=""))
         return self.queue.format(name=self._written(name))
+
+    def answers(self, version: str) -> bool:
+        """Does this version answer questions for a queue? An unknown one counts as an early one."""
+        return self.management_since is not None and _major(version) >= self.management_since
 
     def topic_address(self, name: str) -> str:
         """Where a topic is."""
@@ -127,6 +130,11 @@ class Amqp10Dialect:
 
     def _written(self, name: str) -> str:
         return name.replace("/", self.slash) if self.slash else name
+
+
+def _major(version: str) -> int:
+    number = version.partition(".")[0]
+    return int(number) if number.isdecimal() else 0
 
 
 @dataclass(frozen=True, slots=True)

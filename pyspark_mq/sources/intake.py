@@ -95,8 +95,7 @@ class Intake:
         self._let_go: dict[int, int] = {}
         self._settling_since_s: float | None = None
         self._silent_since_s: dict[int, float] = {}
-        self._delay_s = settings.redelivery_delay_s
-        self._ledger.delay_s = self._delay_s
+        self._ledger.delay_s = settings.redelivery_delay_s
         self.replaying = False
         self.replayed = 0
         self.taking = False
@@ -123,7 +122,7 @@ class Intake:
         if self._sessions.windows:
             self._sessions.first_window = self.slow_start
         self.bound_bytes()
-        self.take_back()
+        self._take_back()
         self._look_for_silence()
 
     def bound_bytes(self) -> None:
@@ -139,7 +138,7 @@ class Intake:
         """Deliveries of an open session that nobody has acknowledged, those included that were let go."""
         return self._ledger.unacked_in(session) + self._let_go.get(session, 0)
 
-    def take_back(self) -> None:
+    def _take_back(self) -> None:
         """Have what was let go handed out again, once the replay it was in the way of is settled.
 
         Only the end of a session does that on every broker.
@@ -356,12 +355,12 @@ class Intake:
     @property
     def delay_s(self) -> float:
         """For how long the broker holds back what comes again, as the user or the broker said."""
-        return self._delay_s
+        return self._ledger.delay_s
 
     def _learn_delay(self, told_s: float) -> None:
-        if told_s <= self._delay_s:
+        if told_s <= self._ledger.delay_s:
             return
-        self._delay_s = self._ledger.delay_s = told_s
+        self._ledger.delay_s = told_s
         settings = self._settings
         late = told_s >= settings.replay_timeout_s
         _LOG.log(

@@ -208,7 +208,11 @@ class Sessions:
 
     def depths(self) -> list[int]:
         """Messages waiting at the broker, as last reported to each receiver; empty if it does not report it."""
-        return [receiver.depth.ready for receiver in self._receivers if receiver.depth is not None]
+        return [depth.ready for depth in self._told()]
+
+    def _told(self) -> list[QueueDepth]:
+        """What was last reported to each receiver, where something was."""
+        return [receiver.depth for receiver in self._receivers if receiver.depth is not None]
 
     def depth_in(self, session: int) -> QueueDepth | None:
         """What was last reported to the receiver of a session that lives."""
@@ -223,12 +227,12 @@ class Sessions:
     @property
     def company(self) -> int:
         """Consumers of the queue beside these, as the broker said last; 0 if it does not report them."""
-        told = [receiver.depth for receiver in self._receivers if receiver.depth is not None]
+        told = self._told()
         counted = max((depth.other_consumers + depth.own_consumers for depth in told), default=0)
         return max(0, counted - sum(depth.own_consumers for depth in told))
 
     @property
     def alone(self) -> bool:
         """Did the broker report no consumers of the queue besides these, and would it?"""
-        told = [receiver.depth for receiver in self._receivers if receiver.depth is not None]
+        told = self._told()
         return bool(told) and all(depth.counts_lost for depth in told) and not self.company

@@ -126,8 +126,7 @@ class Amqp10Consumer(Consumer):
 
     def _ask_queue(self, deadline: float) -> QueueInfo | None:
         """What the broker tells of the queue, if it does."""
-        since = self._dialect.management_since
-        if since is None or self.endpoint.queue is None or _major(self._version()) < since:
+        if self.endpoint.queue is None or not self._dialect.answers(self._version()):
             return None
         assert self._session is not None
         self._management = management = Management(self._session, self.endpoint.queue)
@@ -482,11 +481,6 @@ class Amqp10Consumer(Consumer):
         self._link = None
         self._proton.close()
         self._until(lambda: bool(self._proton.state & Endpoint.REMOTE_CLOSED), time.monotonic() + _CLOSE_TIMEOUT_S)
-
-
-def _major(version: str) -> int:
-    number = version.partition(".")[0]
-    return int(number) if number.isdecimal() else 0
 
 
 def _has_filter(source: Terminus) -> bool:

@@ -72,7 +72,7 @@ class Management:
         self._path = f"/queues/{quote(queue, safe='')}"
         self._number = 0
         #: Asked and not answered.
-        self.asked = 0
+        self.asked = False
         self._to: Sender = session.sender(_NAME)
         self._from: Receiver = session.receiver(_NAME)
         self._to.target.address = self._from.source.address = _ADDRESS
@@ -93,7 +93,7 @@ class Management:
         if self.asked or self.refused:
             return
         self._number += 1
-        self.asked = 1
+        self.asked = True
         request = Message(id=self._number, address=self._path, subject="GET", reply_to="$me")
         delivery = self._to.delivery(str(self._number))
         self._to.send(request.encode() + _NULL_VALUE)
@@ -108,7 +108,7 @@ class Management:
             self._from.advance()
             delivery.settle()
             self._from.flow(1)
-            self.asked = 0
+            self.asked = False
         return found
 
     def _read(self, delivery: Delivery) -> QueueInfo | None:
