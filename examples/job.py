@@ -35,6 +35,8 @@ def main() -> int:
         .option("broker", arguments.broker)
         .option("url", arguments.url)
         .option("queue", arguments.queue)
+        # IDs beside the checkpoint instead of in it: offsets a person can look at.
+        .option("idLog", f"{arguments.checkpoint}/ids")
         .options(**dict(option.split("=", 1) for option in arguments.option))
         .load()
     )

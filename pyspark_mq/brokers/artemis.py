@@ -60,6 +60,7 @@ ARTEMIS = Broker(
         internal_prefixes=("__HDR_", "__AMQ_", "_AMQ_", "JMS_AMQP_", "NATIVE_MESSAGE_ID"),
         # Properties of the message come behind the other headers and before this one (2.40, 2.56).
         last_header="ack",
+        management="activemq.management",
     ),
     amqp10=Amqp10Dialect(
         queue="{name}",

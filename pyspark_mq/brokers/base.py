@@ -51,6 +51,8 @@ class StompDialect:
             that name, which replaces the broker's; None if it has no other.
         foreign_prefix: how headers begin that messages have which came over another protocol. With an ID of their
             producer's these cannot be settled; empty if all can.
+        management: address that answers questions for a queue; empty if there is none, or none that can be asked
+            without leaving something behind.
         last_header: a header of which the broker's own entry is the last, if an application has set one of that
             name; of all others it is the first.
     """
@@ -77,6 +79,7 @@ class StompDialect:
     internal_headers: frozenset[str]
     internal_prefixes: tuple[str, ...]
     last_header: str = ""
+    management: str = ""
     own_id: re.Pattern[str] | None = None
     foreign_prefix: str = ""
 

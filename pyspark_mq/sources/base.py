@@ -16,7 +16,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -143,6 +143,10 @@ class Decoder(ABC):
         """
         return []
 
+    def batch(self, raws: Sequence[Any], names: Collection[str]) -> Sequence[Any]:  # noqa: ARG002 - for those that override it
+        """The same deliveries, in the form from which columns of these names are made best. Usually as they are."""
+        return raws
+
     #: column name -> function from raw deliveries to a list of values: str, int, bool, a list of
     #: (str, str or None) pairs for `properties`, microseconds since 1970 for timestamps; None for
     #: nothing. `messageId`, `body` and `destination` are not among them.
@@ -159,6 +163,12 @@ class Consumer(ABC):
     decoder: ClassVar[Decoder]
     #: Are messages that cannot be decoded put into the inbox like others? If not, :meth:`run` raises for the first.
     keeps_unreadable: bool = False
+    #: Optional: has the broker had room for more messages for a while, as far as the session has told it, and sent
+    #: none? Then its queue is probably empty. None where the protocol does not show that. Written by the receiving
+    #: thread only, which has looked for what came before it says so: a thread that gets no turn says nothing new.
+    #: It is a sign, no proof: a broker may pause for longer. So an epoch may be cut by it, but nothing may be
+    #: settled and no bounded run may end by it.
+    starved: bool | None = None
 
     def __init__(self, endpoint: Endpoint, session: int, arrived: threading.Event) -> None:
         """Nothing is opened yet.
@@ -202,6 +212,11 @@ class Consumer(ABC):
     def sips(self) -> bool:
         """Paused, and due to take one delivery all the same. Pausing again puts off the next one."""
         return self._paused and time.monotonic() >= self._sip_s
+
+    @property
+    def behind(self) -> bool:
+        """Do bytes wait in the socket that nobody has read? For any thread; False where that cannot be told."""
+        return False
 
     @abstractmethod
     def open(self, url: BrokerUrl, timeout_s: float) -> Greeting:

@@ -134,6 +134,7 @@ class EpochSource:
         Returns:
             The end of a new epoch, or the last position if there is nothing new.
         """
+        self._filling.asked()
         if start is not None:
             self.commit(start)
             if start.epoch > self._last.epoch:
@@ -257,6 +258,7 @@ class EpochSource:
         batches = self._ledger.carried() if self._exact else []
         carried = (*map(_memo, batches), *filter(None, before))
         until_s = (*map(self._intake.carried_until_s, batches), *(None for memo in before if memo))
+        self._filling.planned(size, len(planned))
         self._last = Position(epoch, planned, carried, self._intake.broker_id, until_s)
         if self._settings.guarantee.acknowledges_first:
             self._hold(epoch)

@@ -1,8 +1,8 @@
 """The filling of an epoch: how long messages are waited for, and how many the next epoch takes.
 
-A trigger costs Spark 0.2-0.3 s whatever its size, so while a backlog flows in an epoch is given time to
-grow; a trickle is not delayed. A bounded run (`Trigger.AvailableNow`) has a goal besides, and gives no
-empty answer before it is reached, as that ends the query.
+A trigger has a price whatever its size (see `trigger_cost`), so while a backlog flows in an epoch is given time to
+grow until that is a fifth of the time from epoch to epoch; a trickle is not delayed. A bounded run
+(`Trigger.AvailableNow`) has a goal besides, and gives no empty answer before it is reached, as that ends the query.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pyspark_mq.sources.intake import Intake
 from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.sessions import Sessions
 from pyspark_mq.sources.settings import Settings
+from pyspark_mq.sources.trigger_cost import TriggerCost
 
 __all__ = ["IDLE_WAIT_S", "Filling", "Limit"]
 
@@ -35,13 +36,19 @@ _IDLE_DEPTH_S = 5.0
 _LEADER_WAIT_S = 1.0
 #: How long the first messages of a queue that is not empty are waited for.
 _FIRST_WAIT_S = 2.0
-#: While a backlog waits at the broker an epoch is filled for at most this long ...
-_FILL_MAX_S = 3.0
-#: ... and only while messages keep coming.
-_FILL_GAP_S = 0.2
-#: ... looked at so often: each look takes the interpreter away from the receiving thread.
+#: While a backlog waits at the broker, an epoch is filled until the price of its trigger is this part of the time
+#: since the last one ...
+_PRICE_PARTS = 5
+#: ... for at most this long ...
+_FILL_MAX_S = 15.0
+#: ... and so long at first, when the price is not known.
+_FIRST_FILL_S = 3.0
+#: A trigger that begins so shortly after a whole second, as the one before it did, was waited for.
+_ON_TIME_US = 200_000
+#: It is looked at so often: each look takes the interpreter away from the receiving thread.
 _FILL_STEP_S = 0.05
-#: ... where the broker does not report a backlog: while so many come with each look.
+#: Where the broker does not report a backlog, there is one while so many come with each look, or while more has come
+#: than was read.
 _FILL_STEP_MESSAGES = 100
 _STEP_S = 0.005
 #: Twice what the horizon needs on a queue that is not busy; on a busy one there are more epochs to come.
@@ -56,6 +63,13 @@ _CONFIRM_WAIT_S = 5.0
 _EMPTY_S = 0.3
 #: ... and where the broker does not report how many messages it has: nothing may come for this long.
 _QUIET_S = 3.0
+#: A bounded run gives up what the broker reports and does not hand out: a paused queue, another active consumer.
+_WITHHELD_S = 60.0
+#: IDs looked at to know how much room one takes, and how many an epoch needs for that to be known from it.
+_SIZING_IDS = 500
+_SIZING_LEAST = 100
+#: IDs that count up take next to nothing.
+_ID_BYTES_LEAST = 0.01
 #: Bodies looked at together while an epoch of limited bytes is sized.
 _SIZING_CHUNK = 1_000
 
@@ -103,6 +117,37 @@ class Filling:
         self._coming_again_before = 0
         self._bounded_at_us = 0
         self._unsteady = False
+        self._cost = TriggerCost()
+        self._running: tuple[int, float] | None = None
+        self._on_time = False
+        self._id_bytes: float | None = None
+        self._planned_s = -math.inf
+        self._received_before = 0
+
+    def asked(self) -> None:
+        """Spark asks for the next epoch: the trigger of the one before, if there was one, is over."""
+        # Spark begins triggers that have an interval (`processingTime`) at multiples of it since 1970
+        # (TriggerExecutor.scala, nextBatchTime). Then it has waited, and that is no price.
+        on_time, self._on_time = self._on_time, self._runtime.utc_us() % 1_000_000 < _ON_TIME_US
+        if self._running is None:
+            return
+        rows, since_s = self._running
+        self._running = None
+        if not (on_time and self._on_time):
+            self._cost.observe(rows, self._runtime.monotonic_s() - since_s)
+
+    def planned(self, size: int, id_bytes: int) -> None:
+        """An epoch is planned, and its trigger begins.
+
+        Args:
+            size: its messages.
+            id_bytes: their IDs in the offset.
+        """
+        if size >= _SIZING_LEAST:
+            self._id_bytes = id_bytes / size
+        self._planned_s = self._runtime.monotonic_s()
+        self._received_before = self._ledger.counters.received
+        self._running = (size, self._planned_s)
 
     def gather(self, limit: Limit) -> int:
         """Wait for the messages of the next epoch: how many it takes, 0 if there is nothing to plan now."""
@@ -203,6 +248,7 @@ class Filling:
 
     def _gather_bounded(self, limit: Limit) -> int:
         empty_since: float | None = None
+        began_s = self._runtime.monotonic_s()
         while self._left() > 0:
             self._intake.pump()
             if self._ledger.buffered:
@@ -218,6 +264,12 @@ class Filling:
                 empty_since = now
             elif now - empty_since >= (_EMPTY_S if self._sessions.depths() else _QUIET_S):
                 break  # somebody else took the rest
+            if now - max(self._intake.last_sign_s, began_s) > _WITHHELD_S:
+                _LOG.warning(
+                    "%s: the broker reports messages and has handed out none for %.0f s; the run ends without them",
+                    self._settings.endpoint.destination, _WITHHELD_S,
+                )  # fmt: skip
+                break
             self._sessions.wait(IDLE_WAIT_S)
         self._await_confirmations()
         return 0
@@ -259,36 +311,41 @@ class Filling:
 
     def _fill(self, limit: Limit) -> None:
         """Let the epoch grow while a backlog keeps flowing in."""
-        began = self._runtime.monotonic_s()
-        came = _FILL_STEP_MESSAGES
-        while self._could_grow(limit, began, came) and self._runtime.monotonic_s() - began < _FILL_MAX_S:
+        now_s = self._runtime.monotonic_s()
+        if self._planned_s > -math.inf:
+            until_s = min(self._planned_s + _PRICE_PARTS * self._cost.fixed_s, now_s + _FILL_MAX_S)
+            since_s = max(now_s - self._planned_s, _FILL_STEP_S)
+            came = (self._ledger.counters.received - self._received_before) * _FILL_STEP_S / since_s
+        else:
+            until_s, came = now_s + _FIRST_FILL_S, _FILL_STEP_MESSAGES
+        while self._could_grow(limit, came) and self._runtime.monotonic_s() < until_s:
             before = self._ledger.counters.received
             self._runtime.sleep(_FILL_STEP_S)
             self._intake.pump()
             came = self._ledger.counters.received - before
 
-    def _could_grow(self, limit: Limit, began_s: float, came: int) -> bool:
+    def _could_grow(self, limit: Limit, came: float) -> bool:
         buffered = self._ledger.buffered
-        most = self._settings.prefetch if limit.messages is None else limit.messages
+        most = self._most(limit, self._settings.prefetch)
         if not buffered or buffered >= most or self._ledger.buffered_bytes >= self._settings.max_bytes:
-            return False
-        # The window may have been full until a moment ago, and it takes a broker a while to get
-        # through fifty thousand acknowledgements before it hands out more.
-        quiet_s = self._runtime.monotonic_s() - max(began_s, self._intake.last_sign_s)
-        if quiet_s > _FILL_GAP_S and not self._ledger.unconfirmed():
             return False
         if self._ledger.unacked >= sum(self._sessions.windows.values()):
             return False
         self._sessions.refresh_depth()
         depths = self._sessions.depths()
-        return any(depths) if depths else came >= _FILL_STEP_MESSAGES
+        if depths:
+            return any(depths)
+        if came >= _FILL_STEP_MESSAGES or self._sessions.behind:
+            return True
+        # A trickle could not wait for unused credit to show; a first epoch can.
+        return self._planned_s == -math.inf and self._sessions.starved is False
 
     # -- how many
 
     def _size(self, limit: Limit) -> int:
         """How many buffered messages the next epoch takes: at least one if there is any."""
         ledger, most_bytes = self._ledger, self._settings.max_bytes
-        most = ledger.buffered if limit.messages is None else min(ledger.buffered, limit.messages)
+        most = min(ledger.buffered, self._most(limit, ledger.buffered))
         if ledger.buffered_bytes <= most_bytes:
             return most
         taken = held = 0
@@ -301,6 +358,17 @@ class Filling:
                 break
             held = ends[-1]
         return max(1, taken)
+
+    def _most(self, limit: Limit, without_limit: int) -> int:
+        """How many messages an epoch may have, by their number and by the room for their IDs in the offset."""
+        most = without_limit if limit.messages is None else limit.messages
+        room = self._settings.max_offset_bytes
+        if room is None or not self._settings.guarantee.identifies or not self._ledger.buffered:
+            return most
+        if self._id_bytes is None:
+            some = islice(self._ledger.buffered_payloads(_SIZING_IDS), _SIZING_IDS)
+            self._id_bytes = self._intake.id_bytes(list(some))
+        return max(1, min(most, int(room / max(self._id_bytes, _ID_BYTES_LEAST))))
 
     def _worth_it(self, size: int) -> bool:
         """`minMessagesPerTrigger`, `maxTriggerDelay`: a small epoch waits, but not forever."""

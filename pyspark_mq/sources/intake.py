@@ -15,7 +15,7 @@ from itertools import count
 from typing import Any
 
 from pyspark_mq.ack import Ledger, Settlement
-from pyspark_mq.dedup import CodecError, Key, SeenStore, decode_ids
+from pyspark_mq.dedup import CodecError, Key, SeenStore, decode_ids, encode_ids
 from pyspark_mq.errors import CheckpointError
 from pyspark_mq.sources.base import Decoder
 from pyspark_mq.sources.horizon import Flow, Horizon
@@ -184,6 +184,11 @@ class Intake:
     def texts(self, raws: Sequence[Any]) -> list[str | None]:
         """Column `messageId`."""
         return self._identification.texts(raws)
+
+    def id_bytes(self, raws: Sequence[Any]) -> float:
+        """Bytes that an ID of messages like these has in an offset."""
+        keys = [key for key in self._identification.keys(raws) if key is not None]
+        return len(encode_ids(keys)) / len(keys) if keys else 0.0
 
     def recall(self, text: str, until_s: int | None = None) -> None:
         """Learn from an offset that these IDs are committed.

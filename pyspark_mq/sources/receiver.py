@@ -259,6 +259,8 @@ class Receiver:
         consumer.on_depth = self._remember_depth
         if greeting.depth is not None:
             self._remember_depth(greeting.depth)
+        else:  # what an earlier session was told may never be told again
+            self.depth = None
         terms = self._terms()
         # Spark may be busy with an epoch for minutes before anybody looks at this session.
         consumer.bytes_allowed = terms.bytes_allowed

@@ -141,6 +141,11 @@ class Sessions:
         """Does a session wait because it has too many bytes?"""
         return any(consumer.paused for _, consumer in self._live.values())
 
+    @property
+    def behind(self) -> bool:
+        """Has more come to a session than it has read? Then more waits at the broker, or on its way."""
+        return any(consumer.behind for _, consumer in self._live.values())
+
     # -- requests
 
     def ask(self, session: int, request: Callable[[Consumer], None]) -> None:
@@ -209,6 +214,15 @@ class Sessions:
     def depths(self) -> list[int]:
         """Messages waiting at the broker, as last reported to each receiver; empty if it does not report it."""
         return [depth.ready for depth in self._told()]
+
+    @property
+    def starved(self) -> bool | None:
+        """Has every session room that the broker leaves unused? None where a protocol does not show that.
+
+        See :attr:`Consumer.starved <pyspark_mq.sources.base.Consumer.starved>`.
+        """
+        signs = [consumer.starved for _, consumer in self._live.values()]
+        return None if not signs or None in signs else all(signs)
 
     def _told(self) -> list[QueueDepth]:
         """What was last reported to each receiver, where something was."""

@@ -61,3 +61,5 @@ class Settings:
     replay_timeout_s: float
     on_unreadable: OnUnreadable = OnUnreadable.FAIL
     redelivery_delay_s: float = 0.0
+    #: Bytes of message IDs that an epoch may put into its offset; None for any number.
+    max_offset_bytes: int | None = None

@@ -7,17 +7,20 @@ other threads can end. TLS is Python's, with the same settings for all protocols
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import math
 import select
 import socket
 import ssl
+import termios
 import time
+from array import array
 
 from pyspark_mq.errors import BrokerUnavailableError, MqError
 from pyspark_mq.sources.endpoint import Endpoint, tls_error
 from pyspark_mq.sources.url import BrokerUrl
 
-__all__ = ["SocketLoop", "dial_error", "hint"]
+__all__ = ["SocketLoop", "dial_error", "hint", "unread_bytes"]
 
 _SEND_BYTES = 64 * 1024
 _WOKEN_BYTES = 4096
@@ -126,6 +129,12 @@ class SocketLoop:
             self.heard_s = time.monotonic()
         return data
 
+    @property
+    def behind(self) -> bool:
+        """Does the kernel hold bytes that were not read? For any thread."""
+        opened = self._socket
+        return opened is not None and unread_bytes(opened.fileno()) > 0
+
     def write(self) -> None:
         """Send as much of `outgoing` as goes now.
 
@@ -148,6 +157,14 @@ class SocketLoop:
             if opened is not None:
                 opened.close()
         self._socket = None
+
+
+def unread_bytes(descriptor: int) -> int:
+    """Bytes that have come to a socket and were not read; 0 if it is closed."""
+    found = array("i", [0])
+    with contextlib.suppress(OSError, ValueError):  # closed meanwhile, by the thread that reads
+        fcntl.ioctl(descriptor, termios.FIONREAD, found)
+    return found[0]
 
 
 def _left_s(deadline: float) -> float:

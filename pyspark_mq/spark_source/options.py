@@ -52,6 +52,8 @@ _DEFAULTS: Mapping[str, str | None] = {
     "settleGrace": "5s",
     "redeliveryDelay": "0s",
     "dedupStore": "checkpoint",
+    "idLog": None,
+    "maxOffsetBytes": "80k",
     "failOnDataLoss": "true",
     "replayTimeout": "5m",
     "connectTimeout": "30s",
@@ -87,11 +89,13 @@ class Options:
     Attributes:
         num_partitions: input partitions of an epoch; None if the user left it to the source.
         dedup_store: ``checkpoint`` or a ``redis://`` URL; not in the repr, as it may hold a password.
+        id_log: a folder, path or URI; None for IDs in the offset. Not in the repr, for the same reason.
     """
 
     settings: Settings
     num_partitions: int | None
     dedup_store: str = field(repr=False)
+    id_log: str | None = field(default=None, repr=False)
 
 
 def parse_options(given: Mapping[str, str]) -> Options:
@@ -218,6 +222,7 @@ class _Parser:
             replay_timeout_s=self._duration_s("replayTimeout", 1),
             on_unreadable=self._choice("onUnreadableMessage", {kind.value: kind for kind in OnUnreadable}),
             redelivery_delay_s=self._duration_s("redeliveryDelay"),
+            max_offset_bytes=self._max_offset_bytes(),
         )
         if settings.redelivery_delay_s and settings.redelivery_delay_s >= settings.replay_timeout_s:
             raise OptionError(
@@ -226,7 +231,7 @@ class _Parser:
                 "replay could wait for its messages. Raise 'replayTimeout', or have the broker wait for less",
             )
         num_partitions = None if self._text("numPartitions") is None else self._count("numPartitions", 1, 10_000)
-        return Options(settings, num_partitions, self._dedup_store(guarantee))
+        return Options(settings, num_partitions, self._dedup_store(guarantee), self._id_log())
 
     def _shared(self, endpoint: Endpoint, consumers: int) -> Endpoint:
         topic, broker = endpoint.topic, endpoint.broker
@@ -342,6 +347,23 @@ class _Parser:
             return IdSource(text.lower())
         accepted = "message-id, correlation-id, property:<name>, body-hash"
         raise OptionError("messageIdFrom", f"{text!r} is not accepted; accepted are {accepted}")
+
+    def _max_offset_bytes(self) -> int | None:
+        most = self._size_bytes("maxOffsetBytes")
+        if self._text("idLog") is None:
+            return most
+        if "maxOffsetBytes" in self._values:
+            raise OptionError("maxOffsetBytes", "is set beside 'idLog', which takes message IDs out of the offset")
+        return None
+
+    def _id_log(self) -> str | None:
+        place = self._text("idLog")
+        if place is None:
+            return None
+        if not os.path.isabs(place) and len(urlsplit(place).scheme) < 2:
+            accepted = "an absolute path, or a URI of pyarrow.fs such as s3://, gs://, hdfs://"
+            raise OptionError("idLog", f"{redact(place)!r} is not accepted; accepted is {accepted}")
+        return place
 
     def _dedup_store(self, guarantee: Guarantee) -> str:
         text = self._text("dedupStore") or ""

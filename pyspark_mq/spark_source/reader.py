@@ -9,6 +9,7 @@ next offset, so `start` proves that its epoch is committed.
 from __future__ import annotations
 
 import gc
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,8 @@ __all__ = ["MqStreamReader", "check_installed"]
 
 #: Rows below which an epoch is not worth a further task, unless the user asked for partitions.
 _ROWS_PER_TASK_MIN = 2_000
+#: Start and end of the epoch that runs, and the next.
+_OFFSETS_KNOWN = 3
 #: A partition travels inside its task, and a task over `spark.rpc.message.maxSize` (128 MiB) fails.
 _PARTITION_BYTES_MAX = 32 << 20
 
@@ -79,9 +82,10 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: Options, schema: StructType) -> None:
         self._options = options
         self._builder = BatchBuilder(schema)
-        self._codec = OffsetCodec.of(options.settings)
+        self._codec = OffsetCodec.of(options.settings, options.id_log)
         self._epochs: EpochSource | None = None
-        self._known: tuple[dict[str, Any], Position] | None = None
+        #: Offsets and their positions, the newest last: Spark asks for each a few times.
+        self._known: deque[tuple[dict[str, Any], Position]] = deque(maxlen=_OFFSETS_KNOWN)
         self._partitions: tuple[int, list[InputPartition]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -121,9 +125,9 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         latest = self._source().latest(position, self._limit(limit))
         if start is not None and latest == position:
             return start  # to the letter: Spark compares text
-        if self._known is None or self._known[1] != latest:
-            self._known = (self._codec.encode(latest), latest)
-        return self._known[0]
+        if not self._known or self._known[-1][1] != latest:
+            self._known.append((self._codec.encode(latest), latest))
+        return self._known[-1][0]
 
     def _limit(self, limit: Any) -> Limit:
         if ReadAllAvailable is not None and isinstance(limit, ReadAllAvailable):
@@ -177,9 +181,10 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._epochs.stop()
 
     def _position(self, offset: dict[str, Any]) -> Position:
-        if self._known is None or self._known[0] != offset:
-            return self._codec.decode(offset)
-        return self._known[1]
+        for known, position in self._known:
+            if known == offset:
+                return position
+        return self._codec.decode(offset)
 
 
 def _cuts(sizes: Sequence[int], parts: int) -> list[tuple[int, int]]:

@@ -128,6 +128,7 @@ class BatchBuilder:
             "body": decoder.bodies,
             "destination": lambda some: [destination] * len(some),
         }
+        raws = decoder.batch(raws, self._schema.names)
         arrays = [
             _array((own.get(field.name) or decoder.columns[field.name])(raws), field.type) for field in self._schema
         ]

@@ -182,8 +182,8 @@ def test_the_consumer_timeout_of_the_broker_is_survived(queue: str, rabbit: Rabb
                     "application:set_env(rabbit, channel_tick_interval, 60000) end")  # fmt: skip
 
 
-def test_a_message_that_the_client_library_cannot_read_is_named_and_stays(rabbit: RabbitNode, queue: str) -> None:
-    rabbit.publish(queue, [b"x"], headers={"when": _BrokenTimestamp()})
+def test_a_message_that_cannot_be_read_is_named_and_stays(rabbit: RabbitNode, queue: str) -> None:
+    rabbit.publish(queue, [b"x"], headers={"when": _TooDeep()})
     with Engine(url=rabbit.url(), queue=queue) as run, pytest.raises(ReaderError) as failed:
         run.batch()
     assert failed.value.kind == "MessageError"
@@ -191,22 +191,24 @@ def test_a_message_that_the_client_library_cannot_read_is_named_and_stays(rabbit
     assert poll(lambda: rabbit.counts(queue).ready == 1, 30)
 
 
-class _BrokenTimestamp(dict):  # type: ignore[type-arg]
-    """Encodes as a table with a timestamp after the year 9999: milliseconds where seconds belong."""
+class _TooDeep(dict):  # type: ignore[type-arg]
+    """Encodes as tables nested deeper than anybody reads."""
 
     def __init__(self) -> None:
         super().__init__(at=None)
 
 
 @pytest.fixture(autouse=True)
-def _encode_broken_timestamps(monkeypatch: pytest.MonkeyPatch) -> None:
+def _encode_what_is_too_deep(monkeypatch: pytest.MonkeyPatch) -> None:
     from pika import data
 
     plain = data.encode_value
 
     def encode(pieces: list[bytes], value: object) -> int:
-        if isinstance(value, _BrokenTimestamp):
-            piece = b"T" + struct.pack(">Q", 1_700_000_000_000)
+        if isinstance(value, _TooDeep):
+            piece = b"V"
+            for _ in range(1_000):
+                piece = b"F" + struct.pack(">I", len(piece) + 2) + b"\x01a" + piece
             pieces.append(piece)
             return len(piece)
         return plain(pieces, value)

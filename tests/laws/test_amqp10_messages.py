@@ -147,6 +147,16 @@ def test_ids_of_all_four_types(cell: LiveCell) -> None:
         assert None not in keys
 
 
+def test_binary_ids_and_properties_of_many_messages_differ(cell: LiveCell) -> None:
+    ids = [b"\xff-%d-\xfe" % number for number in range(50)]
+    send(cell, *(Message(id=key, body=b"x", inferred=True, properties={"own": key}) for key in ids))
+    raws = received(cell, 50)
+    for source in (IdSource("message-id"), IdSource("property", "own")):
+        keys = DECODER.ids(raws, source)
+        assert None not in keys
+        assert len({str(key) for key in keys}) == 50
+
+
 def test_properties_of_every_type_are_text(cell: LiveCell) -> None:
     properties = {
         "boolean": True, "byte": byte(-1), "short": short(-2), "int": int32(-3), "long": -4, "ubyte": ubyte(1),

@@ -11,6 +11,7 @@ from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from pyspark_mq.dedup import IdSource
 from pyspark_mq.sources.base import SessionLostError
 from pyspark_mq.sources.endpoint import Tls
+from pyspark_mq.sources.stomp.headers import text
 from pyspark_mq.sources.url import parse_urls
 from testbed.process import poll
 from tests.support.cells import LiveCell, Session
@@ -185,7 +186,7 @@ def test_a_property_of_the_name_ack_settles_no_other_message(cell: LiveCell, ove
     cell.publish(1)
     with cell.session() as session:
         session.take(1, window=10)
-        handle = session.raws[0][1]["ack"]
+        handle = text(session.raws[0][1], "ack")
         cell.node.publish(cell.queue, [b"x"], ids=[None], headers={"ack": handle}, protocol=over)
         assert session.turn(lambda: len(session.raws) == 2)
         first, second = session.tags()
@@ -447,3 +448,43 @@ def test_a_rejected_message_does_not_come_again_and_takes_no_other_along(cell: L
         assert again.take(1) == [sent[2]]
         again.idle(0.5)
         assert len(again.raws) == 1
+
+
+@pytest.mark.protocols(AMQP_1_0)
+@pytest.mark.law("deliver")
+def test_room_that_the_broker_leaves_unused_shows_an_empty_queue(cell: LiveCell) -> None:
+    cell.publish(150)
+    with cell.session() as session:
+        session.take(100, window=100)
+        session.idle(0.5)
+        # There is no room, so it shows nothing.
+        assert len(session.raws) == 100
+        assert session.consumer.starved is False
+        session.consumer.consume(1_000)
+        assert session.turn(lambda: len(session.raws) == 150)
+        assert session.turn(lambda: session.consumer.starved is True, 10)
+        cell.publish(1)
+        assert session.turn(lambda: len(session.raws) == 151)
+        assert session.consumer.starved is False
+        assert session.turn(lambda: session.consumer.starved is True, 10)
+        session.consumer.paused = True
+        session.idle(0.3)
+        assert session.consumer.starved is False
+
+
+@pytest.mark.protocols(AMQP_1_0)
+@pytest.mark.law("deliver")
+def test_a_backlog_leaves_no_room_unused_for_long(cell: LiveCell) -> None:
+    # Within one look at an epoch; a broker that has to write or to collect garbage may rest for longer.
+    cell.publish(10_000)
+    with cell.session() as session:
+        session.consume(10_000)
+        rested = []
+
+        def all_came() -> bool:
+            if session.consumer.starved and len(session.raws) < 10_000:
+                rested.append(len(session.raws))
+            return len(session.raws) >= 10_000
+
+        assert session.turn(all_came)
+        assert len(set(rested)) <= 3, rested

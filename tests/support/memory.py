@@ -70,6 +70,7 @@ class Weather:
         delay_max_s: ... and no longer than this.
         half_open_s: how long the end of a connection may go unnoticed.
         hides_lost: consumers whose end it has not noticed are not counted, and it is known for that.
+        rate: messages handed out in a second.
     """
 
     acks_s: float = 0.0
@@ -82,6 +83,7 @@ class Weather:
     delay_max_s: float = float("inf")
     half_open_s: float = 2.0
     hides_lost: bool = False
+    rate: float = float("inf")
 
 
 @dataclass(eq=False)
@@ -187,6 +189,8 @@ class MemoryQueue:
         self._recent: list[tuple[float, Message]] = []
         self._ready: list[tuple[float, float, int, Message]] = []
         self._held_elsewhere: list[Message] = []
+        self._turn_s = 0.0
+        self._may_hand_out = 0.0
         self._numbers = itertools.count()
 
     # -- messages
@@ -331,7 +335,10 @@ class MemoryQueue:
     def _hand_out(self, now: float) -> None:
         later: list[tuple[float, float, int, Message]] = []
         turn = 0
-        while self._ready:
+        # What it could have handed out while nobody wanted it is not saved up.
+        self._may_hand_out = min(self._may_hand_out, 1.0) + self.weather.rate * max(now - self._turn_s, 1e-9)
+        self._turn_s = now
+        while self._ready and self._may_hand_out >= 1:
             open_ = [
                 session for session in self.sessions if not session.cancelled and len(session.unacked) < session.window
             ]
@@ -346,6 +353,7 @@ class MemoryQueue:
                 continue
             session = open_[turn % len(open_)]
             turn += 1
+            self._may_hand_out -= 1
             session.tag += 1
             session.unacked[session.tag] = message
             session.to_client.append(Raw(session.tag, message, message.deliveries > 0, message.deliveries))

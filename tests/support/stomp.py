@@ -18,8 +18,9 @@ from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.stomp.consumer import StompConsumer
 from pyspark_mq.sources.url import parse_urls
 from testbed.process import poll
+from tests.support.stomp_reference import escape
 
-__all__ = ["Session", "lost", "publish", "session"]
+__all__ = ["Session", "block", "lost", "publish", "session"]
 
 _numbers = count(1)
 
@@ -85,6 +86,12 @@ def session(broker: str, url: str, window: int = 100, **connection: Any) -> Iter
         yield opened
     finally:
         opened.consumer.close()
+
+
+def block(headers: Mapping[str, str]) -> bytes:
+    """Headers as a delivery has them."""
+    lines = "".join(f"\n{escape(name)}:{escape(found)}" for name, found in headers.items())
+    return f"{lines}\n".encode("utf-8", "surrogateescape")
 
 
 def publish(

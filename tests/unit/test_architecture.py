@@ -34,6 +34,7 @@ CLIENTS = {
     "pika": "sources.amqp091",
     "stomp": "sources.stomp",
     "proton": "sources.amqp10",
+    "cproton_ffi": "sources.amqp10",
     "redis": "dedup.redis_store",
 }
 #: What the wheel does not have.
@@ -207,7 +208,7 @@ def test_importing_the_package_loads_neither_spark_nor_a_client() -> None:
 
 def test_the_rules_see_the_imports_there_are() -> None:
     assert Import("pyspark_mq.ack") in IMPORTS["sources.epochs"]
-    assert Import("pika.frame") in IMPORTS["sources.amqp091.consumer"]
+    assert Import("pika.exceptions") in IMPORTS["sources.amqp091.consumer"]
     assert Import("pyspark_mq.dedup.identity") in IMPORTS["dedup.codec"]
     assert Import("pyspark_mq.spark_source.datasource", checking=True) in IMPORTS[""]
     assert Import("pyspark_mq.spark_source.datasource", lazy=True) in IMPORTS[""]

@@ -11,14 +11,13 @@ from uuid import UUID
 
 import pika
 import pytest
-from pika.spec import Basic
 from pyspark.sql.types import BooleanType, DataType, IntegerType, MapType, StringType, TimestampType
 
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.dedup import IdSource
 from pyspark_mq.sources import CONSUMERS, consumer_class
 from pyspark_mq.sources.amqp091.decoder import Amqp091Decoder
-from pyspark_mq.sources.amqp091.properties import UnreadableProperties
+from pyspark_mq.sources.amqp091.properties import unreadable
 from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder
 from pyspark_mq.sources.amqp10.decoder import Raw as Amqp10Raw
 from pyspark_mq.sources.amqp10.sections import SectionReader
@@ -27,6 +26,7 @@ from pyspark_mq.sources.stomp.decoder import StompDecoder
 from pyspark_mq.sources.stomp.frames import UnreadableHeaders
 from pyspark_mq.spark_source.schema import SCHEMA, BatchBuilder
 from tests.support.memory import MemoryDecoder
+from tests.support.stomp import block
 
 #: Headers of STOMP that are numbers.
 NUMBERS = ("priority", "timestamp", "expires", "expiration", "x-delivery-count")
@@ -35,7 +35,7 @@ OWN = {"messageId", "body", "destination"}
 
 
 def amqp091(tag: int, body: bytes = b"", *, redelivered: bool = False, **properties: Any) -> Any:
-    return Basic.Deliver("ctag", tag, redelivered, "", "orders"), pika.BasicProperties(**properties), body
+    return tag, redelivered, b"".join(pika.BasicProperties(**properties).encode()), body
 
 
 AMQP_0_9_1 = [
@@ -80,7 +80,11 @@ def stomp(broker: str) -> list[Any]:
         "x-delivery-count": "3", "own": "a:b", "\udcff": "\udcff",
     }  # fmt: skip
     odd = {"priority": "high", "timestamp": "9" * 40, "expires": "-1", "redelivered": "", "x-delivery-count": "?"}
-    return [(1, {}, b"", dialect), (2, headers, b"\x00body\xff", dialect), (3, odd, b"x", dialect)]
+    return [
+        (1, block({}), b"", dialect),
+        (2, block(headers), b"\x00body\xff", dialect),
+        (3, block(odd), b"x", dialect),
+    ]
 
 
 @dataclass(frozen=True)
@@ -106,16 +110,16 @@ UNREADABLE = {
     "amqp-0-9-1": Sample(
         Amqp091Decoder(),
         [
-            (
-                amqp091(9)[0],
-                UnreadableProperties(b"\x20\x80" + bytes(3) + b"\x05\x01aT\0\0" + b"\x03odd", "ValueError"),
-                b"x",
+            unreadable(
+                (9, False, b"\x20\x80" + bytes(3) + b"\x05\x01aT\0\0" + b"\x03odd", b"x"),
+                "a value is longer than its table",
+                b"\x04ctag" + bytes(9) + b"\x00\x06orders",
             )
         ],
     ),
     "amqp-1.0": Sample(Amqp10Decoder(), [SectionReader(counts_acquirers=True).read(9, _ODD_AMQP)]),
     "stomp": Sample(
-        StompDecoder(), [(9, UnreadableHeaders({"message-id": "odd"}), b"a\0b", BROKERS["activemq"].stomp)]
+        StompDecoder(), [(9, UnreadableHeaders(b"\nmessage-id:odd\n"), b"a\0b", BROKERS["activemq"].stomp)]
     ),
 }
 
@@ -171,10 +175,13 @@ def test_a_number_fits_its_column_or_is_null(number: int) -> None:
     fits = number < 2**31 - 1
     milliseconds = min(number, 2**63 - 1)
     counted = [
-        (Amqp091Decoder(), amqp091(1, headers={"x-delivery-count": number}, timestamp=number, expiration=str(number))),
+        (
+            Amqp091Decoder(),
+            amqp091(1, headers={"x-delivery-count": milliseconds}, timestamp=number, expiration=str(number)),
+        ),
         (Amqp10Decoder(), Amqp10Raw(1, b"", *[None] * 5, 4, milliseconds, milliseconds, number, True, None)),
         *(
-            (StompDecoder(), (1, dict.fromkeys(NUMBERS, str(number)), b"", BROKERS[broker].stomp))
+            (StompDecoder(), (1, block(dict.fromkeys(NUMBERS, str(number))), b"", BROKERS[broker].stomp))
             for broker in ("rabbitmq", "activemq", "artemis")
         ),
     ]

@@ -44,6 +44,8 @@ DOCUMENTED = (
     "settleGrace",
     "redeliveryDelay",
     "dedupStore",
+    "idLog",
+    "maxOffsetBytes",
     "failOnDataLoss",
     "replayTimeout",
     "connectTimeout",
@@ -106,6 +108,8 @@ TAKEN: dict[str, Getter] = {
     "settleGrace": lambda o: o.settings.settle_grace_s,
     "redeliveryDelay": lambda o: o.settings.redelivery_delay_s,
     "dedupStore": lambda o: o.dedup_store,
+    "idLog": lambda o: o.id_log,
+    "maxOffsetBytes": lambda o: o.settings.max_offset_bytes,
     "failOnDataLoss": lambda o: o.settings.fail_on_data_loss,
     "replayTimeout": lambda o: o.settings.replay_timeout_s,
     "connectTimeout": lambda o: o.settings.endpoint.connect_timeout_s,
@@ -139,6 +143,8 @@ DEFAULTS: dict[str, object] = {
     "settleGrace": 5.0,
     "redeliveryDelay": 0.0,
     "dedupStore": "checkpoint",
+    "idLog": None,
+    "maxOffsetBytes": 80 * 1024,
     "failOnDataLoss": True,
     "replayTimeout": 300.0,
     "connectTimeout": 30.0,
@@ -221,6 +227,9 @@ def test_the_default_is_the_documented_one(name: str) -> None:
         ("dedupStore", "Checkpoint", "checkpoint"),
         ("dedupStore", "redis://:pw@host:6379/0", "redis://:pw@host:6379/0"),
         ("dedupStore", "REDISS://Host/1", "rediss://Host/1"),
+        ("idLog", "/data/ids", "/data/ids"),
+        ("idLog", "s3://bucket/ids", "s3://bucket/ids"),
+        ("maxOffsetBytes", "1m", 1024 * 1024),
         ("failOnDataLoss", "FALSE", False),
         ("failOnDataLoss", "true", True),
         ("replayTimeout", "1s", 1.0),
@@ -342,6 +351,9 @@ REFUSED = [
     ("dedupStore", "memory", "checkpoint, redis://host:port/db"),
     ("dedupStore", "postgres://host/db", "checkpoint, redis://host:port/db"),
     ("dedupStore", "redis://", "%2F"),
+    ("idLog", "ids", "an absolute path"),
+    ("maxOffsetBytes", "0", "a number of bytes above 0"),
+    ("idLog", "./data/ids", "pyarrow.fs"),
     ("failOnDataLoss", "yes", FLAG),
     ("replayTimeout", "0s", "from 1s"),
     ("replayTimeout", "999ms", "from 1s"),
@@ -699,3 +711,10 @@ def test_a_url_in_the_wrong_place_does_not_show_its_password(url: str) -> None:
     for error in refused:
         assert "SECRET" not in f"{error} {error!r} {error.option} {error.__cause__}"
         assert error.__suppress_context__
+
+
+def test_an_id_log_leaves_no_limit_to_the_offset() -> None:
+    assert parse_options({**NEEDED, "idLog": "/ids"}).settings.max_offset_bytes is None
+    error = refusal({**NEEDED, "idLog": "/ids", "maxOffsetBytes": "1m"})
+    assert error.option == "maxOffsetBytes"
+    assert "idLog" in str(error)

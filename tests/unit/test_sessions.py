@@ -166,3 +166,15 @@ def test_the_depth_is_asked_for_and_not_too_often() -> None:
     scene.sessions.refresh_depth()
     scene.run()
     assert scene.sessions.depths() == [7]
+
+
+@pytest.mark.parametrize(
+    ("signs", "expected"),
+    [((None, None), None), ((True, None), None), ((True, False), False), ((False, False), False), ((True, True), True)],
+)
+def test_they_are_starved_when_each_of_them_is(signs: tuple[bool | None, ...], expected: bool | None) -> None:
+    scene = Scene(consumers=2)
+    assert scene.sessions.starved is None
+    for opened, sign in zip(scene.run(), signs, strict=True):
+        opened.consumer.starved = sign
+    assert scene.sessions.starved is expected

@@ -11,19 +11,26 @@ from hypothesis import strategies as st
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.dedup import IdSource, id_keys
 from pyspark_mq.sources.stomp.decoder import StompDecoder
-from pyspark_mq.sources.stomp.frames import Frame, FrameError, FrameReader, UnreadableHeaders, escape
+from pyspark_mq.sources.stomp.frames import FrameError, FrameReader, UnreadableHeaders
+from pyspark_mq.sources.stomp.headers import parse, text, value
+from tests.support.stomp import block
+from tests.support.stomp_reference import escape
 
 DECODER = StompDecoder()
 MESSAGE_ID = IdSource("message-id")
 
 
-def frames(*pieces: bytes) -> list[Frame]:
+def frames(*pieces: bytes) -> list[tuple[str, dict[str, str], bytes]]:
     reader = FrameReader()
-    return [frame for piece in pieces for frame in reader.feed(piece)]
+    return [
+        (command, parse(headers, escaped=command != "CONNECTED"), body)
+        for piece in pieces
+        for command, headers, body in reader.feed(piece)
+    ]
 
 
 def raw(broker: str, headers: dict[str, str], body: bytes = b"") -> Any:
-    return 1, headers, body, BROKERS[broker].stomp
+    return 1, block(headers), body, BROKERS[broker].stomp
 
 
 def column(name: str, broker: str, **headers: str) -> Any:
@@ -54,7 +61,7 @@ def test_lines_may_end_with_carriage_returns() -> None:
 
 @pytest.mark.parametrize("behind", [b"", b"\n", b"\n\nMESSAGE\nack:2\n\nnext\0", b"RECEIPT\nreceipt-id:1\n\n\0"])
 def test_a_text_with_nuls_and_no_length_is_unreadable_and_the_next_frame_is_read(behind: bytes) -> None:
-    odd, *others = frames(b"MESSAGE\nack:1\nmessage-id:m\n\na\0b\0\nc\0" + behind)
+    odd, *others = FrameReader().feed(b"MESSAGE\nack:1\nmessage-id:m\n\na\0b\0\nc\0" + behind)
     assert isinstance(odd[1], UnreadableHeaders)
     assert odd[2] == b"a\0b\0\nc"
     assert len(others) == behind.count(b"\0")
@@ -68,10 +75,21 @@ def test_headers_are_unescaped_and_the_first_of_a_name_counts() -> None:
     assert found == [("MESSAGE", {"a:b": "c\\c\nd\r:e", "x": "1:2", "odd": "\\t"}, b"")]
 
 
-def test_of_one_header_the_last_counts_if_the_reader_is_told_so() -> None:
-    reader = FrameReader(last="id")
-    found = [frame[1] for frame in reader.feed(b"MESSAGE\nid:a\nx:1\nid:b\\c\nx:2\n\n\0MESSAGE\nid:c\n\n\0")]
-    assert found == [{"id": "b:", "x": "1"}, {"id": "c"}]
+def test_of_one_header_the_last_counts_if_that_is_said() -> None:
+    first, second = (
+        frame[1] for frame in FrameReader().feed(b"MESSAGE\nid:a\nx:1\nid:b\\c\nx:2\n\n\0MESSAGE\nid:c\n\n\0")
+    )
+    assert (parse(first, "id"), parse(second, "id")) == ({"id": "b:", "x": "1"}, {"id": "c"})
+    assert (value(first, "id", "id"), text(first, "id", "id"), value(first, "x", "id")) == (b"b\\c", "b:", b"1")
+    assert (value(first, "id"), value(second, "id", "id"), value(first, "y", "y")) == (b"a", b"c", None)
+
+
+@pytest.mark.parametrize("last", ["", "id"])
+def test_a_header_is_found_by_its_whole_name_only(last: str) -> None:
+    assert value(b"\nmy-id:1\nid2:2\nx:id:3\n", "id", last) is None
+    assert value(b"\nid2:2\nid:3\nid-4:4\n", "id", last) == b"3"
+    assert value(b"\nid2:2\nid\nmy-id:4\n", "id", last) == b""
+    assert value(b"\n", "id", last) is None
 
 
 def test_headers_of_an_answer_to_connect_are_not_escaped() -> None:
@@ -89,10 +107,9 @@ def test_whatever_is_written_is_read_however_it_is_cut(value: str, name: str, bo
 
 
 def test_headers_that_are_no_text_stay_different() -> None:
-    ids = [
-        DECODER.ids([raw("artemis", headers, body)], MESSAGE_ID)[0]
-        for _, headers, body in frames(b"MESSAGE\nmessage-id:\xff\n\n\0", b"MESSAGE\nmessage-id:\xfe\n\n\0")
-    ]
+    found = FrameReader().feed(b"MESSAGE\nmessage-id:\xff\n\n\0MESSAGE\nmessage-id:\xfe\n\n\0")
+    raws = [(1, headers, body, BROKERS["artemis"].stomp) for _, headers, body in found]
+    ids = DECODER.ids(raws, MESSAGE_ID)
     assert ids == [b"\xff", b"\xfe"]
     assert len(set(id_keys(ids))) == 2
 
@@ -153,7 +170,7 @@ def test_properties_are_what_the_application_has_set() -> None:
     internal = {"__HDR_ARRIVAL": "0", "__AMQ_CID": "x", "_AMQ_GROUP_SEQUENCE": "0", "destination-type": "ANYCAST"}
     assert DECODER.columns["properties"]([raw("artemis", internal)]) == [[]]
     for broker in ("activemq", "artemis"):
-        assert DECODER.columns["properties"]([raw(broker, headers)]) == [[("colour", "red"), ("", "x")]]
+        assert DECODER.columns["properties"]([raw(broker, headers)]) == [[("", "x"), ("colour", "red")]]
 
 
 def test_times() -> None:

@@ -10,7 +10,7 @@ from pyspark_mq.sources.stomp.settling import Settling
 
 def settling(deliveries: int, *, cumulative: bool) -> Settling:
     made = Settling(cumulative=cumulative, reject_headers={"requeue": "false"})
-    made.open.update((tag, f"T:{tag}") for tag in range(1, deliveries + 1))
+    made.open.update((tag, f"T\\c{tag}".encode()) for tag in range(1, deliveries + 1))
     return made
 
 

@@ -15,13 +15,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import select
-import struct
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
-import pika.frame
-import pika.spec
+import pika
 from pika.adapters.select_connection import IOLoop, SelectConnection
 from pika.exceptions import AMQPConnectionError
 
@@ -29,16 +27,19 @@ from pyspark_mq.brokers.base import AMQP_0_9_1
 from pyspark_mq.errors import BrokerUnavailableError, MessageError
 from pyspark_mq.sources.amqp091.decoder import Amqp091Decoder, as_text
 from pyspark_mq.sources.amqp091.errors import connect_error, handshake_hint, queue_error, reason_of, was_told
-from pyspark_mq.sources.amqp091.properties import UnreadableProperties
+from pyspark_mq.sources.amqp091.frames import DeliveryReader, Raw
+from pyspark_mq.sources.amqp091.properties import check, unreadable
 from pyspark_mq.sources.base import Consumer, Decoder, Greeting, QueueDepth, SessionLostError
+from pyspark_mq.sources.socket_loop import unread_bytes
 from pyspark_mq.sources.url import BrokerUrl
 
 __all__ = ["Amqp091Consumer"]
 
+_LOG = logging.getLogger("pyspark_mq")
+
 _CLOSE_TIMEOUT_S = 1.0
-#: Bytes of a frame before its content, and of a content header before its properties (AMQP 0-9-1, 4.2.3 and 4.2.6).
-_FRAME_HEAD = 7
-_CONTENT_HEAD = 12
+#: pika reads 4 KiB at a time: every read is a turn of the interpreter, which the query's thread waits for.
+_READ_BYTES = 64 << 10
 #: The other side is gone; noticed even while nothing is read. Linux only.
 _HANG_UP = getattr(select, "POLLRDHUP", 0)
 
@@ -74,6 +75,11 @@ class _Loop(IOLoop):  # type: ignore[misc]
         self._watch()
         while self._late:
             self.add_callback_threadsafe(self._late.pop(0))
+
+    @property
+    def behind(self) -> bool:
+        """Have bytes come that were not read? For any thread."""
+        return any(unread_bytes(fd) for fd in list(self._wanted))
 
     def _watch(self) -> None:
         for fd, events in self._wanted.items():
@@ -129,34 +135,40 @@ class _Answer:
 
 
 class _Connection(SelectConnection):  # type: ignore[misc]
-    """pika's connection, for which a message that it cannot decode is the end of the connection."""
+    """pika's connection, whose deliveries are cut out of what it reads before it sees them.
+
+    The seam is private to pika: its contract is in `tests/integration/test_pika_versions.py`, for each supported
+    version. Where it is not there, pika calls back with deliveries that it has decoded.
+    """
+
+    _reader: DeliveryReader | None = None
+    _frame_buffer: bytes
+    bytes_received: int
+
+    def read_deliveries(self, channel: int, deliver: Callable[[list[Raw], list[bytes]], None]) -> bool:
+        """From now on have deliveries on that channel handed over as they are; False if that is not possible."""
+        if not _HAS_SEAM or not isinstance(getattr(self, "_frame_buffer", None), bytes):
+            return False
+        self._reader = DeliveryReader(channel, self.params.frame_max, deliver, super()._on_data_available)
+        self._transport._MAX_RECV_BYTES = _READ_BYTES  # noqa: SLF001 - it has no other name
+        begun, self._frame_buffer = self._frame_buffer, b""
+        if begun:
+            self._on_data_available(begun)
+        return True
 
     def _on_data_available(self, data_in: bytes) -> None:
-        """Cut bytes into frames. Nothing is added to this while everything can be decoded."""
-        try:
+        reader = self._reader
+        if reader is None:
             super()._on_data_available(data_in)
-        except Exception as wrong:  # noqa: BLE001 - pika fails with whatever its decoder runs into
-            self._pass_over(wrong)
-            self._on_data_available(b"")
+            return
+        # pika counts what it takes off its buffer, to know whether the broker lives.
+        before = self.bytes_received
+        reader.feed(data_in)
+        self.bytes_received = before + len(data_in)
 
-    def _pass_over(self, wrong: Exception) -> None:
-        """Have the frame at the head of the buffer stand for a message with unreadable properties, or raise."""
-        # pika takes a frame off its buffer when it is decoded and before it is handled (pika 1.3.2 and 1.4.4).
-        buffer = self._frame_buffer
-        kind, channel, size = struct.unpack_from(">BHL", buffer) if len(buffer) >= _FRAME_HEAD else (0, 0, 0)
-        end = _FRAME_HEAD + size + 1
-        if kind != pika.spec.FRAME_HEADER or len(buffer) < end or buffer[end - 1] != pika.spec.FRAME_END:
-            raise wrong
-        try:
-            pika.frame.decode_frame(buffer)
-        except Exception:  # noqa: BLE001 - the same as before
-            content = buffer[_FRAME_HEAD : end - 1]
-        else:
-            raise wrong
-        _, _, body_size = struct.unpack_from(">HHQ", content)  # class, weight, size (AMQP 0-9-1, 4.2.6)
-        properties = UnreadableProperties(content[_CONTENT_HEAD:], f"{type(wrong).__name__}: {wrong}")
-        self._trim_frame_buffer(end)
-        self._process_frame(pika.frame.Header(channel, body_size, properties))
+
+#: What :class:`_Connection` relies on; pika 1.3.2 and 1.4.4 have it.
+_HAS_SEAM = all(hasattr(SelectConnection, name) for name in ("_on_data_available", "_trim_frame_buffer"))
 
 
 class Amqp091Consumer(Consumer):
@@ -169,7 +181,7 @@ class Amqp091Consumer(Consumer):
         # pika writes a traceback for each failed attempt; this package reports them itself.
         logging.getLogger("pika").setLevel(logging.CRITICAL)
         self._loop = _Loop(lambda: self._ended(SessionLostError("the broker closed the connection")))
-        self._pika: SelectConnection | None = None
+        self._pika: _Connection | None = None
         self._channel: Any = None
         self._queue = self.endpoint.queue or ""
         self._consumer_tags: list[str] = []
@@ -253,7 +265,8 @@ class Amqp091Consumer(Consumer):
 
     def _open_queue(self, deadline: float) -> QueueDepth:
         opened = _Answer(self._loop)
-        self._channel = cast(SelectConnection, self._pika).channel(on_open_callback=opened)
+        assert self._pika is not None
+        self._channel = self._pika.channel(on_open_callback=opened)
         self._channel.add_on_close_callback(lambda _, error: self._ended(error))
         self._channel.add_on_cancel_callback(
             lambda _: self._ended(SessionLostError("the broker cancelled the consumer"))
@@ -317,7 +330,10 @@ class Amqp091Consumer(Consumer):
 
     def _add(self, window: int) -> None:
         """Consumers for so many messages more: one, or as many as it takes."""
+        assert self._pika is not None
         most = self.endpoint.broker.prefetch_max[AMQP_0_9_1]
+        if not self._granted and not self._pika.read_deliveries(self._channel.channel_number, self._deliver):
+            _LOG.info("pika %s decodes each delivery here: it has no place where bytes can be taken", pika.__version__)
         while window > 0:
             part = min(window, most)
             window -= part
@@ -325,27 +341,29 @@ class Amqp091Consumer(Consumer):
             self._granted += part
             # RabbitMQ applies this to each consumer started later on the channel (global=False).
             self._channel.basic_qos(prefetch_count=part)
-            self._consumer_tags.append(self._channel.basic_consume(self._queue, self._receiver()))
+            self._consumer_tags.append(self._channel.basic_consume(self._queue, self._called_back))
 
-    def _receiver(self) -> Callable[[Any, Any, Any, bytes], None]:
-        append, arrived = self.inbox.append, self.arrived
+    def _deliver(self, raws: list[Raw], methods: list[bytes]) -> None:
+        """Take deliveries in, in order."""
+        for place, error in check(raws):
+            raws[place] = unreadable(raws[place], error, methods[place])
+            if not self.keeps_unreadable:
+                self._ended(self._refuse(self.decoder.unreadable([raws[place]])[0]))
+                del raws[place:]
+                break
+        if not raws:
+            return
+        self.inbox.extend(raws)
+        self._last_tag = raws[-1][0]
+        self.bytes_arrived += sum(map(len, self.decoder.bodies(raws)))
+        if self.bytes_arrived - self.bytes_taken > self.bytes_allowed and (not self.paused or self._sipping):
+            self._pause()
+        if not self.arrived.is_set():
+            self.arrived.set()
 
-        def receive(_: Any, method: Any, properties: Any, body: bytes) -> None:
-            if type(properties) is UnreadableProperties and not self.keeps_unreadable:
-                self._refuse_all(method, properties, body)
-                return
-            append((method, properties, body))
-            self._last_tag = method.delivery_tag
-            self.bytes_arrived += len(body)
-            if self.bytes_arrived - self.bytes_taken > self.bytes_allowed and (not self.paused or self._sipping):
-                self._pause()
-            if not arrived.is_set():
-                arrived.set()
-
-        return receive
-
-    def _refuse_all(self, *raw: Any) -> None:
-        self._ended(self._refuse(self.decoder.unreadable([raw])[0]))
+    def _called_back(self, _: Any, method: Any, properties: Any, body: bytes) -> None:
+        """A delivery that pika has decoded."""
+        self._deliver([(method.delivery_tag, method.redelivered, b"".join(properties.encode()), body)], [b""])
 
     def _pause(self) -> None:
         # Cancelling would cost deliveries, and have the broker count a consumer less while it holds messages.
@@ -356,6 +374,10 @@ class Amqp091Consumer(Consumer):
     def resume(self) -> None:
         self.paused = self._sipping = False
         self._loop.release()
+
+    @property
+    def behind(self) -> bool:
+        return self._loop.behind
 
     def run(self, timeout_s: float) -> None:
         self._raise_if_ended()

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timezone
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 from pyspark_mq.dedup import IdSource
-from pyspark_mq.sources.amqp091.properties import UnreadableProperties
+from pyspark_mq.sources.amqp091.frames import Raw
+from pyspark_mq.sources.amqp091.properties import Batch, Field, UnreadableRaw, header, headers
 from pyspark_mq.sources.base import Decoder, Unreadable
 
-__all__ = ["Amqp091Decoder", "Raw", "as_text"]
-
-Raw = tuple[Any, Any, bytes]  #: (pika.spec.Basic.Deliver, pika.BasicProperties, body)
+__all__ = ["Amqp091Decoder", "as_text"]
 
 _MICROSECONDS = 1_000_000
 _INT64_MAX = 2**63 - 1
@@ -55,97 +54,140 @@ def _utc(moment: datetime) -> datetime:
     return moment.replace(tzinfo=timezone.utc) if moment.tzinfo is None else moment
 
 
+_message_id = Field("message_id")
+_correlation_id = Field("correlation_id")
+_reply_to = Field("reply_to")
+_content_type = Field("content_type")
+_type = Field("type")
+_priority = Field("priority")
+_timestamp = Field("timestamp")
+_expiration = Field("expiration")
+_headers = Field("headers")
+
+_DELIVERY_COUNT = b"x-delivery-count"
+
+
+def _texts(field: Field) -> Callable[[Sequence[Raw]], list[Any]]:
+    def texts(raws: Sequence[Raw]) -> list[Any]:
+        values = field.texts(raws)
+        return [as_text(value) for value in values] if bytes in set(map(type, values)) else values
+
+    return texts
+
+
 def _properties(raws: Sequence[Raw]) -> list[list[tuple[str, str | None]] | None]:
-    return [
-        [(as_text(name) or "", as_text(value)) for name, value in raw[1].headers.items()] if raw[1].headers else []
-        for raw in raws
-    ]
+    # Of messages that follow one another many have the same headers.
+    known: dict[bytes, list[tuple[str, str | None]]] = {b"": []}
+    found: list[list[tuple[str, str | None]] | None] = []
+    for table in _headers.tables(raws):
+        pairs = known.get(table)
+        if pairs is None:
+            pairs = known[table] = [(as_text(name) or "", as_text(value)) for name, value in headers(table).items()]
+        found.append(pairs)
+    return found
 
 
-def _timestamp_us(properties: Any) -> int | None:
+def _timestamps_us(raws: Sequence[Raw]) -> list[int | None]:
     # Seconds by the specification (section 4.2.5.4); producers that put milliseconds there get
     # a date far in the future, as in every other client. What does not fit the column is null.
-    seconds = properties.timestamp
-    if seconds is None or not 0 <= int(seconds) <= _INT64_MAX // _MICROSECONDS:
-        return None
-    return int(seconds) * _MICROSECONDS
+    most = _INT64_MAX // _MICROSECONDS
+    seconds = _timestamp.numbers(raws)
+    return [None if value is None or value > most else value * _MICROSECONDS for value in seconds]
 
 
-def _expiration_us(properties: Any) -> int | None:
+def _expirations_us(raws: Sequence[Raw]) -> list[int | None]:
+    return list(map(_expiration_us, _expiration.texts(raws), _timestamps_us(raws)))
+
+
+def _expiration_us(lifetime: object, published_us: int | None) -> int | None:
     # The property is a time to live in milliseconds as text, counted from publishing, so a
     # moment in time follows only if the producer also said when that was.
-    published = _timestamp_us(properties)
-    if published is None or not isinstance(properties.expiration, str):
+    if published_us is None or not isinstance(lifetime, str):
         return None
-    if not properties.expiration.isdecimal():
+    # Python refuses to convert thousands of digits; a short string has 255.
+    if not lifetime.isdecimal():
         return None
-    moment = published + int(properties.expiration) * 1000
+    moment = published_us + int(lifetime) * 1000
     return moment if moment <= _INT64_MAX else None
 
 
-def _delivery_count(raw: Raw) -> int | None:
-    method, properties, _ = raw
+def _delivery_counts(raws: Sequence[Raw]) -> list[int | None]:
     # Quorum queues count the deliveries before this one (header x-delivery-count, absent at
     # first); classic queues only say that there was one.
-    count = properties.headers.get("x-delivery-count") if properties.headers else None
+    plain = [None if raw[1] else 1 for raw in raws]
+    if not any(_DELIVERY_COUNT in raw[2] for raw in raws):
+        return plain
+    counts = [header(table, _DELIVERY_COUNT) for table in _headers.tables(raws)]
+    return [_counted(count) or least for count, least in zip(counts, plain, strict=True)]
+
+
+def _counted(count: object) -> int | None:
     # On a classic queue a producer may have put anything there.
-    if isinstance(count, int) and not isinstance(count, bool) and 0 <= count < _INT32_MAX:
-        return int(count) + 1
-    return None if method.redelivered else 1
+    counts = isinstance(count, int) and not isinstance(count, bool) and 0 <= count < _INT32_MAX
+    return count + 1 if counts else None  # type: ignore[operator]
 
 
 class Amqp091Decoder(Decoder):
-    """Columns of pika's (method, properties, body)."""
+    """Columns of :data:`~pyspark_mq.sources.amqp091.frames.Raw`."""
+
+    def batch(self, raws: Sequence[Raw], names: Collection[str]) -> Sequence[Raw]:  # noqa: ARG002 - the same for all
+        """With what all columns look at."""
+        return Batch(raws)
 
     def tags(self, raws: Sequence[Raw]) -> list[int]:
         """Delivery tags: 1, 2, 3… on each channel (AMQP 0-9-1, domain delivery-tag)."""
-        return [raw[0].delivery_tag for raw in raws]
+        return [raw[0] for raw in raws]
 
     def bodies(self, raws: Sequence[Raw]) -> list[bytes]:
-        """Bodies as pika assembled them."""
-        return [raw[2] for raw in raws]
+        """Bodies, put together of their frames."""
+        return [raw[3] for raw in raws]
 
     def ids(self, raws: Sequence[Raw], source: IdSource) -> list[object]:
         """RabbitMQ gives no message an ID: these are the producer's."""
         if source.kind == "message-id":
-            return [raw[1].message_id for raw in raws]
+            return _message_id.texts(raws)
         if source.kind == "correlation-id":
-            return [raw[1].correlation_id for raw in raws]
-        name = source.name
-        return [_header_id(raw[1].headers.get(name)) if raw[1].headers else None for raw in raws]
+            return _correlation_id.texts(raws)
+        name = source.name.encode()
+        return [_header_id(header(table, name)) for table in _headers.tables(raws)]
 
     def unreadable(self, raws: Sequence[Raw]) -> list[Unreadable]:
-        """Those whose properties pika could not decode; their bodies are whole."""
-        return [_unreadable(raw) for raw in raws if type(raw[1]) is UnreadableProperties]
+        """Those whose properties are not what they announce; their bodies are whole."""
+        return [_unreadable(raw) for raw in raws if type(raw) is UnreadableRaw]
 
     columns: ClassVar[Mapping[str, Callable[[Sequence[Raw]], list[Any]]]] = MappingProxyType(
         {
             "properties": _properties,
-            "correlationId": lambda raws: [as_text(raw[1].correlation_id) for raw in raws],
-            "replyTo": lambda raws: [as_text(raw[1].reply_to) for raw in raws],
-            "contentType": lambda raws: [as_text(raw[1].content_type) for raw in raws],
-            "type": lambda raws: [as_text(raw[1].type) for raw in raws],
-            "priority": lambda raws: [raw[1].priority for raw in raws],
-            "timestamp": lambda raws: [_timestamp_us(raw[1]) for raw in raws],
-            "expiration": lambda raws: [_expiration_us(raw[1]) for raw in raws],
-            "redelivered": lambda raws: [raw[0].redelivered for raw in raws],
-            "deliveryCount": lambda raws: [_delivery_count(raw) for raw in raws],
+            "correlationId": _texts(_correlation_id),
+            "replyTo": _texts(_reply_to),
+            "contentType": _texts(_content_type),
+            "type": _texts(_type),
+            "priority": _priority.numbers,
+            "timestamp": _timestamps_us,
+            "expiration": _expirations_us,
+            "redelivered": lambda raws: [raw[1] for raw in raws],
+            "deliveryCount": _delivery_counts,
         }
     )
 
 
-def _unreadable(raw: Raw) -> Unreadable:
-    method, properties, _ = raw
-    known = {"exchange": method.exchange, "routing key": method.routing_key}
-    known |= {name.replace("_", " "): getattr(properties, name) for name in ("message_id", "correlation_id", "type")}
-    texts = {name: as_text(value) for name, value in known.items()}
-    return Unreadable(
-        method.delivery_tag,
-        {name: value for name, value in texts.items() if value is not None},
-        properties.encoded,
-        properties.error,
-    )
+def _unreadable(raw: UnreadableRaw) -> Unreadable:
+    tag, _, _, _, encoded, error, method = raw
+    known = dict(zip(("exchange", "routing key"), _routing(method), strict=True))
+    fields = {"message id": _message_id, "correlation id": _correlation_id, "type": _type}
+    known |= {name: as_text(field.texts([raw])[0]) for name, field in fields.items()}
+    return Unreadable(tag, {name: value for name, value in known.items() if value is not None}, encoded, error)
+
+
+def _routing(method: bytes) -> tuple[str | None, str | None]:
+    """Exchange and routing key from the arguments of basic.deliver, behind consumer tag, delivery tag and bits."""
+    at = 1 + method[0] + 9
+    end = at + 1 + method[at]
+    exchange, key = method[at + 1 : end], method[end + 1 : end + 1 + method[end]]
+    return as_text(exchange), as_text(key)
 
 
 def _header_id(value: object) -> object:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)  # as in checkpoints written with pika's whole numbers
     return value if isinstance(value, bytes) else as_text(value)

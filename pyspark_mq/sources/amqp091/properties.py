@@ -1,80 +1,369 @@
-"""Properties of a message that pika cannot decode, as far as they can be read. Pure.
+"""Properties of messages in AMQP 0-9-1, looked into where a column or an ID asks for one. Pure.
 
-pika 1.3.2 and 1.4.4 fail on headers that RabbitMQ takes and passes on: a date beyond the year 9999, which is what
-milliseconds or nanoseconds are where seconds belong, and tables nested some hundred times. A header table gives its
-length, so everything around it can be read.
+An encoded block of properties has flags for fourteen fields, and then those fields that are there, in order, without
+gaps (AMQP 0-9-1, 4.2.6.1). So where a field begins follows from the flags and the lengths before it. Each block is
+checked once, when it arrives (:func:`check`); everything else here relies on that.
+
+Values are those that pika has for them, with two exceptions: it makes whole numbers of floating point ones, and fails
+on dates beyond the year 9999, which is what milliseconds are where seconds belong; those are the number here.
 """
 
 from __future__ import annotations
 
-import contextlib
-import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
+from decimal import Decimal
+from struct import Struct
+from typing import Any
 
+from pyspark_mq.sources.amqp091.frames import Raw
 from pyspark_mq.sources.base import UNREADABLE_PROPERTY
 
-__all__ = ["UnreadableProperties"]
+__all__ = ["Batch", "Field", "UnreadableRaw", "check", "header", "headers", "unreadable"]
 
-#: Properties of class basic in the order of their flags, the highest bit first (AMQP 0-9-1, 4.2.6.1), and their types.
-_FIELDS = (
-    ("content_type", "text"),
-    ("content_encoding", "text"),
-    ("headers", "table"),
-    ("delivery_mode", "octet"),
-    ("priority", "octet"),
-    ("correlation_id", "text"),
-    ("reply_to", "text"),
-    ("expiration", "text"),
-    ("message_id", "text"),
-    ("timestamp", "long"),
-    ("type", "text"),
-)
+_TEXT, _TABLE = 0, -1
+#: Fields of class basic in the order of their flags, the highest bit first, and the octets of those that have a size.
+_FIELDS = {
+    "content_type": _TEXT,
+    "content_encoding": _TEXT,
+    "headers": _TABLE,
+    "delivery_mode": 1,
+    "priority": 1,
+    "correlation_id": _TEXT,
+    "reply_to": _TEXT,
+    "expiration": _TEXT,
+    "message_id": _TEXT,
+    "timestamp": 8,
+    "type": _TEXT,
+    "user_id": _TEXT,
+    "app_id": _TEXT,
+    "cluster_id": _TEXT,
+}
+_NAMES = tuple(_FIELDS)
+_FLAGS_SIZE = 2
+#: The lowest bit says that there is another word of flags.
+_MORE = 1
+#: Tables and arrays within each other. The interpreter ends at a thousand calls, the writer of JSON before.
+_DEPTH_MAX = 200
 
 
-class UnreadableProperties:
-    """What stands for `pika.BasicProperties`: the same attributes, as far as columns are made of them.
+def _steps(flags: int) -> list[int]:
+    """What the fields are that these flags announce."""
+    return [kind for bit, kind in enumerate(_FIELDS.values()) if flags & (0x8000 >> bit)]
 
-    Args:
-        encoded: flags and fields, as the content header has them.
-        error: why they cannot be decoded.
+
+class _Way:
+    """From the beginning of a block to a place in it: an offset, then lengths to be read."""
+
+    __slots__ = ("start", "steps")
+
+    def __init__(self, steps: list[int]) -> None:
+        self.start = _FLAGS_SIZE
+        while steps and steps[0] > 0:
+            self.start += steps.pop(0)
+        self.steps = tuple(steps)
+
+
+def _end(block: bytes, at: int, steps: Sequence[int]) -> int:
+    for step in steps:
+        if step == _TEXT:
+            at += 1 + block[at]
+        elif step == _TABLE:
+            at += 4 + int.from_bytes(block[at : at + 4], "big")
+        else:
+            at += step
+    return at
+
+
+# -- what arrives ------------------------------------------------------------------------------
+
+
+class UnreadableRaw(tuple[Any, ...]):
+    """A delivery whose properties cannot be read.
+
+    (tag, redelivered, what can be read of the properties, body, the properties, why not, arguments of basic.deliver).
+    What can be read is a block of properties like any other, with the reason among its headers.
     """
 
-    def __init__(self, encoded: bytes, error: str) -> None:
-        self.encoded = encoded
-        self.error = error
-        self.headers: Mapping[str, object] = {UNREADABLE_PROPERTY: error}
-        self.content_type = self.content_encoding = self.correlation_id = self.reply_to = None
-        self.expiration = self.message_id = self.type = None
-        self.delivery_mode = self.priority = self.timestamp = None
-        with contextlib.suppress(struct.error, IndexError):  # what came before that is known
-            self._read()
-
-    def _read(self) -> None:
-        data = self.encoded
-        (flags,) = struct.unpack_from(">H", data)
-        at = 2
-        for index, (name, kind) in enumerate(_FIELDS):
-            if not flags & (1 << (15 - index)):
-                continue
-            if kind == "text":
-                end = at + 1 + data[at]
-                value: object = _text(data[at + 1 : end])
-            elif kind == "octet":
-                value, end = data[at], at + 1
-            elif kind == "long":
-                (value,), end = struct.unpack_from(">Q", data, at), at + 8
-            else:
-                end = at + 4 + struct.unpack_from(">I", data, at)[0]
-                value = self.headers
-            if end > len(data):
-                return
-            setattr(self, name, value)
-            at = end
+    __slots__ = ()
 
 
-def _text(data: bytes) -> object:
-    # As pika does it.
+_ways: dict[bytes, _Way] = {}
+_TOO_SHORT = "fields are longer than the properties"
+
+
+def check(raws: list[Raw]) -> list[tuple[int, str]]:
+    """Which deliveries cannot be read: their places and why not.
+
+    Those with further words of flags, to whose bits nobody has given a meaning, are replaced by ones without.
+    """
+    wrong: list[tuple[int, str]] = []
+    tables: set[bytes] = set()
+    for place, raw in enumerate(raws):
+        block = raw[2]
+        way = _ways.get(block[:2])
+        try:
+            if way is None:
+                if block[1] & _MORE:
+                    block = _plain_flags(block)
+                    raws[place] = (raw[0], raw[1], block, raw[3])
+                way = _ways[block[:2]] = _Way(_steps(int.from_bytes(block[:2], "big")))
+            at = way.start
+            for step in way.steps:
+                if step == _TEXT:
+                    at += 1 + block[at]
+                elif step == _TABLE:
+                    at = _after_table(block, at, tables)
+                else:
+                    at += step
+        except IndexError:
+            wrong.append((place, _TOO_SHORT))
+        except ValueError as error:
+            wrong.append((place, str(error)))
+        else:
+            if at > len(block):
+                wrong.append((place, _TOO_SHORT))
+    return wrong
+
+
+def _after_table(block: bytes, at: int, checked: set[bytes]) -> int:
+    """Where the table ends that begins there, if it is one."""
+    start = at + 4
+    end = start + int.from_bytes(block[at:start], "big")
+    if end > len(block):
+        raise ValueError(_TOO_SHORT)
+    # Of messages that follow one another many have the same headers.
+    table = block[start:end]
+    if table not in checked:
+        _check_table(table, 0, len(table), 0)
+        checked.add(table)
+    return end
+
+
+def _plain_flags(block: bytes) -> bytes:
+    at = 1
+    while block[at] & _MORE:
+        at += _FLAGS_SIZE
+    return bytes((block[0], block[1] & ~_MORE)) + block[at + 1 :]
+
+
+#: Octets of values that have a size, by their type. Types: RabbitMQ's, which differ from section 4.2.1.
+_SIZES = dict(zip(b"tbBsuUIilLfdDTV", (1, 1, 1, 2, 2, 2, 4, 4, 8, 8, 4, 8, 5, 8, 0), strict=True))
+_LONG_STRING, _BYTES, _ARRAY, _FIELD_TABLE = b"SxAF"
+
+
+def _check_table(block: bytes, at: int, end: int, depth: int) -> None:
+    while at < end:
+        at = _check_value(block, at + 1 + block[at], end, depth)
+    if at != end:
+        raise ValueError("a value is longer than its table")
+
+
+def _check_value(block: bytes, at: int, end: int, depth: int) -> int:
+    """Where the value ends."""
+    kind = block[at]
+    size = _SIZES.get(kind)
+    if size is not None:
+        return at + 1 + size
+    if kind not in b"SxAF":
+        raise ValueError(f"a value is of type {chr(kind)!r}, which there is not")
+    start = at + 5
+    at = start + int.from_bytes(block[at + 1 : start], "big")
+    if at > end:
+        raise ValueError("a value is longer than its table")
+    if kind in (_FIELD_TABLE, _ARRAY) and depth >= _DEPTH_MAX:
+        raise ValueError(f"tables and arrays are nested more than {_DEPTH_MAX} deep")
+    if kind == _FIELD_TABLE:
+        _check_table(block, start, at, depth + 1)
+    elif kind == _ARRAY:
+        while start < at:
+            start = _check_value(block, start, at, depth + 1)
+        if start != at:
+            raise ValueError("a value is longer than its array")
+    return at
+
+
+def unreadable(raw: Raw, error: str, method: bytes) -> UnreadableRaw:
+    """What stands for a delivery whose properties cannot be read."""
+    tag, redelivered, block, body = raw
+    return UnreadableRaw((tag, redelivered, _readable(block, error), body, block, error, method))
+
+
+def _readable(block: bytes, error: str) -> bytes:
+    """The fields that can be read, with the reason in place of the headers."""
+    flags = int.from_bytes(block[:2], "big")
+    kept, fields, at = 0, [], _FLAGS_SIZE
+    for bit, kind in enumerate(_FIELDS.values()):
+        if kind == _TABLE:
+            kept |= 0x8000 >> bit
+            fields.append(_reason(error))
+        if not flags & (0x8000 >> bit):
+            continue
+        end = _end(block, at, [kind]) if at < len(block) else len(block) + 1
+        if end > len(block):
+            flags = 0
+        elif kind != _TABLE:
+            kept |= 0x8000 >> bit
+            fields.append(block[at:end])
+        at = end
+    return kept.to_bytes(2, "big") + b"".join(fields)
+
+
+def _reason(error: str) -> bytes:
+    name, value = UNREADABLE_PROPERTY.encode(), error.encode()
+    entry = bytes((len(name),)) + name + b"S" + len(value).to_bytes(4, "big") + value
+    return len(entry).to_bytes(4, "big") + entry
+
+
+# -- fields ------------------------------------------------------------------------------------
+
+
+def _flags_of(raws: Sequence[Raw]) -> int:
+    """Which fields any of them has."""
+    together = 0
+    for flags in {raw[2][:2] for raw in raws}:
+        together |= int.from_bytes(flags, "big")
+    return together
+
+
+class Batch(list[Raw]):
+    """Deliveries of which many columns are made: their flags are looked at once."""
+
+    def __init__(self, raws: Sequence[Raw]) -> None:
+        super().__init__(raws)
+        self.flags = _flags_of(raws)
+
+
+class Field:
+    """One field of the blocks of many deliveries.
+
+    Args:
+        name: as pika has it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._place = _NAMES.index(name)
+        self._kind = _FIELDS[name]
+        self._ways: dict[bytes, _Way | None] = {}
+
+    def texts(self, raws: Sequence[Raw]) -> list[Any]:
+        """Short strings: str, bytes where they are no UTF-8, None where there is none."""
+        if self._nowhere(raws):
+            return [None] * len(raws)
+        return [
+            _string(raw[2][at + 1 : at + 1 + raw[2][at]]) if at else None
+            for raw, at in zip(raws, self._starts(raws), strict=True)
+        ]
+
+    def numbers(self, raws: Sequence[Raw]) -> list[int | None]:
+        """Numbers of the field's size; None where there is none."""
+        if self._nowhere(raws):
+            return [None] * len(raws)
+        size = self._kind
+        return [
+            int.from_bytes(raw[2][at : at + size], "big") if at else None
+            for raw, at in zip(raws, self._starts(raws), strict=True)
+        ]
+
+    def tables(self, raws: Sequence[Raw]) -> list[bytes]:
+        """Encoded tables without their lengths; empty where there is none."""
+        if self._nowhere(raws):
+            return [b""] * len(raws)
+        return [
+            raw[2][at + 4 : at + 4 + int.from_bytes(raw[2][at : at + 4], "big")] if at else b""
+            for raw, at in zip(raws, self._starts(raws), strict=True)
+        ]
+
+    def _nowhere(self, raws: Sequence[Raw]) -> bool:
+        """Has none of them the field? Most producers set the same fields in all messages."""
+        flags = raws.flags if isinstance(raws, Batch) else _flags_of(raws)
+        return not flags & (0x8000 >> self._place)
+
+    def _starts(self, raws: Sequence[Raw]) -> Iterator[int]:
+        """Where the field begins in each block, 0 where it is not."""
+        ways = self._ways
+        for raw in raws:
+            block = raw[2]
+            try:
+                way = ways[block[:2]]
+            except KeyError:
+                way = ways[block[:2]] = self._way(int.from_bytes(block[:2], "big"))
+            yield 0 if way is None else _end(block, way.start, way.steps)
+
+    def _way(self, flags: int) -> _Way | None:
+        if not flags & (0x8000 >> self._place):
+            return None
+        return _Way(_steps(flags & ~(0xFFFF >> self._place)))
+
+
+# -- header tables -----------------------------------------------------------------------------
+
+_CODES = dict(zip("bBsuUIilLfdD", ("b", "B", "h", "H", "h", "i", "I", "q", "q", "f", "d", "Bi"), strict=True))
+_unpack = {ord(kind): Struct(f">{code}").unpack_from for kind, code in _CODES.items()}
+
+
+def headers(table: bytes) -> dict[str | bytes, Any]:
+    """The entries of a table; of several with one name the last."""
+    return _table(table, 0, len(table))
+
+
+def header(table: bytes, name: bytes) -> Any:
+    """One entry of a table, None if there is none."""
+    return headers(table).get(name.decode()) if name in table else None
+
+
+def _table(block: bytes, at: int, end: int) -> dict[str | bytes, Any]:
+    entries: dict[str | bytes, Any] = {}
+    while at < end:
+        start = at + 1 + block[at]
+        name = _string(block[at + 1 : start])
+        if block[start] == _LONG_STRING:
+            at = start + 5 + int.from_bytes(block[start + 1 : start + 5], "big")
+            entries[name] = _string(block[start + 5 : at])
+        else:
+            entries[name], at = _value(block, start)
+    return entries
+
+
+def _string(value: bytes) -> str | bytes:
     try:
-        return data.decode("utf-8")
+        return value.decode()
     except UnicodeDecodeError:
-        return data
+        return value
+
+
+def _value(block: bytes, at: int) -> tuple[Any, int]:
+    """The value that begins there, and where it ends."""
+    kind = block[at]
+    at += 1
+    size = _SIZES.get(kind)
+    if size is not None:
+        return _sized(kind, block, at), at + size
+    start = at + 4
+    end = start + int.from_bytes(block[at:start], "big")
+    if kind == _LONG_STRING:
+        return _string(block[start:end]), end
+    if kind == _BYTES:
+        return block[start:end], end
+    if kind == _FIELD_TABLE:
+        return _table(block, start, end), end
+    items = []
+    while start < end:
+        item, start = _value(block, start)
+        items.append(item)
+    return items, end
+
+
+def _sized(kind: int, block: bytes, at: int) -> Any:
+    if kind == ord("V"):
+        return None
+    if kind == ord("t"):
+        return block[at] != 0
+    if kind == ord("T"):
+        seconds = int.from_bytes(block[at : at + 8], "big")
+        try:
+            return datetime.fromtimestamp(seconds, timezone.utc)
+        except (ValueError, OverflowError, OSError):
+            return seconds
+    found = _unpack[kind](block, at)
+    return Decimal(found[1]) * Decimal(10) ** -found[0] if kind == ord("D") else found[0]

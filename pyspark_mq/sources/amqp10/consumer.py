@@ -21,7 +21,7 @@ import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import count, takewhile
+from itertools import takewhile
 from typing import Any, ClassVar
 
 from proton import (
@@ -29,7 +29,6 @@ from proton import (
     UNDESCRIBED,
     Array,
     Data,
-    Delivery,
     Described,
     Endpoint,
     Link,
@@ -48,6 +47,7 @@ from pyspark_mq.brokers.base import Amqp10Dialect
 from pyspark_mq.errors import BrokerUnavailableError, MqError
 from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder, UnreadableRaw
 from pyspark_mq.sources.amqp10.errors import SPEAKS, open_error
+from pyspark_mq.sources.amqp10.incoming import Handle, Incoming, incoming_of
 from pyspark_mq.sources.amqp10.management import Management, QueueInfo
 from pyspark_mq.sources.amqp10.sections import SectionReader
 from pyspark_mq.sources.base import Consumer, Decoder, Greeting, QueueDepth, SessionLostError
@@ -67,8 +67,8 @@ _ASK_TIMEOUT_S = 5.0
 _CLOSING_LINKS_MAX = 100
 #: Credit is topped up when a tenth of the window is free: each top-up is a frame.
 _TOP_UP_PARTS = 10
-#: Outcomes that a sender may set by itself (AMQP 1.0, 3.4.4 and 3.4.5).
-_TAKEN_BACK = frozenset({Delivery.RELEASED, Delivery.MODIFIED})
+#: Credit that a broker with messages leaves unused for so long: it hands out thousands in that time.
+_STARVED_S = 0.1
 _SELECTOR = "apache.org:selector-filter:string"
 
 
@@ -89,13 +89,18 @@ class Amqp10Consumer(Consumer):
         self._link: Receiver | None = None
         self._management: Management | None = None
         self._sections = SectionReader(counts_acquirers=dialect.counts_acquirers)
-        self._tags = count(1)
-        self._open: dict[int, Delivery] = {}
-        self._partial = bytearray()
+        self._incoming: Incoming | None = None
+        self._open: dict[int, Handle] = {}
         self._window = 0
-        self._requests: deque[tuple[int, deque[Delivery]]] = deque()
+        #: Tags of the newest delivery: now, and at the last look at the credit.
+        self._newest = self._seen = 0
+        self._unused_since_s: float | None = None
+        self.starved = False
+        self._requests: deque[tuple[int, deque[Handle]]] = deque()
         self._closing: deque[Link] = deque()
-        self._barriers: deque[tuple[int, Link]] = deque()
+        #: Settlements without a barrier yet; the barrier that is on its way, and those that it is for.
+        self._unconfirmed: list[int] = []
+        self._barrier: tuple[Link, list[int]] | None = None
         self._end: str | None = None
         self._told = False
         self._refused: ssl.SSLError | None = None
@@ -144,7 +149,7 @@ class Amqp10Consumer(Consumer):
 
     def _depth(self, info: QueueInfo) -> QueueDepth:
         # A link is a consumer, also without credit; and a barrier for a moment.
-        own = (self._link is not None) + len(self._barriers)
+        own = (self._link is not None) + (self._barrier is not None)
         counts_lost = not self.endpoint.broker.hides_lost_consumers(self._version())
         return QueueDepth(info.ready, max(0, info.consumers - own), own, counts_lost)
 
@@ -209,7 +214,7 @@ class Amqp10Consumer(Consumer):
         link.snd_settle_mode = Link.SND_UNSETTLED
         link.rcv_settle_mode = Link.RCV_FIRST
         link.open()
-        self._session, self._link = session, link
+        self._session, self._link, self._incoming = session, link, incoming_of(link)
 
     def _address(self) -> str:
         if self.endpoint.topic is not None:
@@ -261,6 +266,10 @@ class Amqp10Consumer(Consumer):
     def run(self, timeout_s: float) -> None:
         self._turn(timeout_s)
 
+    @property
+    def behind(self) -> bool:
+        return self._socket.behind
+
     def wake(self) -> None:
         self._socket.wake()
 
@@ -274,9 +283,12 @@ class Amqp10Consumer(Consumer):
             self._send()
             if next_s:
                 timeout_s = min(timeout_s, next_s - time.monotonic())
+            if self._unused_since_s is not None and not self.starved:
+                timeout_s = min(timeout_s, self._unused_since_s + _STARVED_S - time.monotonic())
             self._socket.wait(timeout_s)
             self._receive()
             self._send()
+            self._watch_credit()
         except ssl.SSLError as error:
             # TLS 1.3 reports what it refuses with the first bytes after the handshake.
             self._refused = self._refused or error
@@ -303,7 +315,8 @@ class Amqp10Consumer(Consumer):
                 self._ended("the broker closed the connection")
                 return
             if capacity > 0:
-                data = self._socket.read(min(capacity, _READ_BYTES))
+                most = min(capacity, _READ_BYTES)
+                data = self._socket.read(most)
                 if data is None:
                     break
                 if not data:
@@ -312,10 +325,13 @@ class Amqp10Consumer(Consumer):
                     return
                 transport.push(data)
                 taken += len(data)
+                self._take_deliveries()
+                if len(data) < most:
+                    break  # that was all, or TLS has more, of which the next wait knows
+                continue
             self._take_deliveries()
-            if capacity == 0 and not transport.capacity():
+            if not transport.capacity():
                 break
-        self._take_deliveries()
 
     def _look(self) -> None:
         """Confirm what the broker has settled, and raise if something has been closed or taken back."""
@@ -327,7 +343,7 @@ class Amqp10Consumer(Consumer):
         # RabbitMQ 4.3 takes messages back from a consumer that is too slow for it (its consumer timeout) by a
         # disposition on the link, which stays open and gets them no more. The oldest is the first.
         oldest = next(iter(self._open.values()), None)
-        if oldest is not None and oldest.remote_state in _TAKEN_BACK:
+        if oldest is not None and self._deliveries.taken_back(oldest):
             self._ended("the broker took messages back that were not acknowledged in time")
             self._told = True
         link, session = self._link, self._session
@@ -362,37 +378,41 @@ class Amqp10Consumer(Consumer):
         if free > 0 and (free * _TOP_UP_PARTS >= most or not link.credit):
             link.flow(free)
 
-    def _take_deliveries(self) -> None:
-        link, inbox, held = self._link, self.inbox, self._open
-        if link is None:
+    @property
+    def _deliveries(self) -> Incoming:
+        assert self._incoming is not None, "nothing is received and settled before the link is attached"
+        return self._incoming
+
+    def _watch_credit(self) -> None:
+        """After a look at the socket: does the broker leave credit unused?"""
+        link, came = self._link, self._newest != self._seen
+        self._seen = self._newest
+        if link is None or self.paused or link.credit <= 0 or came or self._deliveries.begun:
+            self._unused_since_s, self.starved = None, False
             return
-        arrived_before = self.bytes_arrived
-        while not self.paused and (delivery := link.current) is not None:
-            if delivery.aborted:
-                self._partial.clear()
-                link.advance()
-                delivery.settle()
-                continue
-            if not delivery.readable:
-                break
-            data = link.recv(delivery.pending) or b""
-            if delivery.partial or self._partial:
-                self._partial += data
-                if delivery.partial:
-                    break
-                data = bytes(self._partial)
-                self._partial.clear()
-            link.advance()
-            tag = next(self._tags)
-            raw = self._sections.read(tag, data)
+        now = time.monotonic()
+        if self._unused_since_s is None:
+            self._unused_since_s = now
+        self.starved = now - self._unused_since_s >= _STARVED_S
+
+    def _take_deliveries(self) -> None:
+        if self._link is None or self.paused:
+            return
+        inbox, held, read = self.inbox, self._open, self._sections.read
+        arrived_before = arrived = self.bytes_arrived
+        for delivery, data in self._deliveries.messages():
+            self._newest = tag = self._newest + 1
+            raw = read(tag, data)
             if type(raw) is UnreadableRaw and not self.keeps_unreadable:
                 raise self._refuse(self.decoder.unreadable([raw])[0])
             held[tag] = delivery
             inbox.append(raw)
-            self.bytes_arrived += len(raw.body) or 1
-            if self.bytes_arrived - self.bytes_taken > self.bytes_allowed:
+            arrived += len(raw.body) or 1
+            self.bytes_arrived = arrived
+            if arrived - self.bytes_taken > self.bytes_allowed:
                 self.paused = True
-        if self.bytes_arrived != arrived_before and not self.arrived.is_set():
+                break
+        if arrived != arrived_before and not self.arrived.is_set():
             self.arrived.set()
 
     def resume(self) -> None:
@@ -403,19 +423,26 @@ class Amqp10Consumer(Consumer):
 
     def acknowledge(self, number: int, upto: int, singles: Sequence[int]) -> None:
         """Neighbours leave as one disposition with a range."""
-        held = self._open
+        held, deliveries = self._open, self._deliveries
         tags = [*takewhile(lambda tag: tag <= upto, held), *(tag for tag in singles if tag > upto)]
-        deliveries = deque(held.pop(tag) for tag in tags if tag in held)
-        for delivery in deliveries:
-            delivery.update(Delivery.ACCEPTED)
+        handles = [held.pop(tag) for tag in tags if tag in held]
+        deliveries.accept(handles)
         if self._dialect.confirms:
-            self._requests.append((number, deliveries))
+            self._requests.append((number, deque(handles)))
             return
-        for delivery in deliveries:
-            delivery.settle()
-        self._barriers.append((number, self._barrier()))
+        deliveries.settle(handles)
+        self._unconfirmed.append(number)
+        self._raise_barrier()
 
-    def _barrier(self) -> Link:
+    def _raise_barrier(self) -> None:
+        """One at a time, for all that was settled since the last: the plugin of RabbitMQ 3 fails when links come and go
+        by the thousand (`noproc` of a consumer).
+        """
+        if self._barrier is None and self._unconfirmed:
+            self._barrier = self._barrier_link(), self._unconfirmed
+            self._unconfirmed = []
+
+    def _barrier_link(self) -> Link:
         """A link that nothing comes or goes on: its answer comes after the broker has seen what went before."""
         assert self._session is not None
         name = f"pyspark-mq-barrier-{time.monotonic_ns()}"
@@ -435,18 +462,22 @@ class Amqp10Consumer(Consumer):
 
     def _confirm(self) -> None:
         while self._requests:
-            number, deliveries = self._requests[0]
-            while deliveries and deliveries[0].settled:
-                deliveries.popleft().settle()
-            if deliveries:
+            number, handles = self._requests[0]
+            deliveries = self._deliveries
+            while handles and deliveries.settled(handles[0]):
+                deliveries.settle([handles.popleft()])
+            if handles:
                 break
             self._requests.popleft()
             self.on_confirmed(number)
-        while self._barriers and self._barriers[0][1].state & Endpoint.REMOTE_ACTIVE:
-            number, link = self._barriers.popleft()
+        if self._barrier is not None and self._barrier[0].state & Endpoint.REMOTE_ACTIVE:
+            link, numbers = self._barrier
+            self._barrier = None
             link.close()
             self._closing.append(link)
-            self.on_confirmed(number)
+            for number in numbers:
+                self.on_confirmed(number)
+            self._raise_barrier()
         # Not before the broker has closed it too: proton keeps 2 kB of a link that was freed earlier. The plugin of
         # RabbitMQ 3 never does, so there each settlement costs that.
         while self._closing and (
@@ -457,10 +488,9 @@ class Amqp10Consumer(Consumer):
     def reject(self, tags: Sequence[int]) -> None:
         """Outcome `rejected` (AMQP 1.0, 3.4.3)."""
         for tag in tags:
-            delivery = self._open.pop(tag, None)
-            if delivery is not None:
-                delivery.update(Delivery.REJECTED)
-                delivery.settle()
+            handle = self._open.pop(tag, None)
+            if handle is not None:
+                self._deliveries.reject(handle)
 
     def ask_depth(self) -> None:
         """AMQP 1.0 has no such question; there are brokers that answer one of their own."""

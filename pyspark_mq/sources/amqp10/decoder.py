@@ -1,7 +1,7 @@
 """Messages of AMQP 1.0 as columns.
 
-The consumer decodes each message once, when it arrives, into a :class:`Raw`; what is here works
-on those and needs no client library. Sections and properties: AMQP 1.0, part 3. How JMS maps to
+The consumer makes a :class:`Raw` of each message when it arrives; what is here works on those and needs
+no client library. Sections and properties: AMQP 1.0, part 3. How JMS maps to
 them: "AMQP JMS Mapping" of OASIS, and Qpid JMS, which both ActiveMQ brokers follow.
 """
 
@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 from uuid import UUID
 
 from pyspark_mq.dedup import IdSource
+from pyspark_mq.sources.amqp10.encoding import read_map
 from pyspark_mq.sources.base import UNREADABLE_PROPERTY, Decoder, Unreadable
 
 __all__ = ["Amqp10Decoder", "Raw", "UnreadableRaw", "body_bytes", "plain", "text"]
@@ -33,7 +34,8 @@ class Raw(NamedTuple):
         created_ms, expires_ms: milliseconds since 1970; 0 for none.
         deliveries: how often it was handed out before this time (header `delivery-count`).
         redelivered: somebody had it before.
-        properties: application properties, plain values; the group as JMS names it.
+        properties: application properties, plain values; the group as JMS names it. As bytes while they are
+            encoded: a map that :func:`~pyspark_mq.sources.amqp10.encoding.check_map` has passed.
     """
 
     tag: int
@@ -48,7 +50,7 @@ class Raw(NamedTuple):
     expires_ms: int
     deliveries: int
     redelivered: bool
-    properties: Mapping[str, object] | None
+    properties: Mapping[str, object] | bytes | None
 
 
 class UnreadableRaw(Raw):
@@ -121,16 +123,27 @@ def _timestamp_us(milliseconds: int) -> int | None:
     return milliseconds * 1000 if 0 < milliseconds <= _INT64_MAX // 1000 else None
 
 
-def _properties(raws: Sequence[Raw]) -> list[list[tuple[str, str | None]] | None]:
+def _read_properties(properties: Mapping[str, object] | bytes | None) -> Mapping[str, object]:
+    if not properties:
+        return {}
+    return read_map(properties) if isinstance(properties, bytes) else properties
+
+
+def _properties(raws: Sequence[Raw]) -> list[list[tuple[str, str | None]]]:
     return [
-        [(text(name) or "", text(value)) for name, value in raw.properties.items()] if raw.properties else []
+        [
+            (name if type(name) is str else text(name) or "", value if type(value) is str else text(value))
+            for name, value in _read_properties(raw.properties).items()
+        ]
+        if raw.properties
+        else []
         for raw in raws
     ]
 
 
 def _unreadable(raw: Raw) -> Unreadable:
     known = {"message-id": text(raw.id), "correlation-id": text(raw.correlation_id), "subject": raw.subject}
-    error = (raw.properties or {})[UNREADABLE_PROPERTY]
+    error = _read_properties(raw.properties)[UNREADABLE_PROPERTY]
     return Unreadable(raw.tag, {name: value for name, value in known.items() if value}, raw.body, str(error))
 
 
@@ -149,7 +162,7 @@ class Amqp10Decoder(Decoder):
         if source.kind == "correlation-id":
             return [_id(raw.correlation_id) for raw in raws]
         name = source.name
-        return [_id(raw.properties.get(name)) if raw.properties else None for raw in raws]
+        return [_id(_read_properties(raw.properties).get(name)) if raw.properties else None for raw in raws]
 
     def unreadable(self, raws: Sequence[Raw]) -> list[Unreadable]:
         return [_unreadable(raw) for raw in raws if type(raw) is UnreadableRaw]

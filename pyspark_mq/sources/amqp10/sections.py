@@ -1,13 +1,18 @@
-"""Deliveries from the bytes of a message: the sections of AMQP 1.0, part 3.2. No socket, no clock."""
+"""Deliveries from the bytes of a message: the sections of AMQP 1.0, part 3.2. No socket, no clock.
+
+What the scan does not take is decoded here, by the client library. Its binary values are views of a buffer that
+belongs to the message it decodes into, and changes with the next one: nothing here keeps one.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from typing import Any
 
-from proton import Data, Message
+from proton import Array, Data, Described, Message
 
 from pyspark_mq.sources.amqp10.decoder import Raw, UnreadableRaw, body_bytes
+from pyspark_mq.sources.amqp10.scan import Scanner
 from pyspark_mq.sources.base import UNREADABLE_PROPERTY
 
 __all__ = ["SectionReader"]
@@ -31,10 +36,15 @@ class SectionReader:
 
     def __init__(self, *, counts_acquirers: bool) -> None:
         self._counts_acquirers = counts_acquirers
+        self._scanner = Scanner(counts_acquirers=counts_acquirers)
         self._message = Message()  # the library's own, used again for each
 
     def read(self, tag: int, data: bytes) -> Raw:
         """The delivery of that number; an :class:`UnreadableRaw` if the message cannot be decoded."""
+        return self._scanner.scan(tag, data) or self.decode(tag, data)
+
+    def decode(self, tag: int, data: bytes) -> Raw:
+        """The same by the library alone."""
         try:
             return self._read(tag, data)
         except Exception as broken:  # noqa: BLE001 - whatever it is, it is of this message
@@ -44,7 +54,7 @@ class SectionReader:
         message = self._message
         message.decode(data)
         body = self._body(data)
-        properties, group = message.properties, message.group_id
+        properties, group = _owned(message.properties), message.group_id
         if group is not None:
             properties = {**(properties or {}), "JMSXGroupID": group}
         created, expires, deliveries = message.creation_time, message.expiry_time, message.delivery_count
@@ -52,8 +62,8 @@ class SectionReader:
         return Raw(
             tag,
             body,
-            message.id,
-            message.correlation_id,
+            _owned(message.id),
+            _owned(message.correlation_id),
             message.reply_to,
             _content_type(message),
             message.subject,
@@ -80,6 +90,19 @@ class SectionReader:
             if data.endswith(last) and not any(mark in before for mark in _DATA_MARKS):
                 return body
         return _joined(data)
+
+
+def _owned(value: Any) -> Any:
+    """A value of the library's that stays as it is when its message is used again."""
+    if isinstance(value, memoryview):
+        return bytes(value)
+    if isinstance(value, dict):
+        return {_owned(name): _owned(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_owned(item) for item in value]
+    if isinstance(value, Array):
+        return Array(value.descriptor, value.type, *map(_owned, value.elements))
+    return Described(value.descriptor, _owned(value.value)) if isinstance(value, Described) else value
 
 
 def _joined(data: bytes) -> bytes:
@@ -113,7 +136,7 @@ def _unreadable(tag: int, data: bytes, broken: Exception) -> UnreadableRaw:
             sections.next()
             if sections.type() == Data.DESCRIBED:
                 section = sections.get_py_described()
-                fields = list(section.value) if section.descriptor in _PROPERTIES_NAMES else []  # type: ignore[arg-type]
+                fields = _owned(list(section.value)) if section.descriptor in _PROPERTIES_NAMES else []  # type: ignore[arg-type]
             sections.clear()
     fields += [None] * (_SUBJECT + 3 - len(fields))
     reason = {UNREADABLE_PROPERTY: f"{type(broken).__name__}: {broken}"}

@@ -17,10 +17,12 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from stomp.listener import ConnectionListener
 from stomp.protocol import Protocol12
@@ -29,16 +31,19 @@ from stomp.utils import Frame
 
 from pyspark_mq.brokers.base import STOMP
 from pyspark_mq.errors import BrokerUnavailableError, MessageError, MqError
-from pyspark_mq.sources.base import Consumer, Decoder, Greeting, SessionLostError
+from pyspark_mq.sources.base import Consumer, Decoder, Greeting, QueueDepth, SessionLostError
 from pyspark_mq.sources.socket_loop import SocketLoop, dial_error, hint
-from pyspark_mq.sources.stomp.decoder import StompDecoder, as_text, whole_number
+from pyspark_mq.sources.stomp.decoder import StompDecoder, whole_number
 from pyspark_mq.sources.stomp.errors import dialect_of, login_error, said, subscribe_error
-from pyspark_mq.sources.stomp.frames import FrameError, FrameReader, UnreadableHeaders
+from pyspark_mq.sources.stomp.frames import MESSAGE, FrameError, FrameReader, UnreadableHeaders
+from pyspark_mq.sources.stomp.headers import as_text, parse, text, value
+from pyspark_mq.sources.stomp.management import Questions, QueueInfo
 from pyspark_mq.sources.stomp.settling import Settling
 from pyspark_mq.sources.url import BrokerUrl
 
 __all__ = ["StompConsumer"]
 
+_LOG = logging.getLogger("pyspark_mq")
 _SPEAKS = "STOMP"
 _INT32_MAX = 2**31 - 1
 _RECEIVE_BYTES = 256 * 1024
@@ -62,8 +67,31 @@ _NOTHING = "JMSMessageID='never'"
 _BEATS_WITHIN = 3
 _BEAT_BYTES = 2
 _BEAT_S = 0.5
+#: A broker that does not answer a question for so long does not answer such questions.
+_ANSWER_TIMEOUT_S = 5.0
+_ACK = "ack"
+_ACK_LINE = b"\nack"
+_ACK_LINE_BYTES = len(_ACK_LINE)
+_COLON = ord(":")
+_EOL = b"\n"
 _SUBSCRIBED = "subscribed"
 _DISCONNECTED = "disconnected"
+
+
+class _Asker(NamedTuple):
+    host: str
+    port: int
+    user: str | None
+    address: str
+
+
+#: Who was refused an answer. It is not asked for again in this process: each refusal is a line in the broker's log.
+_REFUSED: set[_Asker] = set()
+
+
+def _milliseconds(text: str) -> int:
+    """Of a heart-beat."""
+    return whole_number(text.strip().encode("utf-8", "surrogateescape"), _INT32_MAX) or 0
 
 
 class _Transport(BaseTransport):  # type: ignore[misc]
@@ -93,7 +121,13 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         self._socket = SocketLoop()
         self._transport: Any = None
         self._protocol: Any = None
-        self._reader = FrameReader(last=self._dialect.last_header)
+        self._reader = FrameReader()
+        #: How headers begin of messages that may have an ID not of the broker's; empty where none can.
+        self._foreign = f"\n{self._dialect.foreign_prefix}".encode() if self._dialect.foreign_prefix else b""
+        #: What to ask the broker with; None if it is not to be asked.
+        self._questions: Questions | None = None
+        self._on_info: Callable[[QueueInfo | None], object] = self._report_depth
+        self._subscriptions = 0
         self._connected = False
         self._server = ""
         self._end: Exception | None = None
@@ -116,12 +150,18 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
     def open(self, url: BrokerUrl, timeout_s: float) -> Greeting:
         """Whether the queue is there is only known by :meth:`consume`."""
         deadline = time.monotonic() + timeout_s
+        self._log_in(url, deadline)
+        # No broker reports a name that it keeps.
+        return Greeting(url, "", self._depth_at_first(deadline))
+
+    def _log_in(self, url: BrokerUrl, deadline: float) -> None:
         self._url = url
         self._socket.dial(url, self.endpoint, deadline, _SPEAKS)
         host = url.virtual_host if self._dialect.virtual_hosts else url.host
         self._transport = _Transport(host, url, self._socket.outgoing)
         self._transport.set_listener("consumer", self)
-        self._protocol = Protocol12(self._transport)
+        # Questions are texts, which a length would make bytes of; nothing else with a body is sent.
+        self._protocol = Protocol12(self._transport, auto_content_length=False)
         # With nobody named, the broker's default user or the client certificate counts.
         self._protocol.connect(*self.endpoint.credentials(url), headers=self._connect_headers())
         try:
@@ -131,8 +171,44 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         except (SessionLostError, MessageError) as ended:
             raise self._open_error(ended, url) from None
         self.endpoint.check_product(url, self._server)
-        # No broker reports a name that it keeps, nor the depth of a queue.
-        return Greeting(url, "", None)
+
+    def _depth_at_first(self, deadline: float) -> QueueDepth | None:
+        """Ask over a connection of its own: a user who may not ask loses the connection for it."""
+        address = self._dialect.management
+        # A queue does not count the messages that a selector lets through.
+        if not address or self.endpoint.topic is not None or self.endpoint.selector is not None:
+            return None
+        asker = _Asker(self._url.host, self._url.port, self.endpoint.credentials(self._url)[0], address)
+        if asker in _REFUSED:
+            return None
+        told = self._ask_beside(asker, min(deadline, time.monotonic() + _ANSWER_TIMEOUT_S))
+        if not told:
+            return None
+        self._questions = self._make_questions()
+        return None if told[0] is None else told[0].at_first()
+
+    def _make_questions(self) -> Questions:
+        return Questions(self._dialect.management, self.endpoint.name, uuid.uuid4().hex)
+
+    def _ask_beside(self, asker: _Asker, deadline: float) -> list[QueueInfo | None]:
+        """The answer over a connection that is there for the question, or nothing."""
+        beside = StompConsumer(self.endpoint, self.session, threading.Event())
+        told: list[QueueInfo | None] = []
+        beside._on_info = told.append
+        beside._questions = beside._make_questions()
+        try:
+            beside._log_in(self._url, deadline)
+            beside.ask_depth()
+            beside._until(lambda: bool(told), deadline)
+        except (SessionLostError, TimeoutError) as failed:
+            if isinstance(failed, TimeoutError) or failed.told:
+                _REFUSED.add(asker)
+                _LOG.info("%s: %s does not tell how many messages wait", self.endpoint.destination, self._url)
+        except MqError as failed:  # not connected, or not this time
+            _LOG.debug("asking for the depth: %s", failed)
+        finally:
+            beside.close()
+        return told
 
     def _connect_headers(self) -> dict[str, str]:
         beat_ms = round(self.endpoint.heartbeat_s * 1000)
@@ -152,7 +228,7 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         self._connected = True
         self._server = frame.headers.get("server", "")
         theirs = frame.headers.get("heart-beat", "0,0").split(",")
-        sends_ms, wants_ms = (whole_number(text.strip(), _INT32_MAX) or 0 for text in (*theirs, "0", "0")[:2])
+        sends_ms, wants_ms = (_milliseconds(text) for text in (*theirs, "0", "0")[:2])
         ours_ms = self.endpoint.heartbeat_s * 1000
         # The slower side decides (STOMP 1.2, section "Heart-beating").
         if wants_ms:
@@ -219,6 +295,7 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         headers[dialect.window_header] = str(self._grant(window))
         mode = "client" if dialect.cumulative else "client-individual"
         self._protocol.subscribe(self._destination(), str(next(self._numbers)), mode, headers=headers | more)
+        self._subscriptions += 1
         self._stir()
 
     def _grant(self, window: int) -> int:
@@ -315,22 +392,35 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
     def _take(self, data: bytes) -> None:
         tag, size = self._tag, 0
         append, handles, dialect = self.inbox.append, self._settling.open, self._dialect
-        own_id, id_header = dialect.own_id, dialect.id_header
+        questions = self._questions
+        mark = questions.mark if questions is not None and questions.subscribed else b""
+        foreign, last_ack = self._foreign, dialect.last_header == _ACK
         try:
             for command, headers, body in self._reader.feed(data):
-                if command != "MESSAGE":
-                    self._transport.process_frame(Frame(command, headers, body), body)
+                if command != MESSAGE:
+                    self._answered(command, headers, body)
                     continue
                 if type(headers) is UnreadableHeaders and not self.keeps_unreadable:
                     self._end = self._end or self._refuse(
                         self.decoder.unreadable([(tag + 1, headers, body, dialect)])[0]
                     )
                     break
-                if own_id and not own_id.search(headers.get(id_header, "")) and self._is_foreign(headers):
+                if mark and mark in headers and questions is not None and questions.is_answer(headers):
+                    # The window in bytes goes by what the messages of the queue take.
+                    self._received_bytes -= len(headers) + len(body)
+                    self._on_info(questions.answer(body))
+                    continue
+                if foreign and foreign in headers and self._is_hidden(headers):
                     self._end = self._end or self._unsettled(headers)
                     break
                 tag += 1
-                handles[tag] = headers.get("ack", "")
+                # What `value` does, without the call.
+                at = headers.rfind(_ACK_LINE) if last_ack else headers.find(_ACK_LINE)
+                behind = at + _ACK_LINE_BYTES
+                if at >= 0 and headers[behind] == _COLON:
+                    handles[tag] = headers[behind + 1 : headers.find(_EOL, behind)]
+                else:
+                    handles[tag] = value(headers, _ACK, dialect.last_header) or b""
                 append((tag, headers, body, dialect))
                 size += len(body)
         finally:
@@ -338,12 +428,20 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
                 self._tag = tag
                 self._arrived(size)
 
-    def _is_foreign(self, headers: Mapping[str, str]) -> bool:
-        prefix = self._dialect.foreign_prefix
-        return bool(prefix) and any(name.startswith(prefix) for name in headers)
+    def _answered(self, command: str, headers: bytes, body: bytes) -> None:
+        found = parse(headers, self._dialect.last_header, escaped=command != "CONNECTED")
+        self._transport.process_frame(Frame(command, found, body), body)
 
-    def _unsettled(self, headers: Mapping[str, str]) -> MessageError:
-        name = as_text(headers.get(self._dialect.id_header))
+    def _is_hidden(self, headers: bytes) -> bool:
+        """Is the ID not one that the broker gives?"""
+        own_id = self._dialect.own_id
+        return own_id is not None and not own_id.search(self._id_of(headers) or "")
+
+    def _id_of(self, headers: bytes) -> str | None:
+        return text(headers, self._dialect.id_header, self._dialect.last_header)
+
+    def _unsettled(self, headers: bytes) -> MessageError:
+        name = as_text(self._id_of(headers))
         return MessageError(
             f"{self.endpoint.destination} holds a message that came over AMQP 1.0 with its producer's ID, "
             f"{name!r}: the broker cannot take its acknowledgement over STOMP if that is its message-id, and shows no "
@@ -379,7 +477,7 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         if not self._reader.spoken:
             self._ended(str(wrong))
         elif self._end is None:
-            name = as_text(wrong.headers.get(self._dialect.id_header))
+            name = as_text(self._id_of(wrong.headers))
             which = "a message" if name is None else f"message {name!r}"
             self._end = MessageError(
                 f"{self.endpoint.destination} holds {which} that cannot be read ({wrong}), for example a text "
@@ -390,6 +488,10 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
     def on_error(self, frame: Any) -> None:
         """Most brokers close the connection then; we do in any case."""
         self._ended(said(frame.headers, frame.body), told=True)
+
+    @property
+    def behind(self) -> bool:
+        return self._socket.behind
 
     def wake(self) -> None:
         self._socket.wake()
@@ -471,7 +573,22 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         self._stir()
 
     def ask_depth(self) -> None:
-        """Brokers do not report it over STOMP."""
+        """Where the broker answers this user, unless an answer is due."""
+        questions = self._questions
+        if questions is None or questions.asked or self._end is not None:
+            return
+        if not questions.subscribed:
+            questions.subscribed = True
+            destination, headers = questions.subscription()
+            self._protocol.subscribe(destination, questions.SUBSCRIPTION, "auto", headers=headers)
+        questions.asked = True
+        destination, text, headers = questions.question()
+        self._protocol.send(destination, text, headers=headers)
+        self._send()
+
+    def _report_depth(self, info: QueueInfo | None) -> None:
+        if info is not None:
+            self.on_depth(info.depth(self._subscriptions))
 
     def close(self) -> None:
         try:

@@ -1,8 +1,8 @@
-"""Columns of deliveries over STOMP."""
+"""Columns of deliveries over STOMP, each from the bytes of the headers when it is asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -10,15 +10,20 @@ from pyspark_mq.brokers.base import StompDialect
 from pyspark_mq.dedup import IdSource
 from pyspark_mq.sources.base import UNREADABLE_PROPERTY, Decoder, Unreadable
 from pyspark_mq.sources.stomp.frames import UnreadableHeaders
+from pyspark_mq.sources.stomp.headers import as_text, parse
+from pyspark_mq.sources.stomp.table import HeaderTable
 
-__all__ = ["Raw", "StompDecoder", "as_text", "whole_number"]
+__all__ = ["Raw", "StompDecoder", "whole_number"]
 
-#: (tag, headers, body, how the broker speaks)
-Raw = tuple[int, Mapping[str, str], bytes, StompDialect]
+#: (tag, block of headers, body, how the broker speaks)
+Raw = tuple[int, bytes, bytes, StompDialect]
 
 _MESSAGE_ID = IdSource("message-id")
 _INT32_MAX = 2**31 - 1
 _INT64_MAX = 2**63 - 1
+
+#: Up to so many columns of headers, each is searched for.
+_SEARCHED_MAX = 3
 
 #: Headers of MESSAGE and SEND in the specification, and those with a column of their own.
 _NAMED = frozenset(
@@ -29,73 +34,98 @@ _NAMED = frozenset(
 )  # fmt: skip
 
 
-def as_text(value: str | None) -> str | None:
-    """A header for a string column; bytes that are not text are shown with escapes."""
-    if value is None or value.isascii():
-        return value
-    return value.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-
-
-def _texts(name: str) -> Callable[[Sequence[Raw]], list[Any]]:
-    return lambda raws: [as_text(raw[1].get(name)) for raw in raws]
-
-
-def whole_number(text: str | None, most: int) -> int | None:
+def whole_number(text: bytes | None, most: int) -> int | None:
     """The number in a header, from 0 to `most`, or None."""
     # Python refuses to convert thousands of digits.
-    if text is None or not text.isascii() or not text.isdecimal() or len(text) > 19:
+    if text is None or not text.isdigit() or len(text) > 19:
         return None
     value = int(text)
     return value if value <= most else None
 
 
-def _properties(raws: Sequence[Raw]) -> list[list[tuple[str, str | None]] | None]:
-    found: list[list[tuple[str, str | None]] | None] = []
-    for _, headers, _, dialect in raws:
-        hidden, prefixes = dialect.internal_headers, dialect.internal_prefixes
-        own = [(UNREADABLE_PROPERTY, headers.error)] if isinstance(headers, UnreadableHeaders) else []
-        found.append(
-            own
-            + [
-                (str(as_text(name)), as_text(value))
-                for name, value in headers.items()
-                if name not in _NAMED and name not in hidden and not (prefixes and name.startswith(prefixes))
-            ]
-        )
-    return found
+class _Deliveries(list[Raw]):
+    """Deliveries of which several columns are made."""
+
+    table: HeaderTable
 
 
-def _timestamp_us(raw: Raw) -> int | None:
-    unit = raw[3].timestamp_us
-    moment = whole_number(raw[1].get("timestamp"), _INT64_MAX // unit)
-    return None if moment is None else moment * unit
+def _table(raws: Sequence[Raw], *, turned: bool = False) -> HeaderTable:
+    """The headers of deliveries, of which there are some."""
+    if isinstance(raws, _Deliveries):
+        return raws.table
+    return HeaderTable([raw[1] for raw in raws], _dialect(raws).last_header, turned=turned)
 
 
-def _expiration_us(raw: Raw) -> int | None:
-    _, headers, _, dialect = raw
-    if dialect.expires_header:
-        moment = whole_number(headers.get(dialect.expires_header), _INT64_MAX // 1000)
-        return moment * 1000 if moment else None
+def _dialect(raws: Sequence[Raw]) -> StompDialect:
+    """That of the broker, which is one."""
+    return raws[0][3]
+
+
+def _texts(name: str) -> Callable[[Sequence[Raw]], list[Any]]:
+    return lambda raws: [as_text(found) for found in _table(raws).texts(name)]
+
+
+def _numbers(raws: Sequence[Raw], name: str, most: int) -> list[int | None]:
+    found = _table(raws).values(name)
+    # The priority, the moment of sending: many have the same.
+    meanings = {text: whole_number(text, most) for text in set(found)}
+    return [meanings[text] for text in found]
+
+
+def _properties(raws: Sequence[Raw]) -> list[list[tuple[str, str | None]]]:
+    dialect = _dialect(raws)
+    rows = _table(raws, turned=True).others(_NAMED | dialect.internal_headers, dialect.internal_prefixes)
+    for row, raw in zip(rows, raws, strict=True):
+        if type(raw[1]) is UnreadableHeaders:
+            row.insert(0, (UNREADABLE_PROPERTY, raw[1].error))
+    return rows
+
+
+def _timestamps_us(raws: Sequence[Raw]) -> list[int | None]:
+    unit = _dialect(raws).timestamp_us
+    moments = _numbers(raws, "timestamp", _INT64_MAX // unit)
+    return [None if moment is None else moment * unit for moment in moments]
+
+
+def _expirations_us(raws: Sequence[Raw]) -> list[int | None]:
+    expires_header = _dialect(raws).expires_header
+    if expires_header:
+        moments = _numbers(raws, expires_header, _INT64_MAX // 1000)
+        return [moment * 1000 if moment else None for moment in moments]
     # A time to live in milliseconds, counted from publishing, as in AMQP 0-9-1.
-    published, lives = _timestamp_us(raw), whole_number(headers.get("expiration"), _INT64_MAX // 1000)
-    if published is None or lives is None:
+    lives = _numbers(raws, "expiration", _INT64_MAX // 1000)
+    return [_sum_us(published, life) for published, life in zip(_timestamps_us(raws), lives, strict=True)]
+
+
+def _sum_us(published_us: int | None, lives_ms: int | None) -> int | None:
+    if published_us is None or lives_ms is None:
         return None
-    moment = published + lives * 1000
+    moment = published_us + lives_ms * 1000
     return moment if moment <= _INT64_MAX else None
 
 
-def _delivery_count(raw: Raw) -> int | None:
-    _, headers, _, dialect = raw
-    if not dialect.count_header:
-        return None
-    counted = whole_number(headers.get(dialect.count_header), _INT32_MAX - 1)
-    if counted is not None:
-        return counted + 1
-    return None if headers.get("redelivered") == "true" else 1
+def _redelivered(raws: Sequence[Raw]) -> list[bool]:
+    return [found == b"true" for found in _table(raws).values("redelivered")]
+
+
+def _delivery_counts(raws: Sequence[Raw]) -> list[int | None]:
+    count_header = _dialect(raws).count_header
+    if not count_header:
+        return [None] * len(raws)
+    counts = _numbers(raws, count_header, _INT32_MAX - 1)
+    return [
+        counted + 1 if counted is not None else None if again else 1
+        for counted, again in zip(counts, _redelivered(raws), strict=True)
+    ]
+
+
+def _of_some(column: Callable[[Sequence[Raw]], list[Any]]) -> Callable[[Sequence[Raw]], list[Any]]:
+    """A column that is never asked about no deliveries at all."""
+    return lambda raws: column(raws) if raws else []
 
 
 class StompDecoder(Decoder):
-    """Columns of (tag, headers, body, dialect)."""
+    """Columns of (tag, block of headers, body, dialect), all from one broker."""
 
     def tags(self, raws: Sequence[Raw]) -> list[int]:
         """Numbers of the consumer's own: 1, 2, 3… in each session."""
@@ -111,54 +141,70 @@ class StompDecoder(Decoder):
 
     def ids(self, raws: Sequence[Raw], source: IdSource) -> list[object]:
         """The broker's ID where it gives one, or the producer's; None where a property hides the broker's."""
-        name = source.name
+        if not raws:
+            return []
+        dialect, name = _dialect(raws), source.name
         if source.kind == "message-id":
-            name = raws[0][3].id_header if raws else ""
+            name = dialect.id_header
         elif source.kind == "correlation-id":
             name = source.kind
-        ids = [_id(raw[1].get(name)) for raw in raws]
-        own_id = raws[0][3].own_id if raws and source.kind == "message-id" else None
-        if own_id is not None:
-            return [value if isinstance(value, str) and own_id.search(value) else None for value in ids]
-        separator = raws[0][3].id_separator if raws and source.kind == "message-id" else ""
-        if not separator:
+        found = _table(raws).texts(name)
+        ids: list[object] = [value if value is None or value.isascii() else _id(value) for value in found]
+        if source.kind != "message-id":
             return ids
-        return [value.rpartition(separator)[2] if isinstance(value, str) else value for value in ids]
+        if dialect.own_id is not None:
+            own = dialect.own_id.search
+            return [value if isinstance(value, str) and own(value) else None for value in ids]
+        if dialect.id_separator:
+            return [value.rpartition(dialect.id_separator)[2] if isinstance(value, str) else value for value in ids]
+        return ids
 
     def hidden(self, raws: Sequence[Raw]) -> list[str]:
-        if not raws or raws[0][3].own_id is None:
+        if not raws or _dialect(raws).own_id is None:
             return []
-        name, keys = raws[0][3].id_header, self.ids(raws, _MESSAGE_ID)
-        return [str(as_text(raw[1].get(name))) for raw, key in zip(raws, keys, strict=True) if key is None]
+        names = _table(raws).texts(_dialect(raws).id_header)
+        keys = self.ids(raws, _MESSAGE_ID)
+        return [str(as_text(name)) for name, key in zip(names, keys, strict=True) if key is None]
 
     def unreadable(self, raws: Sequence[Raw]) -> list[Unreadable]:
-        return [_unreadable(raw, raw[1]) for raw in raws if isinstance(raw[1], UnreadableHeaders)]
+        return [_unreadable(raw, raw[1]) for raw in raws if type(raw[1]) is UnreadableHeaders]
+
+    def batch(self, raws: Sequence[Raw], names: Collection[str]) -> Sequence[Raw]:
+        if not raws:
+            return raws
+        made = _Deliveries(raws)
+        turned = "properties" in names or len(self.columns.keys() & names) > _SEARCHED_MAX
+        made.table = HeaderTable([raw[1] for raw in raws], _dialect(raws).last_header, turned=turned)
+        return made
 
     columns: ClassVar[Mapping[str, Callable[[Sequence[Raw]], list[Any]]]] = MappingProxyType(
         {
-            "properties": _properties,
-            "correlationId": _texts("correlation-id"),
-            "replyTo": _texts("reply-to"),
-            "contentType": _texts("content-type"),
-            "type": _texts("type"),
-            "priority": lambda raws: [whole_number(raw[1].get("priority"), _INT32_MAX) for raw in raws],
-            "timestamp": lambda raws: [_timestamp_us(raw) for raw in raws],
-            "expiration": lambda raws: [_expiration_us(raw) for raw in raws],
-            "redelivered": lambda raws: [raw[1].get("redelivered") == "true" for raw in raws],
-            "deliveryCount": lambda raws: [_delivery_count(raw) for raw in raws],
+            name: _of_some(column)
+            for name, column in {
+                "properties": _properties,
+                "correlationId": _texts("correlation-id"),
+                "replyTo": _texts("reply-to"),
+                "contentType": _texts("content-type"),
+                "type": _texts("type"),
+                "priority": lambda raws: _numbers(raws, "priority", _INT32_MAX),
+                "timestamp": _timestamps_us,
+                "expiration": _expirations_us,
+                "redelivered": _redelivered,
+                "deliveryCount": _delivery_counts,
+            }.items()
         }
     )
 
 
-def _unreadable(raw: Raw, headers: UnreadableHeaders) -> Unreadable:
-    wanted = dict.fromkeys((raw[3].id_header, "message-id", "correlation-id", "type"))
+def _unreadable(raw: Raw, block: UnreadableHeaders) -> Unreadable:
+    dialect = raw[3]
+    headers = parse(block, dialect.last_header)
+    wanted = dict.fromkeys((dialect.id_header, "message-id", "correlation-id", "type"))
     known = {name: str(as_text(headers[name])) for name in wanted if name in headers}
-    return Unreadable(raw[0], known, raw[2], headers.error)
+    return Unreadable(raw[0], known, raw[2], block.error)
 
 
-def _id(value: str | None) -> object:
-    if value is None or value.isascii():
-        return value
+def _id(value: str) -> object:
     data = value.encode("utf-8", "surrogateescape")
     try:
         return data.decode("utf-8")

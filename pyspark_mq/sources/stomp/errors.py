@@ -15,7 +15,7 @@ from pyspark_mq.errors import (
 )
 from pyspark_mq.sources.base import SessionLostError
 from pyspark_mq.sources.endpoint import Endpoint
-from pyspark_mq.sources.stomp.decoder import as_text
+from pyspark_mq.sources.stomp.headers import as_text
 from pyspark_mq.sources.url import BrokerUrl
 
 __all__ = ["dialect_of", "login_error", "said", "subscribe_error"]

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import count
 
-from pyspark_mq.sources.stomp.frames import escape
-
 __all__ = ["Settling"]
 
 
@@ -28,13 +26,14 @@ class Settling:
 
     Attributes:
         open: deliveries not settled, by tag in the order of arrival, with the ID to settle them by (header
-            `ack`). The consumer adds to it: that happens for every message.
+            `ack`, as the broker has written it: in our frames it is escaped alike). The consumer adds to it: that
+            happens for every message.
     """
 
     def __init__(self, *, cumulative: bool, reject_headers: Mapping[str, str]) -> None:
-        self.open: dict[int, str] = {}
+        self.open: dict[int, bytes] = {}
         self._cumulative = cumulative
-        self._refusal = "".join(f"{name}:{value}\n" for name, value in reject_headers.items())
+        self._refusal = "".join(f"{name}:{value}\n" for name, value in reject_headers.items()).encode()
         # With cumulative acknowledgements, those that wait for what is before them.
         self._due: set[int] = set()
         self._refused: set[int] = set()
@@ -65,14 +64,14 @@ class Settling:
             self._due.update(singles)
             return self._head(upto)
         tags = [*(tag for tag in self.open if tag <= upto), *singles]
-        return self._frames([("ACK", tag) for tag in tags], tags, [number])
+        return self._frames([(b"ACK", tag) for tag in tags], tags, [number])
 
     def reject(self, tags: Sequence[int]) -> bytes:
         """Frames that refuse messages for good, as far as that can be done now."""
         if self._cumulative:
             self._refused.update(tags)
             return self._head(0)
-        return self._frames([("NACK", tag) for tag in tags], tags, [])
+        return self._frames([(b"NACK", tag) for tag in tags], tags, [])
 
     def confirmed(self, receipt: str) -> list[int]:
         """The requests that a receipt confirms."""
@@ -84,11 +83,11 @@ class Settling:
         What is in the middle would take all before it along, so it waits for them.
         """
         done: list[int] = []
-        frames: list[tuple[str, int]] = []
+        frames: list[tuple[bytes, int]] = []
         last = 0
         for tag in self.open:
             if tag in self._refused:
-                frames += [("ACK", last), ("NACK", tag)] if last else [("NACK", tag)]
+                frames += [(b"ACK", last), (b"NACK", tag)] if last else [(b"NACK", tag)]
                 last = 0
             elif tag <= upto or tag in self._due:
                 last = tag
@@ -96,7 +95,7 @@ class Settling:
                 break
             done.append(tag)
         if last:
-            frames.append(("ACK", last))
+            frames.append((b"ACK", last))
         if not done:
             return b""
         self._due.difference_update(done)
@@ -105,18 +104,18 @@ class Settling:
         self._requests = [(number, end) for number, end in self._requests if end > done[-1]]
         return self._frames(frames, done, confirmed)
 
-    def _frames(self, frames: Sequence[tuple[str, int]], done: Sequence[int], confirmed: list[int]) -> bytes:
+    def _frames(self, frames: Sequence[tuple[bytes, int]], done: Sequence[int], confirmed: list[int]) -> bytes:
         """ACK and NACK frames; the RECEIPT of the last confirms these requests."""
         # Not by stomp.py: this is what there is ten thousand of at a time.
-        written: list[str] = []
+        written: list[bytes] = []
         end = len(frames) - 1
         for index, (command, tag) in enumerate(frames):
-            more = self._refusal if command == "NACK" else ""
+            more = self._refusal if command == b"NACK" else b""
             if index == end and confirmed:
                 receipt = f"settled-{next(self._numbers)}"
                 self._receipts[receipt] = confirmed
-                more += f"receipt:{receipt}\n"
-            written.append(f"{command}\nid:{escape(self.open[tag])}\n{more}\n\0")
+                more += f"receipt:{receipt}\n".encode()
+            written.append(b"%b\nid:%b\n%b\n\0" % (command, self.open[tag], more))
         for tag in done:
             del self.open[tag]
-        return "".join(written).encode()
+        return b"".join(written)

@@ -1,0 +1,183 @@
+"""Deliveries from the bytes of an AMQP 0-9-1 connection. No socket, no clock, no client library.
+
+pika makes three objects of each delivery and decodes all of its properties, which is nine tenths of what a
+message costs in its hands. What is needed of a delivery at first is where its parts begin and end, so they are cut
+out here, and everything else goes to pika, in order. Frames: AMQP 0-9-1, 2.3.5 and 4.2.3; content: 4.2.6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from struct import Struct
+from struct import error as struct_error
+from typing import TypeAlias
+
+__all__ = ["FRAME_BYTES_MIN", "DeliveryReader", "FrameError", "Raw"]
+
+#: (delivery tag, redelivered, encoded properties, body). A subclass of tuple with more stands for one that cannot be
+#: read, see `properties`.
+Raw: TypeAlias = "tuple[int, bool, bytes, bytes]"
+
+#: The least that may be negotiated as the largest frame (AMQP 0-9-1, constant frame-min-size).
+FRAME_BYTES_MIN = 4096
+
+_METHOD, _HEADER, _BODY, _END = 1, 2, 3, 0xCE
+#: Class basic, method deliver.
+_DELIVER = b"\x00\x3c\x00\x3c"
+_BASIC = 0x3C
+#: Of a frame: what is before its payload, and that with the octet behind it.
+_HEAD, _FRAMING = 7, 8
+#: Of a frame with a content header: what is before the properties.
+_CONTENT_HEAD = 19
+
+_frame_head = Struct(">BHI").unpack_from  # type, channel, size
+_content_head = Struct(">BHIHHQ").unpack_from  # the same, then class, weight, body size
+_tag_and_bits = Struct(">QB").unpack_from
+
+
+class FrameError(Exception):
+    """These bytes are no frames, or frames that nobody may send: the connection cannot be read on."""
+
+
+class _Open:
+    """A delivery of which a part has come."""
+
+    __slots__ = ("left", "method", "parts", "properties", "redelivered", "tag")
+
+    def __init__(self, tag: int, redelivered: bool, method: bytes) -> None:
+        self.tag = tag
+        self.redelivered = redelivered
+        self.method = method
+        self.properties: bytes | None = None
+        self.left = 0
+        self.parts: list[bytes] = []
+
+
+class DeliveryReader:
+    """Cuts the deliveries of one channel out of a stream of bytes.
+
+    What is kept of the stream is one frame at most, and the parts of one body: never more than has come.
+
+    Args:
+        channel: number of the channel.
+        frame_bytes_max: of a whole frame, as negotiated.
+        deliver: called with deliveries, in order, and with the payload of the method frame of each.
+        pass_on: called with every other frame, whole; the deliveries before it have been handed over.
+    """
+
+    def __init__(
+        self,
+        channel: int,
+        frame_bytes_max: int,
+        deliver: Callable[[list[Raw], list[bytes]], None],
+        pass_on: Callable[[bytes], None],
+    ) -> None:
+        self._channel = channel
+        self._payload_max = max(frame_bytes_max, FRAME_BYTES_MIN) - _FRAMING
+        self._deliver = deliver
+        self._pass_on = pass_on
+        self._open: _Open | None = None
+        self._parts: list[bytes] = []
+        self._have = self._need = 0
+        self._found: list[Raw] = []
+        self._methods: list[bytes] = []
+
+    def feed(self, data: bytes) -> None:
+        """Take in what was read.
+
+        Raises:
+            FrameError: that is no frame.
+        """
+        if self._have:
+            self._parts.append(data)
+            self._have += len(data)
+            if self._have < self._need:
+                return
+            data = b"".join(self._parts)
+            self._parts.clear()
+            self._have = 0
+        try:
+            at = self._cut(data)
+        except (struct_error, IndexError) as short:
+            raise FrameError(f"a frame is shorter than what it holds: {short}") from None
+        finally:
+            self._hand_over()
+        if at < len(data):
+            self._parts.append(data[at:])
+            self._have = len(data) - at
+
+    def _hand_over(self) -> None:
+        if self._found:
+            found, self._found = self._found, []
+            methods, self._methods = self._methods, []
+            self._deliver(found, methods)
+
+    def _cut(self, data: bytes) -> int:
+        """Take whole frames; where the first that is not whole begins."""
+        at, size, own = 0, len(data), self._channel
+        while size - at >= _HEAD:
+            kind, channel, length = _frame_head(data, at)
+            end = at + _FRAMING + length
+            if end > size:
+                if length > self._payload_max:
+                    raise FrameError(f"a frame of {length} bytes, where at most {self._payload_max} were agreed on")
+                self._need = end - at
+                return at
+            if data[end - 1] != _END:
+                raise FrameError(f"{data[at : at + 2 * _FRAMING]!r} does not begin a frame")
+            if self._open is not None or kind != _METHOD or channel != own or data[at + 7 : at + 11] != _DELIVER:
+                self._take(kind, channel, data[at:end])
+                at = end
+                continue
+            # From here on it is about speed: most deliveries are here as a whole.
+            tag, bits = _tag_and_bits(data, at + 12 + data[at + 11])
+            method = data[at + 11 : end - 1]
+            at = end
+            if size - at >= _CONTENT_HEAD:
+                kind, channel, length, class_id, _, body_size = _content_head(data, at)
+                end = at + _FRAMING + length
+                body_end = end + _FRAMING + body_size
+                if (
+                    body_end <= size
+                    and (kind, channel, class_id) == (_HEADER, own, _BASIC)
+                    and data[end - 1] == data[body_end - 1] == _END
+                    and _frame_head(data, end) == (_BODY, own, body_size)
+                ):
+                    body = data[end + _HEAD : body_end - 1]
+                    self._found.append((tag, bits & 1 == 1, data[at + _CONTENT_HEAD : end - 1], body))
+                    self._methods.append(method)
+                    at = body_end
+                    continue
+            self._open = _Open(tag, bits & 1 == 1, method)
+        self._need = _HEAD
+        return at
+
+    def _take(self, kind: int, channel: int, frame: bytes) -> None:
+        """A frame that is not the first of a delivery."""
+        if channel != self._channel or self._open is None:
+            self._hand_over()
+            self._pass_on(frame)
+        elif kind == _HEADER and self._open.properties is None:
+            _, _, _, class_id, _, self._open.left = _content_head(frame)
+            if class_id != _BASIC:
+                raise FrameError(f"a content header of class {class_id} follows a delivery")
+            self._open.properties = frame[_CONTENT_HEAD:-1]
+            self._finish()
+        elif kind == _BODY and self._open.properties is not None:
+            self._open.left -= len(frame) - _FRAMING
+            if self._open.left < 0:
+                raise FrameError("the body of a delivery is longer than announced")
+            self._open.parts.append(frame[_HEAD:-1])
+            self._finish()
+        else:
+            raise FrameError(f"a frame of type {kind} interrupts a delivery")
+
+    def _finish(self) -> None:
+        opened = self._open
+        assert opened is not None
+        assert opened.properties is not None
+        if opened.left:
+            return
+        self._open = None
+        self._found.append((opened.tag, opened.redelivered, opened.properties, b"".join(opened.parts)))
+        self._methods.append(opened.method)

@@ -1,0 +1,109 @@
+"""What Artemis tells of a queue over STOMP: questions to its management address. Pure: no socket, no clock.
+
+A question is a message that names an operation in its properties and has the arguments in its body, as JSON; the answer
+goes to the address it names for that (Artemis' manual, "Using Management Message API"). So it takes a user who may
+`manage` the address of management, and make and read one for answers. Who may not is answered with an ERROR, which
+ends the connection.
+
+The counts are not of one moment: while messages flow, they were up to some hundreds too high and a few too low
+(2.40, 2.56); when nothing flows they are right. What a connection that is gone was handed counts as handed out until
+the broker has noticed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pyspark_mq.sources.base import QueueDepth
+from pyspark_mq.sources.stomp.headers import value
+
+__all__ = ["Questions", "QueueInfo"]
+
+#: Where the answers go: one address for all sources, so that brokers which keep addresses keep one.
+_ANSWERS = "pyspark-mq.answers"
+
+
+class QueueInfo:
+    """What is known of a queue.
+
+    Attributes:
+        messages: those it has, handed out or not, without those it holds back for later.
+        handed_out: how many of these are with consumers.
+        consumers: all there are.
+    """
+
+    def __init__(self, told: Mapping[str, Any]) -> None:
+        self.messages = max(0, int(told["messageCount"]) - int(told["scheduledCount"]))
+        self.handed_out = int(told["deliveringCount"])
+        self.consumers = int(told["consumerCount"])
+
+    def at_first(self) -> QueueDepth:
+        """Before a session takes anything: what a former one was handed is still to come, if that was ours."""
+        return self._depth(self.messages, 0)
+
+    def depth(self, own_consumers: int) -> QueueDepth:
+        """While a session has so many subscriptions."""
+        return self._depth(max(0, self.messages - self.handed_out), own_consumers)
+
+    def _depth(self, ready: int, own: int) -> QueueDepth:
+        # Artemis 2.40 may keep what a consumer held that is gone and no longer counted.
+        return QueueDepth(ready, max(0, self.consumers - own), own, counts_lost=False)
+
+
+class Questions:
+    """Asks for one queue, again and again; at most one question is open.
+
+    Args:
+        address: of management.
+        queue: name of the queue, or its address and name with `::` between.
+        asker: tells the answers from those to others.
+
+    Attributes:
+        asked: is an answer due?
+        subscribed: is there a subscription for answers?
+        mark: what the headers of an answer have in them, and those of a delivery seldom.
+    """
+
+    #: ID of the subscription for answers; those of deliveries are numbers.
+    SUBSCRIPTION = "answers"
+
+    def __init__(self, address: str, queue: str, asker: str) -> None:
+        self.address = address
+        self.asked = self.subscribed = False
+        self._queue = queue.rpartition("::")[2]
+        self._asker = asker
+        self.mark = f"\nsubscription:{self.SUBSCRIPTION}\n".encode()
+
+    def subscription(self) -> tuple[str, dict[str, str]]:
+        """Destination and headers of the subscription for answers."""
+        return _ANSWERS, {"subscription-type": "MULTICAST", "selector": f"JMSCorrelationID = '{self._asker}'"}
+
+    def question(self) -> tuple[str, str, dict[str, str]]:
+        """Destination, body and headers of a question. Its body is text: the frame has no length."""
+        which = json.dumps({"field": "name", "operation": "EQUALS", "value": self._queue})
+        headers = {
+            "_AMQ_ResourceName": "broker",
+            "_AMQ_OperationName": "listQueues",
+            "reply-to": _ANSWERS,
+            "correlation-id": self._asker,
+        }
+        return self.address, json.dumps([which, 1, 1]), headers
+
+    def is_answer(self, block: bytes) -> bool:
+        """Is a message with these headers none of the queue?
+
+        The header `subscription` is the broker's, and the first of that name counts.
+        """
+        return value(block, "subscription") == self.SUBSCRIPTION.encode()
+
+    def answer(self, body: bytes) -> QueueInfo | None:
+        """What an answer says; None if it says nothing of the queue."""
+        self.asked = False
+        try:
+            (listed,) = json.loads(body)
+            (told,) = json.loads(listed)["data"]
+            return QueueInfo(told)
+        except (ValueError, TypeError, KeyError, RecursionError):  # refused in words, no such queue, or another form
+            return None

@@ -1,0 +1,68 @@
+"""The driver's rows of the failure matrix with option `idLog`: a file is as good as an offset."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import uuid
+from pathlib import Path
+
+import pytest
+
+from testbed.process import poll
+from testbed.rabbitmq_node import RabbitNode
+from tests.support.checks import assert_ids_exactly_once, bodies
+from tests.support.engine import At, Crashed, Engine, ReaderError, full_epochs
+
+
+def publish(rabbit: RabbitNode, queue: str, count: int) -> list[str | None]:
+    """With IDs that take room."""
+    return rabbit.publish(queue, bodies(count), ids=[str(uuid.uuid4()) for _ in range(count)])
+
+
+@pytest.mark.parametrize("point", list(At))
+def test_a_killed_driver_replays_what_the_file_says(rabbit: RabbitNode, queue: str, tmp_path: Path, point: At) -> None:
+    sent = publish(rabbit, queue, 300)
+    with Engine(url=rabbit.url(), queue=queue, idLog=tmp_path / "ids", **full_epochs(50)) as run:
+        run.batch()
+        for _ in range(3):
+            with contextlib.suppress(Crashed):
+                run.trigger(point)
+        run.drain(300)
+        assert all(len(offset) < 500 for offset in run._offsets.values())
+        assert all(json.loads(offset)["v"] == 2 for offset in run._offsets.values())
+        assert_ids_exactly_once(rabbit, queue, run, sent)
+
+
+def test_the_log_is_switched_on_and_off_between_restarts(rabbit: RabbitNode, queue: str, tmp_path: Path) -> None:
+    sent = publish(rabbit, queue, 300)
+    options = {"url": rabbit.url(), "queue": queue, **full_epochs(50)}
+    with Engine(**options) as run:
+        for id_log in (None, tmp_path / "ids", None, tmp_path / "ids"):
+            run.options.pop("idLog", None)
+            if id_log is not None:
+                run.options["idLog"] = str(id_log)
+            with contextlib.suppress(Crashed):
+                run.trigger(At.AFTER_SINK)
+        run.drain(300)
+        assert_ids_exactly_once(rabbit, queue, run, sent)
+
+
+def test_without_its_file_an_epoch_is_not_run_and_nothing_is_lost(
+    rabbit: RabbitNode, queue: str, tmp_path: Path
+) -> None:
+    sent = publish(rabbit, queue, 100)
+    with Engine(url=rabbit.url(), queue=queue, idLog=tmp_path, **full_epochs(50)) as run:
+        with contextlib.suppress(Crashed):
+            run.trigger(At.AFTER_OFFSET_LOG)
+        (file,) = tmp_path.iterdir()
+        kept = file.read_bytes()
+        file.unlink()
+        with pytest.raises(ReaderError, match=file.name) as failed:
+            run.trigger()
+        assert failed.value.kind == "CheckpointError"
+        run.crash()
+        assert poll(lambda: rabbit.counts(queue).ready == 100, 30)
+        file.write_bytes(kept)
+        run.drain(100)
+        assert_ids_exactly_once(rabbit, queue, run, sent)

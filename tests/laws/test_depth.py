@@ -1,0 +1,166 @@
+"""How many messages wait, where a broker tells it over STOMP; and that nothing depends on being told."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from pyspark_mq.brokers.base import AMQP_1_0, STOMP
+from pyspark_mq.sources.base import QueueDepth
+from testbed.process import poll
+from testbed.proxy import Direction
+from tests.support.cells import LiveCell, Session
+from tests.support.engine import At, Crashed, Engine
+
+pytestmark = [pytest.mark.protocols(STOMP), pytest.mark.network]
+
+EPOCH = 1_000
+
+
+def tells(cell: LiveCell) -> bool:
+    dialect = cell.broker.stomp
+    return dialect is not None and dialect.management != ""
+
+
+def asked(session: Session, seconds: float = 10.0) -> list[QueueDepth]:
+    """What is told when the depth is asked for once."""
+    told: list[QueueDepth] = []
+    session.consumer.on_depth = told.append
+    session.consumer.ask_depth()
+    session.turn(lambda: bool(told), seconds)
+    return told
+
+
+@pytest.mark.law("depth")
+def test_the_depth_is_told_at_opening_and_when_it_is_asked_for(cell: LiveCell) -> None:
+    if not tells(cell):
+        pytest.skip("the broker does not tell it over STOMP")
+    sent = cell.publish(20)
+    with cell.session() as session:
+        assert session.open().depth == QueueDepth(20, 0, 0, counts_lost=False)
+        assert asked(session) == [QueueDepth(20, 0, 0, counts_lost=False)]
+        assert session.take(20, window=1_000) == sent
+        assert asked(session) == [QueueDepth(0, 0, 1, counts_lost=False)]
+        with cell.session() as other:
+            assert other.open().depth == QueueDepth(20, 1, 0, counts_lost=False)
+            other.consume(10)
+            other.idle(0.2)
+            assert asked(session) == [QueueDepth(0, 1, 1, counts_lost=False)]
+        session.acknowledge(upto=session.tags()[9])
+    assert poll(lambda: cell.counts().ready == 10, 30)
+
+
+@pytest.mark.law("depth")
+def test_a_broker_that_does_not_tell_it_goes_on(cell: LiveCell) -> None:
+    if tells(cell):
+        pytest.skip("the broker tells it")
+    sent = cell.publish(5)
+    with cell.session() as session:
+        assert session.open().depth is None
+        assert asked(session, 0.3) == []
+        assert session.take(5) == sent
+
+
+@pytest.mark.law("depth")
+def test_a_selector_has_no_depth(cell: LiveCell) -> None:
+    if not cell.broker.selectors:
+        pytest.skip("the broker has no selectors")
+    cell.publish(5, headers={"colour": "red"})
+    with cell.session(selector="colour = 'blue'") as session:
+        assert session.open().depth is None
+        session.consume(10)
+        assert asked(session, 0.3) == []
+        assert session.raws == []
+
+
+@pytest.mark.law("depth")
+def test_who_may_not_ask_is_refused_once_and_loses_nothing(cell: LiveCell, caplog: pytest.LogCaptureFixture) -> None:
+    sent = cell.publish(5)
+    with cell.reader() as user, cell.proxy() as proxy:
+        asked_for: list[int] = []
+        for _ in range(3):
+            before, began = proxy.bytes_seen(Direction.TO_BROKER), time.monotonic()
+            with cell.session(**cell.through(proxy), **user) as session:
+                assert session.open().depth is None
+                assert time.monotonic() - began < 3
+                asked_for.append(proxy.bytes_seen(Direction.TO_BROKER) - before)
+                assert asked(session, 0.2) == []
+                session.take(5, window=10)
+                assert sorted(session.bodies()) == sorted(sent)
+            assert poll(lambda: cell.counts().ready == 5, 30)
+    # Two logins and a question, and then one login each time.
+    assert asked_for[1] == asked_for[2]
+    assert (asked_for[0] > 2 * asked_for[1]) == tells(cell)
+    assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+
+
+@pytest.mark.law("depth")
+@pytest.mark.parametrize("over", [None, AMQP_1_0])
+def test_answers_are_no_deliveries_and_deliveries_no_answers(cell: LiveCell, over: str | None) -> None:
+    if cell.broker.name != "artemis" and over is not None:
+        pytest.skip("one test with a publisher of another protocol is enough")
+    body = b'["{\\"data\\":[{\\"messageCount\\":\\"7\\",\\"deliveringCount\\":\\"0\\"}]}"]'
+    headers = {"subscription": "answers", "_AMQ_OperationSucceeded": "true"} if tells(cell) else {}
+    cell.publish(2_000)
+    with cell.session() as session:
+        session.open()
+        session.consume(5_000)
+        told: list[QueueDepth] = []
+        session.consumer.on_depth = told.append
+        while len(session.raws) < 2_000:
+            session.consumer.ask_depth()
+            session.idle(0.01)
+        cell.node.publish(cell.queue, [body] * 3, headers=headers, protocol=over)
+        assert session.turn(lambda: len(session.raws) == 2_003)
+        asked(session, 5.0 if tells(cell) else 0.2)
+        assert session.decoder.bodies(session.raws)[2_000:] == [body] * 3
+        assert len(session.raws) == 2_003
+        assert all(depth.ready <= 2_003 for depth in told)
+        session.acknowledge(upto=session.tags()[-1])
+    assert poll(lambda: cell.total() == 0, 30)
+
+
+def run_bounded(engine: Engine) -> int:
+    """`Trigger.AvailableNow`: the rows of one run."""
+    engine.reader.call("prepareForTriggerAvailableNow")
+    total = 0
+    while rows := engine.trigger():
+        total += rows
+    return total
+
+
+@pytest.mark.law("depth")
+@pytest.mark.parametrize("who", ["manager", "reader"])
+def test_a_bounded_run_takes_all_there_is(cell: LiveCell, who: str) -> None:
+    if not tells(cell):
+        pytest.skip("the broker does not tell it over STOMP")
+    with cell.reader() as user:
+        more: dict[str, Any] = user if who == "reader" else {}
+        sent: list[str] = []
+        with cell.engine(maxMessagesPerTrigger=EPOCH, maxTriggerDelay="0s", **more) as engine:
+            for messages in (3_500, 1, 0, 2_000):
+                sent += cell.publish(messages)
+                # A new process each time, as jobs that are started on a schedule; the former one is killed.
+                engine.crash()
+                run_bounded(engine)
+                # Who is not told ends after three seconds of silence, which a busy machine may take for other things.
+                for _ in range(3):
+                    if who == "reader" and len(engine.rows) < len(sent):
+                        run_bounded(engine)
+                assert len(engine.rows) == len(sent)
+            assert sorted(engine.output) == sorted(sent)
+
+
+@pytest.mark.law("depth")
+def test_a_bounded_run_after_a_crash_takes_what_the_dead_one_held(cell: LiveCell) -> None:
+    if not tells(cell):
+        pytest.skip("the broker does not tell it over STOMP")
+    sent = cell.publish(2_500)
+    with cell.engine(maxMessagesPerTrigger=EPOCH, maxTriggerDelay="0s") as engine:
+        engine.reader.call("prepareForTriggerAvailableNow")
+        with pytest.raises(Crashed):
+            engine.trigger(At.AFTER_SINK)
+        run_bounded(engine)
+        assert sorted(engine.output) == sorted(sent)

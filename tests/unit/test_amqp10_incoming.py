@@ -1,0 +1,251 @@
+"""What is used of proton below its classes does what the classes do: two engines of the library, joined in memory."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from proton import Connection, Delivery, Endpoint, Receiver, Sender, Transport
+
+from pyspark_mq.sources.amqp10 import incoming
+from pyspark_mq.sources.amqp10.incoming import DirectIncoming, Incoming, WrappedIncoming, incoming_of
+
+_FRAME_BYTES = 1 << 10
+
+
+class Pair:
+    """A sender and a receiver."""
+
+    def __init__(self) -> None:
+        self.ends = [Transport(Transport.CLIENT), Transport(Transport.SERVER)]
+        self.connections = [Connection(), Connection()]
+        for transport, connection in zip(self.ends, self.connections, strict=True):
+            transport.max_frame_size = _FRAME_BYTES
+            transport.bind(connection)
+            connection.open()
+        session = self.connections[0].session()
+        session.incoming_capacity = 1 << 20
+        session.open()
+        self.receiver: Receiver = session.receiver("link")
+        self.receiver.source.address = "queue"
+        self.receiver.open()
+        self.receiver.flow(10_000)
+        self.pump()
+        session = self.connections[1].session_head(Endpoint.REMOTE_ACTIVE)
+        session.open()
+        found = self.connections[1].link_head(Endpoint.REMOTE_ACTIVE)
+        assert isinstance(found, Sender)
+        self.sender: Sender = found
+        self.sender.open()
+        self.pump()
+        self._tags = iter(range(1_000_000))
+
+    def pump(self) -> list[bytes]:
+        """Pass all bytes on; what the receiver wrote."""
+        wrote = []
+        moved = True
+        while moved:
+            moved = False
+            for source, sink in (self.ends, self.ends[::-1]):
+                while (pending := source.pending()) > 0:
+                    data = source.peek(min(pending, sink.capacity()))
+                    assert data
+                    sink.push(bytes(data))
+                    source.pop(len(data))
+                    moved = True
+                    if source is self.ends[0]:
+                        wrote.append(bytes(data))
+        return wrote
+
+    def send(self, data: bytes, *, finish: bool = True) -> Delivery:
+        delivery = self.sender.delivery(str(next(self._tags)))
+        self.sender.stream(data)
+        if finish:
+            self.sender.advance()
+        return delivery
+
+
+@pytest.fixture
+def pair() -> Pair:
+    return Pair()
+
+
+@pytest.fixture(params=[DirectIncoming, WrappedIncoming])
+def side(request: pytest.FixtureRequest, pair: Pair) -> Incoming:
+    made: Incoming = request.param(pair.receiver)
+    return made
+
+
+def taken(side: Incoming) -> tuple[list[Any], list[bytes]]:
+    pairs = list(side.messages())
+    return [handle for handle, _ in pairs], [data for _, data in pairs]
+
+
+def test_the_installed_library_has_all_that_is_used(pair: Pair) -> None:
+    assert type(incoming_of(pair.receiver)) is DirectIncoming
+
+
+@pytest.mark.parametrize("lacking", ["pn_link_recv", "pn_delivery_remote_state", None])
+def test_a_library_without_it_is_used_by_its_classes_and_that_is_said_once(
+    lacking: str | None, pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    present = {name: getattr(incoming.lib, name) for name in dir(incoming.lib) if name.startswith("pn_")}
+    monkeypatch.setattr(incoming, "_told", False)
+    if lacking is None:
+        monkeypatch.setattr(incoming, "ffi", None)
+    else:
+        del present[lacking]
+        monkeypatch.setattr(incoming, "lib", SimpleNamespace(**present))
+    caplog.set_level(logging.INFO, "pyspark_mq")
+    made = [incoming_of(pair.receiver) for _ in range(3)]
+    assert {type(one) for one in made} == {WrappedIncoming}
+    assert [record.levelname for record in caplog.records] == ["INFO"]
+    pair.send(b"body")
+    pair.pump()
+    assert taken(made[0])[1] == [b"body"]
+
+
+@pytest.mark.parametrize("size", [1, 500, _FRAME_BYTES, 5_000, (64 << 10) - 1, 64 << 10, (64 << 10) + 1, 300_000])
+def test_a_message_of_any_size_comes_whole_between_others(size: int, side: Incoming, pair: Pair) -> None:
+    data = bytes(range(256)) * (size // 256) + bytes(size % 256)
+    for message in (b"before", data, b"behind"):
+        pair.send(message)
+    pair.pump()
+    handles, messages = taken(side)
+    assert messages == [b"before", data, b"behind"]
+    assert all(type(message) is bytes for message in messages)
+    assert len(handles) == 3
+    assert taken(side) == ([], [])
+
+
+def test_a_message_of_no_bytes_is_one(side: Incoming, pair: Pair) -> None:
+    for message in (b"", b"behind"):
+        pair.send(message)
+    pair.pump()
+    assert taken(side)[1] == [b"", b"behind"]
+
+
+def test_a_message_in_parts_comes_when_it_is_complete(side: Incoming, pair: Pair) -> None:
+    pair.send(b"a" * 3_000, finish=False)
+    for _ in range(2):
+        pair.pump()
+        assert taken(side) == ([], [])
+    pair.sender.stream(b"b" * 3_000)
+    pair.pump()
+    assert taken(side) == ([], [])
+    pair.sender.advance()
+    pair.send(b"next")
+    pair.pump()
+    assert taken(side)[1] == [b"a" * 3_000 + b"b" * 3_000, b"next"]
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_an_aborted_message_is_passed_over(seen: bool, side: Incoming, pair: Pair) -> None:
+    aborted = pair.send(b"x" * 3_000, finish=False)
+    pair.pump()
+    if seen:
+        assert taken(side) == ([], [])
+    aborted.abort()
+    pair.send(b"next")
+    pair.pump()
+    assert taken(side)[1] == [b"next"]
+
+
+def test_taking_can_be_left_off_and_goes_on_with_the_next(side: Incoming, pair: Pair) -> None:
+    for number in range(5):
+        pair.send(b"%d" % number)
+    pair.pump()
+    first = next(iter(side.messages()))
+    assert first[1] == b"0"
+    assert taken(side)[1] == [b"1", b"2", b"3", b"4"]
+
+
+def test_neighbours_are_accepted_and_settled_with_one_frame(side: Incoming, pair: Pair) -> None:
+    sent = [pair.send(b"%d" % number) for number in range(1_000)]
+    pair.pump()
+    handles, _ = taken(side)
+    side.accept(handles[:900])
+    side.settle(handles[:900])
+    wrote = pair.pump()
+    assert sum(map(len, wrote)) < 100
+    assert {delivery.remote_state for delivery in sent[:900]} == {Delivery.ACCEPTED}
+    assert all(delivery.settled for delivery in sent[:900])
+    assert not any(delivery.settled or delivery.remote_state for delivery in sent[900:])
+
+
+def test_what_is_accepted_is_settled_when_the_sender_did(side: Incoming, pair: Pair) -> None:
+    sent = [pair.send(b"%d" % number) for number in range(10)]
+    pair.pump()
+    handles, _ = taken(side)
+    side.accept(handles)
+    pair.pump()
+    assert {delivery.remote_state for delivery in sent} == {Delivery.ACCEPTED}
+    assert not any(delivery.settled for delivery in sent)
+    assert not any(map(side.settled, handles))
+    for delivery in sent[:4]:
+        delivery.settle()
+    pair.pump()
+    assert list(map(side.settled, handles)) == [True] * 4 + [False] * 6
+    assert not any(map(side.taken_back, handles))
+
+
+def test_a_message_is_rejected(side: Incoming, pair: Pair) -> None:
+    sent = [pair.send(b"%d" % number) for number in range(3)]
+    pair.pump()
+    handles, _ = taken(side)
+    side.reject(handles[1])
+    pair.pump()
+    assert [delivery.remote_state for delivery in sent] == [0, Delivery.REJECTED, 0]
+    assert [delivery.settled for delivery in sent] == [False, True, False]
+
+
+@pytest.mark.parametrize("outcome", [Delivery.RELEASED, Delivery.MODIFIED])
+def test_what_the_sender_takes_back_is_seen(outcome: Any, side: Incoming, pair: Pair) -> None:
+    sent = [pair.send(b"%d" % number) for number in range(3)]
+    pair.pump()
+    handles, _ = taken(side)
+    sent[0].update(outcome)
+    sent[0].settle()
+    pair.pump()
+    assert list(map(side.taken_back, handles)) == [True, False, False]
+    side.settle(handles[:1])
+    pair.pump()
+
+
+def test_handles_stay_good_while_thousands_come_and_go(side: Incoming, pair: Pair) -> None:
+    kept: list[tuple[Any, Delivery]] = []
+    for turn in range(50):
+        sent = [pair.send(b"%d" % number) for number in range(100)]
+        pair.pump()
+        handles, messages = taken(side)
+        assert messages == [b"%d" % number for number in range(100)]
+        kept.append((handles.pop(turn), sent.pop(turn)))
+        side.accept(handles)
+        side.settle(handles)
+        pair.pump()
+        for delivery in sent:
+            delivery.settle()
+    gc.collect()
+    side.accept(handle for handle, _ in kept)
+    pair.pump()
+    assert {delivery.remote_state for _, delivery in kept} == {Delivery.ACCEPTED}
+    assert not any(side.settled(handle) for handle, _ in kept)
+
+
+def test_handles_stay_good_when_the_peer_has_gone(side: Incoming, pair: Pair) -> None:
+    for number in range(10):
+        pair.send(b"%d" % number)
+    pair.pump()
+    handles, _ = taken(side)
+    pair.sender.close()
+    pair.connections[1].close()
+    pair.pump()
+    pair.ends[0].close_tail()
+    pair.receiver = None  # type: ignore[assignment]
+    gc.collect()
+    assert not any(map(side.taken_back, handles))
+    side.accept(handles)
+    side.settle(handles)

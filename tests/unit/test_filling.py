@@ -1,0 +1,178 @@
+"""The size of an epoch follows what its trigger costs: a source in memory, on a clock that is turned by hand."""
+
+from __future__ import annotations
+
+import random
+import uuid
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspark_mq.sources.trigger_cost import TriggerCost
+from tests.support.memory import MemoryBroker, numbered
+from tests.support.simulation import Query, World, make_settings
+
+#: Seconds for a row, in Spark and its workers.
+ROW_S = 20e-6
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def query_of(world: World, *, tells_depth: bool = True, **changes: object) -> Query:
+    broker = MemoryBroker(world.process(), 1)
+    settings = make_settings(**{"max_messages": 50_000, "prefetch": 100_000, **changes})
+    query = Query(world, broker, settings)
+    query.queue.weather.tells_depth = tells_depth
+    return query
+
+
+def publish(query: Query, count: int) -> None:
+    for key in numbered(count, len(query.emitted)):
+        query.queue.publish(b"x", key)
+
+
+# -- learning -------------------------------------------------------------------------------------
+
+
+@given(st.floats(0.05, 10.0), st.floats(0, 1e-4), st.lists(st.integers(1, 50_000), min_size=6, max_size=20))
+def test_the_price_is_that_of_a_trigger_without_rows(fixed_s: float, row_s: float, rows: list[int]) -> None:
+    cost = TriggerCost()
+    cost.observe(10, 100.0)  # the JVM is slow at first
+    for some in rows:
+        cost.observe(some, fixed_s + row_s * some)
+        assert 0 <= cost.fixed_s <= fixed_s + row_s * 50_000 + 1e-6
+    if len(set(rows[-3:])) > 1 and max(rows[-3:]) > 2 * min(rows[-3:]):
+        assert cost.fixed_s == pytest.approx(fixed_s, rel=0.05, abs=0.02)
+
+
+def test_nothing_is_known_before_the_second_trigger() -> None:
+    cost = TriggerCost()
+    before = cost.fixed_s
+    cost.observe(50_000, 20.0)
+    assert cost.fixed_s == before
+    cost.observe(1_000, 0.5)
+    assert cost.fixed_s == 0.5
+
+
+def test_a_machine_that_becomes_slow_is_noticed_and_one_that_recovers_too() -> None:
+    cost = TriggerCost()
+    for _ in range(10):
+        cost.observe(1_000, 0.3)
+    for _ in range(10):
+        cost.observe(1_000, 3.0)
+    assert cost.fixed_s > 2.5
+    for _ in range(15):
+        cost.observe(1_000, 0.3)
+    assert cost.fixed_s < 0.5
+
+
+# -- filling --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rate", "fixed_s"), [(200, 0.25), (200, 1.93), (2_000, 0.25)])
+def test_while_a_backlog_flows_triggers_cost_a_fifth_of_the_time(world: World, rate: int, fixed_s: float) -> None:
+    query = query_of(world)
+    query.queue.weather.rate = rate
+    publish(query, int(rate * (fixed_s * 80 + 10)))
+    rows = 0
+    query.between = lambda: world.let_pass(fixed_s + ROW_S * rows)
+    for _ in range(4):  # the first are there to learn
+        rows = query.trigger()
+    began, triggers = world.now_s, 6
+    for _ in range(triggers):
+        rows = query.trigger()
+    assert query.queue.ready
+    assert triggers * fixed_s <= 0.22 * (world.now_s - began)
+
+
+def test_a_first_epoch_is_full_where_a_backlog_waits(world: World) -> None:
+    query = query_of(world, max_messages=5_000)
+    query.queue.weather.rate = 4_000
+    publish(query, 6_000)
+    assert query.trigger() == 5_000
+
+
+@pytest.mark.parametrize("tells_depth", [True, False])
+def test_a_trickle_is_not_delayed(world: World, tells_depth: bool) -> None:
+    query = query_of(world, tells_depth=tells_depth)
+    publish(query, 10)
+    query.between = lambda: world.let_pass(0.3)
+    query.trigger()
+    for _ in range(10):
+        query.trigger()
+    waited = []
+    for _ in range(20):
+        publish(query, 100)  # while Spark is busy with the epoch before
+        world.let_pass(0.2)
+        asked = world.now_s
+        query.between = lambda: waited.append(world.now_s - asked)  # noqa: B023
+        assert query.trigger() == 100
+    assert max(waited) <= 0.1
+
+
+def test_a_backlog_that_nobody_hands_out_does_not_keep_what_is_here(world: World) -> None:
+    # The window is full of what was let out before, or somebody else gets the rest.
+    query = query_of(world, max_messages=1_000)
+    query.queue.weather.rate = 100
+    publish(query, 2_000)
+    query.between = lambda: world.let_pass(0.3)
+    for _ in range(5):
+        asked = world.now_s
+        assert query.trigger() > 0
+        assert world.now_s - asked < 16
+
+
+@pytest.mark.parametrize(("ids", "least"), [("random", 1), ("long", 1), ("counted", 20_000)])
+def test_the_ids_of_an_epoch_fit_into_its_offset(world: World, ids: str, least: int) -> None:
+    query = query_of(world, max_offset_bytes=20_000)
+    make = {
+        "random": lambda number: str(uuid.UUID(bytes=random.Random(number).randbytes(16))),
+        "long": lambda number: random.Random(number).randbytes(100).hex(),
+        "counted": lambda number: f"ID:producer-1:1:1:{number}",
+    }[ids]
+    for number in range(25_000 if ids == "counted" else 3_000):
+        query.queue.publish(b"x", make(number))
+    sizes = []
+    while size := query.trigger():
+        sizes.append(size)
+        assert len(query.position(query.committed).planned) <= 22_000
+    assert len(query.emitted) == len(set(query.emitted)) == sum(sizes)
+    assert min(sizes[:-1], default=sizes[0]) >= least
+    assert query.left == 0
+
+
+def test_a_bounded_run_ends_where_the_broker_keeps_what_it_reports(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    query = query_of(world)
+    query.queue.weather.rate = 0  # a queue that was paused
+    publish(query, 10)
+    began = world.now_s
+    query.bound()
+    assert query.trigger() == 0
+    assert 60 <= world.now_s - began < 80
+    assert "handed out none" in caplog.text
+
+
+def test_epochs_fit_into_the_interval_that_a_user_has_chosen(world: World) -> None:
+    """`processingTime`: Spark waits for its next trigger, which looks like a price."""
+    query = query_of(world)
+    query.queue.weather.rate = 100
+    publish(query, 12_000)
+    interval_s, starts = 10.0, []
+
+    def run_and_wait() -> None:
+        world.let_pass(0.3)
+        world.let_pass(interval_s - world.now_s % interval_s)
+        starts.append(world.now_s)
+
+    query.between = run_and_wait
+    for _ in range(8):
+        query.trigger()
+    late = [later - earlier for earlier, later in pairwise(starts)]
+    assert max(late[2:]) <= interval_s + 0.1

@@ -1,0 +1,145 @@
+"""The ID log: files that offsets name. In a real folder, by a path and by a URI of pyarrow's."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyspark_mq.dedup import encode_ids
+from pyspark_mq.errors import CheckpointError
+from pyspark_mq.sources.epochs import Position
+from pyspark_mq.spark_source import id_log
+from pyspark_mq.spark_source.id_log import IdLog
+from pyspark_mq.spark_source.offset import OffsetCodec
+from pyspark_mq.spark_source.options import parse_options
+
+GIVEN = {"broker": "rabbitmq", "url": "amqp://joe:hushhush@broker.example/", "queue": "orders"}
+
+
+def codec(place: object = None, **options: str) -> OffsetCodec:
+    given = {**GIVEN, **options} | ({} if place is None else {"idLog": str(place)})
+    parsed = parse_options(given)
+    return OffsetCodec.of(parsed.settings, parsed.id_log)
+
+
+def position(epoch: int = 7, messages: int = 50_000) -> Position:
+    planned = encode_ids([str(uuid.UUID(int=number * 2**60)) for number in range(1, messages + 1)])
+    return Position(
+        epoch, planned, (encode_ids([str(uuid.uuid4()) for _ in range(100)]),), "rabbit@one", (1_700_000_000,)
+    )
+
+
+def through_spark(offset: dict[str, Any]) -> Any:
+    return json.loads(json.dumps(offset))
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(os.listdir(folder)) if folder.exists() else []
+
+
+@pytest.fixture(params=["path", "uri"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    folder = tmp_path / "below" / "ids"
+    return str(folder) if request.param == "path" else folder.as_uri()
+
+
+def test_an_offset_is_small_and_gives_the_position_back(place: str, tmp_path: Path) -> None:
+    planned = position()
+    offset = codec(place).encode(planned)
+    assert len(json.dumps(offset)) < 500
+    assert codec(place).decode(through_spark(offset)) == planned
+    assert len(files(tmp_path / "below" / "ids")) == 1
+
+
+def test_the_same_position_has_the_same_offset(place: str) -> None:
+    one = codec(place)
+    planned = position()
+    again = codec(place)
+    assert json.dumps(one.encode(planned)) == json.dumps(again.encode(planned)) == json.dumps(one.encode(planned))
+
+
+def test_few_ids_are_in_the_offset_itself(place: str, tmp_path: Path) -> None:
+    few = Position(3, encode_ids(["a", "b"]), (), "", ())
+    offset = codec(place).encode(few)
+    assert offset == codec().encode(few)
+    assert files(tmp_path / "below" / "ids") == []
+
+
+def test_the_log_can_be_switched_on_and_off(place: str) -> None:
+    planned = position()
+    without, with_log = codec().encode(planned), codec(place).encode(planned)
+    assert codec(place).decode(through_spark(without)) == planned
+    assert codec().decode(through_spark(with_log)) == planned
+
+
+def test_a_folder_that_was_moved_is_named_by_the_option(tmp_path: Path) -> None:
+    planned = position()
+    offset = codec(tmp_path / "a").encode(planned)
+    (tmp_path / "a").rename(tmp_path / "b")
+    assert codec(tmp_path / "b").decode(through_spark(offset)) == planned
+    with pytest.raises(CheckpointError, match="Set 'idLog' to the folder that the query had"):
+        codec().decode(through_spark(offset))
+
+
+def test_a_file_that_is_missing_or_changed_is_an_error_that_names_it(tmp_path: Path) -> None:
+    folder = tmp_path / "ids"
+    offset = codec(folder).encode(position())
+    (file,) = folder.iterdir()
+    kept = file.read_bytes()
+    file.write_bytes(kept.replace(b"planned", b"plannex"))
+    with pytest.raises(CheckpointError, match=f"queue 'orders'.*{file.name}.*was changed"):
+        codec(folder).decode(through_spark(offset))
+    file.write_bytes(kept[:-1])
+    with pytest.raises(CheckpointError, match="was changed"):
+        codec(folder).decode(through_spark(offset))
+    file.unlink()
+    with pytest.raises(CheckpointError, match=f"{file.name}.*cannot be read.*FileNotFoundError"):
+        codec(folder).decode(through_spark(offset))
+
+
+def test_an_offset_that_names_another_file_is_refused(tmp_path: Path) -> None:
+    one = codec(tmp_path)
+    first, second = one.encode(position(1)), one.encode(position(2))
+    with pytest.raises(CheckpointError, match="checksum"):
+        one.decode({**through_spark(first), "file": second["file"]})
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_with_a_remedy(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder", "utf-8")
+    with pytest.raises(CheckpointError, match=r"idLog='.*file/ids'.*epoch 7 cannot be written.*right to write"):
+        codec(tmp_path / "file" / "ids").encode(position())
+
+
+def test_a_draft_that_cannot_be_finished_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        codec(tmp_path).encode(position())
+    assert files(tmp_path) == []
+
+
+def test_old_files_go_and_those_of_others_stay(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(id_log, "_FILES_KEPT", 5)
+    folder = tmp_path / "below" / "ids"
+    other = codec(place, queue="other").encode(position(1))["file"]
+    (folder / "notes.txt").write_text("mine", "utf-8")
+    names = []
+    for epoch in range(1, 13):
+        # A new process now and then.
+        names.append(codec(place).encode(position(epoch, 100))["file"])
+    assert files(folder) == sorted([*names[-5:], other, "notes.txt"])
+
+
+def test_credentials_in_a_uri_are_in_no_offset_and_no_error() -> None:
+    log = IdLog("s3://key:hushhush@bucket/ids", "owner", "queue 'orders'")
+    assert log.public_place == ""
+    shown = str(log._error("nothing", OSError("s3://key:hushhush@bucket/ids is away"), "advice"))
+    assert "hushhush" not in shown
+    assert "s3://***@bucket/ids" in shown

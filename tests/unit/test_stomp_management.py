@@ -1,0 +1,77 @@
+"""Questions to Artemis, and what is made of its answers."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pyspark_mq.sources.base import QueueDepth
+from pyspark_mq.sources.stomp.management import Questions
+from tests.support.stomp import block
+
+
+def answer(**counts: int) -> bytes:
+    """As Artemis writes it: text in JSON in a list in JSON, with numbers as texts."""
+    row = {name: str(value) for name, value in counts.items()}
+    return json.dumps([json.dumps({"data": [row], "count": 1})]).encode()
+
+
+def questions(queue: str = "orders") -> Questions:
+    made = Questions("activemq.management", queue, "me")
+    made.subscribed = True
+    return made
+
+
+def test_an_answer_has_what_waits_and_who_consumes() -> None:
+    told = questions().answer(answer(messageCount=10, deliveringCount=3, scheduledCount=2, consumerCount=5))
+    assert told is not None
+    assert told.at_first() == QueueDepth(8, 5, 0, counts_lost=False)
+    assert told.depth(2) == QueueDepth(5, 3, 2, counts_lost=False)
+    # The counts are not of one moment.
+    assert told.depth(9).other_consumers == 0
+    odd = questions().answer(answer(messageCount=1, deliveringCount=3, scheduledCount=2, consumerCount=0))
+    assert odd is not None
+    assert (odd.depth(0).ready, odd.at_first().ready) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xff",
+        b"null",
+        b"[]",
+        b"7",
+        b'["AMQ229032: no permission"]',
+        b'["{}"]',
+        b"[" * 100_000,
+        b'["{\\"data\\":[],\\"count\\":0}"]',
+        b'["{\\"data\\":[{}]}"]',
+        b'["{\\"data\\":[7]}"]',
+        b'["{\\"data\\":{\\"a\\":1}}"]',
+        answer(messageCount=1),
+    ],
+)
+def test_what_says_nothing_of_the_queue_is_no_depth(body: bytes) -> None:
+    asking = questions()
+    asking.asked = True
+    assert asking.answer(body) is None
+    assert not asking.asked
+
+
+def test_only_what_comes_for_the_subscription_is_an_answer() -> None:
+    asking = questions()
+    assert asking.is_answer(block({"subscription": "answers", "ack": "1"}))
+    assert not asking.is_answer(block({"subscription": "0", "ack": "1"}))
+    # A property of that name comes behind the broker's header.
+    assert not asking.is_answer(b"\nsubscription:0\nsubscription:answers\n")
+    assert asking.is_answer(b"\nsubscription-x:0\nsubscription:answers\nsubscription:0\n")
+
+
+@pytest.mark.parametrize(("queue", "name"), [("orders", "orders"), ("shop::orders", "orders"), ('a"b/c', 'a"b/c')])
+def test_a_question_names_the_queue(queue: str, name: str) -> None:
+    destination, body, headers = questions(queue).question()
+    assert destination == "activemq.management"
+    assert json.loads(json.loads(body)[0])["value"] == name
+    assert headers["correlation-id"] in questions(queue).subscription()[1]["selector"]
