@@ -41,8 +41,8 @@ soak: ready ## Kill everything at random, count what arrives, have it judged; AR
 cluster-storm: ready ## Kill, freeze and cut off the brokers of a cluster: ARGS="--cluster rabbitmq --protocol stomp"
 	$(BIN)/python -m testbed.cluster_storm $(ARGS)
 
-bench: ready ## Measure throughput
-	$(BIN)/python -m benchmarks.throughput $(ARGS)
+bench: ready ## Measure beside bare clients, PerfTest and Hazelcast: ARGS="--brokers rabbitmq --json bench.json --page"
+	$(BIN)/python -m benchmarks $(ARGS)
 
 lint: ready ## Check style, format and types
 	$(BIN)/ruff check

@@ -1,0 +1,127 @@
+"""Who is measured: a table, and the choice from it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
+
+__all__ = [
+    "BARE",
+    "CONTENDERS",
+    "HAZELCAST",
+    "KINDS",
+    "OURS",
+    "PERF_TEST",
+    "RATE",
+    "Contender",
+    "Shape",
+    "choose",
+    "order_of",
+]
+
+OURS, BARE, PERF_TEST, HAZELCAST, RATE = "ours", "bare", "perftest", "hazelcast", "rate"
+KINDS = (OURS, BARE, PERF_TEST, HAZELCAST, RATE)
+EXACTLY_ONCE = "exactly-once"
+_CLIENTS = {AMQP_0_9_1: "pika", AMQP_1_0: "proton", STOMP: "stomp.py"}
+
+
+_Item = TypeVar("_Item")
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """Somebody who empties a queue.
+
+    Attributes:
+        broker: value of the option `broker`.
+        kind: one of :data:`KINDS`.
+        protocol: value of the option `protocol`; for others than us and bare clients what they speak.
+        guarantee: ours alone.
+        consumers: Hazelcast's alone.
+        share: of the messages of a turn: who is slow gets fewer, as rates are compared.
+    """
+
+    broker: str
+    kind: str
+    protocol: str
+    guarantee: str = EXACTLY_ONCE
+    consumers: int = 1
+    share: float = 1.0
+
+    @property
+    def name(self) -> str:
+        """For tables; unique for a broker."""
+        if self.kind == OURS:
+            return f"pyspark-mq {self.protocol}" + ("" if self.guarantee == EXACTLY_ONCE else f", {self.guarantee}")
+        if self.kind == BARE:
+            return f"bare {_CLIENTS[self.protocol]}"
+        if self.kind == HAZELCAST:
+            return f"Hazelcast JMS, {self.consumers} consumer{'s' if self.consumers > 1 else ''}"
+        return "RabbitMQ PerfTest" if self.kind == PERF_TEST else "Spark rate-micro-batch"
+
+    def messages(self, wanted: int) -> int:
+        """Of a turn when `wanted` are asked for: whole thousands, as PerfTest acknowledges by the thousand."""
+        return max(1, round(wanted * self.share / 1000)) * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the messages are like: bytes of a body, and whether they have application headers."""
+
+    body_bytes: int
+    headers: bool
+
+    @property
+    def title(self) -> str:
+        return f"{self.body_bytes:,}-byte bodies, {'with' if self.headers else 'without'} headers"
+
+
+def _of_broker(broker: str, protocols: Sequence[str], share: float, hazelcast: float) -> list[Contender]:
+    """Ours and the bare client over each protocol, and Hazelcast."""
+    found = []
+    for protocol in protocols:
+        part = share / 2 if protocol == AMQP_1_0 else share
+        found += [
+            Contender(broker, OURS, protocol, share=part),
+            Contender(broker, BARE, protocol, share=part),
+        ]
+    return found + [Contender(broker, HAZELCAST, "JMS", consumers=count, share=hazelcast) for count in (1, 2)]
+
+
+#: In the order of the tables. ActiveMQ Classic acknowledges message by message with a write to its disk: smaller turns.
+CONTENDERS: tuple[Contender, ...] = (
+    *_of_broker("rabbitmq", (AMQP_0_9_1, STOMP, AMQP_1_0), 1.0, 0.15),
+    Contender("rabbitmq", OURS, AMQP_0_9_1, guarantee="at-least-once"),
+    Contender("rabbitmq", OURS, AMQP_0_9_1, guarantee="none"),
+    Contender("rabbitmq", PERF_TEST, AMQP_0_9_1),
+    *_of_broker("activemq", (STOMP, AMQP_1_0), 0.25, 0.15),
+    *_of_broker("artemis", (STOMP, AMQP_1_0), 0.5, 0.5),
+)
+
+
+def choose(brokers: Iterable[str], kinds: Iterable[str]) -> dict[str, list[Contender]]:
+    """Contenders by broker; the floor, which needs none, is with the first.
+
+    Args:
+        brokers: in the order wanted.
+        kinds: of :data:`KINDS`.
+    """
+    wanted = set(kinds)
+    chosen: dict[str, list[Contender]] = {}
+    for broker in brokers:
+        found = [one for one in CONTENDERS if one.broker == broker and one.kind in wanted]
+        if RATE in wanted and not chosen:
+            found.append(Contender(broker, RATE, "-"))
+        if found:
+            chosen[broker] = found
+    return chosen
+
+
+def order_of(number: int, items: Sequence[_Item]) -> list[_Item]:
+    """The order of a round: it rotates, and each second one is backwards, so that nobody always follows the same."""
+    shift = number % len(items)
+    rotated = [*items[shift:], *items[:shift]]
+    return rotated[::-1] if number % 2 else rotated
