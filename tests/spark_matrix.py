@@ -1,7 +1,8 @@
 """What holds on each Spark: ``make spark-matrix``. The same tests in real Sparks of several versions, and a page of it.
 
 Each version gets a virtual environment in ``build/spark``, from PyPI, with the checkout on its path. What was run
-leaves ``build/spark/<version>.json``, so versions and parts can be run one by one and the page be written from all.
+leaves ``docs/matrix/spark-<version>.json``, so versions and parts can be run one by one, on any machine, and the page
+be written from all.
 What a Spark can do is asked of it (:func:`settles_at_once`), never read from its number.
 """
 
@@ -34,6 +35,7 @@ VERSIONS = ("4.0.5", "4.1.4", "4.2.1", "4.3.0")
 _ROOT = Path(__file__).resolve().parent.parent
 _PAGE = _ROOT / "docs" / "spark-versions.md"
 _WORK = _ROOT / "build" / "spark"
+_KEPT = _ROOT / "docs" / "matrix"
 _TESTS = "tests/integration/test_spark.py"
 _STORM = ["--messages", "30000", "--faults", "12"]
 _BEGIN, _END = "<!-- written by make spark-matrix -->", "<!-- end -->"
@@ -178,12 +180,13 @@ def _today() -> str:
 
 
 def _known(version: str) -> dict[str, Any]:
-    file = _WORK / f"{version}.json"
+    file = _KEPT / f"spark-{version}.json"
     return dict(json.loads(file.read_text("utf-8"))) if file.exists() else {}
 
 
 def _tell(version: str, **facts: Any) -> None:
-    (_WORK / f"{version}.json").write_text(json.dumps({**_known(version), **facts}), "utf-8")
+    file = _KEPT / f"spark-{version}.json"
+    file.write_text(json.dumps({**_known(version), **facts}, indent=1) + "\n", "utf-8")
 
 
 def _holds(told: dict[str, Any]) -> bool:
@@ -227,7 +230,8 @@ def _said(told: dict[str, Any], part: str, cell: Callable[[dict[str, Any]], str]
 def _tests_cell(tests: dict[str, Any]) -> str:
     skipped = sum(tests["skipped"].values())
     failed = f", **{len(tests['failed'])} failed**" if tests["failed"] else ""
-    return f"{tests['passed']} passed{failed}" + (f", {skipped} do not apply" if skipped else "")
+    apply = "does not apply" if skipped == 1 else "do not apply"
+    return f"{tests['passed']} passed{failed}" + (f", {skipped} {apply}" if skipped else "")
 
 
 def _driver_cell(driver: dict[str, Any]) -> str:
