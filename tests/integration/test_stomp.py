@@ -258,6 +258,9 @@ def test_waking_ends_a_wait(target: Target, queue: str) -> None:
 def test_a_broker_that_is_late_to_answer_a_subscription_is_waited_for(target: Target, queue: str) -> None:
     target.node.publish(queue, numbered(10))
     run = Session(target.broker, target.url, queue=queue, heartbeat_s=60)
+    # Classic closes a connection on which one write took 30 s (soWriteTimeout); stopped right behind the bytes of its
+    # greeting, its thread would still be in that write.
+    time.sleep(1)
     frozen = threading.Thread(target=target.node.freeze, args=(33,))
     frozen.start()
     try:

@@ -88,6 +88,7 @@ class Trace:
     confirmed: dict[str, tuple[float, float]] = field(default_factory=dict)  # when, by both clocks
     unconfirmed: dict[str, float] = field(default_factory=dict)  # at the end of a session, in connected time
     restored: dict[str, float] = field(default_factory=dict)  # by this process, until when
+    pieces: list[frozenset[str]] = field(default_factory=list)  # of offsets, as they were restored
 
 
 def weigh(payloads: Sequence[str]) -> int:
@@ -134,9 +135,12 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def restore_committed(self, keys: tuple[str, ...], wait_s: float | None) -> None:
         assert self.ledger.restore_committed(keys, "encoded", wait_s) is None
-        for key in keys:
-            until_s = self.connected_s + (WAIT_S if wait_s is None else wait_s)
+        until_s = self.connected_s + (WAIT_S if wait_s is None else wait_s)
+        # What the older of two offsets names together is one batch: what the newer one says of some of it counts for all.
+        together = {key for piece in self.trace.pieces if not piece.isdisjoint(keys) for key in piece}
+        for key in together.union(keys):
             self.trace.restored[key] = max(until_s, self.trace.restored.get(key, 0))
+        self.trace.pieces.append(frozenset(keys))
 
     def end_session(self) -> None:
         if self.connected:
@@ -316,9 +320,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.look_at_the_clocks()
         trace, connected_s = self.trace, self.connected_s
         allowed = {key for keys in trace.under_way.values() for key in keys}
-        # One wait more: seen when connections were cut at once after two restarts (cut 0.4 s twice, publish 1, 1, 2,
-        # go on, publish 6, go on, publish 4, kill broker and driver, go on, kill driver, cut 1.0 s six times).
-        allowed |= {key for key, until_s in trace.restored.items() if connected_s <= until_s + WAIT_S}
+        allowed |= {key for key, until_s in trace.restored.items() if connected_s <= until_s}
         allowed |= {key for key, end_s in trace.unconfirmed.items() if connected_s <= end_s + WAIT_S}
         for key, (confirmed_s, confirmed_connected_s) in trace.confirmed.items():
             if self.now <= confirmed_s + GRACE_S or connected_s <= confirmed_connected_s + 2 * GRACE_S:
