@@ -5,7 +5,7 @@ The table for users is in docs/options.md#counters.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 
 __all__ = ["Counters"]
 
@@ -32,21 +32,26 @@ class Counters:
         backlog: now: messages ready in the queue, by what the broker said last; 0 if it does not report it.
     """
 
-    received: int
-    redelivered: int
-    duplicates_dropped: int
-    rebound: int
-    planned: int
-    settled: int
-    returned: int
-    rejected: int
-    reconnects: int
-    replays: int
-    lost: int
-    unacked: int
-    buffered: int
-    carried: int
-    backlog: int
+    received: int = 0
+    redelivered: int = 0
+    duplicates_dropped: int = 0
+    rebound: int = 0
+    planned: int = 0
+    settled: int = 0
+    returned: int = 0
+    rejected: int = 0
+    reconnects: int = 0
+    replays: int = 0
+    lost: int = 0
+    unacked: int = 0
+    buffered: int = 0
+    carried: int = 0
+    backlog: int = 0
+
+    def __add__(self, other: Counters) -> Counters:
+        """Those of two queues together; they are replayed together."""
+        both = {field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)}
+        return Counters(**{**both, "replays": max(self.replays, other.replays)})
 
     def report(self) -> dict[str, int]:
         """The counters under their documented names."""

@@ -25,7 +25,7 @@ from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.sessions import Deliveries, Sessions
 from pyspark_mq.sources.settings import OnUnreadable, Settings
 
-__all__ = ["Intake"]
+__all__ = ["Intake", "decode"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
@@ -33,8 +33,6 @@ _LOG = logging.getLogger("pyspark_mq")
 #: those expected again. Each end of a session counts towards the delivery limit of everything that
 #: was handed out, so a job that crashes at once should not age its whole queue.
 _SLOW_START_WINDOW = 2_000
-#: Bytes of bodies held, in terms of `maxBytesPerTrigger`: one epoch runs while the next one is filled.
-_BYTES_HELD_EPOCHS = 2
 #: For IDs past their time: just long enough for the broker to have had its chance.
 _OVERDUE_WAIT_S = 0.01
 #: The confirmation of a replayed epoch is waited for this long before its session may be ended.
@@ -67,6 +65,8 @@ class Intake:
         overdue: IDs of the offset are carried for longer than a broker keeps what it has handed out.
         coming_again: deliveries of planned and committed messages whose session ended.
         retained_bytes: bodies kept by the caller after the ledger has let go of them.
+        most_bytes: of bodies that may be held here, with what was received and not taken in.
+        resumes: may a session that pauses for bytes go on?
         redelivered, rejected, reconnects: counters.
     """
 
@@ -105,6 +105,8 @@ class Intake:
         self.overdue = False
         self.coming_again = 0
         self.retained_bytes = 0
+        self.most_bytes = float(settings.max_bytes)
+        self.resumes = True
         self.redelivered = self.rejected = self.reconnects = 0
 
     def pump(self) -> None:
@@ -128,11 +130,8 @@ class Intake:
     def bound_bytes(self) -> None:
         """Tell the sessions how many bytes they may pile up, those to be opened too."""
         # What a replay waits for may be behind anything: then nobody pauses, and what is too much is let go here.
-        self._sessions.bound_bytes(self._most_bytes, 0 if self.replaying else self.held_bytes)
-
-    @property
-    def _most_bytes(self) -> int:
-        return _BYTES_HELD_EPOCHS * self._settings.max_bytes
+        left = self.most_bytes if self.replaying else max(0.0, self.most_bytes - self.held_bytes)
+        self._sessions.bound_bytes(left, resume=self.resumes or self.replaying)
 
     def unacked_in(self, session: int) -> int:
         """Deliveries of an open session that nobody has acknowledged, those included that were let go."""
@@ -217,13 +216,7 @@ class Intake:
         Raises:
             CheckpointError: they cannot be read.
         """
-        try:
-            return decode_ids(text)
-        except CodecError as broken:
-            raise CheckpointError(
-                f"{self._settings.endpoint.destination}: the message IDs in the checkpoint's offset cannot be read "
-                f"({broken}). Restore the checkpoint, or start with a new checkpointLocation"
-            ) from None
+        return decode(text, self._settings.endpoint.destination)
 
     # -- what receivers report
 
@@ -409,7 +402,7 @@ class Intake:
                 raws = [raw for raw, key in zip(raws, found, strict=True) if key is not None]
                 found = [key for key in found if key is not None]
             keys = found
-            if self.replaying and self.held_bytes >= self._most_bytes:
+            if self.replaying and self.held_bytes >= self.most_bytes:
                 raws, keys = self._only_known(session, raws, keys)
             self._ask_store(keys)
         self.settle(self._ledger.deliver(session, self._decoder.tags(raws), keys, raws))
@@ -423,7 +416,7 @@ class Intake:
             _LOG.warning(
                 "%s: more than %d bytes came that the replay does not wait for; what else comes before its messages "
                 "is asked for again later, which counts as a delivery",
-                self._settings.endpoint.destination, self._most_bytes,
+                self._settings.endpoint.destination, self.most_bytes,
             )  # fmt: skip
         known = [(raw, key) for raw, key in zip(raws, keys, strict=True) if key not in new]
         first = next(raw for raw, key in zip(raws, keys, strict=True) if key in new)
@@ -459,3 +452,22 @@ class Intake:
         known = self._store.known(self._ledger.unseen(keys))
         if known:
             self.settle(self._ledger.restore_committed(known))
+
+
+def decode(text: str, destination: str) -> list[Key]:
+    """The IDs in a piece of an offset.
+
+    Args:
+        text: the IDs, encoded.
+        destination: what errors call the queue.
+
+    Raises:
+        CheckpointError: they cannot be read.
+    """
+    try:
+        return decode_ids(text)
+    except CodecError as broken:
+        raise CheckpointError(
+            f"{destination}: the message IDs in the checkpoint's offset cannot be read ({broken}). Restore the "
+            "checkpoint, or start with a new checkpointLocation"
+        ) from None

@@ -111,10 +111,14 @@ class Terms:
 
 
 class Mailbox:
-    """What receivers tell the query's thread, and the signal that something arrived."""
+    """What receivers tell the query's thread, and the signal that something arrived.
 
-    def __init__(self) -> None:
-        self.arrived = threading.Event()
+    Args:
+        arrived: the signal; one for all mailboxes of a query.
+    """
+
+    def __init__(self, arrived: threading.Event | None = None) -> None:
+        self.arrived = arrived or threading.Event()
         self._letters: deque[Opened | Lost | Confirmed | Failed] = deque()
 
     def put(self, letter: Opened | Lost | Confirmed | Failed) -> None:

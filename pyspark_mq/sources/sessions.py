@@ -42,16 +42,23 @@ class Sessions:
         settings: the query's.
         make_consumer: the consumer class of the protocol.
         runtime: the clock, and what receivers run on.
+        arrived: set when there is something to look at; what it is set by may be other sessions too.
 
     Attributes:
         first_window: how many unacknowledged messages the next session to be opened asks for.
     """
 
-    def __init__(self, settings: Settings, make_consumer: type[Consumer], runtime: Runtime) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        make_consumer: type[Consumer],
+        runtime: Runtime,
+        arrived: threading.Event | None = None,
+    ) -> None:
         self.first_window = settings.prefetch
         self._runtime = runtime
         self._decoder = make_consumer.decoder
-        self._mailbox = Mailbox()
+        self._mailbox = Mailbox(arrived)
         keeps_unreadable = settings.on_unreadable is not OnUnreadable.FAIL
 
         def make(endpoint: Endpoint, session: int, arrived: threading.Event) -> Consumer:
@@ -84,11 +91,6 @@ class Sessions:
             receiver.stop()
 
     # -- what happened
-
-    def wait(self, seconds: float) -> None:
-        """Until something arrives, or for so long."""
-        self._runtime.wait(self._mailbox.arrived, seconds)
-        self._mailbox.arrived.clear()
 
     def news(self) -> Iterator[Opened | Lost | Confirmed]:
         """What receivers reported since the last time, in order.
@@ -188,17 +190,17 @@ class Sessions:
             if now < window:
                 self.set_window(session, window)
 
-    def bound_bytes(self, most: float, held: int) -> None:
+    def bound_bytes(self, most: float, *, resume: bool) -> None:
         """Tell each receiver how many bytes it may pile up before it pauses.
 
         Args:
-            most: for the whole query; infinity for no bound.
-            held: bytes that the query's thread has taken in and not given away.
+            most: for all of them.
+            resume: have those that pause go on.
         """
-        self._bytes_allowed = max(0.0, most - held) / len(self._receivers)
+        self._bytes_allowed = most / len(self._receivers)
         for session, (receiver, consumer) in self._live.items():
             consumer.bytes_allowed = self._bytes_allowed
-            if consumer.paused and held < most / 2:
+            if consumer.paused and resume:
                 receiver.ask(session, methodcaller("resume"))
 
     # -- what the broker still has

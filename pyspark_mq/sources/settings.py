@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from pyspark_mq.dedup import IdSource, OnMissing
 from pyspark_mq.sources.endpoint import Endpoint
 
-__all__ = ["Guarantee", "OnUnreadable", "Settings"]
+__all__ = ["PREFETCH_LEAST", "Guarantee", "OnUnreadable", "Settings"]
+
+#: Unacknowledged messages of one queue that may be handed out, however many queues share a default `prefetch`.
+PREFETCH_LEAST = 1_000
 
 
 class Guarantee(Enum):
@@ -63,3 +66,35 @@ class Settings:
     redelivery_delay_s: float = 0.0
     #: Bytes of message IDs that an epoch may put into its offset; None for any number.
     max_offset_bytes: int | None = None
+    #: Names of the queues, where the query reads several; the endpoint has the option's text in their place.
+    queues: tuple[str, ...] = ()
+    #: Regular expression for the names of the queues, where those are looked up at the broker.
+    pattern: str | None = None
+    #: The user left `prefetch` to the source: several queues share it.
+    prefetch_is_shared: bool = False
+
+    @property
+    def destination(self) -> str:
+        """What the query reads, as errors call it."""
+        if self.pattern is not None:
+            return f"queues matching '{self.pattern}'"
+        if self.queues:
+            return f"queues {', '.join(map(repr, self.queues))}"
+        return self.endpoint.destination
+
+    def by_queue(self) -> tuple[Settings, ...]:
+        """Settings of each queue whose name is known from the options; of the topic, if it is one."""
+        if self.queues:
+            return tuple(self.of_queue(name, len(self.queues)) for name in self.queues)
+        return (self,) if self.pattern is None else ()
+
+    def of_queue(self, name: str, among: int) -> Settings:
+        """The same for one queue of so many."""
+        shared = max(min(self.prefetch, PREFETCH_LEAST), self.prefetch // among)
+        return replace(
+            self,
+            endpoint=replace(self.endpoint, queue=name),
+            queues=(),
+            pattern=None,
+            prefetch=shared if self.prefetch_is_shared else self.prefetch,
+        )

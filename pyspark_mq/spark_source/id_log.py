@@ -103,7 +103,7 @@ class IdLog:
         return self._folder
 
     def _listed(self, folder: _Folder) -> list[str]:
-        ours = re.compile(f"{self._owner}-[0-9]{{12}}-[0-9a-f]{{{2 * _DIGEST_BYTES}}}\\.json")
+        ours = re.compile(f"{self._owner}-[0-9]{{12,}}-[0-9a-f]{{{2 * _DIGEST_BYTES}}}\\.json")
         return sorted(filter(ours.fullmatch, folder.names()))
 
 

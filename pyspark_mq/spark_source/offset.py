@@ -26,12 +26,17 @@ has in their place, and version 2:
 ``size``       how many characters of IDs the file holds, for people
 =============  ===============================================================================
 
+Of several queues version 3 has, in place of the lists or in the file, ``queues``: for each a list of its name and its
+``planned``, ``carried`` and ``until``, in the order in which the epoch emits them. A query with one queue goes on from
+it, and from versions 1 and 2 a query with several of which that is one.
+
 No host, user or password is in it, so a broker may move.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,21 +44,23 @@ from types import MappingProxyType
 from typing import Any
 
 from pyspark_mq.errors import CheckpointError
-from pyspark_mq.sources.epochs import Position
+from pyspark_mq.sources.position import Part, Position
 from pyspark_mq.sources.settings import Settings
 from pyspark_mq.spark_source.id_log import IdLog
 
 __all__ = ["VERSION", "OffsetCodec"]
 
-#: What offsets without and with a file are.
-_INLINE, _IN_FILE = 1, 2
-VERSION = _IN_FILE
+#: What offsets of one queue are, without and with a file, and those of several.
+_INLINE, _IN_FILE, _SEVERAL = 1, 2, 3
+VERSION = _SEVERAL
 #: Fewer characters of IDs are in the offset itself: a trickle writes no files.
 _INLINE_CHARS_MAX = 200
 #: What is in the file where there is one.
 _LISTS = ("planned", "carried", "until")
 #: Of fields that are no text.
-_TYPES: Mapping[str, type] = MappingProxyType({"epoch": int, "carried": list, "until": list, "crc": int})
+_TYPES: Mapping[str, type] = MappingProxyType(
+    {"epoch": int, "carried": list, "until": list, "crc": int, "queues": list}
+)
 _FRESH = "Restore the checkpoint, or start with a new checkpointLocation"
 
 
@@ -63,8 +70,12 @@ class OffsetCodec:
 
     Attributes:
         broker, source, ids: as in the table of the module.
-        destination: the queue or topic as errors call it.
+        destination: what the query reads, as errors call it.
         log: where IDs go beside the offset; None if they go into it.
+        name: of the one queue or topic.
+        queues: the names where the query reads several; None where it reads one.
+        pattern: what the names have to match, where they are looked up.
+        scope: what is the same for all queues, at the end of `source`.
     """
 
     broker: str
@@ -72,6 +83,10 @@ class OffsetCodec:
     ids: str
     destination: str
     log: IdLog | None = None
+    name: str = ""
+    queues: tuple[str, ...] | None = None
+    pattern: str | None = None
+    scope: str = ""
 
     @classmethod
     def of(cls, settings: Settings, id_log: str | None = None) -> OffsetCodec:
@@ -79,15 +94,20 @@ class OffsetCodec:
         endpoint = settings.endpoint
         host = endpoint.urls[0].virtual_host
         selected = "" if endpoint.selector is None else f" with selector {endpoint.selector!r}"
-        exact = settings.guarantee.identifies
-        source = f"{endpoint.destination}{selected} in virtual host '{host}'"
-        owner = f"{endpoint.broker.name} {source}"
+        scope = f"{selected} in virtual host '{host}'"
+        several = bool(settings.queues) or settings.pattern is not None
+        source = f"{'queues' if several else endpoint.destination}{scope}"
+        owner = f"{endpoint.broker.name} {settings.destination if several else endpoint.destination}{scope}"
         return cls(
             broker=endpoint.broker.name,
             source=source,
-            ids=_ids(settings) if exact else "",
-            destination=endpoint.destination,
-            log=None if id_log is None else IdLog(id_log, owner, endpoint.destination),
+            ids=_ids(settings) if settings.guarantee.identifies else "",
+            destination=settings.destination,
+            log=None if id_log is None else IdLog(id_log, owner, settings.destination),
+            name=endpoint.name,
+            queues=settings.queues if several else None,
+            pattern=settings.pattern,
+            scope=scope,
         )
 
     def encode(self, position: Position) -> dict[str, Any]:
@@ -96,17 +116,19 @@ class OffsetCodec:
         Raises:
             CheckpointError: they cannot be written there.
         """
-        lists: dict[str, Any] = {"planned": position.planned, "carried": list(position.carried)}
-        if any(end is not None for end in position.until_s):
-            lists["until"] = list(position.until_s)
-        size = len(position.planned) + sum(map(len, position.carried))
-        if self.log is not None and size > _INLINE_CHARS_MAX:
+        one = self.queues is None and not position.parts.keys() - {self.name}
+        parts = position.parts
+        lists = _lists(parts.get(self.name, Part())) if one else {"queues": [_entry(*item) for item in parts.items()]}
+        size = sum(len(part.planned) + sum(map(len, part.carried)) for part in parts.values())
+        in_file = self.log is not None and size > _INLINE_CHARS_MAX
+        if self.log is not None and in_file:
             file = self.log.write(position.epoch, json.dumps(lists).encode())
             lists = {"file": file, "folder": self.log.public_place, "size": size}
+        version = (_IN_FILE if in_file else _INLINE) if one else _SEVERAL
         offset = {
-            "v": _IN_FILE if "file" in lists else _INLINE,
+            "v": version,
             "broker": self.broker,
-            "source": self.source,
+            "source": self.source if one else f"queues{self.scope}",
             "ids": self.ids,
             "identity": position.broker_id,
             "epoch": position.epoch,
@@ -128,22 +150,31 @@ class OffsetCodec:
                 f"{self.destination}: the checkpoint has offsets of version {version}, this pyspark-mq "
                 f"reads up to {VERSION}. Upgrade pyspark-mq"
             )
-        lists = ("file", "folder") if version == _IN_FILE else _LISTS
+        inside = ("queues",) if version == _SEVERAL else _LISTS
+        in_file = version == _IN_FILE or (version == _SEVERAL and "file" in offset)
+        lists = ("file", "folder") if in_file else inside
         self._check_form(offset, ("broker", "source", "ids", "identity", "epoch", *lists, "crc"))
         body = {name: value for name, value in offset.items() if name != "crc"}
         if _crc(body) != offset["crc"]:
             raise self._error("was changed after it was written (its checksum does not fit)")
-        self._check_owner(offset)
-        if version == _IN_FILE:
+        name = self._check_owner(offset)
+        if in_file:
             offset = {**offset, **self._lists_in(offset["file"], offset["folder"])}
-            self._check_form(offset, _LISTS)
-        return Position(
-            offset["epoch"],
-            offset["planned"],
-            tuple(offset["carried"]),
-            offset["identity"],
-            tuple(offset.get("until", ()))[: len(offset["carried"])],
-        )
+            self._check_form(offset, inside)
+        if version == _SEVERAL:
+            parts = dict(map(self._part_of, offset["queues"]))
+            self._check_queues(parts)
+        else:
+            parts = {name: _part(offset["planned"], offset["carried"], offset.get("until", []))}
+        return Position(offset["epoch"], {} if parts == {name: Part()} else parts, offset["identity"])
+
+    def _part_of(self, entry: Any) -> tuple[str, Part]:
+        kinds = tuple(map(type, entry)) if isinstance(entry, list) else ()
+        if kinds != (str, str, list, list):
+            raise self._error(f"is broken: field 'queues' has {entry!r:.40}")
+        name, planned, carried, until = entry
+        self._check_form({"carried": carried, "until": until}, ("carried", "until"))
+        return name, _part(planned, carried, until)
 
     def _lists_in(self, file: str, folder: str) -> Any:
         log = self.log or (IdLog(folder, "", self.destination) if folder else None)
@@ -163,13 +194,12 @@ class OffsetCodec:
         if not all(end is None or type(end) is int for end in until):
             raise self._error(f"is broken: field 'until' is {until!r:.40}")
 
-    def _check_owner(self, offset: dict[str, Any]) -> None:
-        if offset["broker"] != self.broker or offset["source"] != self.source:
-            raise CheckpointError(
-                f"the checkpoint was written for {offset['source']} of broker '{offset['broker']}', but the "
-                f"query now reads {self.source} of broker '{self.broker}'. Use a checkpointLocation of its "
-                "own for each queue, or correct the options"
-            )
+    def _check_owner(self, offset: dict[str, Any]) -> str:
+        """Is it an offset of this source? The name of its queue, if it is of one."""
+        source = offset["source"]
+        name = self.name if source == self.source else self._name_in(source)
+        if offset["broker"] != self.broker or name is None:
+            raise self._another(f"{source} of broker '{offset['broker']}'")
         # From and to the lower guarantees there is nothing to compare.
         if offset["ids"] and self.ids and offset["ids"] != self.ids:
             raise CheckpointError(
@@ -177,9 +207,51 @@ class OffsetCodec:
                 f"'messageIdFrom' and 'protocol' now give '{self.ids}': redeliveries would not be recognised. "
                 "Set them back, or start with a new checkpointLocation"
             )
+        return name
+
+    def _name_in(self, source: str) -> str | None:
+        """The queue of an offset that was written with other queues; None if it is of no business here."""
+        if source == f"queues{self.scope}":
+            return self.name
+        if self.queues is None or not (source.startswith("queue '") and source.endswith(f"'{self.scope}")):
+            return None
+        name = source[len("queue '") : -len(f"'{self.scope}")]
+        return name if self._reads(name) else None
+
+    def _reads(self, name: str) -> bool:
+        if self.queues is None:
+            return name == self.name
+        return name in self.queues if self.pattern is None else re.fullmatch(self.pattern, name) is not None
+
+    def _check_queues(self, parts: Mapping[str, Part]) -> None:
+        """Queues come and go, but not all of those that were named at once."""
+        if parts and self.pattern is None and not any(map(self._reads, parts)):
+            raise self._another(f"queues {', '.join(map(repr, parts))}{self.scope} of broker '{self.broker}'")
+
+    def _another(self, written_for: str) -> CheckpointError:
+        reads = self.source if self.queues is None else f"{self.destination}{self.scope}"
+        return CheckpointError(
+            f"the checkpoint was written for {written_for}, but the query now reads {reads} of broker "
+            f"'{self.broker}'. Use a checkpointLocation of its own for each queue, or correct the options"
+        )
 
     def _error(self, problem: str) -> CheckpointError:
         return CheckpointError(f"{self.destination}: the offset in the checkpoint {problem}. {_FRESH}")
+
+
+def _lists(part: Part) -> dict[str, Any]:
+    lists: dict[str, Any] = {"planned": part.planned, "carried": list(part.carried)}
+    if any(end is not None for end in part.until_s):
+        lists["until"] = list(part.until_s)
+    return lists
+
+
+def _entry(name: str, part: Part) -> list[Any]:
+    return [name, part.planned, list(part.carried), list(part.until_s)]
+
+
+def _part(planned: str, carried: Sequence[str], until: Sequence[int | None]) -> Part:
+    return Part(planned, tuple(carried), tuple(until)[: len(carried)])
 
 
 def _ids(settings: Settings) -> str:

@@ -68,6 +68,9 @@ _DEFAULTS: Mapping[str, str | None] = {
 #: Every option, spelled as documented.
 OPTION_NAMES = tuple(_DEFAULTS)
 
+#: A comma between two names, and what is written for one within a name.
+_COMMA = re.compile(r"(?<!\\),")
+_ESCAPED = re.compile(r"\\(,)")
 _DURATION = re.compile(r"(\d{1,18}(?:\.\d+)?)\s*(ms|s|m|min|h|d)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 _SIZE = re.compile(r"(\d{1,18})\s*([kmg]?)(?:i?b)?")
@@ -78,6 +81,8 @@ _DURATION_MAX_S = 365 * 86_400.0
 #: connection.tune has 16 bits for seconds (AMQP 0-9-1, class connection, method tune).
 _HEARTBEAT_MAX_S = 65_535.0
 _CONSUMERS_MAX = 64
+#: Connections of a query: each has a thread and a socket.
+_CONNECTIONS_MAX = 256
 #: Values of these are never shown.
 _SECRET = frozenset({"password", "username"})
 
@@ -196,15 +201,15 @@ class _Parser:
         endpoint = self._endpoint(broker, guarantee)
         prefetch_max = broker.prefetch_max[endpoint.protocol]
         max_messages = self._max_messages(broker)
+        prefetch_is_shared = self._text("prefetch") is None
         prefetch = (
-            min(2 * max_messages, prefetch_max)
-            if self._text("prefetch") is None
-            else self._count("prefetch", 1, prefetch_max)
+            min(2 * max_messages, prefetch_max) if prefetch_is_shared else self._count("prefetch", 1, prefetch_max)
         )
         consumers = self._count("consumers", 1, _CONSUMERS_MAX)
         if consumers > 1 and endpoint.topic is not None:
             endpoint = self._shared(endpoint, consumers)
-        most = min(max_messages, prefetch * consumers)
+        queues = self._queues(consumers)
+        most = min(max_messages, prefetch * consumers * (1 if prefetch_is_shared else max(1, len(queues))))
         settings = Settings(
             endpoint=endpoint,
             guarantee=guarantee,
@@ -223,6 +228,8 @@ class _Parser:
             on_unreadable=self._choice("onUnreadableMessage", {kind.value: kind for kind in OnUnreadable}),
             redelivery_delay_s=self._duration_s("redeliveryDelay"),
             max_offset_bytes=self._max_offset_bytes(),
+            queues=queues,
+            prefetch_is_shared=prefetch_is_shared,
         )
         if settings.redelivery_delay_s and settings.redelivery_delay_s >= settings.replay_timeout_s:
             raise OptionError(
@@ -232,6 +239,28 @@ class _Parser:
             )
         num_partitions = None if self._text("numPartitions") is None else self._count("numPartitions", 1, 10_000)
         return Options(settings, num_partitions, self._dedup_store(guarantee), self._id_log())
+
+    def _names(self) -> list[str]:
+        """Those in option `queue`; a comma in a name is written as ``\\,``."""
+        text = self._text("queue")
+        names = [] if text is None else [_ESCAPED.sub(r"\1", name.strip()) for name in _COMMA.split(text)]
+        if "" in names:
+            raise OptionError("queue", f"{text!r} has an empty name between its commas")
+        repeated = next((name for name in names if names.count(name) > 1), None)
+        if repeated is not None:
+            raise OptionError("queue", f"{text!r} names queue '{repeated}' more than once")
+        return names
+
+    def _queues(self, consumers: int) -> tuple[str, ...]:
+        """The names, if they are several."""
+        names = self._names()
+        if len(names) * consumers > _CONNECTIONS_MAX:
+            raise OptionError(
+                "queue",
+                f"{len(names)} queues with {consumers} consumer(s) each are more than {_CONNECTIONS_MAX} connections; "
+                "name fewer, or use several queries",
+            )
+        return tuple(names) if len(names) > 1 else ()
 
     def _shared(self, endpoint: Endpoint, consumers: int) -> Endpoint:
         topic, broker = endpoint.topic, endpoint.broker
@@ -296,7 +325,8 @@ class _Parser:
         return self._choice("protocol", {protocol: protocol for protocol in usable})
 
     def _destination(self, broker: Broker, protocol: str, guarantee: Guarantee) -> dict[str, Any]:
-        queue, topic = self._text("queue"), self._text("topic")
+        names, topic = self._names(), self._text("topic")
+        queue = names[0] if len(names) == 1 else self._text("queue")
         subscription, selector = self._text("subscription"), self._text("selector")
         if queue is None and topic is None:
             raise OptionError("queue", "is required (or 'topic')")

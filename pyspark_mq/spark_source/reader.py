@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import gc
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -20,8 +21,9 @@ from pyspark.sql.types import StructType
 from pyspark_mq.dedup import CheckpointOnly, SeenStore
 from pyspark_mq.sources import consumer_class
 from pyspark_mq.sources.base import Consumer
-from pyspark_mq.sources.epochs import EpochSource, Limit, Position
+from pyspark_mq.sources.epochs import EpochSource, Limit, Position, Run
 from pyspark_mq.sources.receiver import watch_parent
+from pyspark_mq.sources.settings import Settings
 from pyspark_mq.spark_source.offset import OffsetCodec
 from pyspark_mq.spark_source.options import Options, default_partitions
 from pyspark_mq.spark_source.schema import BatchBuilder
@@ -65,7 +67,7 @@ class _EpochPartition(InputPartition):
 
 
 class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads one queue for one query.
+    """Reads the queues of one query.
 
     Spark makes readers in several processes and uses one of them for the query, so nothing is opened
     before the first call for offsets; and it pickles :meth:`read` with its reader for the
@@ -102,7 +104,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Tens of thousands of deliveries are held at a time and none of them is part of a cycle, so
         # looking for cycles among them finds nothing and costs a tenth of the throughput.
         gc.set_threshold(100_000, 50, 50)
-        return EpochSource(self._options.settings, self._consumer(), _store(self._options))
+        return EpochSource(self._options.settings, self._consumer(), partial(_store, self._options))
 
     def _consumer(self) -> type[Consumer]:
         return consumer_class(self._options.settings.endpoint.protocol)
@@ -144,26 +146,26 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if before == after:
             # Asked for other sources of the query, and by Spark 4.0 before each replay: it says nothing.
             return []
-        raws = self._source().payload(before, after)
+        runs = self._source().payload(before, after)
         if self._partitions is None or self._partitions[0] != after.epoch:
-            self._partitions = (after.epoch, self._split(raws))
+            self._partitions = (after.epoch, self._split(runs))
         return self._partitions[1]
 
-    def _split(self, raws: Sequence[Any]) -> list[InputPartition]:
-        if not raws:
-            return []
+    def _split(self, runs: Sequence[Run]) -> list[InputPartition]:
         decoder = self._consumer().decoder
-        sizes = list(map(len, decoder.bodies(raws)))
+        sizes = [size for run in runs for size in map(len, decoder.bodies(run.raws))]
+        if not sizes:
+            return []
         parts = self._options.num_partitions
         if parts is None:
-            parts = min(default_partitions(), -(-len(raws) // _ROWS_PER_TASK_MIN))
-        parts = min(len(raws), max(parts, -(-sum(sizes) // _PARTITION_BYTES_MAX)))
-        return [self._partition(raws[low:high], decoder) for low, high in _cuts(sizes, parts)]
+            parts = min(default_partitions(), -(-len(sizes) // _ROWS_PER_TASK_MIN))
+        parts = min(len(sizes), max(parts, -(-sum(sizes) // _PARTITION_BYTES_MAX)))
+        return [self._partition(_between(runs, low, high), decoder) for low, high in _cuts(sizes, parts)]
 
-    def _partition(self, raws: Sequence[Any], decoder: Any) -> InputPartition:
-        endpoint = self._options.settings.endpoint
-        batch = self._builder.build(raws, decoder, endpoint.name, self._source().message_ids)
-        return _EpochPartition(self._builder.serialize(batch))
+    def _partition(self, runs: Iterable[Run], decoder: Any) -> InputPartition:
+        message_ids = self._source().message_ids
+        batches = [self._builder.build(run.raws, decoder, run.name, message_ids) for run in runs]
+        return _EpochPartition(self._builder.serialize(batches))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Runs on an executor: nothing but the partition is needed."""
@@ -201,6 +203,15 @@ def _cuts(sizes: Sequence[int], parts: int) -> list[tuple[int, int]]:
     return cuts
 
 
+def _between(runs: Sequence[Run], low: int, high: int) -> Iterator[Run]:
+    """The rows of an epoch in this range."""
+    for run in runs:
+        raws = run.raws[max(0, low) : max(0, high)]
+        if raws:
+            yield Run(run.name, raws)
+        low, high = low - len(run.raws), high - len(run.raws)
+
+
 def check_installed(options: Options) -> None:
     """Import the client libraries that the options ask for, so that a missing one is reported at `load()`.
 
@@ -221,10 +232,11 @@ def _store_class(options: Options) -> type[RedisStore] | None:
     return RedisStore
 
 
-def _store(options: Options) -> SeenStore:
+def _store(options: Options, queue: Settings) -> SeenStore:
+    """The store of one queue of the query."""
     store_class = _store_class(options)
     if store_class is None:
         return CheckpointOnly()
-    codec = OffsetCodec.of(options.settings)
+    codec = OffsetCodec.of(queue)
     name = f"{codec.broker}:{codec.ids}:{codec.source}"
-    return store_class(options.dedup_store, name, options.settings.dedup_window)
+    return store_class(options.dedup_store, name, queue.dedup_window)

@@ -6,7 +6,7 @@ message is looked at on its own here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, chain
 from types import MappingProxyType
 from typing import Any
@@ -134,11 +134,12 @@ class BatchBuilder:
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
-    def serialize(self, batch: pa.RecordBatch) -> bytes:
-        """The batch as an Arrow stream."""
+    def serialize(self, batches: Iterable[pa.RecordBatch]) -> bytes:
+        """The batches as an Arrow stream."""
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, self._schema) as writer:
-            writer.write_batch(batch)
+            for batch in batches:
+                writer.write_batch(batch)
         data: bytes = sink.getvalue().to_pybytes()
         return data
 

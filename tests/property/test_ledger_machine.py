@@ -136,7 +136,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def restore_committed(self, keys: tuple[str, ...], wait_s: float | None) -> None:
         assert self.ledger.restore_committed(keys, "encoded", wait_s) is None
         until_s = self.connected_s + (WAIT_S if wait_s is None else wait_s)
-        # What the older of two offsets names together is one batch: what the newer one says of some of it counts for all.
+        # What the older of two offsets names together is one batch: what the newer says of some of it counts for all.
         together = {key for piece in self.trace.pieces if not piece.isdisjoint(keys) for key in piece}
         for key in together.union(keys):
             self.trace.restored[key] = max(until_s, self.trace.restored.get(key, 0))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pyspark_mq.dedup import encode_ids
 from pyspark_mq.errors import CheckpointError
-from pyspark_mq.sources.epochs import Position
+from pyspark_mq.sources.position import Part, Position
 from pyspark_mq.spark_source.offset import OffsetCodec
 
 #: The same examples in every run, whatever the speed of the machine.
@@ -23,11 +23,18 @@ ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=30)
 ID_LISTS = st.lists(st.uuids().map(str) | st.text(max_size=20) | st.binary(min_size=20, max_size=20), max_size=8)
 ENCODED = ID_LISTS.map(encode_ids)
 
+ENDS = st.lists(st.none() | st.integers(min_value=0, max_value=2**40), max_size=4).map(tuple)
+PARTS = st.builds(
+    lambda planned, carried, until_s: Part(planned, carried, until_s[: len(carried)] if any(until_s) else ()),
+    ENCODED,
+    st.lists(ENCODED, max_size=4).map(tuple),
+    ENDS,
+)
+#: Of the one queue of the codecs here, which has no name.
 POSITIONS = st.builds(
     Position,
     epoch=st.integers(min_value=0, max_value=2**63),
-    planned=ENCODED,
-    carried=st.lists(ENCODED, max_size=4).map(tuple),
+    parts=PARTS.map(lambda part: {} if part == Part() else {"": part}),
     broker_id=ANY_TEXT,
 )
 CODECS = st.builds(OffsetCodec, broker=ANY_TEXT, source=ANY_TEXT, ids=ANY_TEXT, destination=ANY_TEXT)
@@ -65,7 +72,7 @@ def test_any_position_comes_back_from_its_offset(codec: OffsetCodec, position: P
 @given(CODECS, POSITIONS)
 def test_an_offset_is_the_same_text_after_any_number_of_rounds(codec: OffsetCodec, position: Position) -> None:
     offset = codec.encode(position)
-    assert list(offset) == FIELDS
+    assert [name for name in offset if name != "until"] == FIELDS
     assert json.dumps(spark(offset)) == json.dumps(offset)
     assert json.dumps(codec.encode(codec.decode(spark(offset)))) == json.dumps(offset)
 

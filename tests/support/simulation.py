@@ -14,9 +14,10 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
-from pyspark_mq.dedup import IdSource, OnMissing
+from pyspark_mq.dedup import IdSource, OnMissing, SeenStore
 from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.epochs import EpochSource, Limit, Position
+from pyspark_mq.sources.lane import Lane
 from pyspark_mq.sources.runtime import Runtime, Task
 from pyspark_mq.sources.settings import Guarantee, Settings
 from pyspark_mq.sources.url import parse_urls
@@ -175,6 +176,12 @@ def make_settings(**changes: Any) -> Settings:
     return Settings(endpoint=endpoint, **{**defaults, **changes})
 
 
+def only(source: EpochSource) -> Lane:
+    """The lane of a source that reads one queue."""
+    (lane,) = source._lanes
+    return lane
+
+
 @dataclass
 class Query:
     """A query: what survives a crash of it (logs, sink), and the source that does not.
@@ -215,8 +222,13 @@ class Query:
             self._process = self.world.process()
             self._process.skew_s = self.skew_s
             self._consumers = type("QueryConsumer", (MemoryConsumer,), {"broker": self.broker})
-            self._source = EpochSource(self.settings, self._consumers, self.store, self._process)
+            make_store = None if self.store is None else self._store_of
+            self._source = EpochSource(self.settings, self._consumers, make_store, self._process)
         return self._source
+
+    def _store_of(self, queue: Settings) -> SeenStore:
+        assert self.store is not None, "asked for only where there is one"
+        return self.store
 
     def crash(self, unnoticed_s: float = 0.0) -> None:
         """``kill -9`` of its process; or of its machine, which the broker notices later."""
@@ -253,7 +265,7 @@ class Query:
             self.replays += 1
         self.between()
         start, end = self.position(batch - 1), self.position(batch)
-        ids = [str(raw.message.id) for raw in self.source.payload(start, end)]
+        ids = [str(raw.message.id) for run in self.source.payload(start, end) for raw in run.raws]
         if batch in self.sink and self.settings.guarantee.identifies:
             assert self.sink[batch] == ids, "the replay is not the same batch"
         self.sink.setdefault(batch, ids)

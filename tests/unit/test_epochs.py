@@ -15,7 +15,7 @@ from pyspark_mq.sources.settings import Guarantee, OnUnreadable
 from pyspark_mq.sources.url import parse_urls
 from tests.support.engine import At, Crashed
 from tests.support.memory import MEMORY, MemoryBroker, MemoryConsumer, MemoryQueue, MemoryStore
-from tests.support.simulation import QUEUE, Query, World, make_settings
+from tests.support.simulation import QUEUE, Query, World, make_settings, only
 
 
 class Scene:
@@ -149,7 +149,7 @@ def test_before_spark_4_2_a_bounded_run_may_plan_before_it_replays() -> None:
     assert scene.query.trigger() == 10
     assert scene.query.emitted == scene.sent[:10]
     start = scene.query.position(0)
-    rest = [raw.message.id for raw in source.payload(start, planned)]
+    rest = [raw.message.id for run in source.payload(start, planned) for raw in run.raws]
     assert rest == scene.sent[10:]
 
 
@@ -415,7 +415,7 @@ def test_an_offset_of_0_1_0_has_no_waits_and_goes_on() -> None:
         from pyspark_mq.spark_source.offset import _crc
 
         scene.query.offsets[batch] = json.dumps({**offset, "crc": _crc(offset)})
-        assert codec.decode(json.loads(scene.query.offsets[batch])).until_s == ()
+        assert codec.decode(json.loads(scene.query.offsets[batch])).parts[QUEUE].until_s == ()
     scene.query.crash()
     scene.assert_exactly_once()
 
@@ -492,15 +492,15 @@ def test_a_replay_holds_no_more_bytes_than_it_may_whatever_comes_before_its_mess
         key = f"urgent-{number}"
         scene.queue.publish(bytes(100), key, priority=9)
         scene.sent.append(key)
-    held, source = [], scene.query.source
-    pump = source._intake.pump
+    held, lane = [], only(scene.query.source)
+    pump = lane.intake.pump
 
     def watched() -> None:
         pump()
         inbox = sum(len(raw.message.body) for session in scene.queue.sessions for raw in session.consumer.inbox)
-        held.append(source._intake.held_bytes + inbox)
+        held.append(lane.intake.held_bytes + inbox)
 
-    source._intake.pump = watched  # type: ignore[method-assign]
+    lane.intake.pump = watched  # type: ignore[method-assign]
     assert scene.query.trigger() == 10
     # Two epochs, the replay's own, and what comes with one look.
     assert max(held) <= 2 * 5_000 + 1_000 + 2 * 5_000
@@ -606,7 +606,7 @@ def test_a_dead_connection_of_our_own_is_no_other_consumer(caplog: pytest.LogCap
     scene.broker.cut(unnoticed_s=5.0)
     for _ in range(100):
         scene.query.trigger()
-        scene.query.source._sessions.refresh_depth()
+        only(scene.query.source).sessions.refresh_depth()
         scene.world.let_pass(0.5)
     assert not [record for record in caplog.records if "other consumer" in record.message]
 
@@ -699,6 +699,6 @@ def test_without_ids_everything_comes_and_the_bytes_held_are_bounded(guarantee: 
     scene.publish(200, size=100)
     held = []
     while scene.query.trigger():
-        held.append(scene.query.source._intake.held_bytes)
+        held.append(only(scene.query.source).intake.held_bytes)
     assert sorted(scene.query.emitted) == sorted(scene.sent)
     assert max(held) <= 3_000

@@ -12,7 +12,7 @@ import pytest
 
 from pyspark_mq.dedup import encode_ids
 from pyspark_mq.errors import CheckpointError
-from pyspark_mq.sources.epochs import Position
+from pyspark_mq.sources.position import Part, Position
 from pyspark_mq.spark_source import id_log
 from pyspark_mq.spark_source.id_log import IdLog
 from pyspark_mq.spark_source.offset import OffsetCodec
@@ -29,9 +29,8 @@ def codec(place: object = None, **options: str) -> OffsetCodec:
 
 def position(epoch: int = 7, messages: int = 50_000) -> Position:
     planned = encode_ids([str(uuid.UUID(int=number * 2**60)) for number in range(1, messages + 1)])
-    return Position(
-        epoch, planned, (encode_ids([str(uuid.uuid4()) for _ in range(100)]),), "rabbit@one", (1_700_000_000,)
-    )
+    part = Part(planned, (encode_ids([str(uuid.uuid4()) for _ in range(100)]),), (1_700_000_000,))
+    return Position(epoch, {"orders": part}, "rabbit@one")
 
 
 def through_spark(offset: dict[str, Any]) -> Any:
@@ -64,7 +63,7 @@ def test_the_same_position_has_the_same_offset(place: str) -> None:
 
 
 def test_few_ids_are_in_the_offset_itself(place: str, tmp_path: Path) -> None:
-    few = Position(3, encode_ids(["a", "b"]), (), "", ())
+    few = Position(3, {"orders": Part(encode_ids(["a", "b"]))})
     offset = codec(place).encode(few)
     assert offset == codec().encode(few)
     assert files(tmp_path / "below" / "ids") == []

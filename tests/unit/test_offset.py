@@ -11,16 +11,15 @@ import pytest
 
 from pyspark_mq.dedup import encode_ids
 from pyspark_mq.errors import CheckpointError
-from pyspark_mq.sources.epochs import Position
+from pyspark_mq.sources.position import Part, Position
 from pyspark_mq.spark_source.offset import VERSION, OffsetCodec, _crc
 from pyspark_mq.spark_source.options import parse_options
 
-POSITION = Position(
-    epoch=42,
+PART = Part(
     planned=encode_ids([f"ID:producer-1:1:1:{number}" for number in range(100)]),
     carried=(encode_ids(["a", "b"]), encode_ids(["c"])),
-    broker_id="rabbit@node-1",
 )
+POSITION = Position(42, {"orders": PART}, "rabbit@node-1")
 
 
 def codec(**options: str) -> OffsetCodec:
@@ -59,12 +58,12 @@ def test_the_first_position_comes_back_from_its_offset() -> None:
 
 
 def test_ends_of_carried_pieces_are_kept_where_there_are_any() -> None:
-    position = replace(POSITION, until_s=(None, 1_800_000_000))
+    position = replace(POSITION, parts={"orders": replace(PART, until_s=(None, 1_800_000_000))})
     offset = codec().encode(position)
     assert offset["until"] == [None, 1_800_000_000]
     assert list(offset)[-2:] == ["until", "crc"]
     assert codec().decode(offset) == position
-    assert "until" not in codec().encode(replace(POSITION, until_s=(None, None)))
+    assert "until" not in codec().encode(replace(POSITION, parts={"orders": replace(PART, until_s=(None, None))}))
 
 
 @pytest.mark.parametrize("until", [7, "x", ["x"], [1.5], [True], {}])
@@ -83,7 +82,7 @@ def test_the_fields_are_in_a_fixed_order() -> None:
 
 
 def test_equal_positions_have_equal_texts() -> None:
-    again = Position(POSITION.epoch, POSITION.planned, POSITION.carried, POSITION.broker_id)
+    again = Position(42, {"orders": Part(PART.planned, PART.carried)}, POSITION.broker_id)
     assert json.dumps(codec().encode(POSITION)) == json.dumps(codec().encode(again))
 
 
@@ -92,7 +91,7 @@ def test_different_positions_have_different_texts() -> None:
         POSITION,
         Position(42),
         Position(43),
-        Position(42, POSITION.planned),
+        Position(42, {"orders": Part(PART.planned)}),
         Position(42, broker_id="x"),
     ]
     assert len({json.dumps(codec().encode(position)) for position in positions}) == len(positions)
@@ -108,7 +107,7 @@ def test_the_offset_says_what_is_read() -> None:
 
 
 def test_the_offset_of_a_topic_names_the_subscription() -> None:
-    offset = codec(topic="news", subscription="s1").encode(POSITION)
+    offset = codec(topic="news", subscription="s1").encode(Position(42, {"news": PART}))
     assert offset["source"] == "topic 'news' (subscription 's1') in virtual host 'sales'"
 
 
@@ -156,7 +155,7 @@ def test_the_offset_of_another_queue_or_virtual_host_is_refused(options: dict[st
 
 
 def test_the_offset_of_another_subscription_is_refused() -> None:
-    offset = spark(codec(topic="news", subscription="s1").encode(POSITION))
+    offset = spark(codec(topic="news", subscription="s1").encode(Position(42, {"news": PART})))
     text = refusal(codec(topic="news", subscription="s2"), offset)
     assert "(subscription 's1')" in text
     assert "(subscription 's2')" in text
@@ -271,11 +270,11 @@ def test_a_long_field_of_another_type_is_shown_in_part() -> None:
         ("epoch", 43),
         ("epoch", -42),
         ("planned", ""),
-        ("planned", POSITION.planned.swapcase()),
+        ("planned", PART.planned.swapcase()),
         ("carried", []),
-        ("carried", list(POSITION.carried)[::-1]),
-        ("carried", [*POSITION.carried, ""]),
-        ("carried", [POSITION.carried[0]]),
+        ("carried", list(PART.carried)[::-1]),
+        ("carried", [*PART.carried, ""]),
+        ("carried", [PART.carried[0]]),
         ("crc", 0),
         ("more", 1),
     ],
@@ -287,8 +286,8 @@ def test_an_edited_field_is_noticed(name: str, value: object) -> None:
 
 def test_a_truncated_plan_is_noticed_wherever_it_was_cut() -> None:
     offset = spark(codec().encode(POSITION))
-    for length in range(len(POSITION.planned)):
-        text = refusal(codec(), {**offset, "planned": POSITION.planned[:length]})
+    for length in range(len(PART.planned)):
+        text = refusal(codec(), {**offset, "planned": PART.planned[:length]})
         assert "was changed after it was written" in text
 
 

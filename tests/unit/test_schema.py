@@ -219,7 +219,7 @@ def test_columns_that_nobody_asked_for_are_not_decoded() -> None:
 def test_a_batch_is_the_same_after_its_way_to_the_executor() -> None:
     builder = BatchBuilder(SCHEMA)
     batch = builder.build([FULL, EMPTY], DECODER, "orders", message_ids)
-    with pa.ipc.open_stream(builder.serialize(batch)) as stream:
+    with pa.ipc.open_stream(builder.serialize([batch])) as stream:
         (arrived,) = list(stream)
     assert arrived.equals(batch, check_metadata=True)
     assert arrived.schema.equals(batch.schema, check_metadata=True)

@@ -1,0 +1,94 @@
+"""How far a bounded run (`Trigger.AvailableNow`) reads one queue."""
+
+from __future__ import annotations
+
+import logging
+import math
+from itertools import takewhile
+
+from pyspark_mq.sources.lane import Lane
+from pyspark_mq.sources.runtime import Runtime
+
+__all__ = ["Goal"]
+
+_LOG = logging.getLogger("pyspark_mq")
+
+#: An emptied queue has to stay so for this long before it counts as read to its end ...
+_EMPTY_S = 0.3
+#: ... and where the broker does not report how many messages it has: nothing may come for this long.
+_QUIET_S = 3.0
+#: A bounded run gives up what the broker reports and does not hand out: a paused queue, another active consumer.
+_WITHHELD_S = 60.0
+
+
+class Goal:
+    """What one queue held when the run began, as far as that can be known.
+
+    Where the broker does not report how much that is, the end is the first message with a
+    timestamp after that moment, or three seconds without any.
+
+    Args:
+        lane: of the queue; every receiver of it is connected.
+        runtime: the clock.
+    """
+
+    def __init__(self, lane: Lane, runtime: Runtime) -> None:
+        self._lane = lane
+        self._runtime = runtime
+        self._since_us = runtime.utc_us()
+        self._coming_again_before = lane.intake.coming_again
+        ready = lane.intake.ready_at_first
+        self._goal = math.inf if ready is None else ready
+        self.begin()
+
+    def begin(self) -> None:
+        """Spark asks for the next epoch: what the queue did not have before counts for nothing."""
+        self._began_s = self._runtime.monotonic_s()
+        self._empty_since_s: float | None = None
+
+    @property
+    def left(self) -> float:
+        """Messages still to be read; infinity where that is not known, 0 or less at the end."""
+        # What was planned before a session ended comes once more and is dropped then: no part of the goal.
+        return self._goal + self._lane.intake.coming_again - self._coming_again_before - self._done
+
+    @property
+    def _done(self) -> int:
+        counted = self._lane.ledger.counters
+        return counted.planned + counted.rebound + counted.duplicates_dropped + self._lane.intake.rejected
+
+    def reached(self) -> None:
+        """There is no more to be had."""
+        self._goal = self._done - (self._lane.intake.coming_again - self._coming_again_before)
+
+    def fitting(self, size: int) -> int:
+        """How many of the first `size` buffered messages belong to the run."""
+        left = self.left
+        if left < math.inf:
+            return min(size, max(0, int(left)))
+        now_us = self._runtime.utc_us()
+        stamps = self._lane.decoder.columns["timestamp"](list(self._lane.ledger.buffered_payloads(size)))
+        # One from the future says nothing but that somebody's clock is wrong.
+        old = sum(1 for _ in takewhile(lambda stamp: stamp is None or not self._since_us < stamp <= now_us, stamps))
+        if old < size:
+            self.reached()
+            self._goal += old
+        return old
+
+    def look(self) -> None:
+        """Nothing is buffered: has the queue been read to its end, as somebody else took the rest?"""
+        lane, now_s = self._lane, self._runtime.monotonic_s()
+        lane.sessions.refresh_depth()
+        if not lane.sessions.complete or any(lane.sessions.depths()):
+            self._empty_since_s = None
+        elif self._empty_since_s is None:
+            self._empty_since_s = now_s
+        elif now_s - self._empty_since_s >= (_EMPTY_S if lane.sessions.depths() else _QUIET_S):
+            self.reached()
+            return
+        if now_s - max(lane.intake.last_sign_s, self._began_s) > _WITHHELD_S:
+            _LOG.warning(
+                "%s: the broker reports messages and has handed out none for %.0f s; the run ends without them",
+                lane.destination, _WITHHELD_S,
+            )  # fmt: skip
+            self.reached()

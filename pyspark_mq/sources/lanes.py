@@ -1,0 +1,131 @@
+"""All queues of a query together: what they hold, what they share, and one signal for all.
+
+Limits hold over all of them. What is left of the bytes a query may hold is shared by all lanes alike at any moment, so
+a queue that is full leaves room for one that is not.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+from pyspark_mq.sources.base import Consumer
+from pyspark_mq.sources.lane import Lane, MakeStore
+from pyspark_mq.sources.runtime import Runtime
+from pyspark_mq.sources.settings import Settings
+
+__all__ = ["Lanes"]
+
+#: Bytes of bodies held, in terms of `maxBytesPerTrigger`: one epoch runs while the next one is filled.
+_BYTES_HELD_EPOCHS = 2
+
+
+class Lanes:
+    """The lanes of a query, in the order of its queues. Called by the query's thread alone.
+
+    Args:
+        settings: the query's.
+        make_consumer: the consumer class of the protocol.
+        make_store: of one queue.
+        runtime: time and threads.
+    """
+
+    def __init__(
+        self, settings: Settings, make_consumer: type[Consumer], make_store: MakeStore, runtime: Runtime
+    ) -> None:
+        self._settings = settings
+        self._make_consumer = make_consumer
+        self._make_store = make_store
+        self._runtime = runtime
+        self._arrived = threading.Event()
+        self._lanes: dict[str, Lane] = {}
+
+    def __iter__(self) -> Iterator[Lane]:
+        return iter(self._lanes.values())
+
+    def __len__(self) -> int:
+        return len(self._lanes)
+
+    def get(self, name: str) -> Lane | None:
+        """The lane of a queue or topic."""
+        return self._lanes.get(name)
+
+    def add(self, settings: Settings) -> Lane:
+        """A lane for the endpoint of these settings. It opens nothing yet."""
+        lane = Lane(settings, self._make_consumer, self._make_store(settings), self._runtime, self._arrived)
+        self._lanes[lane.name] = lane
+        self._share_bytes()
+        return lane
+
+    def drop(self, lane: Lane) -> None:
+        """Close a lane and forget it."""
+        del self._lanes[lane.name]
+        lane.stop()
+
+    def stop(self) -> None:
+        """Close all connections."""
+        for lane in self:
+            lane.stop()
+
+    # -- what happens
+
+    def start(self) -> None:
+        """Have all receivers connect that have not been told to yet."""
+        for lane in self:
+            lane.start()
+
+    def wait(self, seconds: float) -> None:
+        """Until something arrives, or for so long."""
+        self._runtime.wait(self._arrived, seconds)
+        self._arrived.clear()
+
+    def pump(self) -> None:
+        """Take in everything that arrived since the last time.
+
+        Raises:
+            MqError: a receiver has given up, a message has no ID, or it is another broker.
+        """
+        for lane in self:
+            lane.intake.pump()
+        self._share_bytes()
+
+    def _share_bytes(self) -> None:
+        most = _BYTES_HELD_EPOCHS * self._settings.max_bytes
+        held = {lane: lane.intake.held_bytes for lane in self}
+        everything = sum(held.values())
+        share = max(0.0, most - everything) / len(held) if held else 0.0
+        for lane, bytes_ in held.items():
+            lane.intake.most_bytes = bytes_ + share
+            lane.intake.resumes = everything < most / 2
+            lane.intake.bound_bytes()
+
+    # -- what they hold
+
+    @property
+    def complete(self) -> bool:
+        """Is every receiver connected?"""
+        return all(lane.sessions.complete for lane in self)
+
+    @property
+    def buffered(self) -> int:
+        """Messages received and not planned."""
+        return sum(lane.ledger.buffered for lane in self)
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes of their bodies."""
+        return sum(lane.ledger.buffered_bytes for lane in self)
+
+    @property
+    def received(self) -> int:
+        """Deliveries taken in so far."""
+        return sum(lane.ledger.counters.received for lane in self)
+
+    def unconfirmed(self) -> bool:
+        """Is an acknowledgement under way whose confirmation can still come?"""
+        return any(lane.ledger.unconfirmed() for lane in self)
+
+    @property
+    def paused(self) -> bool:
+        """Does a session wait because it has too many bytes?"""
+        return any(lane.sessions.paused for lane in self)
