@@ -170,6 +170,11 @@ class JavaNode(JavaQueues, ProcessNode):
         self._agent_port = self._reserve_port()
         self.jolokia = Jolokia(f"http://{LOOPBACK}:{self._agent_port}/jolokia/", USER, PASSWORD)
 
+    @property
+    def management_url(self) -> str:
+        """Of the agent for JMX, with its user."""
+        return f"http://{quote(USER, '')}:{quote(PASSWORD, '')}@{LOOPBACK}:{self._agent_port}/jolokia"
+
     # -- as any node
 
     @property

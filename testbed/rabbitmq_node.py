@@ -55,8 +55,9 @@ _INSTALL = "install it with: apt-get install rabbitmq-server"
 _AMQP_1_0_PLUGIN = "rabbitmq_amqp1_0"
 _STOMP_PLUGIN = "rabbitmq_stomp"
 _EXTERNAL_PLUGIN = "rabbitmq_auth_mechanism_ssl"
+_MANAGEMENT_PLUGIN = "rabbitmq_management"
 #: Only plugins whose listeners are known here: others would open a default port on all addresses.
-_PLUGINS = frozenset({_AMQP_1_0_PLUGIN, _EXTERNAL_PLUGIN, _STOMP_PLUGIN})
+_PLUGINS = frozenset({_AMQP_1_0_PLUGIN, _EXTERNAL_PLUGIN, _MANAGEMENT_PLUGIN, _STOMP_PLUGIN})
 
 _AMQP_GREETING = b"AMQP\x00\x00\x09\x01"
 _AMQP_METHOD_FRAME = b"\x01"
@@ -238,7 +239,7 @@ class RabbitNode(RabbitQueues, ProcessNode):
             data: as for :class:`Node`.
             config: more lines of rabbitmq.conf, for example
                 ``{"consumer_timeout": 60000, "disk_free_limit.absolute": "50MB"}``.
-            plugins: of `rabbitmq_stomp`, `rabbitmq_amqp1_0` and `rabbitmq_auth_mechanism_ssl`.
+            plugins: of `rabbitmq_stomp`, `rabbitmq_amqp1_0`, `rabbitmq_management` and `rabbitmq_auth_mechanism_ssl`.
             tls: listen for TLS as well, for each protocol on one more port.
 
         Raises:
@@ -257,6 +258,7 @@ class RabbitNode(RabbitQueues, ProcessNode):
         self._amqps_port = self._reserve_port()
         self._stomp_port = self._reserve_port()
         self._stomps_port = self._reserve_port()
+        self._management_port = self._reserve_port()
         self._distribution_port = self._reserve_port()
         self._epmd_port = self._reserve_port()
         self._name = self._node_name()
@@ -284,6 +286,11 @@ class RabbitNode(RabbitQueues, ProcessNode):
         scheme, port = self._endpoint(protocol or AMQP_0_9_1, tls)
         credentials = f"{quote(user or 'guest', '')}:{quote(password or 'guest', '')}"
         return f"{scheme}://{credentials}@{LOOPBACK}:{port}/"
+
+    @property
+    def management_url(self) -> str:
+        """Of the HTTP API, with plugin `rabbitmq_management`."""
+        return f"http://{LOOPBACK}:{self._management_port}"
 
     def _endpoint(self, protocol: str, tls: bool) -> tuple[str, int]:
         plain, secured = {
@@ -386,6 +393,9 @@ class RabbitNode(RabbitQueues, ProcessNode):
         settings: dict[str, str | int] = {}
         if _STOMP_PLUGIN in self._plugins:
             settings["stomp.listeners.tcp.1"] = f"{LOOPBACK}:{self._stomp_port}"
+        if _MANAGEMENT_PLUGIN in self._plugins:
+            settings["management.tcp.ip"] = LOOPBACK
+            settings["management.tcp.port"] = self._management_port
         if self._tls is not None:
             settings |= _tls_settings(self._tls)
             settings["listeners.ssl.1"] = f"{LOOPBACK}:{self._amqps_port}"
@@ -398,6 +408,7 @@ class RabbitNode(RabbitQueues, ProcessNode):
         tls = self._tls is not None
         wanted = {
             self._stomp_port: stomp,
+            self._management_port: _MANAGEMENT_PLUGIN in self._plugins,
             self._amqps_port: tls,
             self._stomps_port: stomp and tls,
         }

@@ -309,6 +309,11 @@ class Ledger(Generic[K, P]):
         planned = self._epochs.get(epoch)
         return () if planned is None else tuple(planned.payloads)
 
+    @property
+    def open_epochs(self) -> int:
+        """How many epochs are planned and not committed."""
+        return len(self._epochs)
+
     def has_epoch(self, epoch: int) -> bool:
         """Is this epoch planned and not committed?"""
         return epoch in self._epochs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from types import MappingProxyType
 
-from pyspark_mq.brokers.base import AMQP_1_0, STOMP, Amqp10Dialect, Broker, StompDialect
+from pyspark_mq.brokers.base import AMQP_1_0, STOMP, Amqp10Dialect, Broker, Listing, StompDialect
 
 __all__ = ["ACTIVEMQ"]
 
@@ -20,6 +20,10 @@ ACTIVEMQ = Broker(
         }
     ),
     products=frozenset({"ActiveMQ"}),
+    listing=Listing(
+        url="http://host:8161/api/jolokia",
+        mbeans="org.apache.activemq:type=Broker,brokerName=*,destinationType=Queue,destinationName=*",
+    ),
     epoch_messages=10_000,
     prefetch_max=MappingProxyType({AMQP_1_0: 20_000, STOMP: 20_000}),
     selectors=True,

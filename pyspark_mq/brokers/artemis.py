@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from pyspark_mq.brokers.base import AMQP_1_0, STOMP, Amqp10Dialect, Broker, StompDialect
+from pyspark_mq.brokers.base import AMQP_1_0, STOMP, Amqp10Dialect, Broker, Listing, StompDialect
 
 __all__ = ["ARTEMIS"]
 
@@ -19,6 +19,11 @@ ARTEMIS = Broker(
         }
     ),
     products=frozenset({"apache-activemq-artemis", "ActiveMQ-Artemis"}),
+    listing=Listing(
+        url="http://host:8161/console/jolokia",
+        mbeans="org.apache.activemq.artemis:broker=*,component=addresses,address=*,subcomponent=queues,"
+        'routing-type="anycast",queue=*',
+    ),
     epoch_messages=50_000,
     prefetch_max=MappingProxyType({AMQP_1_0: 100_000, STOMP: 100_000}),
     selectors=True,

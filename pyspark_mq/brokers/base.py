@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import quote
 
-__all__ = ["AMQP_0_9_1", "AMQP_1_0", "STOMP", "Amqp10Dialect", "Broker", "StompDialect"]
+__all__ = ["AMQP_0_9_1", "AMQP_1_0", "STOMP", "Amqp10Dialect", "Broker", "Listing", "StompDialect"]
 
 AMQP_0_9_1 = "amqp-0-9-1"
 AMQP_1_0 = "amqp-1.0"
@@ -135,6 +135,21 @@ class Amqp10Dialect:
         return name.replace("/", self.slash) if self.slash else name
 
 
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """How a broker tells the names of its queues over HTTP: by an API of its own, or by Jolokia, an agent for JMX.
+
+    Attributes:
+        url: value of the option `managementUrl` where everything is on its default port.
+        path: of the API, behind that URL, with `{host}` for the virtual host and `{page}`; empty where it is Jolokia.
+        mbeans: pattern of the MBeans of which each is a queue; empty where it is an API.
+    """
+
+    url: str
+    path: str = ""
+    mbeans: str = ""
+
+
 def _major(version: str) -> int:
     number = version.partition(".")[0]
     return int(number) if number.isdecimal() else 0
@@ -165,6 +180,7 @@ class Broker:
         node_lost_s: how long the nodes of a cluster take one for alive that is not, and with it its clients.
         away: what it says, beside "not found", of a queue that it knows and nobody can use now, as the node that has
             it is not there.
+        listing: how it tells the names of its queues; None if it does not.
         stomp, amqp10: how it speaks a protocol where the specification leaves it to the broker;
             None if it does not speak it.
     """
@@ -184,6 +200,7 @@ class Broker:
     node_lost_s: float = 0.0
     away: tuple[str, ...] = ()
     products: frozenset[str] = frozenset()
+    listing: Listing | None = None
     stomp: StompDialect | None = None
     amqp10: Amqp10Dialect | None = None
     hides_lost_since: tuple[int, int] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP, Amqp10Dialect, Broker, StompDialect
+from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP, Amqp10Dialect, Broker, Listing, StompDialect
 
 __all__ = ["RABBITMQ"]
 
@@ -19,6 +19,11 @@ RABBITMQ = Broker(
         }
     ),
     products=frozenset({"RabbitMQ"}),
+    # Without statistics, which cost the broker much more than the names.
+    listing=Listing(
+        url="http://host:15672",
+        path="/api/queues/{host}?page={page}&page_size={size}&columns=name,type,exclusive&disable_stats=true",
+    ),
     epoch_messages=50_000,
     # basic.qos has 16 bits for prefetch-count (AMQP 0-9-1, class basic, method qos). 0 would be
     # unlimited on classic queues, but 2000 on quorum queues.

@@ -18,11 +18,11 @@ Rules cited by number are in docs/how-it-works.md#the-rules.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pyspark_mq.dedup import CheckpointOnly, key_text
-from pyspark_mq.errors import CheckpointError, DataLossError, InternalError
+from pyspark_mq.errors import BrokerError, CheckpointError, DataLossError, InternalError
 from pyspark_mq.sources.base import Consumer
 from pyspark_mq.sources.counters import Counters
 from pyspark_mq.sources.filling import IDLE_WAIT_S, Filling, Limit
@@ -30,9 +30,10 @@ from pyspark_mq.sources.identification import Identification
 from pyspark_mq.sources.intake import decode
 from pyspark_mq.sources.lane import Lane, MakeStore
 from pyspark_mq.sources.lanes import Lanes
+from pyspark_mq.sources.listing import QueueWatch
 from pyspark_mq.sources.position import Part, Position
 from pyspark_mq.sources.runtime import Runtime, Threads
-from pyspark_mq.sources.settings import Settings
+from pyspark_mq.sources.settings import CONNECTIONS_MAX, Settings
 
 __all__ = ["EpochSource", "Limit", "Part", "Position", "Run"]
 
@@ -72,6 +73,7 @@ class EpochSource:
         make_consumer: the consumer class of the protocol.
         make_store: where settled IDs of a queue are shared, beyond the checkpoint.
         runtime: time and threads.
+        list_queues: names of the queues there are, for option `queuePattern`.
     """
 
     def __init__(
@@ -80,16 +82,22 @@ class EpochSource:
         make_consumer: type[Consumer],
         make_store: MakeStore | None = None,
         runtime: Runtime | None = None,
+        list_queues: Callable[[], Sequence[str]] | None = None,
     ) -> None:
         self._settings = settings
         self._exact = settings.guarantee.identifies
         self._runtime = runtime or Threads()
         self._identification = Identification(settings, make_consumer.decoder)
         self._lanes = Lanes(settings, make_consumer, make_store or (lambda _: CheckpointOnly()), self._runtime)
+        self._lanes.may_end = self._is_gone
         for one in settings.by_queue():
             self._lanes.add(one)
+        self._watch = self._make_watch(list_queues)
+        self._watched = False
+        self._crowded = False
         self._filling = Filling(settings, self._lanes, self._runtime)
         self._first_call = True
+        self._bounded = False
         self._adopted = False
         #: What the next epoch's number has to be above.
         self._highest = 0
@@ -110,6 +118,8 @@ class EpochSource:
 
     def bound(self) -> None:
         """From now on take only what the queues hold at this moment (`Trigger.AvailableNow`)."""
+        self._find_queues()
+        self._bounded = True
         self._lanes.start()
         self._filling.bound()
 
@@ -124,6 +134,7 @@ class EpochSource:
             The end of a new epoch, or the last position if there is nothing new.
         """
         self._filling.asked()
+        self._find_queues()
         if start is not None:
             self.commit(start)
             if start.epoch > self._last.epoch:
@@ -155,7 +166,7 @@ class EpochSource:
 
     def _is_open(self, epoch: int) -> bool:
         """Is this epoch planned and not committed?"""
-        return any(lane.ledger.has_epoch(epoch) for lane in self._lanes)
+        return any(lane.ledger.has_epoch(epoch) for lane in self._lanes.with_ended())
 
     def _in_the_way(self) -> bool:
         """Is every window of a queue taken by an epoch that only the next one has settled (Spark before 4.2)?
@@ -179,6 +190,8 @@ class EpochSource:
             CheckpointError: it has messages of a queue that the query does not read.
             DataLossError: they do not all come within `replayTimeout`, and `failOnDataLoss` is on.
         """
+        if not self._adopted:
+            self._find_queues()
         self._adopt(start)
         if end.epoch not in self._begun:
             if not self._is_open(end.epoch):
@@ -198,11 +211,14 @@ class EpochSource:
             return  # of a former process, or committed before: nothing that was run here (rule 16)
         for epoch in [epoch for epoch in self._begun if epoch <= end.epoch]:
             del self._begun[epoch]
-        for lane in self._lanes:
+        for lane in self._lanes.with_ended():
             lane.commit(end.epoch)
+        self._lanes.forget_ended()
 
     def stop(self) -> None:
         """Close the connections. Usually Spark ends the process before it gets here."""
+        if self._watch is not None:
+            self._watch.stop()
         self._lanes.stop()
 
     def message_ids(self, raws: Sequence[Any]) -> list[str | None]:
@@ -212,6 +228,69 @@ class EpochSource:
     def counters(self) -> Counters:
         """What a user sees in the query's progress (rule 8)."""
         return sum((lane.counters() for lane in self._lanes), Counters())
+
+    # -- queues by a pattern -------------------------------------------------------------------
+
+    def _make_watch(self, list_queues: Callable[[], Sequence[str]] | None) -> QueueWatch | None:
+        settings = self._settings
+        if settings.pattern is None:
+            return None
+        if list_queues is None:
+            assert settings.management is not None, "option 'queuePattern' needs 'managementUrl'"
+            list_queues = settings.management.names
+        return QueueWatch(
+            settings.pattern,
+            list_queues,
+            settings.pattern_interval_s,
+            settings.endpoint.connect_timeout_s,
+            self._runtime,
+        )
+
+    def _find_queues(self) -> None:
+        """Have a lane for each queue that matches by now; a bounded run keeps to those it began with."""
+        if self._watch is None or self._bounded:
+            return
+        if self._watched:
+            names = self._watch.seen()
+        else:
+            names = self._watch.begin()
+            self._watched = True
+            if not names:
+                _LOG.warning("%s: there is none yet; it is looked again every %g s", self._destination,
+                             self._settings.pattern_interval_s)  # fmt: skip
+        most = CONNECTIONS_MAX // self._settings.consumers
+        for name in names:
+            if self._lanes.get(name) is not None:
+                continue
+            if len(self._lanes) >= most:
+                if not self._crowded:
+                    _LOG.error(
+                        "%s: %d match, and %d are read: more connections than that are not opened. Narrow the pattern, "
+                        "or use several queries; the others wait in their queues",
+                        self._destination, len(names), most,
+                    )  # fmt: skip
+                self._crowded = True
+                return
+            self._add(name, len(names))
+        self._crowded = False
+
+    def _add(self, name: str, among: int) -> None:
+        lane = self._lanes.add(self._settings.of_queue(name, among))
+        if self._adopted:
+            _LOG.info("%s: '%s' is read from now on", self._destination, name)
+            lane.adopt(self._away.pop(name, Part()), self._last.broker_id)
+
+    def _is_gone(self, lane: Lane) -> bool:
+        """A receiver says that there is no such queue: was it deleted, as queues by a pattern may be?"""
+        if self._watch is None:
+            return False
+        try:
+            if lane.name in self._watch.look():
+                return False
+        except BrokerError:
+            return False
+        _LOG.warning("%s: '%s' is no longer there; what was planned of it is emitted", self._destination, lane.name)
+        return True
 
     # -- phase one -----------------------------------------------------------------------------
 
@@ -244,8 +323,9 @@ class EpochSource:
         if end.epoch in self._begun:
             return
         # Without IDs an offset may name no queue.
-        self._begun[end.epoch] = list(dict.fromkeys([*end.parts, *(lane.name for lane in self._lanes)]))
-        for lane in self._lanes:
+        lanes = self._lanes.with_ended()
+        self._begun[end.epoch] = list(dict.fromkeys([*end.parts, *(lane.name for lane in lanes)]))
+        for lane in lanes:
             lane.hold(end.epoch)
 
     # -- restart -------------------------------------------------------------------------------
@@ -343,13 +423,17 @@ class EpochSource:
     def _await_replay(self, epoch: int) -> None:
         """Wait until every planned message is here again, `replayTimeout` long while connected."""
         timeout_s = self._settings.replay_timeout_s
-        connected_s, gaps_s = 0.0, dict.fromkeys(self._lanes, _REPLAY_GAP_S)
+        connected_s, gaps_s = 0.0, dict.fromkeys(self._lanes.with_ended(), _REPLAY_GAP_S)
         before = said = self._runtime.monotonic_s()
         while True:
             self._lanes.pump()
-            missing = {lane: count for lane in self._lanes if (count := lane.ledger.missing_count(epoch))}
+            lanes = self._lanes.with_ended()
+            missing = {lane: count for lane in lanes if (count := lane.ledger.missing_count(epoch))}
             if not missing:
                 return
+            if any(lane.ended for lane in missing):
+                self._give_up(epoch, [lane for lane in missing if lane.ended])
+                continue
             now = self._runtime.monotonic_s()
             connected_s += now - before if all(lane.sessions.complete for lane in missing) else 0.0
             before = now

@@ -252,7 +252,7 @@ class Filling:
     def _gather_bounded(self, limit: Limit, goals: Mapping[Lane, Goal]) -> dict[Lane, int]:
         for goal in goals.values():
             goal.begin()
-        while unread := [lane for lane, goal in goals.items() if goal.left > 0]:
+        while unread := [lane for lane, goal in goals.items() if goal.left > 0 and not lane.ended]:
             self._lanes.pump()
             steady = self._steady()
             ready = [lane for lane in unread if lane in steady]

@@ -40,6 +40,9 @@ class Lane:
         store: where settled IDs of this queue are shared, beyond the checkpoint.
         runtime: time and threads.
         arrived: set when a receiver has something to look at; shared by all lanes of the query.
+
+    Attributes:
+        ended: the queue is no longer there.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class Lane:
         )
         self.sessions = Sessions(settings, make_consumer, runtime, arrived)
         self.intake = Intake(settings, self.decoder, store, self.ledger, self.sessions, runtime)
+        self.ended = False
         self._store = store
         self._runtime = runtime
         #: Epochs that Spark has asked the payload of and not committed: what they emit, as it may ask again.
@@ -141,6 +145,11 @@ class Lane:
         return bool(windows) and all(self.intake.unacked_in(session) >= window for session, window in windows)
 
     # -- run
+
+    @property
+    def has_open_epochs(self) -> bool:
+        """Is anything planned or emitted here that is not committed?"""
+        return bool(self._emitted) or self.ledger.open_epochs > 0
 
     def hold(self, epoch: int) -> None:
         """Keep what an epoch emits until it is committed: Spark may ask for it again."""

@@ -7,8 +7,9 @@ a queue that is full leaves room for one that is not.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+from pyspark_mq.errors import DestinationError
 from pyspark_mq.sources.base import Consumer
 from pyspark_mq.sources.lane import Lane, MakeStore
 from pyspark_mq.sources.runtime import Runtime
@@ -39,6 +40,10 @@ class Lanes:
         self._runtime = runtime
         self._arrived = threading.Event()
         self._lanes: dict[str, Lane] = {}
+        #: Of queues that are no longer there, while an epoch of theirs is open.
+        self._ended: dict[str, Lane] = {}
+        #: Is there no such queue any more, and is that all right? Asked when a receiver says that there is none.
+        self.may_end: Callable[[Lane], bool] = lambda lane: False  # noqa: ARG005
 
     def __iter__(self) -> Iterator[Lane]:
         return iter(self._lanes.values())
@@ -47,8 +52,12 @@ class Lanes:
         return len(self._lanes)
 
     def get(self, name: str) -> Lane | None:
-        """The lane of a queue or topic."""
-        return self._lanes.get(name)
+        """The lane of a queue or topic, also of one that has ended and has an open epoch."""
+        return self._lanes.get(name) or self._ended.get(name)
+
+    def with_ended(self) -> list[Lane]:
+        """All lanes that may have an open epoch."""
+        return [*self._lanes.values(), *self._ended.values()]
 
     def add(self, settings: Settings) -> Lane:
         """A lane for the endpoint of these settings. It opens nothing yet."""
@@ -57,14 +66,15 @@ class Lanes:
         self._share_bytes()
         return lane
 
-    def drop(self, lane: Lane) -> None:
-        """Close a lane and forget it."""
-        del self._lanes[lane.name]
-        lane.stop()
+    def forget_ended(self) -> None:
+        """Drop what has ended and has no open epoch."""
+        for lane in list(self._ended.values()):
+            if not lane.has_open_epochs:
+                del self._ended[lane.name]
 
     def stop(self) -> None:
         """Close all connections."""
-        for lane in self:
+        for lane in self.with_ended():
             lane.stop()
 
     # -- what happens
@@ -85,8 +95,15 @@ class Lanes:
         Raises:
             MqError: a receiver has given up, a message has no ID, or it is another broker.
         """
-        for lane in self:
-            lane.intake.pump()
+        for lane in list(self):
+            try:
+                lane.intake.pump()
+            except DestinationError:
+                if not self.may_end(lane):
+                    raise
+                lane.stop()
+                lane.ended = True
+                self._ended[lane.name] = self._lanes.pop(lane.name)
         self._share_bytes()
 
     def _share_bytes(self) -> None:

@@ -7,9 +7,12 @@ from enum import Enum
 
 from pyspark_mq.dedup import IdSource, OnMissing
 from pyspark_mq.sources.endpoint import Endpoint
+from pyspark_mq.sources.listing import Management
 
-__all__ = ["PREFETCH_LEAST", "Guarantee", "OnUnreadable", "Settings"]
+__all__ = ["CONNECTIONS_MAX", "PREFETCH_LEAST", "Guarantee", "OnUnreadable", "Settings"]
 
+#: Connections of a query: each has a thread and a socket.
+CONNECTIONS_MAX = 256
 #: Unacknowledged messages of one queue that may be handed out, however many queues share a default `prefetch`.
 PREFETCH_LEAST = 1_000
 
@@ -70,6 +73,9 @@ class Settings:
     queues: tuple[str, ...] = ()
     #: Regular expression for the names of the queues, where those are looked up at the broker.
     pattern: str | None = None
+    #: Where they are looked up, and how often.
+    management: Management | None = None
+    pattern_interval_s: float = 60.0
     #: The user left `prefetch` to the source: several queues share it.
     prefetch_is_shared: bool = False
 

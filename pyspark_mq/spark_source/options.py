@@ -20,7 +20,8 @@ from pyspark_mq.dedup import IdSource, OnMissing
 from pyspark_mq.errors import OptionError
 from pyspark_mq.sources import CONSUMERS
 from pyspark_mq.sources.endpoint import Endpoint, Tls
-from pyspark_mq.sources.settings import Guarantee, OnUnreadable, Settings
+from pyspark_mq.sources.listing import Management
+from pyspark_mq.sources.settings import CONNECTIONS_MAX, Guarantee, OnUnreadable, Settings
 from pyspark_mq.sources.url import ESCAPES, BrokerUrl, parse_urls, redact
 
 __all__ = ["OPTION_NAMES", "Options", "parse_options"]
@@ -34,6 +35,9 @@ _DEFAULTS: Mapping[str, str | None] = {
     "username": None,
     "password": None,
     "queue": None,
+    "queuePattern": None,
+    "queuePatternInterval": "1m",
+    "managementUrl": None,
     "topic": None,
     "subscription": None,
     "selector": None,
@@ -81,8 +85,6 @@ _DURATION_MAX_S = 365 * 86_400.0
 #: connection.tune has 16 bits for seconds (AMQP 0-9-1, class connection, method tune).
 _HEARTBEAT_MAX_S = 65_535.0
 _CONSUMERS_MAX = 64
-#: Connections of a query: each has a thread and a socket.
-_CONNECTIONS_MAX = 256
 #: Values of these are never shown.
 _SECRET = frozenset({"password", "username"})
 
@@ -229,6 +231,9 @@ class _Parser:
             redelivery_delay_s=self._duration_s("redeliveryDelay"),
             max_offset_bytes=self._max_offset_bytes(),
             queues=queues,
+            pattern=self._pattern(),
+            pattern_interval_s=self._duration_s("queuePatternInterval", 1),
+            management=self._management(endpoint),
             prefetch_is_shared=prefetch_is_shared,
         )
         if settings.redelivery_delay_s and settings.redelivery_delay_s >= settings.replay_timeout_s:
@@ -251,13 +256,39 @@ class _Parser:
             raise OptionError("queue", f"{text!r} names queue '{repeated}' more than once")
         return names
 
+    def _pattern(self) -> str | None:
+        text = self._text("queuePattern")
+        if text is None:
+            return None
+        try:
+            re.compile(text)
+        except re.error as wrong:
+            problem = f"{text!r} is no regular expression ({wrong}); accepted is one of Python, for a whole name"
+            raise OptionError("queuePattern", problem) from None
+        return text
+
+    def _management(self, endpoint: Endpoint) -> Management | None:
+        given = self._text("managementUrl")
+        management = None if given is None else Management.of(given, endpoint)
+        if self._pattern() is None:
+            used = next((name for name in ("managementUrl", "queuePatternInterval") if name in self._values), None)
+            if used is not None:
+                raise OptionError(used, "is set, and goes with 'queuePattern', which is not")
+        elif management is None:
+            listing = endpoint.broker.listing
+            example = "" if listing is None else f", for example {listing.url}"
+            raise OptionError(
+                "managementUrl", f"is required with 'queuePattern': the queues are looked up there{example}"
+            )
+        return management
+
     def _queues(self, consumers: int) -> tuple[str, ...]:
         """The names, if they are several."""
         names = self._names()
-        if len(names) * consumers > _CONNECTIONS_MAX:
+        if len(names) * consumers > CONNECTIONS_MAX:
             raise OptionError(
                 "queue",
-                f"{len(names)} queues with {consumers} consumer(s) each are more than {_CONNECTIONS_MAX} connections; "
+                f"{len(names)} queues with {consumers} consumer(s) each are more than {CONNECTIONS_MAX} connections; "
                 "name fewer, or use several queries",
             )
         return tuple(names) if len(names) > 1 else ()
@@ -325,11 +356,16 @@ class _Parser:
         return self._choice("protocol", {protocol: protocol for protocol in usable})
 
     def _destination(self, broker: Broker, protocol: str, guarantee: Guarantee) -> dict[str, Any]:
-        names, topic = self._names(), self._text("topic")
+        names, topic, pattern = self._names(), self._text("topic"), self._pattern()
         queue = names[0] if len(names) == 1 else self._text("queue")
+        if pattern is not None:
+            other = "queue" if queue is not None else "topic" if topic is not None else None
+            if other is not None:
+                raise OptionError("queuePattern", f"'{pattern}' and '{other}' are both set; a query reads by one")
+            queue = pattern
         subscription, selector = self._text("subscription"), self._text("selector")
         if queue is None and topic is None:
-            raise OptionError("queue", "is required (or 'topic')")
+            raise OptionError("queue", "is required (or 'queuePattern', or 'topic')")
         if queue is not None and topic is not None:
             raise OptionError("topic", f"'{topic}' and queue '{queue}' are both set; a query reads one")
         if queue is not None and subscription is not None:

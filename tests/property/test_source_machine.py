@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from pyspark_mq.sources.settings import Guarantee
 from tests.support.engine import At, Crashed
-from tests.support.memory import MemoryBroker, MemoryStore, Weather
+from tests.support.memory import MemoryBroker, MemoryQueue, MemoryStore, Message, Weather
 from tests.support.simulation import QUEUE, Query, World, make_settings
 
 BODIES = st.sampled_from([0, 1, 10, 100])
@@ -39,8 +39,10 @@ class SourceMachine(RuleBasedStateMachine):
         super().__init__()
         self.world = World()
         self.broker = MemoryBroker(self.world.process())
-        self.queue = self.broker.declare(QUEUE)
-        self.published: Counter[str] = Counter()
+        self.queues = [self.broker.declare(QUEUE)]
+        #: Row in the sink -> queue and ID.
+        self.published: dict[str, tuple[MemoryQueue, str]] = {}
+        self.numbers = 0
         self.repeated: set[str] = set()
         self.query: Query | None = None
 
@@ -60,29 +62,34 @@ class SourceMachine(RuleBasedStateMachine):
         delay_s=st.sampled_from([0.0, 0.0, 2.0, DELAY_MAX_S]),
         lag_s=st.sampled_from([0.0, 0.03, 0.4]),
         seed=st.integers(0, 1_000),
+        queues=st.sampled_from([1, 1, 2, 3]),
     )
     def begin(
         self, consumers: int, max_messages: int, max_bytes: int, prefetch: int, min_messages: int, window: int,
         shared: bool, guarantee: Guarantee, shows_start: bool, tells_depth: bool, shuffles: bool, hides_lost: bool,
-        delay_s: float, lag_s: float, seed: int,
+        delay_s: float, lag_s: float, seed: int, queues: int,
     ) -> None:  # fmt: skip
         self.broker.chance.seed(seed)
         if not shows_start:
             delay_s = 0.0  # see the_driver_dies
-        self.queue.weather = Weather(
-            acks_s=lag_s, confirms_s=lag_s, tells_depth=tells_depth, shuffles=shuffles, hides_lost=hides_lost,
-            delay_s=delay_s, delay_max_s=DELAY_MAX_S,
-        )  # fmt: skip
+        self.names = [f"{QUEUE}-{number}" for number in range(queues)] if queues > 1 else [QUEUE]
+        self.queues = [self.broker.declare(name) for name in self.names]
+        for queue in self.queues:
+            queue.weather = Weather(
+                acks_s=lag_s, confirms_s=lag_s, tells_depth=tells_depth, shuffles=shuffles, hides_lost=hides_lost,
+                delay_s=delay_s, delay_max_s=DELAY_MAX_S,
+            )  # fmt: skip
         least = min(min_messages, max_messages, prefetch * consumers)
         chosen = make_settings(
             consumers=consumers, max_messages=max_messages, max_bytes=max_bytes, prefetch=prefetch,
             min_messages=least, max_delay_s=20.0, dedup_window=window, guarantee=guarantee, settle_grace_s=GRACE_S,
             heartbeat_s=2.0, reconnect_timeout_s=100_000.0, connect_timeout_s=100_000.0, replay_timeout_s=100_000.0,
             redelivery_delay_s=DELAY_MAX_S if delay_s else 0.0,
+            queues=tuple(self.names) if queues > 1 else (),
         )  # fmt: skip
         store = MemoryStore(50) if shared and guarantee is Guarantee.EXACTLY_ONCE else None
         self.query = Query(self.world, self.broker, chosen, store=store, shows_start=shows_start)
-        self.publish(4, 1)
+        self.publish(4, 1, 0)
 
     @property
     def q(self) -> Query:
@@ -124,30 +131,41 @@ class SourceMachine(RuleBasedStateMachine):
 
     # -- producers
 
-    @rule(count=st.integers(1, 30), size=BODIES)
-    def publish(self, count: int, size: int) -> None:
+    @rule(count=st.integers(1, 30), size=BODIES, where=st.integers(0, 2))
+    def publish(self, count: int, size: int, where: int) -> None:
+        queue = self.queues[where % len(self.queues)]
         for _ in range(count):
-            self._send(f"m{len(self.published)}", size)
+            self.numbers += 1
+            self._send(queue, f"m{self.numbers}", size)
+
+    @rule(count=st.integers(1, 10))
+    def publish_the_same_everywhere(self, count: int) -> None:
+        """As an exchange that copies: in each queue it is a message of its own."""
+        for _ in range(count):
+            self.numbers += 1
+            for queue in self.queues:
+                self._send(queue, f"m{self.numbers}", 1)
 
     @rule(data=st.data(), count=st.integers(1, 20), size=BODIES)
     def publish_again(self, data: st.DataObject, count: int, size: int) -> None:
         """A producer whose confirmation was lost sends again; many times, at worst."""
         known = sorted(self.published)[-40:]
-        message_id = data.draw(st.sampled_from(known))
+        row = data.draw(st.sampled_from(known))
+        queue, message_id = self.published[row]
         for _ in range(count):
             # When the second comes after the window has moved on it is a message like any other.
-            self.repeated.add(message_id)
-            self._send(message_id, size)
+            self.repeated.add(row)
+            self._send(queue, message_id, size)
 
-    def _send(self, message_id: str, size: int) -> None:
-        self.published[message_id] += 1
-        self.queue.publish(bytes(size), message_id)
+    def _send(self, queue: MemoryQueue, message_id: str, size: int) -> None:
+        queue.publish(bytes(size), message_id)
+        self.published[self.q.row(queue.name, Message(0, message_id, b""))] = (queue, message_id)
 
     # -- the weather
 
     @rule(how=st.sampled_from(["cut", "half-open", "silent", "one silent", "broker killed"]), lose_acks=st.booleans())
     def something_ends(self, how: str, lose_acks: bool) -> None:
-        sessions = list(self.queue.sessions)
+        sessions = [(queue, session) for queue in self.queues for session in queue.sessions]
         if how == "cut" or (how != "broker killed" and not self.q.shows_start):
             self.broker.cut(lose_acks=lose_acks)
         elif how == "half-open":
@@ -156,8 +174,8 @@ class SourceMachine(RuleBasedStateMachine):
             self.broker.kill()
             self.world.at(1.5, self.broker.start)
         else:
-            for session in sessions[: 1 if how == "one silent" else None]:
-                self.queue.silence(session, 4.0)
+            for queue, session in sessions[: 1 if how == "one silent" else None]:
+                queue.silence(session, 4.0)
 
     @rule(seconds=st.sampled_from([0.5, 6.0]))
     def the_broker_stops_for_a_while(self, seconds: float) -> None:
@@ -173,8 +191,9 @@ class SourceMachine(RuleBasedStateMachine):
     def somebody_else_takes_some(self, count: int, seconds: float) -> None:
         if not self.q.shows_start:
             return  # see the_driver_dies
-        self.queue.take_away(count)
-        self.world.at(seconds, self.queue.bring_back)
+        for queue in self.queues:
+            queue.take_away(count)
+            self.world.at(seconds, queue.bring_back)
 
     @rule(period_s=st.sampled_from([0.2, 1.0, 3.0]), times=st.integers(2, 8))
     def the_connection_flaps(self, period_s: float, times: int) -> None:
@@ -191,7 +210,8 @@ class SourceMachine(RuleBasedStateMachine):
             return
         committed = {key for batch, ids in self.q.sink.items() if batch <= self.q.committed for key in ids}
         if self.q.settings.guarantee is Guarantee.EXACTLY_ONCE:
-            early = [message.id for message in self.queue.acknowledged if message.id not in committed]
+            rows = [self.q.row(queue.name, message) for queue in self.queues for message in queue.acknowledged]
+            early = [row for row in rows if row not in committed]
             assert not early, f"acknowledged before commit: {early}"
 
     @invariant()

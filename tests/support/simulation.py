@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from itertools import count
 from typing import Any
 
 from pyspark_mq.dedup import IdSource, OnMissing, SeenStore
+from pyspark_mq.errors import BrokerUnavailableError
 from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.epochs import EpochSource, Limit, Position
 from pyspark_mq.sources.lane import Lane
@@ -23,7 +25,7 @@ from pyspark_mq.sources.settings import Guarantee, Settings
 from pyspark_mq.sources.url import parse_urls
 from pyspark_mq.spark_source.offset import OffsetCodec
 from tests.support.engine import At, Crashed
-from tests.support.memory import MEMORY, PROTOCOL, MemoryBroker, MemoryConsumer, MemoryQueue, MemoryStore
+from tests.support.memory import MEMORY, PROTOCOL, MemoryBroker, MemoryConsumer, MemoryQueue, MemoryStore, Message
 
 __all__ = ["Process", "Query", "World", "make_settings"]
 
@@ -155,8 +157,9 @@ class _Task(Task):
 
 
 def make_settings(**changes: Any) -> Settings:
-    """Settings of a query on the queue in memory."""
-    endpoint = Endpoint(broker=MEMORY, protocol=PROTOCOL, urls=parse_urls("amqp://memory:5672/"), queue=QUEUE)
+    """Settings of a query on the queue in memory; on several with `queues`."""
+    text = ",".join(changes.get("queues") or (QUEUE,))
+    endpoint = Endpoint(broker=MEMORY, protocol=PROTOCOL, urls=parse_urls("amqp://memory:5672/"), queue=text)
     endpoint = replace(endpoint, **{name: changes.pop(name) for name in list(changes) if hasattr(endpoint, name)})
     defaults: dict[str, Any] = {
         "guarantee": Guarantee.EXACTLY_ONCE,
@@ -206,6 +209,7 @@ class Query:
         self._codec = OffsetCodec.of(self.settings)
         self._process: Process | None = None
         self._source: EpochSource | None = None
+        self._stores: dict[str, MemoryStore] = {}
         self._consumers: type[MemoryConsumer] | None = None
         self.skew_s = 0.0
         #: Called after the offset log was written and before the batch runs.
@@ -213,7 +217,16 @@ class Query:
 
     @property
     def queue(self) -> MemoryQueue:
-        return self.broker.declare(QUEUE)
+        """The only one."""
+        (queue,) = self.queues
+        return queue
+
+    @property
+    def queues(self) -> list[MemoryQueue]:
+        """What it reads."""
+        if self.settings.pattern is not None:
+            return [queue for name, queue in self.broker.queues.items() if re.fullmatch(self.settings.pattern, name)]
+        return [self.broker.declare(one.endpoint.name) for one in self.settings.by_queue()]
 
     @property
     def source(self) -> EpochSource:
@@ -223,12 +236,19 @@ class Query:
             self._process.skew_s = self.skew_s
             self._consumers = type("QueryConsumer", (MemoryConsumer,), {"broker": self.broker})
             make_store = None if self.store is None else self._store_of
-            self._source = EpochSource(self.settings, self._consumers, make_store, self._process)
+            self._source = EpochSource(self.settings, self._consumers, make_store, self._process, self._list_queues)
         return self._source
+
+    def _list_queues(self) -> list[str]:
+        if not self.broker.up:
+            raise BrokerUnavailableError("nobody there")
+        return list(self.broker.queues)
 
     def _store_of(self, queue: Settings) -> SeenStore:
         assert self.store is not None, "asked for only where there is one"
-        return self.store
+        if not self._several:
+            return self.store
+        return self._stores.setdefault(queue.endpoint.name, MemoryStore(50))
 
     def crash(self, unnoticed_s: float = 0.0) -> None:
         """``kill -9`` of its process; or of its machine, which the broker notices later."""
@@ -236,9 +256,10 @@ class Query:
             return
         self.crashes += 1
         self.world.kill(self._process)
-        for session in list(self.queue.sessions):
-            if isinstance(session.consumer, self._consumers):
-                self.queue.end(session, "killed", unnoticed_s=unnoticed_s)
+        for queue in self.broker.queues.values():
+            for session in list(queue.sessions):
+                if isinstance(session.consumer, self._consumers):
+                    queue.end(session, "killed", unnoticed_s=unnoticed_s)
         self._process = self._source = self._consumers = None
         self.world.let_pass(_RESTART_S)
 
@@ -265,7 +286,7 @@ class Query:
             self.replays += 1
         self.between()
         start, end = self.position(batch - 1), self.position(batch)
-        ids = [str(raw.message.id) for run in self.source.payload(start, end) for raw in run.raws]
+        ids = [self.row(run.name, raw.message) for run in self.source.payload(start, end) for raw in run.raws]
         if batch in self.sink and self.settings.guarantee.identifies:
             assert self.sink[batch] == ids, "the replay is not the same batch"
         self.sink.setdefault(batch, ids)
@@ -298,18 +319,31 @@ class Query:
         """
         deadline = self.world.now_s + seconds
         while self.trigger() or self.left:
-            assert self.world.now_s < deadline, f"stuck: {self.source.counters()}, {self.broker.counts(QUEUE)}"
+            counts = [self.broker.counts(queue.name) for queue in self.queues]
+            assert self.world.now_s < deadline, f"stuck: {self.source.counters()}, {counts}"
 
     @property
     def left(self) -> int:
         """Messages in the queue that have no reason to be there."""
         # Before Spark 4.2 the last epoch is settled when the next one is planned.
         open_ = set() if self.shows_start else set(self.sink.get(self.committed, ()))
-        return sum(message.id not in open_ for message in [*self.queue.ready, *self.queue.handed_out])
+        return sum(
+            self.row(queue.name, message) not in open_
+            for queue in self.queues
+            for message in [*queue.ready, *queue.handed_out]
+        )
+
+    @property
+    def _several(self) -> bool:
+        return bool(self.settings.queues) or self.settings.pattern is not None
+
+    def row(self, queue: str, message: Message) -> str:
+        """What stands for a message in the sink: its ID, and where it was if there are several queues."""
+        return f"{message.id} of {queue}" if self._several else str(message.id)
 
     @property
     def emitted(self) -> list[str]:
-        """IDs of all rows in the sink, in order."""
+        """IDs of all rows in the sink, in order; see :meth:`row`."""
         return [key for batch in sorted(self.sink) for key in self.sink[batch]]
 
     @property

@@ -26,6 +26,9 @@ DOCUMENTED = (
     "username",
     "password",
     "queue",
+    "queuePattern",
+    "queuePatternInterval",
+    "managementUrl",
     "topic",
     "subscription",
     "selector",
@@ -90,6 +93,9 @@ TAKEN: dict[str, Getter] = {
     "username": lambda o: o.settings.endpoint.username,
     "password": lambda o: o.settings.endpoint.password,
     "queue": lambda o: o.settings.endpoint.queue,
+    "queuePattern": lambda o: o.settings.pattern,
+    "queuePatternInterval": lambda o: o.settings.pattern_interval_s,
+    "managementUrl": lambda o: o.settings.management,
     "topic": lambda o: o.settings.endpoint.topic,
     "subscription": lambda o: o.settings.endpoint.subscription,
     "selector": lambda o: o.settings.endpoint.selector,
@@ -125,6 +131,9 @@ DEFAULTS: dict[str, object] = {
     "protocol": "amqp-0-9-1",
     "username": None,
     "password": None,
+    "queuePattern": None,
+    "queuePatternInterval": 60.0,
+    "managementUrl": None,
     "topic": None,
     "subscription": None,
     "selector": None,
@@ -361,6 +370,11 @@ REFUSED = [
     ("reconnectTimeout", "99ms", "from 0.1s"),
     ("heartbeat", "0s", "from 1s to 65535s"),
     ("heartbeat", "1d", "from 1s to 65535s"),
+    ("queuePattern", "orders-(", "one of Python, for a whole name"),
+    ("queuePatternInterval", "1", TIME),
+    ("queuePatternInterval", "999ms", "from 1s"),
+    ("managementUrl", "host:15672", "such as http://host:15672"),
+    ("managementUrl", "ftp://host/", "such as http://host:15672"),
 ]
 
 
@@ -383,6 +397,63 @@ def test_an_empty_value_is_refused(name: str) -> None:
     options = TOPIC if name in {"topic", "subscription"} else NEEDED
     options = {**options, "url": TLS_URL if name.startswith("tls.") else options["url"], name: "  "}
     assert str(refusal(options)) == f"option '{name}': is empty"
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("a,b", ("a", "b")),
+        (" a , b b ,c", ("a", "b b", "c")),
+        ("a\\,b,c", ("a,b", "c")),
+        ("a\\b,c", ("a\\b", "c")),
+    ],
+)
+def test_several_queues(text: str, names: tuple[str, ...]) -> None:
+    settings = parsed(queue=text).settings
+    assert settings.queues == names
+    assert [one.endpoint.queue for one in settings.by_queue()] == list(names)
+    assert settings.destination == f"queues {', '.join(map(repr, names))}"
+
+
+def test_one_queue_may_have_a_comma_in_its_name() -> None:
+    settings = parsed(queue="a\\,b").settings
+    assert (settings.queues, settings.endpoint.queue) == ((), "a,b")
+    (one,) = settings.by_queue()
+    assert one is settings
+
+
+@pytest.mark.parametrize(
+    ("given", "option", "words"),
+    [
+        ({"queue": "a,,b"}, "queue", "empty name"),
+        ({"queue": "a,"}, "queue", "empty name"),
+        ({"queue": "a,b,a"}, "queue", "'a' more than once"),
+        ({"queue": ",".join(map(str, range(257)))}, "queue", "more than 256 connections"),
+        ({"queue": ",".join(map(str, range(65))), "consumers": "4"}, "queue", "65 queues with 4 consumer(s)"),
+        ({"queuePattern": "a.*"}, "queuePattern", "'queue' are both set"),
+        ({"managementUrl": "http://host"}, "managementUrl", "goes with 'queuePattern'"),
+        ({"managementUrl": "http://host/?x=1"}, "managementUrl", "'http://host/?***' is not accepted"),
+        ({"managementUrl": "http://joe:hushhush@host:port"}, "managementUrl", "'http://***@***' is not accepted"),
+        ({"queuePatternInterval": "5s"}, "queuePatternInterval", "goes with 'queuePattern'"),
+    ],
+    ids=["gap", "end", "twice", "many", "many connections", "both", "no pattern", "parameters", "port", "interval"],
+)
+def test_names_that_cannot_be_read_together_are_refused(given: dict[str, str], option: str, words: str) -> None:
+    error = refusal({**NEEDED, **given})
+    assert error.option == option
+    assert words in str(error)
+
+
+def test_a_pattern_needs_a_place_to_look_and_has_the_login_of_the_connection() -> None:
+    by_name = {"broker": "artemis", "url": "amqp://joe:hushhush@host", "queuePattern": "a.*"}
+    assert str(refusal(by_name)).endswith("for example http://host:8161/console/jolokia")
+    management = parse_options({**by_name, "managementUrl": "http://h:1/x/"}).settings.management
+    assert management is not None
+    assert (management.url, management.username, management.password) == ("http://h:1/x", "joe", "hushhush")
+    assert "hushhush" not in repr(management)
+    management = parse_options({**by_name, "managementUrl": "https://ann:s%40crets@h/x"}).settings.management
+    assert management is not None
+    assert (management.url, management.username, management.password) == ("https://h/x", "ann", "s@crets")
 
 
 @pytest.mark.parametrize(
