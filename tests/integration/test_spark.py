@@ -104,6 +104,28 @@ class Job:
 # -- reading -----------------------------------------------------------------------------------
 
 
+def test_several_queues_in_one_query_and_one_more_with_the_same_checkpoint(
+    spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str
+) -> None:
+    names = [name, f"{name}-b", f"{name}-c"]
+    for other in names[1:]:
+        rabbit.declare(other)
+    for queue in names:
+        rabbit.publish(queue, bodies(30))
+    one = Job(spark, tmp_path, rabbit, name, numPartitions=2)
+    one.run(30)
+    job = Job(spark, tmp_path, rabbit, ",".join(names), numPartitions=2, maxMessagesPerTrigger=25)
+    job.run(60)
+    assert all(parts == 2 for parts in job.partitions if parts)
+    for queue in names:
+        rows = [row for row in [*one.rows, *job.rows] if row.destination == queue]
+        assert [bytes(row.body) for row in rows] == bodies(30)
+        if _FULL_API:  # before 4.2 the last epoch is settled by the next one
+            assert poll(lambda queue=queue: total(rabbit, queue) == 0, 30)
+    for other in names[1:]:
+        rabbit.delete(other)
+
+
 def test_every_column_has_its_documented_type(spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str) -> None:
     assert dict(Job(spark, tmp_path, rabbit, name).load().dtypes) == ALL_COLUMNS
 
