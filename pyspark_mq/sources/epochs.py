@@ -25,6 +25,7 @@ from pyspark_mq.sources.base import Consumer
 from pyspark_mq.sources.counters import Counters
 from pyspark_mq.sources.filling import IDLE_WAIT_S, Filling, Limit
 from pyspark_mq.sources.intake import Intake
+from pyspark_mq.sources.receiver import ReceiverPool
 from pyspark_mq.sources.runtime import Runtime, Threads
 from pyspark_mq.sources.sessions import Sessions
 from pyspark_mq.sources.settings import Settings
@@ -78,6 +79,7 @@ class EpochSource:
         make_consumer: the consumer class of the protocol.
         store: where settled IDs are shared, beyond the checkpoint.
         runtime: time and threads.
+        pool: processes that hold the connections; None if this one does.
     """
 
     def __init__(
@@ -86,16 +88,17 @@ class EpochSource:
         make_consumer: type[Consumer],
         store: SeenStore | None = None,
         runtime: Runtime | None = None,
+        pool: ReceiverPool | None = None,
     ) -> None:
         self._settings = settings
-        self._decoder = make_consumer.decoder
+        self._decoder = make_consumer.decoder if pool is None else pool.decoder
         self._exact = settings.guarantee.identifies
         self._store = store or CheckpointOnly()
         self._runtime = runtime or Threads()
         self._ledger: Ledger[Any, Any] = Ledger(
             grace_s=settings.settle_grace_s, window=settings.dedup_window, remember=self._exact, weigh=self._weigh
         )
-        self._sessions = Sessions(settings, make_consumer, self._runtime)
+        self._sessions = Sessions(settings, make_consumer, self._runtime, pool)
         self._intake = Intake(settings, self._decoder, self._store, self._ledger, self._sessions, self._runtime)
         self._filling = Filling(settings, self._decoder, self._ledger, self._intake, self._sessions, self._runtime)
         self._first_call = True
@@ -110,7 +113,7 @@ class EpochSource:
         self._blind_epoch = 0
 
     def _weigh(self, raws: Sequence[Any]) -> int:
-        return sum(map(len, self._decoder.bodies(raws)))
+        return sum(self._decoder.sizes(raws))
 
     # -- Spark's calls, in its order -----------------------------------------------------------
 

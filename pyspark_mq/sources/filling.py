@@ -298,7 +298,7 @@ class Filling:
 
     def _queue_is_empty(self) -> bool:
         self._sessions.refresh_depth()
-        return self._sessions.complete and not any(self._sessions.depths())
+        return self._sessions.complete and not self._sessions.late and not any(self._sessions.depths())
 
     # -- waiting
 
@@ -351,7 +351,7 @@ class Filling:
         taken = held = 0
         payloads = iter(ledger.buffered_payloads(most))
         while chunk := list(islice(payloads, _SIZING_CHUNK)):
-            ends = list(accumulate(map(len, self._decoder.bodies(chunk)), initial=held))[1:]
+            ends = list(accumulate(self._decoder.sizes(chunk), initial=held))[1:]
             fit = bisect_right(ends, most_bytes)
             taken += fit
             if fit < len(chunk):

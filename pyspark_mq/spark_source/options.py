@@ -46,7 +46,8 @@ _DEFAULTS: Mapping[str, str | None] = {
     "minMessagesPerTrigger": "1",
     "maxTriggerDelay": "15m",
     "prefetch": None,
-    "consumers": "1",
+    "consumers": None,
+    "receivers": "1",
     "numPartitions": None,
     "dedupWindow": "100000",
     "settleGrace": "5s",
@@ -78,6 +79,7 @@ _DURATION_MAX_S = 365 * 86_400.0
 #: connection.tune has 16 bits for seconds (AMQP 0-9-1, class connection, method tune).
 _HEARTBEAT_MAX_S = 65_535.0
 _CONSUMERS_MAX = 64
+_RECEIVERS_MAX = 64
 #: Values of these are never shown.
 _SECRET = frozenset({"password", "username"})
 
@@ -201,7 +203,8 @@ class _Parser:
             if self._text("prefetch") is None
             else self._count("prefetch", 1, prefetch_max)
         )
-        consumers = self._count("consumers", 1, _CONSUMERS_MAX)
+        receivers = self._count("receivers", 1, _RECEIVERS_MAX)
+        consumers = self._consumers(endpoint, receivers)
         if consumers > 1 and endpoint.topic is not None:
             endpoint = self._shared(endpoint, consumers)
         most = min(max_messages, prefetch * consumers)
@@ -216,6 +219,7 @@ class _Parser:
             max_delay_s=self._duration_s("maxTriggerDelay"),
             prefetch=prefetch,
             consumers=consumers,
+            receivers=receivers,
             dedup_window=self._count("dedupWindow", 0),
             settle_grace_s=self._duration_s("settleGrace"),
             fail_on_data_loss=self._flag("failOnDataLoss"),
@@ -232,6 +236,12 @@ class _Parser:
             )
         num_partitions = None if self._text("numPartitions") is None else self._count("numPartitions", 1, 10_000)
         return Options(settings, num_partitions, self._dedup_store(guarantee), self._id_log())
+
+    def _consumers(self, endpoint: Endpoint, receivers: int) -> int:
+        if self._text("consumers") is not None:
+            return self._count("consumers", 1, _CONSUMERS_MAX)
+        # A process without a connection has nothing to do. Those of a topic cannot share it everywhere.
+        return receivers if endpoint.topic is None else 1
 
     def _shared(self, endpoint: Endpoint, consumers: int) -> Endpoint:
         topic, broker = endpoint.topic, endpoint.broker
