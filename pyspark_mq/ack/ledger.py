@@ -367,6 +367,22 @@ class Ledger(Generic[K, P]):
             },
         )
 
+    def held(self, keys: Sequence[K], payloads: Sequence[P]) -> list[int]:
+        """Which of these payloads are held here, by their places: those that the last :meth:`deliver` did not drop."""
+        return [place for place, key in enumerate(keys) if self._payload(key) is payloads[place]]
+
+    def exchange(self, keys: Iterable[K], payloads: Iterable[P]) -> None:
+        """Hold other payloads of the same weight in place of those that are held for these messages."""
+        for key, payload in zip(keys, payloads, strict=True):
+            if key in self._received:
+                self._received[key] = payload
+            else:
+                self._planned[key].payloads[key] = payload
+
+    def _payload(self, key: K) -> P | None:
+        epoch = self._planned.get(key)
+        return self._received.get(key) if epoch is None else epoch.payloads[key]
+
     def pass_over(self, session: int, tag: int) -> None:
         """A delivery is not taken in and has to stay open: nothing from it on is acknowledged cumulatively.
 

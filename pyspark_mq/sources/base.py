@@ -25,7 +25,9 @@ from pyspark_mq.errors import MessageError
 from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.url import BrokerUrl
 
-__all__ = ["UNREADABLE_PROPERTY", "Consumer", "Decoder", "Greeting", "QueueDepth", "SessionLostError", "Unreadable"]
+__all__ = [
+    "UNREADABLE_PROPERTY", "Consumer", "Decoder", "Greeting", "QueueDepth", "SessionLostError", "Unreadable", "drained",
+]  # fmt: skip
 
 #: A broker that cannot write for a while gives up the connection, and everything handed out over it counts as
 #: delivered once more: RabbitMQ (`tcp_listen_options.send_timeout`, 15 s) and ActiveMQ Classic over STOMP after
@@ -113,11 +115,25 @@ def _shortened(text: str) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
 
 
+def drained(inbox: deque[Any], most: int | None = None) -> list[Any]:
+    """What is taken out of an inbox: all that is in it now, or the first `most`."""
+    raws: list[Any] = []
+    try:
+        for _ in range(len(inbox) if most is None else min(most, len(inbox))):
+            raws.append(inbox.popleft())
+    except IndexError:
+        pass  # the session has ended meanwhile, on another thread, and what it had is void
+    return raws
+
+
 class Decoder(ABC):
     """Columns of raw deliveries, for one protocol. Stateless; works on lists, never on one message.
 
     A raw delivery is whatever the consumer appends to its inbox.
     """
+
+    #: Does a raw delivery keep in memory what came together with it? Then :meth:`compact` is worth its while.
+    shares_memory: ClassVar[bool] = False
 
     @abstractmethod
     def tags(self, raws: Sequence[Any]) -> list[int]:
@@ -126,6 +142,10 @@ class Decoder(ABC):
     @abstractmethod
     def bodies(self, raws: Sequence[Any]) -> list[bytes]:
         """Bodies as bytes."""
+
+    def sizes(self, raws: Sequence[Any]) -> list[int]:
+        """Bytes of the bodies."""
+        return list(map(len, self.bodies(raws)))
 
     @abstractmethod
     def ids(self, raws: Sequence[Any], source: IdSource) -> list[object]:
@@ -147,9 +167,14 @@ class Decoder(ABC):
         """The same deliveries, in the form from which columns of these names are made best. Usually as they are."""
         return raws
 
+    def compact(self, raws: Sequence[Any]) -> Sequence[Any]:
+        """The same deliveries, in order, without what shares memory with them."""
+        return raws
+
     #: column name -> function from raw deliveries to a list of values: str, int, bool, a list of
     #: (str, str or None) pairs for `properties`, microseconds since 1970 for timestamps; None for
-    #: nothing. `messageId`, `body` and `destination` are not among them.
+    #: nothing. `messageId` and `destination` are not among them, and `body` only where a column of bodies is made
+    #: better than by :meth:`bodies`. For deliveries from :meth:`batch` it may be an Arrow array instead.
     columns: ClassVar[Mapping[str, Callable[[Sequence[Any]], list[Any]]]]
 
 
@@ -169,6 +194,9 @@ class Consumer(ABC):
     #: It is a sign, no proof: a broker may pause for longer. So an epoch may be cut by it, but nothing may be
     #: settled and no bounded run may end by it.
     starved: bool | None = None
+    #: Where another process receives: how often it stood still, and up to when (seconds of `time.monotonic`) everything
+    #: that came has been put into the inbox. None where that is done at once.
+    attended: tuple[int, float] | None = None
 
     def __init__(self, endpoint: Endpoint, session: int, arrived: threading.Event) -> None:
         """Nothing is opened yet.

@@ -32,6 +32,7 @@ from pyspark_mq.sources.lane import Lane, MakeStore
 from pyspark_mq.sources.lanes import Lanes
 from pyspark_mq.sources.listing import QueueWatch
 from pyspark_mq.sources.position import Part, Position
+from pyspark_mq.sources.receiver import ReceiverPool
 from pyspark_mq.sources.runtime import Runtime, Threads
 from pyspark_mq.sources.settings import CONNECTIONS_MAX, Settings
 
@@ -74,6 +75,7 @@ class EpochSource:
         make_store: where settled IDs of a queue are shared, beyond the checkpoint.
         runtime: time and threads.
         list_queues: names of the queues there are, for option `queuePattern`.
+        pool: processes that hold the connections; None if this one does.
     """
 
     def __init__(
@@ -83,12 +85,15 @@ class EpochSource:
         make_store: MakeStore | None = None,
         runtime: Runtime | None = None,
         list_queues: Callable[[], Sequence[str]] | None = None,
+        pool: ReceiverPool | None = None,
     ) -> None:
         self._settings = settings
+        decoder = make_consumer.decoder if pool is None else pool.decoder
         self._exact = settings.guarantee.identifies
         self._runtime = runtime or Threads()
-        self._identification = Identification(settings, make_consumer.decoder)
-        self._lanes = Lanes(settings, make_consumer, make_store or (lambda _: CheckpointOnly()), self._runtime)
+        self._identification = Identification(settings, decoder)
+        make_store = make_store or (lambda _: CheckpointOnly())
+        self._lanes = Lanes(settings, make_consumer, make_store, self._runtime, pool)
         self._lanes.may_end = self._is_gone
         for one in settings.by_queue():
             self._lanes.add(one)

@@ -370,7 +370,7 @@ def _fitting(lane: Lane, most: int, most_bytes: int) -> int:
     taken = held = 0
     payloads = iter(lane.ledger.buffered_payloads(most))
     while chunk := list(islice(payloads, _SIZING_CHUNK)):
-        ends = list(accumulate(map(len, lane.decoder.bodies(chunk)), initial=held))[1:]
+        ends = list(accumulate(lane.decoder.sizes(chunk), initial=held))[1:]
         fit = bisect_right(ends, most_bytes)
         taken += fit
         if fit < len(chunk):

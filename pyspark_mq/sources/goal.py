@@ -79,7 +79,7 @@ class Goal:
         """Nothing is buffered: has the queue been read to its end, as somebody else took the rest?"""
         lane, now_s = self._lane, self._runtime.monotonic_s()
         lane.sessions.refresh_depth()
-        if not lane.sessions.complete or any(lane.sessions.depths()):
+        if not lane.sessions.complete or lane.sessions.late or any(lane.sessions.depths()):
             self._empty_since_s = None
         elif self._empty_since_s is None:
             self._empty_since_s = now_s

@@ -41,6 +41,8 @@ _CONFIRM_MAX_S = 5.0
 _SILENCE_MAX_S = 30.0
 #: A half-open connection is given up by the broker after two heartbeats without a sign, and a bit.
 _HALF_OPEN_HEARTBEATS = 3
+#: What is kept of deliveries that share memory is copied if it is less than this part of them.
+_KEPT_PARTS = 2
 
 
 class Intake:
@@ -157,6 +159,8 @@ class Intake:
 
     def look_for_room(self) -> None:
         """Before acknowledgements make room: what was ready to come again may have had none for a long time."""
+        if self._sessions.late:
+            self._horizon.block()  # what is on its way from another process may take all of it
         for session, window in self._sessions.windows.items():
             if session in self._taken and self.unacked_in(session) + self._sessions.untaken_in(session) >= window:
                 self._horizon.block()
@@ -285,7 +289,9 @@ class Intake:
     def _tell_time(self) -> None:
         now_s = self._runtime.monotonic_s()
         if self._sessions.complete and self.taking:
-            self._horizon.observe(now_s, self._flows())
+            if self._sessions.broke_off:
+                self._horizon.interrupt()
+            self._horizon.observe(self._sessions.attended_s, self._flows())
             self._ledger.start_clock(self._horizon.connected_s, self._redelivery_wait_s())
             self._unseen_ghosts = False
             self._look_for_company(now_s)
@@ -405,7 +411,17 @@ class Intake:
             if self.replaying and self.held_bytes >= self.most_bytes:
                 raws, keys = self._only_known(session, raws, keys)
             self._ask_store(keys)
+        came, buffered = len(deliveries.raws), self._ledger.buffered
         self.settle(self._ledger.deliver(session, self._decoder.tags(raws), keys, raws))
+        if self._decoder.shares_memory and self._ledger.buffered - buffered < came:
+            self._compact(keys, raws, came)
+
+    def _compact(self, keys: Sequence[Any], raws: Sequence[Any], came: int) -> None:
+        """Let go of what was dropped, where it is most of what came: the rest would keep all of it in memory."""
+        kept = self._ledger.held(keys, raws)
+        if kept and _KEPT_PARTS * len(kept) < came:
+            compact = self._decoder.compact([raws[place] for place in kept])
+            self._ledger.exchange([keys[place] for place in kept], compact)
 
     def _only_known(self, session: int, raws: list[Any], keys: list[Any]) -> tuple[list[Any], list[Any]]:
         """What is planned, committed or here; the rest stays unacknowledged and is not looked at again."""

@@ -19,6 +19,7 @@ from pyspark_mq.sources.base import Consumer
 from pyspark_mq.sources.counters import Counters
 from pyspark_mq.sources.intake import Intake
 from pyspark_mq.sources.position import Part
+from pyspark_mq.sources.receiver import ReceiverPool
 from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.sessions import Sessions
 from pyspark_mq.sources.settings import Settings
@@ -40,6 +41,7 @@ class Lane:
         store: where settled IDs of this queue are shared, beyond the checkpoint.
         runtime: time and threads.
         arrived: set when a receiver has something to look at; shared by all lanes of the query.
+        pool: processes that hold the connections; None if this one does.
 
     Attributes:
         ended: the queue is no longer there.
@@ -52,14 +54,15 @@ class Lane:
         store: SeenStore,
         runtime: Runtime,
         arrived: threading.Event,
+        pool: ReceiverPool | None = None,
     ) -> None:
         self.settings = settings
-        self.decoder = make_consumer.decoder
+        self.decoder = make_consumer.decoder if pool is None else pool.decoder
         self.exact = settings.guarantee.identifies
         self.ledger: Ledger[Any, Any] = Ledger(
             grace_s=settings.settle_grace_s, window=settings.dedup_window, remember=self.exact, weigh=self._weigh
         )
-        self.sessions = Sessions(settings, make_consumer, runtime, arrived)
+        self.sessions = Sessions(settings, make_consumer, runtime, arrived, pool)
         self.intake = Intake(settings, self.decoder, store, self.ledger, self.sessions, runtime)
         self.ended = False
         self._store = store
@@ -71,7 +74,7 @@ class Lane:
         return f"<Lane of {self.destination}>"
 
     def _weigh(self, raws: Sequence[Any]) -> int:
-        return sum(map(len, self.decoder.bodies(raws)))
+        return sum(self.decoder.sizes(raws))
 
     @property
     def name(self) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pyspark_mq.errors import DestinationError
 from pyspark_mq.sources.base import Consumer
 from pyspark_mq.sources.lane import Lane, MakeStore
+from pyspark_mq.sources.receiver import ReceiverPool
 from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.settings import Settings
 
@@ -29,15 +30,22 @@ class Lanes:
         make_consumer: the consumer class of the protocol.
         make_store: of one queue.
         runtime: time and threads.
+        pool: processes that hold the connections; None if this one does.
     """
 
     def __init__(
-        self, settings: Settings, make_consumer: type[Consumer], make_store: MakeStore, runtime: Runtime
+        self,
+        settings: Settings,
+        make_consumer: type[Consumer],
+        make_store: MakeStore,
+        runtime: Runtime,
+        pool: ReceiverPool | None = None,
     ) -> None:
         self._settings = settings
         self._make_consumer = make_consumer
         self._make_store = make_store
         self._runtime = runtime
+        self._pool = pool
         self._arrived = threading.Event()
         self._lanes: dict[str, Lane] = {}
         #: Of queues that are no longer there, while an epoch of theirs is open.
@@ -61,7 +69,7 @@ class Lanes:
 
     def add(self, settings: Settings) -> Lane:
         """A lane for the endpoint of these settings. It opens nothing yet."""
-        lane = Lane(settings, self._make_consumer, self._make_store(settings), self._runtime, self._arrived)
+        lane = Lane(settings, self._make_consumer, self._make_store(settings), self._runtime, self._arrived, self._pool)
         self._lanes[lane.name] = lane
         self._share_bytes()
         return lane

@@ -26,15 +26,19 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from itertools import count, cycle
-from typing import TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from pyspark_mq.errors import BrokerError, BrokerUnavailableError, MqError, RefusedError
-from pyspark_mq.sources.base import Consumer, Greeting, QueueDepth, SessionLostError
+from pyspark_mq.sources.base import Consumer, Decoder, Greeting, QueueDepth, SessionLostError
 from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.runtime import Runtime, Task
+from pyspark_mq.sources.settings import Settings
 from pyspark_mq.sources.url import BrokerUrl
 
-__all__ = ["Confirmed", "Failed", "Lost", "Mailbox", "MakeConsumer", "Opened", "Receiver", "Terms", "watch_parent"]
+__all__ = [
+    "AnyReceiver", "AnySession", "Confirmed", "Failed", "Lost", "Mailbox", "MakeConsumer", "Opened", "Receiver",
+    "ReceiverPool", "Terms", "next_session", "watch_parent",
+]  # fmt: skip
 
 _LOG = logging.getLogger("pyspark_mq")
 
@@ -55,16 +59,65 @@ _PARENT_CHECK_S = 0.5
 
 _session_numbers = count(1)
 
+
+def next_session() -> int:
+    """A number for a session, unique in this process."""
+    return next(_session_numbers)
+
+
 #: A consumer of an endpoint, with the number of its session and the signal that something arrived.
 MakeConsumer: TypeAlias = Callable[[Endpoint, int, threading.Event], Consumer]
+
+
+class AnySession(Protocol):
+    """What the query's thread looks at of a session: a :class:`Consumer`, or what stands for one of another process."""
+
+    inbox: deque[Any]
+    bytes_taken: int
+    bytes_allowed: float
+
+    @property
+    def session(self) -> int: ...
+    @property
+    def paused(self) -> bool: ...
+    @property
+    def behind(self) -> bool: ...
+    @property
+    def starved(self) -> bool | None: ...
+    @property
+    def attended(self) -> tuple[int, float] | None: ...
+
+
+class AnyReceiver(Protocol):
+    """A :class:`Receiver`, or what stands for one of another process. For the query's thread."""
+
+    depth: QueueDepth | None
+    depth_at_s: float
+
+    def start(self) -> None: ...
+    def ask(self, session: int, request: Callable[[Consumer], None]) -> None: ...
+    def stop(self, timeout_s: float = 2.0) -> None: ...
+
+
+class ReceiverPool(Protocol):
+    """Processes that hold the connections of a query.
+
+    Attributes:
+        decoder: of what their sessions put into inboxes.
+    """
+
+    decoder: Decoder
+
+    def receiver(self, settings: Settings, mailbox: Mailbox, terms: Callable[[], Terms]) -> AnyReceiver:
+        """One connection more, kept by the process whose turn it is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
     """A session is open and about to consume."""
 
-    receiver: Receiver
-    consumer: Consumer
+    receiver: AnyReceiver
+    consumer: AnySession
     greeting: Greeting
     window: int
 
@@ -140,6 +193,7 @@ class Receiver:
         mailbox: where to report.
         terms: tells on what terms each session begins; called beside the query's thread.
         runtime: the clock, and what runs :meth:`life`.
+        again: was there a session before, in a process that is gone? Then the first attempts are those of a reconnect.
     """
 
     def __init__(
@@ -149,7 +203,10 @@ class Receiver:
         mailbox: Mailbox,
         terms: Callable[[], Terms],
         runtime: Runtime,
+        *,
+        again: bool = False,
     ) -> None:
+        self._again = again
         self._endpoint = endpoint
         self._make_consumer = make_consumer
         self._mailbox = mailbox
@@ -202,6 +259,7 @@ class Receiver:
 
     def _sessions(self) -> Iterator[float]:
         trouble = _Trouble(self._endpoint, self._runtime)
+        trouble.first = not self._again
         while not self._stopping.is_set():
             opened = yield from self._establish(trouble)
             if opened is None:
@@ -244,7 +302,7 @@ class Receiver:
         return None
 
     def _attempt(self, url: BrokerUrl, timeout_s: float) -> tuple[Consumer, Greeting]:
-        consumer = self._make_consumer(self._endpoint, next(_session_numbers), self._mailbox.arrived)
+        consumer = self._make_consumer(self._endpoint, next_session(), self._mailbox.arrived)
         try:
             return consumer, consumer.open(url, timeout_s)
         except BaseException:

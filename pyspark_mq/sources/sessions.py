@@ -8,6 +8,7 @@ is a number there.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,15 +16,28 @@ from operator import methodcaller
 from typing import Any
 
 from pyspark_mq.ack import Settlement
-from pyspark_mq.sources.base import Consumer, QueueDepth, SessionLostError
+from pyspark_mq.sources.base import Consumer, QueueDepth, SessionLostError, drained
 from pyspark_mq.sources.endpoint import Endpoint
-from pyspark_mq.sources.receiver import Confirmed, Failed, Lost, Mailbox, Opened, Receiver, Terms
+from pyspark_mq.sources.receiver import (
+    AnyReceiver,
+    AnySession,
+    Confirmed,
+    Failed,
+    Lost,
+    Mailbox,
+    Opened,
+    Receiver,
+    ReceiverPool,
+    Terms,
+)
 from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.settings import OnUnreadable, Settings
 
 __all__ = ["Deliveries", "Sessions"]
 
 _DEPTH_AGE_MAX_S = 0.25
+#: A process that receives says ten times a second that it has handed over everything.
+_LATE_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +49,16 @@ class Deliveries:
     body_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Renewal:
+    """Ends a session. A class, as it may have to go to another process."""
+
+    why: str
+
+    def __call__(self, _: Consumer) -> None:
+        raise SessionLostError(self.why)
+
+
 class Sessions:
     """All sessions of a query: one for each of its `consumers`, when all are connected.
 
@@ -43,6 +67,7 @@ class Sessions:
         make_consumer: the consumer class of the protocol.
         runtime: the clock, and what receivers run on.
         arrived: set when there is something to look at; what it is set by may be other sessions too.
+        pool: processes that hold the connections; None if this one does.
 
     Attributes:
         first_window: how many unacknowledged messages the next session to be opened asks for.
@@ -54,10 +79,11 @@ class Sessions:
         make_consumer: type[Consumer],
         runtime: Runtime,
         arrived: threading.Event | None = None,
+        pool: ReceiverPool | None = None,
     ) -> None:
         self.first_window = settings.prefetch
         self._runtime = runtime
-        self._decoder = make_consumer.decoder
+        self._decoder = make_consumer.decoder if pool is None else pool.decoder
         self._mailbox = Mailbox(arrived)
         keeps_unreadable = settings.on_unreadable is not OnUnreadable.FAIL
 
@@ -66,13 +92,21 @@ class Sessions:
             consumer.keeps_unreadable = keeps_unreadable
             return consumer
 
-        self._receivers = [
-            Receiver(settings.endpoint, make, self._mailbox, self._terms, runtime) for _ in range(settings.consumers)
-        ]
+        def make_receiver() -> AnyReceiver:
+            if pool is not None:
+                return pool.receiver(settings, self._mailbox, self._terms)
+            return Receiver(settings.endpoint, make, self._mailbox, self._terms, runtime)
+
+        self._receivers = [make_receiver() for _ in range(settings.consumers)]
         self._bytes_allowed = 0.0
-        self._live: dict[int, tuple[Receiver, Consumer]] = {}
+        self._live: dict[int, tuple[AnyReceiver, AnySession]] = {}
         self._windows: dict[int, int] = {}
         self._failure: Exception | None = None
+        #: Up to when everything was there to be taken, the last time; and how often receiving had stood still by then.
+        self._attended_s = -math.inf
+        self._breaks = 0
+        #: Did receiving stand still for a while between the last two times that everything was taken?
+        self.broke_off = False
         self.started = False
 
     def _terms(self) -> Terms:
@@ -121,13 +155,34 @@ class Sessions:
 
     def take(self) -> Iterator[Deliveries]:
         """What every session received since the last time."""
+        self._look_at_attendance()
         for session, (_, consumer) in self._live.items():
-            inbox = consumer.inbox
-            raws = [inbox.popleft() for _ in range(len(inbox))]
+            raws = drained(consumer.inbox)
             if raws:
-                size = sum(map(len, self._decoder.bodies(raws)))
+                size = sum(self._decoder.sizes(raws))
                 consumer.bytes_taken += size
                 yield Deliveries(session, raws, size)
+
+    def _look_at_attendance(self) -> None:
+        told = [consumer.attended for _, consumer in self._live.values() if consumer.attended is not None]
+        self._attended_s = min((until_s for _, until_s in told), default=self._runtime.monotonic_s())
+        breaks = sum(count for count, _ in told)
+        self.broke_off, self._breaks = breaks != self._breaks, breaks
+
+    @property
+    def attended_s(self) -> float:
+        """Up to when everything that had come was there at the last :meth:`take`.
+
+        That moment itself, unless another process receives and has not said so for that long.
+        """
+        return self._attended_s
+
+    @property
+    def late(self) -> bool:
+        """Has a process that receives not said for a while that it has handed over everything?"""
+        now_s = self._runtime.monotonic_s()
+        told = (consumer.attended for _, consumer in self._live.values())
+        return any(attended is not None and now_s - attended[1] > _LATE_S for attended in told)
 
     @property
     def untaken(self) -> int:
@@ -162,11 +217,7 @@ class Sessions:
 
     def renew(self, session: int, why: str) -> None:
         """End a session, so that the broker takes back what it holds; the receiver opens another."""
-
-        def end(_: Consumer) -> None:
-            raise SessionLostError(why)
-
-        self.ask(session, end)
+        self.ask(session, _Renewal(why))
 
     def reject(self, session: int, tags: Sequence[int]) -> None:
         """Have messages refused for good."""

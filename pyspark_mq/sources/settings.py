@@ -67,6 +67,8 @@ class Settings:
     replay_timeout_s: float
     on_unreadable: OnUnreadable = OnUnreadable.FAIL
     redelivery_delay_s: float = 0.0
+    #: Processes that hold the connections; with 1 the source's own does.
+    receivers: int = 1
     #: Bytes of message IDs that an epoch may put into its offset; None for any number.
     max_offset_bytes: int | None = None
     #: Names of the queues, where the query reads several; the endpoint has the option's text in their place.

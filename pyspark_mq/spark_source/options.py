@@ -50,7 +50,8 @@ _DEFAULTS: Mapping[str, str | None] = {
     "minMessagesPerTrigger": "1",
     "maxTriggerDelay": "15m",
     "prefetch": None,
-    "consumers": "1",
+    "consumers": None,
+    "receivers": "1",
     "numPartitions": None,
     "dedupWindow": "100000",
     "settleGrace": "5s",
@@ -85,6 +86,7 @@ _DURATION_MAX_S = 365 * 86_400.0
 #: connection.tune has 16 bits for seconds (AMQP 0-9-1, class connection, method tune).
 _HEARTBEAT_MAX_S = 65_535.0
 _CONSUMERS_MAX = 64
+_RECEIVERS_MAX = 64
 #: Values of these are never shown.
 _SECRET = frozenset({"password", "username"})
 
@@ -207,7 +209,8 @@ class _Parser:
         prefetch = (
             min(2 * max_messages, prefetch_max) if prefetch_is_shared else self._count("prefetch", 1, prefetch_max)
         )
-        consumers = self._count("consumers", 1, _CONSUMERS_MAX)
+        receivers = self._count("receivers", 1, _RECEIVERS_MAX)
+        consumers = self._consumers(endpoint, receivers)
         if consumers > 1 and endpoint.topic is not None:
             endpoint = self._shared(endpoint, consumers)
         queues = self._queues(consumers)
@@ -223,6 +226,7 @@ class _Parser:
             max_delay_s=self._duration_s("maxTriggerDelay"),
             prefetch=prefetch,
             consumers=consumers,
+            receivers=receivers,
             dedup_window=self._count("dedupWindow", 0),
             settle_grace_s=self._duration_s("settleGrace"),
             fail_on_data_loss=self._flag("failOnDataLoss"),
@@ -292,6 +296,15 @@ class _Parser:
                 "name fewer, or use several queries",
             )
         return tuple(names) if len(names) > 1 else ()
+
+    def _consumers(self, endpoint: Endpoint, receivers: int) -> int:
+        if self._text("consumers") is not None:
+            return self._count("consumers", 1, _CONSUMERS_MAX)
+        # A process without a connection has nothing to do. Those of a topic cannot share it everywhere, and how many
+        # queues match a pattern is not known.
+        if endpoint.topic is not None or self._text("queuePattern") is not None:
+            return 1
+        return -(-receivers // len(self._names()))
 
     def _shared(self, endpoint: Endpoint, consumers: int) -> Endpoint:
         topic, broker = endpoint.topic, endpoint.broker

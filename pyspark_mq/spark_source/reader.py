@@ -22,6 +22,7 @@ from pyspark_mq.dedup import CheckpointOnly, SeenStore
 from pyspark_mq.sources import consumer_class
 from pyspark_mq.sources.base import Consumer
 from pyspark_mq.sources.epochs import EpochSource, Limit, Position, Run
+from pyspark_mq.sources.processes.pool import Pool
 from pyspark_mq.sources.receiver import watch_parent
 from pyspark_mq.sources.settings import Settings
 from pyspark_mq.spark_source.offset import OffsetCodec
@@ -86,6 +87,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._builder = BatchBuilder(schema)
         self._codec = OffsetCodec.of(options.settings, options.id_log)
         self._epochs: EpochSource | None = None
+        self._pool: Pool | None = None
         #: Offsets and their positions, the newest last: Spark asks for each a few times.
         self._known: deque[tuple[dict[str, Any], Position]] = deque(maxlen=_OFFSETS_KNOWN)
         self._partitions: tuple[int, list[InputPartition]] | None = None
@@ -104,7 +106,9 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Tens of thousands of deliveries are held at a time and none of them is part of a cycle, so
         # looking for cycles among them finds nothing and costs a tenth of the throughput.
         gc.set_threshold(100_000, 50, 50)
-        return EpochSource(self._options.settings, self._consumer(), partial(_store, self._options))
+        if self._options.settings.receivers > 1:
+            self._pool = Pool(self._options.settings.receivers, self._builder.names)
+        return EpochSource(self._options.settings, self._consumer(), partial(_store, self._options), pool=self._pool)
 
     def _consumer(self) -> type[Consumer]:
         return consumer_class(self._options.settings.endpoint.protocol)
@@ -152,8 +156,8 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._partitions[1]
 
     def _split(self, runs: Sequence[Run]) -> list[InputPartition]:
-        decoder = self._consumer().decoder
-        sizes = [size for run in runs for size in map(len, decoder.bodies(run.raws))]
+        decoder = self._consumer().decoder if self._pool is None else self._pool.decoder
+        sizes = [size for run in runs for size in decoder.sizes(run.raws)]
         if not sizes:
             return []
         parts = self._options.num_partitions
@@ -181,6 +185,8 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Give unacknowledged messages back at once. Usually Spark ends the process instead."""
         if self._epochs is not None:
             self._epochs.stop()
+        if self._pool is not None:
+            self._pool.stop()
 
     def _position(self, offset: dict[str, Any]) -> Position:
         for known, position in self._known:

@@ -7,7 +7,6 @@ message is looked at on its own here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import accumulate, chain
 from types import MappingProxyType
 from typing import Any
 
@@ -26,6 +25,7 @@ from pyspark.sql.types import (
 
 from pyspark_mq.errors import SchemaError
 from pyspark_mq.sources.base import Decoder
+from pyspark_mq.sources.processes.chunk import arrow_array
 
 __all__ = ["SCHEMA", "BatchBuilder"]
 
@@ -59,24 +59,6 @@ def _map_type(kind: MapType) -> pa.DataType:
     return pa.map_(pa.string(), value)
 
 
-def _map_array(values: Sequence[list[tuple[str, str | None]] | None], kind: pa.DataType) -> pa.Array:
-    # From offsets and flat lists: pyarrow walks nested Python pairs many times slower.
-    ends = list(accumulate((len(pairs or ()) for pairs in values), initial=0))
-    offsets = [None if pairs is None else at for pairs, at in zip(values, ends, strict=False)] + ends[-1:]
-    flat = list(chain.from_iterable(pairs for pairs in values if pairs is not None))
-    keys = pa.array([key for key, _ in flat], pa.string())
-    items = pa.array([item for _, item in flat], pa.string())
-    return pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), keys, items).cast(kind)
-
-
-def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    if pa.types.is_map(kind):
-        return _map_array(values, kind)
-    if pa.types.is_timestamp(kind):
-        return pa.array(values, pa.int64()).cast(kind)
-    return pa.array(values, kind)
-
-
 _ARROW: Mapping[type[DataType], Callable[[Any], pa.DataType]] = MappingProxyType(
     {
         StringType: lambda _: pa.string(),
@@ -108,6 +90,11 @@ class BatchBuilder:
             [pa.field(f.name, _ARROW[type(f.dataType)](f.dataType), nullable=f.nullable) for f in schema.fields]
         )
 
+    @property
+    def names(self) -> list[str]:
+        """The columns, in order."""
+        return list(self._schema.names)
+
     def build(
         self,
         raws: Sequence[Any],
@@ -125,12 +112,13 @@ class BatchBuilder:
         """
         own: Mapping[str, Callable[[Sequence[Any]], list[Any]]] = {
             "messageId": message_ids,
-            "body": decoder.bodies,
+            "body": decoder.columns.get("body", decoder.bodies),
             "destination": lambda some: [destination] * len(some),
         }
         raws = decoder.batch(raws, self._schema.names)
         arrays = [
-            _array((own.get(field.name) or decoder.columns[field.name])(raws), field.type) for field in self._schema
+            arrow_array((own.get(field.name) or decoder.columns[field.name])(raws), field.type)
+            for field in self._schema
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 

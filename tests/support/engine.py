@@ -120,7 +120,7 @@ class ReaderProcess:
 
     def kill_parent(self) -> int:
         """Kill the parent alone; the pid of the reader."""
-        parent, reader = self.pids()
+        parent, reader, *_ = self.pids()
         os.kill(parent, signal.SIGKILL)
         self._process.wait()
         return reader

@@ -39,6 +39,8 @@ CLIENTS = {
 }
 #: What the wheel does not have.
 NOT_SHIPPED = {"testbed", "judge", "tests", "examples", "benchmarks", "docker", "testcontainers", "psutil", "rich"}
+#: What makes columns of deliveries in a receiver process, which has no Spark.
+ARROW = "sources.processes.chunk"
 #: The one store that does I/O. It is a module of `dedup` that the others do not know.
 REDIS_STORE = "dedup.redis_store"
 
@@ -168,8 +170,23 @@ def test_nothing_that_is_shipped_needs_what_is_not(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if name.partition(".")[0] != "spark_source"])
-def test_only_the_spark_side_imports_spark_and_arrow(name: str) -> None:
-    assert [item for item in IMPORTS[name] if item.top in {"pyspark", "pyarrow", "py4j", "pandas"}] == []
+def test_only_the_spark_side_imports_spark(name: str) -> None:
+    assert [item for item in IMPORTS[name] if item.top in {"pyspark", "py4j", "pandas"}] == []
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name.partition(".")[0] != "spark_source"])
+def test_arrow_is_imported_by_one_module_beside_the_spark_side(name: str) -> None:
+    assert name == ARROW or "pyarrow" not in {item.top for item in IMPORTS[name]}
+
+
+def test_a_receiver_process_loads_no_spark_and_no_client_before_it_is_told_the_protocol() -> None:
+    code = "import json, sys, pyspark_mq.sources.processes.child; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True, timeout=60
+    )
+    loaded = {name.partition(".")[0] for name in json.loads(done.stdout)}
+    assert "pyarrow" in loaded
+    assert {"pyspark", "py4j", "pandas", *CLIENTS} & loaded == set()
 
 
 def test_the_store_in_redis_is_imported_by_the_reader_alone_when_it_is_asked_for() -> None:

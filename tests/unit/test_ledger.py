@@ -787,3 +787,35 @@ def test_the_carried_ids_stay_bounded_for_an_hour_of_restarts(cut_every_s: float
     cuts = (Hour.WAIT_S / (cut_every_s - Hour.STEP_S)) + 1
     assert max(most) <= settled + 2 * Hour.EPOCH * cuts
     assert most[-1] <= 1.1 * most[1]
+
+
+# -- payloads that are held in another form ---------------------------------------------------------
+
+
+def test_what_a_delivery_left_here_is_told_by_its_place() -> None:
+    ledger = settled("ab")
+    payloads = ["a@1", "c@1", "b@1", "d@1"]
+    ledger.deliver(1, [11, 12, 13, 14], list("acbd"), payloads)
+    assert ledger.held(list("acbd"), payloads) == [1, 3]
+    assert ledger.held(list("cd"), ["".join(["c", "@", "2"]), "d@2"]) == []
+
+
+def test_a_payload_in_another_form_is_what_is_emitted_whatever_state_it_is_in() -> None:
+    ledger = planned("ab")
+    deliver(ledger, "cd", first=3)
+    ledger.exchange("bc", ["B", "C"])
+    assert ledger.payloads(1) == ["a@1", "B"]
+    assert ledger.plan(2, 2) == 2
+    assert ledger.payloads(2) == ["C", "d@1"]
+
+
+def test_a_replayed_payload_is_held_and_can_be_exchanged() -> None:
+    ledger = make()
+    ledger.restore_planned(7, "ab")
+    payloads = ["x@1", "b@1"]
+    ledger.deliver(1, [1, 2], list("xb"), payloads)
+    assert ledger.held(list("xb"), payloads) == [0, 1]
+    assert ledger.held(["a"], ["a@1"]) == []
+    ledger.exchange("b", ["B"])
+    assert ledger.payloads(7) == ["B"]
+    assert ledger.missing(7) == ["a"]

@@ -42,6 +42,7 @@ DOCUMENTED = (
     "maxTriggerDelay",
     "prefetch",
     "consumers",
+    "receivers",
     "numPartitions",
     "dedupWindow",
     "settleGrace",
@@ -109,6 +110,7 @@ TAKEN: dict[str, Getter] = {
     "maxTriggerDelay": lambda o: o.settings.max_delay_s,
     "prefetch": lambda o: o.settings.prefetch,
     "consumers": lambda o: o.settings.consumers,
+    "receivers": lambda o: o.settings.receivers,
     "numPartitions": lambda o: o.num_partitions,
     "dedupWindow": lambda o: o.settings.dedup_window,
     "settleGrace": lambda o: o.settings.settle_grace_s,
@@ -147,6 +149,7 @@ DEFAULTS: dict[str, object] = {
     "maxTriggerDelay": 15 * 60.0,
     "prefetch": 65_535,
     "consumers": 1,
+    "receivers": 1,
     "numPartitions": None,
     "dedupWindow": 100_000,
     "settleGrace": 5.0,
@@ -229,6 +232,7 @@ def test_the_default_is_the_documented_one(name: str) -> None:
         ("prefetch", "1", 1),
         ("prefetch", "65535", 65_535),
         ("consumers", "64", 64),
+        ("receivers", "64", 64),
         ("numPartitions", "10000", 10_000),
         ("dedupWindow", "0", 0),
         ("settleGrace", "0s", 0.0),
@@ -288,6 +292,14 @@ def test_an_epoch_holds_no_more_than_may_be_unacknowledged() -> None:
     assert parsed(prefetch="100").settings.max_messages == 100
     assert parsed(prefetch="100", consumers="3").settings.max_messages == 300
     assert parsed(prefetch="100", consumers="3", maxMessagesPerTrigger="20").settings.max_messages == 20
+
+
+def test_each_receiver_process_has_a_connection_unless_the_user_says_how_many() -> None:
+    assert parsed(receivers="3").settings.consumers == 3
+    assert parsed(receivers="3", consumers="8").settings.consumers == 8
+    assert parsed(receivers="3", consumers="1").settings.consumers == 1
+    # A topic may have no connections that share it.
+    assert parse_options({**TOPIC, "receivers": "3"}).settings.consumers == 1
 
 
 def test_the_size_of_an_epoch_is_by_default_that_of_the_broker() -> None:
@@ -352,6 +364,8 @@ REFUSED = [
     ("prefetch", "65536", "from 1 to 65535"),
     ("consumers", "0", NUMBER),
     ("consumers", "65", "from 1 to 64"),
+    ("receivers", "0", NUMBER),
+    ("receivers", "65", "from 1 to 64"),
     ("numPartitions", "0", NUMBER),
     ("numPartitions", "10001", "from 1 to 10000"),
     ("dedupWindow", "-1", "from 0 to"),

@@ -1,0 +1,136 @@
+"""Frames over a Unix socket: a pickled object, bytes beside it, and maybe a file without a name.
+
+A file travels with the first byte of its frame (`SCM_RIGHTS`), so files and frames that have one keep the same order.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import socket
+from collections import deque
+from dataclasses import dataclass
+from struct import Struct
+from typing import Any
+
+from pyspark_mq.brokers import BROKERS, Broker
+
+__all__ = ["Channel", "Frame"]
+
+_head = Struct("=QQ?")
+_READ_BYTES = 256 << 10
+#: The kernel gives those of one frame with each read.
+_BESIDE_BYTES = socket.CMSG_SPACE(16 * 4)
+_CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What came.
+
+    Attributes:
+        message: the object.
+        data: the bytes beside it.
+        file: a descriptor, now the receiver's to close; None if there is none.
+    """
+
+    message: Any
+    data: bytes
+    file: int | None
+
+
+class _Pickler(pickle.Pickler):
+    """Brokers are told apart by identity, so they go by name."""
+
+    def persistent_id(self, value: Any) -> str | None:
+        return value.name if isinstance(value, Broker) else None
+
+
+class _Unpickler(pickle.Unpickler):
+    def persistent_load(self, name: str) -> Broker:
+        return BROKERS[name]
+
+
+def _pickled(message: object) -> bytes:
+    buffer = io.BytesIO()
+    _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(message)
+    return buffer.getvalue()
+
+
+class Channel:
+    """One end of it. One thread sends and one receives, at the same time if they like.
+
+    Args:
+        connected: a stream socket of the family AF_UNIX that blocks.
+    """
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+        self._came = bytearray()
+        self._files: deque[int] = deque()
+
+    def send(self, message: object, data: bytes | memoryview = b"", file: int | None = None) -> None:
+        """Send a frame; waits while the other side does not read.
+
+        Args:
+            file: a descriptor; it stays the caller's.
+
+        Raises:
+            OSError: the other side is gone.
+        """
+        pickled = _pickled(message)
+        whole = b"".join((_head.pack(len(pickled), len(data), file is not None), pickled, data))
+        sent = 0 if file is None else socket.send_fds(self._socket, [whole], [file])
+        if sent < len(whole):
+            self._socket.sendall(memoryview(whole)[sent:])
+
+    def receive(self) -> Frame | None:
+        """The next frame, waited for; None when the other side is gone."""
+        if not self._fill(_head.size):
+            return None
+        pickled, beside, has_file = _head.unpack_from(self._came)
+        if not self._fill(_head.size + pickled + beside):
+            return None
+        end = _head.size + pickled
+        message = _Unpickler(io.BytesIO(self._came[_head.size : end])).load()
+        # Bytes of their own: columns are read where they are and have to be aligned.
+        data = bytes(memoryview(self._came)[end : end + beside])
+        del self._came[: end + beside]
+        return Frame(message, data, self._files.popleft() if has_file else None)
+
+    def _fill(self, size: int) -> bool:
+        while len(self._came) < size:
+            try:
+                # socket.recv_fds forgets the flags (Python 3.11).
+                data, beside, _, _ = self._socket.recvmsg(_READ_BYTES, _BESIDE_BYTES, _CLOSE_ON_EXEC)
+            except OSError:
+                return False
+            for _, _, files in beside:  # of one kind only
+                self._files.extend(memoryview(files).cast("i"))
+            if not data:
+                return False
+            self._came += data
+        return True
+
+    @property
+    def waiting(self) -> bool:
+        """Has a part of a frame come already?"""
+        return bool(self._came)
+
+    def fileno(self) -> int:
+        """For waiting until there is something to receive."""
+        return self._socket.fileno()
+
+    def hang_up(self) -> None:
+        """End it for both sides, whoever waits here."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return  # it has ended
+
+    def close(self) -> None:
+        """Let go of the socket, and of files that nobody has asked for."""
+        self._socket.close()
+        while self._files:
+            os.close(self._files.popleft())

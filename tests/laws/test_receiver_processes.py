@@ -1,0 +1,308 @@
+"""Receivers in processes: for the query's thread, sessions are what they are without, and their processes may die."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import psutil
+import pytest
+
+from pyspark_mq.ack import Part, Settlement
+from pyspark_mq.brokers.base import AMQP_0_9_1
+from pyspark_mq.errors import MessageError, MqError, RefusedError
+from pyspark_mq.sources.base import UNREADABLE_PROPERTY
+from pyspark_mq.sources.processes import pool as pool_module
+from pyspark_mq.sources.processes.pool import Pool
+from pyspark_mq.sources.receiver import Confirmed, Lost, Opened
+from pyspark_mq.sources.runtime import Threads
+from pyspark_mq.sources.sessions import Sessions
+from pyspark_mq.sources.settings import OnUnreadable, Settings
+from pyspark_mq.spark_source.options import parse_options
+from pyspark_mq.spark_source.schema import SCHEMA
+from testbed.process import poll
+from tests.laws.test_unreadable import publish_odd
+from tests.support.cells import LiveCell
+
+pytestmark = pytest.mark.network
+amqp091 = pytest.mark.protocols(AMQP_0_9_1)
+
+
+class Scene:
+    """The sessions of a queue, as the query's thread sees them."""
+
+    def __init__(self, cell: LiveCell, pool: Pool, **changes: Any) -> None:
+        given = {name: str(value) for name, value in cell.options().items()}
+        parsed = parse_options({**given, "heartbeat": "5s"}).settings
+        endpoint = {name: changes.pop(name) for name in list(changes) if hasattr(parsed.endpoint, name)}
+        settings: Settings = replace(parsed, endpoint=replace(parsed.endpoint, **endpoint))
+        self.settings = replace(settings, **{"prefetch": 100, **changes})
+        self.sessions = Sessions(self.settings, cell.make_consumer(), Threads(), pool)
+        self.decoder = pool.decoder
+        self.letters: list[Any] = []
+        self.raws: list[Any] = []
+        self.of: dict[int, list[Any]] = {}
+
+    def start(self, most: float = 1e9) -> None:
+        self.sessions.bound_bytes(most, 0)
+        self.sessions.start()
+
+    def look(self) -> None:
+        self.letters += self.sessions.news()
+        for came in self.sessions.take():
+            self.raws += came.raws
+            self.of.setdefault(came.session, []).extend(came.raws)
+
+    def until(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> bool:
+        def done() -> bool:
+            self.look()
+            return condition()
+
+        return poll(done, timeout_s)
+
+    def letters_of(self, kind: type) -> list[Any]:
+        return [letter for letter in self.letters if isinstance(letter, kind)]
+
+    def bodies(self) -> list[str]:
+        return [body.decode() for body in self.decoder.bodies(self.raws)]
+
+
+@pytest.fixture
+def pool() -> Iterator[Pool]:
+    made = Pool(2, SCHEMA.fieldNames())
+    yield made
+    made.stop()
+    assert poll(lambda: children() == [], 10)
+
+
+def children() -> list[psutil.Process]:
+    """The receiver processes of this one, in the order of their start."""
+    found = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    ours = [child for child in found if any("processes.child" in word for word in child.cmdline())]
+    return sorted(ours, key=psutil.Process.create_time)
+
+
+def test_what_two_processes_receive_is_taken_once_and_acknowledged_where_it_came(cell: LiveCell, pool: Pool) -> None:
+    sent = cell.publish(300)
+    scene = Scene(cell, pool, consumers=2, prefetch=1_000)
+    scene.start()
+    assert scene.until(lambda: scene.sessions.complete and len(scene.raws) == 300)
+    assert len(children()) == 2
+    assert sorted(scene.bodies()) == sorted(sent)
+    assert len(scene.letters_of(Opened)) == 2
+    parts = [Part(session, scene.decoder.tags(raws)[-1], (), len(raws)) for session, raws in scene.of.items()]
+    scene.sessions.acknowledge(Settlement(7, tuple(parts)))
+    assert scene.until(lambda: len(scene.letters_of(Confirmed)) == len(parts))
+    assert {(letter.session, letter.number) for letter in scene.letters_of(Confirmed)} == {
+        (session, 7) for session in scene.of
+    }
+    assert poll(lambda: cell.total() == 0, 30)
+    scene.sessions.stop()
+
+
+def test_a_killed_process_ends_its_sessions_and_another_takes_its_place(cell: LiveCell, pool: Pool) -> None:
+    sent = cell.publish(100)
+    scene = Scene(cell, pool, consumers=1)
+    scene.start()
+    assert scene.until(lambda: len(scene.raws) == 100)
+    (opened,) = scene.letters_of(Opened)
+    (first,) = children()
+    scene.raws.clear()
+    first.kill()
+    assert scene.until(lambda: len(scene.letters_of(Opened)) == 2)
+    (lost,) = scene.letters_of(Lost)
+    assert (lost.session, lost.ever_paused) == (opened.consumer.session, True)
+    assert scene.until(lambda: len(scene.raws) >= 100)
+    assert sorted(scene.bodies()) == sorted(sent)
+    # What is asked for in the session that is gone is done in no other (rule 10).
+    scene.sessions.acknowledge(Settlement(1, (Part(lost.session, 100, (), 100),)))
+    assert not scene.until(lambda: bool(scene.letters_of(Confirmed)), 1)
+    assert cell.total() == 100
+    scene.sessions.stop()
+    assert poll(lambda: cell.counts().ready == 100, 30)
+
+
+@amqp091
+def test_a_session_can_be_ended_on_request(cell: LiveCell, pool: Pool) -> None:
+    cell.publish(3)
+    scene = Scene(cell, pool, consumers=1)
+    scene.start()
+    assert scene.until(lambda: len(scene.raws) == 3)
+    (opened,) = scene.letters_of(Opened)
+    scene.sessions.renew(opened.consumer.session, "for a test")
+    assert scene.until(lambda: len(scene.raws) == 6)
+    assert scene.letters_of(Lost) == [Lost(opened.consumer.session, False)]
+    assert len(children()) == 1
+    assert all(scene.decoder.columns["redelivered"](scene.raws[3:]))
+    scene.sessions.stop()
+
+
+@amqp091
+def test_all_that_was_received_and_not_taken_counts_wherever_it_is(cell: LiveCell, pool: Pool) -> None:
+    size, allowed = 20_000, 200_000
+    cell.node.publish(cell.queue, (bytes(size) for _ in range(200)), protocol=cell.cell.protocol)
+    scene = Scene(cell, pool, consumers=1, prefetch=300)
+    scene.start(allowed)
+    assert poll(lambda: bool(list(scene.sessions.news())) or scene.sessions.paused, 30)
+    assert poll(lambda: scene.sessions.paused, 30)
+    time.sleep(1)  # what is on its way arrives
+    # Of what is read at once, 64 KiB, all goes into the inbox.
+    assert allowed < scene.sessions.untaken * size <= allowed + 4 * size
+    assert scene.sessions.late is False
+    while len(scene.raws) < 200:
+        scene.look()
+        scene.sessions.bound_bytes(allowed, 0)
+        assert scene.sessions.untaken * size <= allowed + 4 * size
+        time.sleep(0.01)
+    assert len(scene.raws) == 200
+    assert not any(scene.decoder.columns["redelivered"](scene.raws))
+    scene.sessions.stop()
+
+
+@amqp091
+def test_a_process_that_stands_still_says_so_when_it_goes_on(cell: LiveCell, pool: Pool) -> None:
+    cell.publish(5)
+    scene = Scene(cell, pool, consumers=1)
+    scene.start()
+    assert scene.until(lambda: len(scene.raws) == 5)
+    assert scene.until(lambda: time.monotonic() - scene.sessions.attended_s < 0.2)
+    (child,) = children()
+    child.send_signal(signal.SIGSTOP)
+    stopped_s = time.monotonic()
+    more = cell.publish(5)
+    assert scene.until(lambda: scene.sessions.late, 5)
+    assert not scene.until(lambda: scene.sessions.attended_s > stopped_s + 0.2, 2)
+    assert len(scene.raws) == 5
+    child.send_signal(signal.SIGCONT)
+    assert scene.until(lambda: scene.sessions.broke_off, 10)
+    # At that moment the broker's word on what came meanwhile may not have been read: hence the break.
+    assert scene.until(lambda: len(scene.raws) == 10, 10)
+    assert scene.bodies()[5:] == more
+    assert scene.until(lambda: not scene.sessions.late and not scene.sessions.broke_off, 5)
+    assert scene.letters_of(Lost) == []
+    scene.sessions.stop()
+
+
+@amqp091
+def test_a_process_that_says_nothing_for_too_long_is_replaced(
+    cell: LiveCell, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "_SILENT_LEAST_S", 2.0)
+    monkeypatch.setattr(pool_module, "_SILENT_HEARTBEATS", 0)
+    sent = cell.publish(5)
+    scene = Scene(cell, pool, consumers=1)
+    scene.start()
+    assert scene.until(lambda: len(scene.raws) == 5)
+    (child,) = children()
+    child.send_signal(signal.SIGSTOP)
+    scene.raws.clear()
+    assert scene.until(lambda: len(scene.letters_of(Opened)) == 2, 30)
+    assert scene.until(lambda: len(scene.raws) == 5, 30)
+    assert scene.bodies() == sent
+    assert not psutil.pid_exists(child.pid)
+    scene.sessions.stop()
+
+
+@amqp091
+def test_processes_that_die_again_and_again_are_an_error_that_names_the_option(cell: LiveCell, pool: Pool) -> None:
+    done = threading.Event()
+
+    def kill() -> None:
+        while not done.wait(0.02):
+            for child in children():
+                child.kill()
+
+    killer = threading.Thread(target=kill)
+    scene = Scene(cell, pool, consumers=1)
+    killer.start()
+    try:
+        scene.start()
+        with pytest.raises(MqError, match="'receivers': 2") as raised:
+            scene.until(lambda: False, 60)
+    finally:
+        done.set()
+        killer.join()
+    for words in (cell.queue, "5 receiver processes in a row", "SIGKILL", "Nothing is lost"):
+        assert words in str(raised.value)
+
+
+def test_a_login_that_is_refused_has_its_own_error_and_no_password(cell: LiveCell, pool: Pool) -> None:
+    scene = Scene(cell, pool, consumers=2, username="nobody", password="not-to-be-seen")
+    scene.start()
+    with pytest.raises(RefusedError) as raised:
+        scene.until(lambda: False, 30)
+    assert "not-to-be-seen" not in str(raised.value)
+    for child in children():
+        assert not any("not-to-be-seen" in word for word in [*child.cmdline(), *child.environ().values()])
+
+
+@amqp091
+def test_a_message_that_cannot_be_decoded_is_named_or_taken_in(cell: LiveCell, pool: Pool) -> None:
+    before = cell.publish(3)
+    publish_odd(cell)
+    after = cell.publish(3)
+    scene = Scene(cell, pool, consumers=1)
+    scene.start()
+    with pytest.raises(MessageError, match=r"delivery 4.*'odd'"):
+        scene.until(lambda: False, 30)
+    scene.sessions.stop()
+    assert poll(lambda: cell.counts().ready == 7, 30)
+    keeping = Scene(cell, pool, consumers=1, on_unreadable=OnUnreadable.ROW)
+    keeping.start()
+    assert keeping.until(lambda: len(keeping.raws) == 7)
+    (odd,) = keeping.decoder.unreadable(keeping.raws)
+    assert keeping.decoder.unreadable(keeping.raws[3:4]) == [odd]
+    assert UNREADABLE_PROPERTY in dict(keeping.decoder.columns["properties"](keeping.raws)[3])
+    good = [*keeping.raws[:3], *keeping.raws[4:]]
+    assert [body.decode() for body in keeping.decoder.bodies(good)] == before + after
+    keeping.sessions.stop()
+
+
+@amqp091
+def test_two_queues_share_the_processes(cell: LiveCell, pool: Pool) -> None:
+    other = f"{cell.queue}-other"
+    cell.declare(other)
+    try:
+        sent = cell.publish(50)
+        cell.node.publish(other, (b"other" for _ in range(70)), protocol=cell.cell.protocol)
+        scenes = [Scene(cell, pool, consumers=2), Scene(cell, pool, consumers=2, queue=other)]
+        for scene in scenes:
+            scene.start()
+        assert scenes[0].until(lambda: len(scenes[0].raws) == 50)
+        assert scenes[1].until(lambda: len(scenes[1].raws) == 70)
+        assert len(children()) == 2
+        assert sorted(scenes[0].bodies()) == sorted(sent)
+        # One that stops leaves the others alone.
+        scenes[0].sessions.stop()
+        assert poll(lambda: cell.counts().ready == 50, 30)
+        assert scenes[1].sessions.complete
+        cell.node.publish(other, [b"one more"], protocol=cell.cell.protocol)
+        assert scenes[1].until(lambda: len(scenes[1].raws) == 71)
+        scenes[1].sessions.stop()
+    finally:
+        cell.node.delete(other)
+
+
+@amqp091
+def test_what_the_broker_reports_of_the_queue_is_told(cell: LiveCell, pool: Pool) -> None:
+    cell.publish(40)
+    scene = Scene(cell, pool, consumers=1, prefetch=10)
+    scene.sessions.first_window = 10
+    scene.start()
+    assert scene.until(lambda: len(scene.raws) == 10)
+    (opened,) = scene.letters_of(Opened)
+    assert opened.greeting.depth.ready == 40
+    assert opened.window == 10
+    scene.sessions.refresh_depth(0.0)
+    assert scene.until(lambda: scene.sessions.depths() == [30])
+    scene.sessions.widen(25)
+    # A new consumer counts from zero, see Amqp091Consumer.consume.
+    assert scene.until(lambda: len(scene.raws) == 35)
+    scene.sessions.refresh_depth(0.0)
+    assert scene.until(lambda: scene.sessions.depths() == [5])
+    assert scene.sessions.alone
+    scene.sessions.stop()
