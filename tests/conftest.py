@@ -39,6 +39,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "protocols(*names): run on cells of these protocols only")
     config.addinivalue_line("markers", "network: not on the queue in memory, which has no sockets")
     config.addinivalue_line("markers", "whole: with --all only; what it covers is used by other tests anyway")
+    config.addinivalue_line(
+        "markers", "sampled: with --all on one cell of each protocol, as what it covers is above the brokers"
+    )
     config.addinivalue_line("markers", "law(name): the row of the compatibility matrix a test belongs to")
 
 
@@ -52,9 +55,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             cells = [
                 cell for cell in cells if cell == MEMORY_CELL or (cell.protocol == AMQP_0_9_1 and _everything(metafunc))
             ]
-        if not _everything(metafunc):
+        sampled = bool(metafunc.definition.get_closest_marker("sampled")) and not metafunc.config.getoption("--cells")
+        everything = _everything(metafunc)
+        if sampled or not everything:
             turn = _functions(metafunc.module).index(metafunc.function.__name__)
-            cells = dealt(turn, cells, every_protocol=metafunc.module.__name__.endswith(_ON_EVERY_PROTOCOL))
+            every_protocol = everything or metafunc.module.__name__.endswith(_ON_EVERY_PROTOCOL)
+            cells = dealt(turn, cells, every_protocol=every_protocol)
         metafunc.parametrize("cell", cells, indirect=True, ids=[cell.name for cell in cells], scope="function")
 
 

@@ -21,7 +21,7 @@ EPOCH = 40
 #: As in test_frozen_matrix.
 FROZEN_S = 7.0
 
-pytestmark = [pytest.mark.law("receiver processes killed and stopped"), pytest.mark.network]
+pytestmark = [pytest.mark.law("receiver processes killed and stopped"), pytest.mark.network, pytest.mark.sampled]
 
 
 def engine(cell: LiveCell, **options: object) -> Engine:

@@ -28,7 +28,7 @@ from testbed.process import poll
 from tests.laws.test_unreadable import publish_odd
 from tests.support.cells import LiveCell
 
-pytestmark = pytest.mark.network
+pytestmark = [pytest.mark.network, pytest.mark.sampled]
 amqp091 = pytest.mark.protocols(AMQP_0_9_1)
 
 
@@ -41,14 +41,14 @@ class Scene:
         endpoint = {name: changes.pop(name) for name in list(changes) if hasattr(parsed.endpoint, name)}
         settings: Settings = replace(parsed, endpoint=replace(parsed.endpoint, **endpoint))
         self.settings = replace(settings, **{"prefetch": 100, **changes})
-        self.sessions = Sessions(self.settings, cell.make_consumer(), Threads(), pool)
+        self.sessions = Sessions(self.settings, cell.make_consumer(), Threads(), pool=pool)
         self.decoder = pool.decoder
         self.letters: list[Any] = []
         self.raws: list[Any] = []
         self.of: dict[int, list[Any]] = {}
 
     def start(self, most: float = 1e9) -> None:
-        self.sessions.bound_bytes(most, 0)
+        self.sessions.bound_bytes(most, resume=True)
         self.sessions.start()
 
     def look(self) -> None:
@@ -155,7 +155,7 @@ def test_all_that_was_received_and_not_taken_counts_wherever_it_is(cell: LiveCel
     assert scene.sessions.late is False
     while len(scene.raws) < 200:
         scene.look()
-        scene.sessions.bound_bytes(allowed, 0)
+        scene.sessions.bound_bytes(allowed, resume=True)
         assert scene.sessions.untaken * size <= allowed + 4 * size
         time.sleep(0.01)
     assert len(scene.raws) == 200
