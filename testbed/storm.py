@@ -261,7 +261,8 @@ class Job:
 
     def freeze_worker(self, seconds: float) -> bool:
         """SIGSTOP to the Python worker of the source, and SIGCONT after so long: it has missed every heartbeat."""
-        return _freeze(self.workers(), seconds)
+        _, went_on = _freeze(self.workers(), seconds)
+        return went_on > 0
 
     def kill_receiver(self, choose: Callable[[list[psutil.Process]], psutil.Process]) -> bool:
         """One of the source's receiver processes; the source itself goes on."""
@@ -269,9 +270,10 @@ class Job:
         return bool(receivers) and _kill(choose(receivers))
 
     def freeze_receiver(self, choose: Callable[[list[psutil.Process]], psutil.Process], seconds: float) -> bool:
-        """SIGSTOP to one of them, and SIGCONT after so long."""
+        """SIGSTOP to one of them, and SIGCONT after so long, unless the source has replaced it by then."""
         receivers = self.receivers()
-        return bool(receivers) and _freeze([choose(receivers)], seconds)
+        stopped, _ = _freeze([choose(receivers)] if receivers else [], seconds)
+        return stopped > 0
 
     def stop(self, timeout_s: float = 60.0) -> int:
         """Ask it to stop and wait; its exit code."""
@@ -318,14 +320,14 @@ def _runs(process: psutil.Process, module: str) -> bool:
     return False
 
 
-def _freeze(processes: Sequence[psutil.Process], seconds: float) -> bool:
-    """Stop them for so long; did one of them go on after it?"""
+def _freeze(processes: Sequence[psutil.Process], seconds: float) -> tuple[int, int]:
+    """Stop them for so long; how many were stopped, and how many of those went on after it."""
     frozen = [process for process in processes if _signalled(process, signal.SIGSTOP)]
     try:
         time.sleep(seconds if frozen else 0)
     finally:
         thawed = sum(_signalled(process, signal.SIGCONT) for process in frozen)
-    return thawed > 0
+    return len(frozen), thawed
 
 
 def _kill(process: psutil.Process) -> bool:
