@@ -24,11 +24,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -79,6 +79,11 @@ FAULTS = {
     "SIGSTOP of the Python worker, SIGCONT": 1,
     "SIGSTOP of the broker, SIGCONT": 1,
 }
+#: Those of a source whose connections are held by processes of their own (`--option receivers=3`).
+RECEIVER_FAULTS = {
+    "kill -9 of a receiver process": 4,
+    "SIGSTOP of a receiver process, SIGCONT": 1,
+}
 
 
 @dataclass
@@ -99,6 +104,17 @@ class Run:
     messages: int
     rate: int
     faults: int
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Of the source, as the command gives them."""
+        return dict(option.split("=", 1) for option in self.option)
+
+    @property
+    def kinds(self) -> dict[str, int]:
+        """Every fault of this run, and how many of each in a round."""
+        several = int(self.options.get("receivers", "1")) > 1
+        return {**FAULTS, **(RECEIVER_FAULTS if several else {})}
 
 
 #: What another command for the same folder may change.
@@ -154,7 +170,7 @@ def _run(run: Run, folder: Path, arguments: argparse.Namespace, console: Console
     port = urlsplit(broker.url).port or 0
     proxy = stack.enter_context(FaultProxy("127.0.0.1", port))
     url = broker.url.replace(f":{port}", f":{proxy.port}")
-    options = {**broker.options, "heartbeat": _HEARTBEAT, **dict(option.split("=", 1) for option in run.option)}
+    options = {**broker.options, "heartbeat": _HEARTBEAT, **run.options}
     job = Job(broker.name, url, QUEUE, folder, options)
     publisher = RecordedPublisher(record, broker.send, run.messages, run.rate, run.faults)
     began = time.monotonic()
@@ -176,7 +192,7 @@ def _run(run: Run, folder: Path, arguments: argparse.Namespace, console: Console
     history.add("ok", "left", left, "broker")
     seconds = time.monotonic() - began
     result, (judged, words) = record.verdict(left), judge(history.json)
-    rows = _rows(result, record, job, publisher)
+    rows = _rows(run, result, record, job, publisher)
     print_rows(console, "Soak", rows, seconds)
     if not result.holds:
         console.print(result.examples)
@@ -233,7 +249,7 @@ def _storm(
         pause_s=lambda: chance.uniform(0.0, 1.0),
         fault_count=max(0, run.faults - record.fault_count),
         on_fault=tell,
-        order=lambda turn: fault_of(run.seed, turn),
+        order=lambda turn: fault_of(run.seed, turn, run.kinds),
         turn=record.turns,
         ready=lambda: not publisher.is_alive() or publisher.count * run.faults >= record.fault_count * run.messages,
         watch=record.look,
@@ -241,10 +257,10 @@ def _storm(
     )
 
 
-def _rows(result: Verdict, record: Record, job: Job, publisher: RecordedPublisher) -> dict[str, int]:
+def _rows(run: Run, result: Verdict, record: Record, job: Job, publisher: RecordedPublisher) -> dict[str, int]:
     return {
         **result.rows(),
-        **dict.fromkeys(FAULTS, 0),
+        **dict.fromkeys(run.kinds, 0),
         **record.faults,
         "faults in all": record.fault_count,
         **came_again(job, publisher),
@@ -263,12 +279,12 @@ def judge(history: Path) -> tuple[int, str]:
 # -- the faults -------------------------------------------------------------------------------
 
 
-def fault_of(seed: int, turn: int) -> str:
-    """The fault of a turn: rounds of :data:`FAULTS`, each in an order of its own with one of every kind first."""
-    number, place = divmod(turn, sum(FAULTS.values()))
+def fault_of(seed: int, turn: int, kinds: Mapping[str, int] = MappingProxyType(FAULTS)) -> str:
+    """The fault of a turn: rounds of all kinds, each round in an order of its own with one of every kind first."""
+    number, place = divmod(turn, sum(kinds.values()))
     chance = random.Random(f"{seed}/{number}")
-    first = list(FAULTS)
-    rest = [name for name, count in FAULTS.items() for _ in range(count - 1)]
+    first = list(kinds)
+    rest = [name for name, count in kinds.items() for _ in range(count - 1)]
     chance.shuffle(first)
     chance.shuffle(rest)
     return [*first, *rest][place]
@@ -312,6 +328,8 @@ def _faults(job: Job, broker: PrivateBroker, proxy: FaultProxy, chance: random.R
         "kill -9 of the driver and its JVM": job.kill_driver,
         "SIGSTOP of the Python worker, SIGCONT": lambda: job.freeze_worker(FROZEN_S),
         "SIGSTOP of the broker, SIGCONT": broker.freeze,
+        "kill -9 of a receiver process": lambda: job.kill_receiver(chance.choice),
+        "SIGSTOP of a receiver process, SIGCONT": lambda: job.freeze_receiver(chance.choice, FROZEN_S),
     }
 
 
@@ -401,7 +419,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--report", metavar="FILE", help="write the counts there as JSON")
     parser.add_argument("--quorum", action="store_true", default=None, help="a quorum queue instead of a classic one")
     parser.add_argument("--seed", type=int, help="of the order of the faults, by default 1")
-    parser.add_argument("--option", action="append", metavar="NAME=VALUE", help="of the source")
+    parser.add_argument(
+        "--option",
+        action="append",
+        metavar="NAME=VALUE",
+        help="of the source; with receivers=N its processes are killed as well",
+    )
     parser.add_argument("--keep", metavar="FILE", help="keep the job's log there")
     return parser.parse_args()
 

@@ -38,6 +38,7 @@ Send: TypeAlias = Callable[[Sequence[bytes], Sequence[str]], object]
 #: A worker that is killed fails the query and not the JVM, so the job can go on in the same one.
 _RESTARTS = 1_000
 _STREAM_WORKER = "python_streaming_source_runner"
+_RECEIVER = "pyspark_mq.sources.processes"
 
 
 class Publisher(threading.Thread):
@@ -222,6 +223,10 @@ class Job:
         """The Python processes of the source: where the receiver and its connection live."""
         return [process for process in self._tree() if _runs(process, _STREAM_WORKER)]
 
+    def receivers(self) -> list[psutil.Process]:
+        """The processes that hold the connections, if the source has such (option `receivers`)."""
+        return [process for process in self._tree() if _runs(process, _RECEIVER)]
+
     @property
     def epochs(self) -> int:
         """Epochs reported so far, over all starts."""
@@ -256,12 +261,19 @@ class Job:
 
     def freeze_worker(self, seconds: float) -> bool:
         """SIGSTOP to the Python worker of the source, and SIGCONT after so long: it has missed every heartbeat."""
-        frozen = [worker for worker in self.workers() if _signalled(worker, signal.SIGSTOP)]
-        try:
-            time.sleep(seconds if frozen else 0)
-        finally:
-            thawed = sum(_signalled(worker, signal.SIGCONT) for worker in frozen)
-        return thawed > 0
+        _, went_on = _freeze(self.workers(), seconds)
+        return went_on > 0
+
+    def kill_receiver(self, choose: Callable[[list[psutil.Process]], psutil.Process]) -> bool:
+        """One of the source's receiver processes; the source itself goes on."""
+        receivers = self.receivers()
+        return bool(receivers) and _kill(choose(receivers))
+
+    def freeze_receiver(self, choose: Callable[[list[psutil.Process]], psutil.Process], seconds: float) -> bool:
+        """SIGSTOP to one of them, and SIGCONT after so long, unless the source has replaced it by then."""
+        receivers = self.receivers()
+        stopped, _ = _freeze([choose(receivers)] if receivers else [], seconds)
+        return stopped > 0
 
     def stop(self, timeout_s: float = 60.0) -> int:
         """Ask it to stop and wait; its exit code."""
@@ -306,6 +318,16 @@ def _runs(process: psutil.Process, module: str) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         return any(module in word for word in process.cmdline())
     return False
+
+
+def _freeze(processes: Sequence[psutil.Process], seconds: float) -> tuple[int, int]:
+    """Stop them for so long; how many were stopped, and how many of those went on after it."""
+    frozen = [process for process in processes if _signalled(process, signal.SIGSTOP)]
+    try:
+        time.sleep(seconds if frozen else 0)
+    finally:
+        thawed = sum(_signalled(process, signal.SIGCONT) for process in frozen)
+    return len(frozen), thawed
 
 
 def _kill(process: psutil.Process) -> bool:

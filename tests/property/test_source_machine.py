@@ -20,6 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from pyspark_mq.sources.settings import Guarantee
 from tests.support.engine import At, Crashed
 from tests.support.memory import MemoryBroker, MemoryQueue, MemoryStore, Message, Weather
+from tests.support.porter import PortedPool
 from tests.support.simulation import QUEUE, Query, World, make_settings
 
 BODIES = st.sampled_from([0, 1, 10, 100])
@@ -61,13 +62,14 @@ class SourceMachine(RuleBasedStateMachine):
         hides_lost=st.booleans(),
         delay_s=st.sampled_from([0.0, 0.0, 2.0, DELAY_MAX_S]),
         lag_s=st.sampled_from([0.0, 0.03, 0.4]),
+        ported=st.booleans(),
         seed=st.integers(0, 1_000),
         queues=st.sampled_from([1, 1, 2, 3]),
     )
     def begin(
         self, consumers: int, max_messages: int, max_bytes: int, prefetch: int, min_messages: int, window: int,
         shared: bool, guarantee: Guarantee, shows_start: bool, tells_depth: bool, shuffles: bool, hides_lost: bool,
-        delay_s: float, lag_s: float, seed: int, queues: int,
+        delay_s: float, lag_s: float, ported: bool, seed: int, queues: int,
     ) -> None:  # fmt: skip
         self.broker.chance.seed(seed)
         if not shows_start:
@@ -89,6 +91,7 @@ class SourceMachine(RuleBasedStateMachine):
         )  # fmt: skip
         store = MemoryStore(50) if shared and guarantee is Guarantee.EXACTLY_ONCE else None
         self.query = Query(self.world, self.broker, chosen, store=store, shows_start=shows_start)
+        self.query.make_pool = PortedPool if ported else None
         self.publish(4, 1, 0)
 
     @property
@@ -186,6 +189,12 @@ class SourceMachine(RuleBasedStateMachine):
 
     def go_on(self) -> None:
         self.broker.stopped = False
+
+    @rule(seconds=st.sampled_from([0.3, 1.0, 7.0, 40.0]), reads_late=st.booleans())
+    def the_processes_that_receive_stand_still(self, seconds: float, reads_late: bool) -> None:
+        if self.q.source is not None and self.q.pool is not None:
+            self.q.pool.stopped_until_s = self.world.now_s + seconds
+            self.q.pool.reads_late = reads_late
 
     @rule(count=st.integers(1, 10), seconds=st.sampled_from([1.0, 30.0]))
     def somebody_else_takes_some(self, count: int, seconds: float) -> None:

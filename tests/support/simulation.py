@@ -26,6 +26,7 @@ from pyspark_mq.sources.url import parse_urls
 from pyspark_mq.spark_source.offset import OffsetCodec
 from tests.support.engine import At, Crashed
 from tests.support.memory import MEMORY, PROTOCOL, MemoryBroker, MemoryConsumer, MemoryQueue, MemoryStore, Message
+from tests.support.porter import PortedPool
 
 __all__ = ["Process", "Query", "World", "make_settings"]
 
@@ -190,6 +191,8 @@ class Query:
     """A query: what survives a crash of it (logs, sink), and the source that does not.
 
     Attributes:
+        make_pool: its receivers are behind a porter.
+        pool: those of the process that lives, if they are.
         shows_start: Spark 4.2 and later show the committed offset when they plan.
         sink: batch -> IDs of its rows, written once.
     """
@@ -199,6 +202,7 @@ class Query:
     settings: Settings
     store: MemoryStore | None = None
     shows_start: bool = True
+    make_pool: type[PortedPool] | None = None
     sink: dict[int, list[str]] = field(default_factory=dict)
     crashes: int = 0
 
@@ -208,6 +212,7 @@ class Query:
         self.replays = 0
         self._codec = OffsetCodec.of(self.settings)
         self._process: Process | None = None
+        self.pool: PortedPool | None = None
         self._source: EpochSource | None = None
         self._stores: dict[str, MemoryStore] = {}
         self._consumers: type[MemoryConsumer] | None = None
@@ -235,8 +240,11 @@ class Query:
             self._process = self.world.process()
             self._process.skew_s = self.skew_s
             self._consumers = type("QueryConsumer", (MemoryConsumer,), {"broker": self.broker})
+            self.pool = None if self.make_pool is None else self.make_pool(self._process, self._consumers)
             make_store = None if self.store is None else self._store_of
-            self._source = EpochSource(self.settings, self._consumers, make_store, self._process, self._list_queues)
+            self._source = EpochSource(
+                self.settings, self._consumers, make_store, self._process, self._list_queues, self.pool
+            )
         return self._source
 
     def _list_queues(self) -> list[str]:
@@ -260,7 +268,7 @@ class Query:
             for session in list(queue.sessions):
                 if isinstance(session.consumer, self._consumers):
                     queue.end(session, "killed", unnoticed_s=unnoticed_s)
-        self._process = self._source = self._consumers = None
+        self._process = self._source = self._consumers = self.pool = None
         self.world.let_pass(_RESTART_S)
 
     def position(self, batch: int) -> Position:

@@ -1,147 +1,31 @@
 """What another process has received and not handed over yet: nothing is concluded from its not being there.
 
-The pool here has no processes. Its receivers run in the simulation, and a porter that can be stopped is between them
-and the query: the protocol of :mod:`pyspark_mq.sources.processes`, on a clock that is turned by hand.
+With a porter that can be stopped between the receivers and the query, see :mod:`tests.support.porter`.
 """
 
 from __future__ import annotations
 
-import threading
-from collections import deque
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from pyspark_mq.dedup import IdSource
-from pyspark_mq.sources.base import Consumer, Decoder, QueueDepth, drained
-from pyspark_mq.sources.epochs import EpochSource, Limit, Position
-from pyspark_mq.sources.processes.chunk import ChunkDecoder, encode, open_chunk, write_file
-from pyspark_mq.sources.receiver import Failed, Lost, Mailbox, Opened, Receiver, Terms
-from pyspark_mq.sources.settings import Settings
-from tests.support.memory import MemoryBroker, MemoryDecoder, memory_consumer
-from tests.support.simulation import QUEUE, Process, Query, World, make_settings, only
-
-#: As in a receiver process: it tells how things stand ten times a second, and half a second is a break.
-WORD_S = 0.1
-BREAK_S = 0.5
-
-
-class Stand:
-    """Stands for a session behind the porter."""
-
-    def __init__(self, consumer: Consumer, now_s: float) -> None:
-        self._consumer = consumer
-        self.inbox: deque[Any] = deque()
-        self.attended = (0, now_s)
-        self.paused = self.behind = False
-        self.starved: bool | None = None
-        self.bytes_taken = 0
-        self.bytes_allowed = float("inf")
-
-    @property
-    def session(self) -> int:
-        return self._consumer.session
-
-
-class PortedReceiver:
-    """A receiver, and the porter between it and the query."""
-
-    def __init__(self, pool: Pool, receiver: Receiver, inside: Mailbox, outside: Mailbox) -> None:
-        self._pool = pool
-        self._receiver, self._inside, self._outside = receiver, inside, outside
-        self._stand: Stand | None = None
-        self._consumer: Consumer | None = None
-        self._rounds_s = pool.process.monotonic_s()
-        self._breaks = 0
-        self.depth: QueueDepth | None = None
-        self.depth_at_s = -float("inf")
-        self.ask, self.stop = receiver.ask, receiver.stop
-
-    def start(self) -> None:
-        self._receiver.start()
-        self._pool.process.spawn("porter", self._life(), threading.Event())
-
-    def _life(self) -> Iterator[float]:
-        while True:
-            if self._pool.process.monotonic_s() >= self._pool.stopped_until_s:
-                self._round()
-            yield WORD_S
-
-    def _round(self) -> None:
-        now_s = self._pool.process.monotonic_s()
-        self._breaks += now_s - self._rounds_s > BREAK_S
-        self._rounds_s = now_s
-        for letter in self._inside.take():
-            if isinstance(letter, Opened):
-                assert isinstance(letter.consumer, Consumer)
-                self._consumer, self._stand = letter.consumer, Stand(letter.consumer, now_s)
-                self._outside.put(Opened(self, self._stand, letter.greeting, letter.window))
-                continue
-            if isinstance(letter, Lost):
-                self._consumer = self._stand = None
-            assert not isinstance(letter, Failed), letter
-            self._outside.put(letter)
-        if self._stand is not None and self._consumer is not None:
-            broke_off = self._stand.attended[0] != self._breaks
-            if not (broke_off and self._pool.reads_late):
-                raws = drained(self._consumer.inbox)
-                if raws:
-                    self._stand.inbox.extend(self._pool.handed_over(raws))
-                    self._outside.arrived.set()
-            self._stand.attended = (self._breaks, now_s)
-        self.depth, self.depth_at_s = self._receiver.depth, self._receiver.depth_at_s
-
-
-class Pool:
-    """Receivers whose porters can be stopped.
-
-    Attributes:
-        reads_late: the first round after a stop finds nothing: what came is in the socket yet.
-    """
-
-    def __init__(self, process: Process, broker: MemoryBroker) -> None:
-        self.process = process
-        self.decoder: Decoder = MemoryDecoder()
-        self.stopped_until_s = 0.0
-        self.reads_late = False
-        self._make = memory_consumer(broker)
-
-    def receiver(self, settings: Settings, mailbox: Mailbox, terms: Callable[[], Terms]) -> PortedReceiver:
-        inside = Mailbox()
-        receiver = Receiver(settings.endpoint, self._make, inside, terms, self.process)
-        return PortedReceiver(self, receiver, inside, mailbox)
-
-    def handed_over(self, raws: list[Any]) -> list[Any]:
-        """What the query gets of deliveries."""
-        return raws
-
-
-class ChunkPool(Pool):
-    """Deliveries come in chunks, as from a real process."""
-
-    def __init__(self, process: Process, broker: MemoryBroker) -> None:
-        super().__init__(process, broker)
-        self.decoder = ChunkDecoder()
-
-    def handed_over(self, raws: list[Any]) -> list[Any]:
-        message, books = encode(MemoryDecoder(), raws, IdSource("message-id"), ())
-        return list(open_chunk(books, write_file([memoryview(message)]), ()).raws)
+from pyspark_mq.sources.epochs import Limit, Position
+from tests.support.memory import MemoryBroker
+from tests.support.porter import ChunkPool, PortedPool
+from tests.support.simulation import QUEUE, Query, World, make_settings, only
 
 
 class Scene:
     """A query whose deliveries come through a pool."""
 
-    def __init__(self, make_pool: type[Pool] = Pool, **settings: Any) -> None:
+    def __init__(self, make_pool: type[PortedPool] = PortedPool, **settings: Any) -> None:
         self.world = World()
         self.broker = MemoryBroker(self.world.process())
         self.queue = self.broker.declare(QUEUE)
-        self.query = Query(self.world, self.broker, make_settings(**settings))
-        process = self.world.process()
-        self.pool = make_pool(process, self.broker)
-        make = memory_consumer(self.broker)
-        self.query._process, self.query._consumers = process, make  # type: ignore[assignment]
-        self.query._source = EpochSource(self.query.settings, make, None, process, pool=self.pool)
+        self.query = Query(self.world, self.broker, make_settings(**settings), make_pool=make_pool)
+        assert self.query.source
+        assert self.query.pool is not None
+        self.pool = self.query.pool
         self.sent: list[str] = []
 
     def publish(self, count: int) -> None:

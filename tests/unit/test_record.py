@@ -14,7 +14,7 @@ import pytest
 from testbed.audit import Output, output_marks
 from testbed.history import History
 from testbed.record import Numbering, Record, RecordedPublisher
-from testbed.soak import FAULTS, fault_of
+from testbed.soak import FAULTS, RECEIVER_FAULTS, fault_of
 
 RUN = "0123456789abcdef01234567"
 
@@ -211,3 +211,10 @@ def test_a_round_has_every_kind_first_and_the_quick_ones_more_often() -> None:
         assert set(turns[: len(FAULTS)]) == set(FAULTS)
     assert [fault_of(7, turn) for turn in range(size)] != [fault_of(8, turn) for turn in range(size)]
     assert FAULTS["cut"] > FAULTS["kill -9 of the JVM"]
+
+
+def test_a_source_with_receiver_processes_has_faults_of_its_own() -> None:
+    kinds = {**FAULTS, **RECEIVER_FAULTS}
+    turns = [fault_of(7, turn, kinds) for turn in range(sum(kinds.values()))]
+    assert Counter(turns) == kinds
+    assert set(turns[: len(kinds)]) == set(kinds)

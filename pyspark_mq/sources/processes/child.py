@@ -57,9 +57,9 @@ BOOT = (
 _ROUND_S = 0.02
 #: The parent is told at least so often that everything has been handed over, and how the sessions stand.
 _WORD_S = 0.1
-#: A round that begins so long after the last: this process was stopped, or had no turn. What came may be unread.
+#: The porter does nothing for so long: this process was stopped, or had no turn. What came may be unread.
 _BREAK_S = TRANSIT_S
-#: A chunk is made in a few milliseconds, and a round in a part of the time that counts as a break.
+#: A chunk is made in a small part of the time that counts as a break.
 _ROWS_MAX = 5_000
 _BYTES_MAX = 4 << 20
 #: Below this a chunk goes through the socket: a mapping takes a page at least, and a process has 65,530 of them
@@ -110,6 +110,8 @@ class _Child:
         self._arrived = threading.Event()
         self._posts: dict[int, _Post] = {}
         self._outbox: deque[object] = deque()
+        self._breath_s = time.monotonic()
+        self._broke_off = False
 
     def say(self, message: object) -> None:
         """Have the porter send a message; for every thread, none of which may wait for the parent."""
@@ -156,12 +158,11 @@ class _Child:
 
     def carry(self) -> None:
         """Go round until the parent is gone."""
-        last_s = said_s = time.monotonic()
+        said_s = time.monotonic()
         while True:
-            began_s = time.monotonic()
-            broke_off = began_s - last_s > _BREAK_S
-            last_s = began_s
+            began_s = self._breathe()
             self._arrived.clear()
+            broke_off, self._broke_off = self._broke_off, False
             busy = self._round()
             if broke_off or began_s - said_s >= _WORD_S:
                 said_s = began_s
@@ -170,6 +171,13 @@ class _Child:
                 time.sleep(max(0.0, began_s + _ROUND_S - time.monotonic()))
             else:
                 self._arrived.wait(max(0.0, said_s + _WORD_S - time.monotonic()))
+
+    def _breathe(self) -> float:
+        """What time it is; whoever finds it much later than the last time has stood still."""
+        now_s = time.monotonic()
+        self._broke_off = self._broke_off or now_s - self._breath_s > _BREAK_S
+        self._breath_s = now_s
+        return now_s
 
     def _round(self) -> bool:
         """Send everything that is there; did deliveries come?"""
@@ -224,6 +232,7 @@ class _Child:
                 break  # the session has ended meanwhile
             left -= len(raws)
             for part in _parts(raws, post.decoder.sizes(raws)):
+                self._breathe()
                 self._hand_over_part(key, post, consumer.session, part)
         return busy
 

@@ -7,7 +7,6 @@ so that the query's thread never waits for a process that does not read.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import math
@@ -385,9 +384,14 @@ def _start(theirs: socket.socket) -> subprocess.Popen[bytes]:
 
 
 def _send_all(channel: Channel, outbox: queue.SimpleQueue[object]) -> None:
-    with contextlib.suppress(OSError):  # it is gone, as the thread that reads sees
+    try:
         while (message := outbox.get()) is not None:
             channel.send(message)
+    except OSError:
+        pass  # it is gone, as the thread that reads sees
+    except Exception:  # noqa: BLE001 - what dies silently would hang the query
+        _LOG.exception("a receiver process cannot be asked for something")
+        channel.hang_up()  # what is not asked for would be waited for
 
 
 class Pool:
