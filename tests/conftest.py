@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from pyspark_mq.brokers.base import AMQP_0_9_1
@@ -33,6 +34,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # The state machines take more examples of what can happen with it.
+    hypothesis.settings.register_profile("all")
+    if config.getoption("--all"):
+        hypothesis.settings.load_profile("all")
     config.addinivalue_line(
         "markers", "thorough: in memory, with --all on AMQP 0-9-1 too, with --thorough on every cell"
     )
