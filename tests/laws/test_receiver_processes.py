@@ -299,10 +299,10 @@ def test_what_the_broker_reports_of_the_queue_is_told(cell: LiveCell, pool: Pool
     assert opened.window == 10
     scene.sessions.refresh_depth(0.0)
     assert scene.until(lambda: scene.sessions.depths() == [30])
+    assert scene.sessions.alone
     scene.sessions.widen(25)
     # A new consumer counts from zero, see Amqp091Consumer.consume.
     assert scene.until(lambda: len(scene.raws) == 35)
     scene.sessions.refresh_depth(0.0)
     assert scene.until(lambda: scene.sessions.depths() == [5])
-    assert scene.sessions.alone
     scene.sessions.stop()
