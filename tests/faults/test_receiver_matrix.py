@@ -10,8 +10,10 @@ import time
 import psutil
 import pytest
 
+from pyspark_mq.brokers.base import AMQP_0_9_1
 from testbed.process import poll
 from tests.faults.test_orphans import gone
+from tests.laws.test_unreadable import publish_odd
 from tests.support.cells import LiveCell
 from tests.support.checks import assert_exactly_once
 from tests.support.engine import At, Crashed, Engine, ReaderProcess
@@ -176,3 +178,26 @@ def test_bodies_identify_messages_too(cell: LiveCell, options: dict[str, str]) -
             run.batch(At.AFTER_SINK)
         run.drain(MESSAGES)
         assert_exactly_once(cell, run, sent, ordered=False)
+
+
+@pytest.mark.protocols(AMQP_0_9_1)
+@pytest.mark.parametrize("decision", ["reject", "row"])
+def test_a_message_that_cannot_be_decoded_is_what_the_user_decided(cell: LiveCell, decision: str) -> None:
+    sent = cell.publish(20)
+    publish_odd(cell)
+    sent += cell.publish(20)
+    with engine(cell, onUnreadableMessage=decision, maxMessagesPerTrigger=100) as run:
+        run.drain(40 + (decision == "row"))
+        assert sorted(run.output) == sorted([*sent, *(["odd body"] if decision == "row" else [])])
+        assert run.counters()["rejected"] == (decision == "reject")
+        assert poll(lambda: not run.trigger() and cell.total() == 0, 30)
+
+
+def test_a_bounded_run_takes_what_is_there_and_ends(cell: LiveCell) -> None:
+    sent = cell.publish(3 * MESSAGES)
+    with engine(cell) as run:
+        run.reader.call("initialOffset")
+        run.reader.call("prepareForTriggerAvailableNow")
+        while run.trigger():
+            pass
+        assert sorted(run.output) == sorted(sent)
