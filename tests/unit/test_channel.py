@@ -92,6 +92,29 @@ def test_the_end_of_the_other_side_is_seen_behind_what_it_said(ends: tuple[Chann
     assert far.receive() is None
 
 
+def test_half_a_frame_is_waited_for_as_long_as_was_said_and_kept() -> None:
+    left, right = socket.socketpair()
+    near, far = Channel(left), Channel(right)
+    with pytest.raises(TimeoutError):
+        far.receive(0.01)
+    near.send("first")
+    near.send("second", b"beside it")
+    whole = right.recv(1_000)
+    left.sendall(whole[:-3])
+    frame = far.receive(0.01)
+    assert frame is not None
+    assert frame.message == "first"
+    for _ in range(2):
+        with pytest.raises(TimeoutError):
+            far.receive(0.01)
+    left.sendall(whole[-3:])
+    frame = far.receive(0.01)
+    assert frame is not None
+    assert (frame.message, frame.data) == ("second", b"beside it")
+    near.close()
+    far.close()
+
+
 def test_half_a_frame_is_none(ends: tuple[Channel, Channel]) -> None:
     left, right = socket.socketpair()
     far = Channel(right)

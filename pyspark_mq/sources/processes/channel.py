@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import select
 import socket
 from collections import deque
 from dataclasses import dataclass
@@ -69,6 +70,8 @@ class Channel:
         self._socket = connected
         self._came = bytearray()
         self._files: deque[int] = deque()
+        self._poll = select.poll()
+        self._poll.register(connected, select.POLLIN)
 
     def send(self, message: object, data: bytes | memoryview = b"", file: int | None = None) -> None:
         """Send a frame; waits while the other side does not read.
@@ -85,12 +88,19 @@ class Channel:
         if sent < len(whole):
             self._socket.sendall(memoryview(whole)[sent:])
 
-    def receive(self) -> Frame | None:
-        """The next frame, waited for; None when the other side is gone."""
-        if not self._fill(_head.size):
+    def receive(self, timeout_s: float | None = None) -> Frame | None:
+        """The next frame, waited for; None when the other side is gone.
+
+        Args:
+            timeout_s: for how long nothing may come, in the middle of a frame either; None for ever.
+
+        Raises:
+            TimeoutError: nothing came for so long. What had come is kept.
+        """
+        if not self._fill(_head.size, timeout_s):
             return None
         pickled, beside, has_file = _head.unpack_from(self._came)
-        if not self._fill(_head.size + pickled + beside):
+        if not self._fill(_head.size + pickled + beside, timeout_s):
             return None
         end = _head.size + pickled
         message = _Unpickler(io.BytesIO(self._came[_head.size : end])).load()
@@ -99,8 +109,11 @@ class Channel:
         del self._came[: end + beside]
         return Frame(message, data, self._files.popleft() if has_file else None)
 
-    def _fill(self, size: int) -> bool:
+    def _fill(self, size: int, timeout_s: float | None) -> bool:
         while len(self._came) < size:
+            # The socket itself has no time limit: that would be one for the thread that sends, too.
+            if timeout_s is not None and not self._poll.poll(timeout_s * 1000):
+                raise TimeoutError
             try:
                 # socket.recv_fds forgets the flags (Python 3.11).
                 data, beside, _, _ = self._socket.recvmsg(_READ_BYTES, _BESIDE_BYTES, _CLOSE_ON_EXEC)
@@ -112,15 +125,6 @@ class Channel:
                 return False
             self._came += data
         return True
-
-    @property
-    def waiting(self) -> bool:
-        """Has a part of a frame come already?"""
-        return bool(self._came)
-
-    def fileno(self) -> int:
-        """For waiting until there is something to receive."""
-        return self._socket.fileno()
 
     def hang_up(self) -> None:
         """End it for both sides, whoever waits here."""

@@ -12,7 +12,6 @@ import logging
 import math
 import queue
 import random
-import select
 import signal
 import socket
 import subprocess
@@ -312,6 +311,8 @@ class _Process:
             sender = threading.Thread(target=_send_all, args=(channel, outbox), name="pyspark-mq sender", daemon=True)
             sender.start()
             with self._lock:
+                if self._stopping.is_set():
+                    return "it was not needed any more"
                 self.outbox, self._channel = outbox, channel
                 for receiver in self._receivers.values():
                     if not receiver.stopping:
@@ -338,19 +339,18 @@ class _Process:
 
     def _serve(self, channel: Channel) -> bool:
         """Hear it to its end; is that because it is silent?"""
-        poll = select.poll()
-        poll.register(channel, select.POLLIN)
         silent_s = 0.0
         while True:
-            if not channel.waiting and not poll.poll(_STEP_S * 1000):
+            try:
+                frame = channel.receive(_STEP_S)
+            except TimeoutError:
                 silent_s += _STEP_S
                 if silent_s >= self._silence_max_s():
                     return True
                 continue
-            silent_s = 0.0
-            frame = channel.receive()
             if frame is None:
                 return False
+            silent_s = 0.0
             message = frame.message
             if isinstance(message, Attended):
                 self.attended = (self.attended[0] + message.broke_off, message.until_s)
@@ -378,7 +378,7 @@ class _Process:
 
 def _start(theirs: socket.socket) -> subprocess.Popen[bytes]:
     descriptor = theirs.fileno()
-    command = [sys.executable, "-c", BOOT, str(descriptor), json.dumps(sys.path)]
+    command = [sys.executable, "-c", BOOT, str(descriptor), json.dumps([*map(str, sys.path)])]
     # What it prints must not get between what the source's process says to Spark.
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2, pass_fds=[descriptor])
 
