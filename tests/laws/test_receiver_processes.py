@@ -307,3 +307,16 @@ def test_what_the_broker_reports_of_the_queue_is_told(cell: LiveCell, pool: Pool
     scene.sessions.refresh_depth(0.0)
     assert scene.until(lambda: scene.sessions.depths() == [5])
     scene.sessions.stop()
+
+
+@amqp091
+def test_bodies_of_any_size_come_in_order_and_whole(cell: LiveCell, pool: Pool) -> None:
+    sizes = [10, 9 << 20, 0, 3 << 20, 3 << 20, 3 << 20, 200_000, 1]
+    bodies = [bytes([number]) * size for number, size in enumerate(sizes)]
+    cell.node.publish(cell.queue, iter(bodies), protocol=cell.cell.protocol)
+    scene = Scene(cell, pool, consumers=1)
+    scene.start()
+    assert scene.until(lambda: len(scene.raws) == len(sizes))
+    assert scene.decoder.bodies(scene.raws) == bodies
+    assert scene.decoder.sizes(scene.raws) == sizes
+    scene.sessions.stop()
