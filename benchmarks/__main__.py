@@ -62,6 +62,8 @@ _CHOICES: dict[str, list[str]] = {
     "busy": ["--brokers=rabbitmq", "--contenders=ours,bare", "--protocols=amqp-0-9-1", "--guarantees=exactly-once",
              "--busy=0,1", "--rounds=5"],
 }  # fmt: skip
+#: Takes a core for as long as its parent lives.
+_BUSY = "import os; parent = os.getppid()\nwhile os.getppid() == parent: sum(range(10_000))"
 #: Processes that are new in each turn have nothing to warm up.
 _COLD = frozenset({BARE, PERF_TEST})
 
@@ -213,7 +215,7 @@ def run(args: argparse.Namespace, console: Console) -> Run:
 @contextlib.contextmanager
 def _busy(processes: int) -> Iterator[None]:
     """So many processes beside that take a core each."""
-    children = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
+    children = [subprocess.Popen([sys.executable, "-c", _BUSY]) for _ in range(processes)]
     try:
         yield
     finally:

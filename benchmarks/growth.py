@@ -237,7 +237,6 @@ def _bound(arena: Arena, limit: int, say: Say) -> dict[str, Any]:
         "limit": limit,
         "messages": messages,
         "rate": turn.rate,
-        "first": drain.said[0]["rss"],
         "peak": drain.peak,
     }
 

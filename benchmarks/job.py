@@ -2,7 +2,8 @@
 
 SOURCE is `mq`, with OPTIONS as JSON; `rate-micro-batch`, Spark's own, with so many rows a batch; or `counting`, a
 source in Python that does nothing but hand its rows over, as ours does. The sink takes everything and keeps nothing. It
-says as lines of JSON when it has got how far, in seconds since 1970, and runs until it is killed.
+says as lines of JSON when it has got how far, in seconds since 1970, and runs until it is killed or its standard
+input ends.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -74,6 +76,7 @@ class CountingSource(DataSource):
 
 def main(source: str, rows: int, checkpoint: str, options: dict[str, str]) -> None:
     """Run until it is killed."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     spark = make_session()
     say("session")
     if source == "counting":
@@ -85,6 +88,11 @@ def main(source: str, rows: int, checkpoint: str, options: dict[str, str]) -> No
     query = writer.option("checkpointLocation", checkpoint).trigger(processingTime="0 seconds").start()
     say("query")
     query.awaitTermination()
+
+
+def _end_with_parent() -> None:
+    sys.stdin.read()
+    os._exit(1)  # the JVM sees that and ends as well
 
 
 def say(what: str) -> None:

@@ -42,6 +42,7 @@ class Latency(Part):
     """The part `latency`."""
 
     name = "latency"
+    turn_keys = ("contender", "rate")
     help = "Publish to commit beside Spark's rate source, same sink and trigger."
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:

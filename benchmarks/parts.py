@@ -68,6 +68,16 @@ class Part(ABC):
             DrainError: something that was measured gave up.
         """
 
+    #: By what entries of `turns` are told apart, where results have such a list.
+    turn_keys: tuple[str, ...] = ()
+
+    def merged(self, earlier: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+        """Results of two runs; what both have is that of now."""
+        if "turns" not in earlier or "turns" not in now:
+            return {**earlier, **now}
+        turns = {tuple(one[key] for key in self.turn_keys): one for one in [*earlier["turns"], *now["turns"]]}
+        return {**earlier, **now, "turns": list(turns.values())}
+
     @abstractmethod
     def tables(self, results: Mapping[str, Any]) -> list[Table]:
         """What :meth:`measure` gave, also as read from JSON, for people. Pure."""
@@ -98,7 +108,7 @@ def run_part(part: Part, words: Sequence[str], page: Path) -> None:
             **kept,
             "seconds": kept["seconds"] + earlier["seconds"],
             "cores_taken_by_others": max(kept["cores_taken_by_others"], earlier["cores_taken_by_others"]),
-            "results": {**earlier["results"], **kept["results"]},
+            "results": part.merged(earlier["results"], kept["results"]),
         }
     text = json.dumps(kept, indent=1) + "\n"
     if args.json:

@@ -49,6 +49,7 @@ class Recovery(Part):
     """The part `recovery`."""
 
     name = "recovery"
+    turn_keys = ("source", "rows")
     help = "Restart after kill -9 to the first committed epoch, beside a plain start of Spark."
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:

@@ -55,8 +55,8 @@ GROWTH: dict[str, Any] = {
     },
     "held": [{"protocol": "stomp", "body_bytes": 200, "messages": 50_000, "held": 915.4, "planned": 2136.0}],
     "bytes": [
-        {"limit": 8, "messages": 4915, "rate": 5000.0, "first": 1, "peak": 150 * MIB},
-        {"limit": 16, "messages": 9830, "rate": 6000.0, "first": 1, "peak": 190 * MIB},
+        {"limit": 8, "messages": 4915, "rate": 5000.0, "peak": 150 * MIB},
+        {"limit": 16, "messages": 9830, "rate": 6000.0, "peak": 190 * MIB},
     ],
 }
 LATENCY: dict[str, Any] = {
@@ -239,6 +239,17 @@ def test_a_part_writes_its_section_its_plots_and_its_json(
     assert len(shown) == 1
     ElementTree.fromstring((tmp_path / shown[0]).read_text("utf-8"))
     assert json.loads((tmp_path / "performance" / f"{part.name}.json").read_text("utf-8"))["results"] == results
+
+
+@pytest.mark.parametrize(
+    ("part", "results"), [(Latency(), LATENCY), (Recovery(), RECOVERY)], ids=["latency", "recovery"]
+)
+def test_turns_of_two_runs_are_put_together(part: Part, results: dict[str, Any]) -> None:
+    first, *rest = results["turns"]
+    again = {**first, "again": True}
+    found = part.merged({**results, "broker": "old", "turns": [first]}, {**results, "turns": [*rest, again]})
+    assert found["turns"] == [again, *rest]
+    assert found["broker"] == results["broker"]
 
 
 def test_what_is_not_measured_now_may_be_of_an_earlier_run(tmp_path: Path) -> None:
