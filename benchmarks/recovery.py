@@ -27,6 +27,7 @@ import psutil
 
 from benchmarks.bars import bars
 from benchmarks.contenders import OURS, Contender, Shape, order_of
+from benchmarks.cpu import job_seconds
 from benchmarks.drains import DrainError, close_child, spawn
 from benchmarks.parts import Part, Say, Table, whole_numbers
 from benchmarks.turns import Arena
@@ -37,6 +38,7 @@ __all__ = ["Recovery", "medians", "options_for"]
 
 RATE, COUNTING, MQ = "rate-micro-batch", "counting", "mq"
 _TITLES = {RATE: "Spark rate-micro-batch", COUNTING: "Python source without a broker", MQ: "pyspark-mq"}
+_GROUPS = ("driver", "jvm", "source", "workers")
 _BODY_BYTES = 200
 #: What a channel of AMQP 0-9-1 may hold.
 _PREFETCH_MAX = 65_535
@@ -74,25 +76,30 @@ class Recovery(Part):
 
     def tables(self, results: Mapping[str, Any]) -> list[Table]:
         measured = [(one["source"], one["rows"], medians(one["turns"])) for one in results["turns"]]
-        plain = {rows: times["committed"] for source, rows, times in measured if source == RATE}
+        plain = {rows: times for source, rows, times in measured if source == RATE}
         return [
             Table(
                 "From the start of the process to the first commit after a kill",
                 ("", "rows of the epoch", "session, s", "query, s", "committed, s", "lowest-highest",
-                 "of a plain start"),
+                 "of a plain start", *(f"CPU s, {group}" for group in _GROUPS), "CPU s, in all", "of a plain start"),
                 [
                     (
                         _TITLES[one["source"]], f"{rows:,}", f"{times['session']:.2f}", f"{times['query']:.2f}",
                         f"{times['committed']:.2f}",
                         "-".join(f"{of(turn['committed'] for turn in one['turns']):.2f}" for of in (min, max)),
-                        f"{times['committed'] / plain[rows]:.2f}",
+                        f"{times['committed'] / plain[rows]['committed']:.2f}",
+                        *(f"{times['cpu_' + group]:.1f}" for group in _GROUPS), f"{_cpu(times):.1f}",
+                        f"{_cpu(times) / _cpu(plain[rows]):.2f}",
                     )
                     for one, (_, rows, times) in zip(results["turns"], measured, strict=True)
                 ],
                 (
                     f"{results['broker']}, {results['protocol']}, {_BODY_BYTES}-byte bodies; medians of "
                     f"{len(results['turns'][0]['turns'])} rounds. `session`: the JVM and Spark's session are up; "
-                    "`query`: the query has been started. Sink `noop`.",
+                    "`query`: the query has been started. Sink `noop`. CPU "
+                    "time is that of the whole job until then, and does not depend on what else the machine does: "
+                    "`driver` is the program, `source` the process that reads, `workers` all other Python processes, "
+                    "those included that Spark starts to look for sources and to plan, and its launcher.",
                 ),
                 {"seconds to the first commit": bars("seconds to the first commit after a kill", [
                     (f"{_TITLES[source]}, {rows:,}"[:38], times["committed"], source == MQ)
@@ -110,6 +117,10 @@ def options_for(rows: int, protocol: str) -> dict[str, str]:
         "minMessagesPerTrigger": str(rows), "maxTriggerDelay": "60s", "consumers": str(consumers),
         "prefetch": str(math.ceil(rows / consumers)), "maxBytesPerTrigger": "1g",
     }  # fmt: skip
+
+
+def _cpu(times: Mapping[str, float]) -> float:
+    return sum(times[f"cpu_{group}"] for group in _GROUPS)
 
 
 def _turn(arena: Arena, source: str, rows: int, protocol: str) -> dict[str, float]:
@@ -144,12 +155,13 @@ def _run_until(command: Sequence[str], file: Path) -> dict[str, float]:
         if not file.exists():
             raise DrainError(f"the job ended with {child.returncode}")
         ended_s = os.stat(file).st_mtime
+        cpu = {f"cpu_{group}": seconds for group, seconds in job_seconds(child.pid).items()}
     finally:
         _kill(child.pid)
     assert child.stdout is not None
     said = {name: at for line in child.stdout for name, at in json.loads(line).items()}
     close_child(child)
-    return {**{name: at - began_s for name, at in said.items()}, "committed": ended_s - began_s}
+    return {**{name: at - began_s for name, at in said.items()}, "committed": ended_s - began_s, **cpu}
 
 
 def _kill(pid: int) -> None:

@@ -74,11 +74,12 @@ RECOVERY: dict[str, Any] = {
     "protocol": "amqp-0-9-1",
     "turns": [
         {"source": source, "rows": 10_000, "turns": [
-            {"session": 4.0, "query": 5.0, "committed": committed - 1},
-            {"session": 4.2, "query": 5.2, "committed": committed},
-            {"session": 4.4, "query": 5.4, "committed": committed + 1},
+            {"session": 4.0, "query": 5.0, "committed": committed - 1, **cpu},
+            {"session": 4.2, "query": 5.2, "committed": committed, **cpu},
+            {"session": 4.4, "query": 5.4, "committed": committed + 1, **cpu},
         ]}
         for source, committed in (("rate-micro-batch", 8.0), ("counting", 9.0), ("mq", 10.0))
+        for cpu in [{"cpu_driver": 1.0, "cpu_jvm": committed, "cpu_source": 0.5, "cpu_workers": 0.5}]
     ],
 }  # fmt: skip
 KEPT = {"date": "2026-11-22", "machine": "Python 3.11, 2 cores", "seconds": 77, "cores_taken_by_others": 0.5}
@@ -207,7 +208,8 @@ def test_latency_is_compared_with_spark_at_the_same_rate() -> None:
 
 def test_recovery_is_compared_with_a_plain_start() -> None:
     (table,) = Recovery().tables(RECOVERY)
-    assert [row[-1] for row in table.rows] == ["1.00", "1.12", "1.25"]
+    assert [row[6] for row in table.rows] == ["1.00", "1.12", "1.25"]
+    assert table.rows[2][7:] == ("1.0", "10.0", "0.5", "0.5", "12.0", "1.20")
     assert table.rows[2][:6] == ("pyspark-mq", "10,000", "4.20", "5.20", "10.00", "9.00-11.00")
 
 
