@@ -32,8 +32,10 @@ from testbed.process import poll
 __all__ = ["Latency", "committed_at", "latencies_ms", "percentile"]
 
 _PROTOCOLS = (AMQP_0_9_1, STOMP, AMQP_1_0)
-#: The last rows of a turn may not be in an epoch yet.
+#: What is measured ends so long before the rows do: they are to be made until the last of it is committed.
 _TAIL_S = 1.5
+#: How often is looked for them.
+_ROWS_POLL_S = 0.5
 _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 30.0
 
@@ -131,16 +133,16 @@ def _turn(spark: Any, arena: Arena, contender: Contender, rate: int, warm_up_s: 
                 _publish(arena, queue, rate, warm_up_s + seconds + _TAIL_S)
             else:
                 time.sleep(warm_up_s + seconds + _TAIL_S)
-            ended_us = time.time() * 1e6
+            until = (time.time() - _TAIL_S) * 1e6
+            _await_rows(query, place, until)
         finally:
             query.stop()
             # What its process still does is no work of the next turn.
             jvm = int(spark.sparkContext._gateway.proc.pid)
             poll(lambda: not has_source(jvm), _STOP_TIMEOUT_S, interval_s=0.1)
         arena.node.delete(queue)
-        since, until = ended_us - (seconds + _TAIL_S) * 1e6, ended_us - _TAIL_S * 1e6
         made = rows_by_batch(place / "out")
-        return latencies_ms(made, committed_at(place / "checkpoint"), since, until)
+        return latencies_ms(made, committed_at(place / "checkpoint"), until - seconds * 1e6, until)
 
 
 def _await_start(query: Any, checkpoint: Path) -> None:
@@ -148,6 +150,18 @@ def _await_start(query: Any, checkpoint: Path) -> None:
     first = checkpoint / "commits" / "0"
     if not poll(lambda: first.exists() or not query.isActive, _START_TIMEOUT_S) or not query.isActive:
         raise DrainError(f"no epoch was committed in {_START_TIMEOUT_S:g} s: {query.exception()}")
+
+
+def _await_rows(query: Any, place: Path, until_us: float) -> None:
+    """Until a row that was made behind what is measured is committed: then what is measured is."""
+
+    def there() -> bool:
+        committed = committed_at(place / "checkpoint")
+        made = rows_by_batch(place / "out")
+        return any(row >= until_us for batch, rows in made.items() if batch in committed for row in rows)
+
+    if not poll(there, _START_TIMEOUT_S, interval_s=_ROWS_POLL_S):
+        raise DrainError(f"the last rows were not committed within {_START_TIMEOUT_S:g} s: {query.exception()}")
 
 
 def _publish(arena: Arena, queue: str, rate: int, seconds: float) -> None:
@@ -210,7 +224,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 def _row(one: Mapping[str, Any], plain: Mapping[str, Any] | None) -> list[str]:
     p50 = statistics.median(one["p50_ms"])
-    above = "" if plain is None or one is plain else f"{p50 - statistics.median(plain['p50_ms']):+,.0f}"
+    above = "" if plain is None or one is plain else f"{round(p50 - statistics.median(plain['p50_ms'])):+,}"
     return [
         str(one["contender"]),
         f"{one['rate']:,}",

@@ -114,7 +114,7 @@ def run_part(part: Part, words: Sequence[str], page: Path) -> None:
     if args.json:
         args.json.write_text(text, "utf-8")
     tables = part.tables(kept["results"])
-    console = Console(width=150)
+    console = Console(width=200)
     for table in tables:
         _print(console, table)
     if args.page:

@@ -37,7 +37,7 @@ from testbed.process import poll
 __all__ = ["Recovery", "medians", "options_for"]
 
 RATE, COUNTING, MQ = "rate-micro-batch", "counting", "mq"
-_TITLES = {RATE: "Spark rate-micro-batch", COUNTING: "Python source without a broker", MQ: "pyspark-mq"}
+_TITLES = {RATE: "Spark rate-micro-batch", COUNTING: "Python source, no broker", MQ: "pyspark-mq"}
 _GROUPS = ("driver", "jvm", "source", "workers")
 _BODY_BYTES = 200
 #: What a channel of AMQP 0-9-1 may hold.
@@ -102,7 +102,7 @@ class Recovery(Part):
                     "those included that Spark starts to look for sources and to plan, and its launcher.",
                 ),
                 {"seconds to the first commit": bars("seconds to the first commit after a kill", [
-                    (f"{_TITLES[source]}, {rows:,}"[:38], times["committed"], source == MQ)
+                    (f"{_TITLES[source]}, {rows:,}", times["committed"], source == MQ)
                     for source, rows, times in measured
                 ])},
             )

@@ -185,7 +185,7 @@ def test_growth_is_told_by_case() -> None:
     ]
     assert "rate 25%, of bare 67%, memory 5%" in backlog.notes[0]
     assert window.rows[1] == ("1,010,000", "1,110,000", "29,000", "200", "220")
-    assert "A remembered ID takes 105 bytes" in window.notes[0]
+    assert "rate 3%, memory at the end 100%, most memory 83%" in window.notes[0]
     assert epochs.rows[2] == ("2,001-3,000", "3.30", "110.0", "292")
     assert "time 10%, memory 10%" in epochs.notes[0]
     assert held.rows == [("stomp", "200", "915", "2,136")]
