@@ -208,7 +208,7 @@ def run(args: argparse.Namespace, console: Console) -> Run:
         args.rounds,
         round(time.monotonic() - began),
         today(),
-        round(before, 2),
+        round(max(before, taken_by_others()), 2),
     )
 
 
