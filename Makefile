@@ -41,7 +41,7 @@ soak: ready ## Kill everything at random, count what arrives, have it judged; AR
 cluster-storm: ready ## Kill, freeze and cut off the brokers of a cluster: ARGS="--cluster rabbitmq --protocol stomp"
 	$(BIN)/python -m testbed.cluster_storm $(ARGS)
 
-bench: ready ## Measure beside bare clients, PerfTest and Hazelcast: ARGS="--brokers rabbitmq --json bench.json --page"
+bench: ready ## Measure beside bare clients, PerfTest and Hazelcast, or a part of it: ARGS="growth --page"
 	$(BIN)/python -m benchmarks $(ARGS)
 
 lint: ready ## Check style, format and types

@@ -1,21 +1,34 @@
-"""The command: `python -m benchmarks`."""
+"""The command: `python -m benchmarks`, with the name of a part or without for everybody side by side."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
-import os
-import platform
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyspark
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks.contenders import BARE, HAZELCAST, KINDS, OURS, PERF_TEST, RATE, Contender, Shape, choose, order_of
+from benchmarks.contenders import (
+    BARE,
+    GUARANTEES,
+    HAZELCAST,
+    KINDS,
+    OURS,
+    PERF_TEST,
+    PROTOCOLS,
+    RATE,
+    Contender,
+    Shape,
+    choose,
+    order_of,
+)
 from benchmarks.drains import (
     BareDrain,
     Drain,
@@ -28,7 +41,11 @@ from benchmarks.drains import (
     protocol_of_url,
 )
 from benchmarks.figures import Figures, Turn, summarise
-from benchmarks.page import write_page
+from benchmarks.growth import Growth
+from benchmarks.latency import Latency
+from benchmarks.page import FOLDER, write_page
+from benchmarks.parts import Part, machine, run_part, taken_by_others, today, whole_numbers
+from benchmarks.recovery import Recovery
 from benchmarks.report import Run, as_json, from_json, tables
 from benchmarks.turns import Arena, measure
 from testbed.process import NodeError
@@ -36,6 +53,17 @@ from testbed.process import NodeError
 _BROKERS = ("rabbitmq", "activemq", "artemis")
 _PAGE = Path(__file__).resolve().parent.parent / "docs" / "performance.md"
 _WARM_UP_SHARE = 0.4
+_PARTS: dict[str, Part] = {part.name: part for part in (Growth(), Latency(), Recovery())}
+#: Parts that are a choice of what is measured side by side: its options; those given behind the name come later.
+_CHOICES: dict[str, list[str]] = {
+    "guarantees": ["--brokers=rabbitmq", "--contenders=ours", "--protocols=amqp-0-9-1", "--rounds=5"],
+    "messages": ["--brokers=rabbitmq", "--contenders=ours,bare", "--protocols=amqp-0-9-1", "--guarantees=exactly-once",
+                 "--bodies=200,4096", "--headers=both", "--messages=150000"],
+    "busy": ["--brokers=rabbitmq", "--contenders=ours,bare", "--protocols=amqp-0-9-1", "--guarantees=exactly-once",
+             "--busy=0,1", "--rounds=5"],
+}  # fmt: skip
+#: Takes a core for as long as its parent lives.
+_BUSY = "import os; parent = os.getppid()\nwhile os.getppid() == parent: sum(range(10_000))"
 #: Processes that are new in each turn have nothing to warm up.
 _COLD = frozenset({BARE, PERF_TEST})
 
@@ -69,7 +97,8 @@ class Bench:
                 if contender in problems or (number == 0 and contender.kind in _COLD):
                     continue
                 share = 1.0 if number else _WARM_UP_SHARE
-                self._say(f"{arena.title}: {'round ' + str(number) if number else 'warm-up'}: {contender.name}")
+                which = f"round {number}" if number else "warm-up"
+                self._say(f"{arena.title}: {which}: {contender.name}, {shape.title}")
                 try:
                     turn = self._turn(arena, contender, shape, contender.messages(round(messages * share)))
                 except Exception as failed:  # noqa: BLE001 - whatever it failed with is its result
@@ -89,7 +118,8 @@ class Bench:
         self._prepare(contender)
         queue = arena.filled(contender, shape, messages if contender.kind != RATE else 1)
         try:
-            return measure(arena, queue, self._drain(arena, contender, queue, messages), messages)
+            with _busy(shape.busy):
+                return measure(arena, queue, self._drain(arena, contender, queue, messages), messages)
         finally:
             arena.node.delete(queue)
 
@@ -115,31 +145,50 @@ class Bench:
 
 def main() -> None:
     """Measure, or read what was measured, and show it."""
-    args = _arguments()
+    name, words = (
+        (sys.argv[1], sys.argv[2:]) if sys.argv[1:] and not sys.argv[1].startswith("-") else ("", sys.argv[1:])
+    )
+    if name in _PARTS:
+        run_part(_PARTS[name], words, _PAGE)
+    else:
+        side_by_side(name, words)
+
+
+def side_by_side(name: str, words: Sequence[str]) -> None:
+    """Everybody, or a part that is a choice of them.
+
+    Args:
+        name: of the part; empty for everybody.
+        words: its options.
+    """
+    args = _arguments(name, words)
     console = Console(width=170)
     runs = [from_json(file.read_text("utf-8")) for file in args.load]
     if not args.load:
         runs = [run(args, console)]
     if args.json:
         args.json.write_text(as_json(runs[0]), "utf-8")
+    if args.page and name:
+        (args.page.parent / FOLDER / f"{name}.json").write_text(as_json(runs[0]), "utf-8")
     for each in runs:
         for table in tables(each):
             console.print(table)
     if args.page:
-        write_page(args.page, runs)
+        write_page(args.page, runs, name)
 
 
 def run(args: argparse.Namespace, console: Console) -> Run:
     """All brokers, one after the other."""
     figures: list[Figures] = []
     versions: dict[str, str] = {}
-    shapes = [Shape(size, headers) for size in args.bodies for headers in args.headers]
+    shapes = [Shape(size, headers, busy) for size in args.bodies for headers in args.headers for busy in args.busy]
+    before = taken_by_others()
     began = time.monotonic()
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("", total=None)
         bench = Bench(dict(option.split("=", 1) for option in args.option), lambda text: _show(progress, task, text))
         try:
-            for broker, contenders in choose(args.brokers, args.contenders).items():
+            for broker, contenders in choose(args.brokers, args.contenders, args.protocols, args.guarantees).items():
                 versions[broker] = broker
                 try:
                     arena = Arena(broker)
@@ -154,11 +203,25 @@ def run(args: argparse.Namespace, console: Console) -> Run:
     return Run(
         figures,
         versions,
-        f"Python {platform.python_version()}, pyspark {pyspark.__version__}, {os.cpu_count()} cores",
+        machine(),
         args.messages,
         args.rounds,
         round(time.monotonic() - began),
+        today(),
+        round(max(before, taken_by_others()), 2),
     )
+
+
+@contextlib.contextmanager
+def _busy(processes: int) -> Iterator[None]:
+    """So many processes beside that take a core each."""
+    children = [subprocess.Popen([sys.executable, "-c", _BUSY]) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
 
 
 def _show(progress: Progress, task: Any, text: str) -> None:
@@ -167,20 +230,28 @@ def _show(progress: Progress, task: Any, text: str) -> None:
         print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+def _arguments(name: str, words: Sequence[str]) -> argparse.Namespace:
+    epilog = f"Parts, each with --help: {', '.join([*_CHOICES, *_PARTS])}."
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks {name}".strip(), description=__doc__, epilog=epilog)
     parser.add_argument("--brokers", type=_words(_BROKERS), default=list(_BROKERS), help="comma-separated")
     parser.add_argument("--contenders", type=_words(KINDS), default=list(KINDS), help=f"of {', '.join(KINDS)}")
+    parser.add_argument("--protocols", type=_words(PROTOCOLS), default=list(PROTOCOLS), help="not of Hazelcast")
+    parser.add_argument("--guarantees", type=_words(GUARANTEES), default=list(GUARANTEES), help="of our source")
     parser.add_argument("--messages", type=int, default=200_000, help="of a turn; slow contenders get a share of it")
     parser.add_argument("--rounds", type=int, default=3, help="that count; there is a warm-up before")
-    parser.add_argument("--bodies", type=_sizes, default=[200], help="bytes of a body, comma-separated")
+    parser.add_argument("--bodies", type=whole_numbers, default=[200], help="bytes of a body, comma-separated")
     parser.add_argument("--headers", nargs="?", const=[True], default=[False], type=_with_headers, metavar="both",
                         help="messages with application headers; 'both': with and without")  # fmt: skip
+    parser.add_argument(
+        "--busy", type=whole_numbers, default=[0], help="other processes that take a core, 0,1 for both"
+    )
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="of our source")
     parser.add_argument("--json", type=Path, help="file to write")
     parser.add_argument("--load", type=Path, nargs="+", default=[], help="show these JSON files instead of measuring")
     parser.add_argument("--page", type=Path, nargs="?", const=_PAGE, help=f"page to write to, by default {_PAGE.name}")
-    args = parser.parse_args()
+    if name and name not in _CHOICES:
+        parser.error(f"{name!r} is no part; there are {', '.join([*_CHOICES, *_PARTS])}")
+    args = parser.parse_args([*_CHOICES.get(name, ()), *words])
     if args.json and args.load:
         parser.error("--json writes what was measured; --load measures nothing")
     return args
@@ -195,10 +266,6 @@ def _words(known: Sequence[str]) -> Callable[[str], list[str]]:
         return chosen
 
     return parse
-
-
-def _sizes(text: str) -> list[int]:
-    return [int(size) for size in text.split(",")]
 
 
 def _with_headers(text: str) -> list[bool]:

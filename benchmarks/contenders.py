@@ -11,10 +11,12 @@ from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 __all__ = [
     "BARE",
     "CONTENDERS",
+    "GUARANTEES",
     "HAZELCAST",
     "KINDS",
     "OURS",
     "PERF_TEST",
+    "PROTOCOLS",
     "RATE",
     "Contender",
     "Shape",
@@ -24,7 +26,9 @@ __all__ = [
 
 OURS, BARE, PERF_TEST, HAZELCAST, RATE = "ours", "bare", "perftest", "hazelcast", "rate"
 KINDS = (OURS, BARE, PERF_TEST, HAZELCAST, RATE)
-EXACTLY_ONCE = "exactly-once"
+EXACTLY_ONCE, AT_LEAST_ONCE, NONE = GUARANTEES = ("exactly-once", "at-least-once", "none")
+PROTOCOLS = (AMQP_0_9_1, STOMP, AMQP_1_0)
+_JMS = "JMS"
 _CLIENTS = {AMQP_0_9_1: "pika", AMQP_1_0: "proton", STOMP: "stomp.py"}
 
 
@@ -69,14 +73,27 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the messages are like: bytes of a body, and whether they have application headers."""
+    """What the messages are like, and the machine.
+
+    Attributes:
+        body_bytes: of each.
+        headers: do they have application headers?
+        busy: other processes that take a core each.
+    """
 
     body_bytes: int
     headers: bool
+    busy: int = 0
 
     @property
     def title(self) -> str:
-        return f"{self.body_bytes:,}-byte bodies, {'with' if self.headers else 'without'} headers"
+        beside = f", beside {self.busy} busy process{'es' if self.busy > 1 else ''}" if self.busy else ""
+        return f"{self.body_bytes:,}-byte bodies, {'with' if self.headers else 'without'} headers{beside}"
+
+    @property
+    def slug(self) -> str:
+        """For names of files."""
+        return f"{self.body_bytes}{'-headers' if self.headers else ''}{f'-busy-{self.busy}' if self.busy else ''}"
 
 
 def _of_broker(broker: str, protocols: Sequence[str], share: float, hazelcast: float) -> list[Contender]:
@@ -88,31 +105,42 @@ def _of_broker(broker: str, protocols: Sequence[str], share: float, hazelcast: f
             Contender(broker, OURS, protocol, share=part),
             Contender(broker, BARE, protocol, share=part),
         ]
-    return found + [Contender(broker, HAZELCAST, "JMS", consumers=count, share=hazelcast) for count in (1, 2)]
+    return found + [Contender(broker, HAZELCAST, _JMS, consumers=count, share=hazelcast) for count in (1, 2)]
 
 
 #: In the order of the tables. ActiveMQ Classic acknowledges message by message with a write to its disk: smaller turns.
 CONTENDERS: tuple[Contender, ...] = (
     *_of_broker("rabbitmq", (AMQP_0_9_1, STOMP, AMQP_1_0), 1.0, 0.15),
-    Contender("rabbitmq", OURS, AMQP_0_9_1, guarantee="at-least-once"),
-    Contender("rabbitmq", OURS, AMQP_0_9_1, guarantee="none"),
+    Contender("rabbitmq", OURS, AMQP_0_9_1, guarantee=AT_LEAST_ONCE),
+    Contender("rabbitmq", OURS, AMQP_0_9_1, guarantee=NONE),
     Contender("rabbitmq", PERF_TEST, AMQP_0_9_1),
     *_of_broker("activemq", (STOMP, AMQP_1_0), 0.25, 0.15),
     *_of_broker("artemis", (STOMP, AMQP_1_0), 0.5, 0.5),
 )
 
 
-def choose(brokers: Iterable[str], kinds: Iterable[str]) -> dict[str, list[Contender]]:
+def choose(
+    brokers: Iterable[str],
+    kinds: Iterable[str],
+    protocols: Iterable[str] = PROTOCOLS,
+    guarantees: Iterable[str] = GUARANTEES,
+) -> dict[str, list[Contender]]:
     """Contenders by broker; the floor, which needs none, is with the first.
 
     Args:
         brokers: in the order wanted.
         kinds: of :data:`KINDS`.
+        protocols: of ours, bare clients and PerfTest.
+        guarantees: of ours.
     """
-    wanted = set(kinds)
+    wanted, spoken, given = set(kinds), {*protocols, _JMS}, set(guarantees)
     chosen: dict[str, list[Contender]] = {}
     for broker in brokers:
-        found = [one for one in CONTENDERS if one.broker == broker and one.kind in wanted]
+        found = [
+            one
+            for one in CONTENDERS
+            if one.broker == broker and one.kind in wanted and one.protocol in spoken and one.guarantee in given
+        ]
         if RATE in wanted and not chosen:
             found.append(Contender(broker, RATE, "-"))
         if found:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import psutil
 
-__all__ = ["Usage", "difference", "has_source", "spark_usage", "tree_usage"]
+__all__ = ["Usage", "difference", "has_source", "job_seconds", "spark_usage", "tree_usage"]
 
 _SOURCE_RUNNER = "python_streaming_source_runner"
 
@@ -26,6 +26,23 @@ def spark_usage(jvm: int) -> Usage:
     found: dict[str, dict[int, float]] = {"source": {}, "jvm": {}, "workers": {}}
     for process, seconds in _tree(jvm):
         found["jvm" if process.pid == jvm else _python_group(process)][process.pid] = seconds
+    return found
+
+
+def job_seconds(pid: int) -> dict[str, float]:
+    """CPU seconds so far of a Spark job whose driver is a Python program, by group; ended processes are with `workers`.
+
+    Those are Spark's launcher, and the Python processes that it starts to look for sources and to plan.
+    """
+    found = {"driver": 0.0, "jvm": 0.0, "source": 0.0, "workers": 0.0}
+    for process, seconds in _tree(pid):
+        with contextlib.suppress(psutil.Error):
+            java = process.name() == "java"
+            group = "driver" if process.pid == pid else "jvm" if java else _python_group(process)
+            found[group] += seconds
+            if java:
+                times = process.cpu_times()
+                found["workers"] += times.children_user + times.children_system
     return found
 
 

@@ -26,7 +26,8 @@ from testbed.java_node import PASSWORD, USER, JavaNode
 from testbed.process import Node, NodeError, poll
 
 __all__ = ["BareDrain", "Drain", "DrainError", "HazelcastDrain", "HazelcastMember", "OurDrain", "PerfTestDrain",
-           "RateDrain", "interval_rates", "make_session", "protocol_of_url"]  # fmt: skip
+           "RateDrain", "check_child", "close_child", "interval_rates", "make_session", "protocol_of_url",
+           "spawn"]  # fmt: skip
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PROJECT = Path(__file__).resolve().parent / "hazelcast"
@@ -101,10 +102,10 @@ class BareDrain(Drain):
         self._command.append(str(messages))
 
     def start(self) -> None:
-        self._child = _spawn(self._command)
+        self._child = spawn(self._command)
 
     def check(self) -> None:
-        _check(self._child, "the bare client")
+        check_child(self._child, "the bare client")
 
     def wait(self) -> None:
         assert self._child.stdout is not None
@@ -115,7 +116,7 @@ class BareDrain(Drain):
         return tree_usage("source", self._child.pid)
 
     def end(self) -> tuple[int | None, float | None]:
-        _close(self._child)
+        close_child(self._child)
         return None, None
 
 
@@ -133,10 +134,10 @@ class PerfTestDrain(Drain):
 
     def start(self) -> None:
         self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by end()
-        self._child = _spawn(self._command, self._said)
+        self._child = spawn(self._command, self._said)
 
     def check(self) -> None:
-        _check(self._child, "PerfTest")
+        check_child(self._child, "PerfTest")
 
     def wait(self) -> None:
         self.check()
@@ -146,7 +147,7 @@ class PerfTestDrain(Drain):
 
     def end(self) -> tuple[int | None, float | None]:
         self._child.terminate()
-        _close(self._child)
+        close_child(self._child)
         self._said.seek(0)
         rates = interval_rates(self._said.read())
         self._said.close()
@@ -180,7 +181,7 @@ class HazelcastMember:
     def __init__(self) -> None:
         classes = _build_hazelcast()
         path = os.pathsep.join([str(classes), str(classes.parent / "lib" / "*")])
-        self._child = _spawn([find_java(), *_HAZELCAST_OPTIONS, "-cp", path, "JmsDrain"])
+        self._child = spawn([find_java(), *_HAZELCAST_OPTIONS, "-cp", path, "JmsDrain"])
         if self._answer() != "ready":
             raise DrainError("Hazelcast did not start")
 
@@ -205,7 +206,7 @@ class HazelcastMember:
 
     def check(self) -> None:
         """Raises a DrainError if the process has ended."""
-        _check(self._child, "Hazelcast")
+        check_child(self._child, "Hazelcast")
 
     @property
     def running(self) -> bool:
@@ -213,7 +214,7 @@ class HazelcastMember:
 
     def close(self) -> None:
         """End the process."""
-        _close(self._child)
+        close_child(self._child)
 
     def _say(self, line: str) -> None:
         assert self._child.stdin is not None
@@ -386,18 +387,20 @@ def protocol_of_url(contender: Contender) -> str:
     return contender.protocol if contender.protocol in {AMQP_0_9_1, AMQP_1_0, STOMP} else STOMP
 
 
-def _spawn(command: Sequence[str], output: IO[str] | int = subprocess.PIPE) -> subprocess.Popen[str]:
+def spawn(command: Sequence[str], output: IO[str] | int = subprocess.PIPE) -> subprocess.Popen[str]:
+    """A child in this checkout that can be written to."""
     return subprocess.Popen(
         command, cwd=_ROOT, stdin=subprocess.PIPE, stdout=output, stderr=None, encoding="utf-8", errors="replace"
     )
 
 
-def _check(child: subprocess.Popen[str], name: str) -> None:
+def check_child(child: subprocess.Popen[str], name: str) -> None:
+    """Raises a DrainError if it has ended."""
     if child.poll() is not None:
         raise DrainError(f"{name} ended with {child.returncode}")
 
 
-def _close(child: subprocess.Popen[str]) -> None:
+def close_child(child: subprocess.Popen[str]) -> None:
     """End of its input, which ends it; else it is killed."""
     if child.stdin is not None:
         child.stdin.close()

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from benchmarks.contenders import BARE, HAZELCAST, OURS, Contender, Shape
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 
-__all__ = ["GROUPS", "Epoch", "Figures", "Turn", "epoch_of", "find", "ratios", "steady_rate", "summarise"]
+__all__ = [
+    "GROUPS",
+    "Epoch",
+    "Figures",
+    "Turn",
+    "epoch_of",
+    "find",
+    "kept_ratios",
+    "ratios",
+    "steady_rate",
+    "summarise",
+]
 
 #: Whose CPU time is told apart: the Python process that reads, the JVM of Spark, Hazelcast or PerfTest, Spark's
 #: Python workers, the broker.
@@ -74,6 +85,11 @@ class Figures:
     def best_known_rate(self) -> float:
         """In the steady state where there is one: what the goals are about."""
         return self.steady or self.rate
+
+    @property
+    def megabytes(self) -> float:
+        """Of bodies a second, by the same rate."""
+        return self.best_known_rate * self.shape.body_bytes / 1e6
 
 
 def epoch_of(progress: Mapping[str, Any]) -> Epoch:
@@ -140,6 +156,21 @@ def ratios(figures: Sequence[Figures]) -> list[tuple[str, float]]:
         if plain and less:
             name = f"rabbitmq {AMQP_0_9_1}: exactly-once / {guarantee}"
             found.append((name, plain[0].best_known_rate / less[0].best_known_rate))
+    return found
+
+
+def kept_ratios(figures: Sequence[Figures]) -> list[tuple[str, float]]:
+    """Of shapes with and without busy processes beside them: what ours is of the bare client with, by that without."""
+    found: list[tuple[str, float]] = []
+    shapes = list(dict.fromkeys(one.shape for one in figures))
+    for busy in (shape for shape in shapes if shape.busy):
+        quiet = dict(ratios([one for one in figures if one.shape == replace(busy, busy=0)]))
+        with_them = ratios([one for one in figures if one.shape == busy])
+        found += [
+            (f"{name}, {busy.title} / without", ratio / quiet[name])
+            for name, ratio in with_them
+            if name in quiet and name.endswith("ours / bare client")
+        ]
     return found
 
 

@@ -7,42 +7,75 @@ from pathlib import Path
 
 from benchmarks.bars import bars, stacked
 from benchmarks.contenders import OURS, RATE
-from benchmarks.figures import GROUPS, Figures, ratios
+from benchmarks.figures import GROUPS, Figures, kept_ratios, ratios
 from benchmarks.report import HEADINGS, Run, groups_of, row
 
-__all__ = ["BEGIN", "END", "replaced", "write_page"]
+__all__ = ["FOLDER", "markers", "replaced", "rewrite", "said_of_others", "write_page"]
 
-BEGIN, END = "<!-- begin: written by make bench -->", "<!-- end: written by make bench -->"
-_FOLDER = "performance"
+#: Of plots and JSON files, beside the page.
+FOLDER = "performance"
+#: Cores that others take from which on the page says so.
+_TAKEN_MOST = 0.2
 
 
-def write_page(page: Path, runs: Sequence[Run]) -> None:
+def write_page(page: Path, runs: Sequence[Run], part: str = "") -> None:
     """Write figures of one or several runs into a page that has the markers, plots into a folder beside it.
+
+    Args:
+        part: whose section it is; empty for that of everybody side by side.
 
     Raises:
         ValueError: the page has no markers.
     """
-    folder = page.parent / _FOLDER
+    folder = page.parent / FOLDER
     folder.mkdir(exist_ok=True)
     lines: list[str] = []
     for number, run in enumerate(runs):
-        lines += _of_run(run, folder, f"-{number + 1}" if number else "")
-    page.write_text(replaced(page.read_text("utf-8"), "\n".join(lines)), "utf-8")
+        lines += _of_run(run, folder, (f"-{part}" if part else "") + (f"-{number + 1}" if number else ""))
+    rewrite(page, part, "\n".join(lines))
 
 
-def replaced(text: str, written: str) -> str:
-    """The text with something else between its markers."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"the page needs the lines {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n\n{written}\n{END}{after}"
+def rewrite(page: Path, part: str, written: str) -> None:
+    """Put something else into the section of a part, and leave the rest as it is.
+
+    Raises:
+        ValueError: the page has no markers for it.
+    """
+    page.write_text(replaced(page.read_text("utf-8"), written, part), "utf-8")
+
+
+def said_of_others(cores: float | None) -> str:
+    """What the page says when other programs used the machine; empty if they hardly did, or nobody looked."""
+    if cores is None or cores < _TAKEN_MOST:
+        return ""
+    return f" Other programs took {cores:g} of the cores: only the ratios of this run say something."
+
+
+def markers(part: str = "") -> tuple[str, str]:
+    """The lines around the section of a part."""
+    command = f"make bench {part}".strip()
+    return f"<!-- begin: written by {command} -->", f"<!-- end: written by {command} -->"
+
+
+def replaced(text: str, written: str, part: str = "") -> str:
+    """The text with something else between the markers of a part.
+
+    Raises:
+        ValueError: it does not have them.
+    """
+    begin, end = markers(part)
+    before, begun, rest = text.partition(begin)
+    _, ended, after = rest.partition(end)
+    if not begun or not ended:
+        raise ValueError(f"the page needs the lines {begin} and {end}")
+    return f"{before}{begin}\n\n{written}\n{end}{after}"
 
 
 def _of_run(run: Run, folder: Path, suffix: str) -> Iterator[str]:
     yield from (
         f"{run.machine} shared by broker, Spark and clients; medians of {run.rounds} rounds after a warm-up, "
-        f"{run.messages:,} messages asked for, {run.seconds:,} s in all.",
+        f"{run.messages:,} messages asked for, {run.seconds:,} s in all{f', {run.date}' if run.date else ''}."
+        f"{said_of_others(run.cores_taken_by_others)}",
         "",
     )
     for shape, broker, figures in groups_of(run):
@@ -51,7 +84,7 @@ def _of_run(run: Run, folder: Path, suffix: str) -> Iterator[str]:
         yield from _table(figures)
         measured = [one for one in figures if not one.problem and one.contender.kind != RATE]
         if measured:
-            name = f"{broker}-{shape.body_bytes}{'-headers' if shape.headers else ''}{suffix}"
+            name = f"{broker}-{shape.slug}{suffix}"
             yield from _plots(f"{run.brokers[broker]}, {shape.title}", name, measured, folder)
     for shape in dict.fromkeys(one.shape for one in run.figures):
         compared = ratios([one for one in run.figures if one.shape == shape])
@@ -59,6 +92,11 @@ def _of_run(run: Run, folder: Path, suffix: str) -> Iterator[str]:
             yield from (f"### Ratios, {shape.title}", "", "| | ratio |", "|---|---:|")
             yield from (f"| {name} | {ratio:.2f} |" for name, ratio in compared)
             yield ""
+    kept = kept_ratios(run.figures)
+    if kept:
+        yield from ("### Kept beside busy processes", "", "| | ratio |", "|---|---:|")
+        yield from (f"| {name} | {ratio:.2f} |" for name, ratio in kept)
+        yield ""
 
 
 def _table(figures: Sequence[Figures]) -> Iterator[str]:
@@ -85,5 +123,5 @@ def _plots(what: str, name: str, figures: Sequence[Figures], folder: Path) -> It
     }
     for file, content in drawn.items():
         (folder / file).write_text(content, "utf-8")
-        yield f"![{'messages a second' if 'rate' in file else 'CPU µs a message'}]({_FOLDER}/{file})"
+        yield f"![{'messages a second' if 'rate' in file else 'CPU µs a message'}]({FOLDER}/{file})"
     yield ""

@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass
 from rich.table import Table
 
 from benchmarks.contenders import BARE, RATE, Contender, Shape
-from benchmarks.figures import GROUPS, Figures, find, ratios
+from benchmarks.figures import GROUPS, Figures, find, kept_ratios, ratios
 
 __all__ = ["HEADINGS", "Run", "as_json", "from_json", "groups_of", "row", "tables"]
 
-HEADINGS = ("", "messages", "messages/s", "lowest-highest", "steady", "epochs", "of bare",
+HEADINGS = ("", "messages", "messages/s", "lowest-highest", "steady", "MB/s", "epochs", "of bare",
             *(f"µs {group}" for group in GROUPS), "µs in all")  # fmt: skip
 _PROBLEM_CHARS = 120
 
@@ -28,6 +28,8 @@ class Run:
         machine: what it ran on.
         messages, rounds: what was asked for.
         seconds: how long it took.
+        date: ISO 8601; empty in files of before there was one.
+        cores_taken_by_others: before or after; None where nobody looked.
     """
 
     figures: Sequence[Figures]
@@ -36,6 +38,8 @@ class Run:
     messages: int
     rounds: int
     seconds: int
+    date: str = ""
+    cores_taken_by_others: float | None = None
 
 
 def as_json(run: Run) -> str:
@@ -71,6 +75,7 @@ def row(one: Figures, figures: Sequence[Figures]) -> list[str]:
         f"{one.rate:,.0f}",
         f"{one.lowest:,.0f}-{one.highest:,.0f}",
         "" if one.steady is None else f"{one.steady:,.0f}",
+        f"{one.megabytes:,.1f}",
         "" if one.epochs is None else f"{one.epochs:g}",
         _of_bare(one, figures),
         *("" if group not in cpu else f"{cpu[group]:.1f}" for group in GROUPS),
@@ -105,3 +110,8 @@ def tables(run: Run) -> Iterator[Table]:
             table.add_row(name, f"{ratio:.2f}")
         if table.row_count:
             yield table
+    kept = Table("", "ratio", title="Kept beside busy processes", title_justify="left")
+    for name, ratio in kept_ratios(run.figures):
+        kept.add_row(name, f"{ratio:.2f}")
+    if kept.row_count:
+        yield kept

@@ -57,19 +57,24 @@ class Arena:
         """
         queue = f"bench-{uuid.uuid4().hex[:8]}"
         self.node.declare(queue)
+        if messages:
+            self.fill(queue, shape, messages, self._publishing_protocol(contender))
+        if not poll(lambda: self.node.counts(queue).ready == messages, _FIRST_TIMEOUT_S, interval_s=0.1):
+            raise NodeError(f"{queue} has {self.node.counts(queue)}, not {messages}")
+        time.sleep(_REST_S)
+        return queue
+
+    def fill(self, queue: str, shape: Shape, messages: int, protocol: str) -> None:
+        """Publish so many more; returns when they are confirmed."""
         body = os.urandom(shape.body_bytes // 2).hex().encode().ljust(shape.body_bytes, b".")
         self.node.publish(
             queue,
             (body for _ in range(messages)),
             ids=(str(uuid.uuid4()) for _ in range(messages)),
             headers=HEADERS if shape.headers else None,
-            protocol=self._publishing_protocol(contender),
+            protocol=protocol,
             timeout_s=_FILL_TIMEOUT_S,
         )
-        if not poll(lambda: self.node.counts(queue).ready == messages, _FIRST_TIMEOUT_S, interval_s=0.1):
-            raise NodeError(f"{queue} has {self.node.counts(queue)}, not {messages}")
-        time.sleep(_REST_S)
-        return queue
 
     def _publishing_protocol(self, contender: Contender) -> str:
         # Artemis gives no IDs over AMQP 1.0, so there the producer's must be AMQP's own. Classic takes

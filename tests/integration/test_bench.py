@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,15 @@ import pytest
 pytestmark = pytest.mark.usefixtures("rabbit")
 
 ROOT = Path(__file__).parents[2]
+
+
+def measured(folder: Path, *words: str, timeout_s: float = 200) -> Any:
+    """The JSON of a part, run with so few messages."""
+    written = folder / "part.json"
+    command = [sys.executable, "-m", "benchmarks", *words, "--json", str(written)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8", timeout=timeout_s, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(written.read_text("utf-8"))
 
 
 @pytest.mark.parametrize("headers", [(), ("--headers",)])
@@ -29,7 +39,7 @@ def test_bare_clients_empty_a_queue_over_each_protocol(tmp_path: Path, headers: 
         ("amqp-1.0", ""),
     ]
     for one in figures:
-        assert one["shape"] == {"body_bytes": 4096, "headers": bool(headers)}
+        assert one["shape"] == {"body_bytes": 4096, "headers": bool(headers), "busy": 0}
         assert one["rate"] > 100
         assert one["cpu_us"]["source"] > 0
 
@@ -48,3 +58,52 @@ def test_a_broker_that_cannot_be_had_is_said_and_the_others_are_measured(tmp_pat
     problems = {one["contender"]["broker"]: one["problem"] for one in figures}
     assert problems["rabbitmq"] == ""
     assert "unknown here" in problems["artemis"]
+
+
+def test_growth_is_measured_case_by_case(tmp_path: Path) -> None:
+    words = ["--backlogs", "1k,2k", "--rounds", "1", "--windows", "1k", "--epochs", "20", "--held", "2000"]
+    results = measured(tmp_path, "growth", *words, "--held-bodies", "200", "--limits", "1")["results"]
+    assert [one["messages"] for one in results["backlog"]] == [1_000, 2_000]
+    for one in results["backlog"]:
+        assert all(turn["rate"] > 100 and turn["bare_rate"] > 100 for turn in one["turns"])
+    (window,) = results["window"]
+    assert window["rate"] > 100
+    assert [(one["first"], one["last"]) for one in results["epochs"]["thousands"]][-1] == (19, 20)
+    assert [one["protocol"] for one in results["held"]] == ["amqp-0-9-1", "stomp", "amqp-1.0"]
+    for one in results["held"]:
+        # Its body at least, and not a process for each.
+        assert 200 < one["held"] < one["planned"] < 20_000
+    (limit,) = results["bytes"]
+    assert limit["messages"] * 10_240 > 5 << 20
+
+
+def test_latency_is_measured_beside_spark(tmp_path: Path) -> None:
+    words = ["--rates", "50", "--protocols", "stomp", "--seconds", "2", "--warm-up", "1", "--rounds", "1"]
+    turns = measured(tmp_path, "latency", *words)["results"]["turns"]
+    assert [one["contender"] for one in turns] == ["Spark rate", "pyspark-mq stomp"]
+    for one in turns:
+        (p50,), (p99,), (messages,) = one["p50_ms"], one["p99_ms"], one["messages"]
+        assert 0 < p50 <= p99
+        assert 90 <= messages <= 110
+
+
+def test_recovery_is_measured_beside_plain_starts(tmp_path: Path) -> None:
+    words = ["--planned", "500", "--rounds", "1"]
+    turns = measured(tmp_path, "recovery", *words)["results"]["turns"]
+    assert [one["source"] for one in turns] == ["rate-micro-batch", "counting", "mq"]
+    for one in turns:
+        (times,) = one["turns"]
+        assert 0 < times["session"] < times["query"] < times["committed"]
+
+
+def test_what_is_kept_beside_a_busy_process(tmp_path: Path) -> None:
+    words = ["--contenders", "bare", "--messages", "2000", "--rounds", "1"]
+    figures = measured(tmp_path, "busy", *words)["figures"]
+    assert [(one["shape"]["busy"], one["problem"]) for one in figures] == [(0, ""), (1, "")]
+
+
+def test_a_part_that_there_is_not_is_named() -> None:
+    command = [sys.executable, "-m", "benchmarks", "grwth"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8", timeout=60, check=False)
+    assert done.returncode == 2
+    assert "'grwth' is no part; there are guarantees, messages, busy, growth, latency, recovery" in done.stderr

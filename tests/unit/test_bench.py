@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -27,13 +28,14 @@ from benchmarks.contenders import (
 )
 from benchmarks.cpu import difference, tree_usage
 from benchmarks.drains import interval_rates
-from benchmarks.figures import Epoch, Figures, Turn, epoch_of, ratios, steady_rate, summarise
-from benchmarks.page import BEGIN, END, replaced, write_page
+from benchmarks.figures import Epoch, Figures, Turn, epoch_of, kept_ratios, ratios, steady_rate, summarise
+from benchmarks.page import markers, replaced, said_of_others, write_page
 from benchmarks.report import HEADINGS, Run, as_json, from_json, row, tables
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 
 SHAPE = Shape(200, headers=False)
+BEGIN, END = markers()
 OURS_PIKA = Contender("rabbitmq", OURS, AMQP_0_9_1)
 BARE_PIKA = Contender("rabbitmq", BARE, AMQP_0_9_1)
 
@@ -65,6 +67,18 @@ def test_only_what_is_asked_for_is_chosen() -> None:
     assert {one.kind for one in chosen["artemis"]} == {HAZELCAST}
     assert {one.kind for one in chosen["rabbitmq"]} == {HAZELCAST, PERF_TEST}
     assert [one.consumers for one in chosen["artemis"]] == [1, 2]
+
+
+def test_a_guarantee_is_chosen_and_a_protocol_but_not_that_of_others() -> None:
+    chosen = choose(["rabbitmq"], [OURS, BARE, HAZELCAST], [AMQP_0_9_1], ["exactly-once"])["rabbitmq"]
+    assert [(one.kind, one.protocol, one.guarantee) for one in chosen] == [
+        (OURS, AMQP_0_9_1, "exactly-once"),
+        (BARE, AMQP_0_9_1, "exactly-once"),
+        (HAZELCAST, "JMS", "exactly-once"),
+        (HAZELCAST, "JMS", "exactly-once"),
+    ]
+    guarantees = [one.guarantee for one in choose(["rabbitmq"], [OURS], [AMQP_0_9_1])["rabbitmq"]]
+    assert guarantees == ["exactly-once", "at-least-once", "none"]
 
 
 def test_the_floor_is_measured_once() -> None:
@@ -138,6 +152,25 @@ def test_ratios_are_of_the_steady_state_where_there_is_one() -> None:
     }
 
 
+def test_what_is_kept_beside_a_busy_process_is_a_ratio_of_two_ratios() -> None:
+    busy = Shape(200, headers=False, busy=1)
+    found = kept_ratios(
+        [
+            figures_of(OURS_PIKA, 30_000),
+            figures_of(BARE_PIKA, 40_000),
+            replace(figures_of(OURS_PIKA, 12_000), shape=busy),
+            replace(figures_of(BARE_PIKA, 20_000), shape=busy),
+            replace(figures_of(BARE_PIKA, 20_000), shape=replace(busy, headers=True)),
+        ]
+    )
+    name = "rabbitmq amqp-0-9-1: ours / bare client, 200-byte bodies, without headers, beside 1 busy process / without"
+    assert found == [(name, pytest.approx((12 / 20) / (30 / 40)))]
+
+
+def test_megabytes_are_those_of_the_bodies() -> None:
+    assert replace(figures_of(OURS_PIKA, 10_000, steady=20_000), shape=Shape(4096, headers=True)).megabytes == 81.92
+
+
 def test_cpu_is_of_the_processes_that_are_there_at_the_second_look() -> None:
     before = {"source": {1: 5.0}, "workers": {2: 3.0, 3: 1.0}}
     after = {"source": {1: 7.5}, "workers": {3: 1.5, 4: 0.25}}
@@ -189,7 +222,7 @@ def test_a_run_comes_back_from_its_json() -> None:
 def test_a_row_has_a_text_for_each_heading() -> None:
     figures = list(a_run().figures)
     assert row(figures[0], figures) == [
-        "pyspark-mq amqp-0-9-1", "1,000", "10,000", "10,000-10,000", "30,000", "", "1.50",
+        "pyspark-mq amqp-0-9-1", "1,000", "10,000", "10,000-10,000", "30,000", "6.0", "", "1.50",
         "10.0", "", "", "20.0", "30.0",
     ]  # fmt: skip
     assert len(row(figures[0], figures)) == len(HEADINGS)
@@ -242,6 +275,23 @@ def test_a_page_keeps_what_is_around_the_markers(tmp_path: Path) -> None:
     assert len(shown) == 2
     for file in shown:
         ElementTree.fromstring((tmp_path / file).read_text("utf-8"))
+
+
+def test_a_part_rewrites_its_own_section_only(tmp_path: Path) -> None:
+    page = tmp_path / "performance.md"
+    begin, end = markers("busy")
+    page.write_text(f"{BEGIN}\nall\n{END}\n{begin}\nold\n{end}\nafter\n", "utf-8")
+    write_page(page, [a_run()], "busy")
+    text = page.read_text("utf-8")
+    assert text.startswith(f"{BEGIN}\nall\n{END}\n{begin}\n\nPython")
+    assert text.endswith(f"{end}\nafter\n")
+    assert "old" not in text
+    assert "performance/rabbitmq-200-busy-rate.svg" in text
+
+
+def test_a_run_beside_other_programs_says_so() -> None:
+    assert said_of_others(None) == said_of_others(0.1) == ""
+    assert said_of_others(0.7) == " Other programs took 0.7 of the cores: only the ratios of this run say something."
 
 
 def test_a_page_without_markers_is_left_alone() -> None:

@@ -1,0 +1,386 @@
+"""Growth: do rate and memory stay what they are when there is more of something?
+
+More messages in the queue, a larger window of remembered IDs, more epochs in one process, larger bodies, more bytes
+allowed. The source runs in a process of its own without Spark (:mod:`benchmarks.lone`), as only that has anything that
+could grow; for the backlog a bare client is beside it, as brokers are slower with more messages, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.bars import bars
+from benchmarks.contenders import BARE, OURS, Contender, Shape
+from benchmarks.cpu import Usage, tree_usage
+from benchmarks.drains import BareDrain, Drain, DrainError, check_child, close_child, spawn
+from benchmarks.parts import Part, Say, Table, whole_numbers
+from benchmarks.turns import Arena, measure
+from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
+
+__all__ = ["CASES", "Growth", "LoneDrain", "flat", "per_thousand", "rate_of_last"]
+
+CASES = ("backlog", "window", "epochs", "held", "bytes")
+_PROTOCOLS = (AMQP_0_9_1, STOMP, AMQP_1_0)
+_BODY_BYTES = 200
+#: Of a size as many turns as this is in all, at most `--rounds`.
+_MESSAGES_OF_A_SIZE = 1_000_000
+#: How many messages behind the moment at which the window of IDs is full are measured.
+_BEHIND_WINDOW = 100_000
+#: So many bytes more than twice the limit are in the queue when that is looked at.
+_BOUND_EPOCHS = 6
+_BOUND_BODY_BYTES = 10_240
+_MIB = 1 << 20
+_CONTENDER = Contender("rabbitmq", OURS, AMQP_0_9_1)
+_BARE = Contender("rabbitmq", BARE, AMQP_0_9_1)
+
+
+class LoneDrain(Drain):
+    """A process of :mod:`benchmarks.lone` that empties a queue.
+
+    Attributes:
+        said: what it said of each epoch, and of the end.
+    """
+
+    def __init__(self, url: str, queue: str, messages: int, options: Mapping[str, str]) -> None:
+        self._given = {"broker": "rabbitmq", "url": url, "queue": queue, **options}
+        self._messages = messages
+        self.said: list[dict[str, Any]] = []
+
+    def start(self) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        options = {**self._given, "idLog": str(Path(self._folder.name, "ids"))}
+        self._child = spawn(
+            [sys.executable, "-m", "benchmarks.lone", "drain", str(self._messages), json.dumps(options)]
+        )
+
+    def check(self) -> None:
+        check_child(self._child, "the source")
+
+    def wait(self) -> None:
+        assert self._child.stdout is not None
+        while (line := self._child.stdout.readline().strip()) != "done":
+            if not line:
+                raise DrainError(f"the source ended with {self._child.wait()}")
+            self.said.append(json.loads(line))
+
+    def usage(self) -> Usage:
+        return tree_usage("source", self._child.pid)
+
+    def end(self) -> tuple[int | None, float | None]:
+        close_child(self._child)
+        self._folder.cleanup()
+        return len(self.said) - 1, None
+
+    @property
+    def peak(self) -> int:
+        """Most bytes of memory it ever had."""
+        return max(int(one["peak"]) for one in self.said if "peak" in one)
+
+
+class Growth(Part):
+    """The part `growth`."""
+
+    name = "growth"
+    help = "Rate and memory of the source with more in the queue, in the window, behind it, in a message."
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--cases", default=",".join(CASES), help="of these, comma-separated: %(default)s")
+        parser.add_argument("--rounds", type=int, default=3, help="of the smaller backlogs; a million has one")
+        parser.add_argument("--backlogs", type=whole_numbers, default=[10_000, 100_000, 1_000_000],
+                            help="messages, such as 10k,100k,1m,10m; a million take a minute to publish")  # fmt: skip
+        parser.add_argument("--windows", type=whole_numbers, default=[10_000, 100_000, 1_000_000])
+        parser.add_argument("--epochs", type=int, default=10_000)
+        parser.add_argument("--epoch-messages", type=int, default=10)
+        parser.add_argument("--held", type=int, default=50_000, help="messages held in the process")
+        parser.add_argument("--held-bodies", type=whole_numbers, default=[0, 200, 1_000])
+        parser.add_argument("--limits", type=whole_numbers, default=[8, 16, 32, 64], help="MiB of maxBytesPerTrigger")
+
+    def measure(self, args: argparse.Namespace, say: Say) -> dict[str, Any]:
+        cases = args.cases.split(",")
+        unknown = [case for case in cases if case not in CASES]
+        if unknown:
+            raise SystemExit(f"--cases: {unknown[0]!r} is none of {', '.join(CASES)}")
+        arena = Arena("rabbitmq")
+        results: dict[str, Any] = {}
+        with arena.node:
+            results["broker"] = arena.title
+            if "backlog" in cases:
+                results["backlog"] = _backlogs(arena, args.backlogs, args.rounds, say)
+            if "window" in cases:
+                results["window"] = [_window(arena, window, say) for window in args.windows]
+            if "epochs" in cases:
+                results["epochs"] = _epochs(arena, args.epochs, args.epoch_messages, say)
+            if "held" in cases:
+                held = [
+                    (protocol, size)
+                    for protocol in _PROTOCOLS for size in args.held_bodies
+                ]  # fmt: skip
+                results["held"] = [_held(arena, *one, args.held, say) for one in held]
+            if "bytes" in cases:
+                results["bytes"] = [_bound(arena, limit, say) for limit in args.limits]
+        return results
+
+    def tables(self, results: Mapping[str, Any]) -> list[Table]:
+        shown: dict[str, Callable[[Any, str], Table]] = {
+            "backlog": _backlog_table,
+            "window": _window_table,
+            "epochs": _epochs_table,
+            "held": _held_table,
+            "bytes": _bytes_table,
+        }
+        return [shown[case](results[case], results["broker"]) for case in CASES if case in results]
+
+
+# -- measuring --------------------------------------------------------------------------------
+
+
+def _backlogs(arena: Arena, sizes: Sequence[int], rounds: int, say: Say) -> list[dict[str, Any]]:
+    measured: dict[int, list[dict[str, float]]] = {size: [] for size in sizes}
+    for number in range(rounds):
+        for size in sizes:
+            if number and (number + 1) * size > _MESSAGES_OF_A_SIZE:
+                continue
+            say(f"backlog of {size:,}, round {number + 1}")
+            shape = Shape(_BODY_BYTES, headers=False)
+            queue = arena.filled(_CONTENDER, shape, size)
+            # The smallest backlog is to fill the window of messages, and that of IDs: else it would take less memory
+            # only because they are not full. For the same reason nothing is carried for longer than it has to be:
+            # that is five seconds by default, which a small backlog does not last.
+            options = {"maxMessagesPerTrigger": str(max(1, min(sizes) // 2)), "dedupWindow": str(min(sizes)),
+                       "settleGrace": "0s"}  # fmt: skip
+            drain = LoneDrain(arena.node.url(), queue, size, options)
+            ours = measure(arena, queue, drain, size)
+            arena.node.delete(queue)
+            queue = arena.filled(_BARE, shape, size)
+            bare = measure(arena, queue, BareDrain(_BARE, arena.node.url(), queue, size), size)
+            arena.node.delete(queue)
+            measured[size].append({"rate": ours.rate, "bare_rate": bare.rate, "peak": drain.peak})
+    return [{"messages": size, "turns": turns} for size, turns in measured.items()]
+
+
+def _window(arena: Arena, window: int, say: Say) -> dict[str, Any]:
+    messages = window + _BEHIND_WINDOW
+    say(f"window of {window:,}, {messages:,} messages")
+    queue = arena.filled(_CONTENDER, Shape(_BODY_BYTES, headers=False), messages)
+    drain = LoneDrain(arena.node.url(), queue, messages, {"dedupWindow": str(window)})
+    measure(arena, queue, drain, messages)
+    arena.node.delete(queue)
+    return {
+        "window": window,
+        "messages": messages,
+        "rate": rate_of_last(drain.said, _BEHIND_WINDOW),
+        "rss": drain.said[-1]["rss"],
+        "peak": drain.peak,
+    }
+
+
+def _epochs(arena: Arena, epochs: int, size: int, say: Say) -> dict[str, Any]:
+    messages = epochs * size
+    say(f"{epochs:,} epochs of {size}")
+    queue = arena.filled(_CONTENDER, Shape(_BODY_BYTES, headers=False), messages)
+    # The window of IDs is full soon, so that what grows behind that is not it.
+    options = {"maxMessagesPerTrigger": str(size), "minMessagesPerTrigger": str(size), "prefetch": str(100 * size),
+               "dedupWindow": str(100 * size)}  # fmt: skip
+    drain = LoneDrain(arena.node.url(), queue, messages, options)
+    measure(arena, queue, drain, messages)
+    arena.node.delete(queue)
+    return {"size": size, "thousands": per_thousand([one for one in drain.said if "took_s" in one], epochs)}
+
+
+def _held(arena: Arena, protocol: str, body_bytes: int, messages: int, say: Say) -> dict[str, Any]:
+    say(f"{messages:,} held messages of {body_bytes} bytes over {protocol}")
+    queue = arena.filled(Contender("rabbitmq", OURS, protocol), Shape(body_bytes, headers=False), 0)
+    with tempfile.TemporaryDirectory() as folder:
+        options = {
+            "broker": "rabbitmq", "protocol": protocol, "url": arena.node.url(protocol), "queue": queue,
+            "idLog": str(Path(folder, "ids")), "prefetch": str(messages + 1),
+            "maxMessagesPerTrigger": str(messages + 1), "minMessagesPerTrigger": str(messages + 1),
+            "maxBytesPerTrigger": "1g",
+        }  # fmt: skip
+        command = [sys.executable, "-m", "benchmarks.lone", "hold", str(messages), json.dumps(options)]
+        child = spawn(command)
+        try:
+            said = _lines(child)
+            connected = next(said)
+            arena.fill(queue, Shape(body_bytes, headers=False), messages, AMQP_0_9_1)
+            holding = next(said)
+            arena.fill(queue, Shape(body_bytes, headers=False), 1, AMQP_0_9_1)
+            assert child.stdin is not None
+            child.stdin.write("\n")
+            child.stdin.flush()
+            planned = next(said)
+        finally:
+            close_child(child)
+    arena.node.delete(queue)
+    return {
+        "protocol": protocol,
+        "body_bytes": body_bytes,
+        "messages": messages,
+        "held": (holding["rss"] - connected["rss"]) / messages,
+        "planned": (planned["rss"] - connected["rss"]) / messages,
+    }
+
+
+def _bound(arena: Arena, limit: int, say: Say) -> dict[str, Any]:
+    messages = _BOUND_EPOCHS * limit * _MIB // _BOUND_BODY_BYTES
+    say(f"maxBytesPerTrigger of {limit} MiB, {messages:,} messages of {_BOUND_BODY_BYTES:,} bytes")
+    queue = arena.filled(_CONTENDER, Shape(_BOUND_BODY_BYTES, headers=False), messages)
+    drain = LoneDrain(arena.node.url(), queue, messages, {"maxBytesPerTrigger": f"{limit}m"})
+    turn = measure(arena, queue, drain, messages)
+    arena.node.delete(queue)
+    return {
+        "limit": limit,
+        "messages": messages,
+        "rate": turn.rate,
+        "peak": drain.peak,
+    }
+
+
+def _lines(child: Any) -> Iterator[dict[str, Any]]:
+    while (line := child.stdout.readline().strip()) != "done":
+        if not line:
+            raise DrainError(f"the source ended with {child.wait()}")
+        yield json.loads(line)
+
+
+# -- figures ----------------------------------------------------------------------------------
+
+
+def rate_of_last(said: Sequence[Mapping[str, Any]], messages: int) -> float:
+    """Messages a second of the last epochs that have at least so many, or of all but the first."""
+    epochs = [one for one in said if "took_s" in one]
+    last = epochs[-1]
+    since = next((one for one in reversed(epochs) if last["rows"] - one["rows"] >= messages), epochs[0])
+    seconds = last["at_s"] - since["at_s"]
+    return float((last["rows"] - since["rows"]) / seconds) if seconds > 0 else 0.0
+
+
+def per_thousand(epochs: Sequence[Mapping[str, Any]], number: int) -> list[dict[str, Any]]:
+    """Tenths of the epochs: which, median milliseconds of the calls of an epoch, memory and offset at the end."""
+    step = max(1, number // 10)
+    return [
+        {
+            "first": at + 1,
+            "last": at + len(part),
+            "ms": statistics.median(one["took_s"] for one in part) * 1000,
+            "rss": part[-1]["rss"],
+            "offset_bytes": part[-1]["offset_bytes"],
+        }
+        for at in range(0, len(epochs), step)
+        if (part := epochs[at : at + step])
+    ]
+
+
+def flat(values: Sequence[float]) -> float:
+    """How far the largest is above the smallest, as a part of it."""
+    return max(values) / min(values) - 1 if values and min(values) > 0 else 0.0
+
+
+# -- tables -----------------------------------------------------------------------------------
+
+
+def _backlog_table(measured: Sequence[Mapping[str, Any]], broker: str) -> Table:
+    medians = [
+        (
+            one["messages"], len(one["turns"]),
+            *(statistics.median(turn[name] for turn in one["turns"]) for name in ("rate", "bare_rate", "peak")),
+        )
+        for one in measured
+    ]  # fmt: skip
+    return Table(
+        "Backlog",
+        ("messages in the queue", "turns", "messages/s", "bare pika", "of bare", "most memory, MiB"),
+        [
+            (f"{size:,}", str(turns), f"{rate:,.0f}", f"{bare:,.0f}", f"{rate / bare:.2f}", f"{peak / _MIB:.0f}")
+            for size, turns, rate, bare, peak in medians
+        ],
+        (
+            f"{broker}, AMQP 0-9-1, {_BODY_BYTES}-byte bodies, medians of the turns; epochs of half the smallest "
+            "backlog, a window of IDs as large as that, and `settleGrace` 0, so that each fills what is bounded by "
+            "these and not by the backlog. From least to most: rate "
+            f"{flat([one[2] for one in medians]):.0%}, of bare {flat([one[2] / one[3] for one in medians]):.0%}, "
+            f"memory {flat([one[4] for one in medians]):.0%}.",
+        ),
+        {"messages a second by backlog": bars("messages a second by backlog", [
+            bar for size, _, rate, bare, _ in medians
+            for bar in ((f"{size:,}", rate, True), (f"{size:,}, bare pika", bare, False))
+        ])},
+    )  # fmt: skip
+
+
+def _window_table(measured: Sequence[Mapping[str, Any]], broker: str) -> Table:
+    return Table(
+        "Window of remembered IDs",
+        ("`dedupWindow`", "messages read", "messages/s", "memory at the end, MiB", "most memory, MiB"),
+        [
+            (f"{one['window']:,}", f"{one['messages']:,}", f"{one['rate']:,.0f}", f"{one['rss'] / _MIB:.0f}",
+             f"{one['peak'] / _MIB:.0f}")
+            for one in measured
+        ],
+        (
+            f"{broker}, AMQP 0-9-1, epochs of 50,000 messages. The rate is that of the last {_BEHIND_WINDOW:,} "
+            "messages or so, with the window full. From least to most: rate "
+            f"{flat([one['rate'] for one in measured]):.0%}, memory at the end "
+            f"{flat([one['rss'] for one in measured]):.0%}, most memory {flat([one['peak'] for one in measured]):.0%}.",
+        ),
+    )  # fmt: skip
+
+
+def _epochs_table(measured: Mapping[str, Any], broker: str) -> Table:
+    thousands = measured["thousands"]
+    steady = thousands[1:] or thousands
+    return Table(
+        "Many epochs in one process",
+        ("epochs", "ms an epoch, median", "memory, MiB", "offset, bytes"),
+        [
+            (f"{one['first']:,}-{one['last']:,}", f"{one['ms']:.2f}", f"{one['rss'] / _MIB:.1f}",
+             f"{one['offset_bytes']:,}")
+            for one in thousands
+        ],
+        (
+            f"{broker}, AMQP 0-9-1, epochs of {measured['size']} messages, a window of IDs of a hundred "
+            "epochs; one after the other without a trigger's price, so hundreds of them are carried at a time. Behind "
+            "the first row, from least to most: time "
+            f"{flat([one['ms'] for one in steady]):.0%}, memory {flat([one['rss'] for one in steady]):.0%}.",
+        ),
+    )  # fmt: skip
+
+
+def _held_table(measured: Sequence[Mapping[str, Any]], broker: str) -> Table:
+    return Table(
+        "A held message",
+        ("", "bytes of a body", "bytes of the process, held", "planned, its payload made"),
+        [
+            (one["protocol"], f"{one['body_bytes']:,}", f"{one['held']:,.0f}", f"{one['planned']:,.0f}")
+            for one in measured
+        ],
+        (
+            f"{broker}; growth of the process's memory from connected without messages, by {measured[0]['messages']:,} "
+            "messages with a UUID as ID. What is planned is there twice: as it came, and as the Arrow batch for the "
+            "tasks.",
+        ),
+    )
+
+
+def _bytes_table(measured: Sequence[Mapping[str, Any]], broker: str) -> Table:
+    return Table(
+        "`maxBytesPerTrigger`",
+        ("MiB", "messages", "messages/s", "most memory, MiB", "a MiB of the limit"),
+        [
+            (f"{one['limit']}", f"{one['messages']:,}", f"{one['rate']:,.0f}", f"{one['peak'] / _MIB:.0f}",
+             f"{(one['peak'] - measured[0]['peak']) / _MIB / (one['limit'] - measured[0]['limit']):.1f}"
+             if one is not measured[0] else "")
+            for one in measured
+        ],
+        (
+            f"{broker}, AMQP 0-9-1, bodies of {_BOUND_BODY_BYTES:,} bytes, {_BOUND_EPOCHS} epochs of them. Last "
+            "column: MiB of memory for each MiB that the limit is above that of the first row.",
+        ),
+    )  # fmt: skip
