@@ -58,9 +58,13 @@ class Recovery(Part):
         parser.add_argument("--planned", type=whole_numbers, default=[10_000, 100_000], help="messages of the epoch")
         parser.add_argument("--protocol", choices=(AMQP_0_9_1, STOMP, AMQP_1_0), default=AMQP_0_9_1)
         parser.add_argument("--rounds", type=int, default=3)
+        parser.add_argument(
+            "--no-counting", action="store_true", help="leave the source in Python without a broker out"
+        )
 
     def measure(self, args: argparse.Namespace, say: Say) -> dict[str, Any]:
-        pairs = [(source, rows) for rows in args.planned for source in (RATE, COUNTING, MQ)]
+        sources = (RATE, MQ) if args.no_counting else (RATE, COUNTING, MQ)
+        pairs = [(source, rows) for rows in args.planned for source in sources]
         found: dict[tuple[str, int], list[dict[str, float]]] = {pair: [] for pair in pairs}
         arena = Arena("rabbitmq")
         with arena.node:
