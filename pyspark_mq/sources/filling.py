@@ -48,6 +48,8 @@ _FILL_MAX_S = 15.0
 _FIRST_FILL_S = 3.0
 #: A trigger that begins so shortly after a whole second, as the one before it did, was waited for.
 _ON_TIME_US = 200_000
+#: So many epochs share a window: one runs while the next is filled.
+_EPOCHS_IN_WINDOW = 2
 #: It is looked at so often: each look takes the interpreter away from the receiving thread.
 _FILL_STEP_S = 0.05
 #: Where the broker does not report a backlog, there is one while so many come with each look, or while more has come
@@ -297,7 +299,10 @@ class Filling:
         most = self._most(limit, sum(lane.settings.prefetch for lane in self._lanes))
         if not buffered or buffered >= most or self._lanes.buffered_bytes >= self._settings.max_bytes:
             return False
-        growing = [lane for lane in self._lanes if lane.ledger.unacked < sum(lane.sessions.windows.values())]
+        # The rest of a window is for what comes while the epoch runs: with all of it in one epoch the broker would
+        # stand still until that is acknowledged.
+        epochs = 1 if self._settings.guarantee.acknowledges_first else _EPOCHS_IN_WINDOW
+        growing = [lane for lane in self._lanes if epochs * lane.ledger.buffered < lane.window > lane.ledger.unacked]
         for lane in growing:
             lane.sessions.refresh_depth()
         if any(any(lane.sessions.depths()) for lane in growing):

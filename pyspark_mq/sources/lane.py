@@ -142,6 +142,11 @@ class Lane:
         return self.ledger.epoch_memo(epoch) or encode_ids(self.ledger.keys(epoch))
 
     @property
+    def window(self) -> int:
+        """How many unacknowledged messages all sessions together may have been handed."""
+        return sum(self.sessions.windows.values())
+
+    @property
     def blocked(self) -> bool:
         """Is every window taken?"""
         windows = self.sessions.windows.items()

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyspark_mq.sources.settings import Guarantee
 from pyspark_mq.sources.trigger_cost import TriggerCost
 from tests.support.memory import MemoryBroker, numbered
 from tests.support.simulation import QUEUE, Query, World, make_settings
@@ -95,6 +96,27 @@ def test_a_first_epoch_is_full_where_a_backlog_waits(world: World) -> None:
     query.queue.weather.rate = 4_000
     publish(query, 6_000)
     assert query.trigger() == 5_000
+
+
+@pytest.mark.parametrize(
+    ("guarantee", "least", "most"), [(Guarantee.EXACTLY_ONCE, 500, 620), (Guarantee.NONE, 1_000, 1_000)]
+)
+def test_an_epoch_leaves_half_of_the_window_for_the_next_unless_it_is_acknowledged_first(
+    world: World, guarantee: Guarantee, least: int, most: int
+) -> None:
+    query = query_of(world, prefetch=1_000, guarantee=guarantee)
+    query.queue.weather.rate = 2_000
+    publish(query, 6_000)
+    handed_out = []
+
+    def run() -> None:
+        world.let_pass(0.5)
+        handed_out.append(len(query.queue.handed_out))
+
+    query.between = run
+    assert least <= query.trigger() <= most
+    # While it ran the broker went on.
+    assert handed_out[0] >= 950
 
 
 @pytest.mark.parametrize("tells_depth", [True, False])
