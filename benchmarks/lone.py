@@ -36,7 +36,7 @@ class Lone:
         # What the first batch of a process loads (pandas, by way of pyarrow) is no message's.
         builder = BatchBuilder(source.schema())
         decoder = consumer_class(parse_options(options).settings.endpoint.protocol).decoder
-        builder.serialize(builder.build([], decoder, "", lambda raws: [None] * len(raws)))
+        builder.serialize([builder.build([], decoder, "", lambda raws: [None] * len(raws))])
 
     def trigger(self) -> bool:
         """One trigger: was there an epoch?"""
