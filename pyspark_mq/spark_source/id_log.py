@@ -10,22 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import re
-import secrets
-from abc import ABC, abstractmethod
-from pathlib import Path
-from urllib.parse import urlsplit
 
 from pyspark_mq.errors import CheckpointError
 from pyspark_mq.sources.url import redact
+from pyspark_mq.spark_source.folders import Folder, open_folder
 
 __all__ = ["IdLog"]
 
 #: Spark keeps a hundred offsets unless told otherwise (`spark.sql.streaming.minBatchesToRetain`).
 _FILES_KEPT = 120
-#: Object stores put a whole file or none, and know no cheaper way to rename one than to copy it.
-_OBJECT_STORES = frozenset({"s3", "gcs", "abfs", "azure"})
 _DIGEST_BYTES = 16
 
 
@@ -42,7 +36,7 @@ class IdLog:
         self._place = place
         self._owner = hashlib.sha256(owner.encode()).hexdigest()[:8]
         self._destination = destination
-        self._folder: _Folder | None = None
+        self._folder: Folder | None = None
         #: Of the files there, the oldest first; None before the first is written.
         self._names: list[str] | None = None
 
@@ -96,18 +90,17 @@ class IdLog:
         text = f"{self._destination}: idLog='{shown}': {problem} ({reason.replace(self._place, shown)}). {advice}"
         return CheckpointError(text)
 
-    def _opened(self) -> _Folder:
+    def _opened(self) -> Folder:
         if self._folder is None:
-            remote = len(urlsplit(self._place).scheme) > 1
-            self._folder = _Remote(self._place) if remote else _Local(Path(self._place))
+            self._folder = open_folder(self._place)
         return self._folder
 
-    def _listed(self, folder: _Folder) -> list[str]:
+    def _listed(self, folder: Folder) -> list[str]:
         ours = re.compile(f"{self._owner}-[0-9]{{12,}}-[0-9a-f]{{{2 * _DIGEST_BYTES}}}\\.json")
         return sorted(filter(ours.fullmatch, folder.names()))
 
 
-def _forget(folder: _Folder, names: list[str]) -> None:
+def _forget(folder: Folder, names: list[str]) -> None:
     """Remove what Spark has forgotten as well. A file that cannot be removed does no harm."""
     while len(names) > _FILES_KEPT:
         with contextlib.suppress(OSError):
@@ -116,89 +109,3 @@ def _forget(folder: _Folder, names: list[str]) -> None:
 
 def _digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).hexdigest()
-
-
-class _Folder(ABC):
-    """A folder with files, wherever it is. Everything raises what its library raises."""
-
-    @abstractmethod
-    def names(self) -> list[str]:
-        """Of all files; none if there is no such folder."""
-
-    @abstractmethod
-    def write(self, name: str, data: bytes) -> None:
-        """A new file: afterwards it is there as a whole, also after a loss of power."""
-
-    @abstractmethod
-    def read(self, name: str) -> bytes:
-        """A whole file."""
-
-    @abstractmethod
-    def remove(self, name: str) -> None:
-        """A file less."""
-
-
-class _Local(_Folder):
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def names(self) -> list[str]:
-        return [file.name for file in self._path.iterdir()] if self._path.is_dir() else []
-
-    def write(self, name: str, data: bytes) -> None:
-        self._path.mkdir(parents=True, exist_ok=True)
-        draft = self._path / f".{name}.{secrets.token_hex(4)}"
-        try:
-            with draft.open("xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(self._path / name)
-        except BaseException:
-            draft.unlink(missing_ok=True)
-            raise
-        folder = os.open(self._path, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-    def read(self, name: str) -> bytes:
-        return (self._path / name).read_bytes()
-
-    def remove(self, name: str) -> None:
-        (self._path / name).unlink(missing_ok=True)
-
-
-class _Remote(_Folder):
-    """What `pyarrow.fs` opens: S3, GCS, HDFS, and others."""
-
-    def __init__(self, uri: str) -> None:
-        from pyarrow import fs  # noqa: PLC0415 - some installations are built without it
-
-        self._system, path = fs.FileSystem.from_uri(uri)
-        self._path = path.rstrip("/")
-        self._select = fs.FileSelector(self._path, allow_not_found=True)
-        self._made = False
-
-    def names(self) -> list[str]:
-        return [found.base_name for found in self._system.get_file_info(self._select)]
-
-    def write(self, name: str, data: bytes) -> None:
-        if not self._made:
-            self._system.create_dir(self._path, recursive=True)
-            self._made = True
-        target = f"{self._path}/{name}"
-        draft = target if self._system.type_name in _OBJECT_STORES else f"{self._path}/.{name}.{secrets.token_hex(4)}"
-        with self._system.open_output_stream(draft) as file:
-            file.write(data)
-        if draft != target:
-            self._system.move(draft, target)
-
-    def read(self, name: str) -> bytes:
-        with self._system.open_input_stream(f"{self._path}/{name}") as file:
-            data: bytes = file.read()
-        return data
-
-    def remove(self, name: str) -> None:
-        self._system.delete_file(f"{self._path}/{name}")

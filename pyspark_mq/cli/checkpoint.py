@@ -1,0 +1,163 @@
+"""A checkpoint as Spark and this source have written it, read without either.
+
+A checkpoint has a folder ``offsets`` with a file for each batch that was planned, and a folder ``commits`` with one for
+each that was committed (Spark: ``HDFSMetadataLog.scala``, ``OffsetSeqLog.scala``). A file of offsets has a line with
+its version, one with metadata, and one for each source of the query, ``-`` where it has none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark_mq.errors import CheckpointError
+from pyspark_mq.sources.position import Part, Position
+from pyspark_mq.sources.url import redact
+from pyspark_mq.spark_source.folders import Folder, open_folder
+from pyspark_mq.spark_source.id_log import IdLog
+from pyspark_mq.spark_source.offset import OffsetCodec
+
+__all__ = ["Checkpoint", "Planned", "read_checkpoint"]
+
+_VERSION = "v1"
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One epoch of one source, as its offset has it.
+
+    Attributes:
+        batch: Spark's number of the batch.
+        planned_at_s: when Spark wrote it, seconds since 1970; None if it does not say.
+        offset: as it stands there.
+        position: what it says.
+        size: of its text, in characters.
+    """
+
+    batch: int
+    planned_at_s: float | None
+    offset: Mapping[str, Any]
+    position: Position
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What a query has left behind.
+
+    Attributes:
+        place: the folder, without credentials.
+        committed: the newest batch that was committed; None if there is none.
+        epochs: of each source of this kind, by its place in the query: the newest batches, the last one first, up to
+            the last committed.
+    """
+
+    place: str
+    committed: int | None
+    epochs: Mapping[int, list[Planned]]
+
+
+def read_checkpoint(place: str, id_log: str | None = None) -> Checkpoint:
+    """Read what Spark would go on from.
+
+    Args:
+        place: the `checkpointLocation`: a path, or a URI that `pyarrow.fs` opens.
+        id_log: where the ID log is now, if it was moved.
+
+    Raises:
+        CheckpointError: there is no checkpoint, it cannot be read, or it has no source of this kind.
+    """
+    shown = redact(place)
+    offsets = _opened(f"{_as_uri(place)}/offsets", shown)
+    batches = _numbers(offsets, shown)
+    if not batches:
+        raise CheckpointError(
+            f"{shown}: there is no checkpoint, or nothing was planned yet (no file in its folder 'offsets'). Give the "
+            "'checkpointLocation' of the query"
+        )
+    commits = _numbers(_opened(f"{_as_uri(place)}/commits", shown), shown)
+    committed = max(commits, default=None)
+    epochs: dict[int, list[Planned]] = {}
+    for batch in sorted(batches, reverse=True):
+        for source, planned in _read_batch(offsets, batch, shown, id_log).items():
+            epochs.setdefault(source, []).append(planned)
+        if committed is not None and batch <= committed:
+            break
+    if not epochs:
+        raise CheckpointError(f"{shown}: no source of the query is of format 'mq'")
+    return Checkpoint(shown, committed, epochs)
+
+
+def _as_uri(place: str) -> str:
+    place = place.rstrip("/")
+    # As Hadoop writes paths of this machine.
+    return place.removeprefix("file:") if place.startswith("file:/") else place
+
+
+def _opened(place: str, shown: str) -> Folder:
+    try:
+        return open_folder(place)
+    except Exception as failed:
+        raise _unreadable(shown, failed) from failed
+
+
+def _numbers(folder: Folder, shown: str) -> list[int]:
+    """Of the batches that have a file there."""
+    try:
+        return [int(name) for name in folder.names() if name.isascii() and name.isdecimal()]
+    except Exception as failed:
+        raise _unreadable(shown, failed) from failed
+
+
+def _unreadable(shown: str, failed: Exception) -> CheckpointError:
+    return CheckpointError(f"{shown}: the checkpoint cannot be read ({type(failed).__name__}: {redact(str(failed))})")
+
+
+def _read_batch(folder: Folder, batch: int, shown: str, id_log: str | None) -> dict[int, Planned]:
+    """Of each source of this kind, by its place, what its line of a batch says."""
+    try:
+        version, metadata, *lines = folder.read(str(batch)).decode("utf-8").split("\n")
+    except Exception as failed:
+        raise _unreadable(f"{shown}/offsets/{batch}", failed) from failed
+    if version.strip() != _VERSION:
+        raise CheckpointError(
+            f"{shown}/offsets/{batch}: is of version {version!r:.20}, and {_VERSION} is what can be read here"
+        )
+    written_at_ms = _loaded(metadata).get("batchTimestampMs")
+    planned = {}
+    for source, line in enumerate(lines):
+        offset = _loaded(line)
+        if {"v", "broker", "source", "crc"} <= offset.keys():
+            at_s = written_at_ms / 1000 if isinstance(written_at_ms, int) and written_at_ms else None
+            planned[source] = Planned(batch, at_s, offset, _position(offset, id_log), len(line))
+    return planned
+
+
+def _loaded(line: str) -> dict[str, Any]:
+    """The object of a line; empty if it is none."""
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _position(offset: Mapping[str, Any], id_log: str | None) -> Position:
+    """What an offset says, whoever's it is."""
+    source = str(offset["source"])
+    several = source.startswith("queues")
+    codec = OffsetCodec(
+        broker=str(offset["broker"]),
+        source=source,
+        ids="",
+        destination=source,
+        log=None if id_log is None else IdLog(id_log, "", source),
+        name=source,
+        queues=() if several else None,
+        pattern="" if several else None,
+        scope=source.removeprefix("queues") if several else "",
+    )
+    position = codec.decode(dict(offset))
+    return position if position.parts else Position(position.epoch, {source: Part()}, position.broker_id)

@@ -1,0 +1,141 @@
+"""The command line.
+
+Plain text for people and JSON for machines, by the standard library alone: the command has to run wherever the source
+does, and a cluster's image has no use for more.
+
+Exit codes: 0, it was done; 1, it could not be, for a reason that is said; 2, the command was called wrongly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+from pyspark_mq import __version__
+from pyspark_mq.cli.checkpoint import read_checkpoint
+from pyspark_mq.cli.inspect import report, written
+from pyspark_mq.cli.peek import peek
+from pyspark_mq.errors import MqError, OptionError
+from pyspark_mq.spark_source.options import parse_options
+
+__all__ = ["main"]
+
+_BODY_SHOWN = 200
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do what is asked for; the exit code."""
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    try:
+        given.command(given)
+    except OptionError as wrong:
+        print(f"pyspark-mq: {wrong}", file=sys.stderr)
+        return 2
+    except MqError as failed:
+        print(f"pyspark-mq: {failed}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="pyspark-mq", description="Look into checkpoints and queues of the Spark source 'mq'."
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    one = commands.add_parser("inspect", help="what a checkpoint says, and what a restart would wait for")
+    one.add_argument("checkpoint", help="the checkpointLocation: a path, or a URI such as s3://bucket/folder")
+    one.add_argument("--ids", action="store_true", help="with all message IDs")
+    one.add_argument("--id-log", metavar="FOLDER", help="where the files of option 'idLog' are, if they were moved")
+    one.add_argument("--json", action="store_true", help="for machines")
+    one.set_defaults(command=_inspect)
+
+    one = commands.add_parser(
+        "peek", help="the next messages of a queue, which are given back (on quorum queues and Artemis a delivery each)"
+    )
+    one.add_argument("options", nargs="*", metavar="NAME=VALUE", help="options of the source: broker=… url=… queue=…")
+    one.add_argument("--from", dest="file", metavar="FILE", help="a JSON object with options of the source")
+    one.add_argument("-n", "--messages", type=_count, default=10, help="of each queue (10)")
+    one.add_argument("--wait", type=float, default=3.0, metavar="SECONDS", help="for the next message (3)")
+    one.add_argument("--json", action="store_true", help="a line of JSON for each message")
+    one.set_defaults(command=_peek)
+    return parser
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if not 1 <= number <= 100_000:
+        raise argparse.ArgumentTypeError("from 1 to 100000")
+    return number
+
+
+def _inspect(given: argparse.Namespace) -> None:
+    told = report(read_checkpoint(given.checkpoint, given.id_log), ids=given.ids)
+    if given.json:
+        print(json.dumps(told, indent=2))
+    else:
+        print("\n".join(written(told)))
+
+
+def _peek(given: argparse.Namespace) -> None:
+    options = _options(given)
+    rows = peek(parse_options(options).settings, given.messages, given.wait)
+    for row in rows:
+        print(json.dumps(_plain(row)) if given.json else "\n".join(_lines(row)))
+    if not given.json:
+        print(f"{len(rows)} message(s), given back")
+
+
+def _options(given: argparse.Namespace) -> dict[str, str]:
+    options: dict[str, str] = {}
+    if given.file is not None:
+        try:
+            with open(given.file, encoding="utf-8") as file:
+                found = json.load(file)
+        except (OSError, ValueError) as failed:
+            raise OptionError("--from", f"{given.file!r} cannot be read: {failed}") from None
+        if not isinstance(found, dict):
+            raise OptionError("--from", f"{given.file!r} is no JSON object of options")
+        options |= {str(name): str(value) for name, value in found.items()}
+    for text in given.options:
+        name, is_one, value = text.partition("=")
+        if not is_one:
+            raise OptionError(text.partition("://")[0], "is not of the form NAME=VALUE")
+        options[name] = value
+    return options
+
+
+def _plain(row: dict[str, Any]) -> dict[str, Any]:
+    """The row with text for what JSON has not."""
+    plain = dict(row)
+    body = row["body"]
+    try:
+        plain["body"] = body.decode("utf-8")
+    except UnicodeDecodeError:
+        plain["body"] = {"hex": body.hex()}
+    for name in ("timestamp", "expiration"):
+        if row[name] is not None:
+            plain[name] = _moment(row[name])
+    return plain
+
+
+def _moment(since_1970_us: int) -> str:
+    try:
+        return datetime.fromtimestamp(since_1970_us / 1e6, timezone.utc).isoformat()
+    except (OverflowError, ValueError):
+        return f"{since_1970_us} microseconds since 1970"
+
+
+def _lines(row: dict[str, Any]) -> list[str]:
+    plain = _plain(row)
+    body = plain.pop("body")
+    text = body if isinstance(body, str) else f"0x{body['hex']}"
+    shown = text if len(text) <= _BODY_SHOWN else f"{text[:_BODY_SHOWN]}... ({len(row['body']):,} bytes)"
+    told = [f"{name}: {value}" for name, value in plain.items() if value not in (None, {}) and name != "messageId"]
+    return [f"{plain['messageId']}", *(f"  {line}" for line in told), f"  body: {shown!r}"]

@@ -1,0 +1,46 @@
+"""The command `peek`: messages are shown, and stay."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pyspark_mq.cli.main import main
+from testbed.process import QueueCounts, poll
+from tests.support.cells import LiveCell
+
+pytestmark = [pytest.mark.network, pytest.mark.sampled]
+
+
+def arguments(cell: LiveCell, **options: object) -> list[str]:
+    return [f"{name}={value}" for name, value in cell.options(**options).items()]
+
+
+def test_the_first_messages_are_shown_and_stay(cell: LiveCell, capsys: pytest.CaptureFixture[str]) -> None:
+    sent = cell.publish(20)
+    assert main(["peek", "-n", "5", "--json", *arguments(cell)]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["body"] for row in rows] == sent[:5]
+    assert {row["destination"] for row in rows} == {cell.queue}
+    assert all(row["messageId"] for row in rows)
+    assert poll(lambda: cell.counts() == QueueCounts(20, 0), 30)
+    assert main(["peek", "-n", "3", *arguments(cell)]) == 0
+    text = capsys.readouterr().out
+    assert "3 message(s), given back" in text
+    assert repr(sent[2]) in text
+    with cell.engine() as engine:
+        engine.drain(20)
+        assert sorted(engine.output) == sorted(sent)
+
+
+def test_an_empty_queue_is_not_waited_for_long(cell: LiveCell, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["peek", "--wait", "0.5", *arguments(cell)]) == 0
+    assert capsys.readouterr().out == "0 message(s), given back\n"
+
+
+def test_a_wrong_password_is_said_and_not_shown(cell: LiveCell, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["peek", *arguments(cell, username="joe", password="hushhush")]) == 1
+    captured = capsys.readouterr()
+    assert "joe" in captured.err or "refused" in captured.err.lower() or "user" in captured.err
+    assert "hushhush" not in captured.out + captured.err

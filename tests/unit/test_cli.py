@@ -1,0 +1,226 @@
+"""The command line, on checkpoints as Spark writes them."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyspark_mq import __version__
+from pyspark_mq.cli.main import main
+from pyspark_mq.dedup import encode_ids
+from pyspark_mq.sources.position import Part, Position
+from pyspark_mq.spark_source.offset import OffsetCodec
+from pyspark_mq.spark_source.options import parse_options
+
+GIVEN = {"broker": "rabbitmq", "url": "amqp://joe:hushhush@broker.example/", "queue": "orders"}
+WRITTEN_AT_MS = 1_700_000_000_000
+
+
+class Folder:
+    """A checkpoint of a query with one source, or some."""
+
+    def __init__(self, path: Path, **options: str) -> None:
+        self.path = path
+        parsed = parse_options({**GIVEN, **options})
+        self.codec = OffsetCodec.of(parsed.settings, parsed.id_log)
+        for name in ("offsets", "commits", "metadata"):
+            (path / name).mkdir(parents=True)
+
+    def plan(self, batch: int, *lines: str | Position) -> None:
+        metadata = {"batchWatermarkMs": 0, "batchTimestampMs": WRITTEN_AT_MS + batch * 1000, "conf": {}}
+        texts = [line if isinstance(line, str) else json.dumps(self.codec.encode(line)) for line in lines]
+        (self.path / "offsets" / str(batch)).write_text("\n".join(["v1", json.dumps(metadata), *texts]))
+        (self.path / "offsets" / f".{batch}.crc").write_bytes(b"crc")
+
+    def commit(self, batch: int) -> None:
+        (self.path / "commits" / str(batch)).write_text('v1\n{"nextBatchWatermarkMs":0}')
+
+
+def ids(*keys: str) -> str:
+    return encode_ids(keys)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    """Two batches, of which the first was committed."""
+    made = Folder(tmp_path / "checkpoint")
+    made.plan(0, Position(1, {"orders": Part(ids("a", "b"))}, "rabbit@one"))
+    made.commit(0)
+    made.plan(1, Position(2, {"orders": Part(ids("c", "d", "e"), (ids("a", "b"),))}, "rabbit@one"))
+    return made
+
+
+def told(*arguments: str, capsys: pytest.CaptureFixture[str], code: int = 0) -> str:
+    assert main(arguments) == code
+    captured = capsys.readouterr()
+    assert "hushhush" not in captured.out + captured.err
+    return captured.err if code else captured.out
+
+
+def as_json(*arguments: str, capsys: pytest.CaptureFixture[str]) -> Any:
+    return json.loads(told("inspect", *arguments, "--json", capsys=capsys))
+
+
+# -- inspect ----------------------------------------------------------------------------------
+
+
+def test_an_open_epoch_and_what_a_restart_waits_for(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    text = told("inspect", str(folder.path), capsys=capsys)
+    assert "newest committed batch: 0" in text
+    assert "queue 'orders' in virtual host '/', broker rabbitmq (rabbit@one)" in text
+    assert "open: batch 1, epoch 2" in text
+    assert "3 planned, 2 carried" in text
+    assert "waits until these 3 planned messages have come again" in text
+    found = as_json(str(folder.path), capsys=capsys)
+    (source,) = found["sources"]
+    assert found["committedBatch"] == 0
+    assert (source["open"]["batch"], source["open"]["planned"], source["open"]["carried"]) == (1, 3, 2)
+    assert (source["committed"]["batch"], source["committed"]["planned"]) == (0, 2)
+    assert source["open"]["ageSeconds"] > 1_000_000
+
+
+def test_everything_committed(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    folder.commit(1)
+    text = told("inspect", str(folder.path), capsys=capsys)
+    assert "open:" not in text
+    assert "a restart goes on with new messages" in text
+    assert as_json(str(folder.path), capsys=capsys)["sources"][0]["committed"]["batch"] == 1
+
+
+def test_nothing_committed_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = Folder(tmp_path / "checkpoint")
+    made.plan(0, Position(1, {"orders": Part(ids("a"))}))
+    assert "newest committed batch: none" in told("inspect", str(made.path), capsys=capsys)
+
+
+def test_all_ids_on_request(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    (source,) = as_json(str(folder.path), "--ids", capsys=capsys)["sources"]
+    (queue,) = source["open"]["queues"].values()
+    assert (queue["plannedIds"], queue["carriedIds"]) == (["c", "d", "e"], ["a", "b"])
+    text = told("inspect", str(folder.path), "--ids", capsys=capsys)
+    assert [line.rpartition(": ")[2] for line in text.splitlines() if "    planned in" in line][:3] == ["c", "d", "e"]
+
+
+def test_several_queues_and_several_sources(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = Folder(tmp_path / "checkpoint", queue="orders,payments")
+    parts = {"orders": Part(ids("a", "b")), "payments": Part(ids("c"), (ids("x"),), (WRITTEN_AT_MS // 1000,))}
+    made.plan(0, "-", '{"topic":{"0":5}}', Position(1, parts))
+    text = told("inspect", str(made.path), capsys=capsys)
+    assert "source 2: queues in virtual host '/'" in text
+    assert "orders: 2 planned, 0 carried" in text
+    assert "payments: 1 planned, 1 carried" in text
+    (source,) = as_json(str(made.path), capsys=capsys)["sources"]
+    assert source["open"]["queues"]["payments"]["carriedForSeconds"] == 0
+
+
+@pytest.mark.parametrize("as_uri", [False, True])
+def test_ids_in_an_id_log_also_when_it_was_moved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], *, as_uri: bool
+) -> None:
+    logs = tmp_path / "ids"
+    made = Folder(tmp_path / "checkpoint", idLog=str(logs))
+    keys = [random.Random(number).randbytes(16).hex() for number in range(100)]
+    made.plan(0, Position(1, {"orders": Part(encode_ids(keys))}))
+    place = made.path.as_uri() if as_uri else f"file:{made.path}/"
+    (source,) = as_json(place, capsys=capsys)["sources"]
+    assert source["open"]["planned"] == 100
+    assert source["open"]["idLogFile"].endswith(".json")
+    logs.rename(tmp_path / "moved")
+    assert "cannot be read" in told("inspect", str(made.path), capsys=capsys, code=1)
+    moved = as_json(str(made.path), "--id-log", str(tmp_path / "moved"), capsys=capsys)
+    assert moved["sources"][0]["open"]["planned"] == 100
+
+
+def test_without_ids_there_is_nothing_to_wait_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = Folder(tmp_path / "checkpoint", guarantee="at-least-once")
+    made.plan(0, Position(1, {"orders": Part()}))
+    assert "waits for no messages" in told("inspect", str(made.path), capsys=capsys)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda path: [file.unlink() for file in (path / "offsets").iterdir()], "nothing was planned yet"),
+        (lambda path: (path / "offsets" / "1").write_text('v9\n{}\n{"v":1}'), "of version 'v9'"),
+        (lambda path: (path / "offsets" / "1").write_bytes(b"v1\n\xff\xfe"), "cannot be read"),
+        (lambda path: (path / "offsets" / "1").write_text('v1\n{}\n{"partition-0":7}'), None),
+        (lambda path: [(path / "offsets" / name).write_text("v1\n{}\n-") for name in "01"], "of format 'mq'"),
+    ],
+    ids=["empty", "version", "bytes", "another in the newest", "no source"],
+)
+def test_what_is_no_checkpoint_of_this_source_is_said(
+    folder: Folder, capsys: pytest.CaptureFixture[str], change: Any, words: str | None
+) -> None:
+    change(folder.path)
+    if words is None:
+        assert as_json(str(folder.path), capsys=capsys)["sources"][0]["committed"]["batch"] == 0
+    else:
+        assert words in told("inspect", str(folder.path), capsys=capsys, code=1)
+
+
+def test_a_damaged_offset_is_refused(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    file = folder.path / "offsets" / "1"
+    file.write_text(file.read_text().replace('"epoch": 2', '"epoch": 3'))
+    assert "its checksum does not fit" in told("inspect", str(folder.path), capsys=capsys, code=1)
+
+
+def test_a_place_that_cannot_be_opened_is_said_without_its_secret(capsys: pytest.CaptureFixture[str]) -> None:
+    text = told("inspect", "nowhere://key:hushhush@bucket/x", capsys=capsys, code=1)
+    assert "cannot be read" in text
+
+
+# -- how it is called -------------------------------------------------------------------------
+
+
+def test_the_module_is_the_command(folder: Folder) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pyspark_mq", "inspect", str(folder.path)], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "3 planned" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["nothing"], ["inspect"], ["peek", "-n", "0"], ["peek", "-n", "many"], ["inspect", "x", "--no"]]
+)
+def test_a_wrong_call_is_answered_with_how_it_goes(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert "usage: pyspark-mq" in capsys.readouterr().err
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"{__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["broker=rabbitmq", "queue=q"], "option 'url': is required"),
+        (["broker=rabbitmq", "url=amqp://joe:hushhush@host", "quue=q"], "did you mean 'queue'?"),
+        (["amqp://joe:hushhush@host"], "is not of the form NAME=VALUE"),
+        (["--from", "/nowhere.json"], "'/nowhere.json' cannot be read"),
+    ],
+)
+def test_options_of_the_source_are_checked(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert words in told("peek", *arguments, capsys=capsys, code=2)
+
+
+def test_options_come_from_a_file_and_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "job.json"
+    file.write_text(json.dumps({**GIVEN, "url": "amqp://127.0.0.1:9", "connectTimeout": "200ms"}))
+    assert "127.0.0.1:9" in told("peek", "--from", str(file), "queue=other", capsys=capsys, code=1)
+    file.write_text("[]")
+    assert "no JSON object" in told("peek", "--from", str(file), capsys=capsys, code=2)
