@@ -11,6 +11,7 @@ Importing this module imports neither Spark nor any broker client. Spark looks f
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from pyspark_mq.errors import MissingExtraError
@@ -32,6 +33,6 @@ def __getattr__(name: str) -> Any:
         if (missing.name or "").partition(".")[0] != "pyspark":
             raise
         raise MissingExtraError(
-            "pyspark is not installed in this Python; run: pip install 'pyspark-mq[spark]'"
+            f"pyspark is not installed; run: {sys.executable} -m pip install 'pyspark-mq[spark]'"
         ) from missing
     return MqDataSource

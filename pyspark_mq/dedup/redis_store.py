@@ -8,6 +8,7 @@ A member is one type byte and the key, so that text and digests cannot meet.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice
@@ -22,7 +23,7 @@ try:
     from redis.backoff import ExponentialBackoff
     from redis.retry import Retry
 except ModuleNotFoundError as missing:
-    text = "dedupStore=redis://… needs the Redis client; run: pip install 'pyspark-mq[redis]'"
+    text = f"dedupStore=redis://… needs the Redis client; run: {sys.executable} -m pip install 'pyspark-mq[redis]'"
     raise MissingExtraError(text) from missing
 
 __all__ = ["RedisStore"]

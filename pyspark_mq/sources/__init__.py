@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from importlib import import_module
 from types import MappingProxyType
@@ -34,6 +35,7 @@ def consumer_class(protocol: str) -> type[Consumer]:
     except ModuleNotFoundError as missing:
         if (missing.name or "").startswith("pyspark_mq"):
             raise
-        text = f"protocol '{protocol}' needs '{missing.name}'; run: pip install '{distribution}'"
+        # Clusters have several interpreters: it is this one that misses it.
+        text = f"protocol '{protocol}' needs '{missing.name}'; run: {sys.executable} -m pip install '{distribution}'"
         raise MissingExtraError(text) from missing
     return found

@@ -29,7 +29,7 @@ class Counters:
         unacked: now: deliveries for which no acknowledgement was sent yet.
         buffered: now: messages received and not planned.
         carried: now: messages a new session may be handed again, planned ones and carried IDs.
-        backlog: now: messages ready in the queue, by what the broker said last; 0 if it does not report it.
+        backlog: now: messages ready in the queue, by what the broker said last; None if it does not report it.
     """
 
     received: int = 0
@@ -46,16 +46,21 @@ class Counters:
     unacked: int = 0
     buffered: int = 0
     carried: int = 0
-    backlog: int = 0
+    backlog: int | None = 0
 
     def __add__(self, other: Counters) -> Counters:
         """Those of two queues together; they are replayed together."""
-        both = {field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)}
-        return Counters(**{**both, "replays": max(self.replays, other.replays)})
+        both = {field.name: getattr(self, field.name) + getattr(other, field.name) for field in _COUNTS}
+        known = self.backlog is not None and other.backlog is not None
+        backlog = self.backlog + other.backlog if known else None  # type: ignore[operator]
+        return Counters(**{**both, "replays": max(self.replays, other.replays), "backlog": backlog})
 
-    def report(self) -> dict[str, int]:
+    def report(self) -> dict[str, int | None]:
         """The counters under their documented names."""
         return {_documented(name): value for name, value in asdict(self).items()}
+
+
+_COUNTS = [field for field in fields(Counters) if field.name != "backlog"]
 
 
 def _documented(name: str) -> str:

@@ -248,7 +248,7 @@ class Filling:
                 lane.sessions.refresh_depth()
             self._wait(IDLE_WAIT_S)
             for lane in empty:
-                lane.intake.ready_at_first = lane.sessions.untaken + lane.sessions.newest_depth
+                lane.intake.ready_at_first = lane.sessions.untaken + (lane.sessions.newest_depth or 0)
         self._goals = {lane: Goal(lane, self._runtime) for lane in self._lanes}
 
     def _gather_bounded(self, limit: Limit, goals: Mapping[Lane, Goal]) -> dict[Lane, int]:

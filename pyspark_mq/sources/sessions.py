@@ -286,10 +286,10 @@ class Sessions:
         return self._live[session][0].depth
 
     @property
-    def newest_depth(self) -> int:
-        """Messages waiting at the broker, by its last report; 0 if it does not report it."""
+    def newest_depth(self) -> int | None:
+        """Messages waiting at the broker, by its last report; None if it does not report it."""
         told = max(self._receivers, key=lambda receiver: receiver.depth_at_s).depth
-        return 0 if told is None else told.ready
+        return None if told is None else told.ready
 
     @property
     def company(self) -> int:

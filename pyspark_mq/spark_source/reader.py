@@ -141,8 +141,10 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Limit(getattr(limit, "max_rows", self._options.settings.max_messages))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """The counters: Spark shows them in the progress as the source's `latestOffset`."""
-        return None if self._epochs is None else self._epochs.counters().report()
+        """What is read, and the counters: Spark shows them in the progress as the source's `latestOffset`."""
+        if self._epochs is None:
+            return None
+        return {"reads": self._options.settings.destination, **self._epochs.counters().report()}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The payload of an epoch, split for tasks; the same objects however often Spark asks."""

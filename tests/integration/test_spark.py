@@ -16,6 +16,7 @@ from typing import Any
 import pika
 import pytest
 
+from pyspark_mq.cli.main import main
 from testbed.process import poll
 from testbed.rabbitmq_node import RabbitNode
 from tests.support.checks import bodies, total
@@ -342,6 +343,7 @@ def test_the_progress_shows_the_counters(spark: Any, rabbit: RabbitNode, tmp_pat
     rabbit.publish(name, bodies(10), ids=["id-0", "id-1", *(f"id-{number}" for number in range(8))])
     progress = Job(spark, tmp_path, rabbit, name, **full_epochs(8)).run(8)
     counters = json.loads(progress["sources"][0]["latestOffset"])
+    assert counters["reads"] == f"queue '{name}'"
     assert counters["received"] == 10
     assert counters["planned"] == 8
     assert counters["duplicatesDropped"] == 2
@@ -354,6 +356,20 @@ def test_the_progress_shows_the_counters(spark: Any, rabbit: RabbitNode, tmp_pat
         "lost",
         "backlog",
     } <= counters.keys()
+
+
+def test_the_checkpoint_can_be_inspected(
+    spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rabbit.publish(name, bodies(20))
+    Job(spark, tmp_path, rabbit, name, idLog=tmp_path / "ids", **full_epochs(10)).run(20)
+    assert main(["inspect", str(tmp_path / "checkpoint"), "--ids", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    (source,) = told["sources"]
+    assert source["reads"] == f"queue '{name}' in virtual host '/'"
+    epoch = source["open"] or source["committed"]
+    assert epoch["planned"] == 10
+    assert told["committedBatch"] == 1
 
 
 @full_api

@@ -151,7 +151,7 @@ def test_a_broker_that_reports_no_depth_never_says_that_nobody_else_is_there() -
     scene.run()
     assert not scene.sessions.alone
     assert scene.sessions.depths() == []
-    assert scene.sessions.newest_depth == 0
+    assert scene.sessions.newest_depth is None
 
 
 def test_the_depth_is_asked_for_and_not_too_often() -> None:
