@@ -89,7 +89,7 @@ def _report(file: str | None, progress: dict[str, object]) -> None:
         report.write(json.dumps(line) + "\n")
 
 
-def _counters(told: str | None) -> dict[str, int]:
+def _counters(told: str | None) -> dict[str, object]:
     """Of the source, where Spark shows them: from 4.2 on, and not for a replayed epoch."""
     try:
         counters = json.loads(told or "null")

@@ -175,8 +175,10 @@ def _run(run: Run, folder: Path, arguments: argparse.Namespace, console: Console
     publisher = RecordedPublisher(record, broker.send, run.messages, run.rate, run.faults)
     began = time.monotonic()
     try:
+        before = job.epochs
         _storm(run, record, history, publisher, job, broker, proxy, console).run(_DRAIN_TIMEOUT_S)
-        if importlib.util.find_spec("pyspark.sql.streaming.datasource") is None:
+        # Killed between its last epoch and phase two it has nothing to read when it goes on, and that to do.
+        if job.epochs == before or importlib.util.find_spec("pyspark.sql.streaming.datasource") is None:
             _settle(job, broker)
     except TimeoutError as late:
         console.print(f"[red]{late}", highlight=False)
@@ -206,7 +208,10 @@ def _run(run: Run, folder: Path, arguments: argparse.Namespace, console: Console
 
 
 def _settle(job: Job, broker: PrivateBroker) -> None:
-    """Start once more: where Spark shows a source nothing of its commits, the last epoch is left to the next start."""
+    """Start once more: what the last epoch has left unacknowledged is left to the next start.
+
+    Where Spark shows a source nothing of its commits that is so always.
+    """
 
     def settled() -> bool:
         job.keep_alive()

@@ -304,7 +304,8 @@ class Job:
         total: dict[str, int] = {}
         for counted in last.values():
             for name, value in counted.items():
-                total[name] = total.get(name, 0) + value
+                if isinstance(value, int):  # not what is read, nor a depth that is not known
+                    total[name] = total.get(name, 0) + value
         return total
 
 

@@ -60,6 +60,7 @@ def test_a_broker_that_cannot_be_had_is_said_and_the_others_are_measured(tmp_pat
     assert "unknown here" in problems["artemis"]
 
 
+@pytest.mark.whole
 def test_growth_is_measured_case_by_case(tmp_path: Path) -> None:
     words = ["--backlogs", "1k,2k", "--rounds", "1", "--windows", "1k", "--epochs", "20", "--held", "2000"]
     results = measured(tmp_path, "growth", *words, "--held-bodies", "200", "--limits", "1")["results"]
@@ -77,6 +78,7 @@ def test_growth_is_measured_case_by_case(tmp_path: Path) -> None:
     assert limit["messages"] * 10_240 > 5 << 20
 
 
+@pytest.mark.whole
 def test_latency_is_measured_beside_spark(tmp_path: Path) -> None:
     words = ["--rates", "50", "--protocols", "stomp", "--seconds", "2", "--warm-up", "1", "--rounds", "1"]
     turns = measured(tmp_path, "latency", *words)["results"]["turns"]
@@ -87,6 +89,7 @@ def test_latency_is_measured_beside_spark(tmp_path: Path) -> None:
         assert 90 <= messages <= 110
 
 
+@pytest.mark.whole
 def test_recovery_is_measured_beside_plain_starts(tmp_path: Path) -> None:
     # Four starts of Spark, which take a minute each on a machine with other things to do.
     words = ["--planned", "500", "--rounds", "1", "--no-counting"]

@@ -10,7 +10,7 @@ from testbed.process import poll
 from tests.support.cells import LiveCell
 from tests.support.engine import At, Crashed
 
-pytestmark = [pytest.mark.law("several queues"), pytest.mark.network]
+pytestmark = [pytest.mark.law("several queues"), pytest.mark.network, pytest.mark.sampled]
 
 EACH = 40
 
@@ -54,7 +54,6 @@ def test_each_message_of_each_queue_once_with_a_crash_everywhere(cell: LiveCell,
         assert empty(cell, queues)
 
 
-@pytest.mark.sampled
 def test_no_queue_starves_another(cell: LiveCell, queues: list[str]) -> None:
     many = queues[0]
     for first in range(EACH, 20 * EACH, EACH):
