@@ -21,7 +21,7 @@ demo: ready ## Watch it survive a kill: BROKER=rabbitmq PROTOCOL=stomp, or ARGS=
 	$(BIN)/python -m testbed.demo $(if $(BROKER),--broker $(BROKER)) $(if $(PROTOCOL),--protocol $(PROTOCOL)) $(ARGS)
 
 test: ready ## Run every test once, against brokers of their own: each law on each protocol, in minutes
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 4 --dist loadgroup $(ARGS)
 
 test-all: ready ## Run every test on every broker and protocol
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --all $(ARGS)

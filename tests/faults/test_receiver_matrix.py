@@ -82,6 +82,7 @@ def test_receivers_are_killed_at_any_moment(cell: LiveCell) -> None:
         assert_exactly_once(cell, run, sent, ordered=False)
 
 
+@pytest.mark.whole
 def test_a_receiver_is_stopped_until_the_broker_has_given_it_up(cell: LiveCell) -> None:
     sent = cell.publish(MESSAGES)
     with engine(cell, heartbeat="1s") as run:
@@ -95,6 +96,7 @@ def test_a_receiver_is_stopped_until_the_broker_has_given_it_up(cell: LiveCell) 
         assert_exactly_once(cell, run, sent, ordered=False)
 
 
+@pytest.mark.whole
 def test_a_receiver_that_is_stopped_for_good_is_replaced(cell: LiveCell) -> None:
     sent = cell.publish(MESSAGES)
     with engine(cell, heartbeat="1s") as run:

@@ -25,6 +25,7 @@ def measured(folder: Path, *words: str, timeout_s: float = 200) -> Any:
     return json.loads(written.read_text("utf-8"))
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("headers", [(), ("--headers",)])
 def test_bare_clients_empty_a_queue_over_each_protocol(tmp_path: Path, headers: tuple[str, ...]) -> None:
     written = tmp_path / "bench.json"
@@ -44,6 +45,7 @@ def test_bare_clients_empty_a_queue_over_each_protocol(tmp_path: Path, headers: 
         assert one["cpu_us"]["source"] > 0
 
 
+@pytest.mark.whole
 def test_a_broker_that_cannot_be_had_is_said_and_the_others_are_measured(tmp_path: Path) -> None:
     written = tmp_path / "bench.json"
     code = (
@@ -102,6 +104,7 @@ def test_recovery_is_measured_beside_plain_starts(tmp_path: Path) -> None:
         assert (times["cpu_source"] > 0) == (one["source"] == "mq")
 
 
+@pytest.mark.whole
 def test_what_is_kept_beside_a_busy_process(tmp_path: Path) -> None:
     words = ["--contenders", "bare", "--messages", "2000", "--rounds", "1"]
     figures = measured(tmp_path, "busy", *words)["figures"]
