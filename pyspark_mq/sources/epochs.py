@@ -98,7 +98,6 @@ class EpochSource:
         for one in settings.by_queue():
             self._lanes.add(one)
         self._watch = self._make_watch(list_queues)
-        self._watched = False
         self._crowded = False
         self._filling = Filling(settings, self._lanes, self._runtime)
         self._first_call = True
@@ -255,11 +254,10 @@ class EpochSource:
         """Have a lane for each queue that matches by now; a bounded run keeps to those it began with."""
         if self._watch is None or self._bounded:
             return
-        if self._watched:
+        if self._watch.begun:
             names = self._watch.seen()
         else:
             names = self._watch.begin()
-            self._watched = True
             if not names:
                 _LOG.warning("%s: there is none yet; it is looked again every %g s", self._destination,
                              self._settings.pattern_interval_s)  # fmt: skip

@@ -125,7 +125,6 @@ class Intake:
         self._tell_time()
         if self._sessions.windows:
             self._sessions.first_window = self.slow_start
-        self.bound_bytes()
         self._take_back()
         self._look_for_silence()
 
@@ -183,10 +182,6 @@ class Intake:
             return settings.prefetch
         least = max(_SLOW_START_WINDOW, settings.min_messages)
         return min(settings.prefetch, least + self._ledger.expected)
-
-    def texts(self, raws: Sequence[Any]) -> list[str | None]:
-        """Column `messageId`."""
-        return self._identification.texts(raws)
 
     def id_bytes(self, raws: Sequence[Any]) -> float:
         """Bytes that an ID of messages like these has in an offset."""

@@ -81,9 +81,14 @@ class Management:
             BrokerUnavailableError: it does not answer.
             RefusedError: it does, and does not tell.
         """
+        listing = self._listing
+        return sorted(set(self._by_jolokia(listing) if listing.mbeans else self._by_api(listing)))
+
+    @property
+    def _listing(self) -> Listing:
         listing = self.endpoint.broker.listing
         assert listing is not None, "checked when this was made"
-        return sorted(set(self._by_jolokia(listing) if listing.mbeans else self._by_api(listing)))
+        return listing
 
     def _by_api(self, listing: Listing) -> Iterator[str]:
         host = quote(self.endpoint.urls[0].virtual_host, safe="")
@@ -138,9 +143,7 @@ class Management:
             raise BrokerUnavailableError(self._problem(f"it does not answer: {reason}")) from None
 
     def _refused(self, text: str) -> RefusedError:
-        listing = self.endpoint.broker.listing
-        expected = "" if listing is None else f"; 'managementUrl' is such as {listing.url}"
-        return RefusedError(self._problem(f"{text}{expected}"))
+        return RefusedError(self._problem(f"{text}; 'managementUrl' is such as {self._listing.url}"))
 
     def _problem(self, text: str) -> str:
         return f"the names of the queues cannot be had from {self.url}: {text}"
@@ -168,6 +171,11 @@ class QueueWatch:
         self._stopping = threading.Event()
         self._task: Task | None = None
         self._seen: list[str] = []
+
+    @property
+    def begun(self) -> bool:
+        """Has there been a first look?"""
+        return self._task is not None
 
     def look(self) -> list[str]:
         """Ask now.
