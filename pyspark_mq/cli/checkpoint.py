@@ -19,9 +19,11 @@ from pyspark_mq.spark_source.folders import Folder, open_folder
 from pyspark_mq.spark_source.id_log import IdLog
 from pyspark_mq.spark_source.offset import OffsetCodec
 
-__all__ = ["Checkpoint", "Planned", "read_checkpoint"]
+__all__ = ["Checkpoint", "Planned", "as_uri", "read_checkpoint", "rewrite"]
 
 _VERSION = "v1"
+#: Version and metadata.
+_LINES_BEFORE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,20 @@ class Checkpoint:
     committed: int | None
     epochs: Mapping[int, list[Planned]]
 
+    def open(self, source: int) -> Planned | None:
+        """What a restart would run again of a source; None if all was committed.
+
+        A batch of a query with several sources repeats the offset of one that had nothing new.
+        """
+        newest, before = self.epochs[source][0], self.committed_of(source)
+        return None if before is not None and before.offset == newest.offset else newest
+
+    def committed_of(self, source: int) -> Planned | None:
+        """What a restart would go on from."""
+        if self.committed is None:
+            return None
+        return next((one for one in self.epochs[source] if one.batch <= self.committed), None)
+
 
 def read_checkpoint(place: str, id_log: str | None = None) -> Checkpoint:
     """Read what Spark would go on from.
@@ -70,14 +86,14 @@ def read_checkpoint(place: str, id_log: str | None = None) -> Checkpoint:
         CheckpointError: there is no checkpoint, it cannot be read, or it has no source of this kind.
     """
     shown = redact(place)
-    offsets = _opened(f"{_as_uri(place)}/offsets", shown)
+    offsets = _opened(f"{as_uri(place)}/offsets", shown)
     batches = _numbers(offsets, shown)
     if not batches:
         raise CheckpointError(
             f"{shown}: there is no checkpoint, or nothing was planned yet (no file in its folder 'offsets'). Give the "
             "'checkpointLocation' of the query"
         )
-    commits = _numbers(_opened(f"{_as_uri(place)}/commits", shown), shown)
+    commits = _numbers(_opened(f"{as_uri(place)}/commits", shown), shown)
     committed = max(commits, default=None)
     epochs: dict[int, list[Planned]] = {}
     for batch in sorted(batches, reverse=True):
@@ -90,7 +106,32 @@ def read_checkpoint(place: str, id_log: str | None = None) -> Checkpoint:
     return Checkpoint(shown, committed, epochs)
 
 
-def _as_uri(place: str) -> str:
+def rewrite(place: str, batch: int, source: int, offset: Mapping[str, Any]) -> None:
+    """Put another offset in the place of the one that a batch has for a source.
+
+    Hadoop keeps a checksum beside each file on a local disk, and refuses the file when it does not fit; without one it
+    reads the file (``ChecksumFileSystem.java``). So the checksum goes first.
+
+    Raises:
+        CheckpointError: the file cannot be read or written.
+    """
+    shown = redact(place)
+    folder = _opened(f"{as_uri(place)}/offsets", shown)
+    try:
+        lines = folder.read(str(batch)).decode("utf-8").split("\n")
+        lines[source + _LINES_BEFORE] = json.dumps(offset)
+        checksum = f".{batch}.crc"
+        if checksum in folder.names():
+            folder.remove(checksum)
+        folder.replace(str(batch), "\n".join(lines).encode())
+    except Exception as failed:
+        raise CheckpointError(
+            f"{shown}/offsets/{batch}: cannot be written ({type(failed).__name__}: {redact(str(failed))})"
+        ) from failed
+
+
+def as_uri(place: str) -> str:
+    """The same for :func:`open_folder`."""
     place = place.rstrip("/")
     # As Hadoop writes paths of this machine.
     return place.removeprefix("file:") if place.startswith("file:/") else place

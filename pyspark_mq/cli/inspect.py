@@ -24,9 +24,7 @@ def report(checkpoint: Checkpoint, *, ids: bool, now_s: float | None = None) -> 
     now_s = time.time() if now_s is None else now_s
     sources = []
     for place, epochs in sorted(checkpoint.epochs.items()):
-        newest = epochs[0]
-        open_ = checkpoint.committed is None or newest.batch > checkpoint.committed
-        committed = next((epoch for epoch in epochs if not open_ or epoch.batch != newest.batch), None)
+        newest, open_, committed = epochs[0], checkpoint.open(place), checkpoint.committed_of(place)
         sources.append(
             {
                 "source": place,
@@ -34,7 +32,7 @@ def report(checkpoint: Checkpoint, *, ids: bool, now_s: float | None = None) -> 
                 "broker": newest.offset["broker"],
                 "brokerIdentity": newest.position.broker_id,
                 "messageIdFrom": newest.offset.get("ids", ""),
-                "open": _epoch(newest, now_s, ids=ids) if open_ else None,
+                "open": None if open_ is None else _epoch(open_, now_s, ids=ids),
                 "committed": None if committed is None else _epoch(committed, now_s, ids=ids),
             }
         )
@@ -49,6 +47,7 @@ def _epoch(planned: Planned, now_s: float, *, ids: bool) -> dict[str, Any]:
         "ageSeconds": None if planned.planned_at_s is None else round(max(0.0, now_s - planned.planned_at_s), 1),
         "offsetCharacters": planned.size,
         "offsetVersion": planned.offset["v"],
+        "released": planned.position.released,
         "idLogFile": planned.offset.get("file"),
         "planned": sum(queue["planned"] for queue in queues.values()),
         "carried": sum(queue["carried"] for queue in queues.values()),
@@ -112,6 +111,11 @@ def _outlook(source: dict[str, Any]) -> str:
     count = source["open"]["planned"]
     if not count:
         return "a restart runs the open epoch, which waits for no messages"
+    if source["open"]["released"]:
+        return (
+            f"a restart waits for these {count:,} planned messages for replayTimeout, and runs the open epoch with "
+            "those that are there: it was released"
+        )
     return (
         f"a restart waits until these {count:,} planned messages have come again, for replayTimeout, and runs the open "
         "epoch with them"

@@ -19,6 +19,7 @@ from pyspark_mq import __version__
 from pyspark_mq.cli.checkpoint import read_checkpoint
 from pyspark_mq.cli.inspect import report, written
 from pyspark_mq.cli.peek import peek
+from pyspark_mq.cli.release import mark, open_epochs, seek, told
 from pyspark_mq.errors import MqError, OptionError
 from pyspark_mq.spark_source.options import parse_options
 
@@ -29,8 +30,7 @@ _BODY_SHOWN = 200
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what is asked for; the exit code."""
-    parser = _parser()
-    given = parser.parse_args(arguments)
+    given = _parsed(arguments)
     try:
         given.command(given)
     except OptionError as wrong:
@@ -40,6 +40,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"pyspark-mq: {failed}", file=sys.stderr)
         return 1
     return 0
+
+
+def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The words of a call; options of the source may stand anywhere among them, which argparse does not know."""
+    parser = _parser()
+    given, rest = parser.parse_known_args(arguments)
+    if rest and (not hasattr(given, "options") or any(word.startswith("-") for word in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(word.partition('=')[0] for word in rest)}")
+    if rest:
+        given.options += rest
+    return given
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -59,13 +70,29 @@ def _parser() -> argparse.ArgumentParser:
     one = commands.add_parser(
         "peek", help="the next messages of a queue, which are given back (on quorum queues and Artemis a delivery each)"
     )
-    one.add_argument("options", nargs="*", metavar="NAME=VALUE", help="options of the source: broker=… url=… queue=…")
-    one.add_argument("--from", dest="file", metavar="FILE", help="a JSON object with options of the source")
+    _add_options(one)
     one.add_argument("-n", "--messages", type=_count, default=10, help="of each queue (10)")
     one.add_argument("--wait", type=float, default=3.0, metavar="SECONDS", help="for the next message (3)")
     one.add_argument("--json", action="store_true", help="a line of JSON for each message")
     one.set_defaults(command=_peek)
+
+    one = commands.add_parser(
+        "release", help="let the next start of a query go on without planned messages that do not come back"
+    )
+    one.add_argument("checkpoint", help="the checkpointLocation; no query may run with it")
+    _add_options(one)
+    one.add_argument("--id-log", metavar="FOLDER", help="where the files of option 'idLog' are, if they were moved")
+    one.add_argument("--wait", type=float, default=3.0, metavar="SECONDS", help="for the next message (3)")
+    one.add_argument("--yes", action="store_true", help="do not ask")
+    one.set_defaults(command=_release)
     return parser
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "options", nargs="*", metavar="NAME=VALUE", help="options of the source: broker=… url=… queue=…"
+    )
+    parser.add_argument("--from", dest="file", metavar="FILE", help="a JSON object with options of the source")
 
 
 def _count(text: str) -> int:
@@ -90,6 +117,28 @@ def _peek(given: argparse.Namespace) -> None:
         print(json.dumps(_plain(row)) if given.json else "\n".join(_lines(row)))
     if not given.json:
         print(f"{len(rows)} message(s), given back")
+
+
+def _release(given: argparse.Namespace) -> None:
+    checkpoint = read_checkpoint(given.checkpoint, given.id_log)
+    given_options = _options(given)
+    options = parse_options(given_options) if given_options else None
+    for one in open_epochs(checkpoint):
+        found = None if options is None else seek(one, options.settings, given.id_log or options.id_log, given.wait)
+        print("\n".join(told(one, found)))
+        if one.planned.position.released:
+            continue
+        if given.yes or _agreed():
+            print(f"released; what was there before is in {mark(given.checkpoint, one, found)} of the checkpoint")
+        else:
+            print("nothing was changed")
+
+
+def _agreed() -> bool:
+    if not sys.stdin.isatty():
+        raise OptionError("--yes", "is needed where nobody can be asked")
+    question = "Let the next start go on without what does not come back? No query may be running. [y/N] "
+    return input(question).strip().lower() in {"y", "yes"}
 
 
 def _options(given: argparse.Namespace) -> dict[str, str]:

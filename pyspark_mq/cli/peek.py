@@ -11,17 +11,57 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pyspark_mq.errors import BrokerUnavailableError
 from pyspark_mq.sources import consumer_class
-from pyspark_mq.sources.base import Consumer, SessionLostError, drained
+from pyspark_mq.sources.base import Consumer, Decoder, SessionLostError, drained
 from pyspark_mq.sources.identification import Identification
 from pyspark_mq.sources.settings import OnUnreadable, Settings
 
-__all__ = ["peek"]
+__all__ = ["Seen", "look", "peek"]
 
 _TURN_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Deliveries that were given back.
+
+    Attributes:
+        settings: of their queue.
+        raws: in the order in which they came.
+        decoder: of the protocol.
+        complete: did the queue have no more for us?
+    """
+
+    settings: Settings
+    raws: list[Any]
+    decoder: Decoder
+    complete: bool
+
+
+def look(settings: Settings, most: int, patience_s: float) -> Seen:
+    """The next deliveries of one queue, given back.
+
+    Args:
+        settings: of the query that would read it, or of one queue of it.
+        most: that are asked for.
+        patience_s: for how long none may come.
+
+    Raises:
+        MqError: they cannot be had.
+    """
+    endpoint = settings.endpoint
+    consumer = consumer_class(endpoint.protocol)(endpoint, 1, threading.Event())
+    consumer.keeps_unreadable = settings.on_unreadable is not OnUnreadable.FAIL
+    try:
+        _open(consumer, settings)
+        raws = _received(consumer, most, patience_s)
+    finally:
+        consumer.close()
+    return Seen(settings, raws[:most], consumer.decoder, len(raws) < most)
 
 
 def peek(settings: Settings, most: int, patience_s: float) -> list[dict[str, Any]]:
@@ -38,23 +78,15 @@ def peek(settings: Settings, most: int, patience_s: float) -> list[dict[str, Any
     Raises:
         MqError: they cannot be had.
     """
-    return [row for one in settings.by_queue() for row in _rows(one, most, patience_s)]
+    return [row for one in settings.by_queue() for row in _rows(look(one, most, patience_s))]
 
 
-def _rows(settings: Settings, most: int, patience_s: float) -> list[dict[str, Any]]:
-    endpoint = settings.endpoint
-    consumer = consumer_class(endpoint.protocol)(endpoint, 1, threading.Event())
-    consumer.keeps_unreadable = settings.on_unreadable is not OnUnreadable.FAIL
-    try:
-        _open(consumer, settings)
-        raws = _received(consumer, most, patience_s)
-    finally:
-        consumer.close()
-    decoder = consumer.decoder
+def _rows(seen: Seen) -> list[dict[str, Any]]:
+    raws, decoder = seen.raws, seen.decoder
     columns: Mapping[str, list[Any]] = {
-        "messageId": Identification(settings, decoder).texts(raws),
+        "messageId": Identification(seen.settings, decoder).texts(raws),
         "body": decoder.bodies(raws),
-        "destination": [endpoint.name] * len(raws),
+        "destination": [seen.settings.endpoint.name] * len(raws),
         **{name: list(make(raws)) for name, make in decoder.columns.items() if name != "body"},
     }
     rows = [{name: values[at] for name, values in columns.items()} for at in range(len(raws))]
@@ -87,4 +119,4 @@ def _received(consumer: Consumer, most: int, patience_s: float) -> list[Any]:
                 raws += came
     except SessionLostError as lost:
         raise BrokerUnavailableError(f"{consumer.endpoint.destination}: the session ended: {lost}") from lost
-    return raws[:most]
+    return raws

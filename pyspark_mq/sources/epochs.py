@@ -18,6 +18,7 @@ Rules cited by number are in docs/how-it-works.md#the-rules.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -48,6 +49,10 @@ _REPLAY_GAP_S = 1.0
 _WINDOW_LEAST = 2
 #: How often a replay that waits says so.
 _REPLAY_LOG_S = 10.0
+_WAYS_ON = (
+    "'pyspark-mq release' with the checkpointLocation does so for this epoch alone, 'failOnDataLoss' set to 'false' "
+    "for all"
+)
 #: Missing IDs named in an error; the rest is counted.
 _IDS_SHOWN = 10
 #: Queues that are no longer read and of which IDs are still carried.
@@ -383,7 +388,7 @@ class EpochSource:
             return
         try:
             self._lanes.start()
-            self._await_replay(end.epoch)
+            self._await_replay(end)
         finally:
             for lane in self._lanes:
                 lane.intake.replaying = False
@@ -412,22 +417,30 @@ class EpochSource:
             f"{self._destination}: epoch {end.epoch} was planned and not committed, and has messages of queues that "
             f"the query does not read any more: {told}. "
         )
-        if self._settings.fail_on_data_loss:
+        why = self._may_go_on(end)
+        if why is None:
             raise CheckpointError(
-                f"{text}Read them once more until that epoch is committed, and leave them away then; or set "
-                "'failOnDataLoss' to 'false' to go on without those messages"
+                f"{text}Read them once more until that epoch is committed, and leave them away then; or go on without "
+                f"those messages: {_WAYS_ON}"
             )
-        _LOG.error("%sGoing on without them, as 'failOnDataLoss' is 'false'", text)
+        _LOG.error("%sGoing on without them, as %s", text, why)
         self._gave_up = True
+
+    def _may_go_on(self, end: Position) -> str | None:
+        """Why an epoch may be run without what does not come back; None if it may not."""
+        if end.released:
+            return "the epoch was released"
+        return None if self._settings.fail_on_data_loss else "'failOnDataLoss' is 'false'"
 
     def _unexpected(self, what: str) -> InternalError:
         return InternalError(f"{self._destination}: {what}")
 
-    def _await_replay(self, epoch: int) -> None:
+    def _await_replay(self, end: Position) -> None:
         """Wait until every planned message is here again, `replayTimeout` long while connected."""
+        epoch = end.epoch
         timeout_s = self._settings.replay_timeout_s
         connected_s, gaps_s = 0.0, dict.fromkeys(self._lanes.with_ended(), _REPLAY_GAP_S)
-        before = said = self._runtime.monotonic_s()
+        before, said = self._runtime.monotonic_s(), -math.inf
         while True:
             self._lanes.pump()
             lanes = self._lanes.with_ended()
@@ -435,13 +448,13 @@ class EpochSource:
             if not missing:
                 return
             if any(lane.ended for lane in missing):
-                self._give_up(epoch, [lane for lane in missing if lane.ended])
+                self._give_up(end, [lane for lane in missing if lane.ended])
                 continue
             now = self._runtime.monotonic_s()
             connected_s += now - before if all(lane.sessions.complete for lane in missing) else 0.0
             before = now
             if connected_s > timeout_s:
-                self._give_up(epoch, list(missing))
+                self._give_up(end, list(missing))
                 return
             if now - said >= _REPLAY_LOG_S:
                 said = now
@@ -456,9 +469,9 @@ class EpochSource:
                     gaps_s[lane] *= 2
             self._lanes.wait(IDLE_WAIT_S)
 
-    def _give_up(self, epoch: int, lanes: Sequence[Lane]) -> None:
+    def _give_up(self, end: Position, lanes: Sequence[Lane]) -> None:
         """Rule 9: the planned messages are not all there."""
-        settings = self._settings
+        epoch, settings = end.epoch, self._settings
         missing = {lane: [key_text(key) for key in lane.ledger.missing(epoch)] for lane in lanes}
         told = "; ".join(
             f"{lane.destination}: {len(keys)} of {len(lane.ledger.keys(epoch))} messages of epoch {epoch} did not come "
@@ -470,10 +483,11 @@ class EpochSource:
             f"{told}. Likely reasons: they expired, were dead-lettered, purged, or are held by another consumer "
             f"of the queue; {settings.endpoint.broker.delivery_limit_note}. "
         )
-        if settings.fail_on_data_loss:
+        why = self._may_go_on(end)
+        if why is None:
             advice = (
                 "The messages that are there were not acknowledged and stay in the queue. Return the "
-                "missing ones to the queue, or set 'failOnDataLoss' to 'false' to go on without them"
+                f"missing ones to the queue, or go on without them: {_WAYS_ON}"
             )
             everything = [key for keys in missing.values() for key in keys]
             where = ", ".join(lane.destination for lane in lanes)
@@ -483,4 +497,4 @@ class EpochSource:
         # The offset of this epoch lists them and cannot be changed. The next one is written as soon as
         # this is committed, even if it is of an empty epoch: from then on they count as new (rule 15).
         self._gave_up = True
-        _LOG.error("%sGoing on without them, as 'failOnDataLoss' is 'false'", text)
+        _LOG.error("%sGoing on without them, as %s", text, why)

@@ -45,8 +45,11 @@ class Position:
         parts: name of a queue or topic -> what is said of it, in the order in which the epoch emits them. Queues that
             the query no longer reads may be among them.
         broker_id: the name of the broker they are at, empty while unknown.
+        released: may the epoch be replayed without those of its messages that do not come back? So marked by
+            `pyspark-mq release`, never by the source.
     """
 
     epoch: int
     parts: Mapping[str, Part] = field(default_factory=dict)
     broker_id: str = ""
+    released: bool = False

@@ -38,6 +38,10 @@ class Folder(ABC):
         """A new file: afterwards it is there as a whole, also after a loss of power."""
 
     @abstractmethod
+    def replace(self, name: str, data: bytes) -> None:
+        """Another content for a file that is there."""
+
+    @abstractmethod
     def read(self, name: str) -> bytes:
         """A whole file."""
 
@@ -71,6 +75,9 @@ class _Local(Folder):
         finally:
             os.close(folder)
 
+    def replace(self, name: str, data: bytes) -> None:
+        self.write(name, data)
+
     def read(self, name: str) -> bytes:
         return (self._path / name).read_bytes()
 
@@ -93,6 +100,12 @@ class _Remote(Folder):
         return [found.base_name for found in self._system.get_file_info(self._select)]
 
     def write(self, name: str, data: bytes) -> None:
+        self._put(name, data, there=False)
+
+    def replace(self, name: str, data: bytes) -> None:
+        self._put(name, data, there=True)
+
+    def _put(self, name: str, data: bytes, *, there: bool) -> None:
         if not self._made:
             self._system.create_dir(self._path, recursive=True)
             self._made = True
@@ -101,6 +114,8 @@ class _Remote(Folder):
         with self._system.open_output_stream(draft) as file:
             file.write(data)
         if draft != target:
+            if there:
+                self._system.delete_file(target)  # HDFS renames onto nothing that is there
             self._system.move(draft, target)
 
     def read(self, name: str) -> bytes:

@@ -14,6 +14,8 @@ One JSON object of fixed key order (Spark compares offsets as text):
 ``carried``    IDs of earlier epochs that may still come again, in pieces of the same form
 ``until``      up to when each piece has to be carried, seconds since 1970, null where that is
                open; only where one has an end
+``released``   true where the epoch may be replayed without what does not come back
+               (``pyspark-mq release``), else not there
 ``crc``        CRC-32 of all the above: an offset edited by hand is refused, not believed
 =============  ===============================================================================
 
@@ -48,7 +50,7 @@ from pyspark_mq.sources.position import Part, Position
 from pyspark_mq.sources.settings import Settings
 from pyspark_mq.spark_source.id_log import IdLog
 
-__all__ = ["VERSION", "OffsetCodec"]
+__all__ = ["VERSION", "OffsetCodec", "released"]
 
 #: What offsets of one queue are, without and with a file, and those of several.
 _INLINE, _IN_FILE, _SEVERAL = 1, 2, 3
@@ -134,7 +136,7 @@ class OffsetCodec:
             "epoch": position.epoch,
             **lists,
         }
-        return {**offset, "crc": _crc(offset)}
+        return _signed({**offset, "released": True} if position.released else offset)
 
     def decode(self, offset: Any) -> Position:
         """The position of an offset.
@@ -166,7 +168,8 @@ class OffsetCodec:
             self._check_queues(parts)
         else:
             parts = {name: _part(offset["planned"], offset["carried"], offset.get("until", []))}
-        return Position(offset["epoch"], {} if parts == {name: Part()} else parts, offset["identity"])
+        may_go_on = offset.get("released") is True
+        return Position(offset["epoch"], {} if parts == {name: Part()} else parts, offset["identity"], may_go_on)
 
     def _part_of(self, entry: Any) -> tuple[str, Part]:
         kinds = tuple(map(type, entry)) if isinstance(entry, list) else ()
@@ -259,6 +262,18 @@ def _ids(settings: Settings) -> str:
     if endpoint.broker.ids_by_protocol and settings.id_source.kind == "message-id":
         return f"{settings.id_source} over {endpoint.protocol}"
     return str(settings.id_source)
+
+
+def released(offset: Mapping[str, Any]) -> dict[str, Any]:
+    """The same offset, whose epoch may be replayed without what does not come back.
+
+    Earlier versions of this package read it, and pay no attention to the mark.
+    """
+    return _signed({**{name: value for name, value in offset.items() if name != "crc"}, "released": True})
+
+
+def _signed(offset: dict[str, Any]) -> dict[str, Any]:
+    return {**offset, "crc": _crc(offset)}
 
 
 def _crc(offset: dict[str, Any]) -> int:

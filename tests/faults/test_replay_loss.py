@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
+from pyspark_mq.cli.main import main
+from pyspark_mq.cli.release import RECORDS
 from testbed.process import poll
 from tests.support.cells import LiveCell
 from tests.support.checks import assert_exactly_once
@@ -105,6 +109,32 @@ def test_going_on_without_them_when_the_user_says_so(cell: LiveCell) -> None:
         run.drain(EPOCH)
         assert sorted(map(str, run.output)) == sorted(map(str, sent))
         assert poll(lambda: cell.total() == 0, 30)
+
+
+@pytest.mark.network
+@pytest.mark.sampled
+def test_an_epoch_is_released(cell: LiveCell, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sent = cell.publish(EPOCH)
+    command = ["release", str(tmp_path), *(f"{name}={value}" for name, value in cell.options().items())]
+    with planned_and_crashed(cell, "4s") as run:
+        with cell.held_elsewhere(5) as held:
+            with pytest.raises(ReaderError, match="pyspark-mq release"):
+                run.batch()
+            run.crash()
+            run.save(tmp_path)
+            assert main([*command, "--yes"]) == 0
+            out = capsys.readouterr().out
+            assert f"{held} of {EPOCH} are missing" in out, out
+            run.load(tmp_path)
+            assert run.batch() == EPOCH - held
+        (record,) = (tmp_path / RECORDS).iterdir()
+        assert len(json.loads(record.read_text())["missing"][cell.queue]) == held
+        # What has turned up counts as new, and the mark is gone with its epoch.
+        run.drain(EPOCH)
+        assert sorted(map(str, run.output)) == sorted(map(str, sent))
+        run.save(tmp_path)
+        assert main([*command, "--yes"]) == 1
+        assert "nothing to release" in capsys.readouterr().err
 
 
 @pytest.mark.thorough

@@ -56,7 +56,7 @@ class Job:
 
     def __init__(self, spark: Any, folder: Path, rabbit: RabbitNode, queue: str, **options: Any) -> None:
         self._spark = spark
-        self._checkpoint = str(folder / "checkpoint")
+        self.checkpoint = str(folder / "checkpoint")
         self.schema: str | None = None
         self.options = {"broker": "rabbitmq", "url": rabbit.url(), "queue": queue}
         self.options |= {key.replace("_", "."): str(value) for key, value in options.items()}
@@ -72,7 +72,7 @@ class Job:
             self.partitions.append(frame.rdd.getNumPartitions())
             self.batches[batch] = frame.collect()
 
-        writer = self.load().writeStream.foreachBatch(keep).option("checkpointLocation", self._checkpoint)
+        writer = self.load().writeStream.foreachBatch(keep).option("checkpointLocation", self.checkpoint)
         return (writer.trigger(**trigger) if trigger else writer).start()
 
     def run(self, rows: int, timeout_s: float = 90) -> Any:
@@ -370,6 +370,39 @@ def test_the_checkpoint_can_be_inspected(
     epoch = source["open"] or source["committed"]
     assert epoch["planned"] == 10
     assert told["committedBatch"] == 1
+
+
+def test_a_replay_that_cannot_complete_is_released(
+    spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sent = rabbit.publish(name, bodies(10))
+    job = Job(spark, tmp_path, rabbit, name, replayTimeout="3s", idLog=tmp_path / "ids", **full_epochs(10))
+
+    def break_(frame: Any, batch: int) -> None:
+        raise RuntimeError("the sink broke")
+
+    query = job.load().writeStream.foreachBatch(break_).option("checkpointLocation", job.checkpoint).start()
+    assert poll(lambda: not query.isActive, 60)
+    assert poll(lambda: rabbit.counts(name).ready == 10, 30)
+    with pika.BlockingConnection(pika.URLParameters(rabbit.url())) as connection:
+        channel = connection.channel()
+        taken = [channel.basic_get(name, auto_ack=True)[1].message_id for _ in range(4)]
+    assert "pyspark-mq release" in job.fail()
+
+    options = [f"{key}={value}" for key, value in job.options.items()]
+    assert main(["release", job.checkpoint, "--yes", *options]) == 0
+    told = capsys.readouterr().out
+    assert "4 of 10 are missing" in told
+    assert all(key in told for key in taken)
+    assert "it was released" in inspected(job, capsys)
+    job.run(6)
+    assert [row.messageId for row in job.rows] == [key for key in sent if key not in taken]
+    assert "released" not in inspected(job, capsys)
+
+
+def inspected(job: Job, capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(["inspect", job.checkpoint]) == 0
+    return capsys.readouterr().out
 
 
 @full_api

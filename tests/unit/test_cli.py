@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 
 from pyspark_mq import __version__
 from pyspark_mq.cli.main import main
+from pyspark_mq.cli.release import RECORDS
 from pyspark_mq.dedup import encode_ids
 from pyspark_mq.sources.position import Part, Position
 from pyspark_mq.spark_source.offset import OffsetCodec
@@ -224,3 +227,71 @@ def test_options_come_from_a_file_and_the_command_line(tmp_path: Path, capsys: p
     assert "127.0.0.1:9" in told("peek", "--from", str(file), "queue=other", capsys=capsys, code=1)
     file.write_text("[]")
     assert "no JSON object" in told("peek", "--from", str(file), capsys=capsys, code=2)
+
+
+# -- release ----------------------------------------------------------------------------------
+
+
+def test_releasing_marks_the_open_epoch_and_keeps_what_was_there(
+    folder: Folder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (folder.path / "offsets" / "1").read_text().split("\n")
+    text = told("release", str(folder.path), "--yes", capsys=capsys)
+    assert "batch 1, epoch 2: 3 messages were planned and not committed" in text
+    assert "which of them are missing is not known" in text
+    after = (folder.path / "offsets" / "1").read_text().split("\n")
+    assert after[:2] == before[:2]
+    assert not (folder.path / "offsets" / ".1.crc").exists()
+    assert (folder.path / "offsets" / ".0.crc").exists()
+    position = folder.codec.decode(json.loads(after[2]))
+    assert position == replace(folder.codec.decode(json.loads(before[2])), released=True)
+    (record,) = (folder.path / RECORDS).iterdir()
+    assert f"{RECORDS}/{record.name}" in text
+    kept = json.loads(record.read_text())
+    assert kept["offset"] == json.loads(before[2])
+    (planned,) = kept["planned"].values()
+    assert (kept["batch"], kept["epoch"], planned, kept["missing"]) == (1, 2, ["c", "d", "e"], None)
+    assert "it was released" in told("inspect", str(folder.path), capsys=capsys)
+    assert "it is released already" in told("release", str(folder.path), capsys=capsys)
+
+
+def test_releasing_one_of_several_sources_leaves_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = Folder(tmp_path / "checkpoint")
+    idle, first, second = (Position(epoch, {"orders": Part(ids(str(epoch)))}) for epoch in (4, 1, 2))
+    made.plan(0, idle, "-", first)
+    made.commit(0)
+    made.plan(1, idle, '{"topic":{"0":5}}', second)
+    before = (made.path / "offsets" / "1").read_text().split("\n")
+    text = told("release", str(made.path), "--yes", capsys=capsys)
+    # What is not new in this batch was committed with the one before.
+    assert "source 0" not in text
+    assert "source 2" in text
+    after = (made.path / "offsets" / "1").read_text().split("\n")
+    assert after[:4] == before[:4]
+    assert json.loads(after[4])["released"] is True
+
+
+def test_releasing_needs_something_open_and_somebody_who_agrees(
+    folder: Folder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = (folder.path / "offsets" / "1").read_bytes()
+    monkeypatch.setattr("sys.stdin", open(os.devnull))  # noqa: SIM115 - closed with the process
+    assert "option '--yes'" in told("release", str(folder.path), capsys=capsys, code=2)
+    assert (folder.path / "offsets" / "1").read_bytes() == before
+    folder.commit(1)
+    assert "nothing to release" in told("release", str(folder.path), "--yes", capsys=capsys, code=1)
+
+
+def test_releasing_refuses_the_options_of_another_query(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    options = [f"{name}={value}" for name, value in {**GIVEN, "queue": "others"}.items()]
+    text = told("release", str(folder.path), *options, "--yes", capsys=capsys, code=1)
+    assert "was written for queue 'orders'" in text
+
+
+def test_options_may_stand_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["broker=rabbitmq", "-n", "3", "url=amqp://joe:hushhush@127.0.0.1:9", "--wait", "1", "quue=q"]
+    assert "did you mean 'queue'?" in told("peek", *words, capsys=capsys, code=2)
+    for wrong in (["inspect", "x", "url=amqp://joe:hushhush@host"], ["peek", "--no", "url=amqp://joe:hushhush@host"]):
+        with pytest.raises(SystemExit):
+            main(wrong)
+        assert "hushhush" not in capsys.readouterr().err

@@ -1,0 +1,180 @@
+"""``pyspark-mq release``: the way out of a replay that cannot complete.
+
+An epoch that was planned and not committed is run again with exactly its messages, and a query fails when they do not
+all come back. Here its offset is marked: the next start still waits for them for `replayTimeout`, and then goes on with
+what is there instead of failing. Of what is missing nothing was emitted: if it turns up later it counts as new.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+from pyspark_mq.cli.checkpoint import Checkpoint, Planned, as_uri, rewrite
+from pyspark_mq.cli.peek import look
+from pyspark_mq.dedup import Key, key_text
+from pyspark_mq.errors import CheckpointError
+from pyspark_mq.sources.identification import Identification
+from pyspark_mq.sources.intake import decode
+from pyspark_mq.sources.settings import Settings
+from pyspark_mq.sources.url import redact
+from pyspark_mq.spark_source.folders import open_folder
+from pyspark_mq.spark_source.offset import OffsetCodec, released
+
+__all__ = ["RECORDS", "Found", "Open", "mark", "open_epochs", "seek", "told"]
+
+#: Folder of the checkpoint in which it is written down what was released.
+RECORDS = "mq-released"
+#: Missing IDs that are shown; all are in the record.
+_IDS_SHOWN = 10
+#: What a broker holds for one reader at most: AMQP 0-9-1 counts a prefetch in 16 bits (basic.qos).
+_LOOKED_AT_MAX = 65_535
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """An epoch that a restart would replay.
+
+    Attributes:
+        source: place of the source in the query.
+        planned: its newest offset.
+        keys: name of a queue -> its messages, in planned order.
+    """
+
+    source: int
+    planned: Planned
+    keys: Mapping[str, Sequence[Key]]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a look into one queue gave.
+
+    Attributes:
+        planned: how many messages of it the epoch has.
+        missing: those that were not seen.
+        seen: messages looked at.
+        complete: was that all there is?
+    """
+
+    planned: int
+    missing: Sequence[Key]
+    seen: int
+    complete: bool
+
+
+def open_epochs(checkpoint: Checkpoint) -> list[Open]:
+    """The epochs of a checkpoint that wait for messages.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    opened = []
+    for source in sorted(checkpoint.epochs):
+        newest = checkpoint.open(source)
+        if newest is None:
+            continue
+        parts = {name: decode(part.planned, checkpoint.place) for name, part in newest.position.parts.items()}
+        keys = {name: found for name, found in parts.items() if found}
+        if keys:
+            opened.append(Open(source, newest, keys))
+    if not opened:
+        raise CheckpointError(
+            f"{checkpoint.place}: nothing to release: no epoch waits for messages that were planned and not committed"
+        )
+    return opened
+
+
+def seek(one: Open, settings: Settings, id_log: str | None, patience_s: float) -> dict[str, Found]:
+    """Look for the messages of an epoch in their queues, and give back what is there.
+
+    Args:
+        settings: of the query.
+        id_log: option `idLog` of the query, or where its files are now.
+        patience_s: for how long none may come.
+
+    Returns:
+        of each queue what was found.
+
+    Raises:
+        CheckpointError: the query reads something else.
+        MqError: the queues cannot be read.
+    """
+    parts = OffsetCodec.of(settings, id_log).decode(dict(one.planned.offset)).parts
+    found = {}
+    for name, part in parts.items():
+        keys = decode(part.planned, settings.destination)
+        if keys:
+            queue = settings if settings.endpoint.name == name else settings.of_queue(name, len(parts))
+            seen = look(queue, _LOOKED_AT_MAX, patience_s)
+            there = set(Identification(queue, seen.decoder).keys(seen.raws))
+            found[name] = Found(len(keys), [key for key in keys if key not in there], len(seen.raws), seen.complete)
+    return found
+
+
+def told(one: Open, found: Mapping[str, Found] | None) -> Iterator[str]:
+    """An epoch and what is missing of it, as lines for people.
+
+    Args:
+        found: None if nobody has looked.
+    """
+    planned = one.planned
+    count = sum(map(len, one.keys.values()))
+    yield f"source {one.source}: {planned.offset['source']}, broker {planned.offset['broker']}"
+    yield f"  batch {planned.batch}, epoch {planned.position.epoch}: {count:,} messages were planned and not committed"
+    if planned.position.released:
+        yield "  it is released already"
+    if found is None:
+        yield "  which of them are missing is not known: give the options of the source to have the queue looked at"
+        return
+    for name, there in found.items():
+        more = "" if there.complete else "; it has more"
+        yield (
+            f"  queue '{name}': {len(there.missing):,} of {there.planned:,} are missing among the {there.seen:,} "
+            f"messages looked at{more}"
+        )
+        for key in there.missing[:_IDS_SHOWN]:
+            yield f"    {key_text(key)}"
+        if len(there.missing) > _IDS_SHOWN:
+            yield f"    and {len(there.missing) - _IDS_SHOWN:,} more"
+
+
+def mark(place: str, one: Open, found: Mapping[str, Found] | None) -> str:
+    """Release an epoch, and write down what was there before.
+
+    No query may run with the checkpoint: it would not see the mark, or write over it.
+
+    Args:
+        place: the `checkpointLocation`.
+        found: what is missing, None if nobody has looked.
+
+    Returns:
+        the record, a path within the checkpoint.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be written.
+    """
+    at = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+    planned = one.planned
+    record = {
+        "releasedAt": at,
+        "batch": planned.batch,
+        "source": one.source,
+        "epoch": planned.position.epoch,
+        "reads": planned.offset["source"],
+        "planned": {name: list(map(key_text, keys)) for name, keys in one.keys.items()},
+        "missing": None if found is None else {name: list(map(key_text, one.missing)) for name, one in found.items()},
+        "offset": planned.offset,
+    }
+    name = f"{planned.batch}-{one.source}-{at}.json"
+    try:
+        open_folder(f"{as_uri(place)}/{RECORDS}").write(name, (json.dumps(record, indent=1) + "\n").encode())
+    except Exception as failed:
+        raise CheckpointError(
+            f"{redact(place)}: the record {RECORDS}/{name} cannot be written, so nothing was changed "
+            f"({type(failed).__name__}: {redact(str(failed))})"
+        ) from failed
+    rewrite(place, planned.batch, one.source, released(planned.offset))
+    return f"{RECORDS}/{name}"
