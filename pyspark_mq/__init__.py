@@ -1,38 +1,49 @@
 """pyspark-mq: message queues as an exactly-once source of Spark Structured Streaming.
 
 Public are the format name ``mq``, its options and columns, the counters in the query's progress
-(docs/options.md), the errors in :mod:`pyspark_mq.errors`, and that a checkpoint goes on with newer
-versions. All else is private. CONTRIBUTING.md#what-is-public has the details.
+(docs/options.md), ``QueueListener`` and ``readings`` (docs/observing.md), the errors in :mod:`pyspark_mq.errors`, and
+that a checkpoint goes on with newer versions. All else is private. CONTRIBUTING.md#what-is-public has the details.
 
 Importing this module imports neither Spark nor any broker client. Spark looks for a class called
 ``DefaultSource`` in every importable module named ``pyspark_*`` and registers it under its name,
-``mq``; that attribute is made when it is first asked for.
+``mq``; that attribute is made when it is first asked for, and so are the others.
 """
 
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pyspark_mq.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from pyspark_mq.spark_source.datasource import MqDataSource as DefaultSource
+    from pyspark_mq.spark_source.listener import QueueListener
+    from pyspark_mq.spark_source.reading import readings
 
-__all__ = ["DefaultSource", "__version__"]
+__all__ = ["DefaultSource", "QueueListener", "__version__", "readings"]
 
 __version__ = "0.1.0"
 
 
+#: Where what is made when it is first asked for comes from.
+_LAZY = {
+    "DefaultSource": ("datasource", "MqDataSource"),
+    "QueueListener": ("listener", "QueueListener"),
+    "readings": ("reading", "readings"),
+}
+
+
 def __getattr__(name: str) -> Any:
-    if name != "DefaultSource":
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, attribute = _LAZY[name]
     try:
-        from pyspark_mq.spark_source.datasource import MqDataSource  # noqa: PLC0415 - see above
+        return getattr(import_module(f"pyspark_mq.spark_source.{module}"), attribute)
     except ModuleNotFoundError as missing:
         if (missing.name or "").partition(".")[0] != "pyspark":
             raise
         raise MissingExtraError(
             f"pyspark is not installed; run: {sys.executable} -m pip install 'pyspark-mq[spark]'"
         ) from missing
-    return MqDataSource

@@ -285,6 +285,11 @@ class Ledger(Generic[K, P]):
         """Is an acknowledgement under way whose confirmation can still come?"""
         return any(batch.open_sessions for batch in self._carried.values())
 
+    def under_way(self, number: int | None) -> bool:
+        """Can the confirmation of this settlement still come?"""
+        batch = None if number is None else self._carried.get(number)
+        return batch is not None and bool(batch.open_sessions)
+
     def carried(self) -> list[Batch[K]]:
         """The batches the next offset has to repeat, oldest first."""
         for batch in self._carried.values():

@@ -5,7 +5,9 @@ The table for users is in docs/options.md#counters.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 __all__ = ["Counters"]
 
@@ -54,6 +56,12 @@ class Counters:
         known = self.backlog is not None and other.backlog is not None
         backlog = self.backlog + other.backlog if known else None  # type: ignore[operator]
         return Counters(**{**both, "replays": max(self.replays, other.replays), "backlog": backlog})
+
+    @classmethod
+    def of(cls, report: Mapping[str, Any]) -> Counters:
+        """Counters as they were reported; what is not there is 0, or unknown."""
+        found = {one.name: report[name] for one in fields(cls) if (name := _documented(one.name)) in report}
+        return cls(**found)
 
     def report(self) -> dict[str, int | None]:
         """The counters under their documented names."""

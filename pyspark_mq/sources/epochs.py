@@ -36,6 +36,7 @@ from pyspark_mq.sources.position import Part, Position
 from pyspark_mq.sources.receiver import ReceiverPool
 from pyspark_mq.sources.runtime import Runtime, Threads
 from pyspark_mq.sources.settings import CONNECTIONS_MAX, Settings
+from pyspark_mq.sources.timings import Timings
 
 __all__ = ["EpochSource", "Limit", "Part", "Position", "Run"]
 
@@ -105,6 +106,7 @@ class EpochSource:
         self._watch = self._make_watch(list_queues)
         self._crowded = False
         self._filling = Filling(settings, self._lanes, self._runtime)
+        self._timings = Timings(self._runtime)
         self._first_call = True
         self._bounded = False
         self._adopted = False
@@ -143,6 +145,7 @@ class EpochSource:
             The end of a new epoch, or the last position if there is nothing new.
         """
         self._filling.asked()
+        self._timings.asked()
         self._find_queues()
         if start is not None:
             self.commit(start)
@@ -169,6 +172,8 @@ class EpochSource:
         if start is None:
             limit = self._shared_window(limit)
         sizes = self._filling.gather(limit)
+        self._timings.gathered()
+        self._timings.look()
         if sizes or self._gave_up or (start is None and self._in_the_way()):
             return self._plan(sizes)
         return self._last
@@ -220,8 +225,8 @@ class EpochSource:
             return  # of a former process, or committed before: nothing that was run here (rule 16)
         for epoch in [epoch for epoch in self._begun if epoch <= end.epoch]:
             del self._begun[epoch]
-        for lane in self._lanes.with_ended():
-            lane.commit(end.epoch)
+        settled = [(lane.ledger, lane.commit(end.epoch)) for lane in self._lanes.with_ended()]
+        self._timings.committed(end.epoch, lambda: any(ledger.under_way(number) for ledger, number in settled))
         self._lanes.forget_ended()
 
     def stop(self) -> None:
@@ -237,6 +242,10 @@ class EpochSource:
     def counters(self) -> Counters:
         """What a user sees in the query's progress (rule 8)."""
         return sum((lane.counters() for lane in self._lanes), Counters())
+
+    def report(self) -> dict[str, Any]:
+        """The counters and the times of the last epochs, under their documented names."""
+        return {"reads": self._destination, **self.counters().report(), **self._timings.report()}
 
     # -- queues by a pattern -------------------------------------------------------------------
 
@@ -306,10 +315,12 @@ class EpochSource:
         before, self._highest = self._highest, self._next_epoch()
         epoch = self._highest
         self._gave_up = False
+        bytes_before = self._lanes.planned_bytes
         parts = {lane.name: lane.plan(epoch, sizes.get(lane, 0), before) for lane in self._lanes}
         self._filling.planned(sum(sizes.values()), sum(len(part.planned) for part in parts.values()))
         broker_id = next((lane.intake.broker_id for lane in self._lanes if lane.intake.broker_id), "")
         self._last = Position(epoch, {**parts, **self._away}, broker_id)
+        self._timings.planned(epoch, sum(sizes.values()), self._lanes.planned_bytes - bytes_before)
         if self._settings.guarantee.acknowledges_first:
             self._hold(self._last)
             for lane in self._lanes:

@@ -175,8 +175,12 @@ class Lane:
 
     # -- phase two
 
-    def commit(self, upto: int) -> None:
-        """Phase two of all epochs up to this one: Spark has committed them."""
+    def commit(self, upto: int) -> int | None:
+        """Phase two of all epochs up to this one: Spark has committed them.
+
+        Returns:
+            the number of their acknowledgements; None if there are none.
+        """
         self.intake.look_for_room()
         for epoch in self.ledger.epochs(upto):
             self._store.remember(self.ledger.keys(epoch))
@@ -186,7 +190,9 @@ class Lane:
         for epoch in [epoch for epoch in self._emitted if epoch <= upto]:
             del self._emitted[epoch]
         self.retain()
-        self.intake.settle(self.ledger.commit(upto))
+        settlement = self.ledger.commit(upto)
+        self.intake.settle(settlement)
+        return None if settlement is None else settlement.number
 
     # -- restart
 

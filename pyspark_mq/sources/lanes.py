@@ -142,6 +142,11 @@ class Lanes:
         return sum(lane.ledger.buffered_bytes for lane in self)
 
     @property
+    def planned_bytes(self) -> int:
+        """Bytes of the bodies of epochs that are not committed."""
+        return sum(lane.ledger.planned_bytes for lane in self)
+
+    @property
     def received(self) -> int:
         """Deliveries taken in so far."""
         return sum(lane.ledger.counters.received for lane in self)

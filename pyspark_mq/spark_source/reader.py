@@ -142,9 +142,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """What is read, and the counters: Spark shows them in the progress as the source's `latestOffset`."""
-        if self._epochs is None:
-            return None
-        return {"reads": self._options.settings.destination, **self._epochs.counters().report()}
+        return None if self._epochs is None else self._epochs.report()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The payload of an epoch, split for tasks; the same objects however often Spark asks."""

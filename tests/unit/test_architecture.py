@@ -229,7 +229,7 @@ def test_the_rules_see_the_imports_there_are() -> None:
     assert Import("pika.exceptions") in IMPORTS["sources.amqp091.consumer"]
     assert Import("pyspark_mq.dedup.identity") in IMPORTS["dedup.codec"]
     assert Import("pyspark_mq.spark_source.datasource", checking=True) in IMPORTS[""]
-    assert Import("pyspark_mq.spark_source.datasource", lazy=True) in IMPORTS[""]
+    assert Import("pyspark_mq.dedup.redis_store", lazy=True) in IMPORTS["spark_source.reader"]
     assert {"ack.ledger", "dedup.codec", "dedup.store"} < set(PURE_MODULES)
 
 

@@ -26,6 +26,13 @@ def test_the_report_has_the_documented_counters_in_their_order() -> None:
     assert list(report.values()) == list(range(len(NAMES)))
 
 
+def test_a_report_is_read_back() -> None:
+    counters = Counters(*range(len(NAMES)))
+    assert Counters.of({"reads": "queue 'q'", **counters.report()}) == counters
+    assert Counters.of({"backlog": None}).backlog is None
+    assert Counters.of({}).received == 0
+
+
 def test_every_counter_has_a_line_in_the_docstring() -> None:
     assert re.findall(r"^ +(\w+): \w", str(Counters.__doc__), re.MULTILINE) == NAMES
 

@@ -1,0 +1,84 @@
+"""How long the steps of an epoch took, for whoever watches a query from outside."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from pyspark_mq.sources.runtime import Runtime
+
+__all__ = ["Timings"]
+
+#: Committed epochs whose confirmation is waited for.
+_EPOCHS_KEPT = 16
+
+
+class Timings:
+    """The last planned epoch, and the last one whose acknowledgements were confirmed.
+
+    Args:
+        runtime: the clock.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._asked_s = self._gathered_s = 0.0
+        self._asked_at_ms = 0
+        self._epoch: dict[str, int] | None = None
+        self._committed: deque[tuple[int, float, Callable[[], bool]]] = deque(maxlen=_EPOCHS_KEPT)
+        self._confirmed: dict[str, int] | None = None
+
+    def asked(self) -> None:
+        """Spark asks for an epoch."""
+        self._asked_s = self._gathered_s = self._runtime.monotonic_s()
+        self._asked_at_ms = self._runtime.utc_us() // 1000
+
+    def gathered(self) -> None:
+        """Its messages are here."""
+        self._gathered_s = self._runtime.monotonic_s()
+
+    def planned(self, epoch: int, messages: int, size: int) -> None:
+        """It is cut.
+
+        Args:
+            epoch: its number.
+            messages: how many it has.
+            size: bytes of their bodies.
+        """
+        self._epoch = {
+            "epoch": epoch,
+            "messages": messages,
+            "bytes": size,
+            "askedAtMs": self._asked_at_ms,
+            "receiveMs": _ms(self._gathered_s - self._asked_s),
+            "planMs": _ms(self._runtime.monotonic_s() - self._gathered_s),
+        }
+
+    def committed(self, epoch: int, under_way: Callable[[], bool]) -> None:
+        """Spark has committed it, and it is acknowledged.
+
+        Args:
+            under_way: can the confirmation of that still come?
+        """
+        self._committed.append((epoch, self._runtime.monotonic_s(), under_way))
+
+    def look(self) -> None:
+        """What was confirmed by now?"""
+        while self._committed and not self._committed[0][2]():
+            epoch, since_s, _ = self._committed.popleft()
+            self._confirm(epoch, since_s)
+
+    def _confirm(self, epoch: int, since_s: float) -> None:
+        self._confirmed = {
+            "epoch": epoch,
+            "confirmedAtMs": self._runtime.utc_us() // 1000,
+            "confirmMs": _ms(self._runtime.monotonic_s() - since_s),
+        }
+
+    def report(self) -> dict[str, dict[str, int] | None]:
+        """The two under their documented names."""
+        return {"lastPlanned": self._epoch, "lastConfirmed": self._confirmed}
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)

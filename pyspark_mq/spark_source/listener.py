@@ -1,0 +1,209 @@
+"""A listener that shows what queries on queues do: a line a minute, metrics and traces.
+
+.. code-block:: python
+
+    from pyspark_mq import QueueListener
+
+    spark.streams.addListener(QueueListener())
+
+It works from the progress that Spark reports (:class:`pyspark.sql.streaming.StreamingQueryListener`), in the program
+that added it, also with Spark Connect. Nothing is asked of the source or the broker for it. Spark shows the counters of
+a source from 4.2 on; with 4.0 and 4.1 there are rows and durations only.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import StreamingQueryListener
+
+from pyspark_mq.errors import ConfigurationError
+from pyspark_mq.sources.counters import Counters
+from pyspark_mq.spark_source.reading import NOW, Reading, readings
+from pyspark_mq.spark_source.telemetry import Metrics, Spans, serve
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.trace import TracerProvider
+    from pyspark.sql.streaming.listener import (
+        QueryIdleEvent,
+        QueryProgressEvent,
+        QueryStartedEvent,
+        QueryTerminatedEvent,
+    )
+
+__all__ = ["QueueListener"]
+
+_LOG = logging.getLogger("pyspark_mq.listener")
+
+#: Counters worth a line at once.
+_ALARMS = ("lost", "rejected")
+_ERROR_SHOWN = 300
+
+
+@dataclass(slots=True)
+class _Watched:
+    """A run of a query."""
+
+    label: str
+    said_s: float
+    rows: int = 0
+    triggers: int = 0
+    #: Of each source: the counters of the last progress, and of the last line.
+    last: dict[int, Reading] = field(default_factory=dict)
+    sums: dict[int, dict[str, int]] = field(default_factory=dict)
+    #: Of each epoch of a source: the span that its confirmation belongs to.
+    epochs: OrderedDict[tuple[int, int], Any] = field(default_factory=OrderedDict)
+
+
+class QueueListener(StreamingQueryListener):
+    """Logs what queries on queues do, and exports it to OpenTelemetry where that is installed.
+
+    Lines go to the logger ``pyspark_mq.listener`` at level INFO (WARNING where a message was lost or rejected). If
+    logging has not been set up, they go to standard error.
+
+    Metrics and spans go to the given providers, else to the global ones of OpenTelemetry, which drop them unless the
+    program has set them. Their names are in docs/observing.md.
+
+    Args:
+        log_every_s: seconds between two lines of a query; 0 for a line each trigger, None for none.
+        prometheus: ``host:port`` to serve metrics on for Prometheus. Needs ``pip install 'pyspark-mq[otel]'``.
+        meter_provider: for metrics; not together with `prometheus`.
+        tracer_provider: for spans.
+
+    Raises:
+        MissingExtraError: `prometheus` is given, and its exporter is not installed.
+        ConfigurationError: `prometheus` is no address, or a meter provider is given as well.
+    """
+
+    def __init__(
+        self,
+        log_every_s: float | None = 60.0,
+        *,
+        prometheus: str | None = None,
+        meter_provider: MeterProvider | None = None,
+        tracer_provider: TracerProvider | None = None,
+    ) -> None:
+        if prometheus is not None:
+            if meter_provider is not None:
+                raise ConfigurationError("give 'prometheus' or 'meter_provider', not both")
+            meter_provider = serve(prometheus)
+        self._log_every_s = log_every_s
+        self._metrics = Metrics.of(meter_provider)
+        self._spans = Spans.of(tracer_provider)
+        self._runs: dict[str, _Watched] = {}
+        #: Spark Connect gives a listener its session, classic Spark does not.
+        self._session = SparkSession.getActiveSession()
+        if log_every_s is not None and not _LOG.hasHandlers():
+            _LOG.addHandler(logging.StreamHandler(sys.stderr))
+            _LOG.setLevel(logging.INFO)
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        """Called by Spark."""
+        self._runs[str(event.runId)] = _Watched(_label(event.name, event.id), time.monotonic())
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        """Called by Spark."""
+        progress = event.progress
+        run = self._runs.setdefault(str(progress.runId), _Watched(_label(progress.name, progress.id), time.monotonic()))
+        found = readings(progress)
+        run.rows += progress.numInputRows
+        run.triggers += progress.numInputRows > 0
+        if progress.numInputRows:
+            self._metrics.durations(run.label, progress.durationMs)
+            self._spans.trigger(run.label, run.epochs, progress, found)
+        self._take(run, found)
+        self._say(run)
+
+    def _take(self, run: _Watched, found: Sequence[Reading]) -> None:
+        alarms = []
+        for now in found:
+            grown = _growth(run.last.get(now.source), now)
+            run.last[now.source] = now
+            sums = run.sums.setdefault(now.source, dict.fromkeys(grown, 0))
+            for name, count in grown.items():
+                sums[name] += count
+            self._metrics.add(run.label, now, grown)
+            self._spans.confirmed(run.epochs, now)
+            alarms += [f"{grown[name]} {name} of {now.reads}" for name in _ALARMS if grown[name]]
+        if alarms and self._log_every_s is not None:
+            _LOG.warning("%s: %s message(s)", run.label, ", ".join(alarms))
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        """Called by Spark."""
+        run = self._runs.get(str(event.runId))
+        if run is None:
+            return
+        # Spark tells a listener of progress with rows only; what was settled last is in a later one.
+        session = self.spark or self._session
+        query = None if session is None else session.streams.get(str(event.id))
+        progress = None if query is None else query.lastProgress
+        if progress is not None:
+            self._take(run, readings(progress))
+        self._say(run)
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        """Called by Spark."""
+        run = self._runs.pop(str(event.runId), None)
+        if run is None or self._log_every_s is None:
+            return
+        self._say(run, at_once=True)
+        if event.exception is None:
+            _LOG.info("%s: ended", run.label)
+        else:
+            # Spark repeats offsets in the text, with all their IDs.
+            text = " ".join(event.exception.split())
+            _LOG.warning(
+                "%s: failed: %s", run.label, text if len(text) <= _ERROR_SHOWN else f"{text[:_ERROR_SHOWN]}..."
+            )
+
+    def _say(self, run: _Watched, *, at_once: bool = False) -> None:
+        if self._log_every_s is None:
+            return
+        now_s = time.monotonic()
+        seconds = now_s - run.said_s
+        if seconds < self._log_every_s and not at_once:
+            return
+        _LOG.info("%s: %s rows in %d triggers, %.0f s (%.0f a second)", run.label, f"{run.rows:,}", run.triggers,
+                  seconds, run.rows / max(seconds, 0.001))  # fmt: skip
+        for source, reading in sorted(run.last.items()):
+            _LOG.info("%s: %s: %s", run.label, reading.reads, _line(run.sums[source], reading.counters))
+        run.said_s, run.rows, run.triggers, run.sums = now_s, 0, 0, {}
+        for source in run.last:
+            run.sums[source] = dict.fromkeys(_growth(None, run.last[source]), 0)
+
+
+def _label(name: str | None, query_id: Any) -> str:
+    return f"query '{name}'" if name else f"query {str(query_id)[:8]}"
+
+
+def _growth(before: Reading | None, now: Reading) -> dict[str, int]:
+    """What was counted since; all of it where the source's process is another one."""
+    counts = {name: value for name, value in now.counters.report().items() if name not in NOW and value is not None}
+    if before is None:
+        return counts
+    earlier = before.counters.report()
+    if any(value < (earlier[name] or 0) for name, value in counts.items()):
+        return counts
+    return {name: value - (earlier[name] or 0) for name, value in counts.items()}
+
+
+def _line(sums: Mapping[str, int], counters: Counters) -> str:
+    backlog = "unknown" if counters.backlog is None else f"{counters.backlog:,}"
+    told = [f"{sums['received']:,} received", f"{sums['settled']:,} settled"]
+    told += [
+        f"{sums[name]:,} {words}"
+        for name, words in (
+            ("duplicatesDropped", "duplicates dropped"), ("rejected", "rejected"), ("lost", "lost"),
+            ("reconnects", "reconnects"), ("replays", "replays"),
+        )
+        if sums[name]
+    ]  # fmt: skip
+    return ", ".join([*told, f"{counters.unacked:,} unacknowledged, {counters.buffered:,} buffered, backlog {backlog}"])

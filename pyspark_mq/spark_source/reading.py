@@ -1,0 +1,61 @@
+"""What the progress of a query says of its sources of format `mq`, as types."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark_mq.sources.counters import Counters
+
+__all__ = ["NOW", "Reading", "readings"]
+
+#: Counters that are readings of a moment.
+NOW = ("unacked", "buffered", "carried", "backlog")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the progress of a query says of one source of format `mq`.
+
+    Attributes:
+        source: its place in the query.
+        reads: the queues or the topic, as errors call them.
+        counters: of its process since that was started.
+        planned: the last planned epoch: `epoch`, `messages`, `bytes`, `askedAtMs` (since 1970), `receiveMs`, `planMs`.
+            None before the first.
+        confirmed: the last epoch whose acknowledgements were confirmed: `epoch`, `confirmedAtMs` (since 1970),
+            `confirmMs` from the commit. None before the first.
+    """
+
+    source: int
+    reads: str
+    counters: Counters
+    planned: Mapping[str, int] | None = None
+    confirmed: Mapping[str, int] | None = None
+
+
+def readings(progress: Any) -> list[Reading]:
+    """The sources of format `mq` in a progress.
+
+    Args:
+        progress: a `StreamingQueryProgress`, or the mapping that `query.lastProgress` is.
+
+    Returns:
+        one for each that reports; none before Spark 4.2, and for a batch that is replayed.
+    """
+    sources = progress["sources"] if isinstance(progress, Mapping) else progress.sources
+    found = []
+    for place, source in enumerate(sources):
+        text = source["latestOffset"] if isinstance(source, Mapping) else source.latestOffset
+        try:
+            told = json.loads(text) if isinstance(text, str) else text
+        except ValueError:
+            continue
+        if isinstance(told, Mapping) and "reads" in told:
+            counters = Counters.of(told)
+            found.append(
+                Reading(place, str(told["reads"]), counters, told.get("lastPlanned"), told.get("lastConfirmed"))
+            )
+    return found

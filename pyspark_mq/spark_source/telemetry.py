@@ -1,0 +1,173 @@
+"""Progress of queries as metrics and traces of OpenTelemetry. Its API is imported where it is installed.
+
+Names are in docs/observing.md.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from pyspark_mq.errors import ConfigurationError, MissingExtraError
+from pyspark_mq.spark_source.reading import NOW, Reading
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.trace import TracerProvider
+
+__all__ = ["Metrics", "Spans", "serve"]
+
+#: What Spark's durations are called here, in the order of a trigger (``MicroBatchExecution.scala``).
+_STEPS: Mapping[str, str] = {
+    "latestOffset": "receive and plan",
+    "walCommit": "write offsets",
+    "queryPlanning": "plan query",
+    "getBatch": "get batch",
+    "addBatch": "run",
+    "commitOffsets": "write commit",
+}
+#: Epochs whose confirmation may still be reported.
+_EPOCHS_KEPT = 16
+
+
+def serve(address: str) -> MeterProvider:
+    """A meter provider whose metrics Prometheus can fetch."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ConfigurationError(f"prometheus={address!r} is not of the form 'host:port', such as 'localhost:9464'")
+    try:
+        from opentelemetry.exporter.prometheus import PrometheusMetricReader  # noqa: PLC0415 - an extra
+        from opentelemetry.sdk.metrics import MeterProvider as Provider  # noqa: PLC0415
+        from prometheus_client import start_http_server  # noqa: PLC0415
+    except ModuleNotFoundError as missing:
+        raise MissingExtraError(
+            f"{missing.name} is not installed; run: {sys.executable} -m pip install 'pyspark-mq[otel]'"
+        ) from missing
+    try:
+        start_http_server(int(port), host)
+    except OSError as failed:
+        raise ConfigurationError(f"prometheus={address!r} cannot be served: {failed}") from failed
+    return Provider([PrometheusMetricReader()])
+
+
+class Metrics:
+    """Counters, readings and durations as instruments. Does nothing without OpenTelemetry."""
+
+    @classmethod
+    def of(cls, provider: MeterProvider | None) -> Metrics:
+        try:
+            from opentelemetry.metrics import get_meter  # noqa: PLC0415 - an extra
+        except ModuleNotFoundError:
+            return cls(None)
+        return cls(get_meter("pyspark_mq", meter_provider=provider))
+
+    def __init__(self, meter: Any) -> None:
+        self._meter = meter
+        self._counters: dict[str, Any] = {}
+        self._gauges: dict[str, Any] = {}
+        self._durations = meter and meter.create_histogram(
+            "pyspark_mq.trigger.duration", "s", "Steps of a trigger with rows, by Spark's clock"
+        )
+
+    def add(self, label: str, now: Reading, grown: Mapping[str, int]) -> None:
+        """What was counted since the last progress, and what is read now."""
+        if self._meter is None:
+            return
+        attributes = {"query": label, "source": str(now.source), "messaging.destination.name": now.reads}
+        for name, count in grown.items():
+            instrument = self._counters.get(name)
+            if instrument is None:
+                instrument = self._meter.create_counter(
+                    f"pyspark_mq.{_snake(name)}", "{message}", f"Counter '{name}' of the source"
+                )
+                self._counters[name] = instrument
+            instrument.add(count, attributes)
+        for name in NOW:
+            value = getattr(now.counters, name)
+            if value is None:
+                continue
+            if name not in self._gauges:
+                self._gauges[name] = self._meter.create_gauge(
+                    f"pyspark_mq.{name}", "{message}", f"Reading '{name}' of the source"
+                )
+            self._gauges[name].set(value, attributes)
+
+    def durations(self, label: str, duration_ms: Mapping[str, int]) -> None:
+        """Spark's times of a trigger."""
+        if self._meter is None:
+            return
+        for step, name in (*_STEPS.items(), ("triggerExecution", "trigger")):
+            if step in duration_ms:
+                self._durations.record(duration_ms[step] / 1000, {"query": label, "step": name})
+
+
+class Spans:
+    """A trace for each epoch: the steps of its trigger, and its confirmation. Does nothing without OpenTelemetry."""
+
+    @classmethod
+    def of(cls, provider: TracerProvider | None) -> Spans:
+        try:
+            from opentelemetry import trace  # noqa: PLC0415 - an extra
+        except ModuleNotFoundError:
+            return cls(None, None)
+        return cls(trace, trace.get_tracer("pyspark_mq", tracer_provider=provider))
+
+    def __init__(self, trace: Any, tracer: Any) -> None:
+        self._trace = trace
+        self._tracer = tracer
+
+    def trigger(
+        self, label: str, epochs: OrderedDict[tuple[int, int], Any], progress: Any, found: list[Reading]
+    ) -> None:
+        """A span of the trigger, and one for each of its steps."""
+        if self._tracer is None:
+            return
+        at_ns = round(datetime.fromisoformat(progress.timestamp.replace("Z", "+00:00")).timestamp() * 1e9)
+        durations = progress.durationMs
+        counts = {"pyspark_mq.rows": progress.numInputRows, "spark.batch.id": progress.batchId, "query": label}
+        for now in found:
+            if now.planned is not None:
+                counts |= {f"pyspark_mq.{now.source}.{name}": value for name, value in now.planned.items()}
+        root = self._tracer.start_span("epoch", start_time=at_ns, attributes=counts)
+        context = self._trace.set_span_in_context(root)
+        end_ns = at_ns
+        for name, start_ns, end_ns in _steps(at_ns, durations, found):
+            self._tracer.start_span(name, context, start_time=start_ns).end(end_ns)
+        root.end(max(end_ns, at_ns + durations.get("triggerExecution", 0) * 1_000_000))
+        for now in found:
+            if now.planned is not None:
+                epochs[now.source, now.planned["epoch"]] = context
+        while len(epochs) > _EPOCHS_KEPT:
+            epochs.popitem(last=False)
+
+    def confirmed(self, epochs: OrderedDict[tuple[int, int], Any], now: Reading) -> None:
+        """The wait for the confirmation of an epoch, as a span of its trace."""
+        if self._tracer is None or now.confirmed is None:
+            return
+        context = epochs.pop((now.source, now.confirmed["epoch"]), None)
+        if context is not None:
+            end_ns = now.confirmed["confirmedAtMs"] * 1_000_000
+            start_ns = end_ns - now.confirmed["confirmMs"] * 1_000_000
+            attributes = {"messaging.destination.name": now.reads, "pyspark_mq.epoch": now.confirmed["epoch"]}
+            self._tracer.start_span("settle", context, start_time=start_ns, attributes=attributes).end(end_ns)
+
+
+def _steps(at_ns: int, durations: Mapping[str, int], found: list[Reading]) -> Iterator[tuple[str, int, int]]:
+    """Name, start and end of each step; Spark takes them one after the other."""
+    for step, name in _STEPS.items():
+        end_ns = at_ns + durations.get(step, 0) * 1_000_000
+        planned = found[0].planned if len(found) == 1 else None
+        if step == "latestOffset" and planned is not None:
+            cut_ns = min(end_ns, at_ns + planned["receiveMs"] * 1_000_000)
+            yield "receive", at_ns, cut_ns
+            yield "plan", cut_ns, end_ns
+        elif step in durations:
+            yield name, at_ns, end_ns
+        at_ns = end_ns
+
+
+def _snake(name: str) -> str:
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name)

@@ -1,0 +1,112 @@
+"""Progress as types, and the listener's arguments."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.exporter.prometheus import PrometheusMetricReader
+from opentelemetry.sdk.metrics import MeterProvider
+from prometheus_client import generate_latest
+
+import pyspark_mq
+from pyspark_mq import QueueListener, readings
+from pyspark_mq.errors import ConfigurationError, MissingExtraError
+from pyspark_mq.sources.counters import Counters
+from pyspark_mq.spark_source.listener import _growth
+from pyspark_mq.spark_source.reading import Reading
+from pyspark_mq.spark_source.telemetry import Metrics
+
+DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana" / "pyspark-mq.json"
+REPORT = {"reads": "queue 'orders'", **Counters(received=7, backlog=None).report(), "lastPlanned": {"epoch": 3}}
+
+
+def progress(*latest: Any) -> dict[str, Any]:
+    return {"sources": [{"latestOffset": one} for one in latest]}
+
+
+def test_sources_of_this_kind_are_found_by_their_place() -> None:
+    (reading,) = readings(progress('{"orders":{"0":5}}', None, json.dumps(REPORT)))
+    assert (reading.source, reading.reads, reading.counters.received) == (2, "queue 'orders'", 7)
+    assert reading.counters.backlog is None
+    assert reading.planned == {"epoch": 3}
+    assert reading.confirmed is None
+
+
+@pytest.mark.parametrize("latest", [None, "", "{", "7", '"text"', '{"v":1,"planned":""}', "null"])
+def test_what_is_no_report_is_passed_over(latest: Any) -> None:
+    assert readings(progress(latest)) == []
+
+
+def test_counters_of_another_process_begin_again() -> None:
+    before = Reading(0, "q", Counters(received=10, settled=9))
+    assert _growth(before, Reading(0, "q", Counters(received=12, settled=9)))["received"] == 2
+    assert _growth(before, Reading(0, "q", Counters(received=4, settled=4)))["received"] == 4
+    assert _growth(None, Reading(0, "q", Counters(received=4)))["received"] == 4
+
+
+@pytest.mark.parametrize("address", ["9464", "localhost:", ":9464", "localhost:http"])
+def test_an_address_that_is_none_is_refused(address: str) -> None:
+    with pytest.raises(ConfigurationError, match="'host:port'"):
+        QueueListener(None, prometheus=address)
+
+
+def test_a_port_that_is_taken_is_said() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigurationError, match=f"prometheus='127.0.0.1:{port}' cannot be served"):
+            QueueListener(None, prometheus=f"127.0.0.1:{port}")
+
+
+def test_two_ways_for_metrics_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="not both"):
+        QueueListener(None, prometheus="localhost:9464", meter_provider=MeterProvider())
+
+
+def test_a_missing_exporter_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.prometheus", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'pyspark-mq\[otel\]'"):
+        QueueListener(None, prometheus="localhost:9464")
+
+
+def test_without_opentelemetry_there_are_lines_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("opentelemetry", "opentelemetry.metrics", "opentelemetry.trace"):
+        monkeypatch.setitem(sys.modules, name, None)
+    QueueListener()
+
+
+def test_the_package_names_what_it_has() -> None:
+    assert {name for name in pyspark_mq.__all__ if hasattr(pyspark_mq, name)} == set(pyspark_mq.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'QueueListner'"):
+        _ = pyspark_mq.QueueListner  # type: ignore[attr-defined]
+
+
+def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
+    provider = MeterProvider([PrometheusMetricReader()])
+    metrics = Metrics.of(provider)
+    reading = Reading(0, "queue 'q'", Counters())
+    metrics.add("query 'x'", reading, _growth(None, reading))
+    metrics.durations("query 'x'", {"triggerExecution": 5})
+    page = generate_latest().decode()
+    provider.shutdown()
+    asked = set(re.findall(r"pyspark_mq_[a-z_]+", DASHBOARD.read_text("utf-8")))
+    assert len(asked) > 10
+    assert {name for name in asked if f"\n{name}{{" not in page} == set()
+    for label in ("query=", "messaging_destination_name=", "step=", "le="):
+        assert label in page
+
+
+def test_the_dashboard_is_what_grafana_takes() -> None:
+    board = json.loads(DASHBOARD.read_text("utf-8"))
+    assert board["uid"] == "pyspark-mq"
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+    boxes = [panel["gridPos"] for panel in board["panels"]]
+    cells = [(x, y) for box in boxes for x in range(box["x"], box["x"] + box["w"])
+             for y in range(box["y"], box["y"] + box["h"])]  # fmt: skip
+    assert len(cells) == len(set(cells))
+    assert all(x < 24 for x, _ in cells)
