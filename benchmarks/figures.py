@@ -99,11 +99,16 @@ def epoch_of(progress: Mapping[str, Any]) -> Epoch:
 
 
 def steady_rate(epochs: Sequence[Epoch]) -> float | None:
-    """Messages a second from the end of the second epoch to that of the last; None if there are not so many."""
-    if len(epochs) <= _FIRST_EPOCHS:
+    """Messages a second from the end of the second epoch to that of the last.
+
+    None if what is behind the second is less than half of all: the last epoch is what was left over, and a rate of
+    leftovers says nothing.
+    """
+    behind = sum(epoch.rows for epoch in epochs[_FIRST_EPOCHS:])
+    if 2 * behind < sum(epoch.rows for epoch in epochs) or not behind:
         return None
     seconds = epochs[-1].end_s - epochs[_FIRST_EPOCHS - 1].end_s
-    return sum(epoch.rows for epoch in epochs[_FIRST_EPOCHS:]) / seconds if seconds > 0 else None
+    return behind / seconds if seconds > 0 else None
 
 
 def summarise(contender: Contender, shape: Shape, turns: Sequence[Turn]) -> Figures:

@@ -113,7 +113,10 @@ def test_the_steady_state_begins_behind_the_second_epoch() -> None:
     epochs = [Epoch(1000, 10.0), Epoch(1000, 11.0), Epoch(3000, 12.0), Epoch(1000, 13.0)]
     assert steady_rate(epochs) == pytest.approx(2000)
     assert steady_rate(epochs[:2]) is None
-    assert steady_rate([Epoch(1, 1.0), Epoch(1, 2.0), Epoch(1, 2.0)]) is None
+    assert steady_rate([Epoch(1, 1.0), Epoch(1, 2.0), Epoch(2, 2.0)]) is None
+    # A last epoch of what was left over is no steady state.
+    assert steady_rate([Epoch(50, 1.0), Epoch(40, 2.0), Epoch(10, 3.0)]) is None
+    assert steady_rate([]) is None
 
 
 def test_figures_are_medians() -> None:
