@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
-from pyspark_mq.errors import ConfigurationError
+from pyspark_mq.errors import ConfigurationError, OptionError
 from pyspark_mq.spark_source.options import parse_options
 from pyspark_mq.spark_source.reader import MqStreamReader, check_installed
 from pyspark_mq.spark_source.schema import SCHEMA
@@ -17,6 +17,15 @@ __all__ = ["MqDataSource"]
 _NO_SINK = (
     "format 'mq' reads queues and cannot write to them: write to 'parquet', 'delta' or another sink, or publish in "
     "foreachBatch with the client library of the broker"
+)
+_NO_TABLE = (
+    "a table of format 'mq' cannot be created like this: when a query starts Spark does not hand the OPTIONS or "
+    "TBLPROPERTIES of a table to a source in Python. Use spark.readStream.format('mq') with options; or create the "
+    "table with its columns and without options, and give those to spark.readStream.options(...).table(...)"
+)
+_NO_OPTIONS = (
+    "is required, and no option was given at all. Those of a SQL table do not reach a source in Python: give them to "
+    "spark.readStream.options(...).table(...)"
 )
 
 
@@ -31,12 +40,19 @@ class MqDataSource(DataSource):
     ------
     OptionError
         at ``load()``, if an option is unknown or has a value that cannot be used
+    ConfigurationError
+        if it is made for ``CREATE TABLE``
     MissingExtraError
         at ``load()``, if the client library of the protocol or of Redis is not installed
     """
 
     def __init__(self, options: Any) -> None:
         super().__init__(options)
+        # All properties of the table, of which these are not the user's (Spark: DataSourceV2Utils, TableCatalog).
+        if "provider" in options and "owner" in options:
+            raise ConfigurationError(_NO_TABLE)
+        if not options:
+            raise OptionError("broker", _NO_OPTIONS)
         check_installed(parse_options(options))
         self._planned = False
 

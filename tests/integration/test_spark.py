@@ -682,6 +682,39 @@ def test_reading_without_a_stream_is_refused_in_words(spark: Any, rabbit: Rabbit
         spark.read.format("mq").options(**job.options).load().collect()
 
 
+def test_sql_tables_work_with_the_options_of_the_stream_or_are_refused_in_words(
+    spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str
+) -> None:
+    sent = rabbit.publish(name, bodies(5))
+    options = {"broker": "rabbitmq", "url": rabbit.url(), "queue": name}
+    table = name.replace("-", "_")
+    given = ", ".join(f"{key} '{value}'" for key, value in options.items())
+    for with_ in (f"OPTIONS ({given})", f"TBLPROPERTIES ({given.replace(' ', '=')})".replace(",=", ", ")):
+        with pytest.raises(Exception, match=r"(?s)cannot be created like this.*spark\.readStream") as refused:
+            spark.sql(f"CREATE TABLE {table} USING mq {with_}")
+        assert "guest:guest" not in str(refused.value)
+    spark.sql(f"CREATE TABLE {table} (messageId STRING, body BINARY) USING mq")
+    try:
+        rows: list[Any] = []
+
+        def keep(frame: Any, batch: int) -> None:
+            rows.extend(frame.collect())
+
+        def start(reader: Any, checkpoint: str) -> Any:
+            stream = reader.table(table).writeStream.foreachBatch(keep)
+            return stream.option("checkpointLocation", str(tmp_path / checkpoint)).start()
+
+        query = start(spark.readStream.options(**options), "with")
+        assert poll(lambda: len(rows) == 5, 60)
+        query.stop()
+        assert [row.messageId for row in rows] == sent
+        query = start(spark.readStream, "without")
+        assert poll(lambda: not query.isActive, 60)
+        assert "no option was given at all" in str(query.exception())
+    finally:
+        spark.sql(f"DROP TABLE {table}")
+
+
 def test_writing_is_refused_in_words(spark: Any, rabbit: RabbitNode, tmp_path: Path) -> None:
     job = Job(spark, tmp_path, rabbit, "any")
     with pytest.raises(Exception, match="reads queues and cannot write"):
