@@ -57,7 +57,8 @@ _STOMP_PLUGIN = "rabbitmq_stomp"
 _EXTERNAL_PLUGIN = "rabbitmq_auth_mechanism_ssl"
 _MANAGEMENT_PLUGIN = "rabbitmq_management"
 #: Only plugins whose listeners are known here: others would open a default port on all addresses.
-_PLUGINS = frozenset({_AMQP_1_0_PLUGIN, _EXTERNAL_PLUGIN, _MANAGEMENT_PLUGIN, _STOMP_PLUGIN})
+_OAUTH2_PLUGIN = "rabbitmq_auth_backend_oauth2"
+_PLUGINS = frozenset({_AMQP_1_0_PLUGIN, _EXTERNAL_PLUGIN, _MANAGEMENT_PLUGIN, _OAUTH2_PLUGIN, _STOMP_PLUGIN})
 
 _AMQP_GREETING = b"AMQP\x00\x00\x09\x01"
 _AMQP_METHOD_FRAME = b"\x01"
@@ -239,7 +240,8 @@ class RabbitNode(RabbitQueues, ProcessNode):
             data: as for :class:`Node`.
             config: more lines of rabbitmq.conf, for example
                 ``{"consumer_timeout": 60000, "disk_free_limit.absolute": "50MB"}``.
-            plugins: of `rabbitmq_stomp`, `rabbitmq_amqp1_0`, `rabbitmq_management` and `rabbitmq_auth_mechanism_ssl`.
+            plugins: of `rabbitmq_stomp`, `rabbitmq_amqp1_0`, `rabbitmq_management`, `rabbitmq_auth_mechanism_ssl` and
+                `rabbitmq_auth_backend_oauth2`.
             tls: listen for TLS as well, for each protocol on one more port.
 
         Raises:

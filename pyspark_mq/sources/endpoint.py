@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from pyspark_mq.brokers import Broker, broker_of
 from pyspark_mq.errors import OptionError, RefusedError
@@ -78,8 +79,8 @@ def tls_error(error: ssl.SSLError | str, url: BrokerUrl) -> RefusedError:
 class Endpoint:
     """Where the messages are and how to get there: what every session of a query shares.
 
-    Times are seconds. `password` stays out of the repr. `shared`: several sessions take turns with
-    the messages of one subscription.
+    Times are seconds. `password_file` is read at each connection. `password` stays out of the repr. `shared`: several
+    sessions take turns with the messages of one subscription.
     """
 
     broker: Broker
@@ -91,6 +92,7 @@ class Endpoint:
     selector: str | None = None
     username: str | None = field(default=None, repr=False)
     password: str | None = field(default=None, repr=False)
+    password_file: str | None = None
     tls: Tls = Tls()
     connect_timeout_s: float = 30.0
     reconnect_timeout_s: float = 600.0
@@ -98,8 +100,16 @@ class Endpoint:
     shared: bool = False
 
     def credentials(self, url: BrokerUrl) -> tuple[str | None, str | None]:
-        """User and password for a candidate: options come before the URL; None where nobody is named."""
+        """User and password for a candidate: options come before the URL; None where nobody is named.
+
+        A file is read each time, so that a secret may be replaced while the query runs.
+
+        Raises:
+            OptionError: the file of option `passwordFile` cannot be read, or is empty.
+        """
         username = self.username if self.username is not None else url.username
+        if self.password_file is not None:
+            return username, _secret_in(self.password_file)
         return username, self.password if self.password is not None else url.password
 
     def check_product(self, url: BrokerUrl, product: str) -> None:
@@ -127,3 +137,15 @@ class Endpoint:
     def name(self) -> str:
         """The queue's or topic's bare name, for the column `destination`."""
         return self.queue if self.queue is not None else str(self.topic)
+
+
+def _secret_in(file: str) -> str:
+    """What a file holds, without the end of its line."""
+    try:
+        secret = Path(file).read_text("utf-8").rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as failed:
+        reason = failed.strerror if isinstance(failed, OSError) else "is no UTF-8 text"
+        raise OptionError("passwordFile", f"{file!r} cannot be read by the driver: {reason}") from None
+    if not secret:
+        raise OptionError("passwordFile", f"{file!r} is empty: put the password, or the token, into it")
+    return secret

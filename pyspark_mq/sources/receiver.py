@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from itertools import count, cycle
 from typing import Any, Protocol, TypeAlias
 
-from pyspark_mq.errors import BrokerError, BrokerUnavailableError, MqError, RefusedError
+from pyspark_mq.errors import BrokerError, BrokerUnavailableError, MqError, OptionError, RefusedError
 from pyspark_mq.sources.base import Consumer, Decoder, Greeting, QueueDepth, SessionLostError
 from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.runtime import Runtime, Task
@@ -291,10 +291,18 @@ class Receiver:
                 problem: MqError = unavailable
             except RefusedError as refused:
                 # A broker that is just starting or stopping may refuse a login it has accepted
-                # before; one that still does after `connectTimeout` means it.
-                if trouble.first or tried_s > limits.connect_timeout_s:
+                # before; one that still does after `connectTimeout` means it. Where the secret is in a file, it is
+                # one that is being replaced, on both sides.
+                patience_s = limits.connect_timeout_s if limits.password_file is None else trouble.patience_s
+                if trouble.first or tried_s > patience_s:
                     raise
                 problem = refused
+            except OptionError as unreadable:
+                # The file of the secret, while it is being replaced.
+                rotating = unreadable.option == "passwordFile" and not trouble.first
+                if not rotating or tried_s > limits.connect_timeout_s:
+                    raise
+                problem = unreadable
             else:
                 trouble.first = False
                 return opened

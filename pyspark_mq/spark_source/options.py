@@ -34,6 +34,7 @@ _DEFAULTS: Mapping[str, str | None] = {
     "protocol": None,
     "username": None,
     "password": None,
+    "passwordFile": None,
     "queue": None,
     "queuePattern": None,
     "queuePatternInterval": "1m",
@@ -348,14 +349,19 @@ class _Parser:
             **self._destination(broker, protocol, guarantee),
             username=self._text("username"),
             password=self._text("password"),
+            password_file=self._text("passwordFile"),
             tls=self._tls(urls),
             connect_timeout_s=self._duration_s("connectTimeout", 0.1),
             reconnect_timeout_s=self._duration_s("reconnectTimeout", 0.1),
             # Without heartbeats a silent peer is never noticed; AMQP counts them in whole seconds.
             heartbeat_s=self._duration_s("heartbeat", 1, _HEARTBEAT_MAX_S),
         )
-        if endpoint.password is not None and endpoint.username is None and urls[0].username is None:
-            raise OptionError("password", "is set without 'username', and 'url' names no user")
+        if endpoint.password is not None and endpoint.password_file is not None:
+            raise OptionError("passwordFile", "is set, and 'password' too: give one of them")
+        secret = "password" if endpoint.password_file is None else "passwordFile"
+        if self._text(secret) is not None and endpoint.username is None and urls[0].username is None:
+            raise OptionError(secret, "is set without 'username', and 'url' names no user")
+        endpoint.credentials(urls[0])  # can the file be read?
         return endpoint
 
     def _protocol(self, broker: Broker, url: BrokerUrl) -> str:

@@ -25,6 +25,7 @@ DOCUMENTED = (
     "protocol",
     "username",
     "password",
+    "passwordFile",
     "queue",
     "queuePattern",
     "queuePatternInterval",
@@ -93,6 +94,7 @@ TAKEN: dict[str, Getter] = {
     "protocol": lambda o: o.settings.endpoint.protocol,
     "username": lambda o: o.settings.endpoint.username,
     "password": lambda o: o.settings.endpoint.password,
+    "passwordFile": lambda o: o.settings.endpoint.password_file,
     "queue": lambda o: o.settings.endpoint.queue,
     "queuePattern": lambda o: o.settings.pattern,
     "queuePatternInterval": lambda o: o.settings.pattern_interval_s,
@@ -133,6 +135,7 @@ DEFAULTS: dict[str, object] = {
     "protocol": "amqp-0-9-1",
     "username": None,
     "password": None,
+    "passwordFile": None,
     "queuePattern": None,
     "queuePatternInterval": 60.0,
     "managementUrl": None,
@@ -402,7 +405,7 @@ def test_a_bad_value_is_refused_with_option_value_and_what_is_accepted(name: str
 
 def test_every_option_with_a_form_has_a_bad_value_among_the_tests() -> None:
     free = {"username", "password", "queue", "topic", "subscription", "selector"}
-    files = {name for name in DOCUMENTED if name.startswith("tls.")}
+    files = {name for name in DOCUMENTED if name.startswith("tls.") or name == "passwordFile"}
     assert {name for name, _, _ in REFUSED} == set(DOCUMENTED) - free - files
 
 
@@ -803,3 +806,36 @@ def test_an_id_log_leaves_no_limit_to_the_offset() -> None:
     error = refusal({**NEEDED, "idLog": "/ids", "maxOffsetBytes": "1m"})
     assert error.option == "maxOffsetBytes"
     assert "idLog" in str(error)
+
+
+# -- a password in a file ---------------------------------------------------------------------
+
+
+def test_a_password_in_a_file_is_read_each_time(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text("one two\n")
+    endpoint = parsed({"username": "joe", "passwordFile": str(file)}).settings.endpoint
+    assert endpoint.credentials(endpoint.urls[0]) == ("joe", "one two")
+    file.write_text("three")
+    assert endpoint.credentials(endpoint.urls[0]) == ("joe", "three")
+    assert "three" not in repr(endpoint)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\n", b"\xff\xfe"])
+def test_a_file_without_a_password_is_refused(tmp_path: Path, content: bytes | None) -> None:
+    file = tmp_path / "secret"
+    if content is not None:
+        file.write_bytes(content)
+    error = refusal({**NEEDED, "username": "joe", "passwordFile": str(file)})
+    assert error.option == "passwordFile"
+    assert str(file) in str(error)
+
+
+def test_a_file_and_a_password_or_no_user_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text("hushhush")
+    error = refusal({**NEEDED, "username": "joe", "password": "hushhush", "passwordFile": str(file)})
+    assert "give one of them" in str(error)
+    assert "hushhush" not in str(error)
+    error = refusal({**NEEDED, "url": "amqp://broker.example/", "passwordFile": str(file)})
+    assert "is set without 'username'" in str(error)

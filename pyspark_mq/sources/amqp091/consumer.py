@@ -17,6 +17,8 @@ import logging
 import select
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, ClassVar
 
 import pika
@@ -24,7 +26,7 @@ from pika.adapters.select_connection import IOLoop, SelectConnection
 from pika.exceptions import AMQPConnectionError
 
 from pyspark_mq.brokers.base import AMQP_0_9_1
-from pyspark_mq.errors import BrokerUnavailableError, MessageError
+from pyspark_mq.errors import BrokerUnavailableError, MessageError, OptionError
 from pyspark_mq.sources.amqp091.decoder import Amqp091Decoder, as_text
 from pyspark_mq.sources.amqp091.errors import connect_error, handshake_hint, queue_error, reason_of, was_told
 from pyspark_mq.sources.amqp091.frames import DeliveryReader, Raw
@@ -38,6 +40,8 @@ __all__ = ["Amqp091Consumer"]
 _LOG = logging.getLogger("pyspark_mq")
 
 _CLOSE_TIMEOUT_S = 1.0
+#: How often the file of a secret is looked at. Tokens are replaced minutes before they end.
+_SECRET_LOOK_S = 5.0
 #: pika reads 4 KiB at a time: every read is a turn of the interpreter, which the query's thread waits for.
 _READ_BYTES = 64 << 10
 #: The other side is gone; noticed even while nothing is read. Linux only.
@@ -180,6 +184,7 @@ class Amqp091Consumer(Consumer):
         super().__init__(*args, **kwargs)
         # pika writes a traceback for each failed attempt; this package reports them itself.
         logging.getLogger("pika").setLevel(logging.CRITICAL)
+        self._secret: str | None = None
         self._loop = _Loop(lambda: self._ended(SessionLostError("the broker closed the connection")))
         self._pika: _Connection | None = None
         self._channel: Any = None
@@ -218,7 +223,23 @@ class Amqp091Consumer(Consumer):
         except TimeoutError:
             text = f"{url}: {self.endpoint.destination} did not answer within {timeout_s:.0f} s"
             raise BrokerUnavailableError(text) from None
+        if self.endpoint.password_file is not None:
+            self._loop.call_later(_SECRET_LOOK_S, partial(self._renew_secret, url))
         return Greeting(url, self._broker_id(), depth)
+
+    def _renew_secret(self, url: BrokerUrl) -> None:
+        """Show the broker the secret that is in the file now, if it is another one.
+
+        A token ends, and the session with it, unless it is replaced before (connection.update-secret, an extension of
+        RabbitMQ for OAuth 2). What cannot be read now is read again.
+        """
+        with suppress(OptionError):
+            secret = self.endpoint.credentials(url)[1]
+            if secret != self._secret and self._pika is not None and self._pika.is_open:
+                self._secret = secret
+                self._pika.update_secret(secret, "passwordFile has another one", callback=lambda _: None)
+                _LOG.info("%s: the broker was given the new secret of 'passwordFile'", url)
+        self._loop.call_later(_SECRET_LOOK_S, partial(self._renew_secret, url))
 
     def _broker_id(self) -> str:
         """The cluster's name, as far as it has one.
@@ -256,6 +277,7 @@ class Amqp091Consumer(Consumer):
 
     def _credentials(self, url: BrokerUrl) -> Any:
         username, password = self.endpoint.credentials(url)
+        self._secret = password
         if username is None and url.tls and self.endpoint.tls.cert_file is not None:
             # A client certificate and nobody named: the certificate says who it is (SASL EXTERNAL).
             return pika.credentials.ExternalCredentials()
