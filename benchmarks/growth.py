@@ -20,6 +20,7 @@ from benchmarks.bars import bars
 from benchmarks.contenders import BARE, OURS, Contender, Shape
 from benchmarks.cpu import Usage, tree_usage
 from benchmarks.drains import BareDrain, Drain, DrainError, check_child, close_child, spawn
+from benchmarks.figures import Turn
 from benchmarks.parts import Part, Say, Table, whole_numbers
 from benchmarks.turns import Arena, measure
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
@@ -31,6 +32,8 @@ _PROTOCOLS = (AMQP_0_9_1, STOMP, AMQP_1_0)
 _BODY_BYTES = 200
 #: Of a size as many turns as this is in all, at most `--rounds`.
 _MESSAGES_OF_A_SIZE = 1_000_000
+#: Backlogs above it are read by ours alone: it takes ten minutes to publish ten million.
+_BARE_MOST = 1_000_000
 #: How many messages behind the moment at which the window of IDs is full are measured.
 _BEHIND_WINDOW = 100_000
 #: So many bytes more than twice the limit are in the queue when that is looked at.
@@ -158,10 +161,13 @@ def _backlogs(arena: Arena, sizes: Sequence[int], rounds: int, say: Say) -> list
             drain = LoneDrain(arena.node.url(), queue, size, options)
             ours = measure(arena, queue, drain, size)
             arena.node.delete(queue)
-            queue = arena.filled(_BARE, shape, size)
-            bare = measure(arena, queue, BareDrain(_BARE, arena.node.url(), queue, size), size)
-            arena.node.delete(queue)
-            measured[size].append({"rate": ours.rate, "bare_rate": bare.rate, "peak": drain.peak})
+            turn = {"rate": ours.rate, "source_us": _source_us(ours), "peak": drain.peak}
+            if size <= _BARE_MOST:
+                queue = arena.filled(_BARE, shape, size)
+                bare = measure(arena, queue, BareDrain(_BARE, arena.node.url(), queue, size), size)
+                arena.node.delete(queue)
+                turn |= {"bare_rate": bare.rate, "bare_us": _source_us(bare)}
+            measured[size].append(turn)
     return [{"messages": size, "turns": turns} for size, turns in measured.items()]
 
 
@@ -170,12 +176,13 @@ def _window(arena: Arena, window: int, say: Say) -> dict[str, Any]:
     say(f"window of {window:,}, {messages:,} messages")
     queue = arena.filled(_CONTENDER, Shape(_BODY_BYTES, headers=False), messages)
     drain = LoneDrain(arena.node.url(), queue, messages, {"dedupWindow": str(window)})
-    measure(arena, queue, drain, messages)
+    turn = measure(arena, queue, drain, messages)
     arena.node.delete(queue)
     return {
         "window": window,
         "messages": messages,
         "rate": rate_of_last(drain.said, _BEHIND_WINDOW),
+        "source_us": _source_us(turn),
         "rss": drain.said[-1]["rss"],
         "peak": drain.peak,
     }
@@ -239,8 +246,14 @@ def _bound(arena: Arena, limit: int, say: Say) -> dict[str, Any]:
         "limit": limit,
         "messages": messages,
         "rate": turn.rate,
+        "source_us": _source_us(turn),
         "peak": drain.peak,
     }
+
+
+def _source_us(turn: Turn) -> float:
+    """CPU microseconds a message of the process that reads: what the machine does besides changes it least."""
+    return turn.cpu_s["source"] / turn.messages * 1e6
 
 
 def _lines(child: Any) -> Iterator[dict[str, Any]]:
@@ -287,47 +300,55 @@ def flat(values: Sequence[float]) -> float:
 
 
 def _backlog_table(measured: Sequence[Mapping[str, Any]], broker: str) -> Table:
-    medians = [
-        (
-            one["messages"], len(one["turns"]),
-            *(statistics.median(turn[name] for turn in one["turns"]) for name in ("rate", "bare_rate", "peak")),
-        )
-        for one in measured
-    ]  # fmt: skip
+    def median(one: Mapping[str, Any], name: str) -> float | None:
+        found = [turn[name] for turn in one["turns"] if name in turn]
+        return statistics.median(found) if found else None
+
+    names = ("rate", "bare_rate", "source_us", "bare_us", "peak")
+    medians = [(one["messages"], len(one["turns"]), *(median(one, name) for name in names)) for one in measured]
     return Table(
         "Backlog",
-        ("messages in the queue", "turns", "messages/s", "bare pika", "of bare", "most memory, MiB"),
+        ("messages in the queue", "turns", "messages/s", "bare pika", "of bare", "µs source", "µs bare pika",
+         "most memory, MiB"),
         [
-            (f"{size:,}", str(turns), f"{rate:,.0f}", f"{bare:,.0f}", f"{rate / bare:.2f}", f"{peak / _MIB:.0f}")
-            for size, turns, rate, bare, peak in medians
+            (f"{size:,}", str(turns), f"{rate:,.0f}", _shown(bare, ",.0f"), _shown(bare and rate / bare, ".2f"),
+             f"{source_us:.1f}", _shown(bare_us, ".1f"), f"{peak / _MIB:.0f}")
+            for size, turns, rate, bare, source_us, bare_us, peak in medians
         ],
         (
             f"{broker}, AMQP 0-9-1, {_BODY_BYTES}-byte bodies, medians of the turns; epochs of half the smallest "
             "backlog, a window of IDs as large as that, and `settleGrace` 0, so that each fills what is bounded by "
-            "these and not by the backlog. From least to most: rate "
-            f"{flat([one[2] for one in medians]):.0%}, of bare {flat([one[2] / one[3] for one in medians]):.0%}, "
-            f"memory {flat([one[4] for one in medians]):.0%}.",
+            f"these and not by the backlog. Backlogs above {_BARE_MOST:,} are read by ours alone. From least to most: "
+            f"rate {flat([one[2] for one in medians]):.0%}, of bare "
+            f"{flat([one[2] / one[3] for one in medians if one[3]]):.0%}, CPU of the source "
+            f"{flat([one[4] for one in medians]):.0%}, memory {flat([one[6] for one in medians]):.0%}.",
         ),
         {"messages a second by backlog": bars("messages a second by backlog", [
-            bar for size, _, rate, bare, _ in medians
+            bar for size, _, rate, bare, *_ in medians
             for bar in ((f"{size:,}", rate, True), (f"{size:,}, bare pika", bare, False))
+            if bar[1] is not None
         ])},
     )  # fmt: skip
+
+
+def _shown(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
 
 
 def _window_table(measured: Sequence[Mapping[str, Any]], broker: str) -> Table:
     return Table(
         "Window of remembered IDs",
-        ("`dedupWindow`", "messages read", "messages/s", "memory at the end, MiB", "most memory, MiB"),
+        ("`dedupWindow`", "messages read", "messages/s", "µs source", "memory at the end, MiB", "most memory, MiB"),
         [
-            (f"{one['window']:,}", f"{one['messages']:,}", f"{one['rate']:,.0f}", f"{one['rss'] / _MIB:.0f}",
-             f"{one['peak'] / _MIB:.0f}")
+            (f"{one['window']:,}", f"{one['messages']:,}", f"{one['rate']:,.0f}", f"{one['source_us']:.1f}",
+             f"{one['rss'] / _MIB:.0f}", f"{one['peak'] / _MIB:.0f}")
             for one in measured
         ],
         (
             f"{broker}, AMQP 0-9-1, epochs of 50,000 messages. The rate is that of the last {_BEHIND_WINDOW:,} "
-            "messages or so, with the window full. From least to most: rate "
-            f"{flat([one['rate'] for one in measured]):.0%}, memory at the end "
+            "messages or so, with the window full; CPU is of all. From least to most: rate "
+            f"{flat([one['rate'] for one in measured]):.0%}, CPU of the source "
+            f"{flat([one['source_us'] for one in measured]):.0%}, memory at the end "
             f"{flat([one['rss'] for one in measured]):.0%}, most memory {flat([one['peak'] for one in measured]):.0%}.",
         ),
     )  # fmt: skip
@@ -372,9 +393,10 @@ def _held_table(measured: Sequence[Mapping[str, Any]], broker: str) -> Table:
 def _bytes_table(measured: Sequence[Mapping[str, Any]], broker: str) -> Table:
     return Table(
         "`maxBytesPerTrigger`",
-        ("MiB", "messages", "messages/s", "most memory, MiB", "a MiB of the limit"),
+        ("MiB", "messages", "messages/s", "µs source", "most memory, MiB", "a MiB of the limit"),
         [
-            (f"{one['limit']}", f"{one['messages']:,}", f"{one['rate']:,.0f}", f"{one['peak'] / _MIB:.0f}",
+            (f"{one['limit']}", f"{one['messages']:,}", f"{one['rate']:,.0f}", f"{one['source_us']:.1f}",
+             f"{one['peak'] / _MIB:.0f}",
              f"{(one['peak'] - measured[0]['peak']) / _MIB / (one['limit'] - measured[0]['limit']):.1f}"
              if one is not measured[0] else "")
             for one in measured

@@ -31,19 +31,37 @@ def one_epoch(at_s: float, rows: int, took_s: float = 0.01, rss: int = 100 * MIB
 GROWTH: dict[str, Any] = {
     "broker": "RabbitMQ 3.10.8",
     "backlog": [
-        {"messages": 10_000, "turns": [{"rate": 20_000.0, "bare_rate": 40_000.0, "peak": 100 * MIB}]},
+        {
+            "messages": 10_000,
+            "turns": [{"rate": 20_000.0, "source_us": 8.0, "bare_rate": 40_000.0, "bare_us": 16.0, "peak": 100 * MIB}],
+        },
         {
             "messages": 1_000_000,
             "turns": [
-                {"rate": 24_000.0, "bare_rate": 30_000.0, "peak": 105 * MIB},
-                {"rate": 26_000.0, "bare_rate": 30_000.0, "peak": 105 * MIB},
-                {"rate": 25_000.0, "bare_rate": 20_000.0, "peak": 105 * MIB},
+                {"rate": 24_000.0, "source_us": 8.4, "bare_rate": 30_000.0, "bare_us": 17.0, "peak": 105 * MIB},
+                {"rate": 26_000.0, "source_us": 8.4, "bare_rate": 30_000.0, "bare_us": 17.0, "peak": 105 * MIB},
+                {"rate": 25_000.0, "source_us": 8.4, "bare_rate": 20_000.0, "bare_us": 17.0, "peak": 105 * MIB},
             ],
         },
+        {"messages": 10_000_000, "turns": [{"rate": 22_000.0, "source_us": 8.2, "peak": 103 * MIB}]},
     ],
     "window": [
-        {"window": 10_000, "messages": 110_000, "rate": 30_000.0, "rss": 100 * MIB, "peak": 120 * MIB},
-        {"window": 1_010_000, "messages": 1_110_000, "rate": 29_000.0, "rss": 200 * MIB, "peak": 220 * MIB},
+        {
+            "window": 10_000,
+            "messages": 110_000,
+            "rate": 30_000.0,
+            "source_us": 10.0,
+            "rss": 100 * MIB,
+            "peak": 120 * MIB,
+        },
+        {
+            "window": 1_010_000,
+            "messages": 1_110_000,
+            "rate": 29_000.0,
+            "source_us": 10.5,
+            "rss": 200 * MIB,
+            "peak": 220 * MIB,
+        },
     ],
     "epochs": {
         "size": 10,
@@ -55,8 +73,8 @@ GROWTH: dict[str, Any] = {
     },
     "held": [{"protocol": "stomp", "body_bytes": 200, "messages": 50_000, "held": 915.4, "planned": 2136.0}],
     "bytes": [
-        {"limit": 8, "messages": 4915, "rate": 5000.0, "peak": 150 * MIB},
-        {"limit": 16, "messages": 9830, "rate": 6000.0, "peak": 190 * MIB},
+        {"limit": 8, "messages": 4915, "rate": 5000.0, "source_us": 20.0, "peak": 150 * MIB},
+        {"limit": 16, "messages": 9830, "rate": 6000.0, "source_us": 20.0, "peak": 190 * MIB},
     ],
 }
 LATENCY: dict[str, Any] = {
@@ -180,16 +198,17 @@ def test_an_epoch_to_be_killed_in_has_all_rows(rows: int, protocol: str) -> None
 def test_growth_is_told_by_case() -> None:
     backlog, window, epochs, held, limits = Growth().tables(GROWTH)
     assert backlog.rows == [
-        ("10,000", "1", "20,000", "40,000", "0.50", "100"),
-        ("1,000,000", "3", "25,000", "30,000", "0.83", "105"),
+        ("10,000", "1", "20,000", "40,000", "0.50", "8.0", "16.0", "100"),
+        ("1,000,000", "3", "25,000", "30,000", "0.83", "8.4", "17.0", "105"),
+        ("10,000,000", "1", "22,000", "", "", "8.2", "", "103"),
     ]
-    assert "rate 25%, of bare 67%, memory 5%" in backlog.notes[0]
-    assert window.rows[1] == ("1,010,000", "1,110,000", "29,000", "200", "220")
-    assert "rate 3%, memory at the end 100%, most memory 83%" in window.notes[0]
+    assert "rate 25%, of bare 67%, CPU of the source 5%, memory 5%" in backlog.notes[0]
+    assert window.rows[1] == ("1,010,000", "1,110,000", "29,000", "10.5", "200", "220")
+    assert "rate 3%, CPU of the source 5%, memory at the end 100%, most memory 83%" in window.notes[0]
     assert epochs.rows[2] == ("2,001-3,000", "3.30", "110.0", "292")
     assert "time 10%, memory 10%" in epochs.notes[0]
     assert held.rows == [("stomp", "200", "915", "2,136")]
-    assert limits.rows == [("8", "4,915", "5,000", "150", ""), ("16", "9,830", "6,000", "190", "5.0")]
+    assert limits.rows == [("8", "4,915", "5,000", "20.0", "150", ""), ("16", "9,830", "6,000", "20.0", "190", "5.0")]
 
 
 @pytest.mark.parametrize("case", CASES)
