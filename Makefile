@@ -5,7 +5,7 @@ ARGS ?=
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ready demo test test-all test-containers matrix spark-matrix soak cluster-storm bench lint check clean
+.PHONY: help setup ready demo demo-cluster test test-all test-containers matrix spark-matrix soak cluster-storm bench lint check clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -19,6 +19,9 @@ ready:
 
 demo: ready ## Watch it survive a kill: BROKER=rabbitmq PROTOCOL=stomp, or ARGS="--url ... --queue ..." for your own
 	$(BIN)/python -m testbed.demo $(if $(BROKER),--broker $(BROKER)) $(if $(PROTOCOL),--protocol $(PROTOCOL)) $(ARGS)
+
+demo-cluster: ready ## The same on a standalone cluster of Spark: two workers, of which one is killed in the middle
+	$(BIN)/python -m testbed.demo --cluster $(if $(BROKER),--broker $(BROKER)) $(if $(PROTOCOL),--protocol $(PROTOCOL)) $(ARGS)
 
 test: ready ## Run every test once, against brokers of their own: each law on each protocol, in minutes
 	$(BIN)/python -m pytest --numprocesses 4 --dist loadgroup $(ARGS)

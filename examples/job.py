@@ -26,7 +26,7 @@ from pyspark.sql.streaming import StreamingQuery
 def main() -> int:
     """Run the query; 0 when it was asked to stop, 1 when it failed."""
     arguments = _arguments()
-    spark = SparkSession.builder.master("local[2]").appName("queue to parquet")
+    spark = SparkSession.builder.master(arguments.master).appName("queue to parquet")
     spark = spark.config("spark.ui.enabled", "false").getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
 
@@ -105,6 +105,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--queue", required=True)
     parser.add_argument("--output", required=True)
     parser.add_argument("--checkpoint", required=True)
+    parser.add_argument("--master", default="local[2]", help="of Spark (%(default)s)")
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="of the source")
     parser.add_argument("--restarts", type=int, default=0, help="of the query, when it has failed")
     parser.add_argument("--report", help="file for the source's counters, a JSON line an epoch")

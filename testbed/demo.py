@@ -1,8 +1,9 @@
 """The demo: ``make demo``.
 
 Publishes messages at a steady rate and runs a Spark job that writes them to parquet, while it kills
-the driver, the JVM and the Python worker with ``kill -9``, and kills and restarts the broker. Then it
-counts. The exit code says whether every message is in the output exactly once.
+the driver, the JVM and the Python worker with ``kill -9``, and kills and restarts the broker. With
+``--cluster`` (``make demo-cluster``) the job runs on a standalone cluster of two workers, which are
+killed as well. Then it counts. The exit code says whether every message is in the output exactly once.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pyspark_mq.sources.url import redact
 from testbed.audit import Verdict, print_rows
 from testbed.process import NodeError
 from testbed.queues import OwnBroker, PrivateBroker
+from testbed.spark_cluster import SparkCluster
 from testbed.storm import Job, Publisher, Storm
 
 #: Between two faults, from the first epoch after the last one.
@@ -40,13 +42,21 @@ def main() -> int:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pyspark-mq-demo-")))
         try:
             broker = _broker(arguments, console, stack)
+            cluster = _cluster(arguments, console, stack)
             if broker.left():
                 console.print(f"[red]queue '{arguments.queue}' is not empty; the demo needs one of its own")
                 return 2
         except (MqError, NodeError) as unusable:
             console.print(f"[red]{unusable}", highlight=False)
             return 2
-        return _run(arguments, console, folder, broker)
+        return _run(arguments, console, folder, broker, cluster)
+
+
+def _cluster(arguments: argparse.Namespace, console: Console, stack: ExitStack) -> SparkCluster | None:
+    if not arguments.cluster:
+        return None
+    console.print("Starting a standalone cluster of Spark with two workers …")
+    return stack.enter_context(SparkCluster())
 
 
 def _broker(arguments: argparse.Namespace, console: Console, stack: ExitStack) -> PrivateBroker | OwnBroker:
@@ -58,7 +68,13 @@ def _broker(arguments: argparse.Namespace, console: Console, stack: ExitStack) -
     return broker
 
 
-def _run(arguments: argparse.Namespace, console: Console, folder: Path, broker: PrivateBroker | OwnBroker) -> int:
+def _run(
+    arguments: argparse.Namespace,
+    console: Console,
+    folder: Path,
+    broker: PrivateBroker | OwnBroker,
+    cluster: SparkCluster | None,
+) -> int:
     began = time.monotonic()
     with _progress(console) as progress:
         task = progress.add_task("published", total=arguments.messages)
@@ -69,10 +85,12 @@ def _run(arguments: argparse.Namespace, console: Console, folder: Path, broker: 
             on_progress=lambda sent: progress.update(task, completed=sent),
         )
         job = Job(broker.name, broker.url, arguments.queue, folder, broker.options)
+        if cluster is not None:
+            job.master, job.spark = cluster.url, cluster.settings
         storm = Storm(
             publisher,
             job,
-            _faults(job, broker),
+            _faults(job, broker, cluster),
             pause_s=lambda: PAUSE_S,
             on_fault=lambda name: progress.console.print(f"  {time.monotonic() - began:6.1f} s  {name}"),
         )
@@ -89,18 +107,21 @@ def _run(arguments: argparse.Namespace, console: Console, folder: Path, broker: 
     return 0 if result.holds else 1
 
 
-def _faults(job: Job, broker: PrivateBroker | OwnBroker) -> dict[str, Callable[[], bool]]:
+def _faults(job: Job, broker: PrivateBroker | OwnBroker, cluster: SparkCluster | None) -> dict[str, Callable[[], bool]]:
     faults: dict[str, Callable[[], bool]] = {
         "kill -9 of the driver and its JVM": job.kill_driver,
         "kill -9 of the Python worker": job.kill_worker,
         "kill -9 of the JVM": job.kill_jvm,
     }
-    if isinstance(broker, OwnBroker):
-        return faults
-
+    first: dict[str, Callable[[], bool]] = {}
+    if cluster is not None:
+        first["kill -9 of a worker of the cluster, with its executor"] = cluster.kill_worker
     names = list(faults)
-    # The broker comes second, so that also a short run meets it.
-    return {names[0]: faults[names[0]], "kill -9 of the broker, restart": broker.kill_and_start} | faults
+    first[names[0]] = faults[names[0]]
+    if isinstance(broker, PrivateBroker):
+        # Early, so that also a short run meets it.
+        first["kill -9 of the broker, restart"] = broker.kill_and_start
+    return first | faults
 
 
 def _print(console: Console, result: Verdict, storm: Storm, job: Job, publisher: Publisher, seconds: float) -> None:
@@ -137,6 +158,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--protocol", help="as the option of the source")
     parser.add_argument("--url", help="a broker of yours, which is then not restarted")
     parser.add_argument("--queue", default=f"pyspark-mq-demo-{uuid.uuid4().hex[:8]}")
+    parser.add_argument("--cluster", action="store_true", help="on a standalone cluster of Spark with two workers")
     parser.add_argument("--messages", type=int, default=100_000)
     parser.add_argument("--rate", type=int, default=1_000, help="messages a second")
     arguments = parser.parse_args()

@@ -147,6 +147,8 @@ class Job:
         broker, url, queue: what it reads.
         folder: for output, checkpoint, counters and log.
         options: of the source.
+        master: of Spark.
+        spark: settings of Spark.
     """
 
     broker: str
@@ -154,6 +156,8 @@ class Job:
     queue: str
     folder: Path
     options: dict[str, str] = field(default_factory=dict)
+    master: str = "local[2]"
+    spark: dict[str, str] = field(default_factory=dict)
     starts: int = 0
     _process: subprocess.Popen[bytes] | None = None
     _reported: int = 0
@@ -192,12 +196,14 @@ class Job:
             self.queue,
         ]
         command += ["--output", str(self.output), "--checkpoint", str(self.folder / "checkpoint")]
-        command += ["--report", str(self.report), "--restarts", str(_RESTARTS)]
+        command += ["--report", str(self.report), "--restarts", str(_RESTARTS), "--master", self.master]
         for name, value in self.options.items():
             command += ["--option", f"{name}={value}"]
         paths = [str(_ROOT), os.environ.get("PYTHONPATH", "")]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         environment["PYSPARK_PYTHON"] = sys.executable
+        given = " ".join(f"--conf {name}={value}" for name, value in self.spark.items())
+        environment["PYSPARK_SUBMIT_ARGS"] = f"{given} pyspark-shell"
         # A JVM that is killed within the minute never gets back what optimising costs.
         environment["JDK_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
         with self.log.open("ab") as log:
