@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import quote
 
 __all__ = ["AMQP_0_9_1", "AMQP_1_0", "STOMP", "Amqp10Dialect", "Broker", "Listing", "StompDialect"]
@@ -181,6 +181,12 @@ class Broker:
         away: what it says, beside "not found", of a queue that it knows and nobody can use now, as the node that has
             it is not there.
         listing: how it tells the names of its queues; None if it does not.
+        remedies: a setting that bites who acknowledges late -> what an operator does about it. What is not among them
+            does not apply to this broker. Names: :mod:`pyspark_mq.sources.advice`.
+        odd_prefetch: a prefetch that the broker takes for its own default and replaces by what a policy says; None if
+            it takes all as they are.
+        by_priority: are messages of any queue handed out by their priority?
+        copies: protocols over which a queue can be looked through without taking anything.
         stomp, amqp10: how it speaks a protocol where the specification leaves it to the broker;
             None if it does not speak it.
     """
@@ -197,6 +203,10 @@ class Broker:
     half_open_s: Mapping[str, float]
     ids_by_protocol: bool
     delivery_limit_note: str
+    remedies: Mapping[str, str] = field(default_factory=dict)
+    odd_prefetch: int | None = None
+    by_priority: bool = False
+    copies: frozenset[str] = frozenset()
     node_lost_s: float = 0.0
     away: tuple[str, ...] = ()
     products: frozenset[str] = frozenset()

@@ -15,11 +15,11 @@ from typing import Any
 
 from pyspark_mq.errors import BrokerUnavailableError
 from pyspark_mq.sources import consumer_class
-from pyspark_mq.sources.base import Consumer, SessionLostError, drained
+from pyspark_mq.sources.base import Consumer, Greeting, SessionLostError, drained
 from pyspark_mq.sources.identification import Identification
 from pyspark_mq.sources.settings import OnUnreadable, Settings
 
-__all__ = ["peek"]
+__all__ = ["make_consumer", "open_first", "peek", "received", "rows_of"]
 
 _TURN_S = 0.1
 
@@ -42,49 +42,72 @@ def peek(settings: Settings, most: int, patience_s: float) -> list[dict[str, Any
 
 
 def _rows(settings: Settings, most: int, patience_s: float) -> list[dict[str, Any]]:
-    endpoint = settings.endpoint
-    consumer = consumer_class(endpoint.protocol)(endpoint, 1, threading.Event())
-    consumer.keeps_unreadable = settings.on_unreadable is not OnUnreadable.FAIL
+    consumer = make_consumer(settings)
     try:
-        _open(consumer, settings)
-        raws = _received(consumer, most, patience_s)
+        open_first(consumer, settings)
+        try:
+            consumer.consume(most)
+            raws = received(consumer, most, patience_s)
+        except SessionLostError as lost:
+            raise BrokerUnavailableError(f"{consumer.endpoint.destination}: the session ended: {lost}") from lost
     finally:
         consumer.close()
-    decoder = consumer.decoder
-    columns: Mapping[str, list[Any]] = {
-        "messageId": Identification(settings, decoder).texts(raws),
-        "body": decoder.bodies(raws),
-        "destination": [endpoint.name] * len(raws),
-        **{name: list(make(raws)) for name, make in decoder.columns.items() if name != "body"},
-    }
-    rows = [{name: values[at] for name, values in columns.items()} for at in range(len(raws))]
-    return [{**row, "properties": dict(row["properties"] or ())} for row in rows]
+    return rows_of(consumer, settings, raws)
 
 
-def _open(consumer: Consumer, settings: Settings) -> None:
+def make_consumer(settings: Settings) -> Consumer:
+    """A session with the queue of a query.
+
+    Raises:
+        MissingExtraError: the library of the protocol is not installed.
+    """
+    consumer = consumer_class(settings.endpoint.protocol)(settings.endpoint, 1, threading.Event())
+    consumer.keeps_unreadable = settings.on_unreadable is not OnUnreadable.FAIL
+    return consumer
+
+
+def open_first(consumer: Consumer, settings: Settings) -> Greeting:
+    """Open it at the first candidate that answers.
+
+    Raises:
+        MqError: none does, or it refuses.
+    """
     unavailable: BrokerUnavailableError | None = None
     for url in settings.endpoint.urls:
         try:
-            consumer.open(url, settings.endpoint.connect_timeout_s)
+            return consumer.open(url, settings.endpoint.connect_timeout_s)
         except BrokerUnavailableError as away:
             unavailable = away
-        else:
-            return
     assert unavailable is not None, "there is a URL"
     raise unavailable
 
 
-def _received(consumer: Consumer, most: int, patience_s: float) -> list[Any]:
+def received(consumer: Consumer, most: int, patience_s: float) -> list[Any]:
+    """What comes to a session that consumes, at most so many, until none came for so long.
+
+    Raises:
+        SessionLostError: the session has ended.
+        MessageError: a message cannot be decoded, and the session does not keep those.
+    """
     raws: list[Any] = []
     heard_s = time.monotonic()
-    try:
-        consumer.consume(most)
-        while len(raws) < most and time.monotonic() - heard_s < patience_s:
-            consumer.run(_TURN_S)
-            came = drained(consumer.inbox)
-            if came:
-                heard_s = time.monotonic()
-                raws += came
-    except SessionLostError as lost:
-        raise BrokerUnavailableError(f"{consumer.endpoint.destination}: the session ended: {lost}") from lost
+    while len(raws) < most and time.monotonic() - heard_s < patience_s:
+        consumer.run(_TURN_S)
+        came = drained(consumer.inbox)
+        if came:
+            heard_s = time.monotonic()
+            raws += came
     return raws[:most]
+
+
+def rows_of(consumer: Consumer, settings: Settings, raws: list[Any]) -> list[dict[str, Any]]:
+    """Deliveries by column, as :func:`peek` returns them."""
+    decoder = consumer.decoder
+    columns: Mapping[str, list[Any]] = {
+        "messageId": Identification(settings, decoder).texts(raws),
+        "body": decoder.bodies(raws),
+        "destination": [consumer.endpoint.name] * len(raws),
+        **{name: list(make(raws)) for name, make in decoder.columns.items() if name != "body"},
+    }
+    rows = [{name: values[at] for name, values in columns.items()} for at in range(len(raws))]
+    return [{**row, "properties": dict(row["properties"] or ())} for row in rows]

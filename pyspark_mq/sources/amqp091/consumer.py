@@ -218,7 +218,7 @@ class Amqp091Consumer(Consumer):
         except TimeoutError:
             text = f"{url}: {self.endpoint.destination} did not answer within {timeout_s:.0f} s"
             raise BrokerUnavailableError(text) from None
-        return Greeting(url, self._broker_id(), depth)
+        return Greeting(url, self._broker_id(), depth, server=f"{self._told('product')}/{self._told('version')}")
 
     def _broker_id(self) -> str:
         """The cluster's name, as far as it has one.

@@ -1,0 +1,340 @@
+"""``pyspark-mq doctor``: what bites late acknowledgement, looked for before a query meets it.
+
+It asks this machine, each broker of `url`, the broker's management where `managementUrl` says where that is, and looks
+at some messages of each queue. Nothing is acknowledged: messages are browsed where the broker has that, and given back
+elsewhere. What is found is judged in :mod:`pyspark_mq.sources.advice` and :mod:`pyspark_mq.cli.machine`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import ssl
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from typing import Any
+
+from pyspark_mq.cli import certificates
+from pyspark_mq.cli.machine import judge_machine, look_at_machine
+from pyspark_mq.cli.peek import make_consumer, open_first, received, rows_of
+from pyspark_mq.errors import (
+    BrokerError,
+    BrokerUnavailableError,
+    ConfigurationError,
+    DestinationError,
+    MessageError,
+    MqError,
+    OptionError,
+)
+from pyspark_mq.sources.advice import Finding, Level, Sample, judge_queue, judge_sample
+from pyspark_mq.sources.base import Greeting, SessionLostError
+from pyspark_mq.sources.endpoint import Endpoint, tls_error
+from pyspark_mq.sources.facts import NOTHING_KNOWN, QueueFacts
+from pyspark_mq.sources.inquiry import ask_queue
+from pyspark_mq.sources.settings import Settings
+from pyspark_mq.sources.url import BrokerUrl
+
+__all__ = ["Section", "examine", "judge_certificate"]
+
+#: Of those that match a pattern, so many are looked at.
+_QUEUES_MAX = 20
+#: A certificate that ends within so many days is worth a warning: brokers need a while to get a new one.
+_DAYS_LEFT = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Findings about one thing.
+
+    Attributes:
+        about: this machine, a URL without credentials, or a queue.
+    """
+
+    about: str
+    findings: Sequence[Finding]
+
+
+def examine(settings: Settings, most: int, patience_s: float) -> Iterator[Section]:
+    """Look everywhere, section by section.
+
+    Args:
+        settings: of the query that would run.
+        most: messages to look at in each queue; 0 for none.
+        patience_s: for how long none may come.
+
+    Raises:
+        OptionError: the broker is another one than the options say, or does not understand one of them.
+    """
+    yield Section("this machine", judge_machine(look_at_machine(), settings.endpoint.protocol))
+    try:
+        make_consumer(settings).close()
+    except ConfigurationError as missing:
+        yield Section(str(settings.endpoint.urls[0]), [Finding("client", Level.PROBLEM, str(missing))])
+        return
+    if settings.management is not None:
+        yield Section("management", [_management(settings)])
+    try:
+        queues, beyond = _queues(settings)
+    except BrokerError as failed:
+        yield Section(settings.destination, [Finding("queue", Level.PROBLEM, str(failed))])
+        return
+    if settings.pattern is not None and not queues:
+        text = "no queue matches by now; the query waits for one"
+        yield Section(settings.destination, [Finding("queue", Level.UNKNOWN, text, "ask again when there is one")])
+        return
+    brokers = [_broker(url, (queues or [settings])[0]) for url in settings.endpoint.urls]
+    answered = [url for url, broker in zip(settings.endpoint.urls, brokers, strict=True) if broker.answered]
+    for broker in brokers:
+        yield broker.section(among_others=bool(answered))
+    if not answered:
+        return
+    for one in queues:
+        # Only what has answered: a candidate that hangs is not waited for again.
+        yield _queue(replace(one, endpoint=replace(one.endpoint, urls=tuple(answered))), most, patience_s)
+    if beyond:
+        text = f"{beyond} more queue(s) match, and were not looked at"
+        yield Section(settings.destination, [Finding("queue", Level.UNKNOWN, text, "name them with option 'queue'")])
+
+
+def _management(settings: Settings) -> Finding:
+    check = "management"
+    management = settings.management
+    if management is None:
+        return Finding(check, Level.UNKNOWN, "not asked", _how_to_know(settings))
+    try:
+        names = management.names()
+    except BrokerError as failed:
+        return Finding(check, Level.WARNING, str(failed), "without it, some settings of the queue are not known")
+    user = "nobody named" if management.username is None else f"user '{management.username}'"
+    return Finding(check, Level.OK, f"{management.url} answers {user}: {len(names)} queue(s)")
+
+
+def _how_to_know(settings: Settings) -> str:
+    listing = settings.endpoint.broker.listing
+    assert listing is not None, "every broker has one"
+    return f"give option 'managementUrl', such as {listing.url}, with a user who may look there"
+
+
+def _queues(settings: Settings) -> tuple[list[Settings], int]:
+    """Settings of each queue to be looked at, and how many are left out."""
+    if settings.endpoint.topic is not None:
+        subscription = settings.endpoint.subscription
+        if subscription is None or not settings.endpoint.broker.virtual_hosts:
+            return [], 0
+        # The subscription of an exchange is a queue of that name; to open the topic would make it.
+        return [
+            replace(settings, endpoint=replace(settings.endpoint, topic=None, subscription=None, queue=subscription))
+        ], 0
+    return _matching(settings) if settings.pattern is not None else (list(settings.by_queue()), 0)
+
+
+# -- a broker ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Broker:
+    url: BrokerUrl
+    findings: Sequence[Finding]
+    #: Why nobody answers; empty if somebody does.
+    away: str = ""
+
+    @property
+    def answered(self) -> bool:
+        return not self.away and all(one.level < Level.PROBLEM for one in self.findings)
+
+    def section(self, *, among_others: bool) -> Section:
+        if not self.away:
+            return Section(str(self.url), self.findings)
+        advice = "start it, or correct 'url'; a backup that does not serve yet is right not to answer"
+        level = Level.WARNING if among_others else Level.PROBLEM
+        return Section(str(self.url), [*self.findings, Finding("login", level, self.away, advice)])
+
+
+def _broker(url: BrokerUrl, settings: Settings) -> _Broker:
+    endpoint = settings.endpoint
+    findings = list(_tls(url, endpoint))
+    if any(one.level is Level.PROBLEM for one in findings):
+        return _Broker(url, findings)
+    if endpoint.topic is not None:
+        text = "not looked at: to open a topic makes its subscription"
+        return _Broker(url, [*findings, Finding("login", Level.UNKNOWN, text, "start the query")])
+    consumer = make_consumer(settings)
+    try:
+        greeting = consumer.open(url, endpoint.connect_timeout_s)
+    except DestinationError:
+        # The login is right; what is wrong with the queue is said there.
+        findings += [_login(endpoint, url)]
+    except OptionError as wrong:
+        findings += [Finding("broker", Level.PROBLEM, str(wrong))]
+    except BrokerUnavailableError as away:
+        return _Broker(url, findings, str(away))
+    except MqError as failed:
+        findings += [Finding("login", Level.PROBLEM, str(failed))]
+    else:
+        findings += [_login(endpoint, url), _version(greeting)]
+    finally:
+        consumer.close()
+    return _Broker(url, findings)
+
+
+def _login(endpoint: Endpoint, url: BrokerUrl) -> Finding:
+    username, _ = endpoint.credentials(url)
+    who = "nobody named" if username is None else f"user '{username}'"
+    return Finding("login", Level.OK, f"{who}, over {endpoint.protocol}")
+
+
+def _version(greeting: Greeting) -> Finding:
+    product, _, version = greeting.server.partition("/")
+    if not product or not version[:1].isdecimal():
+        return Finding("broker", Level.OK, f"{greeting.server or 'a broker'}, which does not tell its version")
+    return Finding("broker", Level.OK, f"{product} {version}")
+
+
+def _tls(url: BrokerUrl, endpoint: Endpoint) -> Iterator[Finding]:
+    check = "tls"
+    if not url.tls:
+        yield Finding(check, Level.OK, f"not used with {url.scheme}://")
+        return
+    try:
+        yield judge_certificate("the broker's certificate", certificates.of_server(url, endpoint), _now())
+    except ssl.SSLError as refused:
+        yield Finding(check, Level.PROBLEM, str(tls_error(refused, url)))
+        return
+    except OSError as away:
+        yield Finding(check, Level.UNKNOWN, f"the certificate cannot be had: {away}", "see 'login'")
+    except ValueError as odd:
+        yield Finding(check, Level.UNKNOWN, f"the certificate cannot be read: {odd}", "see 'login'")
+    if not endpoint.tls.verify:
+        text = "'tls.verify' is false: anyone may pose as the broker and be given the password"
+        yield Finding(
+            check, Level.WARNING, text, "set 'tls.caFile' to the authority of the broker, and 'tls.verify' to true"
+        )
+    if endpoint.tls.cert_file is not None:
+        try:
+            end = certificates.of_file(endpoint.tls.cert_file)
+        except (OSError, ValueError) as odd:
+            yield Finding(check, Level.UNKNOWN, f"'tls.certFile' cannot be read: {odd}", "see 'login'")
+        else:
+            yield judge_certificate(f"the client's, {endpoint.tls.cert_file!r},", end, _now())
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)
+
+
+def judge_certificate(whose: str, end: datetime, now: datetime) -> Finding:
+    """How long a certificate is still good for. Pure."""
+    days = math.floor((end - now).total_seconds() / 86_400)
+    text = f"{whose} is valid for {days} more day(s), until {end:%Y-%m-%d %H:%M} UTC"
+    if end <= now:
+        return Finding("tls", Level.PROBLEM, f"{whose} ended to be valid on {end:%Y-%m-%d %H:%M} UTC", "renew it")
+    if days < _DAYS_LEFT:
+        advice = "renew it: with it the broker can no longer be reached at the next reconnect"
+        return Finding("tls", Level.WARNING, text, advice)
+    return Finding("tls", Level.OK, text)
+
+
+# -- a queue -----------------------------------------------------------------------------------
+
+
+def _queue(settings: Settings, most: int, patience_s: float) -> Section:
+    about = settings.endpoint.destination
+    told, to_know = _ask(settings)
+    try:
+        greeting, sample = _look(settings, most, patience_s)
+    except (MessageError, BrokerError) as failed:
+        known = [one for one in judge_queue(told, settings, to_know) if one.level >= Level.WARNING]
+        return Section(about, [Finding("read", Level.PROBLEM, str(failed)), *known])
+    facts = told.or_else(greeting.facts)
+    if greeting.depth is not None:
+        depth = greeting.depth
+        facts = replace(facts, ready=depth.ready, other_consumers=depth.other_consumers)
+    if sample is None:
+        reads = Finding("read", Level.UNKNOWN, "no message was looked at", "use --messages above 0")
+        return Section(about, [reads, *judge_queue(facts, settings, to_know)])
+    waiting = "" if facts.ready is None else f", {facts.ready:,} message(s) waiting"
+    reads = Finding("read", Level.OK, f"{len(sample.sizes)} message(s) {sample.how}{waiting}")
+    if settings.endpoint.broker.by_priority and sample.sizes:
+        facts = replace(facts, priorities=len(set(sample.priorities)) > 1)
+    judged = judge_queue(facts, settings, to_know)
+    if sample.cut_short:
+        judged = [one for one in judged if one.check != "prefetch"]
+    return Section(about, [reads, *judged, *judge_sample(sample, settings)])
+
+
+def _ask(settings: Settings) -> tuple[QueueFacts, str]:
+    """What the management tells of a queue, and what would let be known what it does not."""
+    if settings.management is None:
+        return NOTHING_KNOWN, _how_to_know(settings)
+    try:
+        facts, _ = ask_queue(settings.management, settings.endpoint.name)
+    except BrokerError:
+        return NOTHING_KNOWN, "see 'management'"
+    return facts, "the broker does not tell: look into its configuration"
+
+
+def _look(settings: Settings, most: int, patience_s: float) -> tuple[Greeting, Sample | None]:
+    """Open a session like a query, and look at some messages.
+
+    Raises:
+        BrokerError: the queue cannot be read.
+        MessageError: a message cannot be decoded, and the query would fail with it.
+    """
+    endpoint = settings.endpoint
+    if most and endpoint.protocol in endpoint.broker.copies:
+        try:
+            return _session(settings, most, patience_s, browses=True)
+        except BrokerError:
+            pass  # browsing may take another permission than reading
+    return _session(settings, most, patience_s, browses=False)
+
+
+def _session(settings: Settings, most: int, patience_s: float, *, browses: bool) -> tuple[Greeting, Sample | None]:
+    cut_short = ""
+    # Once with a window that is widened, as it is after a restart. A broker that does not take that ends the session.
+    # Over AMQP 1.0 that is only more credit.
+    for widens in (False,) if browses or not _adds_consumers(settings) else (True, False):
+        consumer = make_consumer(settings)
+        consumer.browses = browses
+        try:
+            greeting = open_first(consumer, settings)
+            if not most:
+                return greeting, None
+            consumer.consume(most)
+            if widens:
+                consumer.consume(most + 1)
+            raws = received(consumer, most, patience_s)
+        except SessionLostError as lost:
+            if not widens:
+                raise BrokerUnavailableError(f"{settings.endpoint.destination}: the session ended: {lost}") from lost
+            cut_short = str(lost)
+            continue
+        finally:
+            consumer.close()
+        rows = rows_of(consumer, settings, raws)
+        return greeting, _sample(rows, "browsed" if browses else "given back", cut_short)
+    raise AssertionError("the last turn returns or raises")
+
+
+def _adds_consumers(settings: Settings) -> bool:
+    """Is a wider window had by a further consumer?"""
+    return settings.endpoint.protocol != "amqp-1.0"
+
+
+def _sample(rows: Sequence[dict[str, Any]], how: str, cut_short: str) -> Sample:
+    return Sample(
+        how,
+        [row["messageId"] for row in rows],
+        [len(row["body"]) for row in rows],
+        [row.get("priority") for row in rows],
+        cut_short,
+    )
+
+
+def _matching(settings: Settings) -> tuple[list[Settings], int]:
+    """The first queues that match a pattern, and how many more do."""
+    assert settings.management is not None
+    assert settings.pattern is not None
+    names = [name for name in settings.management.names() if re.fullmatch(settings.pattern, name)]
+    return [settings.of_queue(name, len(names)) for name in names[:_QUEUES_MAX]], max(0, len(names) - _QUEUES_MAX)

@@ -1,0 +1,144 @@
+"""What a broker's management over HTTP tells of one queue, as facts.
+
+The paths are those of RabbitMQ's HTTP API ("HTTP API Reference", queues, exchanges, bindings); the MBeans those of the
+ActiveMQ brokers (`org.apache.activemq.broker.jmx`, `org.apache.activemq.artemis.api.core.management`).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from pyspark_mq.sources.facts import (
+    QueueFacts,
+    of_activemq,
+    of_artemis,
+    of_artemis_settings,
+    of_rabbitmq,
+    version_of,
+)
+from pyspark_mq.sources.management import Management
+
+__all__ = ["ask_queue"]
+
+#: RabbitMQ tells policies with its statistics, which it collects every 5 s (`collect_statistics_interval`).
+_STATISTICS_S = 6.0
+_TURN_S = 0.5
+_CLASSIC_BROKER = "org.apache.activemq:type=Broker,brokerName=*"
+#: As `JMXSupport.encodeObjectNamePart` of the broker writes names.
+_CLASSIC_ENCODED = str.maketrans({**dict.fromkeys(":,'\"", "_"), "?": "&qe;", "=": "&amp;", "*": "&ast;"})
+_CLASSIC_QUEUE = (
+    "Name", "QueueSize", "ConsumerCount", "PrioritizedMessages", "MaxPageSize", "SlowConsumerStrategy", "Paused",
+)  # fmt: skip
+_ARTEMIS_BROKER = "org.apache.activemq.artemis:broker=*"
+_ARTEMIS_QUEUE = (
+    "Name", "Address", "MessageCount", "ConsumerCount", "MaxConsumers", "Exclusive", "PurgeOnNoConsumers", "RingSize",
+    "LastValue", "ConsumersBeforeDispatch", "AutoDelete", "Durable", "Paused", "DeadLetterAddress",
+)  # fmt: skip
+
+
+def ask_queue(management: Management, queue: str) -> tuple[QueueFacts, str]:
+    """What is told of a queue, and what the broker calls itself, `product/version`.
+
+    Raises:
+        BrokerUnavailableError: the management does not answer.
+        RefusedError: it does, and does not tell.
+    """
+    return _INQUIRIES[management.endpoint.broker.name](management, queue)
+
+
+def _of_rabbitmq(management: Management, queue: str) -> tuple[QueueFacts, str]:
+    overview = management.get("overview")
+    if overview is None:
+        raise management.refused("there is no API of a broker")
+    server = f"RabbitMQ/{overview.get('rabbitmq_version', '')}"
+    host = management.endpoint.urls[0].virtual_host
+    until_s = time.monotonic() + _STATISTICS_S
+    while True:
+        told = management.get("queues", host, queue)
+        if told is None:
+            return QueueFacts(), server
+        if "effective_policy_definition" in told or time.monotonic() > until_s:
+            break
+        time.sleep(_TURN_S)
+    policy = told.get("effective_policy_definition")
+    # No policy is an empty list in some versions.
+    policy = dict(policy) if isinstance(policy, Mapping) else {} if policy is not None else None
+    facts = of_rabbitmq(told, version_of(server), policy)
+    arguments = told.get("arguments") or {}
+    exchange = arguments.get("x-dead-letter-exchange", (policy or {}).get("dead-letter-exchange"))
+    key = arguments.get("x-dead-letter-routing-key", (policy or {}).get("dead-letter-routing-key"))
+    return replace(
+        facts,
+        other_consumers=len(told.get("consumer_details") or ()),
+        consumer_names=tuple(map(_consumer, told.get("consumer_details") or ())),
+        dead_letters_arrive=_arrives(management, host, exchange, key) if facts.dead_letters_to else None,
+    ), server
+
+
+def _arrives(management: Management, host: str, exchange: object, key: object) -> bool | None:
+    """Does a queue get what is sent there?"""
+    if not exchange:
+        return None if not key else management.get("queues", host, str(key)) is not None
+    bindings = management.get("exchanges", host, str(exchange), "bindings", "source")
+    return bool(bindings)
+
+
+def _consumer(details: Mapping[str, Any]) -> str:
+    channel = details.get("channel_details") or {}
+    where = f"{channel.get('peer_host', '?')}:{channel.get('peer_port', '?')}"
+    return f"{where}, user '{channel.get('user', '')}', prefetch {details.get('prefetch_count', '?')}"
+
+
+def _of_activemq(management: Management, queue: str) -> tuple[QueueFacts, str]:
+    brokers = management.read(_CLASSIC_BROKER, "BrokerVersion", "TransportConnectors")
+    if not brokers:
+        raise management.refused("there is no MBean of a broker")
+    broker = next(iter(brokers.values()))
+    name = queue.translate(_CLASSIC_ENCODED)
+    queues = management.read(f"{_CLASSIC_BROKER},destinationType=Queue,destinationName={name}", *_CLASSIC_QUEUE)
+    connectors = broker.get("TransportConnectors")
+    url = management.endpoint.urls[0]
+    facts = of_activemq(
+        next(iter(queues.values()), {}),
+        map(str, connectors.values()) if isinstance(connectors, Mapping) else (),
+        url.scheme,
+        url.port,
+    )
+    return facts, f"ActiveMQ/{broker.get('BrokerVersion', '')}"
+
+
+def _of_artemis(management: Management, queue: str) -> tuple[QueueFacts, str]:
+    brokers = management.read(_ARTEMIS_BROKER, "Version")
+    if not brokers:
+        raise management.refused("there is no MBean of a broker")
+    mbean, told = next(iter(brokers.items()))
+    name = queue.rpartition("::")[2]
+    pattern = f"{mbean},component=addresses,subcomponent=queues,queue={_quoted(name)},*"
+    queues = management.read(pattern, *_ARTEMIS_QUEUE)
+    found = next(iter(queues.values()), {})
+    address = str(found.get("Address") or queue.partition("::")[0])
+    answer = management.call(mbean, "getAddressSettingsAsJSON(java.lang.String)", address)
+    settings = json.loads(answer) if isinstance(answer, str) else {}
+    facts = of_artemis(found).or_else(of_artemis_settings(settings))
+    target = str(found.get("DeadLetterAddress") or settings.get("deadLetterAddress") or "")
+    if target:
+        addresses = management.read(f"{mbean},component=addresses,address={_quoted(target)},*", "QueueNames")
+        facts = replace(facts, dead_letters_arrive=any(one.get("QueueNames") for one in addresses.values()))
+    return facts, f"ActiveMQ-Artemis/{told.get('Version', '')}"
+
+
+def _quoted(text: str) -> str:
+    """As `javax.management.ObjectName.quote`."""
+    for special in '\\"?*':
+        text = text.replace(special, f"\\{special}")
+    return f'"{text}"'
+
+
+_INQUIRIES: Mapping[str, Callable[[Management, str], tuple[QueueFacts, str]]] = MappingProxyType(
+    {"rabbitmq": _of_rabbitmq, "activemq": _of_activemq, "artemis": _of_artemis}
+)
