@@ -23,7 +23,6 @@ from pyspark_mq.errors import (
     BrokerUnavailableError,
     ConfigurationError,
     DestinationError,
-    MessageError,
     MqError,
     OptionError,
 )
@@ -39,6 +38,8 @@ __all__ = ["Section", "examine", "judge_certificate"]
 
 #: Of those that match a pattern, so many are looked at.
 _QUEUES_MAX = 20
+#: Over this protocol a wider window is more credit, and nothing that a broker may refuse.
+_BY_CREDIT = "amqp-1.0"
 #: A certificate that ends within so many days is worth a warning: brokers need a while to get a new one.
 _DAYS_LEFT = 30
 
@@ -238,29 +239,46 @@ def judge_certificate(whose: str, end: datetime, now: datetime) -> Finding:
 # -- a queue -----------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What a session with a queue gave.
+
+    Attributes:
+        greeting: None if it could not be opened.
+        sample: None if no messages were to be looked at, or could not be.
+        problem: why not; empty if they could.
+    """
+
+    greeting: Greeting | None
+    sample: Sample | None = None
+    problem: str = ""
+
+
 def _queue(settings: Settings, most: int, patience_s: float) -> Section:
     about = settings.endpoint.destination
-    told, to_know = _ask(settings)
-    try:
-        greeting, sample = _look(settings, most, patience_s)
-    except (MessageError, BrokerError) as failed:
-        known = [one for one in judge_queue(told, settings, to_know) if one.level >= Level.WARNING]
-        return Section(about, [Finding("read", Level.PROBLEM, str(failed)), *known])
-    facts = told.or_else(greeting.facts)
-    if greeting.depth is not None:
-        depth = greeting.depth
-        facts = replace(facts, ready=depth.ready, other_consumers=depth.other_consumers)
-    if sample is None:
-        reads = Finding("read", Level.UNKNOWN, "no message was looked at", "use --messages above 0")
-        return Section(about, [reads, *judge_queue(facts, settings, to_know)])
-    waiting = "" if facts.ready is None else f", {facts.ready:,} message(s) waiting"
-    reads = Finding("read", Level.OK, f"{len(sample.sizes)} message(s) {sample.how}{waiting}")
-    if settings.endpoint.broker.by_priority and sample.sizes:
+    facts, to_know = _ask(settings)
+    look = _look(settings, most, patience_s)
+    greeting, sample = look.greeting, look.sample
+    if greeting is not None:
+        facts = facts.or_else(greeting.facts)
+        if greeting.depth is not None:
+            depth = greeting.depth
+            facts = replace(facts, ready=depth.ready, other_consumers=depth.other_consumers)
+    if sample is not None and sample.sizes and settings.endpoint.broker.by_priority:
         facts = replace(facts, priorities=len(set(sample.priorities)) > 1)
     judged = judge_queue(facts, settings, to_know)
-    if sample.cut_short:
+    if look.problem:
+        reads = Finding("read", Level.PROBLEM, look.problem)
+        if greeting is None:
+            judged = [one for one in judged if one.level >= Level.WARNING]
+    elif sample is None:
+        reads = Finding("read", Level.UNKNOWN, "no message was looked at", "use --messages above 0")
+    else:
+        waiting = "" if facts.ready is None else f", {facts.ready:,} message(s) waiting"
+        reads = Finding("read", Level.OK, f"{len(sample.sizes)} message(s) {sample.how}{waiting}")
+    if sample is not None and sample.cut_short:
         judged = [one for one in judged if one.check != "prefetch"]
-    return Section(about, [reads, *judged, *judge_sample(sample, settings)])
+    return Section(about, [reads, *judged, *([] if sample is None else judge_sample(sample, settings))])
 
 
 def _ask(settings: Settings) -> tuple[QueueFacts, str]:
@@ -274,61 +292,59 @@ def _ask(settings: Settings) -> tuple[QueueFacts, str]:
     return facts, "the broker does not tell: look into its configuration"
 
 
-def _look(settings: Settings, most: int, patience_s: float) -> tuple[Greeting, Sample | None]:
-    """Open a session like a query, and look at some messages.
-
-    Raises:
-        BrokerError: the queue cannot be read.
-        MessageError: a message cannot be decoded, and the query would fail with it.
-    """
+def _look(settings: Settings, most: int, patience_s: float) -> _Look:
+    """Open a session like a query, and look at some messages."""
     endpoint = settings.endpoint
     if most and endpoint.protocol in endpoint.broker.copies:
-        try:
-            return _session(settings, most, patience_s, browses=True)
-        except BrokerError:
-            pass  # browsing may take another permission than reading
-    return _session(settings, most, patience_s, browses=False)
+        look = _session(settings, most, patience_s, browses=True)
+        # Browsing may take another permission than reading.
+        if not look.problem:
+            return look
+    if most and _adds_consumers(settings):
+        # With a window that is widened, as it is after a restart. A broker that does not take that ends the session.
+        wide = _session(settings, most, patience_s, widens=True)
+        if not wide.problem:
+            return wide
+        look = _session(settings, most, patience_s)
+        if look.sample is not None:
+            look = replace(look, sample=replace(look.sample, cut_short=wide.problem))
+        return look
+    return _session(settings, most, patience_s)
 
 
-def _session(settings: Settings, most: int, patience_s: float, *, browses: bool) -> tuple[Greeting, Sample | None]:
-    cut_short = ""
-    # Once with a window that is widened, as it is after a restart. A broker that does not take that ends the session.
-    # Over AMQP 1.0 that is only more credit.
-    for widens in (False,) if browses or not _adds_consumers(settings) else (True, False):
-        consumer = make_consumer(settings)
-        consumer.browses = browses
-        try:
-            greeting = open_first(consumer, settings)
-            if not most:
-                return greeting, None
-            consumer.consume(most)
-            if widens:
-                consumer.consume(most + 1)
-            raws = received(consumer, most, patience_s)
-        except SessionLostError as lost:
-            if not widens:
-                raise BrokerUnavailableError(f"{settings.endpoint.destination}: the session ended: {lost}") from lost
-            cut_short = str(lost)
-            continue
-        finally:
-            consumer.close()
-        rows = rows_of(consumer, settings, raws)
-        return greeting, _sample(rows, "browsed" if browses else "given back", cut_short)
-    raise AssertionError("the last turn returns or raises")
+def _session(settings: Settings, most: int, patience_s: float, *, browses: bool = False, widens: bool = False) -> _Look:
+    consumer = make_consumer(settings)
+    consumer.browses = browses
+    greeting = None
+    try:
+        greeting = open_first(consumer, settings)
+        if not most:
+            return _Look(greeting)
+        consumer.consume(most)
+        if widens:
+            consumer.consume(most + 1)
+        raws = received(consumer, most, patience_s)
+    except MqError as failed:
+        return _Look(greeting, problem=str(failed))
+    except SessionLostError as lost:
+        return _Look(greeting, problem=f"{settings.endpoint.destination}: the session ended: {lost}")
+    finally:
+        consumer.close()
+    rows = rows_of(consumer, settings, raws)
+    return _Look(greeting, _sample(rows, "browsed" if browses else "given back"))
 
 
 def _adds_consumers(settings: Settings) -> bool:
     """Is a wider window had by a further consumer?"""
-    return settings.endpoint.protocol != "amqp-1.0"
+    return settings.endpoint.protocol != _BY_CREDIT
 
 
-def _sample(rows: Sequence[dict[str, Any]], how: str, cut_short: str) -> Sample:
+def _sample(rows: Sequence[dict[str, Any]], how: str) -> Sample:
     return Sample(
         how,
         [row["messageId"] for row in rows],
         [len(row["body"]) for row in rows],
-        [row.get("priority") for row in rows],
-        cut_short,
+        [row["priority"] for row in rows],
     )
 
 
