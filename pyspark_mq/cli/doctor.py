@@ -263,7 +263,9 @@ def _queue(settings: Settings, most: int, patience_s: float) -> Section:
         facts = facts.or_else(greeting.facts)
         if greeting.depth is not None:
             depth = greeting.depth
-            facts = replace(facts, ready=depth.ready, other_consumers=depth.other_consumers)
+            # Of this moment, which what the management tells may not be.
+            names = facts.consumer_names if len(facts.consumer_names or ()) == depth.other_consumers else None
+            facts = replace(facts, ready=depth.ready, other_consumers=depth.other_consumers, consumer_names=names)
     if sample is not None and sample.sizes and settings.endpoint.broker.by_priority:
         facts = replace(facts, priorities=len(set(sample.priorities)) > 1)
     judged = judge_queue(facts, settings, to_know)

@@ -7,14 +7,15 @@ is a value, as 0 seconds or infinitely many. Answers come as decoded JSON, or as
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 __all__ = [
-    "NOTHING_KNOWN", "QueueFacts", "delayed_retry_s", "of_activemq", "of_artemis", "of_artemis_settings", "of_rabbitmq",
-    "version_of",
+    "NOTHING_KNOWN", "QueueFacts", "delayed_retry_s", "merged_policy", "of_activemq", "of_artemis",
+    "of_artemis_settings", "of_rabbitmq", "policy_of", "version_of",
 ]  # fmt: skip
 
 _MS = 1000
@@ -213,6 +214,39 @@ def _rabbitmq_faults(told: Mapping[str, Any], kind: str | None) -> tuple[str, ..
     if told.get("exclusive"):
         faults.append("it is exclusive: only the connection that has declared it may read it")
     return tuple(faults)
+
+
+def policy_of(policies: Iterable[Mapping[str, Any]], queue: str, kind: str) -> dict[str, Any]:
+    """Definition of the policy that applies to a queue of a kind: of those that match, the one of the highest priority.
+
+    Args:
+        policies: of its virtual host, as RabbitMQ's API lists them, with patterns that are looked for in the name.
+    """
+    applies = {"all", "queues", f"{kind}_queues", "streams" if kind == "stream" else ""}
+    matching = [
+        one for one in policies if one.get("apply-to") in applies and _found_in(str(one.get("pattern", "")), queue)
+    ]
+    best = max(matching, key=lambda one: int(one.get("priority") or 0), default={})
+    definition = best.get("definition")
+    return dict(definition) if isinstance(definition, Mapping) else {}
+
+
+def _found_in(pattern: str, queue: str) -> bool:
+    try:
+        return re.search(pattern, queue) is not None
+    except re.error:  # one of Perl's that Python does not know
+        return False
+
+
+def merged_policy(given: Mapping[str, Any], operator: Mapping[str, Any]) -> dict[str, Any]:
+    """With that of the operator: of numbers in both the lower one holds."""
+    merged = {**operator, **given}
+    for name, value in operator.items():
+        numbers = [number for number in (_number(value), _number(given.get(name))) if number is not None]
+        limits = [number for number in numbers if number >= 0]
+        if limits:
+            merged[name] = min(limits)
+    return merged
 
 
 # -- ActiveMQ Classic --------------------------------------------------------------------------

@@ -7,27 +7,26 @@ ActiveMQ brokers (`org.apache.activemq.broker.jmx`, `org.apache.activemq.artemis
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 from pyspark_mq.sources.facts import (
+    NOTHING_KNOWN,
     QueueFacts,
+    merged_policy,
     of_activemq,
     of_artemis,
     of_artemis_settings,
     of_rabbitmq,
+    policy_of,
     version_of,
 )
 from pyspark_mq.sources.management import Management
 
 __all__ = ["ask_queue"]
 
-#: RabbitMQ tells policies with its statistics, which it collects every 5 s (`collect_statistics_interval`).
-_STATISTICS_S = 6.0
-_TURN_S = 0.5
 _CLASSIC_BROKER = "org.apache.activemq:type=Broker,brokerName=*"
 #: As `JMXSupport.encodeObjectNamePart` of the broker writes names.
 _CLASSIC_ENCODED = str.maketrans({**dict.fromkeys(":,'\"", "_"), "?": "&qe;", "=": "&amp;", "*": "&ast;"})
@@ -57,27 +56,29 @@ def _of_rabbitmq(management: Management, queue: str) -> tuple[QueueFacts, str]:
         raise management.refused("there is no API of a broker")
     server = f"RabbitMQ/{overview.get('rabbitmq_version', '')}"
     host = management.endpoint.urls[0].virtual_host
-    until_s = time.monotonic() + _STATISTICS_S
-    while True:
-        told = management.get("queues", host, queue)
-        if told is None:
-            return QueueFacts(), server
-        if "effective_policy_definition" in told or time.monotonic() > until_s:
-            break
-        time.sleep(_TURN_S)
-    policy = told.get("effective_policy_definition")
-    # No policy is an empty list in some versions.
-    policy = dict(policy) if isinstance(policy, Mapping) else {} if policy is not None else None
+    told = management.get("queues", host, queue)
+    if told is None:
+        return NOTHING_KNOWN, server
+    policy = _rabbitmq_policy(management, host, queue, str(told.get("type")))
     facts = of_rabbitmq(told, version_of(server), policy)
     arguments = told.get("arguments") or {}
-    exchange = arguments.get("x-dead-letter-exchange", (policy or {}).get("dead-letter-exchange"))
-    key = arguments.get("x-dead-letter-routing-key", (policy or {}).get("dead-letter-routing-key"))
+    exchange = arguments.get("x-dead-letter-exchange", policy.get("dead-letter-exchange"))
+    key = arguments.get("x-dead-letter-routing-key", policy.get("dead-letter-routing-key"))
     return replace(
         facts,
         other_consumers=len(told.get("consumer_details") or ()),
         consumer_names=tuple(map(_consumer, told.get("consumer_details") or ())),
         dead_letters_arrive=_arrives(management, host, exchange, key) if facts.dead_letters_to else None,
     ), server
+
+
+def _rabbitmq_policy(management: Management, host: str, queue: str, kind: str) -> dict[str, Any]:
+    """What policies say for a queue, taken from their list.
+
+    The queue itself tells it too, but with its statistics: a policy was not there 20 s after it was set (4.3).
+    """
+    given = policy_of(management.get("policies", host) or (), queue, kind)
+    return merged_policy(given, policy_of(management.get("operator-policies", host) or (), queue, kind))
 
 
 def _arrives(management: Management, host: str, exchange: object, key: object) -> bool | None:

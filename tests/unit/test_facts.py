@@ -11,10 +11,12 @@ from pyspark_mq.sources.facts import (
     NOTHING_KNOWN,
     QueueFacts,
     delayed_retry_s,
+    merged_policy,
     of_activemq,
     of_artemis,
     of_artemis_settings,
     of_rabbitmq,
+    policy_of,
     version_of,
 )
 
@@ -101,6 +103,37 @@ def test_arguments_alone_say_how_long_a_query_waits() -> None:
 )
 def test_the_consumer_timeout_of_rabbitmq(given: QueueFacts, seconds: float | None) -> None:
     assert given.consumer_timeout_s == seconds
+
+
+POLICIES = [
+    {"pattern": "^or", "apply-to": "all", "priority": 0, "definition": {"a": 1}},
+    {"pattern": "ders$", "apply-to": "quorum_queues", "priority": 5, "definition": {"a": 2}},
+    {"pattern": "", "apply-to": "exchanges", "priority": 9, "definition": {"a": 3}},
+    {"pattern": "(?|orders)", "apply-to": "all", "priority": 9, "definition": {"a": 4}},
+    {"pattern": "log", "apply-to": "streams", "priority": 0, "definition": {"a": 5}},
+]
+
+
+@pytest.mark.parametrize(
+    ("queue", "kind", "definition"),
+    [
+        ("orders", "quorum", {"a": 2}),
+        ("orders", "classic", {"a": 1}),
+        ("other", "quorum", {}),
+        ("log", "stream", {"a": 5}),
+        ("log", "classic", {}),
+    ],
+)
+def test_the_policy_that_applies_is_the_one_of_the_highest_priority(
+    queue: str, kind: str, definition: dict[str, int]
+) -> None:
+    assert policy_of(POLICIES, queue, kind) == definition
+
+
+def test_of_a_policy_and_the_operators_the_lower_number_holds() -> None:
+    assert merged_policy({"a": 3, "b": 1, "c": "x"}, {"a": 2, "b": 5, "d": 7}) == {"a": 2, "b": 1, "c": "x", "d": 7}
+    assert merged_policy({"delivery-limit": -1}, {"delivery-limit": 9}) == {"delivery-limit": 9}
+    assert merged_policy({}, {}) == {}
 
 
 def test_priorities_and_a_single_consumer_are_arguments_only() -> None:
