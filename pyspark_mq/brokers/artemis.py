@@ -91,5 +91,6 @@ ARTEMIS = Broker(
         counts_acquirers=False,
         # The UUID of the node, kept in its journal.
         names_itself=True,
+        management="activemq.management",
     ),
 )

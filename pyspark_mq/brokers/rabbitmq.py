@@ -46,6 +46,7 @@ RABBITMQ = Broker(
     node_lost_s=75.0,
     # Of a queue that is on one node, or while a node stops (`rabbit_amqqueue:absent`).
     away=("is down or inaccessible", "is stopped by supervisor", "due to timeout"),
+    delays_drops=True,
     remedies=MappingProxyType(
         {
             "consumer-timeout": "raise `consumer-timeout` in a policy of the queue, or `consumer_timeout` in "

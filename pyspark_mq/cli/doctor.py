@@ -30,7 +30,7 @@ from pyspark_mq.sources.advice import Finding, Level, Sample, judge_queue, judge
 from pyspark_mq.sources.base import Greeting, SessionLostError
 from pyspark_mq.sources.endpoint import Endpoint, tls_error
 from pyspark_mq.sources.facts import NOTHING_KNOWN, QueueFacts
-from pyspark_mq.sources.inquiry import ask_queue
+from pyspark_mq.sources.inquiry import ask_beside, ask_queue
 from pyspark_mq.sources.settings import Settings
 from pyspark_mq.sources.url import BrokerUrl
 
@@ -286,7 +286,7 @@ def _queue(settings: Settings, most: int, patience_s: float) -> Section:
 def _ask(settings: Settings) -> tuple[QueueFacts, str]:
     """What the management tells of a queue, and what would let be known what it does not."""
     if settings.management is None:
-        return NOTHING_KNOWN, _how_to_know(settings)
+        return ask_beside(settings.endpoint), _how_to_know(settings)
     try:
         facts, _ = ask_queue(settings.management, settings.endpoint.name)
     except BrokerError:

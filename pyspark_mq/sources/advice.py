@@ -203,10 +203,13 @@ class _Judge:
             raised = ""
             if needed_s >= self.settings.replay_timeout_s:
                 raised = f", and 'replayTimeout' (now {self.settings.replay_timeout_s:g}s) above that"
-            text = f"what comes again is held back for up to {delay_s:g} s, and 'redeliveryDelay' says {ours_s:g} s"
+            sure = self.broker.delays_drops
+            text = f"what comes again {'is' if sure else 'may be'} held back for up to {delay_s:g} s, and "
+            text += f"'redeliveryDelay' says {ours_s:g} s"
             advice = f"set 'redeliveryDelay' to {needed_s}s{raised}"
             own = self.broker.remedies[check]
-            yield self._bad(
+            tell = self._bad if sure else self._warn
+            yield tell(
                 check,
                 f"{text}: after a restart it may come twice, or a replay fails",
                 f"{advice}, {own}" if own.startswith("or ") else advice,

@@ -6,6 +6,7 @@ is a value, as 0 seconds or infinitely many. Answers come as decoded JSON, or as
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -14,7 +15,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 __all__ = [
-    "NOTHING_KNOWN", "QueueFacts", "delayed_retry_s", "merged_policy", "of_activemq", "of_artemis",
+    "NOTHING_KNOWN", "QueueFacts", "artemis_answer", "delayed_retry_s", "merged_policy", "of_activemq", "of_artemis",
     "of_artemis_settings", "of_rabbitmq", "policy_of", "version_of",
 ]  # fmt: skip
 
@@ -323,6 +324,15 @@ def of_artemis(queue: Mapping[str, Any]) -> QueueFacts:
         hazards=_artemis_hazards(told),
         faults=("it is paused, and hands nothing out",) if _flag(told.get("paused")) else (),
     )
+
+
+def artemis_answer(body: bytes) -> Any:
+    """What a management message of Artemis answers: JSON as a text in a list in JSON. None if it is something else."""
+    try:
+        (told,) = json.loads(body)
+        return json.loads(told)
+    except (ValueError, TypeError, RecursionError):  # refused in words, or another form
+        return None
 
 
 def of_artemis_settings(settings: Mapping[str, Any]) -> QueueFacts:

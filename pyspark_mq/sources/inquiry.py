@@ -1,4 +1,4 @@
-"""What a broker's management over HTTP tells of one queue, as facts.
+"""What a broker's management tells of one queue, as facts: over HTTP, or over a connection beside that to the queue.
 
 The paths are those of RabbitMQ's HTTP API ("HTTP API Reference", queues, exchanges, bindings); the MBeans those of the
 ActiveMQ brokers (`org.apache.activemq.broker.jmx`, `org.apache.activemq.artemis.api.core.management`).
@@ -12,6 +12,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from pyspark_mq.brokers.base import AMQP_1_0
+from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.facts import (
     NOTHING_KNOWN,
     QueueFacts,
@@ -25,7 +27,7 @@ from pyspark_mq.sources.facts import (
 )
 from pyspark_mq.sources.management import Management
 
-__all__ = ["ask_queue"]
+__all__ = ["ask_beside", "ask_queue"]
 
 _CLASSIC_BROKER = "org.apache.activemq:type=Broker,brokerName=*"
 #: As `JMXSupport.encodeObjectNamePart` of the broker writes names.
@@ -48,6 +50,16 @@ def ask_queue(management: Management, queue: str) -> tuple[QueueFacts, str]:
         RefusedError: it does, and does not tell.
     """
     return _INQUIRIES[management.endpoint.broker.name](management, queue)
+
+
+def ask_beside(endpoint: Endpoint) -> QueueFacts:
+    """What the broker tells of a queue over a second connection, where sessions with the queue do not ask."""
+    dialect = endpoint.broker.amqp10
+    if endpoint.protocol != AMQP_1_0 or dialect is None or not dialect.management or endpoint.queue is None:
+        return NOTHING_KNOWN
+    from pyspark_mq.sources.amqp10.questions import ask_queue as ask  # noqa: PLC0415 - an extra
+
+    return ask(endpoint, endpoint.urls[0])
 
 
 def _of_rabbitmq(management: Management, queue: str) -> tuple[QueueFacts, str]:

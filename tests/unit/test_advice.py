@@ -64,6 +64,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, str], str, Level, str]] = [
     ("rabbitmq", {"redelivery_delay_s": 4.5}, {"redeliveryDelay": "5s"}, "redelivery-delay", Level.OK, "knows"),
     ("rabbitmq", {"redelivery_delay_s": 4.5}, {"redeliveryDelay": "4s"}, "redelivery-delay", Level.PROBLEM, "4.5 s"),
     ("rabbitmq", {"redelivery_delay_s": 9.0, "delay_is_told": True}, {}, "redelivery-delay", Level.OK, "knows"),
+    ("artemis", {"redelivery_delay_s": 5.0}, {}, "redelivery-delay", Level.WARNING, "may be held back"),
     ("activemq", {}, {"redeliveryDelay": "4s"}, "redelivery-delay", Level.OK, "covers 4 s"),
     ("rabbitmq", {"consumer_timeout_s": 1_800.0}, {}, "consumer-timeout", Level.OK, "shorter"),
     ("rabbitmq", {"consumer_timeout_s": 60.0}, {}, "consumer-timeout", Level.WARNING, "60 s"),

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pyspark_mq.sources.base import QueueDepth
+from pyspark_mq.sources.facts import artemis_answer
 from pyspark_mq.sources.stomp.headers import value
 
 __all__ = ["Questions", "QueueInfo"]
@@ -128,9 +129,5 @@ class Questions:
 
 def _settings(body: bytes) -> dict[str, Any] | None:
     """What an answer says of an address; None if it says nothing."""
-    try:
-        (told,) = json.loads(body)
-        settings = json.loads(told)
-    except (ValueError, TypeError, RecursionError):
-        return None
+    settings = artemis_answer(body)
     return settings if isinstance(settings, dict) else None
