@@ -52,6 +52,14 @@ ARTEMIS = Broker(
         }
     ),
     by_priority=True,
+    flaws=MappingProxyType(
+        {
+            STOMP: (
+                (2, 56),
+                "2.40 hands some messages to nobody after a session was cut, until it is restarted; 2.56 does not",
+            )
+        }
+    ),
     copies=frozenset({AMQP_1_0}),
     stomp=StompDialect(
         queue="{name}",

@@ -189,6 +189,8 @@ class Broker:
             it takes all as they are.
         delays_drops: does a redelivery delay hold back what the end of a session returns, every time?
         by_priority: are messages of any queue handed out by their priority?
+        flaws: protocol -> first version, major and minor, without a flaw that bites who acknowledges late, and what
+            that is.
         copies: protocols over which a queue can be looked through without taking anything.
         stomp, amqp10: how it speaks a protocol where the specification leaves it to the broker;
             None if it does not speak it.
@@ -210,6 +212,7 @@ class Broker:
     odd_prefetch: int | None = None
     delays_drops: bool = False
     by_priority: bool = False
+    flaws: Mapping[str, tuple[tuple[int, int], str]] = field(default_factory=dict)
     copies: frozenset[str] = frozenset()
     node_lost_s: float = 0.0
     away: tuple[str, ...] = ()

@@ -47,6 +47,14 @@ RABBITMQ = Broker(
     # Of a queue that is on one node, or while a node stops (`rabbit_amqqueue:absent`).
     away=("is down or inaccessible", "is stopped by supervisor", "due to timeout"),
     delays_drops=True,
+    flaws=MappingProxyType(
+        {
+            AMQP_1_0: (
+                (4, 0),
+                "with the plugin of version 3 the client library keeps 2 kB for each epoch that is settled",
+            )
+        }
+    ),
     remedies=MappingProxyType(
         {
             "consumer-timeout": "raise `consumer-timeout` in a policy of the queue, or `consumer_timeout` in "

@@ -29,12 +29,12 @@ from pyspark_mq.errors import (
 from pyspark_mq.sources.advice import Finding, Level, Sample, judge_queue, judge_sample
 from pyspark_mq.sources.base import Greeting, SessionLostError
 from pyspark_mq.sources.endpoint import Endpoint, tls_error
-from pyspark_mq.sources.facts import NOTHING_KNOWN, QueueFacts
-from pyspark_mq.sources.inquiry import ask_beside, ask_queue
+from pyspark_mq.sources.facts import NOTHING_KNOWN, QueueFacts, version_of
+from pyspark_mq.sources.inquiry import ask_beside, ask_queue, ask_server
 from pyspark_mq.sources.settings import Settings
 from pyspark_mq.sources.url import BrokerUrl
 
-__all__ = ["Section", "examine", "judge_certificate"]
+__all__ = ["Section", "examine", "judge_certificate", "judge_version"]
 
 #: Of those that match a pattern, so many are looked at.
 _QUEUES_MAX = 20
@@ -104,11 +104,13 @@ def _management(settings: Settings) -> Finding:
     if management is None:
         return Finding(check, Level.UNKNOWN, "not asked", _how_to_know(settings))
     try:
-        names = management.names()
+        names, server = management.names(), ask_server(management)
     except BrokerError as failed:
         return Finding(check, Level.WARNING, str(failed), "without it, some settings of the queue are not known")
     user = "nobody named" if management.username is None else f"user '{management.username}'"
-    return Finding(check, Level.OK, f"{management.url} answers {user}: {len(names)} queue(s)")
+    return Finding(
+        check, Level.OK, f"{management.url} answers {user}: {server.replace('/', ' ')}, {len(names)} queue(s)"
+    )
 
 
 def _how_to_know(settings: Settings) -> str:
@@ -173,7 +175,7 @@ def _broker(url: BrokerUrl, settings: Settings) -> _Broker:
     except MqError as failed:
         findings += [Finding("login", Level.PROBLEM, str(failed))]
     else:
-        findings += [_login(endpoint, url), _version(greeting)]
+        findings += [_login(endpoint, url), judge_version(greeting.server, endpoint)]
     finally:
         consumer.close()
     return _Broker(url, findings)
@@ -185,11 +187,23 @@ def _login(endpoint: Endpoint, url: BrokerUrl) -> Finding:
     return Finding("login", Level.OK, f"{who}, over {endpoint.protocol}")
 
 
-def _version(greeting: Greeting) -> Finding:
-    product, _, version = greeting.server.partition("/")
-    if not product or not version[:1].isdecimal():
-        return Finding("broker", Level.OK, f"{greeting.server or 'a broker'}, which does not tell its version")
-    return Finding("broker", Level.OK, f"{product} {version}")
+def judge_version(server: str, endpoint: Endpoint) -> Finding:
+    """Is it one with a flaw over this protocol? Pure.
+
+    Args:
+        server: `product/version`, as the broker says it.
+    """
+    check, (product, _, version) = "broker", server.partition("/")
+    numbers = version_of(server)
+    since, flaw = endpoint.broker.flaws.get(endpoint.protocol, ((0, 0), ""))
+    if numbers == (0, 0):
+        advice = "look at the console of the broker, or give option 'managementUrl'"
+        return Finding(check, Level.UNKNOWN, f"{product or 'the broker'} does not tell its version", advice)
+    text = f"{product} {version.partition(' ')[0]}"
+    if numbers < since:
+        advice = f"use version {since[0]}.{since[1]} or later, or another protocol"
+        return Finding(check, Level.WARNING, f"{text}, over {endpoint.protocol}: {flaw}", advice)
+    return Finding(check, Level.OK, text)
 
 
 def _tls(url: BrokerUrl, endpoint: Endpoint) -> Iterator[Finding]:
@@ -288,7 +302,7 @@ def _ask(settings: Settings) -> tuple[QueueFacts, str]:
     if settings.management is None:
         return ask_beside(settings.endpoint), _how_to_know(settings)
     try:
-        facts, _ = ask_queue(settings.management, settings.endpoint.name)
+        facts = ask_queue(settings.management, settings.endpoint.name)
     except BrokerError:
         return NOTHING_KNOWN, "see 'management'"
     return facts, "the broker does not tell: look into its configuration"

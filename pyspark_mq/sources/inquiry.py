@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyspark_mq.brokers.base import AMQP_1_0
 from pyspark_mq.sources.endpoint import Endpoint
@@ -27,7 +27,9 @@ from pyspark_mq.sources.facts import (
 )
 from pyspark_mq.sources.management import Management
 
-__all__ = ["ask_beside", "ask_queue"]
+__all__ = ["ask_beside", "ask_queue", "ask_server"]
+
+_MS = 1000
 
 _CLASSIC_BROKER = "org.apache.activemq:type=Broker,brokerName=*"
 #: As `JMXSupport.encodeObjectNamePart` of the broker writes names.
@@ -42,14 +44,24 @@ _ARTEMIS_QUEUE = (
 )  # fmt: skip
 
 
-def ask_queue(management: Management, queue: str) -> tuple[QueueFacts, str]:
-    """What is told of a queue, and what the broker calls itself, `product/version`.
+def ask_server(management: Management) -> str:
+    """What the broker calls itself, `product/version`.
 
     Raises:
         BrokerUnavailableError: the management does not answer.
         RefusedError: it does, and does not tell.
     """
-    return _INQUIRIES[management.endpoint.broker.name](management, queue)
+    return _INQUIRIES[management.endpoint.broker.name].server(management)
+
+
+def ask_queue(management: Management, queue: str) -> QueueFacts:
+    """What is told of a queue.
+
+    Raises:
+        BrokerUnavailableError: the management does not answer.
+        RefusedError: it does, and does not tell.
+    """
+    return _INQUIRIES[management.endpoint.broker.name].queue(management, queue)
 
 
 def ask_beside(endpoint: Endpoint) -> QueueFacts:
@@ -62,26 +74,35 @@ def ask_beside(endpoint: Endpoint) -> QueueFacts:
     return ask(endpoint, endpoint.urls[0])
 
 
-def _of_rabbitmq(management: Management, queue: str) -> tuple[QueueFacts, str]:
+def _rabbitmq_server(management: Management) -> str:
     overview = management.get("overview")
-    if overview is None:
+    if not isinstance(overview, Mapping):
         raise management.refused("there is no API of a broker")
-    server = f"RabbitMQ/{overview.get('rabbitmq_version', '')}"
+    return f"RabbitMQ/{overview.get('rabbitmq_version', '')}"
+
+
+def _of_rabbitmq(management: Management, queue: str) -> QueueFacts:
+    server = _rabbitmq_server(management)
     host = management.endpoint.urls[0].virtual_host
     told = management.get("queues", host, queue)
     if told is None:
-        return NOTHING_KNOWN, server
+        return NOTHING_KNOWN
     policy = _rabbitmq_policy(management, host, queue, str(told.get("type")))
     facts = of_rabbitmq(told, version_of(server), policy)
     arguments = told.get("arguments") or {}
     exchange = arguments.get("x-dead-letter-exchange", policy.get("dead-letter-exchange"))
     key = arguments.get("x-dead-letter-routing-key", policy.get("dead-letter-routing-key"))
+    consumers = told.get("consumer_details") or ()
+    # From 4.3 on each has the one that holds for it, whoever has set it.
+    timeouts_ms = [int(one["consumer_timeout"]) for one in consumers if isinstance(one.get("consumer_timeout"), int)]
+    if facts.consumer_timeout_s is None and timeouts_ms:
+        facts = replace(facts, consumer_timeout_s=min(timeouts_ms) / _MS)
     return replace(
         facts,
-        other_consumers=len(told.get("consumer_details") or ()),
-        consumer_names=tuple(map(_consumer, told.get("consumer_details") or ())),
+        other_consumers=len(consumers),
+        consumer_names=tuple(map(_consumer, consumers)),
         dead_letters_arrive=_arrives(management, host, exchange, key) if facts.dead_letters_to else None,
-    ), server
+    )
 
 
 def _rabbitmq_policy(management: Management, host: str, queue: str, kind: str) -> dict[str, Any]:
@@ -107,29 +128,38 @@ def _consumer(details: Mapping[str, Any]) -> str:
     return f"{where}, user '{channel.get('user', '')}', prefetch {details.get('prefetch_count', '?')}"
 
 
-def _of_activemq(management: Management, queue: str) -> tuple[QueueFacts, str]:
-    brokers = management.read(_CLASSIC_BROKER, "BrokerVersion", "TransportConnectors")
+def _broker(management: Management, pattern: str, *attributes: str) -> tuple[str, dict[str, Any]]:
+    """Name and attributes of the MBean of the broker itself."""
+    brokers = management.read(pattern, *attributes)
     if not brokers:
         raise management.refused("there is no MBean of a broker")
-    broker = next(iter(brokers.values()))
+    return next(iter(brokers.items()))
+
+
+def _activemq_server(management: Management) -> str:
+    return f"ActiveMQ/{_broker(management, _CLASSIC_BROKER, 'BrokerVersion')[1].get('BrokerVersion', '')}"
+
+
+def _of_activemq(management: Management, queue: str) -> QueueFacts:
+    broker = _broker(management, _CLASSIC_BROKER, "TransportConnectors")[1]
     name = queue.translate(_CLASSIC_ENCODED)
     queues = management.read(f"{_CLASSIC_BROKER},destinationType=Queue,destinationName={name}", *_CLASSIC_QUEUE)
     connectors = broker.get("TransportConnectors")
     url = management.endpoint.urls[0]
-    facts = of_activemq(
+    return of_activemq(
         next(iter(queues.values()), {}),
         map(str, connectors.values()) if isinstance(connectors, Mapping) else (),
         url.scheme,
         url.port,
     )
-    return facts, f"ActiveMQ/{broker.get('BrokerVersion', '')}"
 
 
-def _of_artemis(management: Management, queue: str) -> tuple[QueueFacts, str]:
-    brokers = management.read(_ARTEMIS_BROKER, "Version")
-    if not brokers:
-        raise management.refused("there is no MBean of a broker")
-    mbean, told = next(iter(brokers.items()))
+def _artemis_server(management: Management) -> str:
+    return f"ActiveMQ-Artemis/{_broker(management, _ARTEMIS_BROKER, 'Version')[1].get('Version', '')}"
+
+
+def _of_artemis(management: Management, queue: str) -> QueueFacts:
+    mbean, _ = _broker(management, _ARTEMIS_BROKER, "Version")
     name = queue.rpartition("::")[2]
     pattern = f"{mbean},component=addresses,subcomponent=queues,queue={_quoted(name)},*"
     queues = management.read(pattern, *_ARTEMIS_QUEUE)
@@ -142,7 +172,7 @@ def _of_artemis(management: Management, queue: str) -> tuple[QueueFacts, str]:
     if target:
         addresses = management.read(f"{mbean},component=addresses,address={_quoted(target)},*", "QueueNames")
         facts = replace(facts, dead_letters_arrive=any(one.get("QueueNames") for one in addresses.values()))
-    return facts, f"ActiveMQ-Artemis/{told.get('Version', '')}"
+    return facts
 
 
 def _quoted(text: str) -> str:
@@ -152,6 +182,17 @@ def _quoted(text: str) -> str:
     return f'"{text}"'
 
 
-_INQUIRIES: Mapping[str, Callable[[Management, str], tuple[QueueFacts, str]]] = MappingProxyType(
-    {"rabbitmq": _of_rabbitmq, "activemq": _of_activemq, "artemis": _of_artemis}
+class _Inquiry(NamedTuple):
+    """How one broker is asked for its version and for a queue."""
+
+    server: Callable[[Management], str]
+    queue: Callable[[Management, str], QueueFacts]
+
+
+_INQUIRIES: Mapping[str, _Inquiry] = MappingProxyType(
+    {
+        "rabbitmq": _Inquiry(_rabbitmq_server, _of_rabbitmq),
+        "activemq": _Inquiry(_activemq_server, _of_activemq),
+        "artemis": _Inquiry(_artemis_server, _of_artemis),
+    }
 )

@@ -129,7 +129,7 @@ def of_rabbitmq(rabbit43: RabbitNode) -> Iterator[Told]:
     connection = pika.BlockingConnection(pika.URLParameters(rabbit43.url()))
     channel = connection.channel()
     channel.basic_qos(prefetch_count=7)
-    for name in ("single", "taken"):
+    for name in ("single", "taken", "plain"):
         channel.basic_consume(name, lambda *_: None)
     # Who consumes is told with the statistics, every five seconds.
     assert poll(lambda: _consumers_are_told(rabbit43), 40)
@@ -145,7 +145,7 @@ def _consumers_are_told(node: RabbitNode) -> bool:
     options = {"broker": "rabbitmq", "url": node.url(), "queue": "good", "managementUrl": node.management_url}
     management = parse_options(options).settings.management
     assert management is not None
-    return all(management.get("queues", "/", name)["consumer_details"] for name in ("single", "taken"))
+    return all(management.get("queues", "/", name)["consumer_details"] for name in ("single", "taken", "plain"))
 
 
 @pytest.mark.parametrize(
@@ -162,6 +162,8 @@ def _consumers_are_told(node: RabbitNode) -> bool:
         ("good", "message-ids", "ok", "none repeated in 5 message(s) (given back)"),
         ("plain", "delivery-limit", "ok", "20 deliveries"),
         ("plain", "dead-letters", "problem", "delivered 20 times is dropped"),
+        # Who consumes has the limit that the configuration sets.
+        ("plain", "consumer-timeout", "ok", "1800 s"),
         ("limited", "delivery-limit", "warning", "after 3 deliveries"),
         ("nowhere", "dead-letters", "problem", "exchange 'no-such-exchange', which is not there"),
         ("delayed", "redelivery-delay", "problem", "held back for up to 400 s"),
@@ -198,7 +200,7 @@ def test_the_machine_and_the_versions_are_told(of_rabbitmq: Told, rabbit43: Rabb
     of_rabbitmq.one("this machine", "driver", "ok", "pika 1.")
     of_rabbitmq.one("this machine", "workers", "ok", "on a cluster each executor needs the same")
     of_rabbitmq.one("amqp://", "broker", "ok", f"RabbitMQ {rabbit43.version}")
-    of_rabbitmq.one("management", "management", "ok", f"{len(RABBIT_QUEUES)} queue(s)")
+    of_rabbitmq.one("management", "management", "ok", f"RabbitMQ {rabbit43.version}, ")
 
 
 def test_nothing_was_taken(of_rabbitmq: Told, rabbit43: RabbitNode) -> None:
@@ -281,6 +283,12 @@ def test_a_wrong_password_and_a_certificate_of_nobody_are_problems(
     told.one("amqps://", "tls", "warning", "anyone may pose as the broker")
     told.one("amqps://", "tls", "warning", "valid for 1 more day(s)")
     told.one("queue 'readable'", "read", "ok", "given back")
+
+
+def test_a_version_with_a_flaw_is_told(reader: RabbitNode) -> None:
+    told = doctor("-n", "0", broker="rabbitmq", url=reader.url(AMQP_1_0), protocol=AMQP_1_0, queue="readable")
+    found = told.one("amqp://", "broker", "warning", "over amqp-1.0: with the plugin of version 3")
+    assert "4.0 or later" in found["remedy"]
 
 
 def test_nobody_there_is_a_problem_and_among_others_a_warning(reader: RabbitNode) -> None:

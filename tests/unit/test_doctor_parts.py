@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from pyspark_mq.cli.certificates import of_file, valid_until
-from pyspark_mq.cli.doctor import Section, judge_certificate
+from pyspark_mq.cli.doctor import Section, judge_certificate, judge_version
 from pyspark_mq.cli.findings import as_json, summary, worst, written
 from pyspark_mq.cli.machine import Interpreter, Machine, judge_machine, look_at_machine
 from pyspark_mq.cli.main import main
 from pyspark_mq.sources.advice import Finding, Level
+from pyspark_mq.spark_source.options import parse_options
 from tests.support.certificates import Certificates
 
 NOW = datetime(2030, 1, 1, tzinfo=timezone.utc)
@@ -66,6 +67,22 @@ def test_what_is_no_certificate_is_said(tmp_path: Path, certificates: Certificat
 )
 def test_a_certificate_is_worth_a_warning_in_time(days: int, level: Level, words: str) -> None:
     found = judge_certificate("the broker's certificate", NOW + timedelta(days=days), NOW)
+    assert (found.level, words in found.what) == (level, True), found
+
+
+@pytest.mark.parametrize(
+    ("server", "url", "level", "words"),
+    [
+        ("ActiveMQ-Artemis/2.40.0 Engine", "stomp://host", Level.WARNING, "2.40 hands some messages to nobody"),
+        ("ActiveMQ-Artemis/2.56.0 Engine", "stomp://host", Level.OK, "ActiveMQ-Artemis 2.56.0"),
+        ("apache-activemq-artemis/2.40.0", "amqp://host", Level.OK, "apache-activemq-artemis 2.40.0"),
+        ("ActiveMQ/${project.version}", "stomp://host", Level.UNKNOWN, "does not tell its version"),
+        ("", "stomp://host", Level.UNKNOWN, "the broker does not tell"),
+    ],
+)
+def test_a_version_may_have_a_flaw(server: str, url: str, level: Level, words: str) -> None:
+    endpoint = parse_options({"broker": "artemis", "url": url, "queue": "q"}).settings.endpoint
+    found = judge_version(server, endpoint)
     assert (found.level, words in found.what) == (level, True), found
 
 
