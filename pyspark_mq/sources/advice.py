@@ -168,7 +168,7 @@ class _Judge:
         refuses = OnMissing.REJECT is self.settings.on_missing or OnUnreadable.REJECT is self.settings.on_unreadable
         limit, target = facts.delivery_limit, facts.dead_letters_to
         limited = limit is not None and math.isfinite(limit)
-        why = f"delivered {limit:g} times" if limited else "that is refused"
+        why = f"over the delivery limit ({limit:g})" if limited else "that is refused"
         if target is None:
             yield self._unknown(check)
         elif not target and limited:

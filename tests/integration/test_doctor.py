@@ -161,7 +161,7 @@ def _consumers_are_told(node: RabbitNode) -> bool:
         ("good", "prefetch", "ok", "connection(s)"),
         ("good", "message-ids", "ok", "none repeated in 5 message(s) (given back)"),
         ("plain", "delivery-limit", "ok", "20 deliveries"),
-        ("plain", "dead-letters", "problem", "delivered 20 times is dropped"),
+        ("plain", "dead-letters", "problem", "a message over the delivery limit (20) is dropped, and lost"),
         # Who consumes has the limit that the configuration sets.
         ("plain", "consumer-timeout", "ok", "1800 s"),
         ("limited", "delivery-limit", "warning", "after 3 deliveries"),
