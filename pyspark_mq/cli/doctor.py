@@ -92,7 +92,8 @@ def examine(settings: Settings, most: int, patience_s: float) -> Iterator[Sectio
         return
     for one in queues:
         # Only what has answered: a candidate that hangs is not waited for again.
-        yield _queue(replace(one, endpoint=replace(one.endpoint, urls=tuple(answered))), most, patience_s)
+        reached = replace(one, endpoint=replace(one.endpoint, urls=tuple(answered)))
+        yield _queue(reached, most, patience_s, of_topic=settings.endpoint.topic is not None)
     if beyond:
         text = f"{beyond} more queue(s) match, and were not looked at"
         yield Section(settings.destination, [Finding("queue", Level.UNKNOWN, text, "name them with option 'queue'")])
@@ -261,14 +262,16 @@ class _Look:
         greeting: None if it could not be opened.
         sample: None if no messages were to be looked at, or could not be.
         problem: why not; empty if they could.
+        absent: is it that the queue is not there, or not for this user?
     """
 
     greeting: Greeting | None
     sample: Sample | None = None
     problem: str = ""
+    absent: bool = False
 
 
-def _queue(settings: Settings, most: int, patience_s: float) -> Section:
+def _queue(settings: Settings, most: int, patience_s: float, *, of_topic: bool) -> Section:
     about = settings.endpoint.destination
     facts, to_know = _ask(settings)
     look = _look(settings, most, patience_s)
@@ -283,6 +286,11 @@ def _queue(settings: Settings, most: int, patience_s: float) -> Section:
     if sample is not None and sample.sizes and settings.endpoint.broker.by_priority:
         facts = replace(facts, priorities=len(set(sample.priorities)) > 1)
     judged = judge_queue(facts, settings, to_know)
+    if look.absent and of_topic:
+        advice = "start the query, whose user needs the permissions to configure, write and read it"
+        return Section(
+            about, [Finding("read", Level.UNKNOWN, f"the query makes this subscription: {look.problem}", advice)]
+        )
     if look.problem:
         reads = Finding("read", Level.PROBLEM, look.problem)
         if greeting is None:
@@ -341,7 +349,7 @@ def _session(settings: Settings, most: int, patience_s: float, *, browses: bool 
             consumer.consume(most + 1)
         raws = received(consumer, most, patience_s)
     except MqError as failed:
-        return _Look(greeting, problem=str(failed))
+        return _Look(greeting, problem=str(failed), absent=isinstance(failed, DestinationError))
     except SessionLostError as lost:
         return _Look(greeting, problem=f"{settings.endpoint.destination}: the session ended: {lost}")
     finally:

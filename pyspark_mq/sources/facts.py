@@ -227,7 +227,7 @@ def policy_of(policies: Iterable[Mapping[str, Any]], queue: str, kind: str) -> d
     matching = [
         one for one in policies if one.get("apply-to") in applies and _found_in(str(one.get("pattern", "")), queue)
     ]
-    best = max(matching, key=lambda one: int(one.get("priority") or 0), default={})
+    best: Mapping[str, Any] = max(matching, key=lambda one: _number(one.get("priority")) or 0, default={})
     definition = best.get("definition")
     return dict(definition) if isinstance(definition, Mapping) else {}
 

@@ -76,9 +76,9 @@ def ask_beside(endpoint: Endpoint) -> QueueFacts:
 
 def _rabbitmq_server(management: Management) -> str:
     overview = management.get("overview")
-    if not isinstance(overview, Mapping):
+    if overview is None or "rabbitmq_version" not in overview:
         raise management.refused("there is no API of a broker")
-    return f"RabbitMQ/{overview.get('rabbitmq_version', '')}"
+    return f"RabbitMQ/{overview['rabbitmq_version']}"
 
 
 def _of_rabbitmq(management: Management, queue: str) -> QueueFacts:
@@ -89,10 +89,12 @@ def _of_rabbitmq(management: Management, queue: str) -> QueueFacts:
         return NOTHING_KNOWN
     policy = _rabbitmq_policy(management, host, queue, str(told.get("type")))
     facts = of_rabbitmq(told, version_of(server), policy)
-    arguments = told.get("arguments") or {}
+    arguments = told.get("arguments")
+    arguments = arguments if isinstance(arguments, Mapping) else {}
     exchange = arguments.get("x-dead-letter-exchange", policy.get("dead-letter-exchange"))
     key = arguments.get("x-dead-letter-routing-key", policy.get("dead-letter-routing-key"))
-    consumers = told.get("consumer_details") or ()
+    details = told.get("consumer_details")
+    consumers = [one for one in details if isinstance(one, Mapping)] if isinstance(details, list) else []
     # From 4.3 on each has the one that holds for it, whoever has set it.
     timeouts_ms = [int(one["consumer_timeout"]) for one in consumers if isinstance(one.get("consumer_timeout"), int)]
     if facts.consumer_timeout_s is None and timeouts_ms:
@@ -110,20 +112,20 @@ def _rabbitmq_policy(management: Management, host: str, queue: str, kind: str) -
 
     The queue itself tells it too, but with its statistics: a policy was not there 20 s after it was set (4.3).
     """
-    given = policy_of(management.get("policies", host) or (), queue, kind)
-    return merged_policy(given, policy_of(management.get("operator-policies", host) or (), queue, kind))
+    given = policy_of(management.get_all("policies", host), queue, kind)
+    return merged_policy(given, policy_of(management.get_all("operator-policies", host), queue, kind))
 
 
 def _arrives(management: Management, host: str, exchange: object, key: object) -> bool | None:
     """Does a queue get what is sent there?"""
     if not exchange:
         return None if not key else management.get("queues", host, str(key)) is not None
-    bindings = management.get("exchanges", host, str(exchange), "bindings", "source")
-    return bool(bindings)
+    return bool(management.get_all("exchanges", host, str(exchange), "bindings", "source"))
 
 
 def _consumer(details: Mapping[str, Any]) -> str:
-    channel = details.get("channel_details") or {}
+    channel = details.get("channel_details")
+    channel = channel if isinstance(channel, Mapping) else {}
     where = f"{channel.get('peer_host', '?')}:{channel.get('peer_port', '?')}"
     return f"{where}, user '{channel.get('user', '')}', prefetch {details.get('prefetch_count', '?')}"
 
@@ -166,13 +168,22 @@ def _of_artemis(management: Management, queue: str) -> QueueFacts:
     found = next(iter(queues.values()), {})
     address = str(found.get("Address") or queue.partition("::")[0])
     answer = management.call(mbean, "getAddressSettingsAsJSON(java.lang.String)", address)
-    settings = json.loads(answer) if isinstance(answer, str) else {}
+    settings = _settings(answer)
     facts = of_artemis(found).or_else(of_artemis_settings(settings))
     target = str(found.get("DeadLetterAddress") or settings.get("deadLetterAddress") or "")
     if target:
         addresses = management.read(f"{mbean},component=addresses,address={_quoted(target)},*", "QueueNames")
         facts = replace(facts, dead_letters_arrive=any(one.get("QueueNames") for one in addresses.values()))
     return facts
+
+
+def _settings(answer: object) -> dict[str, Any]:
+    """Of an address; empty if the answer is something else."""
+    try:
+        settings = json.loads(answer) if isinstance(answer, str) else {}
+    except ValueError:
+        return {}
+    return settings if isinstance(settings, dict) else {}
 
 
 def _quoted(text: str) -> str:

@@ -30,6 +30,7 @@ _PAGE = 500
 _PAGES_MAX = 100
 _OK = 200
 _NOT_FOUND = 404
+_ODD = "the answer is not that of the broker's management"
 #: What Jolokia says where there is no such MBean.
 _NO_MBEAN = "javax.management.InstanceNotFoundException"
 
@@ -93,18 +94,24 @@ class Management:
             for queue in self._entries(answer.get("items")):
                 # An exclusive queue is its connection's own, and a stream keeps what is acknowledged.
                 if not queue.get("exclusive") and queue.get("type") != "stream":
-                    yield str(queue["name"])
-            if page >= answer.get("page_count", 1):
+                    yield self._name(queue.get("name"))
+            pages = answer.get("page_count")
+            if not isinstance(pages, int) or page >= pages:
                 return
 
     def _by_jolokia(self, listing: Listing) -> Iterator[str]:
         for queue in self.read(listing.mbeans, "Name").values():
-            yield str(queue["Name"])
+            yield self._name(queue.get("Name"))
+
+    def _name(self, told: object) -> str:
+        if not isinstance(told, str):
+            raise self.refused(_ODD)
+        return told
 
     # -- questions
 
-    def get(self, *path: str) -> Any:
-        """What RabbitMQ's API has at a path; None if there is nothing.
+    def get(self, *path: str) -> dict[str, Any] | None:
+        """The object that RabbitMQ's API has at a path; None if there is nothing.
 
         Args:
             path: its parts below `/api`, not quoted.
@@ -113,6 +120,15 @@ class Management:
             BrokerUnavailableError: it does not answer.
             RefusedError: it does, and does not tell.
         """
+        found = self._at(path)
+        return None if found is None else self._object(found)
+
+    def get_all(self, *path: str) -> list[dict[str, Any]]:
+        """The objects of the list at a path; none if there is nothing. Raises what :meth:`get` does."""
+        found = self._at(path)
+        return [] if found is None else self._entries(found)
+
+    def _at(self, path: Sequence[str]) -> Any:
         return self._ask("/api/" + "/".join(quote(part, safe="") for part in path), missing_is_none=True)
 
     def read(self, mbeans: str, *attributes: str) -> dict[str, dict[str, Any]]:
@@ -147,12 +163,12 @@ class Management:
 
     def _object(self, answer: object) -> dict[str, Any]:
         if not isinstance(answer, dict):
-            raise self.refused("the answer is not that of the broker's management")
+            raise self.refused(_ODD)
         return answer
 
-    def _entries(self, answer: object) -> Sequence[dict[str, Any]]:
+    def _entries(self, answer: object) -> list[dict[str, Any]]:
         if not isinstance(answer, list):
-            raise self.refused("the answer is not that of the broker's management")
+            raise self.refused(_ODD)
         return [self._object(entry) for entry in answer]
 
     def _ask(self, path: str, body: object = None, *, missing_is_none: bool = False) -> Any:

@@ -145,7 +145,8 @@ def _consumers_are_told(node: RabbitNode) -> bool:
     options = {"broker": "rabbitmq", "url": node.url(), "queue": "good", "managementUrl": node.management_url}
     management = parse_options(options).settings.management
     assert management is not None
-    return all(management.get("queues", "/", name)["consumer_details"] for name in ("single", "taken", "plain"))
+    told = [management.get("queues", "/", name) for name in ("single", "taken", "plain")]
+    return all(one is not None and one["consumer_details"] for one in told)
 
 
 @pytest.mark.parametrize(
@@ -239,6 +240,17 @@ def test_who_is_taken_for_another_broker_is_told(rabbit43: RabbitNode) -> None:
     assert "calls itself 'RabbitMQ'" in found["found"]
 
 
+def test_options_come_from_a_file_and_queues_from_a_pattern(rabbit43: RabbitNode, tmp_path: Path) -> None:
+    job = tmp_path / "job.json"
+    options = {"broker": "rabbitmq", "url": rabbit43.url(), "queuePattern": "(good|large)"}
+    job.write_text(json.dumps({**options, "managementUrl": rabbit43.management_url}))
+    told = doctor("--from", str(job))
+    told.one("queue 'good'", "delivery-limit", "ok", "50 deliveries")
+    told.one("queue 'large'", "read", "ok", "2 message(s) given back")
+    told = doctor("--from", str(job), queuePattern="none-.*")
+    told.one("queues matching 'none-.*'", "queue", "unknown", "no queue matches by now")
+
+
 @pytest.fixture(scope="module")
 def reader(nodes: Nodes) -> Iterator[RabbitNode]:
     """One with a user who may only read the queue `readable`."""
@@ -282,6 +294,16 @@ def test_a_wrong_password_and_a_certificate_of_nobody_are_problems(
     told = doctor(broker="rabbitmq", url=reader.url(tls=True), queue="readable", **{"tls.verify": "false"})
     told.one("amqps://", "tls", "warning", "anyone may pose as the broker")
     told.one("amqps://", "tls", "warning", "valid for 1 more day(s)")
+    told.one("queue 'readable'", "read", "ok", "given back")
+
+
+def test_the_subscription_of_a_topic_is_not_made_by_looking(reader: RabbitNode) -> None:
+    options = {"broker": "rabbitmq", "url": reader.url(), "topic": "amq.topic"}
+    told = doctor(**options, subscription="never-made")
+    told.one("queue 'never-made'", "read", "unknown", "the query makes this subscription")
+    with pytest.raises(NodeError):
+        reader.counts("never-made")
+    told = doctor(**options, subscription="readable")
     told.one("queue 'readable'", "read", "ok", "given back")
 
 
@@ -392,37 +414,45 @@ def test_a_usual_activemq_has_nothing_worse_than_warnings(nodes: Nodes, protocol
 
 
 @pytest.fixture(scope="module")
-def of_artemis() -> Iterator[dict[str, Told]]:
-    """What is told of queues with everything wrong: by management over HTTP, and over the protocols."""
+def artemis() -> Iterator[ArtemisNode]:
+    """One with everything wrong."""
     settings = {
         "max-delivery-attempts": 3, "dead-letter-address": "nowhere", "redelivery-delay": 5_000,
         "slow-consumer-policy": "KILL", "slow-consumer-threshold": 5, "slow-consumer-check-period": 3_600,
     }  # fmt: skip
     node: ArtemisNode = started(lambda: ArtemisNode(address_settings=settings))
     with node:
-        kinds: dict[str, dict[str, Any]] = {
-            "orders": {},
-            "alone": {"exclusive": True, "max-consumers": 1},
-            "leaky": {"purge-on-no-consumers": True, "ring-size": 100},
-        }
         broker = 'org.apache.activemq.artemis:broker="127.0.0.1"'
-        for name, more in kinds.items():
+        for name, more in ARTEMIS_QUEUES.items():
             made = {"name": name, "address": name, "routing-type": "ANYCAST", "durable": True, "auto-delete": False}
             made |= {"auto-create-address": True}
             node.jolokia.call(broker, "createQueue(java.lang.String,boolean)", json.dumps({**made, **more}), True)
         node.publish("orders", [b"low"], headers={"priority": 1})
         node.publish("orders", [b"high"], headers={"priority": 8})
-        options = {"broker": "artemis", "queue": ",".join(kinds)}
-        reader = node.url(STOMP, user=READER, password=READER_PASSWORD)
-        with Engine(broker="artemis", url=node.url(STOMP), queue="alone") as other:
-            other.trigger()
-            assert poll(lambda: _consumers(node, "alone") == 1, 20)
-            yield {
-                "managed": doctor(url=node.url(AMQP_1_0), managementUrl=node.management_url, **options),
-                "stomp": doctor(url=node.url(STOMP), **options),
-                "amqp-1.0": doctor(url=node.url(AMQP_1_0), **options),
-                "reader": doctor(url=reader, broker="artemis", queue="orders"),
-            }
+        yield node
+
+
+ARTEMIS_QUEUES: dict[str, dict[str, Any]] = {
+    "orders": {},
+    "alone": {"exclusive": True, "max-consumers": 1},
+    "leaky": {"purge-on-no-consumers": True, "ring-size": 100},
+}
+
+
+@pytest.fixture(scope="module")
+def of_artemis(artemis: ArtemisNode) -> dict[str, Told]:
+    """What is told by management over HTTP, and over the protocols."""
+    options = {"broker": "artemis", "queue": ",".join(ARTEMIS_QUEUES)}
+    reader = artemis.url(STOMP, user=READER, password=READER_PASSWORD)
+    with Engine(broker="artemis", url=artemis.url(STOMP), queue="alone") as other:
+        other.trigger()
+        assert poll(lambda: _consumers(artemis, "alone") == 1, 20)
+        return {
+            "managed": doctor(url=artemis.url(AMQP_1_0), managementUrl=artemis.management_url, **options),
+            "stomp": doctor(url=artemis.url(STOMP), **options),
+            "amqp-1.0": doctor(url=artemis.url(AMQP_1_0), **options),
+            "reader": doctor(url=reader, broker="artemis", queue="orders"),
+        }
 
 
 def _consumers(node: ArtemisNode, queue: str) -> int:
@@ -501,3 +531,13 @@ def test_a_query_over_amqp_0_9_1_says_nothing_it_does_not_know(
     with Engine(broker="rabbitmq", url=rabbit43.url(), protocol=AMQP_0_9_1, queue="limited") as engine:
         engine.trigger()
     assert "limited" not in capfd.readouterr().err
+
+
+def test_a_query_over_stomp_on_artemis_says_what_it_is_told(
+    artemis: ArtemisNode, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with Engine(broker="artemis", url=artemis.url(STOMP), queue="leaky") as engine:
+        engine.trigger()
+    said = capfd.readouterr().err
+    for words in ("put aside after 3 deliveries", "purge-on-no-consumers", "fewer than 5 messages a second"):
+        assert said.count(words) == 1

@@ -192,6 +192,15 @@ def test_json_has_each_finding() -> None:
     assert len(told["findings"]) == 5
 
 
+def test_a_topic_of_an_activemq_broker_is_not_opened(capsys: pytest.CaptureFixture[str]) -> None:
+    # Nobody is at that port: to open the topic would make its subscription.
+    options = ["broker=activemq", "url=stomp://127.0.0.1:9", "topic=news", "subscription=s"]
+    main(["doctor", *options])
+    said = capsys.readouterr().out
+    assert "login: not looked at: to open a topic makes its subscription" in said
+    assert "0 warning(s), 1 not known" in said
+
+
 def test_a_wrong_call_is_no_finding(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "broker=rabbitmq", "url=amqp://joe:hushhush@host", "quue=q"]) == 2
     captured = capsys.readouterr()
