@@ -31,6 +31,7 @@ from pyspark_mq.sources.base import Greeting, SessionLostError
 from pyspark_mq.sources.endpoint import Endpoint, tls_error
 from pyspark_mq.sources.facts import NOTHING_KNOWN, QueueFacts, version_of
 from pyspark_mq.sources.inquiry import ask_beside, ask_queue, ask_server
+from pyspark_mq.sources.management import Management
 from pyspark_mq.sources.settings import Settings
 from pyspark_mq.sources.url import BrokerUrl
 
@@ -40,7 +41,7 @@ __all__ = ["Section", "examine", "judge_certificate", "judge_version"]
 _QUEUES_MAX = 20
 #: Over this protocol a wider window is more credit, and nothing that a broker may refuse.
 _BY_CREDIT = "amqp-1.0"
-#: A certificate that ends within so many days is worth a warning: brokers need a while to get a new one.
+#: A certificate that ends within so many days is worth a warning.
 _DAYS_LEFT = 30
 
 
@@ -63,9 +64,6 @@ def examine(settings: Settings, most: int, patience_s: float) -> Iterator[Sectio
         settings: of the query that would run.
         most: messages to look at in each queue; 0 for none.
         patience_s: for how long none may come.
-
-    Raises:
-        OptionError: the broker is another one than the options say, or does not understand one of them.
     """
     yield Section("this machine", judge_machine(look_at_machine(), settings.endpoint.protocol))
     try:
@@ -74,7 +72,7 @@ def examine(settings: Settings, most: int, patience_s: float) -> Iterator[Sectio
         yield Section(str(settings.endpoint.urls[0]), [Finding("client", Level.PROBLEM, str(missing))])
         return
     if settings.management is not None:
-        yield Section("management", [_management(settings)])
+        yield Section("management", [_management(settings.management)])
     try:
         queues, beyond = _queues(settings)
     except BrokerError as failed:
@@ -99,11 +97,8 @@ def examine(settings: Settings, most: int, patience_s: float) -> Iterator[Sectio
         yield Section(settings.destination, [Finding("queue", Level.UNKNOWN, text, "name them with option 'queue'")])
 
 
-def _management(settings: Settings) -> Finding:
+def _management(management: Management) -> Finding:
     check = "management"
-    management = settings.management
-    if management is None:
-        return Finding(check, Level.UNKNOWN, "not asked", _how_to_know(settings))
     try:
         names, server = management.names(), ask_server(management)
     except BrokerError as failed:
@@ -246,7 +241,7 @@ def judge_certificate(whose: str, end: datetime, now: datetime) -> Finding:
     if end <= now:
         return Finding("tls", Level.PROBLEM, f"{whose} ended to be valid on {end:%Y-%m-%d %H:%M} UTC", "renew it")
     if days < _DAYS_LEFT:
-        advice = "renew it: with it the broker can no longer be reached at the next reconnect"
+        advice = "renew it: after that no reconnect succeeds"
         return Finding("tls", Level.WARNING, text, advice)
     return Finding("tls", Level.OK, text)
 

@@ -195,7 +195,7 @@ class _Judge:
             own = self.broker.remedies[check]
             advice = "" if own.startswith("or ") else own
             yield self._unknown(check, "not known whether the broker holds back what comes again", advice)
-        elif delay_s <= ours_s or self.facts.delay_is_told:
+        elif delay_s <= max(ours_s, self.facts.delay_told_s or 0.0):
             text = f"up to {delay_s:g} s, which the source knows" if delay_s else "none"
             yield self._ok(check, text)
         else:

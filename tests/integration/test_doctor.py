@@ -90,6 +90,12 @@ RABBIT_QUEUES: dict[str, dict[str, Any]] = {
     "nowhere": {"x-queue-type": "quorum"},
     "delayed": {"x-queue-type": "quorum"},
     "hasty": {"x-queue-type": "quorum", "x-consumer-timeout": 120_000},
+    "held": {
+        "x-queue-type": "quorum",
+        "x-delayed-retry-type": "all",
+        "x-delayed-retry-min": 1_000,
+        "x-delayed-retry-max": 5_000,
+    },
     "ranked": {"x-max-priority": 5},
     "single": {"x-single-active-consumer": True},
     "taken": {},
@@ -168,6 +174,7 @@ def _consumers_are_told(node: RabbitNode) -> bool:
         ("limited", "delivery-limit", "warning", "after 3 deliveries"),
         ("nowhere", "dead-letters", "problem", "exchange 'no-such-exchange', which is not there"),
         ("delayed", "redelivery-delay", "problem", "held back for up to 400 s"),
+        ("held", "redelivery-delay", "problem", "held back for up to 5 s"),
         ("hasty", "consumer-timeout", "problem", "60 s, and 'maxTriggerDelay' keeps messages for 600 s"),
         ("ranked", "priorities", "warning", "by priority"),
         ("ranked", "delivery-limit", "ok", "none"),
@@ -220,6 +227,13 @@ def test_over_amqp_1_0_the_connection_tells_of_the_arguments(rabbit43: RabbitNod
     found = told.one("'limited'", "dead-letters", "unknown", "exchange 'amq.fanout'")
     assert "managementUrl" in found["remedy"]
     told.one("'limited'", "read", "unknown", "no message was looked at")
+
+
+def test_over_amqp_1_0_a_delay_of_a_policy_is_not_taken_for_one_that_is_told(rabbit43: RabbitNode) -> None:
+    options = {"broker": "rabbitmq", "url": rabbit43.url(), "protocol": AMQP_1_0, "queue": "delayed,held"}
+    told = doctor("-n", "0", **options, managementUrl=rabbit43.management_url)
+    told.one("'delayed'", "redelivery-delay", "problem", "held back for up to 400 s")
+    told.one("'held'", "redelivery-delay", "ok", "up to 5 s, which the source knows")
 
 
 def test_a_cap_on_consumers_of_a_channel_is_met_before_a_restart_meets_it(rabbit43: RabbitNode) -> None:

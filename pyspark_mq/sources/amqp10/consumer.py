@@ -130,7 +130,7 @@ class Amqp10Consumer(Consumer):
         server = f"{self._property('product')}/{self._version()}"
         if info is None:
             return Greeting(url, broker_id or "", None, server=server)
-        facts = replace(of_rabbitmq(info.told, version_of(server)), delay_is_told=True)
+        facts = replace(of_rabbitmq(info.told, version_of(server)), delay_told_s=info.redelivery_delay_s)
         return Greeting(url, broker_id or "", self._depth(info), info.redelivery_delay_s, server, facts)
 
     def _ask_queue(self, deadline: float) -> QueueInfo | None:
