@@ -71,8 +71,10 @@ def examine(settings: Settings, most: int, patience_s: float) -> Iterator[Sectio
     except ConfigurationError as missing:
         yield Section(str(settings.endpoint.urls[0]), [Finding("client", Level.PROBLEM, str(missing))])
         return
+    server = ""
     if settings.management is not None:
-        yield Section("management", [_management(settings.management)])
+        found, server = _management(settings.management)
+        yield Section("management", [found])
     try:
         queues, beyond = _queues(settings)
     except BrokerError as failed:
@@ -82,7 +84,7 @@ def examine(settings: Settings, most: int, patience_s: float) -> Iterator[Sectio
         text = "no queue matches by now; the query waits for one"
         yield Section(settings.destination, [Finding("queue", Level.UNKNOWN, text, "ask again when there is one")])
         return
-    brokers = [_broker(url, (queues or [settings])[0]) for url in settings.endpoint.urls]
+    brokers = [_broker(url, (queues or [settings])[0], server) for url in settings.endpoint.urls]
     answered = [url for url, broker in zip(settings.endpoint.urls, brokers, strict=True) if broker.answered]
     for broker in brokers:
         yield broker.section(among_others=bool(answered))
@@ -97,16 +99,17 @@ def examine(settings: Settings, most: int, patience_s: float) -> Iterator[Sectio
         yield Section(settings.destination, [Finding("queue", Level.UNKNOWN, text, "name them with option 'queue'")])
 
 
-def _management(management: Management) -> Finding:
+def _management(management: Management) -> tuple[Finding, str]:
+    """Does it answer, and what does it call the broker?"""
     check = "management"
     try:
         names, server = management.names(), ask_server(management)
     except BrokerError as failed:
-        return Finding(check, Level.WARNING, str(failed), "without it, some settings of the queue are not known")
+        advice = "without it, some settings of the queue are not known"
+        return Finding(check, Level.WARNING, str(failed), advice), ""
     user = "nobody named" if management.username is None else f"user '{management.username}'"
-    return Finding(
-        check, Level.OK, f"{management.url} answers {user}: {server.replace('/', ' ')}, {len(names)} queue(s)"
-    )
+    text = f"{management.url} answers {user}: {server.replace('/', ' ')}, {len(names)} queue(s)"
+    return Finding(check, Level.OK, text), server
 
 
 def _how_to_know(settings: Settings) -> str:
@@ -150,7 +153,12 @@ class _Broker:
         return Section(str(self.url), [*self.findings, Finding("login", level, self.away, advice)])
 
 
-def _broker(url: BrokerUrl, settings: Settings) -> _Broker:
+def _broker(url: BrokerUrl, settings: Settings, server: str) -> _Broker:
+    """Log in there.
+
+    Args:
+        server: what the management calls the broker, for one that does not tell its version otherwise.
+    """
     endpoint = settings.endpoint
     findings = list(_tls(url, endpoint))
     if any(one.level is Level.PROBLEM for one in findings):
@@ -171,7 +179,8 @@ def _broker(url: BrokerUrl, settings: Settings) -> _Broker:
     except MqError as failed:
         findings += [Finding("login", Level.PROBLEM, str(failed))]
     else:
-        findings += [_login(endpoint, url), judge_version(greeting.server, endpoint)]
+        told = greeting.server if version_of(greeting.server) != (0, 0) else server or greeting.server
+        findings += [_login(endpoint, url), judge_version(told, endpoint)]
     finally:
         consumer.close()
     return _Broker(url, findings)

@@ -220,7 +220,8 @@ class _Judge:
         check, timeout_s, settings = "consumer-timeout", self.facts.consumer_timeout_s, self.settings
         if timeout_s is None:
             text = f"not known: {_USUAL_TIMEOUT_S / 60:.0f} min unless the broker is configured otherwise"
-            yield self._unknown(check, text)
+            advice = f"{self.to_know}; see `consumer_timeout` in rabbitmq.conf, of which the broker tells nobody"
+            yield self._unknown(check, text, advice)
         elif math.isinf(timeout_s):
             yield self._ok(check, "none")
         elif settings.min_messages > 1 and timeout_s <= settings.max_delay_s:
