@@ -39,7 +39,7 @@ _CONFIGURATION = """\
       <policyEntry topic=">">
         <pendingMessageLimitStrategy><constantPendingMessageLimitStrategy limit="1000"/></pendingMessageLimitStrategy>
       </policyEntry>
-      <policyEntry queue=">"{policy}/>
+      <policyEntry queue=">"{policy}>{policy_parts}</policyEntry>
     </policyEntries></policyMap></destinationPolicy>
     <destinations>{queues}</destinations>
     <persistenceAdapter><kahaDB directory={kahadb}/></persistenceAdapter>
@@ -77,6 +77,8 @@ class ActiveMqNode(JavaNode):
         tls: TlsFiles | None = None,
         auto_create: bool = True,
         policy: Mapping[str, str | int] | None = None,
+        policy_parts: str = "",
+        write_timeout: bool = True,
         amqp_idle_timeout_ms: int | None = None,
         amqp_transformer: str = "native",
         heap: str = "1g",
@@ -92,6 +94,8 @@ class ActiveMqNode(JavaNode):
             auto_create: are queues made when a client asks for them? If not, :meth:`url` names
                 another user, as Classic only knows who may do so.
             policy: attributes of the policy of all queues, such as ``{"maxPageSize": 1000}``.
+            policy_parts: elements within it, such as ``<slowConsumerStrategy>…``.
+            write_timeout: do its connectors end writes that take longer than 10 s?
             amqp_idle_timeout_ms: silence after which a connection of AMQP 1.0 is given up; 30,000 if
                 it is not said.
             amqp_transformer: how messages of AMQP 1.0 are kept: "native", "jms" or "raw".
@@ -111,6 +115,9 @@ class ActiveMqNode(JavaNode):
         )
         self._auto_create = auto_create
         self._policy = dict(policy or {})
+        self._policy_parts = policy_parts
+        # Another option in its place, so that those behind it can stay as they are.
+        self._write_timeout = _WRITE_TIMEOUT if write_timeout else "transport.tcpNoDelay=true"
         self._amqp_options = f"transport.transformer={amqp_transformer}"
         if amqp_idle_timeout_ms is not None:
             self._amqp_options += f"&transport.wireFormat.idleTimeout={amqp_idle_timeout_ms}"
@@ -150,6 +157,7 @@ class ActiveMqNode(JavaNode):
             data=quoteattr(str(self.data)),
             kahadb=quoteattr(str(self.data / "kahadb")),
             policy="".join(f" {name}={quoteattr(str(value))}" for name, value in self._policy.items()),
+            policy_parts=self._policy_parts,
             queues="".join(f"<queue physicalName={quoteattr(queue)}/>" for queue in sorted(self._kept())),
             users=_user(USER, PASSWORD, "admins,users")
             + _user(_GUEST_USER, _GUEST_PASSWORD, "users")
@@ -172,11 +180,11 @@ class ActiveMqNode(JavaNode):
     def _connectors(self) -> list[str]:
         connectors = [
             _connector("openwire", f"tcp://{LOOPBACK}:{self._jms_port}"),
-            _connector("amqp", f"amqp://{LOOPBACK}:{self._amqp_port}?{_WRITE_TIMEOUT}&{self._amqp_options}"),
-            _connector("stomp", f"stomp://{LOOPBACK}:{self._stomp_port}?{_WRITE_TIMEOUT}"),
+            _connector("amqp", f"amqp://{LOOPBACK}:{self._amqp_port}?{self._write_timeout}&{self._amqp_options}"),
+            _connector("stomp", f"stomp://{LOOPBACK}:{self._stomp_port}?{self._write_timeout}"),
         ]
         if self._tls is not None:
-            options = f"?{_WRITE_TIMEOUT}&needClientAuth={str(self._tls.verify_client).lower()}"
+            options = f"?{self._write_timeout}&needClientAuth={str(self._tls.verify_client).lower()}"
             connectors += [
                 _connector("amqps", f"amqp+ssl://{LOOPBACK}:{self._amqps_port}{options}&{self._amqp_options}"),
                 _connector("stomps", f"stomp+ssl://{LOOPBACK}:{self._stomps_port}{options}"),

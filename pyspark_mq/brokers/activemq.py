@@ -38,6 +38,25 @@ ACTIVEMQ = Broker(
     delivery_limit_note=(
         "a message that was handed out more often than a redelivery policy allows goes to the dead-letter queue"
     ),
+    remedies=MappingProxyType(
+        {
+            "delivery-limit": "nothing to do",
+            "redelivery-delay": "where a `redeliveryPlugin` is in activemq.xml, name its longest delay in option "
+            "'redeliveryDelay'",
+            "priorities": "take `prioritizedMessages` out of the policy of the queue",
+            "single-active-consumer": "see in activemq.xml that the policy of the queue has no "
+            "`allConsumersExclusiveByDefault`, and that no other reader is exclusive",
+            "other-consumers": "give each reader a queue of its own",
+            "prefetch": "set another 'prefetch', such as 999, or `queuePrefetch` to the same number",
+            "page-size": "set `maxPageSize` in the policy of the queue to the prefetch or above",
+            "write-timeout": "add `transport.soWriteTimeout=10000` to the URI of the connector in activemq.xml",
+            "slow-consumers": "take the `slowConsumerStrategy` out of the policy of the queue",
+            "queue": "resume it in the console, or by resume() of its MBean",
+        }
+    ),
+    # The default of a queue's prefetch: `PolicyEntry.configurePrefetch` puts `queuePrefetch` in its place (5.18, 6.3).
+    odd_prefetch=1_000,
+    copies=frozenset({AMQP_1_0, STOMP}),
     stomp=StompDialect(
         queue="/queue/{name}",
         topic="/topic/{name}",

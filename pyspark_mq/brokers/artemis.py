@@ -38,6 +38,29 @@ ARTEMIS = Broker(
         "a message that was handed out more often than `max-delivery-attempts` (10 by default) goes "
         "to the dead-letter address"
     ),
+    remedies=MappingProxyType(
+        {
+            "delivery-limit": "set `<max-delivery-attempts>` in the address-setting of the queue to -1, or ample",
+            "dead-letters": "set `<dead-letter-address>` in the address-setting of the queue to one that has a queue",
+            "redelivery-delay": "or set `<redelivery-delay>0</redelivery-delay>` in the address-setting of the queue",
+            "priorities": "have producers send with one priority",
+            "single-active-consumer": "make the queue without `exclusive`, or leave 'consumers' at 1",
+            "other-consumers": "give each reader a queue of its own",
+            "prefetch": "raise `max-consumers` of the queue: over STOMP a wider window is one more",
+            "slow-consumers": "set `<slow-consumer-policy>` in the address-setting of the queue to NOTIFY",
+            "queue": "change it in broker.xml, or by updateQueue() of the management",
+        }
+    ),
+    by_priority=True,
+    flaws=MappingProxyType(
+        {
+            STOMP: (
+                (2, 56),
+                "2.40 hands some messages to nobody after a session was cut, until it is restarted; 2.56 does not",
+            )
+        }
+    ),
+    copies=frozenset({AMQP_1_0}),
     stomp=StompDialect(
         queue="{name}",
         topic="{name}",
@@ -76,5 +99,6 @@ ARTEMIS = Broker(
         counts_acquirers=False,
         # The UUID of the node, kept in its journal.
         names_itself=True,
+        management="activemq.management",
     ),
 )

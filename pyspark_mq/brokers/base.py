@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import quote
 
 __all__ = ["AMQP_0_9_1", "AMQP_1_0", "STOMP", "Amqp10Dialect", "Broker", "Listing", "StompDialect"]
@@ -103,6 +103,7 @@ class Amqp10Dialect:
         virtual_host: what `open.hostname` carries, with `{name}` for the virtual host; empty if the
             broker has none.
         management_since: from which major version on it answers questions for a queue; None if it does not.
+        management: address that answers such questions to those who may ask; empty if there is none.
     """
 
     queue: str
@@ -116,6 +117,7 @@ class Amqp10Dialect:
     queue_since: tuple[int, str] | None = None
     virtual_host: str = ""
     management_since: int | None = None
+    management: str = ""
 
     def queue_address(self, name: str, version: str) -> str:
         """Where a queue is in this version of the broker; an unknown version counts as an early one."""
@@ -181,6 +183,15 @@ class Broker:
         away: what it says, beside "not found", of a queue that it knows and nobody can use now, as the node that has
             it is not there.
         listing: how it tells the names of its queues; None if it does not.
+        remedies: a setting that bites who acknowledges late -> what an operator does about it. What is not among them
+            does not apply to this broker. Names: :mod:`pyspark_mq.sources.advice`.
+        odd_prefetch: a prefetch that the broker takes for its own default and replaces by what a policy says; None if
+            it takes all as they are.
+        delays_drops: does a redelivery delay hold back what the end of a session returns, every time?
+        by_priority: are messages of any queue handed out by their priority?
+        flaws: protocol -> first version, major and minor, without a flaw that bites who acknowledges late, and what
+            that is.
+        copies: protocols over which a queue can be looked through without taking anything.
         stomp, amqp10: how it speaks a protocol where the specification leaves it to the broker;
             None if it does not speak it.
     """
@@ -197,6 +208,12 @@ class Broker:
     half_open_s: Mapping[str, float]
     ids_by_protocol: bool
     delivery_limit_note: str
+    remedies: Mapping[str, str] = field(default_factory=dict)
+    odd_prefetch: int | None = None
+    delays_drops: bool = False
+    by_priority: bool = False
+    flaws: Mapping[str, tuple[tuple[int, int], str]] = field(default_factory=dict)
+    copies: frozenset[str] = frozenset()
     node_lost_s: float = 0.0
     away: tuple[str, ...] = ()
     products: frozenset[str] = frozenset()

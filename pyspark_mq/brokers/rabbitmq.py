@@ -46,6 +46,30 @@ RABBITMQ = Broker(
     node_lost_s=75.0,
     # Of a queue that is on one node, or while a node stops (`rabbit_amqqueue:absent`).
     away=("is down or inaccessible", "is stopped by supervisor", "due to timeout"),
+    delays_drops=True,
+    flaws=MappingProxyType(
+        {
+            AMQP_1_0: (
+                (4, 0),
+                "with the plugin of version 3 the client library keeps 2 kB for each epoch that is settled",
+            )
+        }
+    ),
+    remedies=MappingProxyType(
+        {
+            "consumer-timeout": "raise `consumer-timeout` in a policy of the queue, or `consumer_timeout` in "
+            "rabbitmq.conf (milliseconds), above the longest batch and trigger interval",
+            "delivery-limit": "set a policy with an ample `delivery-limit` (-1 for none from RabbitMQ 4.0 on); a lower "
+            "argument `x-delivery-limit` holds all the same, and takes a new queue",
+            "dead-letters": "set a policy with `dead-letter-exchange`, and bind a queue to that exchange",
+            "redelivery-delay": "or take `delayed-retry-type` out of the policy or the arguments of the queue",
+            "priorities": "read a queue without `x-max-priority`, or a quorum queue",
+            "single-active-consumer": "declare the queue without `x-single-active-consumer`, or leave 'consumers' at 1",
+            "other-consumers": "give each reader a queue of its own",
+            "prefetch": "raise `consumer_max_per_channel` in rabbitmq.conf, or take it out: a wider window is one more",
+            "queue": "take it out of the policy, or declare the queue without it",
+        }
+    ),
     stomp=StompDialect(
         queue="/amq/queue/{name}",
         topic="/exchange/{name}/#",

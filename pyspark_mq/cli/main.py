@@ -3,7 +3,8 @@
 Plain text for people and JSON for machines, by the standard library alone: the command has to run wherever the source
 does, and a cluster's image has no use for more.
 
-Exit codes: 0, it was done; 1, it could not be, for a reason that is said; 2, the command was called wrongly.
+Exit codes: 0, it was done; 1, it could not be, for a reason that is said, or `doctor` found a problem; 2, the command
+was called wrongly.
 """
 
 from __future__ import annotations
@@ -17,10 +18,14 @@ from typing import Any
 
 from pyspark_mq import __version__
 from pyspark_mq.cli.checkpoint import read_checkpoint
+from pyspark_mq.cli.doctor import examine
+from pyspark_mq.cli.findings import as_json, summary, worst
+from pyspark_mq.cli.findings import written as written_section
 from pyspark_mq.cli.inspect import report, written
 from pyspark_mq.cli.peek import peek
 from pyspark_mq.cli.release import mark, open_epochs, seek, told
 from pyspark_mq.errors import MqError, OptionError
+from pyspark_mq.sources.advice import Level
 from pyspark_mq.spark_source.options import parse_options
 
 __all__ = ["main"]
@@ -32,14 +37,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Do what is asked for; the exit code."""
     given = _parsed(arguments)
     try:
-        given.command(given)
+        code: int = given.command(given) or 0
     except OptionError as wrong:
         print(f"pyspark-mq: {wrong}", file=sys.stderr)
         return 2
     except MqError as failed:
         print(f"pyspark-mq: {failed}", file=sys.stderr)
         return 1
-    return 0
+    return code
 
 
 def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -85,6 +90,15 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--wait", type=float, default=3.0, metavar="SECONDS", help="for the next message (3)")
     one.add_argument("--yes", action="store_true", help="do not ask")
     one.set_defaults(command=_release)
+
+    one = commands.add_parser(
+        "doctor", help="what is wrong with this machine, the broker and the queue for a query that acknowledges late"
+    )
+    _add_options(one)
+    one.add_argument("-n", "--messages", type=_count_or_none, default=20, help="to look at, of each queue (20)")
+    one.add_argument("--wait", type=float, default=3.0, metavar="SECONDS", help="for the next message (3)")
+    one.add_argument("--json", action="store_true", help="for machines")
+    one.set_defaults(command=_doctor)
     return parser
 
 
@@ -100,6 +114,10 @@ def _count(text: str) -> int:
     if not 1 <= number <= 100_000:
         raise argparse.ArgumentTypeError("from 1 to 100000")
     return number
+
+
+def _count_or_none(text: str) -> int:
+    return 0 if text == "0" else _count(text)
 
 
 def _inspect(given: argparse.Namespace) -> None:
@@ -139,6 +157,17 @@ def _agreed() -> bool:
         raise OptionError("--yes", "is needed where nobody can be asked")
     question = "Let the next start go on without what does not come back? No query may be running. [y/N] "
     return input(question).strip().lower() in {"y", "yes"}
+
+
+def _doctor(given: argparse.Namespace) -> int:
+    sections = []
+    for section in examine(parse_options(_options(given)).settings, given.messages, given.wait):
+        sections.append(section)
+        if not given.json:
+            # Each as soon as it is known: a broker that does not answer takes `connectTimeout`.
+            print("\n".join(written_section(section)), flush=True)
+    print(json.dumps(as_json(sections), indent=2) if given.json else summary(sections))
+    return int(worst(sections) is Level.PROBLEM)
 
 
 def _options(given: argparse.Namespace) -> dict[str, str]:

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pyspark_mq.errors import BrokerUnavailableError
 from pyspark_mq.sources import consumer_class
-from pyspark_mq.sources.base import Consumer, Decoder, SessionLostError, drained
+from pyspark_mq.sources.base import Consumer, Decoder, Greeting, SessionLostError, drained
 from pyspark_mq.sources.identification import Identification
 from pyspark_mq.sources.settings import OnUnreadable, Settings
 
-__all__ = ["Seen", "look", "peek"]
+__all__ = ["Seen", "look", "make_consumer", "open_first", "peek", "received", "rows_of"]
 
 _TURN_S = 0.1
 
@@ -30,38 +30,14 @@ class Seen:
     """Deliveries that were given back.
 
     Attributes:
-        settings: of their queue.
         raws: in the order in which they came.
         decoder: of the protocol.
         complete: did the queue have no more for us?
     """
 
-    settings: Settings
-    raws: list[Any]
+    raws: Sequence[Any]
     decoder: Decoder
     complete: bool
-
-
-def look(settings: Settings, most: int, patience_s: float) -> Seen:
-    """The next deliveries of one queue, given back.
-
-    Args:
-        settings: of the query that would read it, or of one queue of it.
-        most: that are asked for.
-        patience_s: for how long none may come.
-
-    Raises:
-        MqError: they cannot be had.
-    """
-    endpoint = settings.endpoint
-    consumer = consumer_class(endpoint.protocol)(endpoint, 1, threading.Event())
-    consumer.keeps_unreadable = settings.on_unreadable is not OnUnreadable.FAIL
-    try:
-        _open(consumer, settings)
-        raws = _received(consumer, most, patience_s)
-    finally:
-        consumer.close()
-    return Seen(settings, raws[:most], consumer.decoder, len(raws) < most)
 
 
 def peek(settings: Settings, most: int, patience_s: float) -> list[dict[str, Any]]:
@@ -78,45 +54,86 @@ def peek(settings: Settings, most: int, patience_s: float) -> list[dict[str, Any
     Raises:
         MqError: they cannot be had.
     """
-    return [row for one in settings.by_queue() for row in _rows(look(one, most, patience_s))]
+    queues = [(one, look(one, most, patience_s)) for one in settings.by_queue()]
+    return [row for one, seen in queues for row in rows_of(one, seen.decoder, seen.raws)]
 
 
-def _rows(seen: Seen) -> list[dict[str, Any]]:
-    raws, decoder = seen.raws, seen.decoder
-    columns: Mapping[str, list[Any]] = {
-        "messageId": Identification(seen.settings, decoder).texts(raws),
-        "body": decoder.bodies(raws),
-        "destination": [seen.settings.endpoint.name] * len(raws),
-        **{name: list(make(raws)) for name, make in decoder.columns.items() if name != "body"},
-    }
-    rows = [{name: values[at] for name, values in columns.items()} for at in range(len(raws))]
-    return [{**row, "properties": dict(row["properties"] or ())} for row in rows]
+def look(settings: Settings, most: int, patience_s: float) -> Seen:
+    """The next deliveries of one queue, given back.
+
+    Args:
+        settings: of the query that would read it, or of one queue of it.
+        most: that are asked for.
+        patience_s: for how long none may come.
+
+    Raises:
+        MqError: they cannot be had.
+    """
+    consumer = make_consumer(settings)
+    try:
+        open_first(consumer, settings)
+        try:
+            consumer.consume(most)
+            raws = received(consumer, most, patience_s)
+        except SessionLostError as lost:
+            raise BrokerUnavailableError(f"{consumer.endpoint.destination}: the session ended: {lost}") from lost
+    finally:
+        consumer.close()
+    return Seen(raws, consumer.decoder, len(raws) < most)
 
 
-def _open(consumer: Consumer, settings: Settings) -> None:
+def make_consumer(settings: Settings) -> Consumer:
+    """A session with the queue of a query.
+
+    Raises:
+        MissingExtraError: the library of the protocol is not installed.
+    """
+    consumer = consumer_class(settings.endpoint.protocol)(settings.endpoint, 1, threading.Event())
+    consumer.keeps_unreadable = settings.on_unreadable is not OnUnreadable.FAIL
+    return consumer
+
+
+def open_first(consumer: Consumer, settings: Settings) -> Greeting:
+    """Open it at the first candidate that answers.
+
+    Raises:
+        MqError: none does, or it refuses.
+    """
     unavailable: BrokerUnavailableError | None = None
     for url in settings.endpoint.urls:
         try:
-            consumer.open(url, settings.endpoint.connect_timeout_s)
+            return consumer.open(url, settings.endpoint.connect_timeout_s)
         except BrokerUnavailableError as away:
             unavailable = away
-        else:
-            return
     assert unavailable is not None, "there is a URL"
     raise unavailable
 
 
-def _received(consumer: Consumer, most: int, patience_s: float) -> list[Any]:
+def received(consumer: Consumer, most: int, patience_s: float) -> list[Any]:
+    """What comes to a session that consumes, at most so many, until none came for so long.
+
+    Raises:
+        SessionLostError: the session has ended.
+        MessageError: a message cannot be decoded, and the session does not keep those.
+    """
     raws: list[Any] = []
     heard_s = time.monotonic()
-    try:
-        consumer.consume(most)
-        while len(raws) < most and time.monotonic() - heard_s < patience_s:
-            consumer.run(_TURN_S)
-            came = drained(consumer.inbox)
-            if came:
-                heard_s = time.monotonic()
-                raws += came
-    except SessionLostError as lost:
-        raise BrokerUnavailableError(f"{consumer.endpoint.destination}: the session ended: {lost}") from lost
-    return raws
+    while len(raws) < most and time.monotonic() - heard_s < patience_s:
+        consumer.run(_TURN_S)
+        came = drained(consumer.inbox)
+        if came:
+            heard_s = time.monotonic()
+            raws += came
+    return raws[:most]
+
+
+def rows_of(settings: Settings, decoder: Decoder, raws: Sequence[Any]) -> list[dict[str, Any]]:
+    """Deliveries of one queue by column, as :func:`peek` returns them."""
+    columns: Mapping[str, list[Any]] = {
+        "messageId": Identification(settings, decoder).texts(raws),
+        "body": decoder.bodies(raws),
+        "destination": [settings.endpoint.name] * len(raws),
+        **{name: list(make(raws)) for name, make in decoder.columns.items() if name != "body"},
+    }
+    rows = [{name: values[at] for name, values in columns.items()} for at in range(len(raws))]
+    return [{**row, "properties": dict(row["properties"] or ())} for row in rows]

@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 from pyspark_mq.dedup import IdSource
 from pyspark_mq.errors import MessageError
 from pyspark_mq.sources.endpoint import Endpoint
+from pyspark_mq.sources.facts import NOTHING_KNOWN, QueueFacts
 from pyspark_mq.sources.url import BrokerUrl
 
 __all__ = [
@@ -81,12 +82,16 @@ class Greeting:
             not report it.
         redelivery_delay_s: for how long the queue holds back what comes again, by its arguments, seconds; 0 if it
             does not, or if that is not told.
+        server: what the broker calls itself, `product/version`; empty if it does not say.
+        facts: what else it tells of the queue.
     """
 
     url: BrokerUrl
     broker_id: str
     depth: QueueDepth | None
     redelivery_delay_s: float = 0.0
+    server: str = ""
+    facts: QueueFacts = NOTHING_KNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +193,9 @@ class Consumer(ABC):
     decoder: ClassVar[Decoder]
     #: Are messages that cannot be decoded put into the inbox like others? If not, :meth:`run` raises for the first.
     keeps_unreadable: bool = False
+    #: Look through the queue without taking anything, where the broker has that for the protocol. Set before
+    #: :meth:`open`.
+    browses: bool = False
     #: Optional: has the broker had room for more messages for a while, as far as the session has told it, and sent
     #: none? Then its queue is probably empty. None where the protocol does not show that. Written by the receiving
     #: thread only, which has looked for what came before it says so: a thread that gets no turn says nothing new.

@@ -17,7 +17,9 @@ from typing import Any
 from pyspark_mq.ack import Ledger, Settlement
 from pyspark_mq.dedup import CodecError, Key, SeenStore, decode_ids, encode_ids
 from pyspark_mq.errors import CheckpointError
-from pyspark_mq.sources.base import Decoder
+from pyspark_mq.sources.advice import company as told_of_company
+from pyspark_mq.sources.advice import worth_a_line
+from pyspark_mq.sources.base import Decoder, Greeting
 from pyspark_mq.sources.horizon import Flow, Horizon
 from pyspark_mq.sources.identification import Identification
 from pyspark_mq.sources.receiver import Confirmed, Lost, Opened
@@ -93,7 +95,7 @@ class Intake:
         self._taken: dict[int, int] = {}
         self._unseen_ghosts = False
         self._company_since_s: float | None = None
-        self._company_told = False
+        self._company_told = self._advised = False
         self._let_go: dict[int, int] = {}
         self._settling_since_s: float | None = None
         self._silent_since_s: dict[int, float] = {}
@@ -232,6 +234,7 @@ class Intake:
             if self.ready_at_first is None and letter.greeting.depth is not None:
                 self.ready_at_first = letter.greeting.depth.ready
             self._learn_delay(letter.greeting.redelivery_delay_s)
+            self._advise(letter.greeting)
         else:
             self._forget(letter)
 
@@ -292,6 +295,13 @@ class Intake:
             self._look_for_company(now_s)
         self._ledger.expire(now_s, self._horizon.horizon_s)
 
+    def _advise(self, greeting: Greeting) -> None:
+        """Say once what bites late acknowledgement here, as far as the connection tells."""
+        if not self._advised:
+            self._advised = True
+            for text in worth_a_line(greeting.facts, self._settings):
+                _LOG.warning("%s: %s", self._settings.endpoint.destination, text)
+
     def _look_for_company(self, now_s: float) -> None:
         """Another consumer takes messages away: each sees a part of the queue.
 
@@ -305,12 +315,7 @@ class Intake:
             self._company_since_s = now_s
         if not self._company_told and now_s - self._company_since_s > self._half_open_s:
             self._company_told = True
-            _LOG.warning(
-                "%s: the broker reports %d other consumer(s). What they are handed is missing here; a query that reads "
-                "a queue twice, as a self-join does, sees each message on one side only. Give each reader a queue of "
-                "its own, or read once and use the result twice",
-                self._settings.endpoint.destination, company,
-            )  # fmt: skip
+            _LOG.warning("%s: %s", self._settings.endpoint.destination, told_of_company(company))
 
     def _look_for_silence(self) -> None:
         """A node of a cluster may have messages by its word, and hand none out: it is cut off from the majority.

@@ -20,7 +20,7 @@ from pyspark_mq.dedup import IdSource, OnMissing
 from pyspark_mq.errors import OptionError
 from pyspark_mq.sources import CONSUMERS
 from pyspark_mq.sources.endpoint import Endpoint, Tls
-from pyspark_mq.sources.listing import Management
+from pyspark_mq.sources.management import Management
 from pyspark_mq.sources.settings import CONNECTIONS_MAX, Guarantee, OnUnreadable, Settings
 from pyspark_mq.sources.url import ESCAPES, BrokerUrl, parse_urls, redact
 
@@ -276,9 +276,8 @@ class _Parser:
         given = self._text("managementUrl")
         management = None if given is None else Management.of(given, endpoint)
         if self._pattern() is None:
-            used = next((name for name in ("managementUrl", "queuePatternInterval") if name in self._values), None)
-            if used is not None:
-                raise OptionError(used, "is set, and goes with 'queuePattern', which is not")
+            if "queuePatternInterval" in self._values:
+                raise OptionError("queuePatternInterval", "is set, and goes with 'queuePattern', which is not")
         elif management is None:
             listing = endpoint.broker.listing
             example = "" if listing is None else f", for example {listing.url}"

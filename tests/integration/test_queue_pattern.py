@@ -101,7 +101,7 @@ def test_all_names_are_told_however_many(broker: tuple[dict[str, str], RabbitNod
 def test_a_wrong_password_is_told_and_not_shown(broker: tuple[dict[str, str], RabbitNode | JavaNode]) -> None:
     options, node = broker
     url = "http://joe:hushhush@" + node.management_url.rpartition("@")[2].removeprefix("http://")
-    with pytest.raises(RefusedError, match=r"from http://127.*40[13].*user 'joe' needs the right") as told:
+    with pytest.raises(RefusedError, match=r"at http://127.*40[13].*user 'joe' needs the right") as told:
         names(options, managementUrl=url)
     assert "hushhush" not in str(told.value)
 

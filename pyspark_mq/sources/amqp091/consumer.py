@@ -225,7 +225,7 @@ class Amqp091Consumer(Consumer):
             raise BrokerUnavailableError(text) from None
         if self.endpoint.password_file is not None:
             self._loop.call_later(_SECRET_LOOK_S, partial(self._renew_secret, url))
-        return Greeting(url, self._broker_id(), depth)
+        return Greeting(url, self._broker_id(), depth, server=f"{self._told('product')}/{self._told('version')}")
 
     def _renew_secret(self, url: BrokerUrl) -> None:
         """Show the broker the secret that is in the file now, if it is another one.

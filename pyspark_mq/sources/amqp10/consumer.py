@@ -21,6 +21,7 @@ import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import takewhile
 from typing import Any, ClassVar
 
@@ -51,6 +52,7 @@ from pyspark_mq.sources.amqp10.incoming import Handle, Incoming, incoming_of
 from pyspark_mq.sources.amqp10.management import Management, QueueInfo
 from pyspark_mq.sources.amqp10.sections import SectionReader
 from pyspark_mq.sources.base import Consumer, Decoder, Greeting, QueueDepth, SessionLostError
+from pyspark_mq.sources.facts import of_rabbitmq, version_of
 from pyspark_mq.sources.socket_loop import SocketLoop, dial_error, hint
 from pyspark_mq.sources.url import BrokerUrl
 
@@ -125,9 +127,11 @@ class Amqp10Consumer(Consumer):
             doubt = "" if known else hint(url, SPEAKS)
             raise BrokerUnavailableError(f"{url}: {what} within {timeout_s:.0f} s{doubt}") from None
         broker_id = self._proton.remote_container if self._dialect.names_itself else None
+        server = f"{self._property('product')}/{self._version()}"
         if info is None:
-            return Greeting(url, broker_id or "", None)
-        return Greeting(url, broker_id or "", self._depth(info), info.redelivery_delay_s)
+            return Greeting(url, broker_id or "", None, server=server)
+        facts = replace(of_rabbitmq(info.told, version_of(server)), delay_told_s=info.redelivery_delay_s)
+        return Greeting(url, broker_id or "", self._depth(info), info.redelivery_delay_s, server, facts)
 
     def _ask_queue(self, deadline: float) -> QueueInfo | None:
         """What the broker tells of the queue, if it does."""
@@ -208,6 +212,8 @@ class Amqp10Consumer(Consumer):
                 capabilities += ["shared", "global"]
         if capabilities:
             source.capabilities.put_object(Array(UNDESCRIBED, Data.SYMBOL, *map(symbol, capabilities)))  # type: ignore[arg-type]
+        if self.browses:
+            source.distribution_mode = Terminus.DIST_MODE_COPY
         if endpoint.selector is not None:
             selector = Described(symbol(_SELECTOR), endpoint.selector)
             source.filter.put_dict({symbol("selector"): selector})

@@ -13,6 +13,8 @@ from urllib.parse import quote
 
 from proton import Delivery, Endpoint, Link, Message, Receiver, Sender, Session, symbol
 
+from pyspark_mq.sources.facts import delayed_retry_s
+
 __all__ = ["Management", "QueueInfo"]
 
 _ADDRESS = "/management"
@@ -21,11 +23,6 @@ _CREDIT = 10
 _OK = "200"
 #: A section `amqp-value` with null (AMQP 1.0, 3.2.8 and 1.6.1): proton leaves it out, and the broker asks for it.
 _NULL_VALUE = b"\x00\x53\x77\x40"
-_MS = 1000
-#: Of quorum queues that say nothing else (RabbitMQ 4).
-_DELIVERY_LIMIT = 20
-#: Outcomes of a session that a delayed retry holds back: it counts the end of one as a failure.
-_DELAYED = frozenset({"all", "failed"})
 
 
 class QueueInfo:
@@ -36,28 +33,19 @@ class QueueInfo:
         consumers: all there are.
         redelivery_delay_s: the longest that its arguments hold back what comes again, seconds. A policy may do the
             same, and is not told.
+        told: the whole answer.
     """
 
     def __init__(self, told: Mapping[str, Any]) -> None:
         self.ready = _number(told.get("message_count"))
         self.consumers = _number(told.get("consumer_count"))
         arguments = told.get("arguments")
-        self.redelivery_delay_s = _delay_s(arguments if isinstance(arguments, Mapping) else {})
+        self.redelivery_delay_s = delayed_retry_s(arguments if isinstance(arguments, Mapping) else {})
+        self.told = told
 
 
 def _number(value: object) -> int:
     return int(value) if isinstance(value, int) else 0
-
-
-def _delay_s(arguments: Mapping[str, Any]) -> float:
-    if str(arguments.get("x-delayed-retry-type")) not in _DELAYED:
-        return 0.0
-    # It is the shortest times the number of deliveries, and at most the longest.
-    longest = _number(arguments.get("x-delayed-retry-max"))
-    if not longest:
-        limit = _number(arguments.get("x-delivery-limit")) or _DELIVERY_LIMIT
-        longest = _number(arguments.get("x-delayed-retry-min")) * limit
-    return longest / _MS
 
 
 class Management:

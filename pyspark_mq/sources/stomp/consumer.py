@@ -32,6 +32,7 @@ from stomp.utils import Frame
 from pyspark_mq.brokers.base import STOMP
 from pyspark_mq.errors import BrokerUnavailableError, MessageError, MqError
 from pyspark_mq.sources.base import Consumer, Decoder, Greeting, QueueDepth, SessionLostError
+from pyspark_mq.sources.facts import NOTHING_KNOWN, QueueFacts, of_artemis, of_artemis_settings
 from pyspark_mq.sources.socket_loop import SocketLoop, dial_error, hint
 from pyspark_mq.sources.stomp.decoder import StompDecoder, whole_number
 from pyspark_mq.sources.stomp.errors import dialect_of, login_error, said, subscribe_error
@@ -74,6 +75,8 @@ _ACK_LINE = b"\nack"
 _ACK_LINE_BYTES = len(_ACK_LINE)
 _COLON = ord(":")
 _EOL = b"\n"
+#: A frame without a message, where a subscription that browses has come to the end (ActiveMQ Classic).
+_BROWSED = b"\nbrowser:end"
 _SUBSCRIBED = "subscribed"
 _DISCONNECTED = "disconnected"
 
@@ -152,7 +155,8 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         deadline = time.monotonic() + timeout_s
         self._log_in(url, deadline)
         # No broker reports a name that it keeps.
-        return Greeting(url, "", self._depth_at_first(deadline))
+        depth, facts = self._depth_at_first(deadline)
+        return Greeting(url, "", depth, server=self._server, facts=facts)
 
     def _log_in(self, url: BrokerUrl, deadline: float) -> None:
         self._url = url
@@ -172,43 +176,50 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
             raise self._open_error(ended, url) from None
         self.endpoint.check_product(url, self._server)
 
-    def _depth_at_first(self, deadline: float) -> QueueDepth | None:
+    def _depth_at_first(self, deadline: float) -> tuple[QueueDepth | None, QueueFacts]:
         """Ask over a connection of its own: a user who may not ask loses the connection for it."""
         address = self._dialect.management
         # A queue does not count the messages that a selector lets through.
         if not address or self.endpoint.topic is not None or self.endpoint.selector is not None:
-            return None
+            return None, NOTHING_KNOWN
         asker = _Asker(self._url.host, self._url.port, self.endpoint.credentials(self._url)[0], address)
         if asker in _REFUSED:
-            return None
-        told = self._ask_beside(asker, min(deadline, time.monotonic() + _ANSWER_TIMEOUT_S))
+            return None, NOTHING_KNOWN
+        told, settings = self._ask_beside(asker, min(deadline, time.monotonic() + _ANSWER_TIMEOUT_S))
         if not told:
-            return None
+            return None, NOTHING_KNOWN
         self._questions = self._make_questions()
-        return None if told[0] is None else told[0].at_first()
+        info = told[0]
+        if info is None:
+            return None, NOTHING_KNOWN
+        facts = of_artemis(info.told)
+        return info.at_first(), facts if settings is None else facts.or_else(of_artemis_settings(settings))
 
     def _make_questions(self) -> Questions:
         return Questions(self._dialect.management, self.endpoint.name, uuid.uuid4().hex)
 
-    def _ask_beside(self, asker: _Asker, deadline: float) -> list[QueueInfo | None]:
-        """The answer over a connection that is there for the question, or nothing."""
+    def _ask_beside(self, asker: _Asker, deadline: float) -> tuple[list[QueueInfo | None], dict[str, Any] | None]:
+        """The answers over a connection that is there for the questions, or nothing: of the queue, of its address."""
         beside = StompConsumer(self.endpoint, self.session, threading.Event())
         told: list[QueueInfo | None] = []
         beside._on_info = told.append
-        beside._questions = beside._make_questions()
+        beside._questions = questions = beside._make_questions()
         try:
             beside._log_in(self._url, deadline)
             beside.ask_depth()
             beside._until(lambda: bool(told), deadline)
+            if told[0] is not None:
+                beside._ask(questions, *questions.question_of_settings(told[0].address))
+                beside._until(lambda: not questions.asked, deadline)
         except (SessionLostError, TimeoutError) as failed:
-            if isinstance(failed, TimeoutError) or failed.told:
+            if not told and (isinstance(failed, TimeoutError) or failed.told):
                 _REFUSED.add(asker)
                 _LOG.info("%s: %s does not tell how many messages wait", self.endpoint.destination, self._url)
         except MqError as failed:  # not connected, or not this time
             _LOG.debug("asking for the depth: %s", failed)
         finally:
             beside.close()
-        return told
+        return told, questions.settings
 
     def _connect_headers(self) -> dict[str, str]:
         beat_ms = round(self.endpoint.heartbeat_s * 1000)
@@ -292,6 +303,8 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
                 headers[name] = value.format(subscription=endpoint.subscription)
         if endpoint.selector is not None:
             headers["selector"] = endpoint.selector
+        if self.browses:
+            headers["browser"] = "true"
         headers[dialect.window_header] = str(self._grant(window))
         mode = "client" if dialect.cumulative else "client-individual"
         self._protocol.subscribe(self._destination(), str(next(self._numbers)), mode, headers=headers | more)
@@ -409,6 +422,8 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
                     # The window in bytes goes by what the messages of the queue take.
                     self._received_bytes -= len(headers) + len(body)
                     self._on_info(questions.answer(body))
+                    continue
+                if self.browses and _BROWSED in headers:
                     continue
                 if foreign and foreign in headers and self._is_hidden(headers):
                     self._end = self._end or self._unsettled(headers)
@@ -581,8 +596,10 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
             questions.subscribed = True
             destination, headers = questions.subscription()
             self._protocol.subscribe(destination, questions.SUBSCRIPTION, "auto", headers=headers)
+        self._ask(questions, *questions.question())
+
+    def _ask(self, questions: Questions, destination: str, text: str, headers: dict[str, str]) -> None:
         questions.asked = True
-        destination, text, headers = questions.question()
         self._protocol.send(destination, text, headers=headers)
         self._send()
 

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pyspark_mq.sources.base import QueueDepth
+from pyspark_mq.sources.facts import artemis_answer
 from pyspark_mq.sources.stomp.headers import value
 
 __all__ = ["Questions", "QueueInfo"]
@@ -32,12 +33,16 @@ class QueueInfo:
         messages: those it has, handed out or not, without those it holds back for later.
         handed_out: how many of these are with consumers.
         consumers: all there are.
+        address: the one that it is of.
+        told: the whole answer.
     """
 
     def __init__(self, told: Mapping[str, Any]) -> None:
         self.messages = max(0, int(told["messageCount"]) - int(told["scheduledCount"]))
         self.handed_out = int(told["deliveringCount"])
         self.consumers = int(told["consumerCount"])
+        self.address = str(told.get("address", ""))
+        self.told = told
 
     def at_first(self) -> QueueDepth:
         """Before a session takes anything: what a former one was handed is still to come, if that was ours."""
@@ -63,6 +68,7 @@ class Questions:
     Attributes:
         asked: is an answer due?
         subscribed: is there a subscription for answers?
+        settings: of the queue's address, once they were asked for and told.
         mark: what the headers of an answer have in them, and those of a delivery seldom.
     """
 
@@ -71,7 +77,8 @@ class Questions:
 
     def __init__(self, address: str, queue: str, asker: str) -> None:
         self.address = address
-        self.asked = self.subscribed = False
+        self.asked = self.subscribed = self._of_settings = False
+        self.settings: dict[str, Any] | None = None
         self._queue = queue.rpartition("::")[2]
         self._asker = asker
         self.mark = f"\nsubscription:{self.SUBSCRIPTION}\n".encode()
@@ -83,13 +90,21 @@ class Questions:
     def question(self) -> tuple[str, str, dict[str, str]]:
         """Destination, body and headers of a question. Its body is text: the frame has no length."""
         which = json.dumps({"field": "name", "operation": "EQUALS", "value": self._queue})
+        return self._call("listQueues", which, 1, 1)
+
+    def question_of_settings(self, address: str) -> tuple[str, str, dict[str, str]]:
+        """The same for what is set for an address, once: the answer to it becomes `settings`."""
+        self._of_settings = True
+        return self._call("getAddressSettingsAsJSON", address)
+
+    def _call(self, operation: str, *arguments: object) -> tuple[str, str, dict[str, str]]:
         headers = {
             "_AMQ_ResourceName": "broker",
-            "_AMQ_OperationName": "listQueues",
+            "_AMQ_OperationName": operation,
             "reply-to": _ANSWERS,
             "correlation-id": self._asker,
         }
-        return self.address, json.dumps([which, 1, 1]), headers
+        return self.address, json.dumps(arguments), headers
 
     def is_answer(self, block: bytes) -> bool:
         """Is a message with these headers none of the queue?
@@ -101,9 +116,18 @@ class Questions:
     def answer(self, body: bytes) -> QueueInfo | None:
         """What an answer says; None if it says nothing of the queue."""
         self.asked = False
+        if self._of_settings:
+            self._of_settings, self.settings = False, _settings(body)
+            return None
         try:
             (listed,) = json.loads(body)
             (told,) = json.loads(listed)["data"]
             return QueueInfo(told)
         except (ValueError, TypeError, KeyError, RecursionError):  # refused in words, no such queue, or another form
             return None
+
+
+def _settings(body: bytes) -> dict[str, Any] | None:
+    """What an answer says of an address; None if it says nothing."""
+    settings = artemis_answer(body)
+    return settings if isinstance(settings, dict) else None

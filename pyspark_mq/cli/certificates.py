@@ -1,0 +1,85 @@
+"""Until when a certificate is valid.
+
+Python's `ssl` tells that of a server's certificate only where it has verified it, and of a client's own not at all. So
+the one field is read from its bytes (X.509, RFC 5280, 4.1: a SEQUENCE whose first element has the validity as its
+fifth, or as its fourth where there is no version).
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from datetime import datetime, timezone
+from pathlib import Path
+
+from pyspark_mq.sources.endpoint import Endpoint
+from pyspark_mq.sources.url import BrokerUrl
+
+__all__ = ["of_file", "of_server", "valid_until"]
+
+_EXPLICIT_VERSION = 0xA0
+_UTC_TIME = 0x17
+#: Years of two digits from here on are of the last century (RFC 5280, 4.1.2.5.1).
+_LAST_CENTURY = 50
+
+
+def of_server(url: BrokerUrl, endpoint: Endpoint) -> datetime:
+    """When the certificate of a broker ends to be valid.
+
+    Raises:
+        OSError: there is no connection; an `ssl.SSLError` where the handshake fails.
+        ValueError: it cannot be read.
+    """
+    with (
+        socket.create_connection((url.host, url.port), endpoint.connect_timeout_s) as connected,
+        endpoint.tls.context().wrap_socket(connected, server_hostname=url.host) as secured,
+    ):
+        return valid_until(secured.getpeercert(binary_form=True) or b"")
+
+
+def of_file(path: str) -> datetime:
+    """When the first certificate in a PEM file ends to be valid.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it has none.
+    """
+    text = Path(path).read_text("ascii", errors="replace")
+    start, end = text.find(ssl.PEM_HEADER), text.find(ssl.PEM_FOOTER)
+    if start < 0 or end < 0:
+        raise ValueError(f"{path!r} has no certificate")
+    return valid_until(ssl.PEM_cert_to_DER_cert(text[start : end + len(ssl.PEM_FOOTER)] + "\n"))
+
+
+def valid_until(der: bytes) -> datetime:
+    """The field `notAfter`, in UTC.
+
+    Raises:
+        ValueError: these are not the bytes of a certificate.
+    """
+    try:
+        _, certificate, _ = _element(der)
+        _, rest, _ = _element(certificate)
+        if rest[0] == _EXPLICIT_VERSION:
+            rest = _element(rest)[2]
+        for _skipped in ("serial number", "signature", "issuer"):
+            rest = _element(rest)[2]
+        _, validity, _ = _element(rest)
+        kind, text, _ = _element(_element(validity)[2])
+    except IndexError:
+        raise ValueError("not a certificate") from None
+    digits = text.decode("ascii")
+    if kind == _UTC_TIME:
+        digits = ("19" if int(digits[:2]) >= _LAST_CENTURY else "20") + digits
+    return datetime.strptime(digits, "%Y%m%d%H%M%SZ").replace(tzinfo=timezone.utc)
+
+
+def _element(data: bytes) -> tuple[int, bytes, bytes]:
+    """Tag and content of the first element, and what is behind it (DER, X.690, 8.1)."""
+    tag, size, start = data[0], data[1], 2
+    if size & 0x80:
+        start += size & 0x7F
+        size = int.from_bytes(data[2:start], "big")
+    if len(data) < start + size:
+        raise IndexError
+    return tag, data[start : start + size], data[start + size :]

@@ -1,0 +1,384 @@
+"""``pyspark-mq doctor``: what bites late acknowledgement, looked for before a query meets it.
+
+It asks this machine, each broker of `url`, the broker's management where `managementUrl` says where that is, and looks
+at some messages of each queue. Nothing is acknowledged: messages are browsed where the broker has that, and given back
+elsewhere. What is found is judged in :mod:`pyspark_mq.sources.advice` and :mod:`pyspark_mq.cli.machine`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import ssl
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from typing import Any
+
+from pyspark_mq.cli import certificates
+from pyspark_mq.cli.machine import judge_machine, look_at_machine
+from pyspark_mq.cli.peek import make_consumer, open_first, received, rows_of
+from pyspark_mq.errors import (
+    BrokerError,
+    BrokerUnavailableError,
+    ConfigurationError,
+    DestinationError,
+    MqError,
+    OptionError,
+)
+from pyspark_mq.sources.advice import Finding, Level, Sample, judge_queue, judge_sample
+from pyspark_mq.sources.base import Greeting, SessionLostError
+from pyspark_mq.sources.endpoint import Endpoint, tls_error
+from pyspark_mq.sources.facts import NOTHING_KNOWN, QueueFacts, version_of
+from pyspark_mq.sources.inquiry import ask_beside, ask_queue, ask_server
+from pyspark_mq.sources.management import Management
+from pyspark_mq.sources.settings import Settings
+from pyspark_mq.sources.url import BrokerUrl
+
+__all__ = ["Section", "examine", "judge_certificate", "judge_version"]
+
+#: Of those that match a pattern, so many are looked at.
+_QUEUES_MAX = 20
+#: Over this protocol a wider window is more credit, and nothing that a broker may refuse.
+_BY_CREDIT = "amqp-1.0"
+#: A certificate that ends within so many days is worth a warning.
+_DAYS_LEFT = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Findings about one thing.
+
+    Attributes:
+        about: this machine, a URL without credentials, or a queue.
+    """
+
+    about: str
+    findings: Sequence[Finding]
+
+
+def examine(settings: Settings, most: int, patience_s: float) -> Iterator[Section]:
+    """Look everywhere, section by section.
+
+    Args:
+        settings: of the query that would run.
+        most: messages to look at in each queue; 0 for none.
+        patience_s: for how long none may come.
+    """
+    yield Section("this machine", judge_machine(look_at_machine(), settings.endpoint.protocol))
+    try:
+        make_consumer(settings).close()
+    except ConfigurationError as missing:
+        yield Section(str(settings.endpoint.urls[0]), [Finding("client", Level.PROBLEM, str(missing))])
+        return
+    server = ""
+    if settings.management is not None:
+        found, server = _management(settings.management)
+        yield Section("management", [found])
+    try:
+        queues, beyond = _queues(settings)
+    except BrokerError as failed:
+        yield Section(settings.destination, [Finding("queue", Level.PROBLEM, str(failed))])
+        return
+    if settings.pattern is not None and not queues:
+        text = "no queue matches by now; the query waits for one"
+        yield Section(settings.destination, [Finding("queue", Level.UNKNOWN, text, "ask again when there is one")])
+        return
+    brokers = [_broker(url, (queues or [settings])[0], server) for url in settings.endpoint.urls]
+    answered = [url for url, broker in zip(settings.endpoint.urls, brokers, strict=True) if broker.answered]
+    for broker in brokers:
+        yield broker.section(among_others=bool(answered))
+    if not answered:
+        return
+    for one in queues:
+        # Only what has answered: a candidate that hangs is not waited for again.
+        reached = replace(one, endpoint=replace(one.endpoint, urls=tuple(answered)))
+        yield _queue(reached, most, patience_s, of_topic=settings.endpoint.topic is not None)
+    if beyond:
+        text = f"{beyond} more queue(s) match, and were not looked at"
+        yield Section(settings.destination, [Finding("queue", Level.UNKNOWN, text, "name them with option 'queue'")])
+
+
+def _management(management: Management) -> tuple[Finding, str]:
+    """Does it answer, and what does it call the broker?"""
+    check = "management"
+    try:
+        names, server = management.names(), ask_server(management)
+    except BrokerError as failed:
+        advice = "without it, some settings of the queue are not known"
+        return Finding(check, Level.WARNING, str(failed), advice), ""
+    user = "nobody named" if management.username is None else f"user '{management.username}'"
+    text = f"{management.url} answers {user}: {server.replace('/', ' ')}, {len(names)} queue(s)"
+    return Finding(check, Level.OK, text), server
+
+
+def _how_to_know(settings: Settings) -> str:
+    listing = settings.endpoint.broker.listing
+    assert listing is not None, "every broker has one"
+    return f"give option 'managementUrl', such as {listing.url}, with a user who may look there"
+
+
+def _queues(settings: Settings) -> tuple[list[Settings], int]:
+    """Settings of each queue to be looked at, and how many are left out."""
+    if settings.endpoint.topic is not None:
+        subscription = settings.endpoint.subscription
+        if subscription is None or not settings.endpoint.broker.virtual_hosts:
+            return [], 0
+        # The subscription of an exchange is a queue of that name; to open the topic would make it.
+        return [
+            replace(settings, endpoint=replace(settings.endpoint, topic=None, subscription=None, queue=subscription))
+        ], 0
+    return _matching(settings) if settings.pattern is not None else (list(settings.by_queue()), 0)
+
+
+# -- a broker ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Broker:
+    url: BrokerUrl
+    findings: Sequence[Finding]
+    #: Why nobody answers; empty if somebody does.
+    away: str = ""
+
+    @property
+    def answered(self) -> bool:
+        return not self.away and all(one.level < Level.PROBLEM for one in self.findings)
+
+    def section(self, *, among_others: bool) -> Section:
+        if not self.away:
+            return Section(str(self.url), self.findings)
+        advice = "start it, or correct 'url'; a backup that does not serve yet is right not to answer"
+        level = Level.WARNING if among_others else Level.PROBLEM
+        return Section(str(self.url), [*self.findings, Finding("login", level, self.away, advice)])
+
+
+def _broker(url: BrokerUrl, settings: Settings, server: str) -> _Broker:
+    """Log in there.
+
+    Args:
+        server: what the management calls the broker, for one that does not tell its version otherwise.
+    """
+    endpoint = settings.endpoint
+    findings = list(_tls(url, endpoint))
+    if any(one.level is Level.PROBLEM for one in findings):
+        return _Broker(url, findings)
+    if endpoint.topic is not None:
+        text = "not looked at: to open a topic makes its subscription"
+        return _Broker(url, [*findings, Finding("login", Level.UNKNOWN, text, "start the query")])
+    consumer = make_consumer(settings)
+    try:
+        greeting = consumer.open(url, endpoint.connect_timeout_s)
+    except DestinationError:
+        # The login is right; what is wrong with the queue is said there.
+        findings += [_login(endpoint, url)]
+    except OptionError as wrong:
+        findings += [Finding("broker", Level.PROBLEM, str(wrong))]
+    except BrokerUnavailableError as away:
+        return _Broker(url, findings, str(away))
+    except MqError as failed:
+        findings += [Finding("login", Level.PROBLEM, str(failed))]
+    else:
+        told = greeting.server if version_of(greeting.server) != (0, 0) else server or greeting.server
+        findings += [_login(endpoint, url), judge_version(told, endpoint)]
+    finally:
+        consumer.close()
+    return _Broker(url, findings)
+
+
+def _login(endpoint: Endpoint, url: BrokerUrl) -> Finding:
+    username, _ = endpoint.credentials(url)
+    who = "nobody named" if username is None else f"user '{username}'"
+    return Finding("login", Level.OK, f"{who}, over {endpoint.protocol}")
+
+
+def judge_version(server: str, endpoint: Endpoint) -> Finding:
+    """Is it one with a flaw over this protocol? Pure.
+
+    Args:
+        server: `product/version`, as the broker says it.
+    """
+    check, (product, _, version) = "broker", server.partition("/")
+    numbers = version_of(server)
+    since, flaw = endpoint.broker.flaws.get(endpoint.protocol, ((0, 0), ""))
+    if numbers == (0, 0):
+        advice = "look at the console of the broker, or give option 'managementUrl'"
+        return Finding(check, Level.UNKNOWN, f"{product or 'the broker'} does not tell its version", advice)
+    text = f"{product} {version.partition(' ')[0]}"
+    if numbers < since:
+        advice = f"use version {since[0]}.{since[1]} or later, or another protocol"
+        return Finding(check, Level.WARNING, f"{text}, over {endpoint.protocol}: {flaw}", advice)
+    return Finding(check, Level.OK, text)
+
+
+def _tls(url: BrokerUrl, endpoint: Endpoint) -> Iterator[Finding]:
+    check = "tls"
+    if not url.tls:
+        yield Finding(check, Level.OK, f"not used with {url.scheme}://")
+        return
+    try:
+        yield judge_certificate("the broker's certificate", certificates.of_server(url, endpoint), _now())
+    except ssl.SSLError as refused:
+        yield Finding(check, Level.PROBLEM, str(tls_error(refused, url)))
+        return
+    except OSError as away:
+        yield Finding(check, Level.UNKNOWN, f"the certificate cannot be had: {away}", "see 'login'")
+    except ValueError as odd:
+        yield Finding(check, Level.UNKNOWN, f"the certificate cannot be read: {odd}", "see 'login'")
+    if not endpoint.tls.verify:
+        text = "'tls.verify' is false: anyone may pose as the broker and be given the password"
+        yield Finding(
+            check, Level.WARNING, text, "set 'tls.caFile' to the authority of the broker, and 'tls.verify' to true"
+        )
+    if endpoint.tls.cert_file is not None:
+        try:
+            end = certificates.of_file(endpoint.tls.cert_file)
+        except (OSError, ValueError) as odd:
+            yield Finding(check, Level.UNKNOWN, f"'tls.certFile' cannot be read: {odd}", "see 'login'")
+        else:
+            yield judge_certificate(f"the client's, {endpoint.tls.cert_file!r},", end, _now())
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)
+
+
+def judge_certificate(whose: str, end: datetime, now: datetime) -> Finding:
+    """How long a certificate is still good for. Pure."""
+    days = math.floor((end - now).total_seconds() / 86_400)
+    text = f"{whose} is valid for {days} more day(s), until {end:%Y-%m-%d %H:%M} UTC"
+    if end <= now:
+        return Finding("tls", Level.PROBLEM, f"{whose} ended to be valid on {end:%Y-%m-%d %H:%M} UTC", "renew it")
+    if days < _DAYS_LEFT:
+        advice = "renew it: after that no reconnect succeeds"
+        return Finding("tls", Level.WARNING, text, advice)
+    return Finding("tls", Level.OK, text)
+
+
+# -- a queue -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What a session with a queue gave.
+
+    Attributes:
+        greeting: None if it could not be opened.
+        sample: None if no messages were to be looked at, or could not be.
+        problem: why not; empty if they could.
+        absent: is it that the queue is not there, or not for this user?
+    """
+
+    greeting: Greeting | None
+    sample: Sample | None = None
+    problem: str = ""
+    absent: bool = False
+
+
+def _queue(settings: Settings, most: int, patience_s: float, *, of_topic: bool) -> Section:
+    about = settings.endpoint.destination
+    facts, to_know = _ask(settings)
+    look = _look(settings, most, patience_s)
+    greeting, sample = look.greeting, look.sample
+    if greeting is not None:
+        facts = facts.or_else(greeting.facts)
+        if greeting.depth is not None:
+            depth = greeting.depth
+            # Of this moment, which what the management tells may not be.
+            names = facts.consumer_names if len(facts.consumer_names or ()) == depth.other_consumers else None
+            facts = replace(facts, ready=depth.ready, other_consumers=depth.other_consumers, consumer_names=names)
+    if sample is not None and sample.sizes and settings.endpoint.broker.by_priority:
+        facts = replace(facts, priorities=len(set(sample.priorities)) > 1)
+    judged = judge_queue(facts, settings, to_know)
+    if look.absent and of_topic:
+        advice = "start the query, whose user needs the permissions to configure, write and read it"
+        return Section(
+            about, [Finding("read", Level.UNKNOWN, f"the query makes this subscription: {look.problem}", advice)]
+        )
+    if look.problem:
+        reads = Finding("read", Level.PROBLEM, look.problem)
+        if greeting is None:
+            judged = [one for one in judged if one.level >= Level.WARNING]
+    elif sample is None:
+        reads = Finding("read", Level.UNKNOWN, "no message was looked at", "use --messages above 0")
+    else:
+        waiting = "" if facts.ready is None else f", {facts.ready:,} message(s) waiting"
+        reads = Finding("read", Level.OK, f"{len(sample.sizes)} message(s) {sample.how}{waiting}")
+    if sample is not None and sample.cut_short:
+        judged = [one for one in judged if one.check != "prefetch"]
+    return Section(about, [reads, *judged, *([] if sample is None else judge_sample(sample, settings))])
+
+
+def _ask(settings: Settings) -> tuple[QueueFacts, str]:
+    """What the management tells of a queue, and what would let be known what it does not."""
+    if settings.management is None:
+        return ask_beside(settings.endpoint), _how_to_know(settings)
+    try:
+        facts = ask_queue(settings.management, settings.endpoint.name)
+    except BrokerError:
+        return NOTHING_KNOWN, "see 'management'"
+    return facts, "the broker does not tell: look into its configuration"
+
+
+def _look(settings: Settings, most: int, patience_s: float) -> _Look:
+    """Open a session like a query, and look at some messages."""
+    endpoint = settings.endpoint
+    if most and endpoint.protocol in endpoint.broker.copies:
+        look = _session(settings, most, patience_s, browses=True)
+        # Browsing may take another permission than reading.
+        if not look.problem:
+            return look
+    if most and _adds_consumers(settings):
+        # With a window that is widened, as it is after a restart. A broker that does not take that ends the session.
+        wide = _session(settings, most, patience_s, widens=True)
+        if not wide.problem:
+            return wide
+        look = _session(settings, most, patience_s)
+        if look.sample is not None:
+            look = replace(look, sample=replace(look.sample, cut_short=wide.problem))
+        return look
+    return _session(settings, most, patience_s)
+
+
+def _session(settings: Settings, most: int, patience_s: float, *, browses: bool = False, widens: bool = False) -> _Look:
+    consumer = make_consumer(settings)
+    consumer.browses = browses
+    greeting = None
+    try:
+        greeting = open_first(consumer, settings)
+        if not most:
+            return _Look(greeting)
+        consumer.consume(most)
+        if widens:
+            consumer.consume(most + 1)
+        raws = received(consumer, most, patience_s)
+    except MqError as failed:
+        return _Look(greeting, problem=str(failed), absent=isinstance(failed, DestinationError))
+    except SessionLostError as lost:
+        return _Look(greeting, problem=f"{settings.endpoint.destination}: the session ended: {lost}")
+    finally:
+        consumer.close()
+    rows = rows_of(settings, consumer.decoder, raws)
+    return _Look(greeting, _sample(rows, "browsed" if browses else "given back"))
+
+
+def _adds_consumers(settings: Settings) -> bool:
+    """Is a wider window had by a further consumer?"""
+    return settings.endpoint.protocol != _BY_CREDIT
+
+
+def _sample(rows: Sequence[dict[str, Any]], how: str) -> Sample:
+    return Sample(
+        how,
+        [row["messageId"] for row in rows],
+        [len(row["body"]) for row in rows],
+        [row["priority"] for row in rows],
+    )
+
+
+def _matching(settings: Settings) -> tuple[list[Settings], int]:
+    """The first queues that match a pattern, and how many more do."""
+    assert settings.management is not None
+    assert settings.pattern is not None
+    names = [name for name in settings.management.names() if re.fullmatch(settings.pattern, name)]
+    return [settings.of_queue(name, len(names)) for name in names[:_QUEUES_MAX]], max(0, len(names) - _QUEUES_MAX)

@@ -1,0 +1,77 @@
+"""Findings of the doctor, as lines for people and as JSON for machines."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pyspark_mq.cli.doctor import Section
+from pyspark_mq.sources.advice import Finding, Level
+
+__all__ = ["as_json", "summary", "worst", "written"]
+
+_WIDTH = 110
+_INDENT = 10
+
+
+def worst(sections: Sequence[Section]) -> Level:
+    """Of all findings."""
+    return max((one.level for section in sections for one in section.findings), default=Level.OK)
+
+
+def written(section: Section) -> Iterator[str]:
+    """A section as lines: problems first, and what is not known for the same reason together."""
+    yield section.about
+    for finding in sorted(section.findings, key=lambda one: -_RANKS[one.level]):
+        if finding.level is not Level.UNKNOWN:
+            yield from _lines(finding.level.word, f"{finding.check}: {finding.what}", finding.remedy)
+    unknown = [one for one in section.findings if one.level is Level.UNKNOWN]
+    for remedy in dict.fromkeys(one.remedy for one in unknown):
+        same = [one for one in unknown if one.remedy == remedy]
+        yield from _lines(Level.UNKNOWN.word, "; ".join(_short(one) for one in same), remedy)
+    yield ""
+
+
+_RANKS = {Level.PROBLEM: 3, Level.WARNING: 2, Level.OK: 1, Level.UNKNOWN: 0}
+
+
+def _short(finding: Finding) -> str:
+    return finding.check if finding.what == "not known" else f"{finding.check}: {finding.what}"
+
+
+def _lines(word: str, text: str, remedy: str) -> Iterator[str]:
+    room, margin = _WIDTH - _INDENT, " " * _INDENT
+    lines = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
+    yield f"  {word:<{_INDENT - 2}}{lines[0]}"
+    yield from (f"{margin}{line}" for line in lines[1:])
+    advice = textwrap.wrap(remedy, room - 3, break_long_words=False, break_on_hyphens=False)
+    yield from (f"{margin}{'-> ' if not at else '   '}{line}" for at, line in enumerate(advice))
+
+
+def summary(sections: Sequence[Section]) -> str:
+    """How many of each level."""
+    counts = dict.fromkeys(Level, 0)
+    for section in sections:
+        for finding in section.findings:
+            counts[finding.level] += 1
+    return (
+        f"{counts[Level.PROBLEM]} problem(s), {counts[Level.WARNING]} warning(s), {counts[Level.UNKNOWN]} not known, "
+        f"{counts[Level.OK]} ok"
+    )
+
+
+def as_json(sections: Sequence[Section]) -> dict[str, Any]:
+    """All of it; `level` is the worst."""
+    findings = [
+        {
+            "about": section.about,
+            "check": one.check,
+            "level": one.level.word,
+            "found": one.what,
+            "remedy": one.remedy or None,
+        }
+        for section in sections
+        for one in section.findings
+    ]
+    return {"level": worst(sections).word, "findings": findings}

@@ -1,0 +1,208 @@
+"""What this machine has: Python, the package, Spark, Java, for the driver and for Python workers.
+
+An interpreter is asked in a process of its own, as Spark does, so that what is told is what Spark would find.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pyspark_mq import __version__
+from pyspark_mq.sources.advice import Finding, Level
+
+__all__ = ["Interpreter", "Machine", "judge_machine", "look_at_machine"]
+
+_TIMEOUT_S = 60.0
+#: Spark's releases with streaming sources in Python that this package is tested with.
+_SPARK_FIRST, _SPARK_FULL, _SPARK_LAST = (4, 0), (4, 2), (4, 3)
+#: Spark 4 runs on Java 17 and later.
+_JAVA_FIRST = 17
+_CLIENTS: Mapping[str, str] = {"amqp-0-9-1": "pika", "amqp-1.0": "python-qpid-proton", "stomp": "stomp.py"}
+_QUESTION = """
+import importlib, importlib.metadata, json, sys
+told = {"python": sys.version.split()[0], "executable": sys.executable, "errors": {}, "versions": {}}
+for name in sys.argv[1].split(","):
+    try:
+        module = importlib.import_module(name)
+        told["versions"][name] = str(getattr(module, "__version__", ""))
+    except Exception as failed:
+        told["errors"][name] = f"{type(failed).__name__}: {failed}"
+for name in sys.argv[2].split(","):
+    try:
+        told["versions"][name] = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        pass
+print(json.dumps(told))
+"""
+_SET_IT = (
+    "set PYSPARK_PYTHON before the session is made, to the interpreter that has the package: "
+    'os.environ.setdefault("PYSPARK_PYTHON", sys.executable)'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """A Python, as it answers.
+
+    Attributes:
+        name: how it is called: of the environment, or a path.
+        python: its version; empty if it did not answer.
+        executable: its path.
+        versions: of modules and distributions, by name.
+        errors: of modules that cannot be imported, by name.
+        problem: why it did not answer.
+    """
+
+    name: str
+    python: str = ""
+    executable: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    errors: Mapping[str, str] = field(default_factory=dict)
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What is installed here.
+
+    Attributes:
+        driver: the Python that runs this command.
+        worker: the one that Spark would start.
+        chosen: is it named by PYSPARK_PYTHON?
+        java: what `java -version` says first; empty if there is none.
+        java_major: its number; 0 if it cannot be read.
+    """
+
+    driver: Interpreter
+    worker: Interpreter
+    chosen: bool
+    java: str = ""
+    java_major: int = 0
+
+
+def look_at_machine() -> Machine:
+    """Ask both interpreters and Java."""
+    driver = _ask(sys.executable, ("pyspark_mq", "pyarrow", "pyspark"))
+    chosen = os.environ.get("PYSPARK_PYTHON")
+    worker = _ask(chosen or "python3", ("pyspark_mq", "pyarrow"))
+    java, major = _java()
+    return Machine(driver, worker, chosen is not None, java, major)
+
+
+def _ask(name: str, modules: Sequence[str]) -> Interpreter:
+    command = [name, "-c", _QUESTION, ",".join(modules), ",".join(_CLIENTS.values())]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+        )
+        told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    except (OSError, subprocess.SubprocessError) as failed:
+        return Interpreter(name, problem=f"{type(failed).__name__}: {failed}")
+    except (ValueError, IndexError):
+        return Interpreter(name, problem=(done.stderr.strip().splitlines() or ["it says nothing"])[-1])
+    return Interpreter(name, told["python"], told["executable"], told["versions"], told["errors"])
+
+
+def _java() -> tuple[str, int]:
+    """What Spark's scripts would start."""
+    home = os.environ.get("JAVA_HOME")
+    program = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    if program is None:
+        return "", 0
+    try:
+        done = subprocess.run(
+            [program, "-version"],
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return "", 0
+    first = next(iter((done.stderr + done.stdout).splitlines()), "")
+    found = re.search(r'version "(?:1\.)?(\d+)', first)
+    return first, int(found[1]) if found else 0
+
+
+def judge_machine(machine: Machine, protocol: str) -> list[Finding]:
+    """What follows from it. Pure.
+
+    Args:
+        protocol: of the query, whose client library has to be there.
+    """
+    return [_spark(machine), _java_finding(machine), _driver(machine, protocol), _workers(machine)]
+
+
+def _spark(machine: Machine) -> Finding:
+    check, told = "spark", machine.driver.versions.get("pyspark")
+    if told is None:
+        why = machine.driver.errors.get("pyspark", machine.driver.problem)
+        return Finding(
+            check, Level.PROBLEM, f"pyspark cannot be imported by {machine.driver.name} ({why})",
+            f"run: {machine.driver.name} -m pip install 'pyspark-mq[spark]', or set PYTHONPATH to the python folder of "
+            "the cluster's Spark",
+        )  # fmt: skip
+    numbers = tuple(int(number) for number in re.findall(r"\d+", told)[:2])
+    if numbers < _SPARK_FIRST:
+        return Finding(check, Level.PROBLEM, f"Spark {told} has no streaming sources in Python", "use Spark 4.0 to 4.3")
+    if numbers < _SPARK_FULL:
+        text = f"Spark {told}: the last epoch of a run is acknowledged by the next one, and progress shows no counters"
+        return Finding(check, Level.WARNING, text, "use 4.2 or later")
+    if numbers > _SPARK_LAST:
+        return Finding(check, Level.WARNING, f"Spark {told} is newer than what is tested", "see docs/spark-versions.md")
+    return Finding(check, Level.OK, f"Spark {told}")
+
+
+def _java_finding(machine: Machine) -> Finding:
+    if not machine.java:
+        text = "there is no Java: neither in JAVA_HOME nor on the PATH"
+        return Finding(
+            "java", Level.PROBLEM, text, "install Java 17 or 21, or set JAVA_HOME; Spark Connect needs none here"
+        )
+    if machine.java_major and machine.java_major < _JAVA_FIRST:
+        return Finding("java", Level.PROBLEM, f"{machine.java} is too old for Spark 4", "install Java 17 or 21")
+    return Finding("java", Level.OK, machine.java)
+
+
+def _driver(machine: Machine, protocol: str) -> Finding:
+    driver = machine.driver
+    client = _CLIENTS[protocol]
+    version = driver.versions.get(client)
+    text = f"Python {driver.python} ({driver.executable}), pyspark-mq {__version__}, pyarrow "
+    text += f"{driver.versions.get('pyarrow', 'missing')}, {client} {version or 'missing'}"
+    missing = next((name for name in ("pyspark_mq", "pyarrow") if name in driver.errors), None)
+    if missing is not None:
+        return Finding(
+            "driver", Level.PROBLEM, f"{text}; {missing} cannot be imported ({driver.errors[missing]})",
+            f"run: {driver.name} -m pip install pyspark-mq",
+        )  # fmt: skip
+    return Finding("driver", Level.OK, text)
+
+
+def _workers(machine: Machine) -> Finding:
+    """Spark starts them with another interpreter than the one the program runs in, unless it is told."""
+    check, worker, driver = "workers", machine.worker, machine.driver
+    who = (
+        f"PYSPARK_PYTHON {worker.name!r}" if machine.chosen else "PYSPARK_PYTHON is not set, and 'python3' of the PATH"
+    )
+    if worker.problem:
+        return Finding(check, Level.PROBLEM, f"{who} cannot be started ({worker.problem})", _SET_IT)
+    for module in ("pyspark_mq", "pyarrow"):
+        if module in worker.errors:
+            text = f"{who} ({worker.executable}) cannot import {module} ({worker.errors[module]}): Spark finds no data "
+            return Finding(check, Level.PROBLEM, f"{text}source 'mq', or tasks fail", _SET_IT)
+    versions = {one.python.rpartition(".")[0] for one in (worker, driver)}
+    if len(versions) > 1:
+        text = f"{who} is Python {worker.python}, and the driver's is {driver.python}: Spark refuses that"
+        return Finding(check, Level.PROBLEM, text, _SET_IT)
+    if worker.versions.get("pyspark_mq") != driver.versions.get("pyspark_mq"):
+        text = f"{who} has pyspark-mq {worker.versions.get('pyspark_mq')}, and the driver {__version__}"
+        return Finding(check, Level.WARNING, text, "install one version everywhere")
+    text = f"{who} is Python {worker.python} ({worker.executable}) with pyspark-mq {worker.versions['pyspark_mq']}"
+    return Finding(check, Level.OK, f"{text}. Of this machine: on a cluster each executor needs the same")

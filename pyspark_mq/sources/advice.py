@@ -1,0 +1,427 @@
+"""What bites who acknowledges late, judged from facts. Pure: facts in, findings out.
+
+The command `doctor` shows all findings; a query logs, once when it starts, the warnings and problems that follow from
+what its own connection tells. Both get their words here. What a broker's operator does about one is in
+:attr:`pyspark_mq.brokers.base.Broker.remedies`, and a check without a remedy there does not apply to that broker.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from pyspark_mq.brokers.base import AMQP_1_0
+from pyspark_mq.dedup import OnMissing
+from pyspark_mq.sources.facts import QueueFacts
+from pyspark_mq.sources.settings import OnUnreadable, Settings
+
+__all__ = ["Finding", "Level", "Sample", "company", "judge_queue", "judge_sample", "worth_a_line"]
+
+#: The broker's default from RabbitMQ 4.0 on, and what a limit should not be below: a few restarts and reconnects.
+_AMPLE_DELIVERIES = 20
+#: Default of RabbitMQ's `consumer_timeout`, seconds.
+_USUAL_TIMEOUT_S = 1_800.0
+#: A task over `spark.rpc.message.maxSize`, 128 MiB by default, fails, and a message is never split.
+_MESSAGE_BYTES_MAX = 128 << 20
+_IDS_SHOWN = 3
+#: Checks that say nothing worth a line of the log when a query starts: they have a warning of their own, or are asked
+#: for by the command only.
+_NOT_LOGGED = frozenset({"other-consumers"})
+
+
+class Level(IntEnum):
+    """How bad it is: nothing, not known, worth knowing, or in the way of what the source promises."""
+
+    OK = 0
+    UNKNOWN = 1
+    WARNING = 2
+    PROBLEM = 3
+
+    @property
+    def word(self) -> str:
+        """As it is shown, and in JSON."""
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check gave.
+
+    Attributes:
+        check: its name, in docs/command-line.md.
+        what: what was found, in words.
+        remedy: what to do about it, or what would let it be known; empty if there is nothing to do.
+    """
+
+    check: str
+    level: Level
+    what: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.what}. {self.remedy[:1].upper()}{self.remedy[1:]}" if self.remedy else self.what
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Messages that were looked at and are in the queue as before.
+
+    Attributes:
+        how: "browsed" or "given back".
+        ids: of each, as column `messageId` has them; None for none.
+        sizes: bytes of the bodies.
+        priorities: of each, None where it has none.
+        cut_short: why the session ended when its window was widened; empty if it did not.
+    """
+
+    how: str
+    ids: Sequence[str | None]
+    sizes: Sequence[int]
+    priorities: Sequence[int | None] = ()
+    cut_short: str = ""
+
+
+def company(others: int) -> str:
+    """What it means that the broker reports so many other consumers."""
+    return (
+        f"the broker reports {others} other consumer(s). What they are handed is missing here; a query that reads "
+        "a queue twice, as a self-join does, sees each message on one side only. Give each reader a queue of "
+        "its own, or read once and use the result twice"
+    )
+
+
+def worth_a_line(facts: QueueFacts, settings: Settings) -> list[str]:
+    """What to log when a query starts, by what its connection tells."""
+    found = judge_queue(facts, settings, "")
+    return [str(one) for one in found if one.level >= Level.WARNING and one.check not in _NOT_LOGGED]
+
+
+def judge_queue(facts: QueueFacts, settings: Settings, to_know: str) -> list[Finding]:
+    """What follows from what is known of a queue.
+
+    Args:
+        settings: of the query that reads it.
+        to_know: what would let be known what is not.
+    """
+    remedies = settings.endpoint.broker.remedies
+    judge = _Judge(facts, settings, to_know)
+    return [found for check, of in _CHECKS.items() if check in remedies for found in of(judge)]
+
+
+class _Judge:
+    def __init__(self, facts: QueueFacts, settings: Settings, to_know: str) -> None:
+        self.facts = facts
+        self.settings = settings
+        self.broker = settings.endpoint.broker
+        self.to_know = to_know
+
+    # -- one finding
+
+    def _ok(self, check: str, what: str) -> Finding:
+        return Finding(check, Level.OK, what)
+
+    def _warn(self, check: str, what: str, advice: str = "") -> Finding:
+        return Finding(check, Level.WARNING, what, advice or self.broker.remedies[check])
+
+    def _bad(self, check: str, what: str, advice: str = "") -> Finding:
+        return Finding(check, Level.PROBLEM, what, advice or self.broker.remedies[check])
+
+    def _unknown(self, check: str, what: str = "not known", advice: str = "") -> Finding:
+        return Finding(check, Level.UNKNOWN, what, advice or self.to_know)
+
+    # -- the checks
+
+    def queue(self) -> Iterator[Finding]:
+        """Does it keep its messages, and hand them out?"""
+        check, kind = "queue", self.facts.kind or ""
+        faults, hazards = self.facts.faults, self.facts.hazards
+        for text in faults or ():
+            yield self._bad(check, text)
+        for text in hazards or ():
+            yield self._warn(check, text)
+        if faults is None or hazards is None:
+            yield self._unknown(check, "not known whether it drops messages by itself (expiry, length, auto-delete)")
+        elif not faults and not hazards:
+            yield self._ok(check, f"{kind} queue, keeps its messages" if kind else "keeps its messages")
+
+    def delivery_limit(self) -> Iterator[Finding]:
+        """How often may a session end before good messages are put aside?"""
+        check, limit = "delivery-limit", self.facts.delivery_limit
+        if not self.broker.counts_drops:
+            yield self._ok(check, "the end of a session does not count as a delivery")
+        elif limit is None:
+            yield self._unknown(check, f"not known; {self.broker.delivery_limit_note}")
+        elif math.isinf(limit):
+            yield self._ok(check, "none")
+        elif limit < _AMPLE_DELIVERIES:
+            text = f"a message is put aside after {limit:g} deliveries; each crash and reconnect counts as one for all "
+            yield self._warn(check, f"{text}messages that were handed out")
+        else:
+            yield self._ok(check, f"{limit:g} deliveries")
+
+    def dead_letters(self) -> Iterator[Finding]:
+        """Is what is put aside kept?"""
+        check, facts = "dead-letters", self.facts
+        refuses = OnMissing.REJECT is self.settings.on_missing or OnUnreadable.REJECT is self.settings.on_unreadable
+        limit, target = facts.delivery_limit, facts.dead_letters_to
+        limited = limit is not None and math.isfinite(limit)
+        why = f"over the delivery limit ({limit:g})" if limited else "that is refused"
+        if target is None:
+            yield self._unknown(check)
+        elif not target and limited:
+            yield self._bad(check, f"there is no dead-letter target: a message {why} is dropped, and lost")
+        elif not target and (refuses or limit is None):
+            yield self._warn(check, f"there is no dead-letter target: a message {why} is dropped")
+        elif not target:
+            yield self._ok(check, "none, and nothing puts messages aside")
+        elif facts.dead_letters_arrive is False:
+            text = f"dead letters go to {target}, which is not there or has no queue: a message {why} is lost"
+            yield self._bad(check, text) if limited or refuses else self._warn(check, text)
+        elif facts.dead_letters_arrive is None:
+            yield self._unknown(check, f"dead letters go to {target}; whether a queue keeps them is not known")
+        else:
+            yield self._ok(check, f"dead letters go to {target}")
+
+    def redelivery_delay(self) -> Iterator[Finding]:
+        """Does the source wait for as long as the broker holds messages back?"""
+        check, delay_s = "redelivery-delay", self.facts.redelivery_delay_s
+        ours_s = self.settings.redelivery_delay_s
+        if delay_s is None and ours_s:
+            yield self._ok(check, f"not known; option 'redeliveryDelay' covers {ours_s:g} s")
+        elif delay_s is None:
+            own = self.broker.remedies[check]
+            advice = "" if own.startswith("or ") else own
+            yield self._unknown(check, "not known whether the broker holds back what comes again", advice)
+        elif delay_s <= max(ours_s, self.facts.delay_told_s or 0.0):
+            text = f"up to {delay_s:g} s, which the source knows" if delay_s else "none"
+            yield self._ok(check, text)
+        else:
+            needed_s = math.ceil(delay_s)
+            raised = ""
+            if needed_s >= self.settings.replay_timeout_s:
+                raised = f", and 'replayTimeout' (now {self.settings.replay_timeout_s:g}s) above that"
+            sure = self.broker.delays_drops
+            text = f"what comes again {'is' if sure else 'may be'} held back for up to {delay_s:g} s, and "
+            text += f"'redeliveryDelay' says {ours_s:g} s"
+            advice = f"set 'redeliveryDelay' to {needed_s}s{raised}"
+            own = self.broker.remedies[check]
+            tell = self._bad if sure else self._warn
+            yield tell(
+                check,
+                f"{text}: after a restart it may come twice, or a replay fails",
+                f"{advice}, {own}" if own.startswith("or ") else advice,
+            )
+
+    def consumer_timeout(self) -> Iterator[Finding]:
+        """Does the broker take back what a batch still works on?"""
+        check, timeout_s, settings = "consumer-timeout", self.facts.consumer_timeout_s, self.settings
+        if timeout_s is None:
+            text = f"not known: {_USUAL_TIMEOUT_S / 60:.0f} min unless the broker is configured otherwise"
+            advice = f"{self.to_know}; see `consumer_timeout` in rabbitmq.conf, of which the broker tells nobody"
+            yield self._unknown(check, text, advice)
+        elif math.isinf(timeout_s):
+            yield self._ok(check, "none")
+        elif settings.min_messages > 1 and timeout_s <= settings.max_delay_s:
+            text = f"{timeout_s:g} s, and 'maxTriggerDelay' keeps messages for {settings.max_delay_s:g} s: all of them "
+            advice = f"lower 'maxTriggerDelay', or {self.broker.remedies[check]}"
+            yield self._bad(check, f"{text}are taken back again and again", advice)
+        elif timeout_s < _USUAL_TIMEOUT_S:
+            text = f"{timeout_s:g} s: a batch or a trigger interval that takes longer has all messages taken back, and "
+            yield self._warn(check, f"{text}on quorum queues counted as delivered")
+        else:
+            yield self._ok(check, f"{timeout_s:g} s; batches and trigger intervals have to be shorter")
+
+    def priorities(self) -> Iterator[Finding]:
+        """Does what comes again come first?"""
+        check, known = "priorities", self.facts.priorities
+        if known is None:
+            yield self._unknown(check)
+        elif known:
+            text = "messages are handed out by priority: a redelivery of a low one may come later than its ID is "
+            yield self._warn(check, f"{text}carried, and a replay looks for its messages behind others")
+        else:
+            yield self._ok(check, "none")
+
+    def single_active(self) -> Iterator[Finding]:
+        """Is it this query that is handed messages?"""
+        check, facts, count = "single-active-consumer", self.facts, self.settings.consumers
+        if facts.single_active is None:
+            yield self._unknown(check)
+        elif not facts.single_active:
+            yield self._ok(check, "no")
+        elif facts.other_consumers:
+            yield self._bad(
+                check,
+                f"one consumer at a time is handed messages, and there is another one{_named(facts)}: nothing comes "
+                "until it is gone",
+                "stop the other reader (if it is not this very query)",
+            )
+        else:
+            idle = f"; of 'consumers' {count}, {count - 1} are handed nothing" if count > 1 else ""
+            text = f"one consumer at a time is handed messages{idle}; after a crash the next one waits until the "
+            yield self._warn(check, f"{text}broker has noticed the end of the former")
+
+    def other_consumers(self) -> Iterator[Finding]:
+        """Does somebody else read it?"""
+        check, others = "other-consumers", self.facts.other_consumers
+        if others is None:
+            yield self._unknown(check)
+        elif others:
+            text, _, advice = company(others).rpartition(". ")
+            yield self._warn(check, f"{text}{_named(self.facts)}", f"if it is not this very query: {_lowered(advice)}")
+        else:
+            yield self._ok(check, "none")
+
+    def prefetch(self) -> Iterator[Finding]:
+        """Is the source handed as many messages as it asks for?"""
+        check, settings, most = "prefetch", self.settings, self.facts.consumers_max
+        needed = settings.consumers if settings.endpoint.protocol == AMQP_1_0 else settings.consumers + 1
+        if most is not None and most < needed:
+            why = "" if needed == settings.consumers else ", and one more when a window is widened after a restart"
+            text = f"the queue takes {most:g} consumer(s), and this query needs {settings.consumers}{why}"
+            yield self._bad(check, text)
+        elif settings.prefetch == self.broker.odd_prefetch:
+            text = (
+                f"the broker takes {settings.prefetch} for its own default, and puts `queuePrefetch` of its policy in "
+            )
+            yield self._warn(check, f"{text}its place")
+        else:
+            yield self._ok(check, f"{settings.prefetch:,} for each of {settings.consumers} connection(s)")
+
+    def page_size(self) -> Iterator[Finding]:
+        """Does the queue have to be woken for each page?"""
+        check, size = "page-size", self.facts.page_size
+        if size is None:
+            yield self._unknown(check)
+        elif size < self.settings.prefetch:
+            text = f"maxPageSize is {size:,}, prefetch {self.settings.prefetch:,}: the source wakes the queue for each "
+            yield self._warn(check, f"{text}further page that nobody has acknowledged yet")
+        else:
+            yield self._ok(check, f"maxPageSize is {size:,}")
+
+    def write_timeout(self) -> Iterator[Finding]:
+        """Are the messages of a client that vanished had back soon?"""
+        check, timeout_s = "write-timeout", self.facts.write_timeout_s
+        if timeout_s is None:
+            yield self._unknown(check)
+        elif math.isinf(timeout_s):
+            text = (
+                "the connector has no soWriteTimeout: the broker may keep the messages of a client that vanished for "
+            )
+            yield self._warn(check, f"{text}15 minutes")
+        else:
+            yield self._ok(check, f"soWriteTimeout is {timeout_s:g} s")
+
+    def slow_consumers(self) -> Iterator[Finding]:
+        """Is who acknowledges late thrown out?"""
+        check, what = "slow-consumers", self.facts.slow_consumers
+        if what is None:
+            yield self._unknown(check)
+        elif what:
+            yield self._bad(check, f"{what}: who acknowledges late looks slow")
+        else:
+            yield self._ok(check, "are left alone")
+
+
+_CHECKS = {
+    "queue": _Judge.queue,
+    "delivery-limit": _Judge.delivery_limit,
+    "dead-letters": _Judge.dead_letters,
+    "redelivery-delay": _Judge.redelivery_delay,
+    "consumer-timeout": _Judge.consumer_timeout,
+    "priorities": _Judge.priorities,
+    "single-active-consumer": _Judge.single_active,
+    "other-consumers": _Judge.other_consumers,
+    "prefetch": _Judge.prefetch,
+    "page-size": _Judge.page_size,
+    "write-timeout": _Judge.write_timeout,
+    "slow-consumers": _Judge.slow_consumers,
+}
+
+
+def _named(facts: QueueFacts) -> str:
+    return f" ({', '.join(facts.consumer_names)})" if facts.consumer_names else ""
+
+
+def _lowered(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+# -- messages ----------------------------------------------------------------------------------
+
+
+def judge_sample(sample: Sample, settings: Settings) -> list[Finding]:
+    """What follows from some messages of a queue."""
+    found = [] if not sample.cut_short else [_cut_short(sample, settings)]
+    count = len(sample.sizes)
+    if not count:
+        text = "the queue has no message to look at"
+        return [
+            *found,
+            Finding("message-ids", Level.UNKNOWN, text, "ask again when it has some"),
+            Finding("message-sizes", Level.UNKNOWN, text, "ask again when it has some"),
+        ]
+    return [*found, *_ids(sample, settings), _sizes(sample, settings)]
+
+
+def _cut_short(sample: Sample, settings: Settings) -> Finding:
+    text = f"the session ends when its window is widened, as it is after a restart: {sample.cut_short}"
+    return Finding("prefetch", Level.PROBLEM, text, settings.endpoint.broker.remedies.get("prefetch", ""))
+
+
+def _ids(sample: Sample, settings: Settings) -> Iterator[Finding]:
+    check, count = "message-ids", len(sample.ids)
+    seen = f"in {count} message(s) ({sample.how})"
+    if not settings.guarantee.identifies:
+        yield Finding(check, Level.OK, f"not needed with guarantee '{settings.guarantee.value}'")
+        return
+    missing = sum(1 for one in sample.ids if one is None)
+    source = settings.id_source
+    if missing and settings.on_missing is OnMissing.FAIL:
+        yield Finding(
+            check, Level.PROBLEM,
+            f"{missing} without an ID under messageIdFrom='{source}' {seen}: the query fails with the first",
+            "have the producer set it, choose another 'messageIdFrom', or set 'onMissingMessageId' to 'body-hash'",
+        )  # fmt: skip
+    if missing and settings.on_missing is OnMissing.REJECT:
+        yield Finding(
+            check, Level.WARNING,
+            f"{missing} without an ID under messageIdFrom='{source}' {seen}, which are refused for good",
+            "have the producer set it, or choose another 'messageIdFrom'",
+        )  # fmt: skip
+    repeated = [one for one, times in Counter(one for one in sample.ids if one is not None).items() if times > 1]
+    if repeated:
+        shown = ", ".join(map(repr, repeated[:_IDS_SHOWN])) + (", ..." if len(repeated) > _IDS_SHOWN else "")
+        yield Finding(
+            check, Level.PROBLEM,
+            f"{len(repeated)} ID(s) of more than one message {seen}: {shown}. The second of each is dropped as a "
+            "duplicate",
+            "have the producer give each message its own ID, or choose another 'messageIdFrom'",
+        )  # fmt: skip
+    hashes = missing and settings.on_missing is OnMissing.BODY_HASH
+    if not repeated and (hashes or not missing):
+        hashed = f"; {missing} without one get a hash of their body" if missing else ""
+        yield Finding(check, Level.OK, f"none repeated {seen}{hashed}")
+
+
+def _sizes(sample: Sample, settings: Settings) -> Finding:
+    check, most, sizes = "message-sizes", settings.max_bytes, sample.sizes
+    seen = f"{len(sizes)} message(s), {min(sizes):,} to {max(sizes):,} bytes ({sample.how})"
+    if max(sizes) > _MESSAGE_BYTES_MAX:
+        return Finding(
+            check, Level.PROBLEM, f"{seen}: a task with a message over 128 MiB fails",
+            "raise spark.rpc.message.maxSize above the largest message",
+        )  # fmt: skip
+    if max(sizes) > most:
+        large = sum(1 for size in sizes if size > most)
+        return Finding(
+            check, Level.WARNING,
+            f"{seen}; {large} above 'maxBytesPerTrigger' ({most:,}): each of those is an epoch of its own",
+            f"raise 'maxBytesPerTrigger' to {max(sizes)} or more",
+        )  # fmt: skip
+    fits = int(most / max(1.0, sum(sizes) / len(sizes)))
+    bound = f"about {fits:,} by 'maxBytesPerTrigger'" if fits < settings.max_messages else f"{settings.max_messages:,}"
+    return Finding(check, Level.OK, f"{seen}; an epoch takes {bound}")

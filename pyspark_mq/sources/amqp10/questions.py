@@ -1,0 +1,110 @@
+"""What Artemis tells of a queue over AMQP 1.0: questions to its management address, over a connection for them alone.
+
+As over STOMP (:mod:`pyspark_mq.sources.stomp.management`), a question names an operation in its properties and has the
+arguments in its body, as JSON (Artemis' manual, "Using Management Message API"). The answers come to an address that
+the broker makes for the link that asks for one (AMQP 1.0, 3.5.3). So it takes a user who may `manage` and `send` to the
+address of management, and make and read a temporary queue. Who may not loses this connection, and no other.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from dataclasses import replace
+from typing import Any
+
+from proton import Endpoint as State
+from proton import Message, Sender
+
+from pyspark_mq.errors import MqError
+from pyspark_mq.sources.amqp10.consumer import Amqp10Consumer
+from pyspark_mq.sources.amqp10.incoming import incoming_of
+from pyspark_mq.sources.base import SessionLostError, drained
+from pyspark_mq.sources.endpoint import Endpoint
+from pyspark_mq.sources.facts import NOTHING_KNOWN, QueueFacts, artemis_answer, of_artemis, of_artemis_settings
+from pyspark_mq.sources.url import BrokerUrl
+
+__all__ = ["ask_queue"]
+
+_ANSWER_TIMEOUT_S = 5.0
+_CREDIT = 10
+
+
+def ask_queue(endpoint: Endpoint, url: BrokerUrl) -> QueueFacts:
+    """What is told of the queue and of its address; nothing is known where this user may not ask."""
+    asker = _Asker(replace(endpoint, selector=None, subscription=None), 1, threading.Event())
+    facts = NOTHING_KNOWN
+    try:
+        asker.open(url, endpoint.connect_timeout_s)
+        asker.consume(_CREDIT)
+        queue = endpoint.name.rpartition("::")[2]
+        found = asker.queues("name", queue)
+        address = str(found[0]["address"]) if found else endpoint.name.partition("::")[0]
+        facts = of_artemis(found[0] if found else {})
+        settings = artemis_answer(asker.ask("getAddressSettingsAsJSON", address))
+        if isinstance(settings, dict):
+            facts = facts.or_else(of_artemis_settings(settings))
+            target = settings.get("deadLetterAddress")
+            if target:
+                facts = replace(facts, dead_letters_arrive=bool(asker.queues("address", str(target))))
+    except (MqError, SessionLostError, TimeoutError):
+        pass
+    finally:
+        asker.close()
+    return facts
+
+
+class _Asker(Amqp10Consumer):
+    """A connection with a link for questions and one for answers, in place of one to the queue."""
+
+    _to: Sender
+
+    def _attach(self) -> None:
+        session = self._proton.session()
+        session.open()
+        link = session.receiver("pyspark-mq-answers")
+        link.source.dynamic = True
+        self._to = session.sender("pyspark-mq-questions")
+        self._to.target.address = self._dialect.management
+        link.open()
+        self._to.open()
+        self._session, self._link, self._incoming = session, link, incoming_of(link)
+
+    def _attached(self) -> bool:
+        return super()._attached() and bool(self._to.state & State.REMOTE_ACTIVE)
+
+    def queues(self, field: str, value: str) -> list[dict[str, Any]]:
+        """Those of which a field has that value.
+
+        Raises:
+            SessionLostError: this user may not ask.
+            TimeoutError: there is no answer.
+        """
+        which = json.dumps({"field": field, "operation": "EQUALS", "value": value})
+        told = artemis_answer(self.ask("listQueues", which, 1, 1))
+        rows = told.get("data") if isinstance(told, dict) else None
+        return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+
+    def ask(self, operation: str, *arguments: object) -> bytes:
+        """The answer of the broker's control to an operation.
+
+        Raises:
+            SessionLostError: this user may not ask.
+            TimeoutError: there is no answer.
+        """
+        deadline = time.monotonic() + _ANSWER_TIMEOUT_S
+        self._until(lambda: self._to.credit > 0, deadline)
+        assert self._link is not None
+        question = Message(
+            body=json.dumps(arguments),
+            address=self._dialect.management,
+            reply_to=self._link.remote_source.address,
+            properties={"_AMQ_ResourceName": "broker", "_AMQ_OperationName": operation},
+        )
+        delivery = self._to.delivery(operation)
+        self._to.send(question.encode())
+        delivery.settle()
+        self._to.advance()
+        self._until(lambda: bool(self.inbox), deadline)
+        return self.decoder.bodies(drained(self.inbox))[-1]

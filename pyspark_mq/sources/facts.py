@@ -1,0 +1,401 @@
+"""What is known of a queue, and how the answers of brokers are read for it. Pure: no I/O, no clock.
+
+A fact is None where it is not known: not told over this connection, or to this user. What a broker is known not to have
+is a value, as 0 seconds or infinitely many. Answers come as decoded JSON, or as the same values over AMQP 1.0.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+__all__ = [
+    "NOTHING_KNOWN", "QueueFacts", "artemis_answer", "delayed_retry_s", "merged_policy", "of_activemq", "of_artemis",
+    "of_artemis_settings", "of_rabbitmq", "policy_of", "version_of",
+]  # fmt: skip
+
+_MS = 1000
+#: Of quorum queues that say nothing else, from RabbitMQ 4.0 on.
+_DELIVERY_LIMIT = 20
+_DELIVERY_LIMIT_SINCE = (4, 0)
+#: From here on only quorum queues have a consumer timeout.
+_TIMEOUT_OF_QUORUM_ONLY_SINCE = (4, 3)
+#: Outcomes of a session that a delayed retry holds back: it counts the end of one as a failure.
+_DELAYED = frozenset({"all", "failed"})
+#: Of Artemis where its settings for an address say nothing else (its manual, "Address Settings").
+_DELIVERY_ATTEMPTS = 10
+_DELAY_FACTOR = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueFacts:
+    """What is known of a queue; None for what is not.
+
+    Attributes:
+        kind: RabbitMQ's type of the queue: classic, quorum, stream.
+        ready: messages waiting.
+        other_consumers: consumers beside the one that asks.
+        consumer_names: who they are, as far as the broker tells.
+        delivery_limit: deliveries after which a message is put aside; infinite for no limit.
+        dead_letters_to: where it goes then; empty if it is dropped.
+        dead_letters_arrive: is there a queue that keeps it?
+        redelivery_delay_s: the longest that the queue holds back what comes again, seconds.
+        delay_told_s: as far as the connection of a query tells it, so that no option has to; seconds.
+        consumer_timeout_s: for how long a message may be unacknowledged, seconds; infinite for no limit.
+        priorities: does it hand messages out by priority?
+        single_active: does one consumer get all messages, and the others wait?
+        consumers_max: consumers it may have; infinite for no limit.
+        page_size: messages that are handed out before a queue of ActiveMQ Classic waits to be woken.
+        write_timeout_s: for how long a connector may wait for a client that takes nothing, seconds; infinite for no
+            limit.
+        slow_consumers: what happens to those who acknowledge slowly; empty for nothing.
+        hazards: settings of the queue by which messages go away or wait, each in words.
+        faults: those with which no query can read it.
+    """
+
+    kind: str | None = None
+    ready: int | None = None
+    other_consumers: int | None = None
+    consumer_names: tuple[str, ...] | None = None
+    delivery_limit: float | None = None
+    dead_letters_to: str | None = None
+    dead_letters_arrive: bool | None = None
+    redelivery_delay_s: float | None = None
+    delay_told_s: float | None = None
+    consumer_timeout_s: float | None = None
+    priorities: bool | None = None
+    single_active: bool | None = None
+    consumers_max: float | None = None
+    page_size: int | None = None
+    write_timeout_s: float | None = None
+    slow_consumers: str | None = None
+    hazards: tuple[str, ...] | None = None
+    faults: tuple[str, ...] | None = None
+
+    def or_else(self, other: QueueFacts) -> QueueFacts:
+        """These, and where they are not known the other ones."""
+        unknown = [field.name for field in fields(self) if getattr(self, field.name) is None]
+        return replace(self, **{name: getattr(other, name) for name in unknown})
+
+
+NOTHING_KNOWN = QueueFacts()
+
+
+def version_of(server: str) -> tuple[int, int]:
+    """Major and minor version in `product/version`; zeros if it cannot be read."""
+    numbers = [int(part) for part in server.rpartition("/")[2].split(".")[:2] if part.isdecimal()]
+    return (numbers[0], numbers[1]) if len(numbers) == 2 else (0, 0)
+
+
+# -- RabbitMQ ----------------------------------------------------------------------------------
+
+
+def of_rabbitmq(
+    told: Mapping[str, Any], version: tuple[int, int], policy: Mapping[str, Any] | None = None
+) -> QueueFacts:
+    """A queue by its properties and arguments, and by the policies that apply to it.
+
+    Args:
+        told: of the HTTP API or of the management over AMQP 1.0, which name them alike.
+        version: major and minor.
+        policy: definition of the policy with that of the operator policy; None if it is not known. What a policy may
+            set is not known then, unless the arguments do.
+
+    Where both set a number, the lower one holds (RabbitMQ's documentation, "Policies"); of names, the argument's.
+    """
+    given = told.get("arguments")
+    arguments: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
+    setting = _Setting(arguments, policy)
+    kind = str(told["type"]) if told.get("type") else None
+    quorum = kind == "quorum"
+    return QueueFacts(
+        kind=kind,
+        delivery_limit=_rabbitmq_limit(setting, version) if quorum else None if kind is None else math.inf,
+        dead_letters_to=_rabbitmq_target(setting),
+        redelivery_delay_s=_delay_s(setting) if quorum else None if kind is None else 0.0,
+        consumer_timeout_s=_rabbitmq_timeout_s(setting, kind, version),
+        priorities=None if kind is None else not quorum and bool(_number(arguments.get("x-max-priority"))),
+        single_active=bool(arguments.get("x-single-active-consumer", False)),
+        hazards=_rabbitmq_hazards(told, setting) if policy is not None else None,
+        faults=_rabbitmq_faults(told, kind),
+    )
+
+
+class _Setting:
+    """Values that an argument of the queue or a policy may set."""
+
+    def __init__(self, arguments: Mapping[str, Any], policy: Mapping[str, Any] | None) -> None:
+        self._arguments = arguments
+        self._policy = policy or {}
+        self.all_known = policy is not None
+
+    def number(self, name: str) -> int | None:
+        """The lower of both; None if neither says one. Below 0 stands for none."""
+        found = [_number(self._arguments.get(f"x-{name}")), _number(self._policy.get(name))]
+        numbers = [number for number in found if number is not None]
+        limits = [number for number in numbers if number >= 0]
+        return min(limits or numbers, default=None)
+
+    def text(self, name: str) -> str | None:
+        value = self._arguments.get(f"x-{name}", self._policy.get(name))
+        return None if value is None else str(value)
+
+
+def _rabbitmq_limit(setting: _Setting, version: tuple[int, int]) -> float | None:
+    limit = setting.number("delivery-limit")
+    if limit is not None:
+        return limit if limit >= 0 else math.inf
+    if not setting.all_known or version == (0, 0):
+        return None
+    return _DELIVERY_LIMIT if version >= _DELIVERY_LIMIT_SINCE else math.inf
+
+
+def _rabbitmq_target(setting: _Setting) -> str | None:
+    exchange, key = setting.text("dead-letter-exchange"), setting.text("dead-letter-routing-key")
+    if exchange is None:
+        return "" if setting.all_known else None
+    if not exchange:
+        return f"queue '{key}'" if key else "the queue that its routing key names"
+    return f"exchange '{exchange}'"
+
+
+def _rabbitmq_timeout_s(setting: _Setting, kind: str | None, version: tuple[int, int]) -> float | None:
+    if kind != "quorum" and kind is not None and version >= _TIMEOUT_OF_QUORUM_ONLY_SINCE:
+        return math.inf
+    timeout_ms = setting.number("consumer-timeout")
+    return None if not timeout_ms else timeout_ms / _MS
+
+
+def _delay_s(setting: _Setting) -> float | None:
+    kind = setting.text("delayed-retry-type")
+    if kind is None and not setting.all_known:
+        return None
+    if kind not in _DELAYED:
+        return 0.0
+    # It is the shortest times the number of deliveries, and at most the longest.
+    longest = setting.number("delayed-retry-max")
+    if not longest:
+        limit = setting.number("delivery-limit") or _DELIVERY_LIMIT
+        longest = (setting.number("delayed-retry-min") or 0) * (limit if limit > 0 else _DELIVERY_LIMIT)
+    return longest / _MS
+
+
+def delayed_retry_s(arguments: Mapping[str, Any]) -> float:
+    """The longest that the arguments of a quorum queue hold back what comes again, seconds."""
+    return _delay_s(_Setting(arguments, {})) or 0.0
+
+
+def _rabbitmq_hazards(told: Mapping[str, Any], setting: _Setting) -> tuple[str, ...]:
+    ttl_ms, length = setting.number("message-ttl"), setting.number("max-length")
+    size, unused_ms = setting.number("max-length-bytes"), setting.number("expires")
+    hazards = []
+    if ttl_ms is not None and ttl_ms >= 0:
+        hazards.append(f"messages expire after {ttl_ms / _MS:g} s (message-ttl), also planned ones that nobody holds")
+    if (length is not None or size is not None) and not (setting.text("overflow") or "").startswith("reject"):
+        what = f"{length} messages" if length is not None else f"{size} bytes"
+        hazards.append(f"beyond {what} the oldest are dropped (max-length, overflow drop-head)")
+    if unused_ms is not None and unused_ms >= 0:
+        hazards.append(f"it is deleted when nobody uses it for {unused_ms / _MS:g} s (expires)")
+    if told.get("auto_delete"):
+        hazards.append("it is deleted with its messages when its last consumer is gone (auto-delete)")
+    if told.get("durable") is False:
+        hazards.append("it is gone when the broker restarts (not durable)")
+    return tuple(hazards)
+
+
+def _rabbitmq_faults(told: Mapping[str, Any], kind: str | None) -> tuple[str, ...]:
+    faults = []
+    if kind == "stream":
+        faults.append("it is a stream, which keeps what is acknowledged")
+    if told.get("exclusive"):
+        faults.append("it is exclusive: only the connection that has declared it may read it")
+    return tuple(faults)
+
+
+def policy_of(policies: Iterable[Mapping[str, Any]], queue: str, kind: str) -> dict[str, Any]:
+    """Definition of the policy that applies to a queue of a kind: of those that match, the one of the highest priority.
+
+    Args:
+        policies: of its virtual host, as RabbitMQ's API lists them, with patterns that are looked for in the name.
+    """
+    applies = {"all", "queues", f"{kind}_queues", "streams" if kind == "stream" else ""}
+    matching = [
+        one for one in policies if one.get("apply-to") in applies and _found_in(str(one.get("pattern", "")), queue)
+    ]
+    best: Mapping[str, Any] = max(matching, key=lambda one: _number(one.get("priority")) or 0, default={})
+    definition = best.get("definition")
+    return dict(definition) if isinstance(definition, Mapping) else {}
+
+
+def _found_in(pattern: str, queue: str) -> bool:
+    try:
+        return re.search(pattern, queue) is not None
+    except re.error:  # one of Perl's that Python does not know
+        return False
+
+
+def merged_policy(given: Mapping[str, Any], operator: Mapping[str, Any]) -> dict[str, Any]:
+    """With that of the operator: of numbers in both the lower one holds."""
+    merged = {**operator, **given}
+    for name, value in operator.items():
+        numbers = [number for number in (_number(value), _number(given.get(name))) if number is not None]
+        limits = [number for number in numbers if number >= 0]
+        if limits:
+            merged[name] = min(limits)
+    return merged
+
+
+# -- ActiveMQ Classic --------------------------------------------------------------------------
+
+
+def of_activemq(queue: Mapping[str, Any], connectors: Iterable[str], scheme: str, port: int) -> QueueFacts:
+    """A queue by its MBean, and the connectors of the broker.
+
+    Args:
+        queue: attributes of the MBean; empty if there is no queue yet.
+        connectors: URIs.
+        scheme, port: where the query connects to. Behind a proxy no connector has that port, and all of the
+            protocol count.
+    """
+    faults = ["it is paused, and hands nothing out"] if queue.get("Paused") else []
+    strategy = queue.get("SlowConsumerStrategy") if "SlowConsumerStrategy" in queue else None
+    return QueueFacts(
+        ready=_number(queue.get("QueueSize")),
+        other_consumers=_number(queue.get("ConsumerCount")),
+        priorities=queue.get("PrioritizedMessages"),
+        page_size=_number(queue.get("MaxPageSize")),
+        write_timeout_s=_write_timeout_s(connectors, scheme, port),
+        slow_consumers=(_shown(strategy) if "SlowConsumerStrategy" in queue else None),
+        faults=tuple(faults) if queue else None,
+        hazards=() if queue else None,
+    )
+
+
+def _shown(strategy: object) -> str:
+    return "" if not strategy else "a slowConsumerStrategy of its policy may end the connection"
+
+
+def _write_timeout_s(connectors: Iterable[str], scheme: str, port: int) -> float | None:
+    protocol = "stomp" if scheme.startswith("stomp") else "amqp"
+    parts = [urlsplit(uri) for uri in connectors]
+    ours = [one for one in parts if one.scheme.partition("+")[0] == protocol or one.scheme.startswith("auto")]
+    ours = [one for one in ours if _port(one.netloc) == port] or ours
+    return max(map(_timeout_s, ours), default=None)
+
+
+def _port(place: str) -> int | None:
+    number = place.rpartition(":")[2]
+    return int(number) if number.isdecimal() else None
+
+
+def _timeout_s(connector: Any) -> float:
+    options = parse_qs(connector.query)
+    for name in ("transport.soWriteTimeout", "soWriteTimeout"):
+        for value in options.get(name, ()):
+            if value.isdecimal() and int(value):
+                return int(value) / _MS
+    return math.inf
+
+
+# -- Artemis -----------------------------------------------------------------------------------
+
+
+def of_artemis(queue: Mapping[str, Any]) -> QueueFacts:
+    """A queue by the attributes of its MBean, or by the answer to `listQueues`; empty if there is no queue yet.
+
+    The latter has the same names in another case, and all values as text.
+    """
+    told = {name[:1].lower() + name[1:]: value for name, value in queue.items()}
+    if not told:
+        return QueueFacts()
+    target = told.get("deadLetterAddress", "")
+    consumers = _number(told.get("consumerCount"))
+    return QueueFacts(
+        other_consumers=consumers,
+        ready=_number(told.get("messageCount")),
+        dead_letters_to=None if "deadLetterAddress" not in told else f"address '{target}'" if target else "",
+        single_active=_flag(told.get("exclusive")),
+        consumers_max=_limit(_number(told.get("maxConsumers"))),
+        hazards=_artemis_hazards(told),
+        faults=("it is paused, and hands nothing out",) if _flag(told.get("paused")) else (),
+    )
+
+
+def artemis_answer(body: bytes) -> Any:
+    """What a management message of Artemis answers: JSON as a text in a list in JSON. None if it is something else."""
+    try:
+        (told,) = json.loads(body)
+        return json.loads(told)
+    except (ValueError, TypeError, RecursionError):  # refused in words, or another form
+        return None
+
+
+def of_artemis_settings(settings: Mapping[str, Any]) -> QueueFacts:
+    """What the settings of an address say, as `getAddressSettingsAsJSON` gives them: without what nobody has set."""
+    attempts = _number(settings.get("maxDeliveryAttempts"))
+    target = str(settings.get("deadLetterAddress") or "")
+    threshold = _number(settings.get("slowConsumerThreshold"))
+    policy = str(settings.get("slowConsumerPolicy") or "NOTIFY")
+    kills = policy == "KILL" and threshold is not None and threshold >= 0
+    return QueueFacts(
+        delivery_limit=_limit(_DELIVERY_ATTEMPTS if attempts is None else attempts),
+        dead_letters_to=f"address '{target}'" if target else "",
+        redelivery_delay_s=_artemis_delay_s(settings),
+        slow_consumers=f"who takes fewer than {threshold} messages a second is disconnected" if kills else "",
+    )
+
+
+def _artemis_delay_s(settings: Mapping[str, Any]) -> float:
+    delay_ms = _number(settings.get("redeliveryDelay")) or 0
+    if delay_ms <= 0:
+        return 0.0
+    factor = float(settings.get("redeliveryMultiplier") or 1)
+    longest_ms = _number(settings.get("maxRedeliveryDelay")) or 0
+    if factor <= 1:
+        return delay_ms / _MS
+    return (longest_ms if longest_ms > 0 else delay_ms * _DELAY_FACTOR) / _MS
+
+
+def _artemis_hazards(told: Mapping[str, Any]) -> tuple[str, ...]:
+    hazards = []
+    ring = _number(told.get("ringSize"))
+    before = _number(told.get("consumersBeforeDispatch")) or 0
+    if _flag(told.get("purgeOnNoConsumers")):
+        hazards.append("it is emptied when its last consumer is gone (purge-on-no-consumers)")
+    if ring is not None and ring >= 0:
+        hazards.append(f"beyond {ring} messages the oldest are dropped (ring-size)")
+    if _flag(told.get("lastValue")):
+        hazards.append("a newer message takes the place of an older one with the same key (last-value)")
+    if before > 1:
+        hazards.append(f"it hands nothing out before it has {before} consumers (consumers-before-dispatch)")
+    if _flag(told.get("autoDelete")):
+        hazards.append("it is deleted when it is empty and nobody uses it (auto-delete)")
+    if _flag(told.get("durable")) is False:
+        hazards.append("it is gone when the broker restarts (not durable)")
+    return tuple(hazards)
+
+
+def _limit(number: int | None) -> float | None:
+    return None if number is None else number if number > 0 else math.inf
+
+
+def _number(value: object) -> int | None:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, str):
+        digits = value.removeprefix("-")
+        return int(value) if digits.isascii() and digits.isdecimal() else None
+    return None
+
+
+def _flag(value: object) -> bool | None:
+    if isinstance(value, bool):
+        return value
+    return value == "true" if isinstance(value, str) else None

@@ -1,0 +1,207 @@
+"""Option `managementUrl`: a broker asked over HTTP, for its queues and for what is set for one.
+
+No protocol of messages can list queues on every broker, and none tells all that is set for one. The brokers' management
+over HTTP can: RabbitMQ's API (plugin `rabbitmq_management`, "HTTP API"), Jolokia of the ActiveMQ brokers' consoles
+("Jolokia protocol"). A user with the right to look is enough.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+from pyspark_mq.brokers.base import Listing
+from pyspark_mq.errors import BrokerUnavailableError, OptionError, RefusedError
+from pyspark_mq.sources.endpoint import Endpoint
+from pyspark_mq.sources.url import redact
+
+__all__ = ["Management"]
+
+#: An answer is waited for so long; that of ten thousand queues takes a second.
+_TIMEOUT_S = 30.0
+#: Queues in one answer (500 is the most that RabbitMQ gives), and answers.
+_PAGE = 500
+_PAGES_MAX = 100
+_OK = 200
+_NOT_FOUND = 404
+_ODD = "the answer is not that of the broker's management"
+#: What Jolokia says where there is no such MBean.
+_NO_MBEAN = "javax.management.InstanceNotFoundException"
+
+
+@dataclass(frozen=True, slots=True)
+class Management:
+    """Option `managementUrl`: where a broker is asked for its queues.
+
+    Attributes:
+        url: without user and password.
+        username, password: those of the URL, or else of the connection.
+    """
+
+    endpoint: Endpoint
+    url: str
+    username: str | None = field(default=None, repr=False)
+    password: str | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, text: str, endpoint: Endpoint) -> Management:
+        """The same from the option's text.
+
+        Raises:
+            OptionError: it is no URL, or the broker cannot be asked.
+        """
+        listing = endpoint.broker.listing
+        if listing is None:
+            raise OptionError("managementUrl", f"broker '{endpoint.broker.name}' does not tell its queues")
+        try:
+            parts = urlsplit(text)
+            place = f"{parts.hostname or ''}{'' if parts.port is None else f':{parts.port}'}"
+        except ValueError:
+            place, parts = "", urlsplit("")
+        if parts.scheme not in ("http", "https") or not place or parts.query or parts.fragment:
+            raise OptionError("managementUrl", f"{redact(text)!r} is not accepted; accepted is such as {listing.url}")
+        username, password = endpoint.credentials(endpoint.urls[0])
+        if parts.username is not None:
+            username, password = unquote(parts.username), unquote(parts.password or "")
+        return cls(endpoint, f"{parts.scheme}://{place}{parts.path.rstrip('/')}", username, password)
+
+    def names(self) -> list[str]:
+        """Names of all queues that can be read, sorted.
+
+        Raises:
+            BrokerUnavailableError: it does not answer.
+            RefusedError: it does, and does not tell.
+        """
+        listing = self._listing
+        return sorted(set(self._by_jolokia(listing) if listing.mbeans else self._by_api(listing)))
+
+    @property
+    def _listing(self) -> Listing:
+        listing = self.endpoint.broker.listing
+        assert listing is not None, "checked when this was made"
+        return listing
+
+    def _by_api(self, listing: Listing) -> Iterator[str]:
+        host = quote(self.endpoint.urls[0].virtual_host, safe="")
+        for page in range(1, _PAGES_MAX + 1):
+            answer = self._object(self._ask(listing.path.format(host=host, page=page, size=_PAGE)))
+            for queue in self._entries(answer.get("items")):
+                # An exclusive queue is its connection's own, and a stream keeps what is acknowledged.
+                if not queue.get("exclusive") and queue.get("type") != "stream":
+                    yield self._name(queue.get("name"))
+            pages = answer.get("page_count")
+            if not isinstance(pages, int) or page >= pages:
+                return
+
+    def _by_jolokia(self, listing: Listing) -> Iterator[str]:
+        for queue in self.read(listing.mbeans, "Name").values():
+            yield self._name(queue.get("Name"))
+
+    def _name(self, told: object) -> str:
+        if not isinstance(told, str):
+            raise self.refused(_ODD)
+        return told
+
+    # -- questions
+
+    def get(self, *path: str) -> dict[str, Any] | None:
+        """The object that RabbitMQ's API has at a path; None if there is nothing.
+
+        Args:
+            path: its parts below `/api`, not quoted.
+
+        Raises:
+            BrokerUnavailableError: it does not answer.
+            RefusedError: it does, and does not tell.
+        """
+        found = self._at(path)
+        return None if found is None else self._object(found)
+
+    def get_all(self, *path: str) -> list[dict[str, Any]]:
+        """The objects of the list at a path; none if there is nothing. Raises what :meth:`get` does."""
+        found = self._at(path)
+        return [] if found is None else self._entries(found)
+
+    def _at(self, path: Sequence[str]) -> Any:
+        return self._ask("/api/" + "/".join(quote(part, safe="") for part in path), missing_is_none=True)
+
+    def read(self, mbeans: str, *attributes: str) -> dict[str, dict[str, Any]]:
+        """Attributes of all MBeans of a pattern by their names, by Jolokia; none if there is no such MBean.
+
+        An attribute that an MBean does not have is left out.
+
+        Raises:
+            BrokerUnavailableError: it does not answer.
+            RefusedError: it does, and does not tell.
+        """
+        value = self._jolokia({"type": "read", "mbean": mbeans, "attribute": list(attributes)})
+        found = {} if value is None else self._object(value)
+        return {name: self._object(attributes) for name, attributes in found.items()}
+
+    def call(self, mbean: str, operation: str, *arguments: object) -> Any:
+        """Result of an operation of an MBean, by Jolokia; None if there is no such MBean.
+
+        Raises:
+            BrokerUnavailableError: it does not answer.
+            RefusedError: it does, and does not tell.
+        """
+        return self._jolokia({"type": "exec", "mbean": mbean, "operation": operation, "arguments": list(arguments)})
+
+    def _jolokia(self, question: Mapping[str, object]) -> Any:
+        answer = self._object(self._ask("/", question))
+        if answer.get("error_type") == _NO_MBEAN:
+            return None
+        if answer.get("status") != _OK:
+            raise self.refused(f"it answers {answer.get('status')}: {answer.get('error', '')!s:.200}")
+        return answer.get("value")
+
+    def _object(self, answer: object) -> dict[str, Any]:
+        if not isinstance(answer, dict):
+            raise self.refused(_ODD)
+        return answer
+
+    def _entries(self, answer: object) -> list[dict[str, Any]]:
+        if not isinstance(answer, list):
+            raise self.refused(_ODD)
+        return [self._object(entry) for entry in answer]
+
+    def _ask(self, path: str, body: object = None, *, missing_is_none: bool = False) -> Any:
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        if self.username is not None:
+            login = base64.b64encode(f"{self.username}:{self.password or ''}".encode()).decode()
+            headers["Authorization"] = f"Basic {login}"
+        # The consoles' agents refuse who does not say from where he comes (Jolokia, "strict-checking").
+        headers["Origin"] = f"{urlsplit(self.url).scheme}://localhost"
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, headers)
+        context = self.endpoint.tls.context() if self.url.startswith("https:") else None
+        try:
+            with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=context) as response:
+                return json.load(response)
+        except urllib.error.HTTPError as error:
+            if error.code == _NOT_FOUND and missing_is_none:
+                return None
+            text = f"it answers {error.code} {error.reason}"
+            if error.code in (401, 403):
+                text += f"; user '{self.username}' needs the right to look at the broker's management"
+            if error.code >= 500:
+                raise BrokerUnavailableError(self._problem(text)) from None
+            raise self.refused(text) from None
+        except ValueError:
+            raise self.refused("the answer is not JSON") from None
+        except (OSError, urllib.error.URLError) as error:
+            reason = getattr(error, "reason", error)
+            raise BrokerUnavailableError(self._problem(f"it does not answer: {reason}")) from None
+
+    def refused(self, text: str) -> RefusedError:
+        """The error for an answer that is none."""
+        return RefusedError(self._problem(f"{text}; 'managementUrl' is such as {self._listing.url}"))
+
+    def _problem(self, text: str) -> str:
+        return f"the management of the broker cannot be asked at {self.url}: {text}"

@@ -1,0 +1,211 @@
+"""The parts of `doctor` that need no broker: certificates, this machine, and what is written."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+
+from pyspark_mq.cli.certificates import of_file, valid_until
+from pyspark_mq.cli.doctor import Section, judge_certificate, judge_version
+from pyspark_mq.cli.findings import as_json, summary, worst, written
+from pyspark_mq.cli.machine import Interpreter, Machine, judge_machine, look_at_machine
+from pyspark_mq.cli.main import main
+from pyspark_mq.sources.advice import Finding, Level
+from pyspark_mq.spark_source.options import parse_options
+from tests.support.certificates import Certificates
+
+NOW = datetime(2030, 1, 1, tzinfo=timezone.utc)
+
+
+# -- certificates ------------------------------------------------------------------------------
+
+
+def told_by_openssl(path: Path) -> datetime:
+    done = subprocess.run(
+        ["openssl", "x509", "-noout", "-enddate", "-in", path], capture_output=True, text=True, check=True
+    )
+    text = done.stdout.strip().removeprefix("notAfter=")
+    return datetime.strptime(text, "%b %d %H:%M:%S %Y %Z").replace(tzinfo=timezone.utc)
+
+
+def test_the_end_of_a_certificate_is_that_which_openssl_reads(certificates: Certificates) -> None:
+    for identity in (certificates.ca, certificates.server, certificates.client):
+        assert of_file(str(identity.cert_file)) == told_by_openssl(identity.cert_file)
+
+
+@pytest.mark.parametrize("days", [30, 365 * 60])
+def test_both_forms_of_a_date_are_read(tmp_path: Path, days: int) -> None:
+    # Years from 2050 on are written with four digits.
+    cert = tmp_path / "own.pem"
+    command = ["openssl", "req", "-x509", "-days", str(days), "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=x"]
+    subprocess.run([*command, "-keyout", tmp_path / "own.key", "-out", cert], capture_output=True, check=True)
+    assert of_file(str(cert)) == told_by_openssl(cert)
+
+
+def test_what_is_no_certificate_is_said(tmp_path: Path, certificates: Certificates) -> None:
+    for der in (b"", b"\x30", b"\x30\x03\x02\x01\x01", bytes(100), b"\x30\x84\xff\xff\xff\xff"):
+        with pytest.raises(ValueError, match="not a certificate"):
+            valid_until(der)
+    (tmp_path / "x.pem").write_text("nothing")
+    with pytest.raises(ValueError, match="has no certificate"):
+        of_file(str(tmp_path / "x.pem"))
+    with pytest.raises(ValueError, match="has no certificate"):
+        of_file(str(certificates.client.key_file))
+
+
+@pytest.mark.parametrize(
+    ("days", "level", "words"),
+    [
+        (-1, Level.PROBLEM, "ended to be valid on 2029-12-31"),
+        (29, Level.WARNING, "29 more day(s)"),
+        (30, Level.OK, "30"),
+    ],
+)
+def test_a_certificate_is_worth_a_warning_in_time(days: int, level: Level, words: str) -> None:
+    found = judge_certificate("the broker's certificate", NOW + timedelta(days=days), NOW)
+    assert (found.level, words in found.what) == (level, True), found
+
+
+@pytest.mark.parametrize(
+    ("server", "url", "level", "words"),
+    [
+        ("ActiveMQ-Artemis/2.40.0 Engine", "stomp://host", Level.WARNING, "2.40 hands some messages to nobody"),
+        ("ActiveMQ-Artemis/2.56.0 Engine", "stomp://host", Level.OK, "ActiveMQ-Artemis 2.56.0"),
+        ("apache-activemq-artemis/2.40.0", "amqp://host", Level.OK, "apache-activemq-artemis 2.40.0"),
+        ("ActiveMQ/${project.version}", "stomp://host", Level.UNKNOWN, "does not tell its version"),
+        ("", "stomp://host", Level.UNKNOWN, "the broker does not tell"),
+    ],
+)
+def test_a_version_may_have_a_flaw(server: str, url: str, level: Level, words: str) -> None:
+    endpoint = parse_options({"broker": "artemis", "url": url, "queue": "q"}).settings.endpoint
+    found = judge_version(server, endpoint)
+    assert (found.level, words in found.what) == (level, True), found
+
+
+# -- this machine ------------------------------------------------------------------------------
+
+DRIVER = Interpreter(
+    "/env/bin/python", "3.11.7", "/env/bin/python",
+    {"pyspark_mq": "0.1.0", "pyarrow": "20.0.0", "pyspark": "4.3.0", "pika": "1.4.4"},
+)  # fmt: skip
+MACHINE = Machine(DRIVER, replace(DRIVER, name="python"), True, 'openjdk version "17.0.15"', 17)
+
+
+def judged(machine: Machine, check: str) -> Finding:
+    (found,) = [one for one in judge_machine(machine, "amqp-0-9-1") if one.check == check]
+    return found
+
+
+def test_a_machine_with_everything() -> None:
+    assert [one.level for one in judge_machine(MACHINE, "amqp-0-9-1")] == [Level.OK] * 4
+    assert "each executor needs the same" in judged(MACHINE, "workers").what
+
+
+def without(module: str) -> Interpreter:
+    versions = {name: version for name, version in DRIVER.versions.items() if name != module}
+    return replace(DRIVER, versions=versions, errors={module: f"ModuleNotFoundError: No module named '{module}'"})
+
+
+def spark(version: str) -> Machine:
+    return replace(MACHINE, driver=replace(DRIVER, versions={**DRIVER.versions, "pyspark": version}))
+
+
+@pytest.mark.parametrize(
+    ("machine", "check", "level", "words"),
+    [
+        (replace(MACHINE, driver=without("pyspark")), "spark", Level.PROBLEM, "cannot be imported"),
+        (spark("3.5.1"), "spark", Level.PROBLEM, "no streaming sources in Python"),
+        (spark("4.1.0"), "spark", Level.WARNING, "acknowledged by the next one"),
+        (spark("4.2.0"), "spark", Level.OK, "4.2.0"),
+        (spark("5.0.0.dev1"), "spark", Level.WARNING, "newer"),
+        (replace(MACHINE, java="", java_major=0), "java", Level.PROBLEM, "no Java"),
+        (replace(MACHINE, java='openjdk version "11.0.2"', java_major=11), "java", Level.PROBLEM, "too old"),
+        (replace(MACHINE, driver=without("pyarrow")), "driver", Level.PROBLEM, "pyarrow cannot be imported"),
+        (replace(MACHINE, worker=without("pyspark_mq")), "workers", Level.PROBLEM, "cannot import pyspark_mq"),
+        (replace(MACHINE, worker=without("pyarrow"), chosen=False), "workers", Level.PROBLEM, "is not set"),
+        (replace(MACHINE, worker=Interpreter("py", problem="not found")), "workers", Level.PROBLEM, "not found"),
+        (replace(MACHINE, worker=replace(DRIVER, python="3.9.2")), "workers", Level.PROBLEM, "Spark refuses"),
+        (
+            replace(MACHINE, worker=replace(DRIVER, versions={**DRIVER.versions, "pyspark_mq": "0.0.9"})),
+            "workers", Level.WARNING, "0.0.9",
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_machine_lacks(machine: Machine, check: str, level: Level, words: str) -> None:
+    found = judged(machine, check)
+    assert (found.level, words in found.what) == (level, True), found
+    assert bool(found.remedy) is (level is not Level.OK)
+
+
+def test_the_hint_for_workers_is_the_line_to_write() -> None:
+    found = judged(replace(MACHINE, worker=without("pyspark_mq"), chosen=False), "workers")
+    assert 'os.environ.setdefault("PYSPARK_PYTHON", sys.executable)' in found.remedy
+
+
+def test_this_machine_is_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shy = tmp_path / "python"
+    shy.write_text("#!/bin/sh\necho no such thing >&2\n")
+    shy.chmod(0o755)
+    monkeypatch.setenv("PYSPARK_PYTHON", str(shy))
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    machine = look_at_machine()
+    assert (machine.chosen, machine.worker.problem) == (True, "no such thing")
+    assert machine.java == ""
+    assert machine.driver.versions["pyspark"].startswith("4.")
+    assert "pyarrow" in machine.driver.versions
+
+
+# -- what is written ---------------------------------------------------------------------------
+
+SECTION = Section(
+    "queue 'orders'",
+    [
+        Finding("a", Level.OK, "fine"),
+        Finding("b", Level.UNKNOWN, "not known", "ask"),
+        Finding("c", Level.UNKNOWN, "nobody tells", "ask"),
+        Finding("d", Level.WARNING, "hm " * 60, "do this"),
+        Finding("e", Level.PROBLEM, "bad", "do that"),
+    ],
+)
+
+
+def test_what_is_bad_comes_first_and_what_is_not_known_together() -> None:
+    lines = list(written(SECTION))
+    assert lines[:3] == ["queue 'orders'", "  problem e: bad", "          -> do that"]
+    assert lines[-3:] == ["  unknown b; c: nobody tells", "          -> ask", ""]
+    assert max(map(len, lines)) <= 110
+    assert summary([SECTION]) == "1 problem(s), 1 warning(s), 2 not known, 1 ok"
+    assert worst([SECTION]) is Level.PROBLEM
+    assert worst([]) is Level.OK
+
+
+def test_json_has_each_finding() -> None:
+    told = as_json([SECTION])
+    assert told["level"] == "problem"
+    assert told["findings"][0] == {
+        "about": "queue 'orders'", "check": "a", "level": "ok", "found": "fine", "remedy": None,
+    }  # fmt: skip
+    assert len(told["findings"]) == 5
+
+
+def test_a_topic_of_an_activemq_broker_is_not_opened(capsys: pytest.CaptureFixture[str]) -> None:
+    # Nobody is at that port: to open the topic would make its subscription.
+    options = ["broker=activemq", "url=stomp://127.0.0.1:9", "topic=news", "subscription=s"]
+    main(["doctor", *options])
+    said = capsys.readouterr().out
+    assert "login: not looked at: to open a topic makes its subscription" in said
+    assert "0 warning(s), 1 not known" in said
+
+
+def test_a_wrong_call_is_no_finding(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "broker=rabbitmq", "url=amqp://joe:hushhush@host", "quue=q"]) == 2
+    captured = capsys.readouterr()
+    assert "did you mean 'queue'?" in captured.err
+    assert "hushhush" not in captured.out + captured.err
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", "-n", "-1"])
+    assert ended.value.code == 2
