@@ -120,7 +120,7 @@ def parse_options(given: Mapping[str, str]) -> Options:
     try:
         return _Parser(given).parse()
     except OptionError as wrong:
-        problem = str(wrong).removeprefix(f"option '{wrong.option}': ")
+        problem = wrong.text.removeprefix(f"option '{wrong.option}': ")
         raise OptionError(_redacted(wrong.option, given), _redacted(problem, given)) from None
 
 
