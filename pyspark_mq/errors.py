@@ -2,7 +2,7 @@
 
 Spark shows the text of these as the query's exception, so each text names the option or queue,
 the value, and what to do. None of them ever contains a password (URLs are shown through
-:func:`pyspark_mq.sources.url.BrokerUrl.__str__`, which leaves it out).
+``pyspark_mq.sources.url.BrokerUrl``, which leaves it out).
 
 Whatever is raised, the messages of the query that were not acknowledged stay with the broker,
 which hands them out again: an error here never loses a message.
@@ -48,7 +48,7 @@ class MqError(Exception):
 
     @property
     def text(self) -> str:
-        """What is said, without the short name: for texts that quote this one."""
+        """What is said, without the short name, as texts quote it that have one of their own."""
         return super().__str__()
 
     def __str__(self) -> str:

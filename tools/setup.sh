@@ -11,7 +11,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 readonly venv=.venv
 readonly log=$venv/setup.log
 readonly stamp=$venv/setup.stamp
-readonly extras=spark,stomp,amqp10,redis,otel,dev
+readonly extras=spark,stomp,amqp10,redis,otel,docs,dev
 if [[ -t 1 ]]; then
     readonly every_s=1 erase=$'\r\e[K' newline=''
 else
