@@ -27,7 +27,7 @@ class Counters:
         rejected: messages refused for having no ID, or because they cannot be decoded.
         reconnects: sessions that ended.
         replays: epochs of a former process that were asked for again.
-        lost: planned messages given up (`failOnDataLoss=false`).
+        lost: planned messages given up (`failOnDataLoss=false`, or released).
         unacked: now: deliveries for which no acknowledgement was sent yet.
         buffered: now: messages received and not planned.
         carried: now: messages a new session may be handed again, planned ones and carried IDs.
