@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import pyspark_mq
+
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 REPOSITORY = "https://github.com/pyspark-mq/pyspark-mq"
@@ -65,3 +67,9 @@ def test_every_page_is_in_the_list_of_pages(document: Path) -> None:
     linked = {target.removesuffix(".md") for target in LINK.findall(document.read_text("utf-8"))}
     listed = set(document.read_text("utf-8").splitlines())
     assert pages - linked - listed == set()
+
+
+def test_the_page_of_the_api_has_every_public_name() -> None:
+    page = (ROOT / "docs" / "api.md").read_text("utf-8")
+    assert [name for name in pyspark_mq.__all__ if f"pyspark_mq.{name}" not in page] == []
+    assert ".. automodule:: pyspark_mq.errors" in page
