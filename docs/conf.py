@@ -33,6 +33,7 @@ exclude_patterns = ["README.md"]  # the same list for GitHub
 myst_heading_anchors = 4
 myst_fence_as_directive = ["mermaid"]
 autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
 napoleon_numpy_docstring = False
 
 nitpicky = True
