@@ -37,6 +37,8 @@ autodoc_typehints_description_target = "documented"
 napoleon_numpy_docstring = False
 
 nitpicky = True
+# Of Python and other libraries: their documentation is elsewhere.
+nitpick_ignore_regex = [("py:class", r"(collections|pyspark|opentelemetry)\..+|\w+Provider")]
 
 html_theme = "furo"
 html_title = f"{project} {release}"
