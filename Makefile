@@ -5,7 +5,7 @@ ARGS ?=
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ready demo demo-cluster test test-all test-containers matrix spark-matrix soak cluster-storm bench lint check clean
+.PHONY: help setup ready demo demo-cluster test test-all test-containers matrix spark-matrix soak cluster-storm bench docs release-check lock lint check clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -46,6 +46,17 @@ cluster-storm: ready ## Kill, freeze and cut off the brokers of a cluster: ARGS=
 
 bench: ready ## Measure beside bare clients, PerfTest and Hazelcast, or a part of it: ARGS="growth --page"
 	$(BIN)/python -m benchmarks $(ARGS)
+
+docs: ready ## Write the tables from the code, and a site from docs/ into build/site; a broken link is an error
+	$(BIN)/python -m tools.reference
+	$(BIN)/python -m sphinx -q -W --keep-going -E -b html -d build/doctrees docs build/site $(ARGS)
+	@echo build/site/index.html
+
+release-check: ready ## Is it fit to be released? Minutes with every Spark: ARGS="--pythons 3.11 --sparks 4.3.0", ARGS="--tag v0.2.0"
+	$(BIN)/python -m tools.release $(ARGS)
+
+lock: ready ## Renew requirements-dev.txt, the versions that set-up installs
+	$(BIN)/python -m tools.lock
 
 lint: ready ## Check style, format and types
 	$(BIN)/ruff check

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -21,6 +22,9 @@ os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
+
+#: How many characters of a failure are printed.
+_SHOWN = 4_000
 
 
 def main() -> int:
@@ -55,8 +59,21 @@ def main() -> int:
         query.stop()
         if failure is None:
             return 0
-        print(failure, file=sys.stderr, flush=True)
+        print(summary(str(failure)), file=sys.stderr, flush=True)
     return 1
+
+
+def summary(failure: str) -> str:
+    """Of what Spark says of a query that failed, what there is to read, in a few thousand characters.
+
+    Behind it Spark prints the plan and the offsets, which without `idLog` hold the IDs of messages: up to megabytes.
+    The traceback is in Spark's log.
+    """
+    told = failure.partition("=== Streaming Query ===")[0].strip()
+    of_the_source = re.search(r"\[mq:[\w-]+\] .+", told)
+    if of_the_source is not None:
+        told = of_the_source[0]
+    return told if len(told) <= _SHOWN else f"{told[:_SHOWN]} ... ({len(told) - _SHOWN:,} characters more)"
 
 
 def _follow(query: StreamingQuery, stopping: list[int], report: str | None) -> None:

@@ -2,10 +2,14 @@
 
 Spark shows the text of these as the query's exception, so each text names the option or queue,
 the value, and what to do. None of them ever contains a password (URLs are shown through
-:func:`pyspark_mq.sources.url.BrokerUrl.__str__`, which leaves it out).
+``pyspark_mq.sources.url.BrokerUrl``, which leaves it out).
 
 Whatever is raised, the messages of the query that were not acknowledged stay with the broker,
 which hands them out again: an error here never loses a message.
+
+The text of each begins with the short name of its class in brackets, such as ``[mq:data-loss]``, under
+which docs/errors.md says what it means and what to do. Spark wraps errors in others and cuts names of
+classes off in places; the short name stays, and is what to search logs for.
 
 Rules are cited by their number in docs/how-it-works.md#the-rules.
 """
@@ -13,6 +17,7 @@ Rules are cited by their number in docs/how-it-works.md#the-rules.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 __all__ = [
     "BrokerError",
@@ -33,11 +38,28 @@ __all__ = [
 
 
 class MqError(Exception):
-    """Root of all errors this package raises on purpose."""
+    """Root of all errors this package raises on purpose.
+
+    Attributes:
+        short_name: of the class; its texts begin with ``[mq:<short name>]``, and docs/errors.md has a section for it.
+    """
+
+    short_name: ClassVar[str] = "error"
+
+    @property
+    def text(self) -> str:
+        """What is said, without the short name, as texts quote it that have one of their own."""
+        return super().__str__()
+
+    def __str__(self) -> str:
+        """What is said, after the short name."""
+        return f"[mq:{self.short_name}] {self.text}"
 
 
 class ConfigurationError(MqError):
     """The job is configured wrongly. Raised before anything is received."""
+
+    short_name = "configuration"
 
 
 class OptionError(ConfigurationError):
@@ -46,6 +68,8 @@ class OptionError(ConfigurationError):
     Attributes:
         option: name of the option as documented.
     """
+
+    short_name = "option"
 
     def __init__(self, option: str, problem: str) -> None:
         self.option = option
@@ -59,9 +83,13 @@ class OptionError(ConfigurationError):
 class SchemaError(ConfigurationError):
     """The schema names a column or a type that the source does not have."""
 
+    short_name = "schema"
+
 
 class MissingExtraError(ConfigurationError, ImportError):
     """A library that only some users need is not installed; the text has the pip command."""
+
+    short_name = "missing-extra"
 
 
 class CheckpointError(MqError):
@@ -70,29 +98,43 @@ class CheckpointError(MqError):
     Nothing was received yet, so nothing changes at the broker.
     """
 
+    short_name = "checkpoint"
+
 
 class BrokerError(MqError):
     """The broker, or the way to it, must be fixed."""
+
+    short_name = "broker"
 
 
 class BrokerUnavailableError(BrokerError):
     """No broker of the `url` list answered within `connectTimeout` or `reconnectTimeout`."""
 
+    short_name = "broker-unavailable"
+
 
 class RefusedError(BrokerError):
     """The broker answered and refused: credentials, permission, virtual host, TLS."""
+
+    short_name = "refused"
 
 
 class DestinationError(BrokerError):
     """The queue or topic does not exist, was deleted, or is used exclusively by another."""
 
+    short_name = "destination"
+
 
 class MessageError(MqError):
     """A message cannot be taken in. It stays unacknowledged in its queue."""
 
+    short_name = "message"
+
 
 class MissingMessageIdError(MessageError):
     """A message has no ID under `messageIdFrom` and `onMissingMessageId` is `fail`."""
+
+    short_name = "missing-message-id"
 
 
 class DataLossError(MqError):
@@ -104,6 +146,8 @@ class DataLossError(MqError):
         missing: the IDs that did not come back, in planned order.
     """
 
+    short_name = "data-loss"
+
     def __init__(self, queue: str, epoch: int, missing: Sequence[str], text: str) -> None:
         self.queue = queue
         self.epoch = epoch
@@ -111,8 +155,10 @@ class DataLossError(MqError):
         super().__init__(text)
 
     def __reduce__(self) -> tuple[type[DataLossError], tuple[str, int, Sequence[str], str]]:
-        return DataLossError, (self.queue, self.epoch, self.missing, str(self))
+        return DataLossError, (self.queue, self.epoch, self.missing, self.text)
 
 
 class InternalError(MqError):
     """A state that should be impossible: a bug in this package, please report it."""
+
+    short_name = "internal"

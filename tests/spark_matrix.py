@@ -3,7 +3,7 @@
 Each version gets a virtual environment in ``build/spark``, from PyPI, with the checkout on its path. What was run
 leaves ``docs/matrix/spark-<version>.json``, so versions and parts can be run one by one, on any machine, and the page
 be written from all.
-What a Spark can do is asked of it (:func:`settles_at_once`), never read from its number.
+What a Spark can do is asked of it (:func:`testbed.sparks.settles_at_once`), never read from its number.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ from typing import Any
 from testbed.distributions import find_java
 from testbed.process import NodeError
 from testbed.rabbitmq_node import RabbitNode
+from testbed.sparks import VERSIONS, settles_at_once
 from tests.support.spark_driver import POINTS, DriverMatrix
-
-VERSIONS = ("4.0.5", "4.1.4", "4.2.1", "4.3.0")
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PAGE = _ROOT / "docs" / "spark-versions.md"
@@ -98,15 +97,6 @@ def _install(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise NodeError(f"{' '.join(command[1:4])} failed: {(done.stdout + done.stderr).strip()[-800:]}")
-
-
-def settles_at_once(python: Path) -> bool:
-    """Does this Spark show a source the committed offset, so that it settles without a next epoch?
-
-    Asked as the source asks: by what there is to import.
-    """
-    asked = "import importlib.util as u, sys; sys.exit(u.find_spec('pyspark.sql.streaming.datasource') is None)"
-    return subprocess.run([str(python), "-c", asked], check=False, capture_output=True).returncode == 0
 
 
 # -- what is run ------------------------------------------------------------------------------

@@ -11,7 +11,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 readonly venv=.venv
 readonly log=$venv/setup.log
 readonly stamp=$venv/setup.stamp
-readonly extras=spark,stomp,amqp10,redis,otel,dev
+readonly lock=requirements-dev.txt
+readonly extras=spark,stomp,amqp10,redis,otel,docs,dev
 if [[ -t 1 ]]; then
     readonly every_s=1 erase=$'\r\e[K' newline=''
 else
@@ -102,8 +103,10 @@ missing_packages() {
 sys.exit(not pathlib.Path(sysconfig.get_path("include"), "Python.h").exists())' || echo python3-dev
 }
 
+# The versions that are pinned, or the newest where those cannot be had: by another index, or another system.
 install_checkout() {
-    "$venv/bin/python" -m pip install --disable-pip-version-check --editable ".[$extras]"
+    local pip=("$venv/bin/python" -m pip install --disable-pip-version-check)
+    "${pip[@]}" --constraint "$lock" --editable ".[$extras]" || "${pip[@]}" --editable ".[$extras]"
 }
 
 # Now, so that no test waits for it. Without them their tests are skipped, but not in CI.
@@ -125,7 +128,7 @@ sys.exit(None if "pyspark_mq" in names else "pyspark_mq is installed but pkgutil
 fingerprint() {
     pwd
     "$1" -c 'import sys; print(sys.version)'
-    sha256sum pyproject.toml tools/setup.sh tools/debian.sh testbed/{fetch,distributions,debian}.py
+    sha256sum pyproject.toml "$lock" tools/setup.sh tools/debian.sh testbed/{fetch,distributions,debian}.py
 }
 
 main "$@"

@@ -1,6 +1,6 @@
 """The counters of a query, as its progress shows them (rule 8: nothing is dropped without a number).
 
-The table for users is in docs/options.md#counters.
+``make docs`` writes the table of docs/options.md#counters from the docstring of :class:`Counters`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Counters:
     Attributes:
         received: deliveries taken in, first or again, without rejected ones.
         redelivered: deliveries that the broker flagged as redelivered.
-        duplicates_dropped: deliveries not emitted because their ID was known.
+        duplicates_dropped: deliveries not emitted because their ID was known: redeliveries and producers' duplicates.
         rebound: planned messages of a replay that came back and got their payload.
         planned: messages cut into epochs by this process.
         settled: deliveries whose acknowledgement was confirmed.
@@ -27,11 +27,11 @@ class Counters:
         rejected: messages refused for having no ID, or because they cannot be decoded.
         reconnects: sessions that ended.
         replays: epochs of a former process that were asked for again.
-        lost: planned messages given up (`failOnDataLoss=false`).
+        lost: planned messages given up (`failOnDataLoss=false`, or released).
         unacked: now: deliveries for which no acknowledgement was sent yet.
         buffered: now: messages received and not planned.
         carried: now: messages a new session may be handed again, planned ones and carried IDs.
-        backlog: now: messages ready in the queue, by what the broker said last; None if it does not report it.
+        backlog: now: messages ready in the queue, by what the broker said last; null if it does not report it.
     """
 
     received: int = 0

@@ -415,11 +415,12 @@ class _Trouble:
             option = "connectTimeout" if self.first else "reconnectTimeout"
             text = (
                 f"{limits.destination}: no broker could be used within {option}={self.patience_s:g}s "
-                f"({', '.join(map(str, limits.urls))}); last problem: {problem}. Nothing is lost: unacknowledged "
-                f"messages stay in the queue. Restart the query when the broker is back, or raise '{option}'"
+                f"({', '.join(map(str, limits.urls))}); last problem: {_said(problem)}. Nothing is lost: "
+                "unacknowledged messages stay in the queue. Restart the query when the broker is back, or raise "
+                f"'{option}'"
             )
             raise BrokerUnavailableError(text) from problem
-        _LOG.warning("%s; trying again in %.1f s", problem, pause_s)
+        _LOG.warning("%s; trying again in %.1f s", _said(problem), pause_s)
         return pause_s
 
     def count(self, problem: SessionLostError) -> None:
@@ -442,6 +443,11 @@ class _Trouble:
                 f"confirmed, and ended the same way: {problem}. Nothing is lost: the messages stay in the queue. But "
                 "each end of a session counts towards delivery limits, so the query stops here"
             ) from problem
+
+
+def _said(problem: Exception) -> str:
+    """Its words, to be quoted: the short name is that of the error that fails the query."""
+    return problem.text if isinstance(problem, MqError) else str(problem)
 
 
 def watch_parent(end: Callable[[], None] | None = None) -> threading.Thread:

@@ -1,6 +1,7 @@
 """Options of the source: text from the user, parsed once into typed settings.
 
-Everything that can be checked without a broker is checked here, which Spark runs at ``load()``.
+Everything that can be checked without a broker is checked here, which Spark runs at ``load()``. Which options there
+are, and their defaults, is in :mod:`pyspark_mq.spark_source.option_table`.
 """
 
 from __future__ import annotations
@@ -23,56 +24,14 @@ from pyspark_mq.sources.endpoint import Endpoint, Tls
 from pyspark_mq.sources.management import Management
 from pyspark_mq.sources.settings import CONNECTIONS_MAX, Guarantee, OnUnreadable, Settings
 from pyspark_mq.sources.url import ESCAPES, BrokerUrl, parse_urls, redact
+from pyspark_mq.spark_source.option_table import OPTIONS
 
 __all__ = ["OPTION_NAMES", "Options", "parse_options"]
 
 T = TypeVar("T")
 
-_DEFAULTS: Mapping[str, str | None] = {
-    "broker": None,
-    "url": None,
-    "protocol": None,
-    "username": None,
-    "password": None,
-    "passwordFile": None,
-    "queue": None,
-    "queuePattern": None,
-    "queuePatternInterval": "1m",
-    "managementUrl": None,
-    "topic": None,
-    "subscription": None,
-    "selector": None,
-    "guarantee": "exactly-once",
-    "messageIdFrom": "message-id",
-    "onMissingMessageId": "fail",
-    "onUnreadableMessage": "fail",
-    "maxMessagesPerTrigger": None,
-    "maxBytesPerTrigger": "64m",
-    "minMessagesPerTrigger": "1",
-    "maxTriggerDelay": "15m",
-    "prefetch": None,
-    "consumers": None,
-    "receivers": "1",
-    "numPartitions": None,
-    "dedupWindow": "100000",
-    "settleGrace": "5s",
-    "redeliveryDelay": "0s",
-    "dedupStore": "checkpoint",
-    "idLog": None,
-    "maxOffsetBytes": "80k",
-    "failOnDataLoss": "true",
-    "replayTimeout": "5m",
-    "connectTimeout": "30s",
-    "heartbeat": "60s",
-    "reconnectTimeout": "10m",
-    "tls.caFile": None,
-    "tls.certFile": None,
-    "tls.keyFile": None,
-    "tls.verify": "true",
-}
-
 #: Every option, spelled as documented.
-OPTION_NAMES = tuple(_DEFAULTS)
+OPTION_NAMES = tuple(OPTIONS)
 
 #: A comma between two names, and what is written for one within a name.
 _COMMA = re.compile(r"(?<!\\),")
@@ -120,7 +79,7 @@ def parse_options(given: Mapping[str, str]) -> Options:
     try:
         return _Parser(given).parse()
     except OptionError as wrong:
-        problem = str(wrong).removeprefix(f"option '{wrong.option}': ")
+        problem = wrong.text.removeprefix(f"option '{wrong.option}': ")
         raise OptionError(_redacted(wrong.option, given), _redacted(problem, given)) from None
 
 
@@ -146,7 +105,7 @@ class _Parser:
     # -- one value
 
     def _text(self, name: str) -> str | None:
-        value = self._values.get(name, _DEFAULTS[name])
+        value = self._values.get(name, OPTIONS[name].default)
         if value == "" and name not in _SECRET:
             raise OptionError(name, "is empty")
         return value

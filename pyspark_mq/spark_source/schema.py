@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql.types import (
@@ -27,28 +27,60 @@ from pyspark_mq.errors import SchemaError
 from pyspark_mq.sources.base import Decoder
 from pyspark_mq.sources.processes.chunk import arrow_array
 
-__all__ = ["SCHEMA", "BatchBuilder"]
+__all__ = ["COLUMN_TEXTS", "SCHEMA", "BatchBuilder"]
 
-_COLUMNS: Mapping[str, DataType] = MappingProxyType(
+
+class _Column(NamedTuple):
+    """A column.
+
+    Attributes:
+        kind: its type.
+        text: what it is, for docs/options.md, whose table `make docs` writes, as Markdown.
+    """
+
+    kind: DataType
+    text: str
+
+
+_COLUMNS: Mapping[str, _Column] = MappingProxyType(
     {
-        "messageId": StringType(),
-        "body": BinaryType(),
-        "destination": StringType(),
-        "properties": MapType(StringType(), StringType()),
-        "correlationId": StringType(),
-        "replyTo": StringType(),
-        "contentType": StringType(),
-        "type": StringType(),
-        "priority": IntegerType(),
-        "timestamp": TimestampType(),
-        "expiration": TimestampType(),
-        "redelivered": BooleanType(),
-        "deliveryCount": IntegerType(),
+        "messageId": _Column(
+            StringType(),
+            "the ID as `messageIdFrom` says, in full. A hash is shown in hexadecimal. Null without an ID: with "
+            "the lower guarantees; with `exactly-once` such a message is not emitted, or has its hash",
+        ),
+        "body": _Column(BinaryType(), "the payload"),
+        "destination": _Column(
+            StringType(),
+            "the `queue` (or `topic`) that is read, not what it was published with",
+        ),
+        "properties": _Column(MapType(StringType(), StringType()), "as text; an empty map if there are none"),
+        "correlationId": _Column(StringType(), "what a producer set to pair answers with requests"),
+        "replyTo": _Column(StringType(), "where an answer is wanted"),
+        "contentType": _Column(StringType(), "MIME type of the body, if the producer says it"),
+        "type": _Column(StringType(), "what the producer calls this kind of message"),
+        "priority": _Column(IntegerType(), "as the broker sorts by it"),
+        "timestamp": _Column(TimestampType(), "null if absent or out of range"),
+        "expiration": _Column(
+            TimestampType(),
+            "null if absent. A time to live of the queue or a policy is not seen",
+        ),
+        "redelivered": _Column(
+            BooleanType(),
+            "what the broker says of this delivery. Brokers leave it out at times; nothing is decided by it",
+        ),
+        "deliveryCount": _Column(
+            IntegerType(),
+            "1 at the first delivery, null where the broker does not count, or beyond 2147483647",
+        ),
     }
 )
 
 #: All columns, in the documented order.
-SCHEMA = StructType([StructField(name, kind) for name, kind in _COLUMNS.items()])
+SCHEMA = StructType([StructField(name, column.kind) for name, column in _COLUMNS.items()])
+
+#: What each of them is.
+COLUMN_TEXTS: Mapping[str, str] = MappingProxyType({name: column.text for name, column in _COLUMNS.items()})
 
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
 
@@ -133,11 +165,12 @@ class BatchBuilder:
 
 
 def _check(field: StructField) -> None:
-    expected = _COLUMNS.get(field.name)
-    if expected is None:
+    known = _COLUMNS.get(field.name)
+    if known is None:
         near = {name.lower(): name for name in _COLUMNS}.get(field.name.lower())
         hint = f"; did you mean '{near}'?" if near else f"; the columns are {', '.join(_COLUMNS)}"
         raise SchemaError(f"the schema names column '{field.name}', which the source does not have{hint}")
+    expected = known.kind
     if type(field.dataType) is not type(expected) or (
         isinstance(field.dataType, MapType)
         and (field.dataType.keyType, field.dataType.valueType) != (StringType(), StringType())

@@ -9,8 +9,9 @@ import pytest
 
 from testbed.process import NodeError
 from testbed.rabbitmq_node import RabbitNode
+from testbed.sparks import settles_at_once
 from tests.conftest import missing
-from tests.spark_matrix import settles_at_once, spark_python
+from tests.spark_matrix import spark_python
 from tests.support.spark_driver import POINTS, DriverMatrix
 
 

@@ -39,7 +39,18 @@ CLIENTS = {
     "redis": "dedup.redis_store",
 }
 #: What the wheel does not have.
-NOT_SHIPPED = {"testbed", "judge", "tests", "examples", "benchmarks", "docker", "testcontainers", "psutil", "rich"}
+NOT_SHIPPED = {
+    "testbed",
+    "judge",
+    "tests",
+    "tools",
+    "examples",
+    "benchmarks",
+    "docker",
+    "testcontainers",
+    "psutil",
+    "rich",
+}
 #: What makes columns of deliveries in a receiver process, which has no Spark.
 ARROW = "sources.processes.chunk"
 #: The one store that does I/O. It is a module of `dedup` that the others do not know.

@@ -413,7 +413,7 @@ def test_every_option_with_a_form_has_a_bad_value_among_the_tests() -> None:
 def test_an_empty_value_is_refused(name: str) -> None:
     options = TOPIC if name in {"topic", "subscription"} else NEEDED
     options = {**options, "url": TLS_URL if name.startswith("tls.") else options["url"], name: "  "}
-    assert str(refusal(options)) == f"option '{name}': is empty"
+    assert str(refusal(options)) == f"[mq:option] option '{name}': is empty"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,320 @@
+"""Every option of the source: its name, its default, and what it means.
+
+The one place for all three. :mod:`pyspark_mq.spark_source.options` parses what is named here, and ``make docs`` writes
+the tables of docs/options.md from it. The texts are Markdown, with links as they are from that page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+__all__ = ["OPTIONS", "Option"]
+
+_READ = "What is read"
+_IDENTITY = "Guarantee and identity"
+_SIZE = "Size of an epoch"
+_CONNECTION = "Connection"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option.
+
+    Attributes:
+        name: in camelCase, as errors and documentation spell it.
+        section: heading of docs/options.md under which its row is.
+        text: what it means, what it takes, and its limits.
+        default: as a user would write it; None if what is not set is not the same as any value.
+        unset: what holds without it, where there is no `default`; empty for nothing.
+    """
+
+    name: str
+    section: str
+    text: str
+    default: str | None = None
+    unset: str = ""
+
+
+_TABLE = (
+    Option(
+        "broker",
+        _READ,
+        "`rabbitmq`, `activemq` (Classic), `artemis`",
+        unset="required",
+    ),
+    Option(
+        "url",
+        _READ,
+        "`amqp://user:password@host:port` or `stomp://…`, with TLS `amqps://…` or `stomp+ssl://…`. Default ports are "
+        "5672, 61613, 5671 and 61612. On RabbitMQ the path is the virtual host, and an empty one is `/`; the others "
+        "have none, and a path is an error. Several, comma-separated, are failover candidates and must share scheme "
+        "and virtual host. No parameters (`?…`). Characters with a meaning in URLs are escaped: `/` `%2F`, `@` `%40`, "
+        "`,` `%2C`, `?` `%3F`, `#` `%23`",
+        unset="required",
+    ),
+    Option(
+        "protocol",
+        _READ,
+        "see [below](#protocols)",
+        unset="by broker and URL",
+    ),
+    Option(
+        "username",
+        _READ,
+        "With none: over AMQP 0-9-1 `guest`; over AMQP 1.0 the login is anonymous; over STOMP none is sent, and the "
+        "broker's default user applies. A [client certificate](operating.md#tls) may stand for a user. Wins over the "
+        "one in the URL",
+        unset="from the URL",
+    ),
+    Option(
+        "password",
+        _READ,
+        "wins over the one in the URL; an error with no user anywhere. Never shown, and in no checkpoint",
+        unset="from the URL",
+    ),
+    Option(
+        "passwordFile",
+        _READ,
+        "a file with the password, or a token of OAuth 2, instead of `password`; read at each connection, see [secrets "
+        "that change](operating.md#secrets-that-change)",
+    ),
+    Option(
+        "queue",
+        _READ,
+        "the queue, or several with commas between them, see [several queues](#several-queues); a comma in a name is "
+        "written `\\,`. One of `queue`, `queuePattern` and `topic` is required. RabbitMQ needs an existing one; "
+        "ActiveMQ Classic and Artemis create it, unless configured not to",
+    ),
+    Option(
+        "queuePattern",
+        _READ,
+        "regular expression (of Python, for the whole name): all queues that match are read. They are looked up at "
+        "`managementUrl`, when the query starts and at an interval. Exclusive queues and streams of RabbitMQ are left "
+        "out",
+    ),
+    Option(
+        "queuePatternInterval",
+        _READ,
+        "how often they are looked up, at least `1s`. A run of `Trigger.AvailableNow` keeps to those it began with",
+        default="1m",
+    ),
+    Option(
+        "managementUrl",
+        _READ,
+        "required with `queuePattern`, and asked by the command "
+        "[`doctor`](command-line.md#doctor-what-is-wrong-before-a-query-meets-it): the HTTP API of RabbitMQ "
+        "(`http://host:15672`, plugin `rabbitmq_management`), "
+        "or Jolokia of the console of ActiveMQ Classic (`http://host:8161/api/jolokia`) or Artemis "
+        "(`http://host:8161/console/jolokia`). User and password are those in it, or else those of the connection; "
+        "with `https` the options `tls.*` count, whatever `url` is",
+    ),
+    Option(
+        "topic",
+        _READ,
+        "the topic, on RabbitMQ an existing exchange; see [topics](#topics)",
+    ),
+    Option(
+        "subscription",
+        _READ,
+        "name of the durable subscription to `topic`. Required unless `guarantee` is `none`: without it, a topic is "
+        "read as long as the connection lasts",
+    ),
+    Option(
+        "selector",
+        _READ,
+        "JMS selector on ActiveMQ Classic and Artemis. Refused on RabbitMQ, which has none. Part of the checkpoint: a "
+        "different one needs a new checkpoint",
+    ),
+    Option(
+        "guarantee",
+        _IDENTITY,
+        "`exactly-once`, `at-least-once`, `none`; see [guarantees](guarantees.md)",
+        default="exactly-once",
+    ),
+    Option(
+        "messageIdFrom",
+        _IDENTITY,
+        "`message-id`, `correlation-id`, `property:<name>` (a header or application property), or `body-hash`: equal "
+        "bodies then count as one message. Part of the checkpoint: it cannot be changed later. What `message-id` is "
+        "on each broker: [guarantees](guarantees.md#ids)",
+        default="message-id",
+    ),
+    Option(
+        "onMissingMessageId",
+        _IDENTITY,
+        "for messages without an ID, with `exactly-once` only. `fail`: the query fails, the message stays in the "
+        "queue, and a restart meets it again. `body-hash`: a hash of the body stands in. `reject`: refused for good. "
+        "RabbitMQ dead-letters it if the queue has a dead-letter exchange and **drops** it if not. Over STOMP "
+        "ActiveMQ Classic moves it to the dead-letter queue and Artemis **drops** it; over AMQP 1.0 they get the "
+        "outcome `rejected`",
+        default="fail",
+    ),
+    Option(
+        "onUnreadableMessage",
+        _IDENTITY,
+        "for messages that cannot be decoded, for example as a header is nested a thousand times. `fail`: the query "
+        "fails with an error that names the message, and it stays in the queue. `reject`: refused for good, as with "
+        "`onMissingMessageId`; what is around it is emitted. `row`: a row with the bytes that could not be read as "
+        "its body, the reason in `properties` under `unreadable`, and null where nothing is known; without a readable "
+        "ID its bytes tell it apart",
+        default="fail",
+    ),
+    Option(
+        "maxMessagesPerTrigger",
+        _SIZE,
+        "messages in an epoch, at most; also never more than `prefetch` times `consumers`",
+        unset="`50000`; ActiveMQ Classic `10000`",
+    ),
+    Option(
+        "maxBytesPerTrigger",
+        _SIZE,
+        "bytes of bodies in an epoch; a single larger message is an epoch of its own. Also bounds memory, see "
+        "[operating](operating.md#memory-and-prefetch)",
+        default="64m",
+    ),
+    Option(
+        "minMessagesPerTrigger",
+        _SIZE,
+        "wait for so many, unless `maxTriggerDelay` is over or `maxBytesPerTrigger` is reached. An error if above "
+        "what an epoch can hold. Not applied by `Trigger.AvailableNow`",
+        default="1",
+    ),
+    Option(
+        "maxTriggerDelay",
+        _SIZE,
+        "longest wait for `minMessagesPerTrigger`",
+        default="15m",
+    ),
+    Option(
+        "prefetch",
+        _SIZE,
+        "unacknowledged messages each connection may be handed. At most 65535 on RabbitMQ, 20000 on ActiveMQ Classic, "
+        "100000 on Artemis. Artemis counts bytes over STOMP, so there it is approximate",
+        unset="twice `maxMessagesPerTrigger`, within the maximum",
+    ),
+    Option(
+        "consumers",
+        _SIZE,
+        "connections, 1 to 64. With more than one, the order among messages is not the queue's. For a `topic` see "
+        "[above](#topics)",
+        unset="`1`; of a `queue` as many as `receivers`",
+    ),
+    Option(
+        "receivers",
+        _SIZE,
+        "processes that hold the connections and decode, 1 to 64; with 1 the source's own process does. For drivers "
+        "with cores to spare, see [operating](operating.md#receivers-in-processes). A process needs a connection: "
+        "never more than `consumers` are started",
+        default="1",
+    ),
+    Option(
+        "numPartitions",
+        _SIZE,
+        "input partitions of an epoch, 1 to 10,000; never more than messages. Whatever is set, a partition over 32 "
+        "MiB of bodies is split",
+        unset="cores of the driver's machine, fewer if that were under 2,000 messages each",
+    ),
+    Option(
+        "dedupWindow",
+        _IDENTITY,
+        "settled IDs that the running query still remembers, beyond the carried ones; 0 to 1,000,000,000. With Redis, "
+        "also the size of the shared set",
+        default="100000",
+    ),
+    Option(
+        "settleGrace",
+        _IDENTITY,
+        "how long an ID is carried after its acknowledgement was confirmed. RabbitMQ's classic queues need more than "
+        "0.5 s; see [confirmation](guarantees.md#a-broker-that-forgets)",
+        default="5s",
+    ),
+    Option(
+        "redeliveryDelay",
+        _IDENTITY,
+        "the longest time for which the broker holds back what comes again: delayed retry of RabbitMQ 4.3, redelivery "
+        "delays of the ActiveMQ brokers. IDs are carried for as much longer, and a replay waits for it; has to be "
+        "below `replayTimeout`. Over AMQP 1.0 RabbitMQ 4 tells what a queue's arguments say; see [redeliveries that "
+        "come late](guarantees.md#redeliveries-that-come-late)",
+        default="0s",
+    ),
+    Option(
+        "dedupStore",
+        _IDENTITY,
+        "`checkpoint`, or `redis://…` / `rediss://…` (extra `redis`; `exactly-once` only); see "
+        "[Redis](operating.md#redis)",
+        default="checkpoint",
+    ),
+    Option(
+        "idLog",
+        _IDENTITY,
+        "a folder for the message IDs, which then are not in the offset: an absolute path, or a URI that `pyarrow.fs` "
+        "opens (`s3://`, `gs://`, `hdfs://`); one for each query, best below its checkpoint; see "
+        "[offsets](operating.md#offsets-checkpoint-driver-memory)",
+    ),
+    Option(
+        "maxOffsetBytes",
+        _IDENTITY,
+        "without `idLog`: how many bytes the IDs of one epoch may take in its offset; about 3,800 random UUIDs, or "
+        "any number that count up. An epoch has one message at least",
+        default="80k",
+    ),
+    Option(
+        "failOnDataLoss",
+        _IDENTITY,
+        "`true`: a replay with missing messages fails the query. `false`: it is logged, counted as `lost`, and the "
+        "query goes on",
+        default="true",
+    ),
+    Option(
+        "replayTimeout",
+        _IDENTITY,
+        "how long a replay waits for its messages while every connection is up; from 1 s",
+        default="5m",
+    ),
+    Option(
+        "connectTimeout",
+        _CONNECTION,
+        "for the first connection of a run, all attempts together, and for each single attempt; from 0.1 s",
+        default="30s",
+    ),
+    Option(
+        "heartbeat",
+        _CONNECTION,
+        "1 s to 65535 s; see [below](#heartbeat)",
+        default="60s",
+    ),
+    Option(
+        "reconnectTimeout",
+        _CONNECTION,
+        "for a lost connection; past it the query fails; from 0.1 s",
+        default="10m",
+    ),
+    Option(
+        "tls.caFile",
+        _CONNECTION,
+        "PEM file of trusted authorities",
+        unset="the system's",
+    ),
+    Option(
+        "tls.certFile",
+        _CONNECTION,
+        "the client's certificate, PEM, for brokers that ask for one",
+    ),
+    Option(
+        "tls.keyFile",
+        _CONNECTION,
+        "its key, PEM, not encrypted",
+        unset="looked for in `tls.certFile`",
+    ),
+    Option(
+        "tls.verify",
+        _CONNECTION,
+        "`false` accepts any certificate and host name",
+        default="true",
+    ),
+)
+
+#: By name, in the order of the error texts.
+OPTIONS: Mapping[str, Option] = MappingProxyType({option.name: option for option in _TABLE})
