@@ -24,6 +24,8 @@ from tests.conftest import missing
 from tests.support.checks import bodies
 from tests.support.engine import Engine, ReaderError
 
+pytestmark = pytest.mark.whole
+
 #: Seconds for which a short token is good. The file is looked at every five.
 SHORT_S = 14
 
