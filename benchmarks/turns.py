@@ -29,6 +29,8 @@ _SETTLED_POLL_S = 0.03
 _FIRST_TIMEOUT_S = 60.0
 _TURN_TIMEOUT_S = 600.0
 _FILL_TIMEOUT_S = 600.0
+#: Messages a second that a producer manages on a busy machine.
+_FILL_RATE_LEAST = 4_000
 #: So that the broker finishes writing, which is no contender's work.
 _REST_S = 1.0
 
@@ -73,7 +75,7 @@ class Arena:
             ids=(str(uuid.uuid4()) for _ in range(messages)),
             headers=HEADERS if shape.headers else None,
             protocol=protocol,
-            timeout_s=_FILL_TIMEOUT_S,
+            timeout_s=max(_FILL_TIMEOUT_S, messages / _FILL_RATE_LEAST),
         )
 
     def _publishing_protocol(self, contender: Contender) -> str:
