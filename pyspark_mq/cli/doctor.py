@@ -107,7 +107,8 @@ def _management(management: Management) -> tuple[Finding, str]:
     except BrokerError as failed:
         advice = "without it, some settings of the queue are not known"
         return Finding(check, Level.WARNING, str(failed), advice), ""
-    user = "nobody named" if management.username is None else f"user '{management.username}'"
+    username, _ = management.credentials()
+    user = "nobody named" if username is None else f"user '{username}'"
     text = f"{management.url} answers {user}: {server.replace('/', ' ')}, {len(names)} queue(s)"
     return Finding(check, Level.OK, text), server
 

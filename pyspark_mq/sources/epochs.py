@@ -20,10 +20,12 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from pyspark_mq.dedup import CheckpointOnly, key_text
 from pyspark_mq.errors import BrokerError, CheckpointError, DataLossError, InternalError
+from pyspark_mq.sources.backlog import BacklogWatch
 from pyspark_mq.sources.base import Consumer
 from pyspark_mq.sources.counters import Counters
 from pyspark_mq.sources.filling import IDLE_WAIT_S, Filling, Limit
@@ -82,6 +84,7 @@ class EpochSource:
         runtime: time and threads.
         list_queues: names of the queues there are, for option `queuePattern`.
         pool: processes that hold the connections; None if this one does.
+        ask_depth: messages waiting in a queue, where no session is told; None if nobody can be asked.
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class EpochSource:
         runtime: Runtime | None = None,
         list_queues: Callable[[], Sequence[str]] | None = None,
         pool: ReceiverPool | None = None,
+        ask_depth: Callable[[str], int | None] | None = None,
     ) -> None:
         self._settings = settings
         decoder = make_consumer.decoder if pool is None else pool.decoder
@@ -104,6 +108,7 @@ class EpochSource:
         for one in settings.by_queue():
             self._lanes.add(one)
         self._watch = self._make_watch(list_queues)
+        self._backlog = None if ask_depth is None else BacklogWatch(ask_depth, self._untold, self._runtime)
         self._crowded = False
         self._filling = Filling(settings, self._lanes, self._runtime)
         self._timings = Timings(self._runtime)
@@ -162,6 +167,8 @@ class EpochSource:
         self._lanes.start()
         if self._first_call:
             self._first_call = False
+            if self._backlog is not None:
+                self._backlog.begin()
             self._filling.await_first_messages()
             self._filling.await_overdue()
         self._lanes.pump()
@@ -233,6 +240,8 @@ class EpochSource:
         """Close the connections. Usually Spark ends the process before it gets here."""
         if self._watch is not None:
             self._watch.stop()
+        if self._backlog is not None:
+            self._backlog.stop()
         self._lanes.stop()
 
     def message_ids(self, raws: Sequence[Any]) -> list[str | None]:
@@ -241,7 +250,13 @@ class EpochSource:
 
     def counters(self) -> Counters:
         """What a user sees in the query's progress (rule 8)."""
-        return sum((lane.counters() for lane in self._lanes), Counters())
+        return sum(map(self._counters_of, self._lanes), Counters())
+
+    def _counters_of(self, lane: Lane) -> Counters:
+        counters = lane.counters()
+        if counters.backlog is not None or self._backlog is None:
+            return counters
+        return replace(counters, backlog=self._backlog.seen(lane.name))
 
     def report(self) -> dict[str, Any]:
         """The counters and the times of the last epochs, under their documented names."""
@@ -263,6 +278,10 @@ class EpochSource:
             settings.endpoint.connect_timeout_s,
             self._runtime,
         )
+
+    def _untold(self) -> list[str]:
+        """Queues whose depth no session is told."""
+        return [lane.name for lane in list(self._lanes) if lane.sessions.newest_depth is None]
 
     def _find_queues(self) -> None:
         """Have a lane for each queue that matches by now; a bounded run keeps to those it began with."""

@@ -27,7 +27,7 @@ from pyspark_mq.sources.facts import (
 )
 from pyspark_mq.sources.management import Management
 
-__all__ = ["ask_beside", "ask_queue", "ask_server"]
+__all__ = ["ask_beside", "ask_depth", "ask_queue", "ask_server"]
 
 _MS = 1000
 
@@ -62,6 +62,16 @@ def ask_queue(management: Management, queue: str) -> QueueFacts:
         RefusedError: it does, and does not tell.
     """
     return _INQUIRIES[management.endpoint.broker.name].queue(management, queue)
+
+
+def ask_depth(management: Management, queue: str) -> int | None:
+    """Messages that wait in a queue and are not handed out; None if that is not told.
+
+    Raises:
+        BrokerUnavailableError: the management does not answer.
+        RefusedError: it does, and does not tell.
+    """
+    return _INQUIRIES[management.endpoint.broker.name].depth(management, queue)
 
 
 def ask_beside(endpoint: Endpoint) -> QueueFacts:
@@ -107,6 +117,12 @@ def _of_rabbitmq(management: Management, queue: str) -> QueueFacts:
     )
 
 
+def _rabbitmq_depth(management: Management, queue: str) -> int | None:
+    told = management.get("queues", management.endpoint.urls[0].virtual_host, queue) or {}
+    ready = told.get("messages_ready")
+    return ready if isinstance(ready, int) else None
+
+
 def _rabbitmq_policy(management: Management, host: str, queue: str, kind: str) -> dict[str, Any]:
     """What policies say for a queue, taken from their list.
 
@@ -144,8 +160,7 @@ def _activemq_server(management: Management) -> str:
 
 def _of_activemq(management: Management, queue: str) -> QueueFacts:
     broker = _broker(management, _CLASSIC_BROKER, "TransportConnectors")[1]
-    name = queue.translate(_CLASSIC_ENCODED)
-    queues = management.read(f"{_CLASSIC_BROKER},destinationType=Queue,destinationName={name}", *_CLASSIC_QUEUE)
+    queues = management.read(_classic_queue(queue), *_CLASSIC_QUEUE)
     connectors = broker.get("TransportConnectors")
     url = management.endpoint.urls[0]
     return of_activemq(
@@ -156,15 +171,28 @@ def _of_activemq(management: Management, queue: str) -> QueueFacts:
     )
 
 
+def _classic_queue(queue: str) -> str:
+    return f"{_CLASSIC_BROKER},destinationType=Queue,destinationName={queue.translate(_CLASSIC_ENCODED)}"
+
+
+def _activemq_depth(management: Management, queue: str) -> int | None:
+    return _waiting(management.read(_classic_queue(queue), "QueueSize", "InFlightCount"), "QueueSize", "InFlightCount")
+
+
+def _waiting(queues: Mapping[str, Mapping[str, Any]], everything: str, handed_out: str) -> int | None:
+    counts = [(one.get(everything), one.get(handed_out)) for one in queues.values()]
+    known = [(all_, out) for all_, out in counts if isinstance(all_, int) and isinstance(out, int)]
+    # The two are counted one after the other.
+    return sum(max(0, all_ - out) for all_, out in known) if known else None
+
+
 def _artemis_server(management: Management) -> str:
     return f"ActiveMQ-Artemis/{_broker(management, _ARTEMIS_BROKER, 'Version')[1].get('Version', '')}"
 
 
 def _of_artemis(management: Management, queue: str) -> QueueFacts:
     mbean, _ = _broker(management, _ARTEMIS_BROKER, "Version")
-    name = queue.rpartition("::")[2]
-    pattern = f"{mbean},component=addresses,subcomponent=queues,queue={_quoted(name)},*"
-    queues = management.read(pattern, *_ARTEMIS_QUEUE)
+    queues = management.read(_artemis_queue(mbean, queue), *_ARTEMIS_QUEUE)
     found = next(iter(queues.values()), {})
     address = str(found.get("Address") or queue.partition("::")[0])
     answer = management.call(mbean, "getAddressSettingsAsJSON(java.lang.String)", address)
@@ -175,6 +203,16 @@ def _of_artemis(management: Management, queue: str) -> QueueFacts:
         addresses = management.read(f"{mbean},component=addresses,address={_quoted(target)},*", "QueueNames")
         facts = replace(facts, dead_letters_arrive=any(one.get("QueueNames") for one in addresses.values()))
     return facts
+
+
+def _artemis_queue(mbean: str, queue: str) -> str:
+    return f"{mbean},component=addresses,subcomponent=queues,queue={_quoted(queue.rpartition('::')[2])},*"
+
+
+def _artemis_depth(management: Management, queue: str) -> int | None:
+    mbean, _ = _broker(management, _ARTEMIS_BROKER, "Version")
+    found = management.read(_artemis_queue(mbean, queue), "MessageCount", "DeliveringCount")
+    return _waiting(found, "MessageCount", "DeliveringCount")
 
 
 def _settings(answer: object) -> dict[str, Any]:
@@ -198,12 +236,13 @@ class _Inquiry(NamedTuple):
 
     server: Callable[[Management], str]
     queue: Callable[[Management, str], QueueFacts]
+    depth: Callable[[Management, str], int | None]
 
 
 _INQUIRIES: Mapping[str, _Inquiry] = MappingProxyType(
     {
-        "rabbitmq": _Inquiry(_rabbitmq_server, _of_rabbitmq),
-        "activemq": _Inquiry(_activemq_server, _of_activemq),
-        "artemis": _Inquiry(_artemis_server, _of_artemis),
+        "rabbitmq": _Inquiry(_rabbitmq_server, _of_rabbitmq, _rabbitmq_depth),
+        "activemq": _Inquiry(_activemq_server, _of_activemq, _activemq_depth),
+        "artemis": _Inquiry(_artemis_server, _of_artemis, _artemis_depth),
     }
 )

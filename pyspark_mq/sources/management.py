@@ -41,7 +41,7 @@ class Management:
 
     Attributes:
         url: without user and password.
-        username, password: those of the URL, or else of the connection.
+        username, password: those of the URL; None where they are those of the connection.
     """
 
     endpoint: Endpoint
@@ -66,10 +66,16 @@ class Management:
             place, parts = "", urlsplit("")
         if parts.scheme not in ("http", "https") or not place or parts.query or parts.fragment:
             raise OptionError("managementUrl", f"{redact(text)!r} is not accepted; accepted is such as {listing.url}")
-        username, password = endpoint.credentials(endpoint.urls[0])
-        if parts.username is not None:
-            username, password = unquote(parts.username), unquote(parts.password or "")
-        return cls(endpoint, f"{parts.scheme}://{place}{parts.path.rstrip('/')}", username, password)
+        url = f"{parts.scheme}://{place}{parts.path.rstrip('/')}"
+        if parts.username is None:
+            return cls(endpoint, url)
+        return cls(endpoint, url, unquote(parts.username), unquote(parts.password or ""))
+
+    def credentials(self) -> tuple[str | None, str | None]:
+        """User and password. Those of the connection may change (option `passwordFile`)."""
+        if self.username is not None:
+            return self.username, self.password
+        return self.endpoint.credentials(self.endpoint.urls[0])
 
     def names(self) -> list[str]:
         """Names of all queues that can be read, sorted.
@@ -173,8 +179,12 @@ class Management:
 
     def _ask(self, path: str, body: object = None, *, missing_is_none: bool = False) -> Any:
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        if self.username is not None:
-            login = base64.b64encode(f"{self.username}:{self.password or ''}".encode()).decode()
+        try:
+            username, password = self.credentials()
+        except OptionError as unreadable:  # while the file is being replaced
+            raise BrokerUnavailableError(self._problem(str(unreadable))) from None
+        if username is not None:
+            login = base64.b64encode(f"{username}:{password or ''}".encode()).decode()
             headers["Authorization"] = f"Basic {login}"
         # The consoles' agents refuse who does not say from where he comes (Jolokia, "strict-checking").
         headers["Origin"] = f"{urlsplit(self.url).scheme}://localhost"
@@ -189,7 +199,7 @@ class Management:
                 return None
             text = f"it answers {error.code} {error.reason}"
             if error.code in (401, 403):
-                text += f"; user '{self.username}' needs the right to look at the broker's management"
+                text += f"; user '{username}' needs the right to look at the broker's management"
             if error.code >= 500:
                 raise BrokerUnavailableError(self._problem(text)) from None
             raise self.refused(text) from None

@@ -103,7 +103,7 @@ _TABLE = (
     Option(
         "managementUrl",
         _READ,
-        "required with `queuePattern`, and asked by the command "
+        "required with `queuePattern`; asked for the [backlog](#counters) where no session is told, and by the command "
         "[`doctor`](command-line.md#doctor-what-is-wrong-before-a-query-meets-it): the HTTP API of RabbitMQ "
         "(`http://host:15672`, plugin `rabbitmq_management`), "
         "or Jolokia of the console of ActiveMQ Classic (`http://host:8161/api/jolokia`) or Artemis "

@@ -22,6 +22,7 @@ from pyspark_mq.dedup import CheckpointOnly, SeenStore
 from pyspark_mq.sources import consumer_class
 from pyspark_mq.sources.base import Consumer
 from pyspark_mq.sources.epochs import EpochSource, Limit, Position, Run
+from pyspark_mq.sources.inquiry import ask_depth
 from pyspark_mq.sources.processes.pool import Pool
 from pyspark_mq.sources.receiver import watch_parent
 from pyspark_mq.sources.settings import Settings
@@ -108,7 +109,16 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         gc.set_threshold(100_000, 50, 50)
         if self._options.settings.receivers > 1:
             self._pool = Pool(self._options.settings.receivers, self._builder.names)
-        return EpochSource(self._options.settings, self._consumer(), partial(_store, self._options), pool=self._pool)
+        settings, management = self._options.settings, self._options.settings.management
+        if settings.endpoint.topic is not None:
+            management = None  # the depth of a topic is that of its subscriptions, which are many queues
+        return EpochSource(
+            settings,
+            self._consumer(),
+            partial(_store, self._options),
+            pool=self._pool,
+            ask_depth=None if management is None else partial(ask_depth, management),
+        )
 
     def _consumer(self) -> type[Consumer]:
         return consumer_class(self._options.settings.endpoint.protocol)

@@ -19,9 +19,10 @@ from testbed.rabbitmq_node import RabbitNode
 from tests.conftest import missing
 from tests.support.engine import At, Crashed, Engine
 
+PLUGINS = ("rabbitmq_management", "rabbitmq_stomp")
 NODES = {
-    "rabbitmq": (lambda: RabbitNode(plugins=("rabbitmq_management",)), AMQP_0_9_1),
-    "rabbitmq4.3": (lambda: RabbitNode(version="4.3", plugins=("rabbitmq_management",)), AMQP_0_9_1),
+    "rabbitmq": (lambda: RabbitNode(plugins=PLUGINS), AMQP_0_9_1),
+    "rabbitmq4.3": (lambda: RabbitNode(version="4.3", plugins=PLUGINS), AMQP_0_9_1),
     "activemq": (ActiveMqNode, STOMP),
     "artemis": (ArtemisNode, AMQP_1_0),
 }
@@ -117,3 +118,36 @@ def test_nobody_there_is_told(broker: tuple[dict[str, str], RabbitNode | JavaNod
     options, _ = broker
     with pytest.raises(BrokerUnavailableError, match="does not answer"):
         names(options, managementUrl="http://127.0.0.1:9/")
+
+
+def test_the_management_tells_the_backlog_where_no_session_is_told(
+    broker: tuple[dict[str, str], RabbitNode | JavaNode],
+) -> None:
+    options, node = broker
+    if options["broker"] == "artemis":
+        pytest.skip("its sessions are told, over STOMP")
+    queue = f"backlog-{uuid.uuid4().hex[:8]}"
+    node.declare(queue)
+    node.publish(queue, (b"%d" % number for number in range(300)), protocol=STOMP)
+    given = {**options, "protocol": STOMP, "url": node.url(STOMP), "queue": queue, "prefetch": 100}
+    with Engine(**given, maxMessagesPerTrigger=50) as engine:
+        engine.batch()
+        assert poll(lambda: engine.counters()["backlog"] == 200, 40)
+    del given["managementUrl"]
+    with Engine(**given, maxMessagesPerTrigger=50) as engine:
+        engine.batch()
+        assert engine.counters()["backlog"] is None
+    node.delete(queue)
+
+
+def test_artemis_tells_it_over_amqp_1_0(broker: tuple[dict[str, str], RabbitNode | JavaNode]) -> None:
+    options, node = broker
+    if options["broker"] != "artemis":
+        pytest.skip("of Artemis")
+    queue = f"backlog-{uuid.uuid4().hex[:8]}"
+    node.declare(queue)
+    node.publish(queue, (b"%d" % number for number in range(300)), protocol=AMQP_1_0)
+    with Engine(**options, queue=queue, prefetch=100, maxMessagesPerTrigger=50) as engine:
+        engine.batch()
+        assert poll(lambda: engine.counters()["backlog"] == 200, 40)
+    node.delete(queue)

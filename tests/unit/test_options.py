@@ -465,11 +465,11 @@ def test_a_pattern_needs_a_place_to_look_and_has_the_login_of_the_connection() -
     assert str(refusal(by_name)).endswith("for example http://host:8161/console/jolokia")
     management = parse_options({**by_name, "managementUrl": "http://h:1/x/"}).settings.management
     assert management is not None
-    assert (management.url, management.username, management.password) == ("http://h:1/x", "joe", "hushhush")
+    assert (management.url, *management.credentials()) == ("http://h:1/x", "joe", "hushhush")
     assert "hushhush" not in repr(management)
     management = parse_options({**by_name, "managementUrl": "https://ann:s%40crets@h/x"}).settings.management
     assert management is not None
-    assert (management.url, management.username, management.password) == ("https://h/x", "ann", "s@crets")
+    assert (management.url, *management.credentials()) == ("https://h/x", "ann", "s@crets")
     assert parsed(managementUrl="http://h:1").settings.management is not None  # the command `doctor` asks there
 
 

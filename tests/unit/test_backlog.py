@@ -1,0 +1,60 @@
+"""Depths that are asked for beside the sessions: when, and what is known while nobody answers."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pyspark_mq.errors import BrokerUnavailableError
+from pyspark_mq.sources.backlog import BacklogWatch
+from pyspark_mq.sources.runtime import Threads
+
+
+class Steps(Threads):
+    """Runs what is spawned a step at a time."""
+
+    life: Iterator[float]
+    spawned = 0
+
+    def spawn(self, name: str, life: Iterator[float], interrupt: threading.Event) -> Any:
+        self.life, self.spawned = life, self.spawned + 1
+        return object()
+
+
+def test_only_queues_that_are_asked_for_are_known_and_only_the_newest(caplog: pytest.LogCaptureFixture) -> None:
+    depths: dict[str, int | Exception | None] = {"a": 5, "b": None, "c": 9}
+    asked = ["a", "b"]
+
+    def ask(queue: str) -> int | None:
+        depth = depths[queue]
+        if isinstance(depth, Exception):
+            raise depth
+        return depth
+
+    runtime = Steps()
+    watch = BacklogWatch(ask, lambda: list(asked), runtime)
+    assert watch.seen("a") is None
+    watch.begin()
+    watch.begin()
+    assert runtime.spawned == 1
+    assert next(runtime.life) > 0
+    assert [watch.seen(name) for name in "abc"] == [5, None, None]
+    depths["a"] = 7
+    asked.append("c")
+    next(runtime.life)
+    assert [watch.seen(name) for name in "abc"] == [7, None, 9]
+    depths["b"] = BrokerUnavailableError("nobody there")
+    with caplog.at_level(logging.WARNING):
+        next(runtime.life)
+        next(runtime.life)
+    assert [watch.seen(name) for name in "abc"] == [None, None, None]
+    assert len(caplog.records) == 1
+    depths["b"] = 0
+    next(runtime.life)
+    assert [watch.seen(name) for name in "abc"] == [7, 0, 9]
+    watch.stop()
+    assert list(runtime.life) == []
