@@ -178,9 +178,14 @@ class Job:
         """What the job wrote to its standard streams, over all starts."""
         return self.folder / "job.log"
 
+    @property
+    def running(self) -> bool:
+        """Has it been started, and not ended?"""
+        return self._process is not None and self._process.poll() is None
+
     def keep_alive(self) -> None:
         """Start it if it is not running."""
-        if self._process is None or self._process.poll() is not None:
+        if not self.running:
             self._start()
 
     def _start(self) -> None:
