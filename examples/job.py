@@ -23,6 +23,8 @@ os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
+from pyspark_mq import QueueListener
+
 #: How many characters of a failure are printed.
 _SHOWN = 4_000
 
@@ -33,6 +35,8 @@ def main() -> int:
     spark = SparkSession.builder.master(arguments.master).appName("queue to parquet")
     spark = spark.config("spark.ui.enabled", "false").getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
+    if arguments.prometheus is not None:
+        spark.streams.addListener(QueueListener(prometheus=arguments.prometheus))
 
     messages = (
         spark.readStream.format("mq")
@@ -125,6 +129,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--master", default="local[2]", help="of Spark (%(default)s)")
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="of the source")
     parser.add_argument("--restarts", type=int, default=0, help="of the query, when it has failed")
+    parser.add_argument("--prometheus", metavar="HOST:PORT", help="serve metrics there (extra 'otel')")
     parser.add_argument("--report", help="file for the source's counters, a JSON line an epoch")
     return parser.parse_args()
 

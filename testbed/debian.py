@@ -21,7 +21,7 @@ from types import MappingProxyType
 from testbed.distributions import cache_folder, put_in_place, run_to_end
 from testbed.process import NodeError
 
-__all__ = ["RABBITMQ_SUITES", "fetch_rabbitmq", "within"]
+__all__ = ["RABBITMQ_SUITES", "fetch_rabbitmq", "run_or_fail", "within"]
 
 #: Beginning of the version -> suite. `testing` moves on: its RabbitMQ is that version or a later one.
 RABBITMQ_SUITES: Mapping[str, str] = MappingProxyType({"4.0": "trixie", "4.3": "testing"})
@@ -62,7 +62,7 @@ def fetch_rabbitmq(version: str) -> Path:
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
         root = Path(temporary, "root")
         for package in _download(suite, Path(temporary)):
-            _run(["dpkg-deb", "--extract", str(package), str(root)])
+            run_or_fail(["dpkg-deb", "--extract", str(package), str(root)])
         put_in_place(root, folder)
     return folder
 
@@ -88,12 +88,17 @@ def _download(suite: str, place: Path) -> list[Path]:
     }
     (place / "apt.conf").write_text("".join(f'{name} "{value}";\n' for name, value in settings.items()), "utf-8")
     environment = {**os.environ, "APT_CONFIG": str(place / "apt.conf"), "LC_ALL": "C.UTF-8"}
-    _run(["apt-get", "update"], environment)
-    _run(["apt-get", "install", "--yes", "--download-only", *_PACKAGES], environment)
+    run_or_fail(["apt-get", "update"], environment)
+    run_or_fail(["apt-get", "install", "--yes", "--download-only", *_PACKAGES], environment)
     return sorted((place / "cache" / "archives").glob("*.deb"))
 
 
-def _run(command: list[str], environment: Mapping[str, str] | None = None) -> None:
+def run_or_fail(command: list[str], environment: Mapping[str, str] | None = None) -> None:
+    """Run a program to its end.
+
+    Raises:
+        NodeError: it fails, or takes too long.
+    """
     try:
         code, said = run_to_end(command, _TIMEOUT_S, environment)
     except subprocess.TimeoutExpired:

@@ -9,12 +9,13 @@ killed as well. Then it counts. The exit code says whether every message is in t
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 from rich.console import Console
@@ -24,13 +25,16 @@ from pyspark_mq.brokers import BROKERS
 from pyspark_mq.errors import MqError
 from pyspark_mq.sources.url import redact
 from testbed.audit import Verdict, print_rows
+from testbed.ports import LOOPBACK, ReservedPort
 from testbed.process import NodeError
+from testbed.prometheus import Prometheus, draw, panels
 from testbed.queues import OwnBroker, PrivateBroker
 from testbed.spark_cluster import SparkCluster
 from testbed.storm import Job, Publisher, Storm
 
 #: Between two faults, from the first epoch after the last one.
 PAUSE_S = 2.0
+DASHBOARD = Path(__file__).resolve().parent.parent / "docs" / "grafana" / "pyspark-mq.json"
 DRAIN_TIMEOUT_S = 120.0
 
 
@@ -43,13 +47,23 @@ def main() -> int:
         try:
             broker = _broker(arguments, console, stack)
             cluster = _cluster(arguments, console, stack)
+            prometheus = _prometheus(arguments, console, stack)
             if broker.left():
                 console.print(f"[red]queue '{arguments.queue}' is not empty; the demo needs one of its own")
                 return 2
         except (MqError, NodeError) as unusable:
             console.print(f"[red]{unusable}", highlight=False)
             return 2
-        return _run(arguments, console, folder, broker, cluster)
+        return _run(arguments, console, folder, broker, cluster, prometheus)
+
+
+def _prometheus(arguments: argparse.Namespace, console: Console, stack: ExitStack) -> Prometheus | None:
+    if arguments.dashboard is None:
+        return None
+    served = stack.enter_context(closing(ReservedPort()))
+    prometheus = stack.enter_context(Prometheus(f"{LOOPBACK}:{served.number}"))
+    console.print(f"Prometheus is at {prometheus.url} while this runs", highlight=False)
+    return prometheus
 
 
 def _cluster(arguments: argparse.Namespace, console: Console, stack: ExitStack) -> SparkCluster | None:
@@ -74,8 +88,9 @@ def _run(
     folder: Path,
     broker: PrivateBroker | OwnBroker,
     cluster: SparkCluster | None,
+    prometheus: Prometheus | None,
 ) -> int:
-    began = time.monotonic()
+    began, began_s = time.monotonic(), time.time()
     with _progress(console) as progress:
         task = progress.add_task("published", total=arguments.messages)
         publisher = Publisher(
@@ -87,6 +102,8 @@ def _run(
         job = Job(broker.name, broker.url, arguments.queue, folder, broker.options)
         if cluster is not None:
             job.master, job.spark = cluster.url, cluster.settings
+        if prometheus is not None:
+            job.prometheus = prometheus.target
         storm = Storm(
             publisher,
             job,
@@ -99,6 +116,11 @@ def _run(
         except TimeoutError as late:
             console.print(f"[red]{late}")
             console.print(redact(job.log.read_text("utf-8", "replace")[-4000:]), markup=False, highlight=False)
+        else:
+            if prometheus is not None:
+                board = json.loads(DASHBOARD.read_text("utf-8"))
+                draw(panels(board, prometheus, began_s, time.time()), arguments.dashboard)
+                console.print(f"the dashboard is in {arguments.dashboard}", highlight=False)
         finally:
             publisher.stop()
             job.stop()
@@ -159,6 +181,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--url", help="a broker of yours, which is then not restarted")
     parser.add_argument("--queue", default=f"pyspark-mq-demo-{uuid.uuid4().hex[:8]}")
     parser.add_argument("--cluster", action="store_true", help="on a standalone cluster of Spark with two workers")
+    parser.add_argument("--dashboard", type=Path, nargs="?", const=Path("dashboard.png"), metavar="FILE",
+                        help="watch it by Prometheus, and draw the dashboard of docs/grafana into a file")  # fmt: skip
     parser.add_argument("--messages", type=int, default=100_000)
     parser.add_argument("--rate", type=int, default=1_000, help="messages a second")
     arguments = parser.parse_args()

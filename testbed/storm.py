@@ -149,6 +149,7 @@ class Job:
         options: of the source.
         master: of Spark.
         spark: settings of Spark.
+        prometheus: `host:port` where it serves its metrics; None for nowhere.
     """
 
     broker: str
@@ -158,6 +159,7 @@ class Job:
     options: dict[str, str] = field(default_factory=dict)
     master: str = "local[2]"
     spark: dict[str, str] = field(default_factory=dict)
+    prometheus: str | None = None
     starts: int = 0
     _process: subprocess.Popen[bytes] | None = None
     _reported: int = 0
@@ -202,6 +204,8 @@ class Job:
         ]
         command += ["--output", str(self.output), "--checkpoint", str(self.folder / "checkpoint")]
         command += ["--report", str(self.report), "--restarts", str(_RESTARTS), "--master", self.master]
+        if self.prometheus is not None:
+            command += ["--prometheus", self.prometheus]
         for name, value in self.options.items():
             command += ["--option", f"{name}={value}"]
         paths = [str(_ROOT), os.environ.get("PYTHONPATH", "")]

@@ -29,6 +29,8 @@ _STEPS: Mapping[str, str] = {
     "addBatch": "run",
     "commitOffsets": "write commit",
 }
+#: From a step of a trickle to the batch of a busy cluster.
+_DURATION_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 #: Epochs whose confirmation may still be reported.
 _EPOCHS_KEPT = 16
 
@@ -69,7 +71,10 @@ class Metrics:
         self._counters: dict[str, Any] = {}
         self._gauges: dict[str, Any] = {}
         self._durations = meter and meter.create_histogram(
-            "pyspark_mq.trigger.duration", "s", "Steps of a trigger with rows, by Spark's clock"
+            "pyspark_mq.trigger.duration",
+            "s",
+            "Steps of a trigger with rows, by Spark's clock",
+            explicit_bucket_boundaries_advisory=_DURATION_BUCKETS_S,
         )
 
     def add(self, label: str, now: Reading, grown: Mapping[str, int]) -> None:

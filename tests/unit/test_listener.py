@@ -97,6 +97,7 @@ def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
     asked = set(re.findall(r"pyspark_mq_[a-z_]+", DASHBOARD.read_text("utf-8")))
     assert len(asked) > 10
     assert {name for name in asked if f"\n{name}{{" not in page} == set()
+    assert 'le="0.025"' in page, "the buckets are of seconds"
     for label in ("query=", "messaging_destination_name=", "step=", "le="):
         assert label in page
 
