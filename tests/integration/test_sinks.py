@@ -200,16 +200,58 @@ def test_the_code_of_the_page_sorts_into_folders(spark: Any, rabbit: RabbitNode,
         ids = rabbit.publish(queue, good + bad)
         sent |= {name: (queue, body in good, body) for name, body in zip(ids, good + bad, strict=True)}
     messages = spark.readStream.format("mq").options(broker="rabbitmq", url=rabbit.url(), queue=",".join(queues)).load()
-    code = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)[0]
-    for folder in ("rows", "checkpoint"):  # Spark has a folder of its own
-        code = code.replace(f'"{folder}"', repr(str(tmp_path / folder)))
-    names: dict[str, Any] = {"messages": messages}
-    exec(compile(code, PAGE.name, "exec"), names)
+    write, read = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)[:2]
+    names: dict[str, Any] = {"messages": messages, "spark": spark}
+
+    def run(code: str) -> None:
+        for folder in ("rows", "checkpoint"):  # Spark has a folder of its own
+            code = code.replace(f'"{folder}"', repr(str(tmp_path / folder)))
+        exec(compile(code.replace("'orders'", f"'{queues[0]}'"), PAGE.name, "exec"), names)
+
+    run(write)
     names["query"].awaitTermination(120)
     assert names["query"].exception() is None
     rows = spark.read.parquet(str(tmp_path / "rows")).collect()
     for queue in queues:
         rabbit.delete(queue)
     assert len(rows) == len(sent)
-    assert {row.messageId: (row.destination, row.readable, bytes(row.body)) for row in rows} == sent
-    assert sorted(row.value.id for row in rows if row.readable) == sorted([*range(20), *range(20)])
+    assert {row.messageId: (row.destination, row.readable == "true", bytes(row.body)) for row in rows} == sent
+    assert sorted(row.value.id for row in rows if row.readable == "true") == sorted([*range(20), *range(20)])
+    run(read)
+    assert sorted(bytes(row.body) for row in names["dead"].collect()) == sorted(bad)
+
+
+def test_a_batch_is_known_by_its_query_as_well(
+    spark: Any, postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGPASSWORD", postgres.password)
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)  # which the example sets
+    found = importlib.util.spec_from_file_location("to_postgres", EXAMPLES / "to_postgres.py")
+    assert found is not None
+    assert found.loader is not None
+    example = importlib.util.module_from_spec(found)
+    found.loader.exec_module(example)
+    postgres.ask(example._TABLES)
+    schema = "messageId string, timestamp timestamp, body binary"
+    spark.createDataFrame([("a", None, b"1"), ("b", None, b"2")], schema).write.parquet(str(tmp_path / "rows"))
+
+    def count_after(checkpoint: Path) -> int:
+        batches = (
+            spark.readStream.schema(schema)
+            .parquet(str(tmp_path / "rows"))
+            .writeStream.foreachBatch(lambda batch, batch_id: example.write(batch, batch_id, postgres.url))
+        )
+        query = batches.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+        assert query.awaitTermination(120)
+        ((count,),) = postgres.ask("SELECT count(*) FROM messages")
+        return int(count)
+
+    first = tmp_path / "first"
+    assert count_after(first) == 2
+    # As a crash before the commit leaves it.
+    for commit in (first / "commits").glob("*0*"):
+        commit.unlink()
+    assert count_after(first) == 2
+    assert (first / "commits" / "0").exists()
+    assert count_after(tmp_path / "second") == 4
+    postgres.ask("DROP TABLE messages, batches")
