@@ -46,7 +46,6 @@ def main() -> int:
     spark = SparkSession.builder.master(arguments.master).appName("queues to tables")
     spark = spark.config("spark.ui.enabled", "false").getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
-
     messages = (
         spark.readStream.format("mq")
         .options(broker=arguments.broker, url=arguments.url, queue=",".join(SCHEMAS))
@@ -59,7 +58,6 @@ def main() -> int:
         .option("checkpointLocation", arguments.checkpoint)
         .start()
     )
-
     try:
         query.awaitTermination()
     except StreamingQueryException as failure:
