@@ -141,7 +141,7 @@ class Publisher(threading.Thread):
 
 @dataclass
 class Job:
-    """``examples/job.py`` as a process tree, started again whenever it has ended.
+    """``examples/job.py`` as a process tree, started again whenever it has ended; another program in a subclass.
 
     Attributes:
         broker, url, queue: what it reads.
@@ -190,8 +190,8 @@ class Job:
         if not self.running:
             self._start()
 
-    def _start(self) -> None:
-        self.starts += 1
+    def command(self) -> list[str]:
+        """What is started: interpreter, program and arguments."""
         command = [
             sys.executable,
             str(_ROOT / "examples" / "job.py"),
@@ -208,6 +208,10 @@ class Job:
             command += ["--prometheus", self.prometheus]
         for name, value in self.options.items():
             command += ["--option", f"{name}={value}"]
+        return command
+
+    def _start(self) -> None:
+        self.starts += 1
         paths = [str(_ROOT), os.environ.get("PYTHONPATH", "")]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         environment["PYSPARK_PYTHON"] = sys.executable
@@ -217,7 +221,7 @@ class Job:
         environment["JDK_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdout=log, stderr=log, env=environment, start_new_session=True, cwd=self.folder
+                self.command(), stdout=log, stderr=log, env=environment, start_new_session=True, cwd=self.folder
             )
 
     # -- what can be killed

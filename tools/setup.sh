@@ -89,6 +89,7 @@ missing_packages() {
     compgen -G '/usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin/rabbitmq-server' >/dev/null ||
         echo rabbitmq-server
     command -v redis-server >/dev/null || echo redis-server
+    compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || command -v initdb >/dev/null || echo postgresql
     command -v openssl >/dev/null || echo openssl
     [[ -n ${JAVA_HOME:-} ]] || command -v java >/dev/null || echo openjdk-17-jre-headless
     command -v mvn >/dev/null || echo maven

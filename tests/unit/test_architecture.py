@@ -49,6 +49,7 @@ NOT_SHIPPED = {
     "docker",
     "testcontainers",
     "psutil",
+    "psycopg",
     "rich",
 }
 #: What makes columns of deliveries in a receiver process, which has no Spark.
