@@ -27,7 +27,7 @@ test: ready ## Run every test once, against brokers of their own: each law on ea
 	$(BIN)/python -m pytest --numprocesses 4 --dist loadgroup $(ARGS)
 
 test-all: ready ## Run every test on every broker and protocol
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --all $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadgroup --all $(ARGS)
 
 test-containers: ready ## Run the tests against brokers in containers
 	@BIN="$(BIN)" tools/containers.sh env CI=true $(BIN)/python -m pytest tests/containers $(ARGS)
