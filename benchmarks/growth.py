@@ -24,6 +24,7 @@ from benchmarks.figures import Turn
 from benchmarks.parts import Part, Say, Table, whole_numbers
 from benchmarks.turns import Arena, measure
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
+from testbed.process import NodeError, poll
 
 __all__ = ["CASES", "Growth", "LoneDrain", "flat", "per_thousand", "rate_of_last"]
 
@@ -32,8 +33,8 @@ _PROTOCOLS = (AMQP_0_9_1, STOMP, AMQP_1_0)
 _BODY_BYTES = 200
 #: Of a size as many turns as this is in all, at most `--rounds`.
 _MESSAGES_OF_A_SIZE = 1_000_000
-#: Backlogs above it are read by ours alone: it takes ten minutes to publish ten million.
-_BARE_MOST = 1_000_000
+#: Of a larger backlog so many are read, by ours and then by the bare client.
+_READ_MOST = 2_000_000
 #: How many messages behind the moment at which the window of IDs is full are measured.
 _BEHIND_WINDOW = 100_000
 #: So many bytes more than twice the limit are in the queue when that is looked at.
@@ -51,16 +52,17 @@ class LoneDrain(Drain):
         said: what it said of each epoch, and of the end.
     """
 
-    def __init__(self, url: str, queue: str, messages: int, options: Mapping[str, str]) -> None:
+    def __init__(self, url: str, queue: str, messages: int, options: Mapping[str, str], what: str = "drain") -> None:
         self._given = {"broker": "rabbitmq", "url": url, "queue": queue, **options}
         self._messages = messages
+        self._what = what
         self.said: list[dict[str, Any]] = []
 
     def start(self) -> None:
         self._folder = tempfile.TemporaryDirectory()
         options = {**self._given, "idLog": str(Path(self._folder.name, "ids"))}
         self._child = spawn(
-            [sys.executable, "-m", "benchmarks.lone", "drain", str(self._messages), json.dumps(options)]
+            [sys.executable, "-m", "benchmarks.lone", self._what, str(self._messages), json.dumps(options)]
         )
 
     def check(self) -> None:
@@ -152,21 +154,25 @@ def _backlogs(arena: Arena, sizes: Sequence[int], rounds: int, say: Say) -> list
                 continue
             say(f"backlog of {size:,}, round {number + 1}")
             shape = Shape(_BODY_BYTES, headers=False)
-            queue = arena.filled(_CONTENDER, shape, size)
             # The smallest backlog is to fill the window of messages, and that of IDs: else it would take less memory
             # only because they are not full. For the same reason nothing is carried for longer than it has to be:
             # that is five seconds by default, which a small backlog does not last.
             options = {"maxMessagesPerTrigger": str(max(1, min(sizes) // 2)), "dedupWindow": str(min(sizes)),
                        "settleGrace": "0s"}  # fmt: skip
-            drain = LoneDrain(arena.node.url(), queue, size, options)
-            ours = measure(arena, queue, drain, size)
-            arena.node.delete(queue)
-            turn = {"rate": ours.rate, "source_us": _source_us(ours), "peak": drain.peak}
-            if size <= _BARE_MOST:
-                queue = arena.filled(_BARE, shape, size)
-                bare = measure(arena, queue, BareDrain(_BARE, arena.node.url(), queue, size), size)
+            read = min(size, _READ_MOST)
+            queue = arena.filled(_CONTENDER, shape, size)
+            drain = LoneDrain(arena.node.url(), queue, read, options, "drain" if read == size else "read")
+            ours = measure(arena, queue, drain, read, None if read == size else size)
+            if read == size:
                 arena.node.delete(queue)
-                turn |= {"bare_rate": bare.rate, "bare_us": _source_us(bare)}
+                queue = arena.filled(_BARE, shape, size)
+            left = _at_rest(arena, queue)
+            bare = measure(
+                arena, queue, BareDrain(_BARE, arena.node.url(), queue, read), read, None if read == left else left
+            )
+            arena.node.delete(queue)
+            turn = {"rate": ours.rate, "source_us": _source_us(ours), "peak": drain.peak, "bare_rate": bare.rate,
+                    "bare_us": _source_us(bare), "read": read}  # fmt: skip
             measured[size].append(turn)
     return [{"messages": size, "turns": turns} for size, turns in measured.items()]
 
@@ -251,6 +257,13 @@ def _bound(arena: Arena, limit: int, say: Say) -> dict[str, Any]:
     }
 
 
+def _at_rest(arena: Arena, queue: str) -> int:
+    """Messages that wait, once what a reader held has come back."""
+    if not poll(lambda: arena.node.counts(queue).unacked == 0, 60):
+        raise NodeError(f"{queue} has {arena.node.counts(queue)}")
+    return arena.node.counts(queue).ready
+
+
 def _source_us(turn: Turn) -> float:
     """CPU microseconds a message of the process that reads: what the machine does besides changes it least."""
     return turn.cpu_s["source"] / turn.messages * 1e6
@@ -300,39 +313,36 @@ def flat(values: Sequence[float]) -> float:
 
 
 def _backlog_table(measured: Sequence[Mapping[str, Any]], broker: str) -> Table:
-    def median(one: Mapping[str, Any], name: str) -> float | None:
-        found = [turn[name] for turn in one["turns"] if name in turn]
-        return statistics.median(found) if found else None
-
     names = ("rate", "bare_rate", "source_us", "bare_us", "peak")
-    medians = [(one["messages"], len(one["turns"]), *(median(one, name) for name in names)) for one in measured]
+    medians = [
+        (
+            one["messages"], len(one["turns"]),
+            *(statistics.median(turn[name] for turn in one["turns"]) for name in names),
+        )
+        for one in measured
+    ]  # fmt: skip
     return Table(
         "Backlog",
         ("messages in the queue", "turns", "messages/s", "bare pika", "of bare", "µs source", "µs bare pika",
          "most memory, MiB"),
         [
-            (f"{size:,}", str(turns), f"{rate:,.0f}", _shown(bare, ",.0f"), _shown(bare and rate / bare, ".2f"),
-             f"{source_us:.1f}", _shown(bare_us, ".1f"), f"{peak / _MIB:.0f}")
+            (f"{size:,}", str(turns), f"{rate:,.0f}", f"{bare:,.0f}", f"{rate / bare:.2f}", f"{source_us:.1f}",
+             f"{bare_us:.1f}", f"{peak / _MIB:.0f}")
             for size, turns, rate, bare, source_us, bare_us, peak in medians
         ],
         (
             f"{broker}, AMQP 0-9-1, {_BODY_BYTES}-byte bodies, medians of the turns; epochs of half the smallest "
             "backlog, a window of IDs as large as that, and `settleGrace` 0, so that each fills what is bounded by "
-            f"these and not by the backlog. Backlogs above {_BARE_MOST:,} are read by ours alone. From least to most: "
-            f"rate {flat([one[2] for one in medians]):.0%}, of bare "
-            f"{flat([one[2] / one[3] for one in medians if one[3]]):.0%}, CPU of the source "
+            f"these and not by the backlog. Of a backlog above {_READ_MOST:,} so many are read, by each. From least to "
+            f"most: rate {flat([one[2] for one in medians]):.0%}, of bare "
+            f"{flat([one[2] / one[3] for one in medians]):.0%}, CPU of the source "
             f"{flat([one[4] for one in medians]):.0%}, memory {flat([one[6] for one in medians]):.0%}.",
         ),
         {"messages a second by backlog": bars("messages a second by backlog", [
             bar for size, _, rate, bare, *_ in medians
             for bar in ((f"{size:,}", rate, True), (f"{size:,}, bare pika", bare, False))
-            if bar[1] is not None
         ])},
     )  # fmt: skip
-
-
-def _shown(value: float | None, form: str) -> str:
-    return "" if value is None else format(value, form)
 
 
 def _window_table(measured: Sequence[Mapping[str, Any]], broker: str) -> Table:

@@ -78,6 +78,12 @@ class Lone:
             self.trigger()
             counters = self.counters()
 
+    def read(self, messages: int) -> None:
+        """So many of more."""
+        while self.counters()["planned"] < messages:
+            self.trigger()
+        say(at_s=time.time(), rows=self.counters()["planned"], rss=self.rss(), peak=_peak())
+
     def hold(self, messages: int) -> None:
         """Connected, then holding them, then with them as an epoch whose payload is made."""
         self.trigger()
@@ -102,7 +108,7 @@ def _peak() -> int:
 def main(what: str, messages: int, options: Mapping[str, str]) -> None:
     """Do it, say so, and wait."""
     lone = Lone(options)
-    lone.drain(messages) if what == "drain" else lone.hold(messages)
+    {"drain": lone.drain, "read": lone.read, "hold": lone.hold}[what](messages)
     print("done", flush=True)
     sys.stdin.read()
 

@@ -7,7 +7,7 @@ query is counted, until all is settled: the contender has every message and the 
 from __future__ import annotations
 
 import contextlib
-import os
+import subprocess
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -16,11 +16,13 @@ from typing import Any
 
 from benchmarks.contenders import Contender, Shape
 from benchmarks.cpu import Usage, difference, tree_usage
-from benchmarks.drains import Drain, DrainError
+from benchmarks.drains import Drain, DrainError, spawn
 from benchmarks.figures import Turn
+from benchmarks.filler import FILL_RATE_LEAST, HEADERS, bodies, command, ids
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from testbed.nodes import make_node
 from testbed.process import Node, NodeError, ProcessNode, poll
+from testbed.rabbitmq_node import RabbitNode
 
 __all__ = ["Arena", "measure"]
 
@@ -29,14 +31,10 @@ _SETTLED_POLL_S = 0.03
 _FIRST_TIMEOUT_S = 60.0
 _TURN_TIMEOUT_S = 600.0
 _FILL_TIMEOUT_S = 600.0
-#: Messages a second that a producer manages on a busy machine.
-_FILL_RATE_LEAST = 4_000
+#: More are published by two processes.
+_FILL_BY_ONE = 1_000_000
 #: So that the broker finishes writing, which is no contender's work.
 _REST_S = 1.0
-
-#: What applications put there: short texts, a number as text.
-HEADERS = {"tenant": "north-7", "trace-id": "4bf92f3577b34da6a3ce929d0e0e4736", "schema": "order.v3", "attempt": "1",
-           "source": "checkout-service", "region": "eu-central-1"}  # fmt: skip
 
 
 class Arena:
@@ -68,14 +66,20 @@ class Arena:
 
     def fill(self, queue: str, shape: Shape, messages: int, protocol: str) -> None:
         """Publish so many more; returns when they are confirmed."""
-        body = os.urandom(shape.body_bytes // 2).hex().encode().ljust(shape.body_bytes, b".")
+        if messages > _FILL_BY_ONE and isinstance(self.node, RabbitNode):
+            shares = (messages // 2, messages - messages // 2)
+            producers = [spawn(command(self.node.url(), queue, shape, share), subprocess.DEVNULL) for share in shares]
+            failed = [code for producer in producers if (code := producer.wait())]
+            if failed:
+                raise NodeError(f"a producer ended with {failed[0]}")
+            return
         self.node.publish(
             queue,
-            (body for _ in range(messages)),
-            ids=(str(uuid.uuid4()) for _ in range(messages)),
+            bodies(shape.body_bytes, messages),
+            ids=ids(messages),
             headers=HEADERS if shape.headers else None,
             protocol=protocol,
-            timeout_s=max(_FILL_TIMEOUT_S, messages / _FILL_RATE_LEAST),
+            timeout_s=max(_FILL_TIMEOUT_S, messages / FILL_RATE_LEAST),
         )
 
     def _publishing_protocol(self, contender: Contender) -> str:
@@ -140,8 +144,12 @@ class _RabbitGauge(_Gauge):
         self._connection.close()
 
 
-def measure(arena: Arena, queue: str, drain: Drain, messages: int) -> Turn:
-    """Have a contender empty a queue.
+def measure(arena: Arena, queue: str, drain: Drain, messages: int, backlog: int | None = None) -> Turn:
+    """Have a contender empty a queue, or read so many of more.
+
+    Args:
+        messages: that it reads.
+        backlog: that wait when it begins, if it is to leave some.
 
     Raises:
         DrainError: it gave up, left something, or took too long.
@@ -152,7 +160,7 @@ def measure(arena: Arena, queue: str, drain: Drain, messages: int) -> Turn:
 
     def begun() -> bool:
         drain.check()
-        return gauge.ready() < messages if drain.reads_queue else drain.begun()
+        return gauge.ready() < (messages if backlog is None else backlog) if drain.reads_queue else drain.begun()
 
     with arena.gauge(queue) as gauge:
         drain.start()
@@ -162,7 +170,7 @@ def measure(arena: Arena, queue: str, drain: Drain, messages: int) -> Turn:
             began, before = time.perf_counter(), usage()
             drain.wait()
             received_s = time.perf_counter() - began
-            if drain.reads_queue:
+            if drain.reads_queue and backlog is None:
                 _await_settled(arena.node, queue, gauge)
             seconds, after = time.perf_counter() - began, usage()
         finally:

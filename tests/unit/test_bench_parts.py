@@ -43,7 +43,10 @@ GROWTH: dict[str, Any] = {
                 {"rate": 25_000.0, "source_us": 8.4, "bare_rate": 20_000.0, "bare_us": 17.0, "peak": 105 * MIB},
             ],
         },
-        {"messages": 10_000_000, "turns": [{"rate": 22_000.0, "source_us": 8.2, "peak": 103 * MIB}]},
+        {
+            "messages": 10_000_000,
+            "turns": [{"rate": 22_000.0, "source_us": 8.2, "bare_rate": 22_000.0, "bare_us": 16.0, "peak": 103 * MIB}],
+        },
     ],
     "window": [
         {
@@ -200,9 +203,9 @@ def test_growth_is_told_by_case() -> None:
     assert backlog.rows == [
         ("10,000", "1", "20,000", "40,000", "0.50", "8.0", "16.0", "100"),
         ("1,000,000", "3", "25,000", "30,000", "0.83", "8.4", "17.0", "105"),
-        ("10,000,000", "1", "22,000", "", "", "8.2", "", "103"),
+        ("10,000,000", "1", "22,000", "22,000", "1.00", "8.2", "16.0", "103"),
     ]
-    assert "rate 25%, of bare 67%, CPU of the source 5%, memory 5%" in backlog.notes[0]
+    assert "rate 25%, of bare 100%, CPU of the source 5%, memory 5%" in backlog.notes[0]
     assert window.rows[1] == ("1,010,000", "1,110,000", "29,000", "10.5", "200", "220")
     assert "rate 3%, CPU of the source 5%, memory at the end 100%, most memory 83%" in window.notes[0]
     assert epochs.rows[2] == ("2,001-3,000", "3.30", "110.0", "292")

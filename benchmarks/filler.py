@@ -1,0 +1,54 @@
+"""A producer for large backlogs of RabbitMQ: `python -m benchmarks.filler URL QUEUE BYTES HEADERS MESSAGES`.
+
+Persistent messages with random UUIDs as IDs, confirmed; HEADERS is `yes` or `no`. It ends by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from collections.abc import Iterator
+
+from benchmarks.contenders import Shape
+from testbed.rabbitmq_publisher import publish_confirmed
+
+__all__ = ["FILL_RATE_LEAST", "HEADERS", "bodies", "command", "ids"]
+
+#: What applications put there: short texts, a number as text.
+HEADERS = {"tenant": "north-7", "trace-id": "4bf92f3577b34da6a3ce929d0e0e4736", "schema": "order.v3", "attempt": "1",
+           "source": "checkout-service", "region": "eu-central-1"}  # fmt: skip
+#: Messages a second that a producer manages on a busy machine.
+FILL_RATE_LEAST = 4_000
+
+
+def command(url: str, queue: str, shape: Shape, messages: int) -> list[str]:
+    """What runs it."""
+    headers = "yes" if shape.headers else "no"
+    return [sys.executable, "-m", "benchmarks.filler", url, queue, str(shape.body_bytes), headers, str(messages)]
+
+
+def bodies(size: int, messages: int) -> Iterator[bytes]:
+    """The same one so many times."""
+    body = os.urandom(size // 2).hex().encode().ljust(size, b".")
+    return (body for _ in range(messages))
+
+
+def ids(messages: int) -> Iterator[str]:
+    """Random UUIDs."""
+    return (str(uuid.uuid4()) for _ in range(messages))
+
+
+def main(url: str, queue: str, size: int, headers: bool, messages: int) -> None:
+    """Publish; returns when all are confirmed."""
+    import pika
+
+    told = (
+        (body, pika.BasicProperties(message_id=key, delivery_mode=2, headers=HEADERS if headers else None))
+        for body, key in zip(bodies(size, messages), ids(messages), strict=True)
+    )
+    publish_confirmed(pika.URLParameters(url), queue, told, timeout_s=60 + messages / FILL_RATE_LEAST)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4] == "yes", int(sys.argv[5]))
