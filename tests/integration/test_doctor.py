@@ -29,6 +29,8 @@ from tests.conftest import Nodes, missing
 from tests.support.certificates import Certificates
 from tests.support.engine import Engine
 
+pytestmark = pytest.mark.whole
+
 ROOT = Path(__file__).parents[2]
 PASSWORD = "hushhush-s3cr3t"
 #: Checks that may show an error of the source, which says itself what to do.
