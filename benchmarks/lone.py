@@ -70,9 +70,7 @@ class Lone:
 
     def drain(self, messages: int) -> None:
         """All of them, and until the broker has confirmed the last acknowledgement."""
-        while self.counters()["planned"] < messages:
-            self.trigger()
-        say(at_s=time.time(), rows=self.counters()["planned"], rss=self.rss(), peak=_peak())
+        self.read(messages)
         counters = self.counters()
         while counters["unacked"] or counters["settled"] < messages:
             self.trigger()

@@ -228,6 +228,15 @@ def rabbit(nodes: Nodes) -> RabbitNode:
     return node
 
 
+@pytest.fixture
+def name(rabbit: RabbitNode) -> Iterator[str]:
+    """An empty classic queue."""
+    queue = f"test-{uuid.uuid4().hex[:8]}"
+    rabbit.declare(queue)
+    yield queue
+    rabbit.delete(queue)
+
+
 @pytest.fixture(params=["classic", "quorum"])
 def queue(rabbit: RabbitNode, request: pytest.FixtureRequest) -> Iterator[str]:
     """An empty durable queue of RabbitMQ, of each kind."""

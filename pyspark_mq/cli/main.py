@@ -77,7 +77,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_options(one)
     one.add_argument("-n", "--messages", type=_count, default=10, help="of each queue (10)")
-    one.add_argument("--wait", type=float, default=3.0, metavar="SECONDS", help="for the next message (3)")
     one.add_argument("--json", action="store_true", help="a line of JSON for each message")
     one.set_defaults(command=_peek)
 
@@ -87,7 +86,6 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("checkpoint", help="the checkpointLocation; no query may run with it")
     _add_options(one)
     one.add_argument("--id-log", metavar="FOLDER", help="where the files of option 'idLog' are, if they were moved")
-    one.add_argument("--wait", type=float, default=3.0, metavar="SECONDS", help="for the next message (3)")
     one.add_argument("--yes", action="store_true", help="do not ask")
     one.set_defaults(command=_release)
 
@@ -96,7 +94,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_options(one)
     one.add_argument("-n", "--messages", type=_count_or_none, default=20, help="to look at, of each queue (20)")
-    one.add_argument("--wait", type=float, default=3.0, metavar="SECONDS", help="for the next message (3)")
     one.add_argument("--json", action="store_true", help="for machines")
     one.set_defaults(command=_doctor)
     return parser
@@ -107,6 +104,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "options", nargs="*", metavar="NAME=VALUE", help="options of the source: broker=… url=… queue=…"
     )
     parser.add_argument("--from", dest="file", metavar="FILE", help="a JSON object with options of the source")
+    parser.add_argument("--wait", type=float, default=3.0, metavar="SECONDS", help="for the next message (3)")
 
 
 def _count(text: str) -> int:

@@ -165,7 +165,9 @@ def mark(place: str, one: Open, found: Mapping[str, Found] | None) -> str:
         "epoch": planned.position.epoch,
         "reads": planned.offset["source"],
         "planned": {name: list(map(key_text, keys)) for name, keys in one.keys.items()},
-        "missing": None if found is None else {name: list(map(key_text, one.missing)) for name, one in found.items()},
+        "missing": None
+        if found is None
+        else {name: list(map(key_text, there.missing)) for name, there in found.items()},
         "offset": planned.offset,
     }
     name = f"{planned.batch}-{one.source}-{at}.json"

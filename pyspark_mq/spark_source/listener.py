@@ -16,8 +16,8 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -56,9 +56,9 @@ class _Watched:
     said_s: float
     rows: int = 0
     triggers: int = 0
-    #: Of each source: the counters of the last progress, and of the last line.
+    #: Of each source: the last progress, and what was counted since the last line.
     last: dict[int, Reading] = field(default_factory=dict)
-    sums: dict[int, dict[str, int]] = field(default_factory=dict)
+    sums: defaultdict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     #: Of each epoch of a source: the span that its confirmation belongs to.
     epochs: OrderedDict[tuple[int, int], Any] = field(default_factory=OrderedDict)
 
@@ -127,9 +127,7 @@ class QueueListener(StreamingQueryListener):
         for now in found:
             grown = _growth(run.last.get(now.source), now)
             run.last[now.source] = now
-            sums = run.sums.setdefault(now.source, dict.fromkeys(grown, 0))
-            for name, count in grown.items():
-                sums[name] += count
+            run.sums[now.source].update(grown)
             self._metrics.add(run.label, now, grown)
             self._spans.confirmed(run.epochs, now)
             alarms += [f"{grown[name]} {name} of {now.reads}" for name in _ALARMS if grown[name]]
@@ -175,9 +173,8 @@ class QueueListener(StreamingQueryListener):
                   seconds, run.rows / max(seconds, 0.001))  # fmt: skip
         for source, reading in sorted(run.last.items()):
             _LOG.info("%s: %s: %s", run.label, reading.reads, _line(run.sums[source], reading.counters))
-        run.said_s, run.rows, run.triggers, run.sums = now_s, 0, 0, {}
-        for source in run.last:
-            run.sums[source] = dict.fromkeys(_growth(None, run.last[source]), 0)
+        run.said_s, run.rows, run.triggers = now_s, 0, 0
+        run.sums.clear()
 
 
 def _label(name: str | None, query_id: Any) -> str:
@@ -195,7 +192,7 @@ def _growth(before: Reading | None, now: Reading) -> dict[str, int]:
     return {name: value - (earlier[name] or 0) for name, value in counts.items()}
 
 
-def _line(sums: Mapping[str, int], counters: Counters) -> str:
+def _line(sums: Counter[str], counters: Counters) -> str:
     backlog = "unknown" if counters.backlog is None else f"{counters.backlog:,}"
     told = [f"{sums['received']:,} received", f"{sums['settled']:,} settled"]
     told += [

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from pyspark_mq.errors import ConfigurationError, MissingExtraError
+from pyspark_mq.sources.counters import Counters
 from pyspark_mq.spark_source.reading import NOW, Reading
 
 if TYPE_CHECKING:
@@ -68,9 +69,18 @@ class Metrics:
 
     def __init__(self, meter: Any) -> None:
         self._meter = meter
-        self._counters: dict[str, Any] = {}
-        self._gauges: dict[str, Any] = {}
-        self._durations = meter and meter.create_histogram(
+        if meter is None:
+            return
+        self._counters = {
+            name: meter.create_counter(f"pyspark_mq.{_snake(name)}", "{message}", f"Counter '{name}' of the source")
+            for name in Counters().report()
+            if name not in NOW
+        }
+        self._gauges = {
+            name: meter.create_gauge(f"pyspark_mq.{name}", "{message}", f"Reading '{name}' of the source")
+            for name in NOW
+        }
+        self._durations = meter.create_histogram(
             "pyspark_mq.trigger.duration",
             "s",
             "Steps of a trigger with rows, by Spark's clock",
@@ -83,22 +93,11 @@ class Metrics:
             return
         attributes = {"query": label, "source": str(now.source), "messaging.destination.name": now.reads}
         for name, count in grown.items():
-            instrument = self._counters.get(name)
-            if instrument is None:
-                instrument = self._meter.create_counter(
-                    f"pyspark_mq.{_snake(name)}", "{message}", f"Counter '{name}' of the source"
-                )
-                self._counters[name] = instrument
-            instrument.add(count, attributes)
-        for name in NOW:
+            self._counters[name].add(count, attributes)
+        for name, gauge in self._gauges.items():
             value = getattr(now.counters, name)
-            if value is None:
-                continue
-            if name not in self._gauges:
-                self._gauges[name] = self._meter.create_gauge(
-                    f"pyspark_mq.{name}", "{message}", f"Reading '{name}' of the source"
-                )
-            self._gauges[name].set(value, attributes)
+            if value is not None:
+                gauge.set(value, attributes)
 
     def durations(self, label: str, duration_ms: Mapping[str, int]) -> None:
         """Spark's times of a trigger."""
@@ -162,9 +161,9 @@ class Spans:
 
 def _steps(at_ns: int, durations: Mapping[str, int], found: list[Reading]) -> Iterator[tuple[str, int, int]]:
     """Name, start and end of each step; Spark takes them one after the other."""
+    planned = found[0].planned if len(found) == 1 else None
     for step, name in _STEPS.items():
         end_ns = at_ns + durations.get(step, 0) * 1_000_000
-        planned = found[0].planned if len(found) == 1 else None
         if step == "latestOffset" and planned is not None:
             cut_ns = min(end_ns, at_ns + planned["receiveMs"] * 1_000_000)
             yield "receive", at_ns, cut_ns

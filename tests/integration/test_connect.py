@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,14 +49,6 @@ def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     finally:
         server.terminate(10)
         server.kill()
-
-
-@pytest.fixture
-def name(rabbit: RabbitNode) -> Iterator[str]:
-    queue = f"connect-{uuid.uuid4().hex[:8]}"
-    rabbit.declare(queue)
-    yield queue
-    rabbit.delete(queue)
 
 
 @pytest.mark.parametrize("what", ["plain", "listener"])

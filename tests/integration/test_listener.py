@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import urllib.request
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,14 +24,6 @@ from tests.support.checks import bodies
 from tests.support.engine import full_epochs
 
 pytestmark = full_api
-
-
-@pytest.fixture
-def name(rabbit: RabbitNode) -> Iterator[str]:
-    queue = f"listener-{uuid.uuid4().hex[:8]}"
-    rabbit.declare(queue)
-    yield queue
-    rabbit.delete(queue)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import json
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from testbed.process import NodeError, poll
 from testbed.proxy import FaultProxy
 from testbed.rabbitmq_node import RabbitNode
 from tests.conftest import missing
+from tests.support.certificates import openssl
 from tests.support.checks import bodies
 from tests.support.engine import Engine, ReaderError
 
@@ -35,10 +35,8 @@ class Issuer:
 
     def __init__(self, folder: Path) -> None:
         self._key, self.public_key = folder / "key.pem", folder / "public.pem"
-        subprocess.run(["openssl", "genrsa", "-out", self._key, "2048"], check=True, capture_output=True)
-        subprocess.run(
-            ["openssl", "rsa", "-in", self._key, "-pubout", "-out", self.public_key], check=True, capture_output=True
-        )
+        openssl("genrsa", "-out", self._key, "2048")
+        openssl("rsa", "-in", self._key, "-pubout", "-out", self.public_key)
 
     def token(self, seconds: float) -> str:
         claims = {
@@ -48,10 +46,8 @@ class Issuer:
             "scope": ["rabbitmq.read:*/*", "rabbitmq.configure:*/*", "rabbitmq.write:*/*"],
         }
         signed = f"{_part(json.dumps({'alg': 'RS256', 'typ': 'JWT', 'kid': 'k'}))}.{_part(json.dumps(claims))}"
-        signature = subprocess.run(
-            ["openssl", "dgst", "-sha256", "-sign", self._key], input=signed.encode(), check=True, capture_output=True
-        )
-        return f"{signed}.{_part(signature.stdout)}"
+        signature = openssl("dgst", "-sha256", "-sign", self._key, given=signed.encode())
+        return f"{signed}.{_part(signature)}"
 
 
 def _part(data: str | bytes) -> str:

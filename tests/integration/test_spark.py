@@ -42,15 +42,6 @@ _FULL_API = importlib.util.find_spec("pyspark.sql.streaming.datasource") is not 
 full_api = pytest.mark.skipif(not _FULL_API, reason="this Spark has no limits, AvailableNow and reports for sources")
 
 
-@pytest.fixture
-def name(rabbit: RabbitNode) -> Iterator[str]:
-    """An empty classic queue."""
-    queue = f"spark-{uuid.uuid4().hex[:8]}"
-    rabbit.declare(queue)
-    yield queue
-    rabbit.delete(queue)
-
-
 class Job:
     """A query into memory: batches as lists of rows."""
 

@@ -6,7 +6,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Certificates", "Identity", "make_certificates"]
+__all__ = ["Certificates", "Identity", "make_certificates", "openssl"]
 
 _DAYS = "2"
 _CURVE = "ec_paramgen_curve:prime256v1"
@@ -58,7 +58,7 @@ def make_certificates(folder: Path) -> Certificates:
 
 def _authority(folder: Path, name: str) -> Identity:
     identity = _identity(folder, name)
-    _openssl("req", "-x509", "-days", _DAYS, "-out", identity.cert_file, *_new_key(identity),
+    openssl("req", "-x509", "-days", _DAYS, "-out", identity.cert_file, *_new_key(identity),
              "-addext", "keyUsage=critical,keyCertSign,cRLSign")  # fmt: skip
     return identity
 
@@ -70,8 +70,8 @@ def _signed(folder: Path, name: str, authority: Identity, usage: str) -> Identit
     extensions.write_text(
         f"basicConstraints=critical,CA:FALSE\nextendedKeyUsage={usage}\nsubjectAltName=DNS:localhost,IP:127.0.0.1\n"
     )
-    _openssl("req", "-new", "-out", request, *_new_key(identity))
-    _openssl("x509", "-req", "-days", _DAYS, "-in", request, "-out", identity.cert_file,
+    openssl("req", "-new", "-out", request, *_new_key(identity))
+    openssl("x509", "-req", "-days", _DAYS, "-in", request, "-out", identity.cert_file,
              "-CA", authority.cert_file, "-CAkey", authority.key_file, "-CAcreateserial",
              "-extfile", extensions)  # fmt: skip
     return identity
@@ -87,10 +87,16 @@ def _new_key(identity: Identity) -> list[str | Path]:
             "-subj", subject]  # fmt: skip
 
 
-def _openssl(*arguments: str | Path) -> None:
+def openssl(*arguments: str | Path, given: bytes = b"") -> bytes:
+    """Run it with this as its input; what it writes to standard output.
+
+    Raises:
+        RuntimeError: it is missing or failed.
+    """
     try:
-        done = subprocess.run(["openssl", *arguments], capture_output=True, encoding="utf-8", check=False)
+        done = subprocess.run(["openssl", *arguments], input=given, capture_output=True, check=False)
     except FileNotFoundError:
         raise RuntimeError("the program 'openssl' is missing") from None
     if done.returncode != 0:
-        raise RuntimeError(f"openssl {arguments[0]} failed: {done.stderr}")
+        raise RuntimeError(f"openssl {arguments[0]} failed: {done.stderr.decode(errors='replace')}")
+    return done.stdout
