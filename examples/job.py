@@ -32,8 +32,9 @@ _SHOWN = 4_000
 def main() -> int:
     """Run the query; 0 when it was asked to stop, 1 when it failed."""
     arguments = _arguments()
-    spark = SparkSession.builder.master(arguments.master).appName("queue to parquet")
-    spark = spark.config("spark.ui.enabled", "false").getOrCreate()
+    builder = SparkSession.builder.appName("queue to parquet").config("spark.ui.enabled", "false")
+    # What a program says of the master wins over `spark-submit --master`, so it says it only if it is asked to.
+    spark = (builder.master(arguments.master) if arguments.master else builder).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     if arguments.prometheus is not None:
         spark.streams.addListener(QueueListener(prometheus=arguments.prometheus))
@@ -126,7 +127,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--queue", required=True)
     parser.add_argument("--output", required=True)
     parser.add_argument("--checkpoint", required=True)
-    parser.add_argument("--master", default="local[2]", help="of Spark (%(default)s)")
+    parser.add_argument("--master", help="of Spark; by default what spark-submit says, or all cores of this machine")
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="of the source")
     parser.add_argument("--restarts", type=int, default=0, help="of the query, when it has failed")
     parser.add_argument("--prometheus", metavar="HOST:PORT", help="serve metrics there (extra 'otel')")

@@ -1,4 +1,4 @@
-"""Java brokers as their makers publish them, fetched by Maven and kept in a cache folder.
+"""Java brokers, and Hadoop, as their makers publish them, fetched by Maven and kept in a cache folder.
 
 Maven is asked rather than the web, as it knows the mirrors and proxies of the machine. What it
 brings is checked against the digest below before anything of it runs, also when it was resolved
@@ -24,6 +24,7 @@ from testbed.process import NodeError
 __all__ = [
     "ACTIVEMQ_VERSIONS",
     "ARTEMIS_VERSIONS",
+    "HADOOP",
     "JOLOKIA",
     "Distribution",
     "cache_folder",
@@ -101,6 +102,19 @@ JOLOKIA = Distribution(
     "jolokia-2.2.9",
     ("org.jolokia:jolokia-agent-jvm:2.2.9:jar:javaagent",),
     "3beb369c95602d65ed15f6a6a6cdb650749c23b8a638d05952c622457a95bd78",
+)
+#: YARN for tests: its servers with what they need in one jar, and what that jar leaves to others.
+HADOOP = Distribution(
+    "hadoop-3.5.0",
+    (
+        *(f"org.apache.hadoop:hadoop-client-{part}:3.5.0" for part in ("minicluster", "api", "runtime")),
+        "commons-logging:commons-logging:1.3.0",
+        "org.slf4j:slf4j-api:2.0.17",
+        "org.slf4j:slf4j-simple:2.0.17",
+        "ch.qos.reload4j:reload4j:1.2.26",
+        *(f"org.bouncycastle:bc{part}-jdk18on:1.82" for part in ("prov", "pkix", "util")),
+    ),
+    "54b7cecd9025033c4bd2b205b637586f8a0a7365579f6a46a617c72881967959",
 )
 
 

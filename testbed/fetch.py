@@ -6,13 +6,13 @@ import sys
 from functools import partial
 
 from testbed.debian import RABBITMQ_SUITES, fetch_rabbitmq
-from testbed.distributions import ACTIVEMQ_VERSIONS, ARTEMIS_VERSIONS, JOLOKIA, fetch
+from testbed.distributions import ACTIVEMQ_VERSIONS, ARTEMIS_VERSIONS, HADOOP, JOLOKIA, fetch
 from testbed.process import NodeError
 
 
 def main() -> int:
     """Fetch everything; 1 if something could not be had."""
-    distributions = (JOLOKIA, *ACTIVEMQ_VERSIONS.values(), *ARTEMIS_VERSIONS.values())
+    distributions = (JOLOKIA, HADOOP, *ACTIVEMQ_VERSIONS.values(), *ARTEMIS_VERSIONS.values())
     wanted = [
         *(partial(fetch, one) for one in distributions),
         *(partial(fetch_rabbitmq, one) for one in RABBITMQ_SUITES),

@@ -17,11 +17,14 @@ from testbed.process import Command, Process, poll
 from testbed.rabbitmq_node import RabbitNode
 from tests.integration.test_spark import full_api
 from tests.support.checks import bodies, total
+from tests.support.pages import block
 
 pytestmark = [pytest.mark.whole, full_api]
 
 CLIENT = Path(__file__).parents[1] / "support" / "connect_client.py"
 SPARK = Path(pyspark.__file__).parent
+#: The one of the page.
+SERVER = "sc://server:15002"
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +58,11 @@ def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def test_a_client_reads_a_queue(remote: str, rabbit: RabbitNode, tmp_path: Path, name: str, what: str) -> None:
     sent = rabbit.publish(name, bodies(30))
     options = {"broker": "rabbitmq", "url": rabbit.url(), "queue": name, "maxMessagesPerTrigger": "10"}
+    code = block("docs/deploying.md", "from pyspark.sql import SparkSession")
+    assert SERVER in code
+    code = code.replace(SERVER, remote)
     done = subprocess.run(
-        [sys.executable, str(CLIENT), what, remote, str(tmp_path), json.dumps(options), "30"],
+        [sys.executable, str(CLIENT), what, code, str(tmp_path), json.dumps(options), "30"],
         capture_output=True, text=True, check=False, timeout=200,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

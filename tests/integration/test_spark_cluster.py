@@ -1,18 +1,26 @@
-"""A standalone cluster of Spark, a worker of which is killed while it reads."""
+"""A standalone cluster of Spark: a worker of it is killed while it reads, and the command of the page is run."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 import uuid
 from pathlib import Path
 
+import psutil
+import pyspark
 import pytest
 
 from testbed.audit import output_marks, verdict
-from testbed.process import NodeError, poll
+from testbed.process import Command, NodeError, Process, poll
 from testbed.queues import PrivateBroker
+from testbed.quick_start import URL
+from testbed.rabbitmq_node import RabbitNode
 from testbed.spark_cluster import SparkCluster
 from testbed.storm import Job
 from tests.conftest import missing
+from tests.support.pages import ROOT, block
 
 pytestmark = pytest.mark.whole
 
@@ -52,3 +60,41 @@ def test_a_worker_that_dies_takes_nothing_with_it(tmp_path: Path) -> None:
         assert job.starts == 1
         result = verdict(sent, output_marks(job.output), broker.left())
         assert result.holds, result.rows()
+
+
+def test_the_command_of_the_page_reads_a_queue(rabbit: RabbitNode, tmp_path: Path, name: str) -> None:
+    ids = [str(uuid.uuid4()) for _ in range(100)]
+    rabbit.publish(name, [one.encode() for one in ids], ids=ids)
+    shutil.copy(ROOT / "examples" / "job.py", tmp_path)
+    output, log = tmp_path / "data" / "orders", tmp_path / "log"
+    with SparkCluster() as cluster:
+        command = block("docs/deploying.md", "export PYSPARK_PYTHON=/opt/venv/bin/python")
+        given = "".join(f" --conf {key}={value}" for key, value in cluster.settings.items())
+        for old, new in {
+            "/opt/venv/bin/python": sys.executable,
+            "spark://master:7077": f"{cluster.url}{given}",
+            URL: rabbit.url(),
+            "--queue orders": f"--queue {name}",
+            "/data/": f"{tmp_path}/data/",
+        }.items():
+            assert old in command
+            command = command.replace(old, new)
+        spark = Path(pyspark.__file__).parent
+        path = os.pathsep.join([str(spark / "bin"), os.environ["PATH"]])
+        environment = {**os.environ, "PATH": path, "SPARK_HOME": str(spark), "PYTHONPATH": str(ROOT)}
+        job = Process(Command(["sh", "-e", "-c", command], environment), log=log, folder=tmp_path)
+        try:
+            assert poll(lambda: (output.exists() and len(output_marks(output)) == 100) or not job.running, 120)
+            assert job.running, log.read_text("utf-8")[-3000:]
+            assert poll(lambda: rabbit.counts(name).total == 0, 30)
+            (program,) = [one for one in psutil.Process(job.pid).children(recursive=True) if _runs_job(one)]
+            program.terminate()
+            assert poll(lambda: not job.running, 60)
+            assert job.exit_code == 0, log.read_text("utf-8")[-3000:]
+        finally:
+            job.kill()
+    assert sorted(output_marks(output)) == sorted(ids)
+
+
+def _runs_job(process: psutil.Process) -> bool:
+    return bool(process.name().startswith("python")) and any("job.py" in part for part in process.cmdline())

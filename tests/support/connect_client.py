@@ -1,6 +1,6 @@
 """A client of Spark Connect: a program of its own, with or without this package.
 
-`python connect_client.py plain|listener REMOTE FOLDER OPTIONS ROWS`
+`python connect_client.py plain|listener CODE FOLDER OPTIONS ROWS`, where CODE makes `spark` and `df` of `options`.
 """
 
 from __future__ import annotations
@@ -8,20 +8,21 @@ from __future__ import annotations
 import json
 import sys
 import time
+from typing import Any
 
 
-def main(what: str, remote: str, folder: str, options: dict[str, str], rows: int) -> None:
+def main(what: str, code: str, folder: str, options: dict[str, str], rows: int) -> None:
     """Run the query until the output has so many rows; print what was seen as JSON."""
     if what == "plain":
         sys.modules["pyspark_mq"] = None  # type: ignore[assignment]
-    from pyspark.sql import SparkSession
-
-    spark = SparkSession.builder.remote(remote).getOrCreate()
+    names: dict[str, Any] = {"options": options}
+    exec(compile(code, "the page", "exec"), names)
+    spark = names["spark"]
     if what == "listener":
         from pyspark_mq import QueueListener
 
         spark.streams.addListener(QueueListener(0.5))
-    frame = spark.readStream.format("mq").options(**options).load().selectExpr("messageId", "string(body) AS body")
+    frame = names["df"].selectExpr("messageId", "string(body) AS body")
     writer = frame.writeStream.format("parquet").option("path", f"{folder}/out")
     query = writer.option("checkpointLocation", f"{folder}/checkpoint").start()
     found: list[str] = []

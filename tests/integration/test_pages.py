@@ -1,0 +1,341 @@
+"""Blocks of the pages that have no test of their own elsewhere, run as they are printed.
+
+What is put in their place: the broker's address, the queue, and folders.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import urllib.request
+import zipfile
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyspark
+import pytest
+
+from testbed.activemq_node import ActiveMqNode
+from testbed.artemis_node import ArtemisNode
+from testbed.ports import free_port
+from testbed.process import NodeError, poll
+from testbed.quick_start import URL
+from testbed.rabbitmq_node import RabbitNode
+from tests.conftest import missing
+from tests.support.checks import bodies, total
+from tests.support.pages import ROOT, block, blocks
+
+pytestmark = pytest.mark.whole
+
+#: Has this Spark counters, and queries that end by themselves?
+FULL = importlib.util.find_spec("pyspark.sql.streaming.datasource") is not None
+full = pytest.mark.skipif(not FULL, reason="before Spark 4.2 there are no counters")
+
+
+def execute(text: str, names: dict[str, Any], changed: dict[str, str] | None = None) -> None:
+    """Run a block of Python with these names, and see what it has made of them."""
+    for old, new in (changed or {}).items():
+        assert old in text, f"{old} is not in the block"
+        text = text.replace(old, new)
+    exec(compile(text, "a block", "exec"), names)
+
+
+def options(rabbit: RabbitNode, queue: str) -> dict[str, str]:
+    return {"broker": "rabbitmq", "url": rabbit.url(), "queue": queue}
+
+
+@dataclass
+class Running:
+    """A query that has read everything there was.
+
+    Attributes:
+        query: it.
+        listeners: those that were added, to be taken away again.
+    """
+
+    query: Any
+    listeners: list[Any]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_the_first_lines_read_a_queue(spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str, page: str) -> None:
+    rabbit.publish(name, bodies(10))
+    out = tmp_path / "rows"
+    names = {"spark": spark, "out": str(out), "checkpoint": str(tmp_path / "checkpoint")}
+    execute(block(page, "df = ("), names, {URL: rabbit.url(), '"orders"': repr(name)})
+    (query,) = spark.streams.active
+    try:
+        assert poll(lambda: query.lastProgress is not None and (out / "_spark_metadata" / "0").exists(), 90)
+        assert sorted(bytes(row.body) for row in spark.read.parquet(str(out)).collect()) == sorted(bodies(10))
+        assert not FULL or poll(lambda: total(rabbit, name) == 0, 30)
+    finally:
+        query.stop()
+
+
+@pytest.fixture
+def running(
+    spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Running]:
+    """A query to look at, and a note of who is added to listen."""
+    manager = type(spark.streams)
+    add, added = manager.addListener, []
+
+    def noted(streams: Any, listener: Any) -> None:
+        added.append(listener)
+        add(streams, listener)
+
+    monkeypatch.setattr(manager, "addListener", noted)
+    spark.conf.set("spark.sql.streaming.noDataProgressEventInterval", "200ms")
+    rabbit.publish(name, bodies(10))
+    frame = spark.readStream.format("mq").options(**options(rabbit, name)).load()
+    writer = frame.writeStream.format("noop").queryName("orders")
+    query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    try:
+        assert poll(lambda: total(rabbit, name) == 0, 90)
+        yield Running(query, added)
+    finally:
+        query.stop()
+        for listener in added:
+            spark.streams.removeListener(listener)
+        spark.conf.unset("spark.sql.streaming.noDataProgressEventInterval")
+
+
+@full
+@pytest.mark.parametrize(("page", "shown"), [("docs/observing.md", r"0 0"), ("docs/options.md", r"0")])
+def test_the_counters_can_be_read(running: Running, name: str, page: str, shown: str) -> None:
+    assert poll(lambda: running.query.lastProgress["sources"][0]["latestOffset"] is not None, 30)
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        execute(block(page, "from pyspark_mq import readings"), {"query": running.query})
+    assert re.fullmatch(rf"queue '{name}' {shown}\n", printed.getvalue())
+
+
+@full
+def test_a_line_a_minute_and_prometheus(
+    spark: Any, rabbit: RabbitNode, name: str, running: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    page = "docs/observing.md"
+    names: dict[str, Any] = {"spark": spark}
+    with caplog.at_level("INFO", "pyspark_mq.listener"):
+        execute(block(page, "from pyspark_mq import QueueListener"), names)
+        at = f"localhost:{free_port()}"
+        begin = 'spark.streams.addListener(QueueListener(prometheus="localhost:9464"))'
+        execute(block(page, begin), names, {"localhost:9464": at})
+        assert len(running.listeners) == 2
+        rabbit.publish(name, bodies(5))
+        assert poll(lambda: "pyspark_mq_settled_total" in fetched(at), 60)
+        # It says something every minute, and at once when a query ends.
+        running.query.stop()
+        assert poll(lambda: "ended" in caplog.text, 30)
+    (line,) = [line for line in fetched(at).splitlines() if line.startswith("pyspark_mq_backlog{")]
+    assert f"queue '{name}'" in line
+    assert line.endswith(" 0.0")
+
+
+def fetched(at: str) -> str:
+    with urllib.request.urlopen(f"http://{at}/metrics", timeout=10) as answer:
+        return str(answer.read().decode("utf-8"))
+
+
+def test_the_python_of_the_workers_is_the_one_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", "")  # put back at the end
+    monkeypatch.delenv("PYSPARK_PYTHON")
+    execute(
+        block("docs/troubleshooting.md", 'os.environ.setdefault("PYSPARK_PYTHON", sys.executable)'),
+        {"os": os, "sys": sys},
+    )
+    assert os.environ["PYSPARK_PYTHON"] == sys.executable
+
+
+def test_a_table_of_sql_is_read_with_the_options_of_the_stream(
+    spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str
+) -> None:
+    sent = rabbit.publish(name, bodies(5))
+    names: dict[str, Any] = {"spark": spark, "options": options(rabbit, name)}
+    begin = 'spark.sql("CREATE TABLE orders (messageId STRING, body BINARY) USING mq")'
+    execute(block("docs/troubleshooting.md", begin), names)
+    try:
+        writer = names["df"].writeStream.format("parquet").option("path", str(tmp_path / "rows"))
+        query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+        assert poll(lambda: (tmp_path / "rows" / "_spark_metadata" / "0").exists() or not query.isActive, 90)
+        query.stop()
+    finally:
+        spark.sql("DROP TABLE orders")
+    assert query.exception() is None
+    assert sorted(row.messageId for row in spark.read.parquet(str(tmp_path / "rows")).collect()) == sorted(sent)
+
+
+@full
+def test_which_column_is_yours() -> None:
+    (command,) = blocks("docs/spark-versions.md", "sh")
+    done = shell(command.text, ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_every_setting_of_spark_on_the_page_of_deploying_is_one() -> None:
+    text = (ROOT / "docs" / "deploying.md").read_text("utf-8")
+    named = set(re.findall(r"(?:--conf |`|^ +)(spark\.[a-z][\w.]*\w)(?=[=:`])", text, re.MULTILINE))
+    assert {"spark.driver.memoryOverhead", "spark.kubernetes.driver.secrets.mq"} <= named
+    jars = Path(pyspark.__file__).parent / "jars"
+    parts = ("core", "catalyst", "kubernetes", "yarn", "pipelines")
+    known = b"".join(
+        jar.read(entry)
+        for part in parts
+        for file in jars.glob(f"spark-{part}_*.jar")
+        for jar in [zipfile.ZipFile(file)]
+        for entry in jar.namelist()
+        if entry.endswith(".class") and re.search(r"[Cc]onf|package", entry)
+    )
+
+    def is_known(setting: str) -> bool:
+        # Of some the last part is the user's: the name of a secret, of a variable.
+        prefix = setting.rpartition(".")[0] + "."
+        return setting.encode() in known or (prefix.count(".") > 3 and prefix.encode() in known)
+
+    assert [one for one in sorted(named) if not is_known(one)] == []
+    assert not is_known("spark.driver.memoryOverhed")
+
+
+# -- the command -------------------------------------------------------------------------------
+
+PAGE = "docs/command-line.md"
+
+
+def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run it as a reader would who has this package installed."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
+    return subprocess.run(
+        ["sh", "-e", "-c", command],
+        cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=240,
+    )  # fmt: skip
+
+
+def test_every_command_of_its_page(spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str) -> None:
+    ids = rabbit.publish(name, bodies(3))
+    given = options(rabbit, name)
+    (tmp_path / "job.json").write_text(json.dumps(given), "utf-8")
+    checkpoint, moved = tmp_path / "orders", tmp_path / "moved"
+    left_open(spark, given, checkpoint)
+    assert poll(lambda: rabbit.counts(name).ready == 3, 30)
+    shutil.copytree(checkpoint / "ids", moved)
+
+    def run(line: str, expected: int = 0) -> str:
+        for old, new in {
+            "/data/checkpoints/orders": str(checkpoint),
+            "s3://bucket/checkpoints/orders": checkpoint.as_uri(),
+            "/moved": str(moved),
+            URL: rabbit.url(),
+            "amqp://spark:secret@mq.example/": rabbit.url(),
+            "http://mq.example:15672": "http://127.0.0.1:9",  # nobody is there, which it says
+            "queue=orders": f"queue={name}",
+            "pyspark-mq ": f"{sys.executable} -m pyspark_mq ",
+        }.items():
+            line = line.replace(old, new)
+        done = shell(line, tmp_path)
+        assert done.returncode == expected, f"{line}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    inspect, peek, release, doctor = [one.text.splitlines() for one in blocks(PAGE, "sh")]
+    said = [run(line) for line in inspect]
+    assert all("3 planned" in one or '"planned": 3' in one for one in said), said
+    assert all(key in said[2] for key in map(str, ids))
+    assert "3 message(s), given back" in run(peek[0])
+    assert run(peek[1]).count('"messageId"') == 3
+    # The broker of the first has no management; what is not known is no failure.
+    assert "not known" in run(doctor[0], 1)
+    assert [run(line).count(name) > 0 for line in doctor[1:]] == [True, True, True]
+    asked, looked, done = (run(line) for line in release)
+    assert "3 messages were planned and not committed" in asked
+    assert "nothing was changed" in asked
+    assert "0 of 3 are missing" in looked or "none" in looked
+    assert "released" in done
+    assert "it was released" in run(inspect[0])
+
+
+def left_open(spark: Any, given: dict[str, str], checkpoint: Path) -> None:
+    """A checkpoint with an epoch that was planned and not committed."""
+
+    def fail(frame: Any, batch: int) -> None:
+        raise RuntimeError("the sink broke")
+
+    frame = spark.readStream.format("mq").options(**given, idLog=str(checkpoint / "ids")).load()
+    query = frame.writeStream.foreachBatch(fail).option("checkpointLocation", str(checkpoint)).start()
+    assert poll(lambda: not query.isActive, 90)
+    query.stop()
+
+
+# -- settings of brokers -----------------------------------------------------------------------
+
+OPERATING = "docs/operating.md"
+
+
+class AsOnThePage(ActiveMqNode):
+    """With the elements of the page in its configuration; else nobody but admins may do anything."""
+
+    def _configuration(self) -> str:
+        policy, connector, entries, _ = [one.text for one in blocks(OPERATING, "xml")]
+        text = super()._configuration().replace("users,readers", "admins").replace('"users"', '"admins"')
+        text = text.replace("<policyEntry queue=", f"{policy}<policyEntry queue=", 1)
+        text = text.replace("</authorizationEntries>", f"{entries}</authorizationEntries>", 1)
+        text = text.replace("<users>", '<users><authenticationUser username="spark" password="s" groups="spark"/>', 1)
+        own = re.search(r'<transportConnector name="stomp" [^>]*/>', text)
+        assert own is not None
+        return text.replace(own[0], connector.replace("0.0.0.0:61613", f"127.0.0.1:{self._stomp_port}"), 1)
+
+
+class ArtemisAsOnThePage(ArtemisNode):
+    """With the element of the page in its configuration."""
+
+    def _configuration(self) -> str:
+        *_, setting = [one.text for one in blocks(OPERATING, "xml")]
+        return super()._configuration().replace("<address-settings>", f"<address-settings>{setting}", 1)
+
+
+def started(kind: type[ActiveMqNode | ArtemisNode]) -> ActiveMqNode | ArtemisNode:
+    try:
+        return kind()
+    except NodeError as absent:
+        missing(str(absent))
+        raise
+
+
+def examined(node: ActiveMqNode | ArtemisNode, check: str, **credentials: str) -> str:
+    """What `doctor` finds out about the queue `orders`."""
+    url = node.url("stomp", **credentials)
+    told = shell(
+        f"{sys.executable} -m pyspark_mq doctor --json broker={node.broker.name} url={url} queue=orders "
+        f"managementUrl={node.management_url}",
+        ROOT,
+    )
+    assert told.stdout, told.stderr
+    findings = json.loads(told.stdout)["findings"]
+    assert "problem" not in {one["level"] for one in findings}, findings
+    (found,) = [one["found"] for one in findings if one["check"] == check and "orders" in one["about"]]
+    return str(found)
+
+
+def test_activemq_takes_the_settings_of_the_page() -> None:
+    with started(AsOnThePage) as node:
+        node.declare("orders")
+        node.publish("orders", bodies(3))
+        # As the user of the page, who may read and no more.
+        assert "10 s" in examined(node, "write-timeout", user="spark", password="s")
+        queue = "org.apache.activemq:type=Broker,brokerName=localhost,destinationType=Queue,destinationName=orders"
+        assert node.jolokia.read(queue, "CacheEnabled", "QueueSize") == {"CacheEnabled": False, "QueueSize": 3}
+
+
+def test_artemis_takes_the_settings_of_the_page() -> None:
+    with started(ArtemisAsOnThePage) as node:
+        node.declare("orders")
+        node.publish("orders", bodies(3))
+        assert "none" in examined(node, "delivery-limit")

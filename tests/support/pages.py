@@ -1,0 +1,176 @@
+"""The blocks of code on the pages, and what becomes of each: the test that runs it, or why none can.
+
+A test that runs a block takes its text from here, so what is tested is what is printed.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["CANNOT", "LANGUAGES", "NO_CODE", "PAGES", "ROOT", "RUN_BY", "Block", "block", "blocks"]
+
+ROOT = Path(__file__).resolve().parents[2]
+#: What users read, by their path in the repository.
+PAGES = ["README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
+#: Of blocks that somebody runs, writes into a file or gives to a broker.
+LANGUAGES = {"dockerfile", "python", "sh", "sql", "xml", "yaml"}
+#: Of others: what is printed, pictures, and what builds the site.
+NO_CODE = {"", "mermaid", "{eval-rst}", "{toctree}"}
+
+_FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[^\n]*)\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A block between fences.
+
+    Attributes:
+        page: as in `PAGES`.
+        language: the word behind the fence, empty if there is none.
+        text: without indentation.
+    """
+
+    page: str
+    language: str
+    text: str
+
+    @property
+    def begin(self) -> str:
+        """Its first line, without what a comment adds: by this it is known on its page."""
+        return re.sub(r"(?<=\S)  +#.*", "", self.text.partition("\n")[0])
+
+
+def blocks(page: str, *languages: str) -> list[Block]:
+    """The blocks of a page in their order, in these languages or in all."""
+    text = (ROOT / page).read_text("utf-8")
+    found = [Block(page, match["language"].strip(), textwrap.dedent(match["text"])) for match in _FENCE.finditer(text)]
+    return [one for one in found if not languages or one.language in languages]
+
+
+def block(page: str, begin: str) -> str:
+    """The text of the block with that first line.
+
+    Raises:
+        ValueError: there is none, or more than one.
+    """
+    found = [one.text for one in blocks(page) if one.begin == begin]
+    if len(found) != 1:
+        raise ValueError(f"{page} has {len(found)} blocks that begin with {begin!r}")
+    return found[0]
+
+
+_PAGES = "integration/test_pages.py"
+_INSTALLS = (
+    "installs from the package index, which does not have the version that is tested; "
+    "`make release-check` installs the wheel, with its extras, into empty environments"
+)
+_RECURSES = (
+    "runs tests or measures for minutes to hours; `test_every_make_command_is_one` reads it as make and program do"
+)
+_KUBERNETES = (
+    "needs a registry with Spark's image, and a Kubernetes; "
+    "`test_every_setting_of_spark_on_the_page_of_deploying_is_one` looks for the settings in Spark"
+)
+
+#: Page -> first line of a block -> the test that runs it: file below `tests`, and function.
+RUN_BY: dict[str, dict[str, str]] = {
+    "README.md": {"df = (": f"{_PAGES}::test_the_first_lines_read_a_queue"},
+    "docs/command-line.md": dict.fromkeys(
+        (
+            "pyspark-mq inspect /data/checkpoints/orders",
+            "pyspark-mq peek broker=rabbitmq url=amqp://guest:guest@localhost:5672/ queue=orders",
+            "pyspark-mq release /data/checkpoints/orders",
+            "pyspark-mq doctor broker=rabbitmq url=amqp://spark:secret@mq.example/ queue=orders "
+            "managementUrl=http://mq.example:15672",
+        ),
+        f"{_PAGES}::test_every_command_of_its_page",
+    ),
+    "docs/deploying.md": {
+        "export PYSPARK_PYTHON=/opt/venv/bin/python": (
+            "integration/test_spark_cluster.py::test_the_command_of_the_page_reads_a_queue"
+        ),
+        "from pyspark.sql import SparkSession": "integration/test_connect.py::test_a_client_reads_a_queue",
+        **dict.fromkeys(
+            ("python3 -m venv env", "export PYSPARK_PYTHON=./env/bin/python"),
+            "integration/test_yarn.py::test_a_driver_and_an_executor_of_yarn_that_die_take_nothing_with_them",
+        ),
+    },
+    "docs/index.md": {"df = (": f"{_PAGES}::test_the_first_lines_read_a_queue"},
+    "docs/migration.md": {
+        "import sqlite3": "integration/test_migration.py::test_a_batch_that_is_written_again_changes_nothing"
+    },
+    "docs/observing.md": {
+        "from pyspark_mq import QueueListener": f"{_PAGES}::test_a_line_a_minute_and_prometheus",
+        "from pyspark_mq import readings": f"{_PAGES}::test_the_counters_can_be_read",
+        'spark.streams.addListener(QueueListener(prometheus="localhost:9464"))': (
+            f"{_PAGES}::test_a_line_a_minute_and_prometheus"
+        ),
+    },
+    "docs/operating.md": {
+        '<policyEntry queue="orders" useCache="false"/>': f"{_PAGES}::test_activemq_takes_the_settings_of_the_page",
+        '<transportConnector name="stomp" uri="stomp://0.0.0.0:61613?transport.soWriteTimeout=10000"/>': (
+            f"{_PAGES}::test_activemq_takes_the_settings_of_the_page"
+        ),
+        '<authorizationEntry queue="orders" read="spark" write="producers" admin="admins"/>': (
+            f"{_PAGES}::test_activemq_takes_the_settings_of_the_page"
+        ),
+        '<address-setting match="orders">': f"{_PAGES}::test_artemis_takes_the_settings_of_the_page",
+    },
+    "docs/options.md": {"from pyspark_mq import readings": f"{_PAGES}::test_the_counters_can_be_read"},
+    "docs/quick-start.md": dict.fromkeys(
+        ("# publish.py", "python publish.py", "# job.py", "python job.py"),
+        "integration/test_quick_start.py::test_the_blocks_run_one_after_the_other",
+    ),
+    "docs/sinks.md": {
+        "from pyspark.sql.functions import col, from_json, try_validate_utf8": (
+            "integration/test_sinks.py::test_the_code_of_the_page_sorts_into_folders"
+        ),
+        "dead = spark.read.parquet(\"rows\").where(\"destination = 'orders' AND readable = 'false'\")": (
+            "integration/test_sinks.py::test_the_code_of_the_page_sorts_into_folders"
+        ),
+    },
+    "docs/spark-versions.md": {
+        'python -c "import pyspark.sql.streaming.datasource"': f"{_PAGES}::test_which_column_is_yours"
+    },
+    "docs/troubleshooting.md": {
+        'os.environ.setdefault("PYSPARK_PYTHON", sys.executable)': (
+            f"{_PAGES}::test_the_python_of_the_workers_is_the_one_that_runs"
+        ),
+        'spark.sql("CREATE TABLE orders (messageId STRING, body BINARY) USING mq")': (
+            f"{_PAGES}::test_a_table_of_sql_is_read_with_the_options_of_the_stream"
+        ),
+    },
+}
+
+#: Page -> first line of a block -> why no test can run it as it is, and what stands for it.
+CANNOT: dict[str, dict[str, str]] = {
+    "README.md": {
+        "make demo": _RECURSES,
+        "pip install pyspark-mq": _INSTALLS,
+        "make demo BROKER=artemis": _RECURSES,
+    },
+    "docs/deploying.md": {
+        "make demo-cluster": _RECURSES,
+        "# on each machine, in the Python that PYSPARK_PYTHON names": _INSTALLS,
+        "FROM apache/spark:4.3.0-python3": _KUBERNETES,
+        "spark-submit --master k8s://https://... --deploy-mode cluster \\": _KUBERNETES,
+    },
+    "docs/performance.md": {"make bench": _RECURSES, 'make bench ARGS="guarantees --page"': _RECURSES},
+    "docs/quick-start.md": {"python3 -m venv mq && . mq/bin/activate": _INSTALLS},
+    "docs/sinks.md": {
+        "pip install 'psycopg[binary]'": "installs, and starts examples that test_sinks.py runs with kills",
+        "INSERT INTO batches AS b VALUES (query, batch)": (
+            "a statement of examples/to_postgres.py with names in place of values; test_sinks.py runs that"
+        ),
+        'rows.writeStream.format("delta").option("checkpointLocation", checkpoint).start(table)': (
+            "needs the JAR of Delta"
+        ),
+        "def write(batch, batch_id):": "needs the JAR of Delta",
+        'messages.selectExpr("messageId AS key", "body AS value").writeStream.format("kafka").option("topic", topic)': (
+            "needs the JAR of Kafka's sink, and a Kafka"
+        ),
+    },
+}
