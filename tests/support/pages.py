@@ -97,6 +97,11 @@ RUN_BY: dict[str, dict[str, str]] = {
             ("python3 -m venv env", "export PYSPARK_PYTHON=./env/bin/python"),
             "integration/test_yarn.py::test_a_driver_and_an_executor_of_yarn_that_die_take_nothing_with_them",
         ),
+        **dict.fromkeys(
+            ("# spark-pipeline.yml", "# transformations/orders.py", "spark-pipelines --remote sc://server:15002 run"),
+            "integration/test_pipelines.py::"
+            "test_a_table_of_a_pipeline_has_each_message_once_and_outlives_a_full_refresh",
+        ),
     },
     "docs/index.md": {"df = (": f"{_PAGES}::test_the_first_lines_read_a_queue"},
     "docs/migration.md": {
