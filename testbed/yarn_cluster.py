@@ -137,8 +137,10 @@ class YarnCluster(Started):
             "yarn.nodemanager.log-dirs": self.folder / "container-logs",
             "yarn.nodemanager.resource.memory-mb": self._memory_mb,
             "yarn.nodemanager.resource.cpu-vcores": 8,
-            # Java reserves more addresses than it ever uses; what is really taken is checked.
+            # Java reserves more addresses than it ever uses; what is really taken is checked, and by YARN itself
+            # rather than by control groups, which are not everywhere.
             "yarn.nodemanager.vmem-check-enabled": "false",
+            "yarn.nodemanager.resource.memory.enforced": "false",
             # How full the disk is belongs to others.
             "yarn.nodemanager.disk-health-checker.enable": "false",
         }  # fmt: skip
