@@ -202,7 +202,7 @@ def test_a_topic_of_an_activemq_broker_is_not_opened(capsys: pytest.CaptureFixtu
     main(["doctor", *options])
     said = capsys.readouterr().out
     assert "login: not looked at: to open a topic makes its subscription" in said
-    assert "0 warning(s), 1 not known" in said
+    assert "1 not known" in said
 
 
 def test_a_wrong_call_is_no_finding(capsys: pytest.CaptureFixture[str]) -> None:
