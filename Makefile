@@ -24,10 +24,10 @@ demo-cluster: ready ## The same on a standalone cluster of Spark: two workers, o
 	$(BIN)/python -m testbed.demo --cluster $(if $(BROKER),--broker $(BROKER)) $(if $(PROTOCOL),--protocol $(PROTOCOL)) $(ARGS)
 
 test: ready ## Run every test once, against brokers of their own: each law on each protocol, in minutes
-	$(BIN)/python -m pytest --numprocesses 4 --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 4 --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 test-all: ready ## Run every test on every broker and protocol
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadgroup --all $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadgroup --no-loadscope-reorder --all $(ARGS)
 
 test-containers: ready ## Run the tests against brokers in containers
 	@BIN="$(BIN)" tools/containers.sh env CI=true $(BIN)/python -m pytest tests/containers $(ARGS)

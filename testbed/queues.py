@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
@@ -33,7 +34,7 @@ _LOOKED_AT = 5_000
 
 
 class PrivateBroker:
-    """A node of its own with one queue, started and ended with this object.
+    """A node of its own, started and ended with this object, with the queues that `queue` names with commas between.
 
     Attributes:
         name, url, protocol: values of the options.
@@ -52,16 +53,17 @@ class PrivateBroker:
     ) -> None:
         self.name = name
         self.protocol = protocol or (AMQP_0_9_1 if name == "rabbitmq" else STOMP)
-        self._queue = queue
+        self._queues = queue.split(",")
         self._quorum = quorum
         self.node: Node = make_node(name, version, **settings)
 
     def __enter__(self) -> Self:
         self.node.__enter__()
-        if isinstance(self.node, RabbitNode):
-            self.node.declare(self._queue, quorum=self._quorum)
-        else:
-            self.node.declare(self._queue)
+        for queue in self._queues:
+            if isinstance(self.node, RabbitNode):
+                self.node.declare(queue, quorum=self._quorum)
+            else:
+                self.node.declare(queue)
         return self
 
     def __exit__(
@@ -79,12 +81,19 @@ class PrivateBroker:
         return {"protocol": self.protocol, **ids_of(self.name, self.protocol)}
 
     def send(self, bodies: Sequence[bytes], ids: Sequence[str]) -> None:
-        """Publish, confirmed: a :data:`testbed.storm.Send`."""
-        self.node.publish(self._queue, bodies, ids=ids, protocol=self.protocol, timeout_s=_CONFIRM_TIMEOUT_S)
+        """Publish, confirmed: a :data:`testbed.storm.Send`. Of several queues an ID has the same one each time."""
+        parts: dict[str, tuple[list[bytes], list[str]]] = {queue: ([], []) for queue in self._queues}
+        for body, key in zip(bodies, ids, strict=True):
+            part = parts[self._queues[crc32(key.encode()) % len(self._queues)]]
+            part[0].append(body)
+            part[1].append(key)
+        for queue, (some, theirs) in parts.items():
+            if some:
+                self.node.publish(queue, some, ids=theirs, protocol=self.protocol, timeout_s=_CONFIRM_TIMEOUT_S)
 
     def left(self) -> int:
-        """Messages in the queue, waiting or handed out."""
-        return self.node.counts(self._queue).total
+        """Messages in the queues, waiting or handed out."""
+        return sum(self.node.counts(queue).total for queue in self._queues)
 
     def freeze(self) -> bool:
         """SIGSTOP for longer than heartbeats last, and SIGCONT."""

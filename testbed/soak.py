@@ -104,6 +104,12 @@ class Run:
     messages: int
     rate: int
     faults: int
+    queues: int
+
+    @property
+    def queue(self) -> str:
+        """All of them, as option `queue` takes them."""
+        return QUEUE if self.queues == 1 else ",".join(f"{QUEUE}-{number}" for number in range(self.queues))
 
     @property
     def options(self) -> dict[str, str]:
@@ -129,6 +135,7 @@ _DEFAULTS: dict[str, Any] = {
     "messages": 1_000_000,
     "rate": 1_000,
     "faults": 200,
+    "queues": 1,
 }
 
 
@@ -171,7 +178,7 @@ def _run(run: Run, folder: Path, arguments: argparse.Namespace, console: Console
     proxy = stack.enter_context(FaultProxy("127.0.0.1", port))
     url = broker.url.replace(f":{port}", f":{proxy.port}")
     options = {**broker.options, "heartbeat": _HEARTBEAT, **run.options}
-    job = Job(broker.name, url, QUEUE, folder, options)
+    job = Job(broker.name, url, run.queue, folder, options)
     publisher = RecordedPublisher(record, broker.send, run.messages, run.rate, run.faults)
     began = time.monotonic()
     try:
@@ -224,7 +231,7 @@ def _settle(job: Job, broker: PrivateBroker) -> None:
 def _broker(run: Run, folder: Path | None) -> PrivateBroker:
     data = {} if folder is None else {"data": folder / "broker"}
     return PrivateBroker(
-        run.broker, QUEUE, run.protocol, version=run.version, quorum=run.quorum, **_SETTINGS[run.broker], **data
+        run.broker, run.queue, run.protocol, version=run.version, quorum=run.quorum, **_SETTINGS[run.broker], **data
     )
 
 
@@ -418,6 +425,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--messages", type=int, help=f"by default {_DEFAULTS['messages']:,}")
     parser.add_argument("--rate", type=int, help="messages a second, by default 1,000; 0 for as fast as it goes")
     parser.add_argument("--faults", type=int, help=f"by default {_DEFAULTS['faults']}; spread over the messages")
+    parser.add_argument(
+        "--queues",
+        type=int,
+        choices=range(1, 17),
+        metavar="N",
+        help="read by one query, each message in one of them; by default 1",
+    )
     parser.add_argument("--broker", choices=sorted(BROKERS))
     parser.add_argument("--protocol", help="as the option of the source")
     parser.add_argument("--version", help="of the broker")

@@ -7,6 +7,7 @@ import math
 import os
 import uuid
 from collections.abc import Iterator, Sequence
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in set(empty)]
     for item in items:
         item.add_marker(pytest.mark.xdist_group(_shared(item)))
-    items.sort(key=_shared)
+    # Workers take group after group: what may take long first, so that none is left with it at the end.
+    together = {shared: list(group) for shared, group in groupby(sorted(items, key=_shared), _shared)}
+    groups = sorted(together.values(), key=lambda group: (max(map(_limit_s, group)), len(group)), reverse=True)
+    items[:] = chain.from_iterable(groups)
+
+
+def _limit_s(item: pytest.Item) -> float:
+    """How long it may take."""
+    limit = item.get_closest_marker("timeout")
+    return float(limit.args[0] if limit is not None else item.config.getini("timeout"))
 
 
 def _shared(item: pytest.Item) -> str:

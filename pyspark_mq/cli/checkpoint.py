@@ -14,7 +14,7 @@ from typing import Any
 
 from pyspark_mq.errors import CheckpointError
 from pyspark_mq.sources.position import Part, Position
-from pyspark_mq.sources.url import redact
+from pyspark_mq.sources.url import redact, redact_in
 from pyspark_mq.spark_source.folders import Folder, open_folder
 from pyspark_mq.spark_source.id_log import IdLog
 from pyspark_mq.spark_source.offset import OffsetCodec
@@ -85,19 +85,18 @@ def read_checkpoint(place: str, id_log: str | None = None) -> Checkpoint:
     Raises:
         CheckpointError: there is no checkpoint, it cannot be read, or it has no source of this kind.
     """
-    shown = redact(place)
-    offsets = _opened(f"{as_uri(place)}/offsets", shown)
-    batches = _numbers(offsets, shown)
+    offsets, shown = _opened(place, "offsets"), redact(place)
+    batches = _numbers(offsets, place)
     if not batches:
         raise CheckpointError(
             f"{shown}: there is no checkpoint, or nothing was planned yet (no file in its folder 'offsets'). Give the "
             "'checkpointLocation' of the query"
         )
-    commits = _numbers(_opened(f"{as_uri(place)}/commits", shown), shown)
+    commits = _numbers(_opened(place, "commits"), place)
     committed = max(commits, default=None)
     epochs: dict[int, list[Planned]] = {}
     for batch in sorted(batches, reverse=True):
-        for source, planned in _read_batch(offsets, batch, shown, id_log).items():
+        for source, planned in _read_batch(offsets, batch, place, id_log).items():
             epochs.setdefault(source, []).append(planned)
         if committed is not None and batch <= committed:
             break
@@ -115,8 +114,7 @@ def rewrite(place: str, batch: int, source: int, offset: Mapping[str, Any]) -> N
     Raises:
         CheckpointError: the file cannot be read or written.
     """
-    shown = redact(place)
-    folder = _opened(f"{as_uri(place)}/offsets", shown)
+    folder = _opened(place, "offsets")
     try:
         lines = folder.read(str(batch)).decode("utf-8").split("\n")
         lines[source + _LINES_BEFORE] = json.dumps(offset)
@@ -126,45 +124,46 @@ def rewrite(place: str, batch: int, source: int, offset: Mapping[str, Any]) -> N
         folder.replace(str(batch), "\n".join(lines).encode())
     except Exception as failed:
         raise CheckpointError(
-            f"{shown}/offsets/{batch}: cannot be written ({type(failed).__name__}: {redact(str(failed))})"
+            f"{redact(place)}: offsets/{batch} cannot be written ({type(failed).__name__}: "
+            f"{redact_in(str(failed), place)})"
         ) from failed
 
 
 def as_uri(place: str) -> str:
     """The same for :func:`open_folder`."""
-    place = place.rstrip("/")
     # As Hadoop writes paths of this machine.
     return place.removeprefix("file:") if place.startswith("file:/") else place
 
 
-def _opened(place: str, shown: str) -> Folder:
+def _opened(place: str, below: str) -> Folder:
     try:
-        return open_folder(place)
+        return open_folder(as_uri(place), below)
     except Exception as failed:
-        raise _unreadable(shown, failed) from failed
+        raise _unreadable(place, "the checkpoint", failed) from failed
 
 
-def _numbers(folder: Folder, shown: str) -> list[int]:
+def _numbers(folder: Folder, place: str) -> list[int]:
     """Of the batches that have a file there."""
     try:
         return [int(name) for name in folder.names() if name.isascii() and name.isdecimal()]
     except Exception as failed:
-        raise _unreadable(shown, failed) from failed
+        raise _unreadable(place, "the checkpoint", failed) from failed
 
 
-def _unreadable(shown: str, failed: Exception) -> CheckpointError:
-    return CheckpointError(f"{shown}: the checkpoint cannot be read ({type(failed).__name__}: {redact(str(failed))})")
+def _unreadable(place: str, what: str, failed: Exception) -> CheckpointError:
+    why = redact_in(str(failed), place)
+    return CheckpointError(f"{redact(place)}: {what} cannot be read ({type(failed).__name__}: {why})")
 
 
-def _read_batch(folder: Folder, batch: int, shown: str, id_log: str | None) -> dict[int, Planned]:
+def _read_batch(folder: Folder, batch: int, place: str, id_log: str | None) -> dict[int, Planned]:
     """Of each source of this kind, by its place, what its line of a batch says."""
     try:
         version, metadata, *lines = folder.read(str(batch)).decode("utf-8").split("\n")
     except Exception as failed:
-        raise _unreadable(f"{shown}/offsets/{batch}", failed) from failed
+        raise _unreadable(place, f"offsets/{batch}", failed) from failed
     if version.strip() != _VERSION:
         raise CheckpointError(
-            f"{shown}/offsets/{batch}: is of version {version!r:.20}, and {_VERSION} is what can be read here"
+            f"{redact(place)}: offsets/{batch} is of version {version!r:.20}, and {_VERSION} is what can be read here"
         )
     written_at_ms = _loaded(metadata).get("batchTimestampMs")
     planned = {}

@@ -23,7 +23,9 @@ __all__ = ["Interpreter", "Machine", "judge_machine", "look_at_machine"]
 
 _TIMEOUT_S = 60.0
 #: Spark's releases with streaming sources in Python that this package is tested with.
-_SPARK_FIRST, _SPARK_FULL, _SPARK_LAST = (4, 0), (4, 2), (4, 3)
+_SPARK_FIRST, _SPARK_LAST = (4, 0), (4, 3)
+#: Is there from Spark 4.2 on, and in platforms that have its functions under an older number.
+_SPARK_FULL = "pyspark.sql.streaming.datasource"
 #: Spark 4 runs on Java 17 and later.
 _JAVA_FIRST = 17
 _CLIENTS: Mapping[str, str] = {"amqp-0-9-1": "pika", "amqp-1.0": "python-qpid-proton", "stomp": "stomp.py"}
@@ -91,7 +93,7 @@ class Machine:
 
 def look_at_machine() -> Machine:
     """Ask both interpreters and Java."""
-    driver = _ask(sys.executable, ("pyspark_mq", "pyarrow", "pyspark"))
+    driver = _ask(sys.executable, ("pyspark_mq", "pyarrow", "pyspark", _SPARK_FULL))
     chosen = os.environ.get("PYSPARK_PYTHON")
     worker = _ask(chosen or "python3", ("pyspark_mq", "pyarrow"))
     java, major = _java()
@@ -151,7 +153,7 @@ def _spark(machine: Machine) -> Finding:
     numbers = tuple(int(number) for number in re.findall(r"\d+", told)[:2])
     if numbers < _SPARK_FIRST:
         return Finding(check, Level.PROBLEM, f"Spark {told} has no streaming sources in Python", "use Spark 4.0 to 4.3")
-    if numbers < _SPARK_FULL:
+    if _SPARK_FULL in machine.driver.errors:
         text = f"Spark {told}: the last epoch of a run is acknowledged by the next one, and progress shows no counters"
         return Finding(check, Level.WARNING, text, "use 4.2 or later")
     if numbers > _SPARK_LAST:

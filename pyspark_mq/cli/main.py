@@ -68,7 +68,11 @@ def _parser() -> argparse.ArgumentParser:
     one = commands.add_parser("inspect", help="what a checkpoint says, and what a restart would wait for")
     one.add_argument("checkpoint", help="the checkpointLocation: a path, or a URI such as s3://bucket/folder")
     one.add_argument("--ids", action="store_true", help="with all message IDs")
-    one.add_argument("--id-log", metavar="FOLDER", help="where the files of option 'idLog' are, if they were moved")
+    one.add_argument(
+        "--id-log",
+        metavar="FOLDER",
+        help="where the files of option 'idLog' are, if they were moved or its URI has credentials",
+    )
     one.add_argument("--json", action="store_true", help="for machines")
     one.set_defaults(command=_inspect)
 
@@ -85,7 +89,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     one.add_argument("checkpoint", help="the checkpointLocation; no query may run with it")
     _add_options(one)
-    one.add_argument("--id-log", metavar="FOLDER", help="where the files of option 'idLog' are, if they were moved")
+    one.add_argument(
+        "--id-log",
+        metavar="FOLDER",
+        help="where the files of option 'idLog' are, if they were moved or its URI has credentials",
+    )
     one.add_argument("--yes", action="store_true", help="do not ask")
     one.set_defaults(command=_release)
 

@@ -19,7 +19,7 @@ from pyspark_mq.errors import CheckpointError
 from pyspark_mq.sources.identification import Identification
 from pyspark_mq.sources.intake import decode
 from pyspark_mq.sources.settings import Settings
-from pyspark_mq.sources.url import redact
+from pyspark_mq.sources.url import redact, redact_in
 from pyspark_mq.spark_source.folders import open_folder
 from pyspark_mq.spark_source.offset import OffsetCodec, released
 
@@ -172,11 +172,11 @@ def mark(place: str, one: Open, found: Mapping[str, Found] | None) -> str:
     }
     name = f"{planned.batch}-{one.source}-{at}.json"
     try:
-        open_folder(f"{as_uri(place)}/{RECORDS}").write(name, (json.dumps(record, indent=1) + "\n").encode())
+        open_folder(as_uri(place), RECORDS).write(name, (json.dumps(record, indent=1) + "\n").encode())
     except Exception as failed:
         raise CheckpointError(
             f"{redact(place)}: the record {RECORDS}/{name} cannot be written, so nothing was changed "
-            f"({type(failed).__name__}: {redact(str(failed))})"
+            f"({type(failed).__name__}: {redact_in(str(failed), place)})"
         ) from failed
     rewrite(place, planned.batch, one.source, released(planned.offset))
     return f"{RECORDS}/{name}"

@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from pyspark_mq.errors import OptionError
 
-__all__ = ["ESCAPES", "SCHEMES", "BrokerUrl", "Scheme", "parse_urls", "redact"]
+__all__ = ["ESCAPES", "SCHEMES", "BrokerUrl", "Scheme", "parse_urls", "redact", "redact_in"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +95,16 @@ def redact(text: str) -> str:
     # An '@' behind parameters may be one in a password among them.
     shown = place if _PLACE.fullmatch(place) and not re.search("[?#]", user) else "***"
     return text[:start] + at.replace("@", "***@") + shown + (parameters and f"{parameters}***")
+
+
+def redact_in(text: str, url: str) -> str:
+    """What a library says of a URL, without what is or may be a user name, a password or a parameter in that."""
+    user = url.partition("://")[2].rpartition("@")[0]
+    password, parameters = user.partition(":")[2], url.partition("?")[2]
+    text = text.replace(url, redact(url))
+    for secret in filter(None, (user, unquote(user), password, unquote(password), parameters)):
+        text = text.replace(secret, "***")
+    return text
 
 
 def parse_urls(text: str) -> tuple[BrokerUrl, ...]:

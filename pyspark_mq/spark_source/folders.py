@@ -14,16 +14,17 @@ __all__ = ["Folder", "open_folder"]
 _OBJECT_STORES = frozenset({"s3", "gcs", "abfs", "azure"})
 
 
-def open_folder(place: str) -> Folder:
+def open_folder(place: str, below: str = "") -> Folder:
     """A folder, which may not be there yet.
 
     Args:
         place: a path, or a URI that `pyarrow.fs` opens.
+        below: the name of a folder in it, which is the one to open.
 
     Raises:
         Exception: whatever `pyarrow.fs` has against the URI.
     """
-    return _Remote(place) if len(urlsplit(place).scheme) > 1 else _Local(Path(place))
+    return _Remote(place, below) if len(urlsplit(place).scheme) > 1 else _Local(Path(place, below))
 
 
 class Folder(ABC):
@@ -88,13 +89,16 @@ class _Local(Folder):
 class _Remote(Folder):
     """What `pyarrow.fs` opens: S3, GCS, HDFS, and others."""
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, below: str) -> None:
         from pyarrow import fs  # noqa: PLC0415 - some installations are built without it
 
         self._system, path = fs.FileSystem.from_uri(uri)
-        self._path = path.rstrip("/")
+        # A URI may go on behind its path, with parameters.
+        self._path = f"{path.rstrip('/')}/{below}".rstrip("/")
         self._select = fs.FileSelector(self._path, allow_not_found=True)
-        self._made = False
+        # They have no folders, and need no right to make one.
+        self._objects = self._system.type_name in _OBJECT_STORES
+        self._made = self._objects
 
     def names(self) -> list[str]:
         return [found.base_name for found in self._system.get_file_info(self._select)]
@@ -110,7 +114,7 @@ class _Remote(Folder):
             self._system.create_dir(self._path, recursive=True)
             self._made = True
         target = f"{self._path}/{name}"
-        draft = target if self._system.type_name in _OBJECT_STORES else f"{self._path}/.{name}.{secrets.token_hex(4)}"
+        draft = target if self._objects else f"{self._path}/.{name}.{secrets.token_hex(4)}"
         with self._system.open_output_stream(draft) as file:
             file.write(data)
         if draft != target:

@@ -11,9 +11,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
+from urllib.parse import parse_qsl
 
 from pyspark_mq.errors import CheckpointError
-from pyspark_mq.sources.url import redact
+from pyspark_mq.sources.url import redact, redact_in
 from pyspark_mq.spark_source.folders import Folder, open_folder
 
 __all__ = ["IdLog"]
@@ -21,6 +22,8 @@ __all__ = ["IdLog"]
 #: Spark keeps a hundred offsets unless told otherwise (`spark.sql.streaming.minBatchesToRetain`).
 _FILES_KEPT = 120
 _DIGEST_BYTES = 16
+#: Parameters of a URI that an offset may show: some stores take a secret as one.
+_PUBLIC = frozenset({"endpoint_override", "region", "scheme", "user"})
 
 
 class IdLog:
@@ -42,8 +45,9 @@ class IdLog:
 
     @property
     def public_place(self) -> str:
-        """The folder as anybody may see it; empty if there are credentials in it."""
-        return "" if "@" in self._place else self._place
+        """The folder as anybody may see it; empty if there are, or may be, credentials in it."""
+        parameters = dict(parse_qsl(self._place.partition("?")[2], keep_blank_values=True))
+        return "" if "@" in self._place or parameters.keys() - _PUBLIC else self._place
 
     def write(self, epoch: int, data: bytes) -> str:
         """Keep the IDs of an epoch; the file's name, which has their digest.
@@ -86,9 +90,8 @@ class IdLog:
 
     def _error(self, problem: str, why: object, advice: str) -> CheckpointError:
         reason = why if isinstance(why, str) else f"{type(why).__name__}: {why}"
-        shown = redact(self._place)
-        text = f"{self._destination}: idLog='{shown}': {problem} ({reason.replace(self._place, shown)}). {advice}"
-        return CheckpointError(text)
+        reason = redact_in(reason, self._place)
+        return CheckpointError(f"{self._destination}: idLog='{redact(self._place)}': {problem} ({reason}). {advice}")
 
     def _opened(self) -> Folder:
         if self._folder is None:

@@ -16,6 +16,7 @@ from testbed.rabbitmq_node import RabbitNode
 ENDS = importlib.util.find_spec("pyspark.sql.streaming.datasource") is not None
 
 
+@pytest.mark.whole
 @pytest.mark.skipif(not ENDS, reason="before Spark 4.2 it does not end by itself")
 def test_the_blocks_run_one_after_the_other(rabbit: RabbitNode, tmp_path: Path) -> None:
     done = quick_start.run(Path(sys.executable), rabbit.url(), tmp_path)

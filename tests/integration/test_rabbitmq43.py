@@ -68,7 +68,7 @@ def test_a_message_that_is_not_acknowledged_in_time_costs_the_session_and_nothin
 
 
 @protocols
-@pytest.mark.parametrize("at", [At.AFTER_OFFSET_LOG, At.AFTER_COMMIT_LOG])
+@pytest.mark.parametrize("at", [At.AFTER_OFFSET_LOG, pytest.param(At.AFTER_COMMIT_LOG, marks=pytest.mark.whole)])
 def test_a_restart_waits_for_what_the_queue_holds_back(delayed: LiveCell, at: At) -> None:
     sent = delayed.publish(2 * EPOCH)
     with delayed.engine(maxMessagesPerTrigger=EPOCH, redeliveryDelay="4s", settleGrace="500ms") as run:

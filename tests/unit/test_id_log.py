@@ -136,9 +136,22 @@ def test_old_files_go_and_those_of_others_stay(place: str, tmp_path: Path, monke
     assert files(folder) == sorted([*names[-5:], other, "notes.txt"])
 
 
-def test_credentials_in_a_uri_are_in_no_offset_and_no_error() -> None:
-    log = IdLog("s3://key:hushhush@bucket/ids", "owner", "queue 'orders'")
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [
+        ("s3://key:hushhush@bucket/ids", "s3://***@bucket/ids is away"),
+        ("abfss://store@account/ids?client_secret=hushhush", "abfss://***@account/ids?*** is away"),
+        ("gs://bucket/ids?token=hushhush", "gs://bucket/ids?*** is away"),
+    ],
+)
+def test_credentials_in_a_uri_are_in_no_offset_and_no_error(uri: str, shown: str) -> None:
+    log = IdLog(uri, "owner", "queue 'orders'")
     assert log.public_place == ""
-    shown = str(log._error("nothing", OSError("s3://key:hushhush@bucket/ids is away"), "advice"))
-    assert "hushhush" not in shown
-    assert "s3://***@bucket/ids" in shown
+    said = str(log._error("nothing", OSError(f"{uri} is away"), "advice"))
+    assert "hushhush" not in said
+    assert shown in said
+
+
+@pytest.mark.parametrize("place", ["/data/ids", "s3://bucket/ids", "s3://bucket/ids?scheme=http&region=eu-central-1"])
+def test_where_it_is_is_in_the_offset(place: str) -> None:
+    assert IdLog(place, "owner", "queue 'orders'").public_place == place

@@ -8,7 +8,7 @@ import pytest
 
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.errors import OptionError
-from pyspark_mq.sources.url import SCHEMES, BrokerUrl, parse_urls, redact
+from pyspark_mq.sources.url import SCHEMES, BrokerUrl, parse_urls, redact, redact_in
 
 
 def one(text: str) -> BrokerUrl:
@@ -255,3 +255,18 @@ def test_the_repr_of_a_url_has_no_credentials() -> None:
 )
 def test_malformed_urls_are_shown_as_far_as_it_is_safe(text: str, shown: str) -> None:
     assert redact(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("said", "url", "shown"),
+    [
+        ("When opening 'b/ids': no such bucket", "s3://key:hushhush@b/ids", "When opening 'b/ids': no such bucket"),
+        ("Cannot parse 's3://key:hushhush@b/ids'", "s3://key:hushhush@b/ids", "Cannot parse 's3://***@b/ids'"),
+        ("bad login key:hush%2Fhush", "s3://key:hush%2Fhush@b/ids", "bad login ***"),
+        ("bad secret hush/hush", "s3://key:hush%2Fhush@b/ids", "bad secret ***"),
+        ("parameter x=hushhush", "s3://b/ids?x=hushhush", "parameter ***"),
+        ("[Errno 13] Permission denied: '/data/ids'", "/data/ids", "[Errno 13] Permission denied: '/data/ids'"),
+    ],
+)
+def test_what_is_said_of_a_url_has_no_secret(said: str, url: str, shown: str) -> None:
+    assert redact_in(said, url) == shown
