@@ -39,13 +39,14 @@ def main() -> int:
     if arguments.prometheus is not None:
         spark.streams.addListener(QueueListener(prometheus=arguments.prometheus))
 
+    # IDs beside the checkpoint instead of in it: offsets a person can look at.
+    id_log = {} if arguments.id_log == "none" else {"idLog": arguments.id_log or f"{arguments.checkpoint}/ids"}
     messages = (
         spark.readStream.format("mq")
         .option("broker", arguments.broker)
         .option("url", arguments.url)
         .option("queue", arguments.queue)
-        # IDs beside the checkpoint instead of in it: offsets a person can look at.
-        .option("idLog", f"{arguments.checkpoint}/ids")
+        .options(**id_log)
         .options(**dict(option.split("=", 1) for option in arguments.option))
         .load()
     )
@@ -128,6 +129,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--output", required=True)
     parser.add_argument("--checkpoint", required=True)
     parser.add_argument("--master", help="of Spark; by default what spark-submit says, or all cores of this machine")
+    parser.add_argument("--id-log", metavar="FOLDER", help="of message IDs, by default 'ids' below the checkpoint; "
+                        "'none' for in the offsets")  # fmt: skip
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="of the source")
     parser.add_argument("--restarts", type=int, default=0, help="of the query, when it has failed")
     parser.add_argument("--prometheus", metavar="HOST:PORT", help="serve metrics there (extra 'otel')")

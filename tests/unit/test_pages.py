@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import missing
 from tests.support.pages import CANNOT, LANGUAGES, NO_CODE, PAGES, ROOT, RUN_BY, Block, blocks
 
 TESTS = ROOT / "tests"
@@ -75,7 +76,7 @@ COMMANDS = [
 @pytest.mark.parametrize("command", sorted(set(COMMANDS)))
 def test_every_make_command_is_one(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if shutil.which("make") is None:
-        pytest.skip("make is not installed")
+        missing("make is not installed")
     done = subprocess.run(
         [*shlex.split(command), "--dry-run", "--no-print-directory"],
         cwd=ROOT, capture_output=True, text=True, check=False, timeout=60,
