@@ -184,8 +184,8 @@ def test_which_column_is_yours() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_every_setting_of_spark_on_the_page_of_deploying_is_one() -> None:
-    text = (ROOT / "docs" / "deploying.md").read_text("utf-8")
+def test_every_setting_of_spark_on_the_pages_is_one() -> None:
+    text = "".join((ROOT / "docs" / f"{page}.md").read_text("utf-8") for page in ("standalone", "kubernetes", "yarn"))
     named = set(re.findall(r"(?:--conf |`|^ +)(spark\.[a-z][\w.]*\w)(?=[=:`])", text, re.MULTILINE))
     assert {"spark.driver.memoryOverhead", "spark.kubernetes.driver.secrets.mq"} <= named
     jars = Path(pyspark.__file__).parent / "jars"

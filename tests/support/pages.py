@@ -72,7 +72,7 @@ _RECURSES = (
 )
 _KUBERNETES = (
     "needs a registry with Spark's image, and a Kubernetes; "
-    "`test_every_setting_of_spark_on_the_page_of_deploying_is_one` looks for the settings in Spark"
+    "`test_every_setting_of_spark_on_the_pages_is_one` looks for the settings in Spark"
 )
 
 #: Page -> first line of a block -> the test that runs it: file below `tests`, and function.
@@ -88,21 +88,22 @@ RUN_BY: dict[str, dict[str, str]] = {
         ),
         f"{_PAGES}::test_every_command_of_its_page",
     ),
-    "docs/deploying.md": {
+    "docs/pipelines.md": dict.fromkeys(
+        ("# spark-pipeline.yml", "# transformations/orders.py", "spark-pipelines --remote sc://server:15002 run"),
+        "integration/test_pipelines.py::test_a_table_of_a_pipeline_has_each_message_once_and_outlives_a_full_refresh",
+    ),
+    "docs/spark-connect.md": {
+        "from pyspark.sql import SparkSession": "integration/test_connect.py::test_a_client_reads_a_queue"
+    },
+    "docs/standalone.md": {
         "export PYSPARK_PYTHON=/opt/venv/bin/python": (
             "integration/test_spark_cluster.py::test_the_command_of_the_page_reads_a_queue"
-        ),
-        "from pyspark.sql import SparkSession": "integration/test_connect.py::test_a_client_reads_a_queue",
-        **dict.fromkeys(
-            ("python3 -m venv env", "export PYSPARK_PYTHON=./env/bin/python"),
-            "integration/test_yarn.py::test_a_driver_and_an_executor_of_yarn_that_die_take_nothing_with_them",
-        ),
-        **dict.fromkeys(
-            ("# spark-pipeline.yml", "# transformations/orders.py", "spark-pipelines --remote sc://server:15002 run"),
-            "integration/test_pipelines.py::"
-            "test_a_table_of_a_pipeline_has_each_message_once_and_outlives_a_full_refresh",
-        ),
+        )
     },
+    "docs/yarn.md": dict.fromkeys(
+        ("python3 -m venv env", "export PYSPARK_PYTHON=./env/bin/python"),
+        "integration/test_yarn.py::test_a_driver_and_an_executor_of_yarn_that_die_take_nothing_with_them",
+    ),
     "docs/index.md": {"df = (": f"{_PAGES}::test_the_first_lines_read_a_queue"},
     "docs/migration.md": {
         "import sqlite3": "integration/test_migration.py::test_a_batch_that_is_written_again_changes_nothing"
@@ -157,11 +158,13 @@ CANNOT: dict[str, dict[str, str]] = {
         "pip install pyspark-mq": _INSTALLS,
         "make demo BROKER=artemis": _RECURSES,
     },
-    "docs/deploying.md": {
-        "make demo-cluster": _RECURSES,
-        "# on each machine, in the Python that PYSPARK_PYTHON names": _INSTALLS,
+    "docs/kubernetes.md": {
         "FROM apache/spark:4.3.0-python3": _KUBERNETES,
         "spark-submit --master k8s://https://... --deploy-mode cluster \\": _KUBERNETES,
+    },
+    "docs/standalone.md": {
+        "make demo-cluster": _RECURSES,
+        "# on each machine, in the Python that PYSPARK_PYTHON names": _INSTALLS,
     },
     "docs/performance.md": {"make bench": _RECURSES, 'make bench ARGS="guarantees --page"': _RECURSES},
     "docs/quick-start.md": {"python3 -m venv mq && . mq/bin/activate": _INSTALLS},
