@@ -173,6 +173,7 @@ def test_the_code_of_the_page_writes_each_delta_table_once(
     code = tmp_path / "delta.py"
     code.write_text(code_of("Delta", 1), "utf-8")
     options = {"broker": "rabbitmq", "url": rabbit.url(), "queue": ",".join(QUEUES)}
+    options |= {"minMessagesPerTrigger": str(2 * MESSAGES), "maxTriggerDelay": "1h"}  # each batch has all of both
     given = [f"--option={name}={value}" for name, value in options.items()]
     job = SinkJob("rabbitmq", rabbit.url(), options["queue"], tmp_path, python=python, spark=commits.settings,
         program=PROGRAM, arguments=(str(code), f"--name=tables={tmp_path}", *given))  # fmt: skip

@@ -112,17 +112,17 @@ class Kafka(Started):
 
     def records(self, topic: str) -> list[Record]:
         """All records of a topic, by partition and offset."""
-        with_keys = {"bootstrap.servers": self._own, "group.id": "tests", "enable.auto.commit": False}
         found: list[Record] = []
-        consumer = Consumer(with_keys)
-        with closing(consumer):
+        settings = {"bootstrap.servers": self._own, "group.id": "tests", "enable.auto.commit": False}
+        with closing(Consumer(settings)) as consumer:
             parts = consumer.list_topics(topic, _ASKED_TIMEOUT_S).topics[topic].partitions
             ends = {part: consumer.get_watermark_offsets(TopicPartition(topic, part))[1] for part in parts}
             consumer.assign([TopicPartition(topic, part, 0) for part in parts])
             while len(found) < sum(ends.values()):
                 message = consumer.poll(_ASKED_TIMEOUT_S)
                 if message is None or message.error() is not None:
-                    raise NodeError(f"{len(found)} of {sum(ends.values())} records: {message and message.error()}")
+                    why = "no more came" if message is None else message.error()
+                    raise NodeError(f"{len(found)} of {sum(ends.values())} records of {topic!r}: {why}")
                 key, value = message.key() or b"", message.value() or b""
                 found.append(Record(message.partition() or 0, message.offset() or 0, key.decode(), value))
         return sorted(found, key=lambda record: (record.partition, record.offset))
