@@ -24,8 +24,12 @@ from testbed.process import NodeError
 __all__ = [
     "ACTIVEMQ_VERSIONS",
     "ARTEMIS_VERSIONS",
+    "DELTA_JARS",
     "HADOOP",
     "JOLOKIA",
+    "KAFKA",
+    "KAFKA_JARS",
+    "SPARK_OF_JARS",
     "Distribution",
     "cache_folder",
     "fetch",
@@ -115,6 +119,37 @@ HADOOP = Distribution(
         *(f"org.bouncycastle:bc{part}-jdk18on:1.82" for part in ("prov", "pkix", "util")),
     ),
     "54b7cecd9025033c4bd2b205b637586f8a0a7365579f6a46a617c72881967959",
+)
+#: A Kafka broker, which is run as its controller too.
+KAFKA = Distribution(
+    "kafka-4.4.0",
+    ("org.apache.kafka:kafka_2.13:4.4.0", "org.slf4j:slf4j-simple:1.7.36"),
+    "98b52a7fc606912291aaa0d2a2b8563c1bb4f6a732ad5a4ba94bffc300884b95",
+    transitive=True,
+)
+#: The Spark that the next two are built for. Delta has none for a later one.
+SPARK_OF_JARS = "4.2.0"
+#: What `--packages io.delta:delta-spark_4.2_2.13:4.4.0` brings, as far as Spark does not have it.
+DELTA_JARS = Distribution(
+    "delta-4.4.0",
+    (
+        "io.delta:delta-spark_4.2_2.13:4.4.0",
+        "io.delta:delta-storage:4.4.0",
+        *(f"io.delta:delta-kernel-{part}:4.4.0" for part in ("api", "defaults", "unitycatalog")),
+        *(f"io.unitycatalog:unitycatalog-{part}:0.6.0" for part in ("client", "hadoop")),
+        "org.locationtech.jts:jts-core:1.20.0",
+    ),
+    "14383f94fa43f9b417a8724db122800fb7dca5089b523f0ce2b19e9246de58ea",
+)
+#: The same of `--packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0`.
+KAFKA_JARS = Distribution(
+    "spark-kafka-4.2.0",
+    (
+        *(f"org.apache.spark:spark-{part}-kafka-0-10_2.13:4.2.0" for part in ("sql", "token-provider")),
+        "org.apache.kafka:kafka-clients:3.9.2",
+        "org.apache.commons:commons-pool2:2.13.1",
+    ),
+    "fca370d8f105f9b7b4184a1a77c9aec48d62615422429166e6c0e6c5e8e10683",
 )
 
 

@@ -150,6 +150,7 @@ class Job:
         master: of Spark.
         spark: settings of Spark.
         prometheus: `host:port` where it serves its metrics; None for nowhere.
+        python: the interpreter, which decides on the Spark.
     """
 
     broker: str
@@ -160,6 +161,7 @@ class Job:
     master: str = "local[2]"
     spark: dict[str, str] = field(default_factory=dict)
     prometheus: str | None = None
+    python: Path = Path(sys.executable)
     starts: int = 0
     _process: subprocess.Popen[bytes] | None = None
     _reported: int = 0
@@ -193,7 +195,7 @@ class Job:
     def command(self) -> list[str]:
         """What is started: interpreter, program and arguments."""
         command = [
-            sys.executable,
+            str(self.python),
             str(_ROOT / "examples" / "job.py"),
             "--broker",
             self.broker,
@@ -214,7 +216,7 @@ class Job:
         self.starts += 1
         paths = [str(_ROOT), os.environ.get("PYTHONPATH", "")]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-        environment["PYSPARK_PYTHON"] = sys.executable
+        environment["PYSPARK_PYTHON"] = str(self.python)
         given = " ".join(f"--conf {name}={value}" for name, value in self.spark.items())
         environment["PYSPARK_SUBMIT_ARGS"] = f"{given} pyspark-shell"
         # A JVM that is killed within the minute never gets back what optimising costs.

@@ -42,7 +42,7 @@ main() {
         step "virtual environment in $venv" "$python" -m venv "$venv"
         step "this package and its tools (extras $extras)" install_checkout
         step "check that Spark will find it" check_import
-        step "ActiveMQ and Artemis, by Maven; RabbitMQ 4, by apt" fetch_brokers
+        step "ActiveMQ, Artemis, Kafka and jars for Spark, by Maven; RabbitMQ 4, by apt" fetch_brokers
         printf '%s\n' "$wanted" >"$stamp"
     fi
     [[ ${1:-} == --quiet ]] || echo "ready: $venv ($("$venv/bin/python" --version))"

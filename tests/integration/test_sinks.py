@@ -9,7 +9,6 @@ import re
 import sys
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,10 @@ from typing import Any
 import pytest
 
 from testbed.audit import verdict
-from testbed.process import NodeError, poll
+from testbed.process import NodeError
 from testbed.rabbitmq_node import RabbitNode
-from testbed.storm import Job
 from tests.conftest import missing
+from tests.support.sink_jobs import SinkJob, drained, killed
 
 try:
     from tests.support.postgres import Postgres
@@ -33,30 +32,10 @@ PAGE = Path(__file__).parents[2] / "docs" / "sinks.md"
 #: Can a query end by itself? From Spark 4.2 on.
 ENDS = importlib.util.find_spec("pyspark.sql.streaming.datasource") is not None
 EXAMPLES = Path(__file__).parents[2] / "examples"
-DRAIN_TIMEOUT_S = 240.0
 #: That are published at a time.
 MESSAGES = 200
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(900)]
-
-
-@dataclass
-class SinkJob(Job):
-    """One of the examples as a process tree.
-
-    Attributes:
-        arguments: of the program, without the checkpoint.
-    """
-
-    program: str = ""
-    arguments: tuple[str, ...] = ()
-
-    @property
-    def checkpoint(self) -> Path:
-        return self.folder / "checkpoint"
-
-    def command(self) -> list[str]:
-        return [sys.executable, str(EXAMPLES / self.program), *self.arguments, "--checkpoint", str(self.checkpoint)]
 
 
 @pytest.fixture(scope="module")
@@ -80,18 +59,6 @@ def shop(postgres: Postgres, rabbit: RabbitNode, monkeypatch: pytest.MonkeyPatch
     postgres.ask("DROP TABLE IF EXISTS messages, orders, refunds, dead_letters, batches")
     for queue in ("orders", "refunds"):
         rabbit.delete(queue)
-
-
-def killed(job: SinkJob) -> None:
-    """It lived, and is dead."""
-    assert job.kill_driver(), job.log.read_text("utf-8")[-4000:]
-
-
-def drained(job: SinkJob, rabbit: RabbitNode, *queues: str) -> int:
-    """Let it read everything and stop it; what is left in the queues."""
-    poll(lambda: not any(rabbit.counts(queue).total for queue in queues), DRAIN_TIMEOUT_S, interval_s=0.5)
-    job.stop()
-    return sum(rabbit.counts(queue).total for queue in queues)
 
 
 def test_postgres_has_every_message_once_whenever_the_job_is_killed(
@@ -119,8 +86,8 @@ def test_postgres_has_every_message_once_whenever_the_job_is_killed(
             killed(job)
         assert postgres.has(f"SELECT 1 FROM batches WHERE last > {before}")
         ((last,),) = postgres.ask("SELECT last FROM batches")
-        assert (job.checkpoint / "offsets" / str(last)).exists()
-        assert not (job.checkpoint / "commits" / str(last)).exists()
+        assert job.has("offsets", last)
+        assert not job.has("commits", last)
         job.keep_alive()
         left = drained(job, rabbit, "orders")
     finally:
@@ -129,7 +96,7 @@ def test_postgres_has_every_message_once_whenever_the_job_is_killed(
     result = verdict([str(name) for name in ids], [name for name, _ in rows], left)
     assert result.holds, result
     assert sorted(rows) == sorted(zip(ids, bodies, strict=True))
-    assert (job.checkpoint / "commits" / str(last)).exists()
+    assert job.has("commits", last)
 
 
 #: Bodies that are no orders, and why.

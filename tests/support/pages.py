@@ -67,6 +67,8 @@ _INSTALLS = (
     "installs from the package index, which does not have the version that is tested; "
     "`make release-check` installs the wheel, with its extras, into empty environments"
 )
+_PACKAGES = "fetches JARs; test_sinks_with_jars.py runs the example with those that set-up has fetched, and with kills"
+_EXAMPLE = "stands in the example, which test_sinks_with_jars.py runs with kills"
 _RECURSES = (
     "runs tests or measures for minutes to hours; `test_every_make_command_is_one` reads it as make and program do"
 )
@@ -137,6 +139,13 @@ RUN_BY: dict[str, dict[str, str]] = {
         "dead = spark.read.parquet(\"rows\").where(\"destination = 'orders' AND readable = 'false'\")": (
             "integration/test_sinks.py::test_the_code_of_the_page_sorts_into_folders"
         ),
+        "def write(batch, batch_id):": (
+            "integration/test_sinks_with_jars.py::test_the_code_of_the_page_writes_each_delta_table_once"
+        ),
+        "once = (": (
+            "integration/test_sinks_with_jars.py::"
+            "test_kafka_has_every_message_and_what_the_open_batch_wrote_before_a_kill_twice"
+        ),
     },
     "docs/spark-versions.md": {
         'python -c "import pyspark.sql.streaming.datasource"': f"{_PAGES}::test_which_column_is_yours"
@@ -173,12 +182,9 @@ CANNOT: dict[str, dict[str, str]] = {
         "INSERT INTO batches AS b VALUES (query, batch)": (
             "a statement of examples/to_postgres.py with names in place of values; test_sinks.py runs that"
         ),
-        'rows.writeStream.format("delta").option("checkpointLocation", checkpoint).start(table)': (
-            "needs the JAR of Delta"
-        ),
-        "def write(batch, batch_id):": "needs the JAR of Delta",
-        'messages.selectExpr("messageId AS key", "body AS value").writeStream.format("kafka").option("topic", topic)': (
-            "needs the JAR of Kafka's sink, and a Kafka"
-        ),
+        "spark-submit --packages io.delta:delta-spark_4.2_2.13:4.4.0 \\": _PACKAGES,
+        'query = messages.writeStream.format("delta").option("checkpointLocation", checkpoint).start(table)': _EXAMPLE,
+        "spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0 \\": _PACKAGES,
+        "query = (": _EXAMPLE,
     },
 }

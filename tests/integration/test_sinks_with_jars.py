@@ -1,0 +1,270 @@
+"""Delta and Kafka, whose sinks are jars for one Spark: held and killed at the moments that count, and audited."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pyspark_mq.cli.checkpoint import read_checkpoint
+from pyspark_mq.cli.inspect import report
+from testbed.audit import verdict
+from testbed.distributions import KAFKA_JARS, SPARK_OF_JARS, fetch
+from testbed.process import NodeError, poll
+from testbed.rabbitmq_node import RabbitNode
+from tests.conftest import missing
+from tests.spark_matrix import spark_python
+from tests.support.delta import Commits
+from tests.support.sink_jobs import SinkJob, drained, emptied, killed
+
+try:
+    import pyarrow.parquet as pq
+    from deltalake import DeltaTable
+
+    from tests.support.kafka import Kafka
+except ImportError:
+    if "CI" in os.environ:
+        raise
+    pytest.skip("needs deltalake and confluent-kafka", allow_module_level=True)
+
+PAGE = Path(__file__).parents[2] / "docs" / "sinks.md"
+PROGRAM = Path(__file__).parents[1] / "support" / "page_program.py"
+QUEUES = ("orders", "refunds")
+#: That are published at a time.
+MESSAGES = 200
+WAIT_S = 120.0
+
+pytestmark = [pytest.mark.whole, pytest.mark.timeout(900)]  # the first time that Spark is installed
+
+
+@pytest.fixture(scope="module")
+def python() -> Path:
+    """The interpreter with the Spark that the jars are for."""
+    try:
+        return spark_python(SPARK_OF_JARS)
+    except NodeError as absent:
+        missing(str(absent))
+        raise
+
+
+@pytest.fixture
+def commits(python: Path, tmp_path: Path) -> Commits:
+    """Delta in that Spark."""
+    (home,) = python.parents[1].glob("lib/python*/site-packages/pyspark")
+    try:
+        return Commits(home, tmp_path)
+    except NodeError as absent:
+        missing(str(absent))
+        raise
+
+
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[Kafka]:
+    try:
+        broker = Kafka()
+    except NodeError as absent:
+        missing(str(absent))
+    with broker:
+        yield broker
+
+
+@pytest.fixture(autouse=True)
+def empty_queues(rabbit: RabbitNode) -> Iterator[None]:
+    for queue in QUEUES:
+        rabbit.delete(queue)
+        rabbit.declare(queue)
+    yield
+    for queue in QUEUES:
+        rabbit.delete(queue)
+
+
+def code_of(section: str, number: int) -> str:
+    """A block of Python of a section of the page."""
+    text = PAGE.read_text("utf-8").partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    return re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[number]
+
+
+def published(rabbit: RabbitNode, queue: str, size: int = 20) -> dict[str, bytes]:
+    """Messages that were published: body by ID."""
+    bodies = [os.urandom(size) for _ in range(MESSAGES)]
+    return {str(name): body for name, body in zip(rabbit.publish(queue, bodies), bodies, strict=True)}
+
+
+# -- Delta ------------------------------------------------------------------------------------
+
+
+def content(table: Path) -> list[tuple[str, bytes]]:
+    """ID and body of all rows, as a reader that is not Spark sees them."""
+    rows = DeltaTable(str(table)).to_pyarrow_table().to_pylist()
+    return [(row["messageId"], row["body"]) for row in rows]
+
+
+def last_batch(table: Path, job: SinkJob) -> int | None:
+    """The last batch of the query that the log of the table has."""
+    query = json.loads((job.checkpoint / "metadata").read_text("utf-8"))["id"]
+    return DeltaTable(str(table)).transaction_version(query)
+
+
+def batches(table: Path) -> list[int]:
+    """The batches in the commits of a table, one by one."""
+    lines = [line for file in sorted(table.glob("_delta_log/*.json")) for line in file.read_text("utf-8").splitlines()]
+    return [action["txn"]["version"] for action in map(json.loads, lines) if "txn" in action]
+
+
+def unnamed(table: Path) -> set[str]:
+    """Files that were written and are in no commit."""
+    named = {Path(uri).name for uri in DeltaTable(str(table)).file_uris()}
+    return {file.name for file in table.glob("*.parquet")} - named
+
+
+def test_delta_has_every_message_once_whenever_the_job_is_killed(
+    python: Path, commits: Commits, rabbit: RabbitNode, tmp_path: Path
+) -> None:
+    table = tmp_path / "table"
+    job = SinkJob("rabbitmq", rabbit.url(), "orders", tmp_path, python=python, spark=commits.settings,
+        program="to_delta.py", arguments=("--broker", "rabbitmq", "--url", rabbit.url(), "--queue", "orders",
+        "--table", str(table)))  # fmt: skip
+    sent = published(rabbit, "orders")
+    try:
+        job.keep_alive()
+        emptied(job, rabbit, "orders")
+        done = last_batch(table, job)
+        assert done is not None
+        batch = done + 1
+        # In the middle of a batch: files are written, and no commit names them.
+        with commits.held("before"):
+            sent |= published(rabbit, "orders")
+            assert commits.somebody_waits(), job.log.read_text("utf-8")[-4000:]
+            assert unnamed(table)
+            killed(job)
+        assert last_batch(table, job) == done
+        # Between the commit and Spark's: the table has the batch, and Spark does not know.
+        with commits.held("after"):
+            job.keep_alive()
+            assert commits.somebody_waits(), job.log.read_text("utf-8")[-4000:]
+            killed(job)
+        assert last_batch(table, job) == batch
+        assert job.has("offsets", batch)
+        assert not job.has("commits", batch)
+        written = content(table)
+        sent |= published(rabbit, "orders")
+        job.keep_alive()
+        left = drained(job, rabbit, "orders")
+    finally:
+        job.stop()
+    rows = content(table)
+    result = verdict(sent, [name for name, _ in rows], left)
+    assert result.holds, result
+    assert dict(rows) == sent
+    assert set(written) < set(rows)
+    assert job.has("commits", batch)
+    assert batches(table).count(batch) == 1
+    assert len(set(batches(table))) == len(batches(table))
+
+
+def test_the_code_of_the_page_writes_each_delta_table_once(
+    python: Path, commits: Commits, rabbit: RabbitNode, tmp_path: Path
+) -> None:
+    code = tmp_path / "delta.py"
+    code.write_text(code_of("Delta", 1), "utf-8")
+    options = {"broker": "rabbitmq", "url": rabbit.url(), "queue": ",".join(QUEUES)}
+    options |= {"minMessagesPerTrigger": str(2 * MESSAGES), "maxTriggerDelay": "1h"}  # each batch has all of both
+    given = [f"--option={name}={value}" for name, value in options.items()]
+    job = SinkJob("rabbitmq", rabbit.url(), options["queue"], tmp_path, python=python, spark=commits.settings,
+        program=PROGRAM, arguments=(str(code), f"--name=tables={tmp_path}", *given))  # fmt: skip
+    orders, refunds = (tmp_path / queue for queue in QUEUES)
+    sent = {queue: published(rabbit, queue) for queue in QUEUES}
+    try:
+        job.keep_alive()
+        emptied(job, rabbit, *QUEUES)
+        # Between the tables: the first has the batch, the second has not.
+        with commits.held("before", "/refunds/"):
+            for queue in QUEUES:
+                sent[queue] |= published(rabbit, queue)
+            assert commits.somebody_waits(), job.log.read_text("utf-8")[-4000:]
+            killed(job)
+        batch, behind = last_batch(orders, job), last_batch(refunds, job)
+        assert batch is not None
+        assert behind is not None
+        assert batch == behind + 1
+        assert not job.has("commits", batch)
+        job.keep_alive()
+        left = drained(job, rabbit, *QUEUES)
+    finally:
+        job.stop()
+    for queue, table in zip(QUEUES, (orders, refunds), strict=True):
+        rows = content(table)
+        result = verdict(sent[queue], [name for name, _ in rows], left)
+        assert result.holds, result
+        assert dict(rows) == sent[queue]
+        assert batches(table).count(batch) == 1
+
+
+# -- Kafka ------------------------------------------------------------------------------------
+
+
+def test_kafka_has_every_message_and_what_the_open_batch_wrote_before_a_kill_twice(
+    python: Path, kafka: Kafka, rabbit: RabbitNode, tmp_path: Path
+) -> None:
+    try:
+        jars = {"spark.jars": ",".join(map(str, sorted(fetch(KAFKA_JARS).glob("*.jar"))))}
+    except NodeError as absent:
+        missing(str(absent))
+    kafka.make_topic("orders")
+    job = SinkJob("rabbitmq", rabbit.url(), "orders", tmp_path, python=python, spark=jars, program="to_kafka.py",
+        arguments=("--broker", "rabbitmq", "--url", rabbit.url(), "--queue", "orders",
+        "--servers", kafka.servers, "--topic", "orders",
+        "--option", f"minMessagesPerTrigger={MESSAGES}", "--option", "maxTriggerDelay=1h"))  # fmt: skip
+    # Whole batches of large messages: each is more than what a producer has under way at a time.
+    sent = published(rabbit, "orders", 4_000)
+    first = set(sent)
+    try:
+        job.keep_alive()
+        emptied(job, rabbit, "orders")
+        assert len(kafka.records("orders")) == MESSAGES
+        with kafka.unanswered():
+            sent |= published(rabbit, "orders", 4_000)
+            assert poll(lambda: len(kafka.records("orders")) > MESSAGES, WAIT_S, interval_s=0.5)
+            killed(job)
+        early = {record.key for record in kafka.records("orders")} - first
+        (source,) = report(read_checkpoint(str(job.checkpoint)), ids=True)["sources"]
+        (queue,) = source["open"]["queues"].values()
+        planned = set(queue["plannedIds"])
+        # In the middle: a part of the batch is there.
+        assert not job.has("commits", source["open"]["batch"])
+        assert set() < early < planned
+        job.keep_alive()
+        left = drained(job, rabbit, "orders")
+    finally:
+        job.stop()
+    records = kafka.records("orders")
+    counts = Counter(record.key for record in records)
+    result = verdict(sent, list(counts), left)  # of the keys, without their repetitions
+    assert result.holds, result
+    assert early <= {key for key, count in counts.items() if count == 2} <= planned
+    assert max(counts.values()) == 2
+    # Whoever writes by key has each once, as what is repeated is the same.
+    assert {(record.key, record.value) for record in records} == set(sent.items())
+    assert read_once(python, jars, kafka, tmp_path / "reader") == sorted(sent.items())
+
+
+def read_once(python: Path, jars: dict[str, str], kafka: Kafka, folder: Path) -> list[tuple[str, bytes]]:
+    """Key and value of what the reader of the page gives, run to the end of the topic."""
+    folder.mkdir()
+    code = folder / "kafka.py"
+    code.write_text(code_of("Kafka", 1), "utf-8")
+    names = {"servers": kafka.servers, "topic": "orders", "rows": str(folder / "rows")}
+    given = [f"--name={name}={value}" for name, value in names.items()]
+    reader = SinkJob("", "", "", folder, python=python, spark=jars, program=PROGRAM, arguments=(str(code), *given))
+    try:
+        reader.keep_alive()
+        assert poll(lambda: not reader.running, WAIT_S, interval_s=0.2)
+    finally:
+        assert reader.stop() == 0, reader.log.read_text("utf-8")[-4000:]
+    rows = pq.read_table(folder / "rows").to_pylist()
+    return sorted((row["key"].decode(), row["value"]) for row in rows)
