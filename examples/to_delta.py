@@ -28,8 +28,7 @@ def main() -> int:
     """Run the query; 0 when it was asked to stop, 1 when it failed."""
     arguments = _arguments()
     spark = (
-        SparkSession.builder.master(arguments.master)
-        .appName("queue to Delta")
+        SparkSession.builder.appName("queue to Delta")
         .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
         .config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
         .config("spark.ui.enabled", "false")
@@ -73,7 +72,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--queue", required=True)
     parser.add_argument("--table", required=True, help="folder of the Delta table; it is made if it is not there")
     parser.add_argument("--checkpoint", required=True)
-    parser.add_argument("--master", default="local[2]", help="of Spark (%(default)s)")
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="of the source")
     return parser.parse_args()
 

@@ -27,7 +27,7 @@ _SHOWN = 4_000
 def main() -> int:
     """Run the query; 0 when it was asked to stop, 1 when it failed."""
     arguments = _arguments()
-    spark = SparkSession.builder.master(arguments.master).appName("queue to Kafka")
+    spark = SparkSession.builder.appName("queue to Kafka")
     spark = spark.config("spark.ui.enabled", "false").getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
 
@@ -69,7 +69,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--servers", required=True, help="of Kafka, host:port, with commas between them")
     parser.add_argument("--topic", required=True, help="has to be there, or Kafka makes it with its defaults")
     parser.add_argument("--checkpoint", required=True)
-    parser.add_argument("--master", default="local[2]", help="of Spark (%(default)s)")
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="of the source")
     return parser.parse_args()
 

@@ -40,7 +40,7 @@ def main() -> int:
     arguments = _arguments()
     with psycopg.connect(arguments.database) as connection:
         connection.execute(_TABLES)
-    spark = SparkSession.builder.master(arguments.master).appName("queue to PostgreSQL")
+    spark = SparkSession.builder.appName("queue to PostgreSQL")
     spark = spark.config("spark.ui.enabled", "false").getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
 
@@ -99,7 +99,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--queue", required=True)
     parser.add_argument("--database", required=True, help="URL of PostgreSQL, without a password")
     parser.add_argument("--checkpoint", required=True)
-    parser.add_argument("--master", default="local[2]", help="of Spark (%(default)s)")
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="of the source")
     return parser.parse_args()
 

@@ -43,7 +43,7 @@ def main() -> int:
     arguments = _arguments()
     with psycopg.connect(arguments.database) as connection:
         connection.execute(_TABLES)
-    spark = SparkSession.builder.master(arguments.master).appName("queues to tables")
+    spark = SparkSession.builder.appName("queues to tables")
     spark = spark.config("spark.ui.enabled", "false").getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     messages = (
@@ -111,7 +111,6 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("broker", "url", "database", "checkpoint"):
         parser.add_argument(f"--{name}", required=True)
-    parser.add_argument("--master", default="local[2]", help="of Spark (%(default)s)")
     return parser.parse_args()
 
 
