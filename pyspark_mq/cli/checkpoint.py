@@ -22,6 +22,8 @@ from pyspark_mq.spark_source.offset import OffsetCodec
 __all__ = ["Checkpoint", "Planned", "as_uri", "read_checkpoint", "rewrite"]
 
 _VERSION = "v1"
+#: How an offset of this source begins, in the order in which it is written.
+_OURS = '{"v":'
 #: Version and metadata.
 _LINES_BEFORE = 2
 
@@ -158,21 +160,32 @@ def _unreadable(place: str, what: str, failed: Exception) -> CheckpointError:
 def _read_batch(folder: Folder, batch: int, place: str, id_log: str | None) -> dict[int, Planned]:
     """Of each source of this kind, by its place, what its line of a batch says."""
     try:
-        version, metadata, *lines = folder.read(str(batch)).decode("utf-8").split("\n")
+        text = folder.read(str(batch)).decode("utf-8")
     except Exception as failed:
         raise _unreadable(place, f"offsets/{batch}", failed) from failed
+    version, *rest = text.split("\n")
     if version.strip() != _VERSION:
         raise CheckpointError(
             f"{redact(place)}: offsets/{batch} is of version {version!r:.20}, and {_VERSION} is what can be read here"
         )
+    if len(rest) < _LINES_BEFORE:
+        raise _damaged(place, batch, "it ends before the first offset")
+    metadata, *lines = rest
     written_at_ms = _loaded(metadata).get("batchTimestampMs")
     planned = {}
     for source, line in enumerate(lines):
         offset = _loaded(line)
+        if not offset and line.startswith(_OURS):
+            raise _damaged(place, batch, f"the offset of source {source} ends after {len(line)} characters")
         if {"v", "broker", "source", "crc"} <= offset.keys():
             at_s = written_at_ms / 1000 if isinstance(written_at_ms, int) and written_at_ms else None
             planned[source] = Planned(batch, at_s, offset, _position(offset, id_log), len(line))
     return planned
+
+
+def _damaged(place: str, batch: int, how: str) -> CheckpointError:
+    advice = "Restore the file, or start with a new checkpointLocation"
+    return CheckpointError(f"{redact(place)}: offsets/{batch} is damaged: {how}. {advice}")
 
 
 def _loaded(line: str) -> dict[str, Any]:

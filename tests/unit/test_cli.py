@@ -173,6 +173,17 @@ def test_a_damaged_offset_is_refused(folder: Folder, capsys: pytest.CaptureFixtu
     assert "its checksum does not fit" in told("inspect", str(folder.path), capsys=capsys, code=1)
 
 
+@pytest.mark.parametrize(
+    ("chars", "words"), [(-20, "source 0 ends after"), (20, "it ends before"), (2, "it ends before")]
+)
+def test_an_offset_that_was_cut_off_is_refused(
+    folder: Folder, capsys: pytest.CaptureFixture[str], chars: int, words: str
+) -> None:
+    file = folder.path / "offsets" / "1"
+    file.write_text(file.read_text()[:chars])
+    assert words in told("inspect", str(folder.path), capsys=capsys, code=1)
+
+
 def test_a_place_that_cannot_be_opened_is_said_without_its_secret(capsys: pytest.CaptureFixture[str]) -> None:
     text = told("inspect", "nowhere://key:hushhush@bucket/x", capsys=capsys, code=1)
     assert "cannot be read" in text
