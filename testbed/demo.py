@@ -36,6 +36,8 @@ from testbed.storm import Job, Publisher, Storm
 PAUSE_S = 2.0
 DASHBOARD = Path(__file__).resolve().parent.parent / "docs" / "grafana" / "pyspark-mq.json"
 DRAIN_TIMEOUT_S = 120.0
+#: For how long messages wait for faults.
+SPREAD_S = 300.0
 
 
 def main() -> int:
@@ -92,12 +94,21 @@ def _run(
 ) -> int:
     began, began_s = time.monotonic(), time.time()
     with _progress(console) as progress:
-        task = progress.add_task("published", total=arguments.messages)
+        messages: int = arguments.messages
+        task = progress.add_task("published", total=messages)
+
+        def allowed() -> int:
+            """So many that something is left for each fault, also where a start of the job takes long."""
+            if time.monotonic() - began > SPREAD_S:
+                return messages
+            return messages * (1 + sum(storm.done.values())) // (1 + len(storm.done))
+
         publisher = Publisher(
             broker.send,
-            arguments.messages,
+            messages,
             arguments.rate,
             on_progress=lambda sent: progress.update(task, completed=sent),
+            allowed=allowed,
         )
         job = Job(broker.name, broker.url, arguments.queue, folder, broker.options)
         if cluster is not None:
