@@ -150,17 +150,18 @@ class QueueListener(StreamingQueryListener):
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         """Called by Spark."""
         run = self._runs.pop(str(event.runId), None)
-        if run is None or self._log_every_s is None:
+        if self._log_every_s is None:
             return
-        self._say(run, at_once=True)
+        # One that ran before the listener was added, and had nothing to do since, is known by its end alone.
+        label = _label(None, event.id) if run is None else run.label
+        if run is not None:
+            self._say(run, at_once=True)
         if event.exception is None:
-            _LOG.info("%s: ended", run.label)
+            _LOG.info("%s: ended", label)
         else:
             # Spark repeats offsets in the text, with all their IDs.
             text = " ".join(event.exception.split())
-            _LOG.warning(
-                "%s: failed: %s", run.label, text if len(text) <= _ERROR_SHOWN else f"{text[:_ERROR_SHOWN]}..."
-            )
+            _LOG.warning("%s: failed: %s", label, text if len(text) <= _ERROR_SHOWN else f"{text[:_ERROR_SHOWN]}...")
 
     def _say(self, run: _Watched, *, at_once: bool = False) -> None:
         if self._log_every_s is None:

@@ -6,6 +6,7 @@ import json
 import re
 import socket
 import sys
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.sdk.metrics import MeterProvider
 from prometheus_client import generate_latest
+from pyspark.sql.streaming.listener import QueryTerminatedEvent
 
 import pyspark_mq
 from pyspark_mq import QueueListener, readings
@@ -61,6 +63,17 @@ def test_a_port_that_is_taken_is_said() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigurationError, match=f"prometheus='127.0.0.1:{port}' cannot be served"):
             QueueListener(None, prometheus=f"127.0.0.1:{port}")
+
+
+def test_the_end_of_a_query_that_ran_before_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    query = uuid.uuid4()
+    listener = QueueListener()
+    with caplog.at_level("INFO", "pyspark_mq.listener"):
+        listener.onQueryTerminated(QueryTerminatedEvent(query, uuid.uuid4(), None, None))
+        listener.onQueryTerminated(QueryTerminatedEvent(query, uuid.uuid4(), "the sink broke", None))
+        QueueListener(None).onQueryTerminated(QueryTerminatedEvent(query, uuid.uuid4(), "not said", None))
+    label = f"query {str(query)[:8]}"
+    assert caplog.messages == [f"{label}: ended", f"{label}: failed: the sink broke"]
 
 
 def test_two_ways_for_metrics_are_refused() -> None:
