@@ -19,7 +19,7 @@ from pyspark_mq.spark_source.folders import Folder, open_folder
 from pyspark_mq.spark_source.id_log import IdLog
 from pyspark_mq.spark_source.offset import OffsetCodec
 
-__all__ = ["Checkpoint", "Planned", "as_uri", "read_checkpoint", "rewrite"]
+__all__ = ["Checkpoint", "Planned", "as_uri", "failure", "read_checkpoint", "rewrite"]
 
 _VERSION = "v1"
 #: How an offset of this source begins, in the order in which it is written.
@@ -125,10 +125,7 @@ def rewrite(place: str, batch: int, source: int, offset: Mapping[str, Any]) -> N
             folder.remove(checksum)
         folder.replace(str(batch), "\n".join(lines).encode())
     except Exception as failed:
-        raise CheckpointError(
-            f"{redact(place)}: offsets/{batch} cannot be written ({type(failed).__name__}: "
-            f"{redact_in(str(failed), place)})"
-        ) from failed
+        raise failure(place, f"offsets/{batch} cannot be written", failed) from failed
 
 
 def as_uri(place: str) -> str:
@@ -141,7 +138,7 @@ def _opened(place: str, below: str) -> Folder:
     try:
         return open_folder(as_uri(place), below)
     except Exception as failed:
-        raise _unreadable(place, "the checkpoint", failed) from failed
+        raise failure(place, "the checkpoint cannot be read", failed) from failed
 
 
 def _numbers(folder: Folder, place: str) -> list[int]:
@@ -149,12 +146,12 @@ def _numbers(folder: Folder, place: str) -> list[int]:
     try:
         return [int(name) for name in folder.names() if name.isascii() and name.isdecimal()]
     except Exception as failed:
-        raise _unreadable(place, "the checkpoint", failed) from failed
+        raise failure(place, "the checkpoint cannot be read", failed) from failed
 
 
-def _unreadable(place: str, what: str, failed: Exception) -> CheckpointError:
-    why = redact_in(str(failed), place)
-    return CheckpointError(f"{redact(place)}: {what} cannot be read ({type(failed).__name__}: {why})")
+def failure(place: str, what: str, failed: Exception) -> CheckpointError:
+    """What could not be done with a checkpoint, and why, without credentials."""
+    return CheckpointError(f"{redact(place)}: {what} ({type(failed).__name__}: {redact_in(str(failed), place)})")
 
 
 def _read_batch(folder: Folder, batch: int, place: str, id_log: str | None) -> dict[int, Planned]:
@@ -162,7 +159,7 @@ def _read_batch(folder: Folder, batch: int, place: str, id_log: str | None) -> d
     try:
         text = folder.read(str(batch)).decode("utf-8")
     except Exception as failed:
-        raise _unreadable(place, f"offsets/{batch}", failed) from failed
+        raise failure(place, f"offsets/{batch} cannot be read", failed) from failed
     version, *rest = text.split("\n")
     if version.strip() != _VERSION:
         raise CheckpointError(

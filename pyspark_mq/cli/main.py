@@ -68,11 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     one = commands.add_parser("inspect", help="what a checkpoint says, and what a restart would wait for")
     one.add_argument("checkpoint", help="the checkpointLocation: a path, or a URI such as s3://bucket/folder")
     one.add_argument("--ids", action="store_true", help="with all message IDs")
-    one.add_argument(
-        "--id-log",
-        metavar="FOLDER",
-        help="where the files of option 'idLog' are, if they were moved or its URI has credentials",
-    )
+    _add_id_log(one)
     one.add_argument("--json", action="store_true", help="for machines")
     one.set_defaults(command=_inspect)
 
@@ -89,11 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     one.add_argument("checkpoint", help="the checkpointLocation; no query may run with it")
     _add_options(one)
-    one.add_argument(
-        "--id-log",
-        metavar="FOLDER",
-        help="where the files of option 'idLog' are, if they were moved or its URI has credentials",
-    )
+    _add_id_log(one)
     one.add_argument("--yes", action="store_true", help="do not ask")
     one.set_defaults(command=_release)
 
@@ -113,6 +105,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--from", dest="file", metavar="FILE", help="a JSON object with options of the source")
     parser.add_argument("--wait", type=float, default=3.0, metavar="SECONDS", help="for the next message (3)")
+
+
+def _add_id_log(parser: argparse.ArgumentParser) -> None:
+    told = "where the files of option 'idLog' are, if they were moved or its URI has credentials"
+    parser.add_argument("--id-log", metavar="FOLDER", help=told)
 
 
 def _count(text: str) -> int:

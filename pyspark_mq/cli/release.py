@@ -12,14 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
-from pyspark_mq.cli.checkpoint import Checkpoint, Planned, as_uri, rewrite
+from pyspark_mq.cli.checkpoint import Checkpoint, Planned, as_uri, failure, rewrite
 from pyspark_mq.cli.peek import look
 from pyspark_mq.dedup import Key, key_text
 from pyspark_mq.errors import CheckpointError
 from pyspark_mq.sources.identification import Identification
 from pyspark_mq.sources.intake import decode
 from pyspark_mq.sources.settings import Settings
-from pyspark_mq.sources.url import redact, redact_in
 from pyspark_mq.spark_source.folders import open_folder
 from pyspark_mq.spark_source.offset import OffsetCodec, released
 
@@ -174,9 +173,7 @@ def mark(place: str, one: Open, found: Mapping[str, Found] | None) -> str:
     try:
         open_folder(as_uri(place), RECORDS).write(name, (json.dumps(record, indent=1) + "\n").encode())
     except Exception as failed:
-        raise CheckpointError(
-            f"{redact(place)}: the record {RECORDS}/{name} cannot be written, so nothing was changed "
-            f"({type(failed).__name__}: {redact_in(str(failed), place)})"
-        ) from failed
+        what = f"the record {RECORDS}/{name} cannot be written, so nothing was changed"
+        raise failure(place, what, failed) from failed
     rewrite(place, planned.batch, one.source, released(planned.offset))
     return f"{RECORDS}/{name}"
