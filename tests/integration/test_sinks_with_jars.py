@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from testbed.rabbitmq_node import RabbitNode
 from tests.conftest import missing
 from tests.spark_matrix import spark_python
 from tests.support.delta import Commits
+from tests.support.pages import block
 from tests.support.sink_jobs import SinkJob, drained, emptied, killed
 
 try:
@@ -32,7 +32,7 @@ except ImportError:
         raise
     pytest.skip("needs deltalake and confluent-kafka", allow_module_level=True)
 
-PAGE = Path(__file__).parents[2] / "docs" / "sinks.md"
+PAGE = "docs/sinks.md"
 PROGRAM = Path(__file__).parents[1] / "support" / "page_program.py"
 QUEUES = ("orders", "refunds")
 #: That are published at a time.
@@ -81,12 +81,6 @@ def empty_queues(rabbit: RabbitNode) -> Iterator[None]:
     yield
     for queue in QUEUES:
         rabbit.delete(queue)
-
-
-def code_of(section: str, number: int) -> str:
-    """A block of Python of a section of the page."""
-    text = PAGE.read_text("utf-8").partition(f"\n## {section}\n")[2].partition("\n## ")[0]
-    return re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[number]
 
 
 def published(rabbit: RabbitNode, queue: str, size: int = 20) -> dict[str, bytes]:
@@ -171,7 +165,7 @@ def test_the_code_of_the_page_writes_each_delta_table_once(
     python: Path, commits: Commits, rabbit: RabbitNode, tmp_path: Path
 ) -> None:
     code = tmp_path / "delta.py"
-    code.write_text(code_of("Delta", 1), "utf-8")
+    code.write_text(block(PAGE, "def write(batch, batch_id):"), "utf-8")
     options = {"broker": "rabbitmq", "url": rabbit.url(), "queue": ",".join(QUEUES)}
     options |= {"minMessagesPerTrigger": str(2 * MESSAGES), "maxTriggerDelay": "1h"}  # each batch has all of both
     given = [f"--option={name}={value}" for name, value in options.items()]
@@ -257,7 +251,7 @@ def read_once(python: Path, jars: dict[str, str], kafka: Kafka, folder: Path) ->
     """Key and value of what the reader of the page gives, run to the end of the topic."""
     folder.mkdir()
     code = folder / "kafka.py"
-    code.write_text(code_of("Kafka", 1), "utf-8")
+    code.write_text(block(PAGE, "once = ("), "utf-8")
     names = {"servers": kafka.servers, "topic": "orders", "rows": str(folder / "rows")}
     given = [f"--name={name}={value}" for name, value in names.items()]
     reader = SinkJob("", "", "", folder, python=python, spark=jars, program=PROGRAM, arguments=(str(code), *given))
