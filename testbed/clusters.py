@@ -81,6 +81,10 @@ class Cluster(Started):
     def faults(self, queue: str) -> dict[str, Fault]:
         """What a storm does to it, by name; in this order."""
 
+    def unstrand(self, queue: str) -> bool:  # noqa: ARG002 - most brokers need no help
+        """Do what an operator has to before a queue hands everything out again; False if there is nothing to do."""
+        return False
+
     def counts(self, queue: str) -> QueueCounts:
         """Messages of a queue, from the first that can tell.
 

@@ -27,12 +27,13 @@ from testbed.clusters import Cluster, Fault, at_once
 from testbed.process import FROZEN_S, NodeError, QueueCounts, poll
 from testbed.rabbitmq_node import RabbitNode
 
-__all__ = ["RabbitCluster"]
+__all__ = ["DISCONNECTED_MS", "RabbitCluster"]
 
 _NODES = 3
 CUT_OFF_S = 15.0
 _AWAY_S = 5.0
-_DISCONNECTED_MS = 10_000
+#: What its queues have for `consumer-disconnected-timeout`, from 4.3 on.
+DISCONNECTED_MS = 10_000
 _TOGETHER_TIMEOUT_S = 60.0
 #: Two that were killed wait for each other, and for a third that is pausing.
 _START_TIMEOUT_S = 120.0
@@ -56,6 +57,37 @@ States = [proplists:get_value(<<"Raft State">>, Member) || Member <- Members],
 length([State || State <- States, State =:= follower]) =:= {nodes} - 1
   andalso lists:all(fun erlang:is_integer/1, Indexes)
   andalso lists:max(Indexes) - lists:min(Indexes) < 1000
+"""
+
+#: The consumers of a quorum queue that hold messages and whose end it was told of twice, so that it waits for nothing.
+#: A record has its name first, then `cfg` and `status`; `checked_out` is its one map (`rabbit_fifo.hrl` of 4.3).
+_CONSUMERS = """
+{{ok, Queue}} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"{queue}">>)),
+{{Name, _}} = amqqueue:get_pid(Queue),
+{{ok, {{_, State}}, _}} = ra:local_query({{Name, node()}}, fun(It) -> It end),
+Consumers = [One || Map <- tuple_to_list(State), is_map(Map), One <- maps:values(Map),
+             is_tuple(One), element(1, One) =:= consumer],
+"""
+_STATUSES = _CONSUMERS + "[element(3, One) || One <- Consumers]"
+_STRANDED = (
+    _CONSUMERS
+    + """
+length([One || One <- Consumers, element(3, One) =:= suspected_down,
+        Held <- tuple_to_list(One), is_map(Held), maps:size(Held) > 0])
+"""
+)
+#: The end of every consumer on a node, once more.
+_LOSE_AGAIN = (
+    _CONSUMERS
+    + """
+Pids = lists:usort([Pid || One <- Consumers, Pid <- tuple_to_list(element(2, One)),
+                    is_pid(Pid), node(Pid) =:= '{node}']),
+[ra:process_command({{Name, node()}}, {{down, Pid, noconnection}}) || Pid <- Pids]
+"""
+)
+_MOVE_LEADER = """
+{{ok, Queue}} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"{queue}">>)),
+rabbit_quorum_queue:transfer_leadership(Queue, '{node}')
 """
 
 
@@ -150,7 +182,7 @@ class RabbitCluster(Cluster):
         arguments = {"x-quorum-initial-group-size": _NODES}
         if not self.pauses_minority:
             # By default a minute, which each kill of a node would take.
-            arguments["x-consumer-disconnected-timeout"] = _DISCONNECTED_MS
+            arguments["x-consumer-disconnected-timeout"] = DISCONNECTED_MS
 
         def declared() -> bool:
             # While the nodes come together again their metadata may have no leader.
@@ -240,7 +272,52 @@ class RabbitCluster(Cluster):
         leader = self.leader(queue)
         return (leader + 1 + self._turn % (_NODES - 1)) % _NODES
 
+    def stranded(self, queue: str) -> int:
+        """Consumers of lost nodes whose messages a quorum queue keeps without waiting for anything (4.3).
+
+        Told twice that a node is gone, which depends on who answers first after an election, it forgets that
+        `consumer-disconnected-timeout` is to end that. Its messages come back when another member leads, or after
+        `consumer_timeout`; that the node comes back changes nothing.
+        """
+        if self.pauses_minority:
+            return 0
+        with suppress(NodeError):
+            return int(self.members[self.leader(queue)].eval(_STRANDED.format(queue=queue)))
+        return 0
+
+    def unstrand(self, queue: str) -> bool:
+        if not self.stranded(queue):
+            return False
+        self.move_leader(queue)
+        return True
+
     # -- what is done to it
+
+    def strand(self, queue: str, lost: int) -> None:
+        """Tell a quorum queue a second time that a node is gone.
+
+        Raises:
+            NodeError: it knows of nobody there, or does not strand what they hold.
+        """
+        leader = self.members[self.leader(queue)]
+        expression = _LOSE_AGAIN.format(queue=queue, node=self.members[lost].name)
+        if not poll(lambda: "suspected_down" in leader.eval(_STATUSES.format(queue=queue)), _TOGETHER_TIMEOUT_S):
+            raise NodeError(f"queue {queue!r} does not notice that node {lost} is gone")
+        leader.eval(expression)
+        if not self.stranded(queue):
+            raise NodeError(f"queue {queue!r} strands nothing")
+
+    def move_leader(self, queue: str) -> None:
+        """Have another node that runs lead a quorum queue.
+
+        Raises:
+            NodeError: none does.
+        """
+        leader = self.leader(queue)
+        to = next(number for number, member in enumerate(self.members) if member.running and number != leader)
+        self.members[leader].eval(_MOVE_LEADER.format(queue=queue, node=self.members[to].name))
+        if not poll(lambda: self.leader(queue) != leader, _TOGETHER_TIMEOUT_S, interval_s=0.2):
+            raise NodeError(f"queue {queue!r} is still led by {self.members[leader].name}")
 
     def kill(self, *numbers: int) -> None:
         """``kill -9``."""
@@ -301,6 +378,7 @@ class RabbitCluster(Cluster):
         def whole() -> bool:
             self.wait_together()
             self.wait_in_step(queue)
+            self.unstrand(queue)
             return True
 
         def killed(*numbers: int) -> bool:

@@ -177,6 +177,8 @@ class Broker:
         ids_by_protocol: is the ID of one message another text over another protocol?
         hides_lost_since: from which version on, major and minor, the consumers of a node that the cluster has lost are
             no longer counted, although their messages are kept for `half_open_s`; None if in none.
+        stranded_s: for how long it may keep those at worst, from that version on.
+        stranded_note: what an operator does about it; shown with data-loss errors.
         delivery_limit_note: what an operator has to know about messages that are handed out
             again and again; shown with data-loss errors.
         node_lost_s: how long the nodes of a cluster take one for alive that is not, and with it its clients.
@@ -221,6 +223,8 @@ class Broker:
     stomp: StompDialect | None = None
     amqp10: Amqp10Dialect | None = None
     hides_lost_since: tuple[int, int] | None = None
+    stranded_s: float = 0.0
+    stranded_note: str = ""
 
     def hides_lost_consumers(self, version: str) -> bool:
         """Does this version? One that cannot be read counts as a new one."""

@@ -509,9 +509,11 @@ class EpochSource:
             f"{', '.join(keys[:_IDS_SHOWN])}{', ...' if len(keys) > _IDS_SHOWN else ''}"
             for lane, keys in missing.items()
         )
+        broker = settings.endpoint.broker
+        notes = "; ".join(note for note in (broker.delivery_limit_note, broker.stranded_note) if note)
         text = (
             f"{told}. Likely reasons: they expired, were dead-lettered, purged, or are held by another consumer "
-            f"of the queue; {settings.endpoint.broker.delivery_limit_note}. "
+            f"of the queue; {notes}. "
         )
         why = self._may_go_on(end)
         if why is None:

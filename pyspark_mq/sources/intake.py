@@ -94,6 +94,7 @@ class Intake:
         self._horizon = Horizon()
         self._taken: dict[int, int] = {}
         self._unseen_ghosts = False
+        self._strands: bool | None = None
         self._company_since_s: float | None = None
         self._company_told = self._advised = False
         self._let_go: dict[int, int] = {}
@@ -207,7 +208,7 @@ class Intake:
             # What the broker keeps for a connection that is gone it gives up by its own clock, also while
             # nobody is connected here; then it comes first.
             left_s = until_s + self._settings.settle_grace_s - self._runtime.utc_us() / 1e6
-            wait_s = min(max(left_s, _OVERDUE_WAIT_S), self._half_open_s + self.delay_s)
+            wait_s = min(max(left_s, _OVERDUE_WAIT_S), self._kept_s + self.delay_s)
             self.overdue = self.overdue or left_s <= 0
         self.settle(self._ledger.restore_committed(keys, text, wait_s))
 
@@ -234,6 +235,7 @@ class Intake:
             if self.ready_at_first is None and letter.greeting.depth is not None:
                 self.ready_at_first = letter.greeting.depth.ready
             self._learn_delay(letter.greeting.redelivery_delay_s)
+            self._learn_of_stranding(letter.greeting)
             self._advise(letter.greeting)
         else:
             self._forget(letter)
@@ -354,7 +356,7 @@ class Intake:
         """
         # A queue of a cluster that has no leader for a moment says that it has no consumers.
         alone = self._sessions.alone and not self._unseen_ghosts and len(self._settings.endpoint.urls) == 1
-        return self.delay_s + (self._settings.settle_grace_s if alone else self._half_open_s)
+        return self.delay_s + (self._settings.settle_grace_s if alone else self._kept_s)
 
     @property
     def delay_s(self) -> float:
@@ -374,6 +376,21 @@ class Intake:
             f". That is not below replayTimeout={settings.replay_timeout_s:g}s: raise it, or a restart may fail with "
             "a DataLossError although nothing is lost" if late else "",
         )  # fmt: skip
+
+    def _learn_of_stranding(self, greeting: Greeting) -> None:
+        broker, version = self._settings.endpoint.broker, greeting.server.rpartition("/")[2]
+        if greeting.facts.kind in {None, "quorum"} and broker.hides_lost_consumers(version):
+            self._strands = True
+        elif self._strands is None:
+            self._strands = False
+
+    @property
+    def _kept_s(self) -> float:
+        """The longest that a broker keeps what a connection that is gone was handed."""
+        endpoint = self._settings.endpoint
+        # Only a cluster loses a node and goes on; and what an offset says comes before the first connection.
+        strands = len(endpoint.urls) > 1 and self._strands is not False
+        return max(self._half_open_s, endpoint.broker.stranded_s if strands else 0.0)
 
     @property
     def _half_open_s(self) -> float:

@@ -289,6 +289,10 @@ class Engine:
         """IDs of all rows in the sink, in order."""
         return [key for batch in sorted(self.sink) for key in self.sink[batch]]
 
+    def carried_until(self) -> list[int]:
+        """Up to when the last offset in the log has its carried IDs, seconds since 1970, where that is known."""
+        return [end for end in json.loads(self._offsets[max(self._offsets)])["until"] if end is not None]
+
     def counters(self) -> dict[str, int]:
         """What the reader reports for the query's progress."""
         report: dict[str, int] = json.loads(self.reader.call("reportLatestOffset"))

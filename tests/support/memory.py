@@ -383,6 +383,7 @@ class MemoryBroker:
         self.up = True
         #: What it calls itself.
         self.name = "memory"
+        self.version = "1.0"
         #: Stopped (`SIGSTOP`): it does nothing, and nobody notices.
         self.stopped = False
 
@@ -461,7 +462,7 @@ class MemoryConsumer(Consumer):
             self._session = _Session(self, queue)
             depth = queue.depth(None) if queue.weather.tells_depth else None
             queue.sessions.append(self._session)
-            return Greeting(url, self.broker.name, depth)
+            return Greeting(url, self.broker.name, depth, server=f"memory/{self.broker.version}")
 
     def consume(self, window: int) -> None:
         with self.broker.lock:

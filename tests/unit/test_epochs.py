@@ -384,23 +384,50 @@ def test_a_job_that_runs_every_few_minutes_does_not_carry_ever_more() -> None:
     scene.assert_exactly_once()
 
 
-@pytest.mark.parametrize(("urls", "held"), [("amqp://a/,amqp://b/", 20), ("amqp://a/", 0)])
-def test_a_node_of_a_cluster_that_hangs_may_hold_messages_for_longer(urls: str, held: int) -> None:
-    broker = replace(MEMORY, half_open_s={}, node_lost_s=75.0)
-    scene = Scene(max_messages=20, prefetch=40, broker=broker, heartbeat_s=2.0, urls=parse_urls(urls))
+def unconfirmed(scene: Scene) -> None:
+    """20 messages are in the sink, and whether the broker has taken their acknowledgements nobody knows."""
     scene.queue.weather.tells_depth = False  # nobody tells that we are alone
     scene.publish(20)
     scene.query.trigger()
     scene.queue.weather.confirms_s = 1_000.0
-    scene.query.trigger()  # acknowledges, and nobody says that it was taken
+    scene.query.trigger()
     scene.broker.cut()
     scene.queue.weather.confirms_s = 0.0
-    for seconds, carried in ((40, held), (60, 0)):
-        until = scene.world.now_s + seconds
-        while scene.world.now_s < until:
-            scene.query.trigger()
-            scene.world.let_pass(0.5)
-        assert scene.counters.carried == carried
+
+
+def carried_after(scene: Scene, seconds: float) -> int:
+    until = scene.world.now_s + seconds
+    while scene.world.now_s < until:
+        scene.query.trigger()
+        scene.world.let_pass(0.5)
+    return scene.counters.carried
+
+
+@pytest.mark.parametrize(("urls", "held"), [("amqp://a/,amqp://b/", 20), ("amqp://a/", 0)])
+def test_a_node_of_a_cluster_that_hangs_may_hold_messages_for_longer(urls: str, held: int) -> None:
+    broker = replace(MEMORY, half_open_s={}, node_lost_s=75.0)
+    scene = Scene(max_messages=20, prefetch=40, broker=broker, heartbeat_s=2.0, urls=parse_urls(urls))
+    unconfirmed(scene)
+    assert carried_after(scene, 40) == held
+    assert carried_after(scene, 60) == 0
+    scene.assert_exactly_once()
+
+
+@pytest.mark.parametrize(
+    ("version", "urls", "held"),
+    [("4.3.6", "amqp://a/,amqp://b/", 20), ("4.2.1", "amqp://a/,amqp://b/", 0), ("4.3.6", "amqp://a/", 0)],
+)
+@pytest.mark.parametrize("restarts", [False, True])
+def test_from_some_version_on_a_cluster_may_strand_messages(version: str, urls: str, held: int, restarts: bool) -> None:
+    broker = replace(MEMORY, half_open_s={}, hides_lost_since=(4, 3), stranded_s=300.0)
+    scene = Scene(max_messages=20, prefetch=40, broker=broker, heartbeat_s=2.0, urls=parse_urls(urls))
+    scene.broker.version = version
+    unconfirmed(scene)
+    if restarts:
+        assert carried_after(scene, 2) == 20
+        scene.query.crash()
+    assert carried_after(scene, 200) == held
+    assert carried_after(scene, 200) == 0
     scene.assert_exactly_once()
 
 
