@@ -35,6 +35,8 @@ _AWAY_S = 5.0
 #: What its queues have for `consumer-disconnected-timeout`, from 4.3 on.
 DISCONNECTED_MS = 10_000
 _TOGETHER_TIMEOUT_S = 60.0
+#: Within which a queue is told a second time that a node is gone, if it is: below DISCONNECTED_MS.
+_TOLD_TWICE_S = 2.0
 #: Two that were killed wait for each other, and for a third that is pausing.
 _START_TIMEOUT_S = 120.0
 
@@ -59,8 +61,8 @@ length([State || State <- States, State =:= follower]) =:= {nodes} - 1
   andalso lists:max(Indexes) - lists:min(Indexes) < 1000
 """
 
-#: The consumers of a quorum queue that hold messages and whose end it was told of twice, so that it waits for nothing.
-#: A record has its name first, then `cfg` and `status`; `checked_out` is its one map (`rabbit_fifo.hrl` of 4.3).
+#: The records of a quorum queue's consumers: their name first, then `cfg` and `status`; the one map in them is
+#: `checked_out` (`rabbit_fifo.hrl` of 4.3).
 _CONSUMERS = """
 {{ok, Queue}} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"{queue}">>)),
 {{Name, _}} = amqqueue:get_pid(Queue),
@@ -68,23 +70,18 @@ _CONSUMERS = """
 Consumers = [One || Map <- tuple_to_list(State), is_map(Map), One <- maps:values(Map),
              is_tuple(One), element(1, One) =:= consumer],
 """
-_STATUSES = _CONSUMERS + "[element(3, One) || One <- Consumers]"
-_STRANDED = (
-    _CONSUMERS
-    + """
+_STATUSES = f"{_CONSUMERS} [element(3, One) || One <- Consumers]"
+#: Those that hold messages and whose end it was told of twice, so that it waits for nothing.
+_STRANDED = f"""{_CONSUMERS}
 length([One || One <- Consumers, element(3, One) =:= suspected_down,
         Held <- tuple_to_list(One), is_map(Held), maps:size(Held) > 0])
 """
-)
 #: The end of every consumer on a node, once more.
-_LOSE_AGAIN = (
-    _CONSUMERS
-    + """
+_LOSE_AGAIN = f"""{_CONSUMERS}
 Pids = lists:usort([Pid || One <- Consumers, Pid <- tuple_to_list(element(2, One)),
-                    is_pid(Pid), node(Pid) =:= '{node}']),
-[ra:process_command({{Name, node()}}, {{down, Pid, noconnection}}) || Pid <- Pids]
+                    is_pid(Pid), node(Pid) =:= '{{node}}']),
+[ra:process_command({{{{Name, node()}}}}, {{{{down, Pid, noconnection}}}}) || Pid <- Pids]
 """
-)
 _MOVE_LEADER = """
 {{ok, Queue}} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"{queue}">>)),
 rabbit_quorum_queue:transfer_leadership(Queue, '{node}')
@@ -294,16 +291,18 @@ class RabbitCluster(Cluster):
     # -- what is done to it
 
     def strand(self, queue: str, lost: int) -> None:
-        """Tell a quorum queue a second time that a node is gone.
+        """Have a quorum queue told a second time that a node is gone, before it gives up what that had.
 
         Raises:
             NodeError: it knows of nobody there, or does not strand what they hold.
         """
         leader = self.members[self.leader(queue)]
-        expression = _LOSE_AGAIN.format(queue=queue, node=self.members[lost].name)
         if not poll(lambda: "suspected_down" in leader.eval(_STATUSES.format(queue=queue)), _TOGETHER_TIMEOUT_S):
             raise NodeError(f"queue {queue!r} does not notice that node {lost} is gone")
-        leader.eval(expression)
+        time.sleep(_TOLD_TWICE_S)
+        # A third time would undo it.
+        if not self.stranded(queue):
+            leader.eval(_LOSE_AGAIN.format(queue=queue, node=self.members[lost].name))
         if not self.stranded(queue):
             raise NodeError(f"queue {queue!r} strands nothing")
 
@@ -315,8 +314,15 @@ class RabbitCluster(Cluster):
         """
         leader = self.leader(queue)
         to = next(number for number, member in enumerate(self.members) if member.running and number != leader)
-        self.members[leader].eval(_MOVE_LEADER.format(queue=queue, node=self.members[to].name))
-        if not poll(lambda: self.leader(queue) != leader, _TOGETHER_TIMEOUT_S, interval_s=0.2):
+
+        def moved() -> bool:
+            if self.leader(queue) != leader:
+                return True
+            # Refused for as long as the other is behind.
+            self.members[leader].eval(_MOVE_LEADER.format(queue=queue, node=self.members[to].name))
+            return False
+
+        if not poll(moved, _TOGETHER_TIMEOUT_S, interval_s=1.0):
             raise NodeError(f"queue {queue!r} is still led by {self.members[leader].name}")
 
     def kill(self, *numbers: int) -> None:
