@@ -386,11 +386,13 @@ class Intake:
 
     @property
     def _kept_s(self) -> float:
-        """The longest that a broker keeps what a connection that is gone was handed."""
-        endpoint = self._settings.endpoint
-        # Only a cluster loses a node and goes on; and what an offset says comes before the first connection.
-        strands = len(endpoint.urls) > 1 and self._strands is not False
-        return max(self._half_open_s, endpoint.broker.stranded_s if strands else 0.0)
+        """The longest that a broker keeps what a connection that is gone was handed.
+
+        Only a cluster loses a node and goes on; but behind one address there may be a cluster, and nothing tells.
+        Before the first connection, when an offset is read, it may be any version.
+        """
+        stranded_s = 0.0 if self._strands is False else self._settings.endpoint.broker.stranded_s
+        return max(self._half_open_s, stranded_s)
 
     @property
     def _half_open_s(self) -> float:
