@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import re
 import sys
 import uuid
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from testbed.audit import verdict
 from testbed.process import NodeError
 from testbed.rabbitmq_node import RabbitNode
 from tests.conftest import missing
+from tests.support.pages import blocks
 from tests.support.sink_jobs import SinkJob, drained, killed
 
 try:
@@ -28,7 +28,7 @@ except ImportError:
         raise
     pytest.skip("needs psycopg", allow_module_level=True)
 
-PAGE = Path(__file__).parents[2] / "docs" / "sinks.md"
+PAGE = "docs/sinks.md"
 #: Can a query end by itself? From Spark 4.2 on.
 ENDS = importlib.util.find_spec("pyspark.sql.streaming.datasource") is not None
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -167,13 +167,13 @@ def test_the_code_of_the_page_sorts_into_folders(spark: Any, rabbit: RabbitNode,
         ids = rabbit.publish(queue, good + bad)
         sent |= {name: (queue, body in good, body) for name, body in zip(ids, good + bad, strict=True)}
     messages = spark.readStream.format("mq").options(broker="rabbitmq", url=rabbit.url(), queue=",".join(queues)).load()
-    write, read = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)[:2]
+    write, read = (one.text for one in blocks(PAGE, "python")[:2])
     names: dict[str, Any] = {"messages": messages, "spark": spark}
 
     def run(code: str) -> None:
         for folder in ("rows", "checkpoint"):  # Spark has a folder of its own
             code = code.replace(f'"{folder}"', repr(str(tmp_path / folder)))
-        exec(compile(code.replace("'orders'", f"'{queues[0]}'"), PAGE.name, "exec"), names)
+        exec(compile(code.replace("'orders'", f"'{queues[0]}'"), PAGE, "exec"), names)
 
     run(write)
     names["query"].awaitTermination(120)
