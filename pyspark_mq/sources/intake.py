@@ -379,10 +379,8 @@ class Intake:
 
     def _learn_of_stranding(self, greeting: Greeting) -> None:
         broker, version = self._settings.endpoint.broker, greeting.server.rpartition("/")[2]
-        if greeting.facts.kind in {None, "quorum"} and broker.hides_lost_consumers(version):
-            self._strands = True
-        elif self._strands is None:
-            self._strands = False
+        strands = greeting.facts.kind in {None, "quorum"} and broker.hides_lost_consumers(version)
+        self._strands = bool(self._strands) or strands
 
     @property
     def _kept_s(self) -> float:
