@@ -268,6 +268,11 @@ class Ledger(Generic[K, P]):
         return len(self._planned) + sum(batch.live for batch in self._carried.values())
 
     @property
+    def planned(self) -> int:
+        """Messages of epochs that are not committed."""
+        return len(self._planned)
+
+    @property
     def exposed(self) -> int:
         """IDs carried because a session ended before it was known whether they can come again."""
         return sum(batch.live for batch in self._carried.values() if batch.exposure is not None)

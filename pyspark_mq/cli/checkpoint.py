@@ -203,7 +203,7 @@ def _position(offset: Mapping[str, Any], id_log: str | None) -> Position:
         source=source,
         ids="",
         destination=source,
-        log=None if id_log is None else IdLog(id_log, "", source),
+        log=None if id_log is None else IdLog(id_log, source),
         name=source,
         queues=() if several else None,
         pattern="" if several else None,

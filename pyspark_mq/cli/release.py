@@ -19,7 +19,8 @@ from pyspark_mq.errors import CheckpointError
 from pyspark_mq.sources.identification import Identification
 from pyspark_mq.sources.intake import decode
 from pyspark_mq.sources.settings import Settings
-from pyspark_mq.spark_source.folders import open_folder
+from pyspark_mq.spark_source.folders import below, open_folder
+from pyspark_mq.spark_source.id_log import public_place
 from pyspark_mq.spark_source.offset import OffsetCodec, released
 
 __all__ = ["RECORDS", "Found", "Open", "mark", "open_epochs", "seek", "told"]
@@ -175,5 +176,7 @@ def mark(place: str, one: Open, found: Mapping[str, Found] | None) -> str:
     except Exception as failed:
         what = f"the record {RECORDS}/{name} cannot be written, so nothing was changed"
         raise failure(place, what, failed) from failed
-    rewrite(place, planned.batch, one.source, released(planned.offset))
+    # In a query with several sources each has a folder of its own.
+    records = public_place(below(as_uri(place), f"{RECORDS}/{one.source}"))
+    rewrite(place, planned.batch, one.source, released(planned.offset, records))
     return f"{RECORDS}/{name}"

@@ -297,6 +297,9 @@ class Consumer(ABC):
     def acknowledge(self, number: int, upto: int, singles: Sequence[int]) -> None:
         """Acknowledge, and call `on_confirmed(number)` once the broker has taken it.
 
+        The confirmation comes behind what the broker had handed out before. Where nothing is to be acknowledged, it is
+        asked for all the same.
+
         Args:
             number: names the request in the confirmation.
             upto: all open deliveries of this session with a tag up to this one; 0 for none.

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 __all__ = ["Counters"]
@@ -56,6 +56,10 @@ class Counters:
         known = self.backlog is not None and other.backlog is not None
         backlog = self.backlog + other.backlog if known else None  # type: ignore[operator]
         return Counters(**{**both, "replays": max(self.replays, other.replays), "backlog": backlog})
+
+    def counted(self) -> Counters:
+        """The same of a queue that is no longer there: what was counted stays, and nothing is there now."""
+        return replace(self, unacked=0, buffered=0, carried=0, backlog=0)
 
     @classmethod
     def of(cls, report: Mapping[str, Any]) -> Counters:

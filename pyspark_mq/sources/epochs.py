@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from pyspark_mq.dedup import CheckpointOnly, key_text
+from pyspark_mq.dedup import CheckpointOnly, encode_ids, key_text
 from pyspark_mq.errors import BrokerError, CheckpointError, DataLossError, InternalError
 from pyspark_mq.sources.backlog import BacklogWatch
 from pyspark_mq.sources.base import Consumer
@@ -34,7 +34,7 @@ from pyspark_mq.sources.intake import decode
 from pyspark_mq.sources.lane import Lane, MakeStore
 from pyspark_mq.sources.lanes import Lanes
 from pyspark_mq.sources.listing import QueueWatch
-from pyspark_mq.sources.position import Part, Position
+from pyspark_mq.sources.position import FindRecords, Part, Position
 from pyspark_mq.sources.receiver import ReceiverPool
 from pyspark_mq.sources.runtime import Runtime, Threads
 from pyspark_mq.sources.settings import CONNECTIONS_MAX, Settings
@@ -85,6 +85,7 @@ class EpochSource:
         list_queues: names of the queues there are, for option `queuePattern`.
         pool: processes that hold the connections; None if this one does.
         ask_depth: messages waiting in a queue, where no session is told; None if nobody can be asked.
+        find_records: where it is kept what was given up of epochs.
     """
 
     def __init__(
@@ -96,8 +97,10 @@ class EpochSource:
         list_queues: Callable[[], Sequence[str]] | None = None,
         pool: ReceiverPool | None = None,
         ask_depth: Callable[[str], int | None] | None = None,
+        find_records: FindRecords = lambda _: None,
     ) -> None:
         self._settings = settings
+        self._find_records = find_records
         decoder = make_consumer.decoder if pool is None else pool.decoder
         self._exact = settings.guarantee.identifies
         self._runtime = runtime or Threads()
@@ -134,7 +137,7 @@ class EpochSource:
 
     def bound(self) -> None:
         """From now on take only what the queues hold at this moment (`Trigger.AvailableNow`)."""
-        self._find_queues()
+        self._find_queues(Position(0))
         self._bounded = True
         self._lanes.start()
         self._filling.bound()
@@ -151,9 +154,11 @@ class EpochSource:
         """
         self._filling.asked()
         self._timings.asked()
-        self._find_queues()
+        self._find_queues(Position(0) if start is None else start)
         if start is not None:
             self.commit(start)
+            if start.epoch == 0:
+                self._open_wide()
             if start.epoch > self._last.epoch:
                 raise self._unexpected(f"Spark goes on from epoch {start.epoch}, the last here is {self._last.epoch}")
         else:
@@ -172,12 +177,13 @@ class EpochSource:
             self._filling.await_first_messages()
             self._filling.await_overdue()
         self._lanes.pump()
-        if start is None or limit.messages is None:
-            # The one epoch of this run, maybe: take what there is.
-            for lane in self._lanes:
-                lane.sessions.widen(max(_WINDOW_LEAST, lane.settings.prefetch))
         if start is None:
+            for lane in self._lanes:
+                lane.sessions.widen(_WINDOW_LEAST)
             limit = self._shared_window(limit)
+        elif limit.messages is None:
+            # The one epoch of this run, and everything before it is committed: take what there is.
+            self._open_wide()
         sizes = self._filling.gather(limit)
         self._timings.gathered()
         self._timings.look()
@@ -185,20 +191,26 @@ class EpochSource:
             return self._plan(sizes)
         return self._last
 
+    def _open_wide(self) -> None:
+        for lane in self._lanes:
+            lane.open_wide()
+
     def _is_open(self, epoch: int) -> bool:
         """Is this epoch planned and not committed?"""
         return any(lane.ledger.has_epoch(epoch) for lane in self._lanes.with_ended())
 
     def _in_the_way(self) -> bool:
-        """Is every window of a queue taken by an epoch that only the next one has settled (Spark before 4.2)?
+        """Is no room left by an epoch that only the next one has settled (Spark before 4.2)?
 
-        As when a producer has sent its messages many times. Then the next one is planned without messages.
+        As when a producer has sent its messages many times and every window of a queue is taken, or when the epoch is
+        as large as may be held. Then the next one is planned without messages.
         """
-        return bool(self._begun) and any(lane.blocked for lane in self._lanes)
+        return bool(self._begun) and (any(lane.blocked for lane in self._lanes) or self._lanes.full)
 
     def _shared_window(self, limit: Limit) -> Limit:
         """Phase two comes an epoch late before Spark 4.2: two epochs share the window."""
-        most = max(1, sum(lane.settings.prefetch * lane.settings.consumers for lane in self._lanes) // 2)
+        windows = [lane.window or lane.sessions.first_window * lane.settings.consumers for lane in self._lanes]
+        most = max(1, sum(windows) // 2)
         return Limit(most if limit.messages is None else min(most, limit.messages))
 
     def payload(self, start: Position, end: Position) -> list[Run]:
@@ -211,13 +223,18 @@ class EpochSource:
             CheckpointError: it has messages of a queue that the query does not read.
             DataLossError: they do not all come within `replayTimeout`, and `failOnDataLoss` is on.
         """
+        former = end.epoch not in self._begun and not self._is_open(end.epoch)
         if not self._adopted:
-            self._find_queues()
-        self._adopt(start)
+            self._find_queues(start, end)
+        # What may come again, an offset says that was written when everything before it was known: also that
+        # something of the epoch before was given up.
+        self._adopt(start, end.before() if former and not end.blind else start)
         if end.epoch not in self._begun:
-            if not self._is_open(end.epoch):
+            if former:
                 self._replay(end)
-            elif end.epoch == self._blind_epoch and self._exact:
+            elif start.epoch == 0:
+                self._open_wide()
+            if end.blind and self._exact:
                 # Its offset was written before Spark had shown what is committed, so it does not carry those
                 # IDs. While it is not committed either, a restart is shown the offset before it, which does.
                 self._filling.await_leftovers()
@@ -227,7 +244,7 @@ class EpochSource:
 
     def commit(self, end: Position) -> None:
         """Phase two of all epochs up to `end`: Spark has committed them."""
-        self._adopt(end)
+        self._adopt(end, end)
         if end.epoch not in self._begun:
             return  # of a former process, or committed before: nothing that was run here (rule 16)
         for epoch in [epoch for epoch in self._begun if epoch <= end.epoch]:
@@ -250,7 +267,7 @@ class EpochSource:
 
     def counters(self) -> Counters:
         """What a user sees in the query's progress (rule 8)."""
-        return sum(map(self._counters_of, self._lanes), Counters())
+        return sum(map(self._counters_of, self._lanes), self._lanes.ended_counters)
 
     def _counters_of(self, lane: Lane) -> Counters:
         counters = lane.counters()
@@ -283,9 +300,13 @@ class EpochSource:
         """Queues whose depth no session is told."""
         return [lane.name for lane in list(self._lanes) if lane.sessions.newest_depth is None]
 
-    def _find_queues(self) -> None:
-        """Have a lane for each queue that matches by now; a bounded run keeps to those it began with."""
-        if self._watch is None or self._bounded:
+    def _find_queues(self, *known: Position) -> None:
+        """Have a lane for each queue that matches by now; a bounded run keeps to those it began with.
+
+        Args:
+            known: positions of the checkpoint. Where there are too many queues, theirs come first.
+        """
+        if self._watch is None or (self._bounded and self._adopted):
             return
         if self._watch.begun:
             names = self._watch.seen()
@@ -295,6 +316,11 @@ class EpochSource:
                 _LOG.warning("%s: there is none yet; it is looked again every %g s", self._destination,
                              self._settings.pattern_interval_s)  # fmt: skip
         most = CONNECTIONS_MAX // self._settings.consumers
+        if not self._adopted and len(names) > most:
+            begun = {name for position in known for name in position.parts}
+            names = sorted(names, key=lambda name: name not in begun)
+            for late in [lane for lane in self._lanes if lane.name not in names[:most]]:
+                self._lanes.drop(late)  # nothing was taken from it
         for name in names:
             if self._lanes.get(name) is not None:
                 continue
@@ -338,7 +364,7 @@ class EpochSource:
         parts = {lane.name: lane.plan(epoch, sizes.get(lane, 0), before) for lane in self._lanes}
         self._filling.planned(sum(sizes.values()), sum(len(part.planned) for part in parts.values()))
         broker_id = next((lane.intake.broker_id for lane in self._lanes if lane.intake.broker_id), "")
-        self._last = Position(epoch, {**parts, **self._away}, broker_id)
+        self._last = Position(epoch, {**parts, **self._away}, broker_id, blind=epoch == self._blind_epoch)
         self._timings.planned(epoch, sum(sizes.values()), self._lanes.planned_bytes - bytes_before)
         if self._settings.guarantee.acknowledges_first:
             self._hold(self._last)
@@ -368,19 +394,23 @@ class EpochSource:
 
     # -- restart -------------------------------------------------------------------------------
 
-    def _adopt(self, start: Position) -> None:
-        """Learn from the first committed position what a former process left behind (rule 5)."""
+    def _adopt(self, start: Position, known: Position) -> None:
+        """Learn what a former process left behind (rule 5).
+
+        Args:
+            start: the first committed position that is shown.
+            known: what says which messages may come again.
+        """
         if self._adopted:
             return
         self._adopted = True
+        known = known.without(self._given_up_of(known))
         self._highest = max(self._highest, start.epoch)
         if self._last.epoch == 0:
             self._last = start
         for lane in self._lanes:
-            lane.adopt(start.parts.get(lane.name, Part()), start.broker_id)
-            if start.epoch == 0:
-                lane.open_wide()
-        self._keep_away(start)
+            lane.adopt(known.parts.get(lane.name, Part()), start.broker_id)
+        self._keep_away(known)
 
     def _keep_away(self, start: Position) -> None:
         """What was committed of queues that are not read now may come again when they are read again."""
@@ -408,9 +438,12 @@ class EpochSource:
 
     def _replay(self, end: Position) -> None:
         self._check_planned_here(end)
-        if not self._is_open(self._last.epoch):
+        if not self._is_open(self._last.epoch) and end.epoch > self._last.epoch:
             self._last = end  # Spark 4.0 has a bounded run plan its end before it shows what is open
         self._highest = max(self._highest, end.epoch)
+        given_up = self._given_up_of(end)
+        self._gave_up = bool(given_up)
+        end = end.without(given_up)
         self._check_all_are_read(end)
         for lane in self._lanes:
             lane.restore(end.epoch, end.parts.get(lane.name, Part()))
@@ -453,8 +486,37 @@ class EpochSource:
                 f"{text}Read them once more until that epoch is committed, and leave them away then; or go on without "
                 f"those messages: {_WAYS_ON}"
             )
+        self._keep_record(end, {name: part.planned for name, part in gone.items()})
         _LOG.error("%sGoing on without them, as %s", text, why)
+
+    def _given_up_of(self, position: Position) -> Mapping[str, str]:
+        """What was given up of an epoch before it was emitted: name of a queue -> encoded IDs."""
+        records = self._find_records(position) if self._exact and position.epoch else None
+        return {} if records is None else records.read_record(position.epoch)
+
+    def _keep_record(self, end: Position, given_up: Mapping[str, str]) -> None:
+        """Write down what is given up, before anything of the epoch is emitted.
+
+        Its offset lists them and cannot be changed. The next one is written as soon as this is committed, even if it is
+        of an empty epoch: from then on they count as new (rule 15). Until then a restart has the record alone.
+        """
         self._gave_up = True
+        records = self._find_records(end)
+        if records is not None:
+            earlier = records.read_record(end.epoch)
+            joined = {
+                name: encode_ids([key for text in (earlier.get(name), given_up.get(name)) if text
+                                  for key in decode(text, self._destination)])
+                for name in {**earlier, **given_up}
+            }  # fmt: skip
+            records.write_record(end.epoch, joined)
+            return
+        _LOG.error(
+            "%s: there is no place to write down what epoch %d is run without. If the query ends before the next "
+            "epoch is planned, what comes back later is taken for what was emitted, and dropped. Set "
+            "'checkpointLocation' (or 'idLog') at the source",
+            self._destination, end.epoch,
+        )  # fmt: skip
 
     def _may_go_on(self, end: Position) -> str | None:
         """Why an epoch may be run without what does not come back; None if it may not."""
@@ -466,11 +528,12 @@ class EpochSource:
         return InternalError(f"{self._destination}: {what}")
 
     def _await_replay(self, end: Position) -> None:
-        """Wait until every planned message is here again, `replayTimeout` long while connected."""
+        """Wait until every planned message is here again, `replayTimeout` long while its queue is connected."""
         epoch = end.epoch
         timeout_s = self._settings.replay_timeout_s
-        connected_s, gaps_s = 0.0, dict.fromkeys(self._lanes.with_ended(), _REPLAY_GAP_S)
-        before, said = self._runtime.monotonic_s(), -math.inf
+        gaps_s = dict.fromkeys(self._lanes.with_ended(), _REPLAY_GAP_S)
+        began_s = {lane: lane.intake.connected_s for lane in self._lanes.with_ended()}
+        said = -math.inf
         while True:
             self._lanes.pump()
             lanes = self._lanes.with_ended()
@@ -481,9 +544,8 @@ class EpochSource:
                 self._give_up(end, [lane for lane in missing if lane.ended])
                 continue
             now = self._runtime.monotonic_s()
-            connected_s += now - before if all(lane.sessions.complete for lane in missing) else 0.0
-            before = now
-            if connected_s > timeout_s:
+            waited_s = {lane: lane.intake.connected_s - began_s[lane] for lane in missing}
+            if min(waited_s.values()) > timeout_s:
                 self._give_up(end, list(missing))
                 return
             if now - said >= _REPLAY_LOG_S:
@@ -491,11 +553,11 @@ class EpochSource:
                 for lane, count in missing.items():
                     _LOG.warning(
                         "%s: waiting for %d of %d planned messages of epoch %d, %.0f s left",
-                        lane.destination, count, len(lane.ledger.keys(epoch)), epoch, timeout_s - connected_s,
+                        lane.destination, count, len(lane.ledger.keys(epoch)), epoch, timeout_s - waited_s[lane],
                     )  # fmt: skip
             for lane, count in missing.items():
                 # What the broker holds back cannot be had by asking for more.
-                if connected_s > lane.intake.delay_s and lane.open_windows_for_replay(count, gaps_s[lane]):
+                if waited_s[lane] > lane.intake.delay_s and lane.open_windows_for_replay(count, gaps_s[lane]):
                     gaps_s[lane] *= 2
             self._lanes.wait(IDLE_WAIT_S)
 
@@ -524,9 +586,7 @@ class EpochSource:
             everything = [key for keys in missing.values() for key in keys]
             where = ", ".join(lane.destination for lane in lanes)
             raise DataLossError(where, epoch, everything, text + advice)
+        self._keep_record(end, {lane.name: encode_ids(lane.ledger.missing(epoch)) for lane in lanes})
         for lane in lanes:
             lane.ledger.abandon(epoch)
-        # The offset of this epoch lists them and cannot be changed. The next one is written as soon as
-        # this is committed, even if it is of an empty epoch: from then on they count as new (rule 15).
-        self._gave_up = True
         _LOG.error("%sGoing on without them, as %s", text, why)

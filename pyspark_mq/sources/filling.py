@@ -155,7 +155,7 @@ class Filling:
             self._await_confirmations()
         self._fill(limit)
         sizes = self._sizes(limit, {lane: lane.ledger.buffered for lane in lanes})
-        return sizes if self._worth_it(sum(sizes.values())) else {}
+        return sizes if self._worth_it(sum(sizes.values()), limit) else {}
 
     def _wait(self, seconds: float) -> None:
         self._lanes.wait(seconds)
@@ -256,6 +256,11 @@ class Filling:
             goal.begin()
         while unread := [lane for lane, goal in goals.items() if goal.left > 0 and not lane.ended]:
             self._lanes.pump()
+            for lane in goals.keys() - unread:
+                # It may be written to for ever; what it holds takes the room of others, and goes back when the run ends
+                # in any case.
+                if lane.ledger.buffered and not lane.has_open_epochs and not lane.ledger.unconfirmed():
+                    lane.sessions.stop()
             steady = self._steady()
             ready = [lane for lane in unread if lane in steady]
             if self._buffered(ready):
@@ -350,8 +355,11 @@ class Filling:
             )
         return max(1, min(most, int(room / max(self._id_bytes, _ID_BYTES_LEAST))))
 
-    def _worth_it(self, size: int) -> bool:
-        """`minMessagesPerTrigger`, `maxTriggerDelay`: a small epoch waits, but not forever."""
+    def _worth_it(self, size: int, limit: Limit) -> bool:
+        """`minMessagesPerTrigger`, `maxTriggerDelay`: a small epoch waits, but not for ever, nor for what cannot come.
+
+        And not in a run of one epoch (`Trigger.Once`), as with Spark's own source for Kafka (KafkaMicroBatchStream).
+        """
         if not size:
             self._waiting_since_s = None
             return False
@@ -363,6 +371,8 @@ class Filling:
             or size < self._lanes.buffered  # as many bytes as an epoch may have
             or now - self._waiting_since_s >= self._settings.max_delay_s
             or self._lanes.paused
+            or limit.messages is None
+            or any(lane.blocked for lane in self._lanes)
         ):
             self._waiting_since_s = None
             return True

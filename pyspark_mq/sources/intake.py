@@ -43,6 +43,10 @@ _CONFIRM_MAX_S = 5.0
 _SILENCE_MAX_S = 30.0
 #: A half-open connection is given up by the broker after two heartbeats without a sign, and a bit.
 _HALF_OPEN_HEARTBEATS = 3
+#: Pause between questions that are asked for their answers: longer each time from the first to the last.
+_ASK_FIRST_S = 0.1
+_ASK_GROWTH = 1.25
+_ASK_LAST_S = 5.0
 #: What is kept of deliveries that share memory is copied if it is less than this part of them.
 _KEPT_PARTS = 2
 
@@ -92,6 +96,7 @@ class Intake:
         self._identification = Identification(settings, decoder)
         self._serial = count(1)
         self._horizon = Horizon()
+        self._asked, self._ask_s, self._ask_rest_s = 0, -math.inf, _ASK_FIRST_S
         self._taken: dict[int, int] = {}
         self._unseen_ghosts = False
         self._strands: bool | None = None
@@ -170,6 +175,7 @@ class Intake:
     def settle(self, settlement: Settlement | None) -> None:
         """Have acknowledgements sent."""
         if settlement is not None:
+            self._horizon.asked(settlement.number)
             self._sessions.acknowledge(settlement)
 
     @property
@@ -181,10 +187,11 @@ class Intake:
     def slow_start(self) -> int:
         """How many messages a new session may be handed before it has proved to get anywhere."""
         settings = self._settings
-        if not settings.endpoint.broker.counts_drops:
-            return settings.prefetch
-        least = max(_SLOW_START_WINDOW, settings.min_messages)
-        return min(settings.prefetch, least + self._ledger.expected)
+        window = settings.prefetch
+        if settings.endpoint.broker.counts_drops:
+            window = min(window, max(_SLOW_START_WINDOW, settings.min_messages) + self._ledger.expected)
+        # An epoch comes again whole, whatever the prefetch is by now.
+        return max(window, self._ledger.planned)
 
     def id_bytes(self, raws: Sequence[Any]) -> float:
         """Bytes that an ID of messages like these has in an offset."""
@@ -225,9 +232,11 @@ class Intake:
     def _read(self, letter: Opened | Lost | Confirmed) -> None:
         if isinstance(letter, Confirmed):
             self.last_sign_s = self._runtime.monotonic_s()
+            self._horizon.answered(letter.number, letter.session)
             self._ledger.confirm(letter.number, letter.session, self.last_sign_s)
             return
         self._horizon.interrupt()
+        self._ask_s, self._ask_rest_s = -math.inf, _ASK_FIRST_S
         if isinstance(letter, Opened):
             self._check_broker_id(letter)
             self._taken[letter.consumer.session] = 0
@@ -282,6 +291,11 @@ class Intake:
         return self._horizon.steady_s
 
     @property
+    def connected_s(self) -> float:
+        """For how long all sessions were up so far, and what came was taken in."""
+        return self._horizon.connected_s
+
+    @property
     def horizon_s(self) -> float:
         """What was ready to come again at this moment of connected time has come."""
         return self._horizon.horizon_s
@@ -295,7 +309,18 @@ class Intake:
             self._ledger.start_clock(self._horizon.connected_s, self._redelivery_wait_s())
             self._unseen_ghosts = False
             self._look_for_company(now_s)
+            self._ask_for_an_answer(now_s)
         self._ledger.expire(now_s, self._horizon.horizon_s)
+
+    def _ask_for_an_answer(self, now_s: float) -> None:
+        """Have the horizon move on also where nothing is acknowledged, while something waits for that."""
+        if now_s >= self._ask_s and self._ledger.exposed:
+            self._ask_rest_s = min(self._ask_rest_s * _ASK_GROWTH, _ASK_LAST_S)
+            self._ask_s = now_s + self._ask_rest_s
+            # Settlements have numbers above it.
+            self._asked -= 1
+            self._horizon.asked(self._asked)
+            self._sessions.ask_for_answers(self._asked)
 
     def _advise(self, greeting: Greeting) -> None:
         """Say once what bites late acknowledgement here, as far as the connection tells."""
@@ -428,8 +453,11 @@ class Intake:
             if self.replaying and self.held_bytes >= self.most_bytes:
                 raws, keys = self._only_known(session, raws, keys)
             self._ask_store(keys)
-        came, buffered = len(deliveries.raws), self._ledger.buffered
+        came, buffered, exposed = len(deliveries.raws), self._ledger.buffered, self._ledger.exposed
+        rebound = self._ledger.counters.rebound
         self.settle(self._ledger.deliver(session, self._decoder.tags(raws), keys, raws))
+        if self._ledger.exposed < exposed or self._ledger.counters.rebound > rebound:
+            self._horizon.came_again()
         if self._decoder.shares_memory and self._ledger.buffered - buffered < came:
             self._compact(keys, raws, came)
 

@@ -64,6 +64,8 @@ class Lane:
         )
         self.sessions = Sessions(settings, make_consumer, runtime, arrived, pool)
         self.intake = Intake(settings, self.decoder, store, self.ledger, self.sessions, runtime)
+        # Whether there was a former process is not known yet.
+        self.sessions.first_window = self.intake.slow_start
         self.ended = False
         self._store = store
         self._runtime = runtime
@@ -210,10 +212,14 @@ class Lane:
                 "committed and not acknowledged yet comes again",
                 self.destination, self.settings.guarantee.value,
             )  # fmt: skip
+        self._start_slowly()
+
+    def _start_slowly(self) -> None:
         self.sessions.first_window = self.intake.slow_start
+        self.sessions.widen(self.sessions.first_window)
 
     def open_wide(self) -> None:
-        """There was no former process, so there is no crash loop either."""
+        """There was no former process, or everything that it planned is committed: there is no crash loop."""
         self.sessions.first_window = self.settings.prefetch
         self.sessions.widen(self.settings.prefetch)
 
@@ -226,7 +232,7 @@ class Lane:
         for text, until_s in part.pieces():
             self.intake.recall(text, until_s)
         self.ledger.restore_planned(epoch, self.intake.decode(part.planned), part.planned)
-        self.sessions.first_window = self.intake.slow_start
+        self._start_slowly()
         self.intake.replaying, self.intake.replayed = True, epoch
 
     def open_windows_for_replay(self, missing: int, gap_s: float) -> bool:

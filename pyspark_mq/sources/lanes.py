@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 from pyspark_mq.errors import DestinationError
 from pyspark_mq.sources.base import Consumer
+from pyspark_mq.sources.counters import Counters
 from pyspark_mq.sources.lane import Lane, MakeStore
 from pyspark_mq.sources.receiver import ReceiverPool
 from pyspark_mq.sources.runtime import Runtime
@@ -50,6 +51,8 @@ class Lanes:
         self._lanes: dict[str, Lane] = {}
         #: Of queues that are no longer there, while an epoch of theirs is open.
         self._ended: dict[str, Lane] = {}
+        #: What was counted in those that are forgotten.
+        self._forgotten = Counters()
         #: Is there no such queue any more, and is that all right? Asked when a receiver says that there is none.
         self.may_end: Callable[[Lane], bool] = lambda lane: False  # noqa: ARG005
 
@@ -79,6 +82,17 @@ class Lanes:
         for lane in list(self._ended.values()):
             if not lane.has_open_epochs:
                 del self._ended[lane.name]
+                self._forgotten += lane.counters().counted()
+
+    def drop(self, lane: Lane) -> None:
+        """Do without a queue of which nothing was taken in."""
+        lane.stop()
+        del self._lanes[lane.name]
+
+    @property
+    def ended_counters(self) -> Counters:
+        """What was counted in the queues that are no longer there."""
+        return sum((lane.counters().counted() for lane in self._ended.values()), self._forgotten)
 
     def stop(self) -> None:
         """Close all connections."""
@@ -145,6 +159,11 @@ class Lanes:
     def planned_bytes(self) -> int:
         """Bytes of the bodies of epochs that are not committed."""
         return sum(lane.ledger.planned_bytes for lane in self)
+
+    @property
+    def full(self) -> bool:
+        """Do epochs that are not settled hold so many bytes that no session goes on?"""
+        return self.paused and not self.buffered and not any(lane.intake.resumes for lane in self)
 
     @property
     def received(self) -> int:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeAlias
 
-__all__ = ["Part", "Position"]
+from pyspark_mq.dedup import decode_ids, encode_ids
+
+__all__ = ["FindRecords", "Part", "Position", "Records"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,14 @@ class Part:
         ends = self.until_s + (None,) * (len(self.carried) - len(self.until_s))
         return list(zip(self.carried, ends, strict=True))
 
+    def without(self, given_up: str) -> Part:
+        """The same without some of the planned IDs, which are given encoded."""
+        if not given_up:
+            return self
+        left_out = set(decode_ids(given_up))
+        kept = [key for key in decode_ids(self.planned) if key not in left_out]
+        return replace(self, planned=encode_ids(kept) if kept else "")
+
     def committed(self) -> Part:
         """The same once the epoch is committed: what was planned may come again."""
         if not self.planned:
@@ -47,9 +58,51 @@ class Position:
         broker_id: the name of the broker they are at, empty while unknown.
         released: may the epoch be replayed without those of its messages that do not come back? So marked by
             `pyspark-mq release`, never by the source.
+        records: the folder where it is written down what of it was given up, by the same command; empty for none.
+        blind: it was planned before Spark had shown what is committed (before 4.2), so it carries nothing of that.
     """
 
     epoch: int
     parts: Mapping[str, Part] = field(default_factory=dict)
     broker_id: str = ""
     released: bool = False
+    records: str = ""
+    blind: bool = False
+
+    def without(self, given_up: Mapping[str, str]) -> Position:
+        """The same without some of the planned IDs: name of a queue -> what of it was given up, encoded."""
+        if not given_up:
+            return self
+        parts = {name: part.without(given_up.get(name, "")) for name, part in self.parts.items()}
+        return replace(self, parts=parts)
+
+    def before(self) -> Position:
+        """What its offset says of earlier epochs."""
+        parts = {name: replace(part, planned="") for name, part in self.parts.items()}
+        return replace(self, parts=parts)
+
+
+class Records(Protocol):
+    """What was given up of epochs, kept beside the checkpoint: an offset cannot be changed (rule 15)."""
+
+    def write_record(self, epoch: int, given_up: Mapping[str, str]) -> None:
+        """Keep what was given up of an epoch; durable when it returns.
+
+        Args:
+            epoch: its number.
+            given_up: name of a queue -> encoded IDs.
+
+        Raises:
+            CheckpointError: it cannot be kept.
+        """
+
+    def read_record(self, epoch: int) -> Mapping[str, str]:
+        """What was given up of an epoch; empty for nothing.
+
+        Raises:
+            CheckpointError: that cannot be found out.
+        """
+
+
+#: Where that is kept for an epoch; None if there is no place.
+FindRecords: TypeAlias = Callable[[Position], "Records | None"]

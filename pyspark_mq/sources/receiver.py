@@ -361,7 +361,7 @@ class Receiver:
 
     def _remember_depth(self, depth: QueueDepth) -> None:
         self.depth = depth
-        self.depth_at_s = self._runtime.monotonic_s()
+        self.depth_at_s = self._runtime.machine_s()
         self._mailbox.arrived.set()
 
 

@@ -12,6 +12,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from weakref import ref
 
 __all__ = ["Runtime", "Task", "Threads"]
 
@@ -34,7 +35,15 @@ class Runtime(ABC):
 
     @abstractmethod
     def monotonic_s(self) -> float:
-        """Seconds since some moment; never goes back."""
+        """Seconds for which this process has run since some moment; never goes back.
+
+        It stands still while the process does (stopped, frozen, its machine paused): such time is no time in which
+        a broker had its chance, so it ends no wait (rule 18).
+        """
+
+    @abstractmethod
+    def machine_s(self) -> float:
+        """Seconds on the clock that all processes of the machine share; never goes back."""
 
     @abstractmethod
     def utc_us(self) -> int:
@@ -62,10 +71,49 @@ class Runtime(ABC):
         """
 
 
+#: How often the clock of a process is looked at, and how much passes at most from one look to the next. A look that
+#: is late as the machine is busy costs the rest, which only makes waits longer.
+_LOOK_S = 0.25
+_LOOK_MAX_S = 1.0
+
+
+class _Clock:
+    """Counts the time for which this process runs, looked at by a thread that does nothing else."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._run_s = 0.0
+        self._seen_s = time.monotonic()
+        me = ref(self)
+
+        def look() -> None:
+            while (clock := me()) is not None:
+                clock.now_s()
+                del clock
+                time.sleep(_LOOK_S)
+
+        threading.Thread(target=look, name="pyspark-mq clock", daemon=True).start()
+
+    def now_s(self) -> float:
+        with self._lock:
+            now_s = time.monotonic()
+            self._run_s += min(now_s - self._seen_s, _LOOK_MAX_S)
+            self._seen_s = now_s
+            return self._run_s
+
+
 class Threads(Runtime):
     """The machine's clock and threads."""
 
+    def __init__(self) -> None:
+        self._clock: _Clock | None = None
+
     def monotonic_s(self) -> float:
+        if self._clock is None:
+            self._clock = _Clock()
+        return self._clock.now_s()
+
+    def machine_s(self) -> float:
         return time.monotonic()
 
     def utc_us(self) -> int:

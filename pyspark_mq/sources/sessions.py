@@ -180,7 +180,7 @@ class Sessions:
     @property
     def late(self) -> bool:
         """Has a process that receives not said for a while that it has handed over everything?"""
-        now_s = self._runtime.monotonic_s()
+        now_s = self._runtime.machine_s()
         told = (consumer.attended for _, consumer in self._live.values())
         return any(attended is not None and now_s - attended[1] > _LATE_S for attended in told)
 
@@ -214,6 +214,11 @@ class Sessions:
         """Have acknowledgements sent, each in the session it belongs to (rule 10)."""
         for part in settlement.parts:
             self.ask(part.session, methodcaller("acknowledge", settlement.number, part.upto, part.singles))
+
+    def ask_for_answers(self, number: int) -> None:
+        """Have the broker confirm in each session, under that number, that it has got so far."""
+        for session in self._live:
+            self.ask(session, methodcaller("acknowledge", number, 0, ()))
 
     def renew(self, session: int, why: str) -> None:
         """End a session, so that the broker takes back what it holds; the receiver opens another."""
@@ -258,7 +263,7 @@ class Sessions:
 
     def refresh_depth(self, age_max_s: float = _DEPTH_AGE_MAX_S) -> None:
         """Ask the broker how many messages wait, unless it has reported it lately."""
-        now = self._runtime.monotonic_s()
+        now = self._runtime.machine_s()
         for session, (receiver, _) in self._live.items():
             if now - receiver.depth_at_s > age_max_s:
                 receiver.depth_at_s = now

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from urllib.parse import urlsplit
 
-__all__ = ["Folder", "open_folder"]
+__all__ = ["Folder", "below", "open_folder"]
 
 #: Object stores put a whole file or none, and know no cheaper way to rename one than to copy it.
 _OBJECT_STORES = frozenset({"s3", "gcs", "abfs", "azure"})
@@ -25,6 +25,12 @@ def open_folder(place: str, below: str = "") -> Folder:
         Exception: whatever `pyarrow.fs` has against the URI.
     """
     return _Remote(place, below) if len(urlsplit(place).scheme) > 1 else _Local(Path(place, below))
+
+
+def below(place: str, name: str) -> str:
+    """The place of a folder in another."""
+    path, mark, parameters = place.partition("?") if len(urlsplit(place).scheme) > 1 else (place, "", "")
+    return f"{path.rstrip('/')}/{name}{mark}{parameters}"
 
 
 class Folder(ABC):

@@ -10,44 +10,53 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import re
+import secrets
+from collections.abc import Iterable, Mapping
 from urllib.parse import parse_qsl
 
 from pyspark_mq.errors import CheckpointError
 from pyspark_mq.sources.url import redact, redact_in
 from pyspark_mq.spark_source.folders import Folder, open_folder
 
-__all__ = ["IdLog"]
+__all__ = ["IdLog", "public_place"]
 
 #: Spark keeps a hundred offsets unless told otherwise (`spark.sql.streaming.minBatchesToRetain`).
-_FILES_KEPT = 120
+_EPOCHS_KEPT = 120
 _DIGEST_BYTES = 16
+_TOKEN_BYTES = 4
 #: Parameters of a URI that an offset may show: some stores take a secret as one.
 _PUBLIC = frozenset({"endpoint_override", "region", "scheme", "user"})
 
 
 class IdLog:
-    """Files of one source in a folder.
+    """Files of one source in a folder, which may have those of others too.
+
+    A file has in its name the token of the source and checkpoint it belongs to. So a new checkpoint over an old folder,
+    and another source of a query, have files of their own.
 
     Args:
         place: the folder: an absolute path, or a URI that `pyarrow.fs` opens. It is made for the first file.
-        owner: what tells the files of this source from those of others there.
         destination: the queue or topic as errors call it.
+        token: see there; a new one if None.
+
+    Attributes:
+        token: of the checkpoint, until an offset has shown another. Empty for none.
     """
 
-    def __init__(self, place: str, owner: str, destination: str) -> None:
+    def __init__(self, place: str, destination: str, token: str | None = None) -> None:
         self._place = place
-        self._owner = hashlib.sha256(owner.encode()).hexdigest()[:8]
         self._destination = destination
         self._folder: Folder | None = None
-        #: Of the files there, the oldest first; None before the first is written.
+        self.token = secrets.token_hex(_TOKEN_BYTES) if token is None else token
+        #: Of the files there that are ours; None before the first is written.
         self._names: list[str] | None = None
 
     @property
     def public_place(self) -> str:
-        """The folder as anybody may see it; empty if there are, or may be, credentials in it."""
-        parameters = dict(parse_qsl(self._place.partition("?")[2], keep_blank_values=True))
-        return "" if "@" in self._place or parameters.keys() - _PUBLIC else self._place
+        """The folder as anybody may see it, see :func:`public_place`."""
+        return public_place(self._place)
 
     def write(self, epoch: int, data: bytes) -> str:
         """Keep the IDs of an epoch; the file's name, which has their digest.
@@ -55,14 +64,13 @@ class IdLog:
         Raises:
             CheckpointError: they cannot be kept.
         """
-        name = f"{self._owner}-{epoch:012d}-{_digest(data)}.json"
+        name = f"{self.token}-{epoch:012d}-{_digest(data)}.json"
         try:
             folder = self._opened()
-            names = self._names = self._listed(folder) if self._names is None else self._names
+            names = folder.names() if self._names is None else self._names
             if name not in names:
                 folder.write(name, data)
-                names.append(name)
-            _forget(folder, names)
+            self._names = self._forget(folder, epoch, {*names, name})
         except Exception as failed:
             raise self._error(
                 f"the IDs of epoch {epoch} cannot be written", failed,
@@ -70,6 +78,54 @@ class IdLog:
                 "right to write there",
             ) from failed  # fmt: skip
         return name
+
+    def _forget(self, folder: Folder, epoch: int, names: Iterable[str]) -> list[str]:
+        """Remove what Spark has forgotten as well; the names that are left.
+
+        Files of later epochs are those of a future that this checkpoint, which was restored, does not know: they stay,
+        and count for nothing. A file that cannot be removed does no harm.
+        """
+        ours = re.compile(f"{self.token}-([0-9]{{12,}})-[0-9a-f]{{{2 * _DIGEST_BYTES}}}\\.json")
+        numbers = {name: int(found[1]) for name in names if (found := ours.fullmatch(name))}
+        past = sorted({number for number in numbers.values() if number <= epoch})
+        forgotten = set(past[:-_EPOCHS_KEPT])
+        for name in [name for name, number in numbers.items() if number in forgotten]:
+            with contextlib.suppress(OSError):
+                folder.remove(name)
+            del numbers[name]
+        return list(numbers)
+
+    # -- what was given up: Records -----------------------------------------------------------
+
+    def write_record(self, epoch: int, given_up: Mapping[str, str]) -> None:
+        """Keep what an epoch is run without, see :class:`Records <pyspark_mq.sources.position.Records>`."""
+        try:
+            folder, name = self._opened(), self._record(epoch)
+            data = json.dumps({"epoch": epoch, "queues": dict(given_up)}).encode()
+            (folder.replace if name in folder.names() else folder.write)(name, data)
+        except Exception as failed:
+            raise self._error(
+                f"what epoch {epoch} is run without cannot be written down", failed,
+                "Nothing of it was emitted or acknowledged. Make room and give the user of the driver the right to "
+                "write there",
+            ) from failed  # fmt: skip
+
+    def read_record(self, epoch: int) -> Mapping[str, str]:
+        """What an epoch was run without, see :class:`Records <pyspark_mq.sources.position.Records>`."""
+        try:
+            folder, name = self._opened(), self._record(epoch)
+            if name not in folder.names():
+                return {}
+            found: Mapping[str, str] = json.loads(folder.read(name))["queues"]
+        except Exception as failed:
+            raise self._error(
+                f"what epoch {epoch} was run without cannot be looked up", failed,
+                "Have the folder readable for the user of the driver, or restore the file",
+            ) from failed  # fmt: skip
+        return found
+
+    def _record(self, epoch: int) -> str:
+        return f"{self.token}-given-up-{epoch:012d}.json".lstrip("-")
 
     def read(self, name: str) -> bytes:
         """What a file holds.
@@ -98,16 +154,11 @@ class IdLog:
             self._folder = open_folder(self._place)
         return self._folder
 
-    def _listed(self, folder: Folder) -> list[str]:
-        ours = re.compile(f"{self._owner}-[0-9]{{12,}}-[0-9a-f]{{{2 * _DIGEST_BYTES}}}\\.json")
-        return sorted(filter(ours.fullmatch, folder.names()))
 
-
-def _forget(folder: Folder, names: list[str]) -> None:
-    """Remove what Spark has forgotten as well. A file that cannot be removed does no harm."""
-    while len(names) > _FILES_KEPT:
-        with contextlib.suppress(OSError):
-            folder.remove(names.pop(0))
+def public_place(place: str) -> str:
+    """The same, as it may be written into an offset; empty if there are, or may be, credentials in it."""
+    parameters = dict(parse_qsl(place.partition("?")[2], keep_blank_values=True))
+    return "" if "@" in place or parameters.keys() - _PUBLIC else place
 
 
 def _digest(data: bytes) -> str:

@@ -16,6 +16,9 @@ One JSON object of fixed key order (Spark compares offsets as text):
                open; only where one has an end
 ``released``   true where the epoch may be replayed without what does not come back
                (``pyspark-mq release``), else not there
+``records``    where the same command has it written down what of it is given up, if there is a place
+``blind``      true where Spark before 4.2 had it planned before it showed what is committed, else not there
+``log``        with an ID log: what its files have in their names, from the first epoch of a checkpoint on
 ``crc``        CRC-32 of all the above: an offset edited by hand is refused, not believed
 =============  ===============================================================================
 
@@ -99,13 +102,12 @@ class OffsetCodec:
         scope = f"{selected} in virtual host '{host}'"
         several = bool(settings.queues) or settings.pattern is not None
         source = f"{'queues' if several else endpoint.destination}{scope}"
-        owner = f"{endpoint.broker.name} {settings.destination if several else endpoint.destination}{scope}"
         return cls(
             broker=endpoint.broker.name,
             source=source,
             ids=_ids(settings) if settings.guarantee.identifies else "",
             destination=settings.destination,
-            log=None if id_log is None else IdLog(id_log, owner, settings.destination),
+            log=None if id_log is None else IdLog(id_log, settings.destination),
             name=endpoint.name,
             queues=settings.queues if several else None,
             pattern=settings.pattern,
@@ -136,7 +138,11 @@ class OffsetCodec:
             "epoch": position.epoch,
             **lists,
         }
-        return _signed({**offset, "released": True} if position.released else offset)
+        if self.log is not None and position.epoch:
+            offset["log"] = self.log.token
+        if position.blind:
+            offset["blind"] = True
+        return released(offset, position.records) if position.released else _signed(offset)
 
     def decode(self, offset: Any) -> Position:
         """The position of an offset.
@@ -168,8 +174,22 @@ class OffsetCodec:
             self._check_queues(parts)
         else:
             parts = {name: _part(offset["planned"], offset["carried"], offset.get("until", []))}
-        may_go_on = offset.get("released") is True
-        return Position(offset["epoch"], {} if parts == {name: Part()} else parts, offset["identity"], may_go_on)
+        if self.log is not None and offset["epoch"]:
+            self.log.token = str(offset.get("log", self.log.token))
+        return Position(
+            offset["epoch"],
+            {} if parts == {name: Part()} else parts,
+            offset["identity"],
+            released=offset.get("released") is True,
+            records=str(offset.get("records", "")),
+            blind=offset.get("blind") is True,
+        )
+
+    def records(self, position: Position) -> IdLog | None:
+        """Where it is kept what an epoch was run without: the ID log, or the place that a release has named."""
+        if self.log is not None or not position.records:
+            return self.log
+        return IdLog(position.records, self.destination, token="")
 
     def _part_of(self, entry: Any) -> tuple[str, Part]:
         kinds = tuple(map(type, entry)) if isinstance(entry, list) else ()
@@ -180,7 +200,7 @@ class OffsetCodec:
         return name, _part(planned, carried, until)
 
     def _lists_in(self, file: str, folder: str) -> Any:
-        log = self.log or (IdLog(folder, "", self.destination) if folder else None)
+        log = self.log or (IdLog(folder, self.destination) if folder else None)
         if log is None:
             raise CheckpointError(
                 f"{self.destination}: the checkpoint's IDs are in the file '{file}' of an ID log. Set 'idLog' to the "
@@ -264,12 +284,16 @@ def _ids(settings: Settings) -> str:
     return str(settings.id_source)
 
 
-def released(offset: Mapping[str, Any]) -> dict[str, Any]:
+def released(offset: Mapping[str, Any], records: str) -> dict[str, Any]:
     """The same offset, whose epoch may be replayed without what does not come back.
 
     Earlier versions of this package read it, and pay no attention to the mark.
+
+    Args:
+        records: folder in which to write down what that is; empty for none.
     """
-    return _signed({**{name: value for name, value in offset.items() if name != "crc"}, "released": True})
+    marked = {**{name: value for name, value in offset.items() if name != "crc"}, "released": True}
+    return _signed({**marked, "records": records} if records else marked)
 
 
 def _signed(offset: dict[str, Any]) -> dict[str, Any]:

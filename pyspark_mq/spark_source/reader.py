@@ -118,6 +118,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             partial(_store, self._options),
             pool=self._pool,
             ask_depth=None if management is None else partial(ask_depth, management),
+            find_records=self._codec.records,
         )
 
     def _consumer(self) -> type[Consumer]:
@@ -141,8 +142,10 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         latest = self._source().latest(position, self._limit(limit))
         if start is not None and latest == position:
             return start  # to the letter: Spark compares text
-        if not self._known or self._known[-1][1] != latest:
-            self._known.append((self._codec.encode(latest), latest))
+        for offset, known in self._known:
+            if known == latest:
+                return offset
+        self._known.append((self._codec.encode(latest), latest))
         return self._known[-1][0]
 
     def _limit(self, limit: Any) -> Limit:
@@ -202,7 +205,10 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for known, position in self._known:
             if known == offset:
                 return position
-        return self._codec.decode(offset)
+        position = self._codec.decode(offset)
+        # An idle query shows the same one again and again, and its IDs may be in a file.
+        self._known.append((offset, position))
+        return position
 
 
 def _cuts(sizes: Sequence[int], parts: int) -> list[tuple[int, int]]:

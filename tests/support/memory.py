@@ -71,6 +71,8 @@ class Weather:
         half_open_s: how long the end of a connection may go unnoticed.
         hides_lost: consumers whose end it has not noticed are not counted, and it is known for that.
         rate: messages handed out in a second.
+        link_rate: messages that arrive in a second; the others are on their way, and so is what the broker answers
+            behind them.
     """
 
     acks_s: float = 0.0
@@ -84,6 +86,7 @@ class Weather:
     half_open_s: float = 2.0
     hides_lost: bool = False
     rate: float = float("inf")
+    link_rate: float = float("inf")
 
 
 @dataclass(eq=False)
@@ -164,7 +167,9 @@ class _Session:
         self.tag = 0
         self.cancelled = False
         self.unacked: dict[int, Message] = {}
-        self.to_client: deque[Raw] = deque()
+        #: When it arrives, and what.
+        self.to_client: deque[tuple[float, Raw]] = deque()
+        self.arrives_s = -float("inf")
         self.to_broker: deque[tuple[float, Callable[[float], None]]] = deque()
         self.confirmations: deque[tuple[float, int]] = deque()
         self.depth_asked = False
@@ -356,7 +361,9 @@ class MemoryQueue:
             self._may_hand_out -= 1
             session.tag += 1
             session.unacked[session.tag] = message
-            session.to_client.append(Raw(session.tag, message, message.deliveries > 0, message.deliveries))
+            session.arrives_s = max(now, session.arrives_s) + 1 / self.weather.link_rate
+            raw = Raw(session.tag, message, message.deliveries > 0, message.deliveries)
+            session.to_client.append((session.arrives_s, raw))
         for entry in later:
             heapq.heappush(self._ready, entry)
 
@@ -366,7 +373,7 @@ class MemoryQueue:
             assert message is not None, f"acknowledged twice, or never handed out: {tag}"
             self.acknowledged.append(message)
             self._recent.append((now, message))
-        session.confirmations.append((now + self.weather.confirms_s, number))
+        session.confirmations.append((max(now, session.arrives_s) + self.weather.confirms_s, number))
 
     def reject(self, session: _Session, tags: Sequence[int]) -> None:
         self.dead_letters += [session.unacked.pop(tag) for tag in tags]
@@ -499,8 +506,9 @@ class MemoryConsumer(Consumer):
         if session.silent_since_s is not None or self.broker.stopped:
             return False
         before = len(self.inbox)
-        while session.to_client and not self.paused:
-            raw = session.to_client.popleft()
+        now = self.broker.now_s
+        while session.to_client and session.to_client[0][0] <= now and not self.paused:
+            raw = session.to_client.popleft()[1]
             if raw.message.odd and not self.keeps_unreadable:
                 raise self._refuse(self.decoder.unreadable([raw])[0])
             self.inbox.append(raw)
@@ -511,7 +519,7 @@ class MemoryConsumer(Consumer):
         while session.confirmations and session.confirmations[0][0] <= self.broker.now_s:
             self.on_confirmed(session.confirmations.popleft()[1])
             confirmed = True
-        if session.depth_asked and session.queue.weather.tells_depth:
+        if session.depth_asked and session.queue.weather.tells_depth and session.arrives_s <= now:
             session.depth_asked = False
             self.on_depth(session.queue.depth(session))
         if len(self.inbox) > before:

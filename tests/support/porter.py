@@ -58,7 +58,7 @@ class _Receiver:
         self._receiver, self._inside, self._outside = receiver, inside, outside
         self._stand: _Stand | None = None
         self._consumer: Consumer | None = None
-        self._rounds_s = pool.process.monotonic_s()
+        self._rounds_s = pool.process.machine_s()
         self._breaks = 0
         self.depth: QueueDepth | None = None
         self.depth_at_s = -float("inf")
@@ -70,12 +70,12 @@ class _Receiver:
 
     def _life(self) -> Iterator[float]:
         while True:
-            if self._pool.process.monotonic_s() >= self._pool.stopped_until_s:
+            if self._pool.process.machine_s() >= self._pool.stopped_until_s:
                 self._round()
             yield _WORD_S
 
     def _round(self) -> None:
-        now_s = self._pool.process.monotonic_s()
+        now_s = self._pool.process.machine_s()
         self._breaks += now_s - self._rounds_s > _BREAK_S
         self._rounds_s = now_s
         for letter in self._inside.take():

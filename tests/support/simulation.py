@@ -6,6 +6,7 @@ only when somebody waits. An hour of a query takes a second or two, and the same
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import json
 import re
@@ -48,7 +49,8 @@ class World:
         self._processes: list[Process] = []
         self._events: list[tuple[float, int, Callable[[], object]]] = []
         self._event_numbers = count()
-        self._turning = False
+        #: Is a step of somebody under way?
+        self.turning = False
 
     def process(self) -> Process:
         """A process of its own."""
@@ -74,7 +76,7 @@ class World:
 
     def let_pass(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
         """Let time pass while everything goes on; less if a condition comes to hold."""
-        if self._turning:
+        if self.turning:
             return  # whoever is inside of a step cannot wait for the world
         deadline = self.now_s + seconds
         tick = max(_TICK_S, seconds / _TICKS_MAX)
@@ -85,15 +87,16 @@ class World:
             self.now_s = min(deadline, self.now_s + tick)
 
     def _turn(self) -> None:
-        self._turning = True
+        self.turning = True
         try:
             while self._events and self._events[0][0] <= self.now_s:
                 heapq.heappop(self._events)[-1]()
             for process in list(self._processes):
                 for task in list(process.tasks):
-                    task.step(self.now_s)
+                    if not process.stopped:
+                        task.step(self.now_s)
         finally:
-            self._turning = False
+            self.turning = False
 
 
 class Process(Runtime):
@@ -105,8 +108,23 @@ class Process(Runtime):
         self.killed = False
         #: The machine's clock is off by so much.
         self.skew_s = 0.0
+        #: Stopped until then (`SIGSTOP`), and for how long so far.
+        self._stopped_until_s = 0.0
+        self._stood_s = 0.0
+
+    def stop(self, seconds: float) -> None:
+        """``SIGSTOP``, and ``SIGCONT`` after so long: it does nothing meanwhile, and its clock stands still."""
+        before_s, self._stopped_until_s = max(self._stopped_until_s, self.world.now_s), self.world.now_s + seconds
+        self._stood_s += max(0.0, self._stopped_until_s - before_s)
+
+    @property
+    def stopped(self) -> bool:
+        return self.world.now_s < self._stopped_until_s
 
     def monotonic_s(self) -> float:
+        return max(self.world.now_s, self._stopped_until_s) - self._stood_s
+
+    def machine_s(self) -> float:
         return self.world.now_s
 
     def utc_us(self) -> int:
@@ -121,6 +139,8 @@ class Process(Runtime):
         self._live()
 
     def _live(self) -> None:
+        while self.stopped and not self.killed and not self.world.turning:
+            self.world.let_pass(self._stopped_until_s - self.world.now_s)
         if self.killed:
             raise Crashed
 
@@ -193,6 +213,7 @@ class Query:
     Attributes:
         make_pool: its receivers are behind a porter.
         pool: those of the process that lives, if they are.
+        id_log: folder for its IDs, and for what it gave up; IDs are in the offsets without.
         shows_start: Spark 4.2 and later show the committed offset when they plan.
         sink: batch -> IDs of its rows, written once.
     """
@@ -203,6 +224,7 @@ class Query:
     store: MemoryStore | None = None
     shows_start: bool = True
     make_pool: type[PortedPool] | None = None
+    id_log: str | None = None
     sink: dict[int, list[str]] = field(default_factory=dict)
     crashes: int = 0
 
@@ -210,7 +232,7 @@ class Query:
         self.offsets: dict[int, str] = {}
         self.committed = -1
         self.replays = 0
-        self._codec = OffsetCodec.of(self.settings)
+        self._codec = OffsetCodec.of(self.settings, self.id_log)
         self._process: Process | None = None
         self.pool: PortedPool | None = None
         self._source: EpochSource | None = None
@@ -219,6 +241,13 @@ class Query:
         self.skew_s = 0.0
         #: Called after the offset log was written and before the batch runs.
         self.between: Callable[[], object] = lambda: None
+
+    @property
+    def process(self) -> Process:
+        """The one that lives."""
+        assert self.source is not None
+        assert self._process is not None
+        return self._process
 
     @property
     def queue(self) -> MemoryQueue:
@@ -243,8 +272,9 @@ class Query:
             self.pool = None if self.make_pool is None else self.make_pool(self._process, self._consumers)
             make_store = None if self.store is None else self._store_of
             self._source = EpochSource(
-                self.settings, self._consumers, make_store, self._process, self._list_queues, self.pool
-            )
+                self.settings, self._consumers, make_store, self._process, self._list_queues, self.pool,
+                find_records=self._codec.records,
+            )  # fmt: skip
         return self._source
 
     def _list_queues(self) -> list[str]:
@@ -269,6 +299,7 @@ class Query:
                 if isinstance(session.consumer, self._consumers):
                     queue.end(session, "killed", unnoticed_s=unnoticed_s)
         self._process = self._source = self._consumers = self.pool = None
+        self._codec = OffsetCodec.of(self.settings, self.id_log)
         self.world.let_pass(_RESTART_S)
 
     def position(self, batch: int) -> Position:
@@ -279,15 +310,39 @@ class Query:
         """`Trigger.AvailableNow` begins."""
         self.source.bound()
 
-    def trigger(self, crash: At | None = None) -> int:
+    def run_available(self, crash: At | None = None) -> int:
+        """A run with `Trigger.AvailableNow`, in a process of its own; how many rows it had.
+
+        Args:
+            crash: its first trigger fails there.
+        """
+        rows = 0
+        with contextlib.suppress(Crashed):
+            self.bound()
+            while found := self.trigger(crash):
+                rows += found
+        self.crash()
+        return rows
+
+    def trigger_once(self) -> int:
+        """A run with `Trigger.Once`, in a process of its own; how many rows it had."""
+        rows = self.trigger(once=True)
+        self.crash()
+        return rows
+
+    def trigger(self, crash: At | None = None, *, once: bool = False) -> int:
         """One trigger; how many rows it had.
+
+        Args:
+            crash: where it is killed.
+            once: by `Trigger.Once`, which asks for all there is.
 
         Raises:
             Crashed: it was killed where `crash` says.
         """
         batch = self.committed + 1
         if batch not in self.offsets:
-            if not self._plan(batch, crash):
+            if not self._plan(batch, crash, None if once else self.settings.max_messages):
                 return 0
             self._die_if(crash, At.AFTER_OFFSET_LOG)
         else:
@@ -303,13 +358,16 @@ class Query:
         self._die_if(crash, At.AFTER_COMMIT_LOG)
         return len(ids)
 
-    def _plan(self, batch: int, crash: At | None) -> bool:
+    def _plan(self, batch: int, crash: At | None, most: int | None) -> bool:
         start = self.position(batch - 1)
-        end = self.source.latest(start if self.shows_start else None, Limit(self.settings.max_messages))
+        end = self.source.latest(start if self.shows_start else None, Limit(most))
         if end == start:
             return False
+        offset = json.dumps(self._codec.encode(end))
+        if offset == self.offsets.get(batch - 1):
+            return False  # Spark compares text
         self._die_if(crash, At.BEFORE_OFFSET_LOG)
-        self.offsets[batch] = json.dumps(self._codec.encode(end))
+        self.offsets[batch] = offset
         if batch > 0:
             self.source.commit(start)
         return True

@@ -255,7 +255,8 @@ def test_releasing_marks_the_open_epoch_and_keeps_what_was_there(
     assert not (folder.path / "offsets" / ".1.crc").exists()
     assert (folder.path / "offsets" / ".0.crc").exists()
     position = folder.codec.decode(json.loads(after[2]))
-    assert position == replace(folder.codec.decode(json.loads(before[2])), released=True)
+    records = str(folder.path / RECORDS / "0")
+    assert position == replace(folder.codec.decode(json.loads(before[2])), released=True, records=records)
     (record,) = (folder.path / RECORDS).iterdir()
     assert f"{RECORDS}/{record.name}" in text
     kept = json.loads(record.read_text())

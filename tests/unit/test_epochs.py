@@ -9,40 +9,13 @@ from typing import Any
 import pytest
 
 from pyspark_mq.errors import CheckpointError, DataLossError, MessageError
-from pyspark_mq.sources.counters import Counters
 from pyspark_mq.sources.epochs import Limit
 from pyspark_mq.sources.settings import Guarantee, OnUnreadable
 from pyspark_mq.sources.url import parse_urls
 from tests.support.engine import At, Crashed
-from tests.support.memory import MEMORY, MemoryBroker, MemoryConsumer, MemoryQueue, MemoryStore
-from tests.support.simulation import QUEUE, Query, World, make_settings, only
-
-
-class Scene:
-    """A query on a queue in memory."""
-
-    def __init__(self, *, store: MemoryStore | None = None, shows_start: bool = True, **settings: Any) -> None:
-        self.world = World()
-        self.broker = MemoryBroker(self.world.process())
-        self.queue: MemoryQueue = self.broker.declare(QUEUE)
-        self.sent: list[str] = []
-        self.query = Query(self.world, self.broker, make_settings(**settings), store=store, shows_start=shows_start)
-
-    def publish(self, count: int, size: int = 10) -> list[str]:
-        ids = [f"id-{len(self.sent) + number}" for number in range(count)]
-        for key in ids:
-            self.queue.publish(bytes(size), key)
-        self.sent += ids
-        return ids
-
-    def assert_exactly_once(self) -> None:
-        self.query.drain()
-        assert sorted(self.query.emitted) == sorted(self.sent)
-
-    @property
-    def counters(self) -> Counters:
-        return self.query.source.counters()
-
+from tests.support.memory import MEMORY, MemoryConsumer, MemoryStore
+from tests.support.scene import Scene
+from tests.support.simulation import QUEUE, Query, make_settings, only
 
 # -- planning -----------------------------------------------------------------------------------
 

@@ -58,14 +58,18 @@ def test_an_offset_is_small_and_gives_the_position_back(place: str, tmp_path: Pa
 def test_the_same_position_has_the_same_offset(place: str) -> None:
     one = codec(place)
     planned = position()
+    offset = one.encode(planned)
+    assert one.encode(planned) == offset
+    # A process that goes on from it.
     again = codec(place)
-    assert json.dumps(one.encode(planned)) == json.dumps(again.encode(planned)) == json.dumps(one.encode(planned))
+    assert again.decode(through_spark(offset)) == planned
+    assert json.dumps(again.encode(planned)) == json.dumps(offset)
 
 
 def test_few_ids_are_in_the_offset_itself(place: str, tmp_path: Path) -> None:
     few = Position(3, {"orders": Part(encode_ids(["a", "b"]))})
     offset = codec(place).encode(few)
-    assert offset == codec().encode(few)
+    assert {**offset, "crc": 0} == {**codec().encode(few), "log": offset["log"], "crc": 0}
     assert files(tmp_path / "below" / "ids") == []
 
 
@@ -124,16 +128,70 @@ def test_a_draft_that_cannot_be_finished_leaves_nothing(tmp_path: Path, monkeypa
     assert files(tmp_path) == []
 
 
+def run_epochs(place: str, start: dict[str, Any] | None, numbers: range) -> list[dict[str, Any]]:
+    """The offsets of a checkpoint that goes on from `start`, in a new process for each."""
+    offsets = [] if start is None else [start]
+    for epoch in numbers:
+        process = codec(place)
+        if offsets:
+            process.decode(through_spark(offsets[-1]))
+        offsets.append(process.encode(position(epoch, 100)))
+    return offsets
+
+
 def test_old_files_go_and_those_of_others_stay(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(id_log, "_FILES_KEPT", 5)
+    monkeypatch.setattr(id_log, "_EPOCHS_KEPT", 5)
     folder = tmp_path / "below" / "ids"
     other = codec(place, queue="other").encode(position(1))["file"]
     (folder / "notes.txt").write_text("mine", "utf-8")
-    names = []
-    for epoch in range(1, 13):
-        # A new process now and then.
-        names.append(codec(place).encode(position(epoch, 100))["file"])
+    names = [offset["file"] for offset in run_epochs(place, None, range(1, 13))]
     assert files(folder) == sorted([*names[-5:], other, "notes.txt"])
+
+
+def test_a_new_checkpoint_over_an_old_folder_keeps_its_own_files(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(id_log, "_EPOCHS_KEPT", 5)
+    run_epochs(place, None, range(100, 112))
+    for offset in run_epochs(place, None, range(1, 4)):
+        assert codec(place).decode(through_spark(offset)).epoch == offset["epoch"]
+
+
+def test_two_sources_that_read_queues_of_one_name_delete_nothing_of_each_other(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(id_log, "_EPOCHS_KEPT", 5)
+    (quiet,) = run_epochs(place, None, range(7, 8))
+    run_epochs(place, None, range(1, 40))
+    assert codec(place).decode(through_spark(quiet)).epoch == 7
+
+
+def test_a_checkpoint_that_was_restored_goes_on_and_can_be_restarted(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(id_log, "_EPOCHS_KEPT", 5)
+    offsets = run_epochs(place, None, range(1, 13))
+    restored = offsets[8]  # as old as can be
+    again = run_epochs(place, restored, range(10, 14))
+    for offset in [restored, *again]:
+        assert codec(place).decode(through_spark(offset)).epoch == offset["epoch"]
+
+
+def test_what_was_given_up_is_kept_for_its_checkpoint_alone(place: str) -> None:
+    first = codec(place)
+    offset = through_spark(first.encode(position(3)))
+    assert first.log is not None
+    assert first.log.read_record(3) == {}
+    first.log.write_record(3, {"orders": "x"})
+    first.log.write_record(3, {"orders": "xy"})
+    again = codec(place)
+    again.decode(offset)
+    assert again.log is not None
+    assert again.log.read_record(3) == {"orders": "xy"}
+    assert again.log.read_record(4) == {}
+    stranger = codec(place)
+    assert stranger.log is not None
+    assert stranger.log.read_record(3) == {}
 
 
 @pytest.mark.parametrize(
@@ -145,7 +203,7 @@ def test_old_files_go_and_those_of_others_stay(place: str, tmp_path: Path, monke
     ],
 )
 def test_credentials_in_a_uri_are_in_no_offset_and_no_error(uri: str, shown: str) -> None:
-    log = IdLog(uri, "owner", "queue 'orders'")
+    log = IdLog(uri, "queue 'orders'")
     assert log.public_place == ""
     said = str(log._error("nothing", OSError(f"{uri} is away"), "advice"))
     assert "hushhush" not in said
@@ -154,4 +212,4 @@ def test_credentials_in_a_uri_are_in_no_offset_and_no_error(uri: str, shown: str
 
 @pytest.mark.parametrize("place", ["/data/ids", "s3://bucket/ids", "s3://bucket/ids?scheme=http&region=eu-central-1"])
 def test_where_it_is_is_in_the_offset(place: str) -> None:
-    assert IdLog(place, "owner", "queue 'orders'").public_place == place
+    assert IdLog(place, "queue 'orders'").public_place == place

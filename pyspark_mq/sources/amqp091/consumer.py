@@ -438,7 +438,7 @@ class Amqp091Consumer(Consumer):
     # -- settling
 
     def acknowledge(self, number: int, upto: int, singles: Sequence[int]) -> None:
-        self._settled = True
+        self._settled = self._settled or upto > 0 or bool(singles)
         if upto:
             self._channel.basic_ack(upto, multiple=True)
         for tag in singles:

@@ -433,7 +433,7 @@ class Amqp10Consumer(Consumer):
         tags = [*takewhile(lambda tag: tag <= upto, held), *(tag for tag in singles if tag > upto)]
         handles = [held.pop(tag) for tag in tags if tag in held]
         deliveries.accept(handles)
-        if self._dialect.confirms:
+        if self._dialect.confirms and handles:
             self._requests.append((number, deque(handles)))
             return
         deliveries.settle(handles)

@@ -562,6 +562,9 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
     # -- settling
 
     def acknowledge(self, number: int, upto: int, singles: Sequence[int]) -> None:
+        if not upto and not singles:
+            self._settle(self._settling.ask(number))
+            return
         self._settle(self._settling.acknowledge(number, upto, singles))
         self._stir()
 

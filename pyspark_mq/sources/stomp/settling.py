@@ -66,6 +66,12 @@ class Settling:
         tags = [*(tag for tag in self.open if tag <= upto), *singles]
         return self._frames([(b"ACK", tag) for tag in tags], tags, [number])
 
+    def ask(self, number: int) -> bytes:
+        """Frames that settle nothing, and are confirmed like others: a transaction that is given up at once."""
+        receipt = f"settled-{next(self._numbers)}"
+        self._receipts[receipt] = [number]
+        return f"BEGIN\ntransaction:{receipt}\n\n\0ABORT\ntransaction:{receipt}\nreceipt:{receipt}\n\n\0".encode()
+
     def reject(self, tags: Sequence[int]) -> bytes:
         """Frames that refuse messages for good, as far as that can be done now."""
         if self._cumulative:

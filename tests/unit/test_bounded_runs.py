@@ -1,0 +1,103 @@
+"""Runs with an end, `Trigger.AvailableNow` and `Trigger.Once`: how far they read, and what they cost the broker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.engine import At, Crashed
+from tests.support.memory import MemoryBroker
+from tests.support.scene import Scene
+from tests.support.simulation import Query, World, make_settings
+
+
+@pytest.mark.parametrize("run", ["available now", "before 4.2", "triggers"])
+def test_jobs_whose_sink_fails_night_after_night_do_not_empty_the_queue(run: str) -> None:
+    scene = Scene(max_messages=100, prefetch=20_000, dedup_window=0, shows_start=run != "before 4.2")
+    scene.queue.weather.delivery_limit = 6
+    scene.publish(20_000, size=0)
+    for _ in range(6):
+        if run == "available now":
+            assert scene.query.run_available(At.AFTER_SINK) == 0
+            continue
+        with pytest.raises(Crashed):
+            scene.query.trigger(At.AFTER_SINK)
+    # The broker counts once what a query without a checkpoint was handed, and then the open epoch and a little more.
+    worn = [message for message in [*scene.queue.ready, *scene.queue.dead_letters] if message.deliveries > 1]
+    assert len(worn) <= 2_100
+    assert len(scene.queue.dead_letters) <= 2_100
+
+
+def test_a_job_that_gets_on_reads_with_the_whole_prefetch() -> None:
+    scene = Scene(max_messages=3_000, prefetch=10_000, dedup_window=0)
+    scene.publish(9_000, size=0)
+    scene.world.let_pass(1.0)
+    assert scene.query.run_available() == 9_000
+    assert len(scene.query.sink) == 3
+    scene.publish(9_000, size=0)
+    scene.world.let_pass(1.0)
+    assert scene.query.run_available() == 9_000
+    # The first epoch after a restart has what a slow start gives.
+    assert len(scene.query.sink) <= 3 + 4
+
+
+def test_a_run_of_one_epoch_takes_all_there_is_and_waits_for_no_more() -> None:
+    scene = Scene(max_messages=50, prefetch=10_000, min_messages=50, max_delay_s=900.0)
+    scene.publish(20)
+    began_s = scene.world.now_s
+    assert scene.query.trigger_once() == 20
+    scene.publish(5_000, size=0)
+    assert scene.query.trigger_once() == 5_000
+    assert scene.world.now_s - began_s < 60
+
+
+def test_minimum_and_a_full_window_do_not_wait_for_each_other() -> None:
+    # A window taken by a producer's duplicates: what is left of it is less than an epoch should have.
+    scene = Scene(max_messages=50, prefetch=60, min_messages=50, max_delay_s=900.0, dedup_window=0)
+    began_s = scene.world.now_s
+    for _ in range(10):
+        for key in scene.publish(20):
+            for _ in range(3):
+                scene.queue.publish(b"", key)
+    while len(scene.query.emitted) < 200:
+        scene.query.trigger()
+        assert scene.world.now_s - began_s < 100
+    scene.assert_exactly_once()
+
+
+def test_a_backlog_in_one_of_two_queues_does_not_wait_for_the_other() -> None:
+    world = World()
+    broker = MemoryBroker(world.process())
+    full, _ = (broker.declare(name) for name in ("full", "empty"))
+    chosen: dict[str, Any] = {"max_messages": 100, "min_messages": 80, "prefetch": 50, "max_delay_s": 900.0}
+    query = Query(world, broker, make_settings(queues=("full", "empty"), **chosen))
+    for number in range(1_000):
+        full.publish(b"", f"id-{number}")
+    began_s = world.now_s
+    while len(query.emitted) < 1_000:
+        query.trigger()
+        assert world.now_s - began_s < 200
+
+
+@pytest.mark.parametrize("rate", [5.0, 50.0])
+def test_a_queue_at_its_end_that_is_written_to_leaves_the_bytes_to_the_others(rate: float) -> None:
+    world = World()
+    broker = MemoryBroker(world.process())
+    done, slow = broker.declare("done"), broker.declare("slow")
+    query = Query(world, broker, make_settings(queues=("done", "slow"), max_messages=1_000, max_bytes=2_000))
+    sent = []
+    for number in range(300):
+        slow.publish(bytes(100), f"slow-{number}")
+        sent.append(f"slow-{number} of slow")
+    for number in range(10):
+        done.publish(bytes(100), f"done-{number}")
+        sent.append(f"done-{number} of done")
+    world.let_pass(1.0)
+    slow.weather.rate = rate
+    for number in range(2_000):
+        world.at(0.5 + number * 0.05, lambda number=number: done.publish(bytes(400), f"more-{number}"))  # type: ignore[misc]
+    assert query.run_available() == 310
+    assert sorted(query.emitted) == sorted(sent)
+    world.cancel()
+    assert done.dead_letters == []

@@ -1,0 +1,121 @@
+"""What was given up and comes back is new, wherever the run ends (rule 15)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyspark_mq.spark_source.offset import released
+from tests.support.engine import At, Crashed
+from tests.support.scene import Scene
+
+
+def given_up(records: Path | None, missing: int = 3, **settings: Any) -> Scene:
+    """An epoch of ten is open, and some of its messages are not in the queue."""
+    scene = Scene(id_log=records, max_messages=10, replay_timeout_s=10.0, fail_on_data_loss=False, **settings)
+    scene.publish(10)
+    with pytest.raises(Crashed):
+        scene.query.trigger(At.AFTER_OFFSET_LOG)
+    scene.queue.take_away(missing)
+    return scene
+
+
+def assert_nothing_is_left_out(scene: Scene) -> None:
+    scene.queue.bring_back()
+    scene.query.drain()
+    assert sorted(scene.query.emitted) == sorted(scene.sent)
+    assert scene.broker.counts(scene.queue.name).total == 0
+
+
+def test_a_run_of_one_epoch_that_ends_behind_it_loses_nothing(tmp_path: Path) -> None:
+    scene = given_up(tmp_path)
+    assert scene.query.trigger_once() == 7
+    assert_nothing_is_left_out(scene)
+
+
+@pytest.mark.parametrize("missing", [3, 10])
+@pytest.mark.parametrize("at", [At.AFTER_SINK, At.AFTER_COMMIT_LOG])
+def test_a_kill_in_the_epoch_that_goes_on_without_them_loses_nothing(tmp_path: Path, at: At, missing: int) -> None:
+    scene = given_up(tmp_path, missing)
+    with pytest.raises(Crashed):
+        scene.query.trigger(at)
+    assert_nothing_is_left_out(scene)
+
+
+@pytest.mark.parametrize("kills", [1, 2, 3])
+def test_a_replay_that_was_run_without_them_is_the_same_batch_although_they_are_back(
+    tmp_path: Path, kills: int
+) -> None:
+    scene = given_up(tmp_path)
+    for _ in range(kills):
+        with pytest.raises(Crashed):
+            scene.query.trigger(At.AFTER_SINK)
+        scene.queue.bring_back()
+    assert_nothing_is_left_out(scene)
+
+
+@pytest.mark.parametrize("records", [True, False])
+@pytest.mark.parametrize("missing", [3, 10])
+@pytest.mark.parametrize("at", [At.AFTER_OFFSET_LOG, At.AFTER_SINK, At.AFTER_COMMIT_LOG])
+def test_a_kill_in_the_next_epoch_loses_nothing(tmp_path: Path, at: At, missing: int, records: bool) -> None:
+    # From the next offset on it is said there what may come again, also without a record.
+    scene = given_up(tmp_path if records else None, missing)
+    assert scene.query.trigger() == 10 - missing
+    scene.queue.bring_back()
+    scene.publish(5)
+    scene.world.let_pass(0.5)
+    with pytest.raises(Crashed):
+        scene.query.trigger(at)
+    assert_nothing_is_left_out(scene)
+
+
+@pytest.mark.parametrize("ends", ["once", "killed"])
+def test_what_a_released_epoch_went_without_is_written_down_beside_the_checkpoint(tmp_path: Path, ends: str) -> None:
+    import json
+
+    scene = Scene(max_messages=10, replay_timeout_s=10.0)
+    scene.publish(10)
+    with pytest.raises(Crashed):
+        scene.query.trigger(At.AFTER_OFFSET_LOG)
+    scene.query.offsets[0] = json.dumps(released(json.loads(scene.query.offsets[0]), str(tmp_path / "mq-released/0")))
+    scene.queue.take_away(3)
+    if ends == "once":
+        assert scene.query.trigger_once() == 7
+    else:
+        with pytest.raises(Crashed):
+            scene.query.trigger(At.AFTER_COMMIT_LOG)
+    assert_nothing_is_left_out(scene)
+
+
+def test_without_a_place_for_it_the_log_says_what_to_set(caplog: pytest.LogCaptureFixture) -> None:
+    scene = given_up(None)
+    assert scene.query.trigger() == 7
+    (said,) = [record.message for record in caplog.records if "no place to write down" in record.message]
+    assert "queue 'orders'" in said
+    assert "'checkpointLocation'" in said
+
+
+def test_messages_of_a_queue_that_is_read_no_more_are_new_when_it_comes_back(tmp_path: Path) -> None:
+    from tests.support.simulation import Query, make_settings
+
+    scene = Scene(id_log=tmp_path, queues=("orders", "other"), max_messages=20, fail_on_data_loss=False)
+    for name in ("other", "third"):
+        scene.broker.declare(name)
+    scene.publish(10)
+    with pytest.raises(Crashed):
+        scene.query.trigger(At.AFTER_OFFSET_LOG)
+
+    def restart(*names: str) -> None:
+        before = scene.query
+        before.crash()
+        settings = make_settings(queues=names, max_messages=20, fail_on_data_loss=False)
+        scene.query = Query(scene.world, scene.broker, settings, id_log=str(tmp_path), sink=before.sink)
+        scene.query.offsets, scene.query.committed = before.offsets, before.committed
+
+    restart("other", "third")
+    scene.query.trigger_once()
+    restart("orders", "other")
+    scene.query.drain()
+    assert sorted(scene.query.emitted) == sorted(f"{key} of orders" for key in scene.sent)
