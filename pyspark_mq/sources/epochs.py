@@ -107,12 +107,14 @@ class EpochSource:
         self._identification = Identification(settings, decoder)
         make_store = make_store or (lambda _: CheckpointOnly())
         self._lanes = Lanes(settings, make_consumer, make_store, self._runtime, pool)
-        self._lanes.may_end = self._is_gone
+        self._lanes.may_end = self._may_end
         for one in settings.by_queue():
             self._lanes.add(one)
         self._watch = self._make_watch(list_queues)
         self._backlog = None if ask_depth is None else BacklogWatch(ask_depth, self._untold, self._runtime)
         self._crowded = False
+        #: Queues that match and cannot be read by this user.
+        self._refused: set[str] = set()
         self._filling = Filling(settings, self._lanes, self._runtime)
         self._timings = Timings(self._runtime)
         self._first_call = True
@@ -321,8 +323,9 @@ class EpochSource:
             names = sorted(names, key=lambda name: name not in begun)
             for late in [lane for lane in self._lanes if lane.name not in names[:most]]:
                 self._lanes.drop(late)  # nothing was taken from it
+        self._refused.intersection_update(names)
         for name in names:
-            if self._lanes.get(name) is not None:
+            if self._lanes.get(name) is not None or name in self._refused:
                 continue
             if len(self._lanes) >= most:
                 if not self._crowded:
@@ -342,16 +345,25 @@ class EpochSource:
             _LOG.info("%s: '%s' is read from now on", self._destination, name)
             lane.adopt(self._away.pop(name, Part()), self._last.broker_id)
 
-    def _is_gone(self, lane: Lane) -> bool:
-        """A receiver says that there is no such queue: was it deleted, as queues by a pattern may be?"""
+    def _may_end(self, lane: Lane, error: BrokerError) -> bool:
+        """A receiver says that there is no such queue, or none for us: may the query do without?
+
+        A queue by a pattern may be deleted; and one that comes later need not be for us.
+        """
         if self._watch is None:
             return False
         try:
-            if lane.name in self._watch.look():
-                return False
+            listed = lane.name in self._watch.look()
         except BrokerError:
             return False
-        _LOG.warning("%s: '%s' is no longer there; what was planned of it is emitted", self._destination, lane.name)
+        if not listed:
+            _LOG.warning("%s: '%s' is no longer there; what was planned of it is emitted", self._destination, lane.name)
+            return True
+        if lane.intake.ever_opened or lane.ledger.expected or not any(one.intake.ever_opened for one in self._lanes):
+            return False
+        self._refused.add(lane.name)
+        _LOG.error("%s: %s. It is left, and the others are read on. It is tried again when the query is restarted, or "
+                   "when it has been away", self._destination, error.text)  # fmt: skip
         return True
 
     # -- phase one -----------------------------------------------------------------------------

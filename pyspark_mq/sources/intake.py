@@ -68,6 +68,7 @@ class Intake:
         taking: may deliveries be taken? Not before Spark has shown what is planned and committed:
             until then nobody here can tell new from old.
         broker_id: the name the broker gives itself; empty while unknown.
+        ever_opened: has there been a session?
         ready_at_first: messages the broker had when it was first asked; None if it does not report it.
         last_sign_s: when something last came from the broker.
         overdue: IDs of the offset are carried for longer than a broker keeps what it has handed out.
@@ -110,6 +111,7 @@ class Intake:
         self.replayed = 0
         self.taking = False
         self.broker_id = ""
+        self.ever_opened = False
         self.ready_at_first: int | None = None
         self.last_sign_s = -math.inf
         self.overdue = False
@@ -239,6 +241,7 @@ class Intake:
         self._ask_s, self._ask_rest_s = -math.inf, _ASK_FIRST_S
         if isinstance(letter, Opened):
             self._check_broker_id(letter)
+            self.ever_opened = True
             self._taken[letter.consumer.session] = 0
             self._ledger.open_session(letter.consumer.session)
             if self.ready_at_first is None and letter.greeting.depth is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 
-from pyspark_mq.errors import DestinationError
+from pyspark_mq.errors import BrokerError, DestinationError, RefusedError
 from pyspark_mq.sources.base import Consumer
 from pyspark_mq.sources.counters import Counters
 from pyspark_mq.sources.lane import Lane, MakeStore
@@ -53,8 +53,8 @@ class Lanes:
         self._ended: dict[str, Lane] = {}
         #: What was counted in those that are forgotten.
         self._forgotten = Counters()
-        #: Is there no such queue any more, and is that all right? Asked when a receiver says that there is none.
-        self.may_end: Callable[[Lane], bool] = lambda lane: False  # noqa: ARG005
+        #: May the query do without a queue of which a receiver says that there is none, or none for us?
+        self.may_end: Callable[[Lane, BrokerError], bool] = lambda lane, error: False  # noqa: ARG005
 
     def __iter__(self) -> Iterator[Lane]:
         return iter(self._lanes.values())
@@ -120,8 +120,8 @@ class Lanes:
         for lane in list(self):
             try:
                 lane.intake.pump()
-            except DestinationError:
-                if not self.may_end(lane):
+            except (DestinationError, RefusedError) as error:
+                if not self.may_end(lane, error):
                     raise
                 lane.stop()
                 lane.ended = True

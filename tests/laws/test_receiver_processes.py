@@ -320,3 +320,28 @@ def test_bodies_of_any_size_come_in_order_and_whole(cell: LiveCell, pool: Pool) 
     assert scene.decoder.bodies(scene.raws) == bodies
     assert scene.decoder.sizes(scene.raws) == sizes
     scene.sessions.stop()
+
+
+@amqp091
+def test_queues_that_ended_leave_nothing_in_the_processes(cell: LiveCell, pool: Pool) -> None:
+    cell.publish(["kept"])
+    kept = Scene(cell, pool)
+    kept.start()
+    assert kept.until(lambda: len(kept.raws) == 1)
+
+    def come_and_go() -> None:
+        for _ in range(4):
+            scene = Scene(cell, pool)
+            scene.start()
+            assert scene.until(lambda: bool(scene.letters_of(Opened)))  # noqa: B023 - called at once
+            scene.sessions.stop()
+            assert scene.until(lambda: bool(scene.letters_of(Lost)))  # noqa: B023
+
+    come_and_go()
+    threads = [child.num_threads() for child in children()]
+    come_and_go()
+    assert sum(len(process._receivers) for process in pool._processes) == 1
+    assert poll(lambda: [child.num_threads() for child in children()] == threads, 10)
+    # The one that is there goes on.
+    cell.publish(["later"])
+    assert kept.until(lambda: len(kept.raws) == 2)

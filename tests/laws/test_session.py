@@ -100,6 +100,35 @@ def test_a_producer_cannot_put_an_id_into_the_place_of_the_brokers(cell: LiveCel
         assert "the same" not in ids
 
 
+@pytest.mark.law("acknowledge no more than the epoch")
+@pytest.mark.parametrize("window", [100, 40])
+def test_a_request_that_acknowledges_nothing_is_confirmed_again_and_again(cell: LiveCell, window: int) -> None:
+    # The horizon goes by these answers, whether there is room or not.
+    sent = cell.publish(40)
+    with cell.session() as session:
+        assert session.take(40, window=window) == sent
+        for number in range(-1, -41, -1):
+            session.consumer.acknowledge(number, 0, ())
+            assert session.turn(lambda: number in session.confirmed)  # noqa: B023 - called at once
+        assert poll(lambda: cell.total() == 40, 30)
+        # It goes on as before.
+        more = cell.publish(3) if window > 40 else []
+        assert session.turn(lambda: len(session.raws) == 40 + len(more))
+        session.acknowledge(session.tags()[-1])
+        assert poll(lambda: cell.total() == 0, 30)
+
+
+@pytest.mark.law("acknowledge no more than the epoch")
+def test_such_a_request_is_confirmed_behind_what_the_broker_had_handed_out(cell: LiveCell) -> None:
+    sent = cell.publish(500)
+    with cell.proxy() as proxy, cell.session(**cell.through(proxy)) as session:
+        session.consume(3_000)
+        session.idle(0.5)
+        session.consumer.acknowledge(-1, 0, ())
+        assert session.turn(lambda: -1 in session.confirmed)
+        assert session.decoder.bodies(session.raws) == [body.encode() for body in sent]
+
+
 @pytest.mark.law("redeliver")
 def test_what_was_not_acknowledged_comes_again_first_and_in_order(cell: LiveCell) -> None:
     sent = cell.publish(100)

@@ -185,6 +185,8 @@ class MemoryQueue:
         self.broker = broker
         self.name = name
         self.weather = Weather()
+        #: The user may not read it.
+        self.refused = False
         self.sessions: list[_Session] = []
         #: Sessions whose end the broker has not noticed, and when it will.
         self.ghosts: list[tuple[float, _Session]] = []
@@ -465,6 +467,8 @@ class MemoryConsumer(Consumer):
             queue = broker.queues.get(self.endpoint.name)
             if queue is None:
                 raise DestinationError(f"{self.endpoint.destination} does not exist at {url}")
+            if queue.refused:
+                raise DestinationError(f"{self.endpoint.destination}: access refused at {url}")
             broker.step()
             self._session = _Session(self, queue)
             depth = queue.depth(None) if queue.weather.tells_depth else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pyspark_mq.sources.horizon import TRANSIT_S, Flow, Horizon
 
 
@@ -19,16 +21,47 @@ def test_time_counts_only_while_connected() -> None:
     assert horizon.connected_s == 3.0
 
 
-def test_on_a_quiet_queue_it_follows_a_moment_behind() -> None:
+def test_it_goes_by_answers_and_stands_still_without() -> None:
     horizon = Horizon()
     for tenth in range(50):
         horizon.observe(tenth / 10, flow())
-    assert horizon.horizon_s == horizon.connected_s - TRANSIT_S
+    assert horizon.horizon_s == 0
+    horizon.asked(-1)
+    horizon.observe(6.0, flow())
+    horizon.answered(-1, 1)
+    horizon.observe(7.0, flow())
+    # What was ready a moment before the question has come before the answer.
+    assert horizon.horizon_s == 4.9 - TRANSIT_S
 
 
-def test_it_stands_still_while_a_window_is_full() -> None:
+def test_an_answer_that_comes_late_says_nothing_of_what_was_ready_since() -> None:
+    horizon = Horizon()
+    horizon.observe(0.0, flow())
+    horizon.observe(1.0, flow())
+    horizon.asked(-1)
+    horizon.observe(200.0, flow(5_000, window=10_000))
+    horizon.answered(-1, 1)
+    horizon.observe(201.0, flow(5_001, window=10_000))
+    assert horizon.horizon_s == 1.0 - TRANSIT_S
+
+
+def test_every_session_has_to_answer() -> None:
+    horizon = Horizon()
+    both = {1: Flow(0, 100, room=True), 2: Flow(0, 100, room=True)}
+    for second in range(10):
+        horizon.observe(second, both)
+    for number, session in ((-1, 1), (-2, 1), (-2, 2)):
+        horizon.asked(number)
+        horizon.answered(number, session)
+        horizon.observe(10, both)
+        assert horizon.horizon_s == (9 - TRANSIT_S if session == 2 else 0)
+
+
+def test_an_answer_without_room_says_nothing() -> None:
     horizon = Horizon()
     for second in range(1_000):
+        horizon.asked(second)
+        horizon.answered(second, 1)
         horizon.observe(second, flow(100, room=False))
     assert horizon.connected_s == 999
     assert horizon.horizon_s == 0
@@ -37,17 +70,22 @@ def test_it_stands_still_while_a_window_is_full() -> None:
 def test_room_that_comes_and_goes_is_not_trusted() -> None:
     horizon = Horizon()
     for tenth in range(1_000):
+        horizon.asked(tenth)
+        horizon.answered(tenth, 1)
         horizon.observe(tenth / 10, flow(100, room=bool(tenth % 5)))
     assert horizon.horizon_s == 0
 
 
-def test_under_load_a_whole_window_has_to_pass() -> None:
+def test_under_load_what_may_be_on_its_way_and_a_whole_window_have_to_pass() -> None:
     horizon = Horizon()
-    for second, taken in enumerate((0, 50, 99, 150, 200)):
+    for second, taken in enumerate((0, 50, 99, 150, 199)):
         horizon.observe(second, flow(taken, room=False))
         assert horizon.horizon_s == 0
-    horizon.observe(10, flow(260, room=False))
-    assert horizon.horizon_s == 3  # the mark was set anew when 150 were taken
+    horizon.observe(5, flow(200, room=False))
+    horizon.observe(6, flow(300, room=False))
+    assert horizon.horizon_s == 0
+    horizon.observe(10, flow(400, room=False))
+    assert horizon.horizon_s == 5  # the mark was set anew when 200 were taken
 
 
 def test_one_session_that_is_stuck_holds_it() -> None:
@@ -58,22 +96,54 @@ def test_one_session_that_is_stuck_holds_it() -> None:
     assert horizon.horizon_s == 0
 
 
+def answered(horizon: Horizon, now_s: float, number: int) -> None:
+    """A look at one session with room that answers at once."""
+    horizon.observe(now_s, flow())
+    horizon.asked(number)
+    horizon.answered(number, 1)
+    horizon.observe(now_s, flow())
+
+
+@pytest.mark.parametrize(("gap_s", "more_s"), [(0.1, TRANSIT_S), (0.4, 1.6), (4.0, 5.0)])
+def test_it_stands_still_while_things_come_again_however_slowly(gap_s: float, more_s: float) -> None:
+    horizon = Horizon()
+    answered(horizon, 0.0, 0)
+    for number in range(1, 30):
+        answered(horizon, number * gap_s, number)
+        assert horizon.horizon_s == 0 or number * gap_s < 1
+        horizon.came_again()
+    last_s = 29 * gap_s
+    answered(horizon, last_s + more_s - 0.01, 100)
+    assert horizon.horizon_s == 0
+    answered(horizon, last_s + more_s + 0.01, 101)
+    assert horizon.horizon_s > last_s - TRANSIT_S
+
+
 def test_an_interruption_begins_anew_and_nothing_goes_back() -> None:
     horizon = Horizon()
     for second in range(10):
-        horizon.observe(second, flow())
+        answered(horizon, second, second)
     before = horizon.horizon_s
+    assert before > 0
     horizon.interrupt()
-    horizon.observe(100, {2: Flow(0, 100, room=True)})
-    horizon.observe(100 + TRANSIT_S / 2, {2: Flow(0, 100, room=True)})
+    horizon.answered(9, 1)  # of a session that has ended
+    answered(horizon, 100, 100)
+    answered(horizon, 100 + TRANSIT_S / 2, 101)
     assert horizon.horizon_s == before
-    horizon.observe(101, {2: Flow(0, 100, room=True)})
+    answered(horizon, 101, 102)
     assert horizon.horizon_s > before
 
 
 def test_a_window_that_was_full_between_two_looks_is_not_trusted() -> None:
     horizon = Horizon()
     for second in range(100):
-        horizon.observe(second, flow())
+        answered(horizon, second, second)
         horizon.block()
     assert horizon.horizon_s == 0
+
+
+def test_questions_that_are_never_answered_are_forgotten() -> None:
+    horizon = Horizon()
+    for number in range(10_000):
+        horizon.asked(number)
+    assert len(horizon._asked) <= 100

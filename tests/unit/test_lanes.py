@@ -503,3 +503,73 @@ def test_a_query_with_names_goes_on_by_a_pattern_and_back() -> None:
     scene.query = patterned.query
     scene.restart(*NAMES)
     scene.assert_exactly_once()
+
+
+@pytest.mark.parametrize("bounded", [False, True])
+@pytest.mark.parametrize("at", [At.AFTER_OFFSET_LOG, At.AFTER_COMMIT_LOG])
+def test_new_queues_do_not_take_the_place_of_those_of_the_checkpoint(at: At, bounded: bool) -> None:
+    scene = Patterned(max_messages=10, consumers=64)
+    for number in range(4, 8):
+        scene.publish(f"orders-{number}", 3)
+    sent = list(scene.sent)
+    with pytest.raises(Crashed):
+        scene.query.trigger(at)
+    for number in range(4):
+        scene.publish(f"orders-{number}", 3)
+    if bounded:
+        scene.query.bound()
+        while scene.query.trigger():
+            pass
+    else:
+        for _ in range(4):
+            scene.query.trigger()
+    assert {lane.name for lane in scene.query.source._lanes} == {f"orders-{number}" for number in range(4, 8)}
+    assert sorted(scene.emitted) == sorted(sent)
+
+
+def test_counters_do_not_fall_when_a_queue_ends() -> None:
+    scene = Patterned(max_messages=100)
+    for name in NAMES:
+        scene.publish(name, 10)
+    scene.query.trigger()
+    scene.query.trigger()
+    scene.world.let_pass(1.0)
+    scene.query.trigger()
+    before = scene.query.source.counters().report()
+    scene.broker.delete(NAMES[1])
+    scene.world.let_pass(61.0)
+    for _ in range(3):
+        scene.query.trigger()
+        scene.world.let_pass(61.0)
+    after = scene.query.source.counters().report()
+    for counted in ("received", "planned", "settled"):
+        assert after[counted] == before[counted] == 30
+    assert after["reconnects"] > before["reconnects"]
+    assert after["unacked"] == 0
+
+
+def test_a_new_queue_that_may_not_be_read_is_said_and_left(caplog: pytest.LogCaptureFixture) -> None:
+    scene = Patterned(max_messages=100)
+    scene.publish(NAMES[0], 10)
+    scene.query.trigger()
+    scene.broker.declare(NAMES[1]).refused = True
+    scene.publish(NAMES[0], 10)
+    for _ in range(4):
+        scene.query.trigger()
+        scene.world.let_pass(61.0)
+    assert sum(row.endswith(NAMES[0]) for row in scene.query.emitted) == 20
+    said = [record for record in caplog.records if record.levelname == "ERROR" and NAMES[1] in record.message]
+    assert len(said) == 1
+    # Once it may be read, it is from the next start on at the latest.
+    scene.broker.declare(NAMES[1]).refused = False
+    scene.publish(NAMES[1], 5)
+    scene.query.crash()
+    scene.assert_exactly_once()
+
+
+def test_a_query_none_of_whose_queues_may_be_read_fails() -> None:
+    scene = Patterned(max_messages=100)
+    scene.publish(NAMES[0], 1)
+    scene.broker.declare(NAMES[0]).refused = True
+    with pytest.raises(DestinationError, match="orders-1"):
+        scene.query.trigger()

@@ -75,6 +75,7 @@ class _Post:
         self.mailbox = Mailbox()
         self.mailbox.arrived = arrived  # one bell for all
         self.consumer: Consumer | None = None
+        self.stopped = False
         self.answers: deque[Terms] = deque()
         self.answered = threading.Event()
         self.signs: Signs | None = None
@@ -152,7 +153,8 @@ class _Child:
 
     def _stop(self, post: _Post) -> None:
         post.receiver.stop()
-        self.say(Ended(post.begin.key))
+        post.stopped = True
+        self._arrived.set()
 
     # -- the porter
 
@@ -185,6 +187,7 @@ class _Child:
         while self._outbox:
             self._channel.send(self._outbox.popleft())
         for key, post in list(self._posts.items()):
+            stopped = post.stopped
             # The broker's word on the queue is told behind what came before it.
             depth, depth_at_s = post.receiver.depth, post.receiver.depth_at_s
             try:
@@ -203,6 +206,10 @@ class _Child:
             if depth is not None and depth_at_s != post.depth_at_s:
                 post.depth_at_s = depth_at_s
                 self._channel.send(Depth(key, depth))
+            if stopped:
+                # Behind the last it had to tell.
+                del self._posts[key]
+                self._channel.send(Ended(key))
         return busy
 
     def _tell(self, key: int, post: _Post, letter: Opened | Lost | Confirmed | Failed) -> bool:

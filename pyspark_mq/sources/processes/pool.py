@@ -329,6 +329,8 @@ class _Process:
             for receiver in list(self._receivers.values()):
                 receiver.lose(ever_paused=True)
                 receiver.gone()
+            with self._lock:
+                self._receivers = {key: one for key, one in self._receivers.items() if not one.stopping}
             if sender is not None:
                 sender.join()
             channel.close()
@@ -357,7 +359,17 @@ class _Process:
             elif isinstance(message, Logged):
                 logging.getLogger(message.record.name).handle(message.record)
             else:
-                self._receivers[message.key].hear(message, frame, self._columns)
+                self._hear(message, frame)
+
+    def _hear(self, message: Any, frame: Frame) -> None:
+        """What concerns one receiver; it is forgotten when it has ended."""
+        receiver = self._receivers.get(message.key)
+        if receiver is None:
+            return  # it has ended, and its thread had something to ask
+        receiver.hear(message, frame, self._columns)
+        if isinstance(message, Ended):
+            with self._lock:
+                self._receivers.pop(message.key, None)
 
     def _silence_max_s(self) -> float:
         beats_s = (receiver.endpoint.heartbeat_s for receiver in list(self._receivers.values()))

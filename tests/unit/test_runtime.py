@@ -1,0 +1,55 @@
+"""The clock of a process stands still while the process does: a real one, stopped and continued."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from pyspark_mq.sources.runtime import Threads
+
+_PROGRAM = """
+import sys, time
+from pyspark_mq.sources.runtime import Threads
+clock = Threads()
+began_s, machine_s = clock.monotonic_s(), clock.machine_s()
+print("begun", flush=True)
+sys.stdin.readline()
+print(clock.monotonic_s() - began_s, clock.machine_s() - machine_s, flush=True)
+"""
+
+
+def test_the_clock_of_a_process_stands_still_while_it_is_stopped() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", _PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        time.sleep(1.5)
+        os.kill(process.pid, signal.SIGSTOP)
+        time.sleep(5.0)
+        os.kill(process.pid, signal.SIGCONT)
+        process.stdin.write("\n")
+        process.stdin.flush()
+        run_s, machine_s = map(float, process.stdout.readline().split())
+    assert machine_s >= 6.5
+    # It ran for a second and a half; what is counted of the stop is what may pass between two looks.
+    assert 1.0 < run_s < 3.0
+
+
+def test_the_clock_goes_on_while_nobody_asks_for_it() -> None:
+    # The thread that asks may be in an epoch of Spark's for minutes.
+    clock = Threads()
+    began_s, machine_s = clock.monotonic_s(), clock.machine_s()
+    time.sleep(3.0)
+    assert abs((clock.monotonic_s() - began_s) - (clock.machine_s() - machine_s)) < 0.5
+
+
+def test_it_never_goes_back() -> None:
+    clock = Threads()
+    seen = [clock.monotonic_s() for _ in range(10_000)]
+    assert seen == sorted(seen)
