@@ -105,8 +105,7 @@ class _Clock:
 class Threads(Runtime):
     """The machine's clock and threads."""
 
-    def __init__(self) -> None:
-        self._clock: _Clock | None = None
+    _clock: _Clock | None = None
 
     def monotonic_s(self) -> float:
         if self._clock is None:

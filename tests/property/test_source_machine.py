@@ -11,7 +11,10 @@ nothing is carried any more, and nothing is held).
 
 from __future__ import annotations
 
+import math
+import tempfile
 from collections import Counter
+from dataclasses import replace
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -25,6 +28,8 @@ from tests.support.simulation import QUEUE, Query, World, make_settings
 
 BODIES = st.sampled_from([0, 1, 10, 100])
 GRACE_S = 5.0
+#: Where planned messages may be given up: longer than any weather keeps them away.
+REPLAY_TIMEOUT_S = 60.0
 #: A broker that holds redeliveries back does so for this long at most, and the query is told of that.
 DELAY_MAX_S = 15.0
 #: With clear weather, everything is emitted and settled within so much time.
@@ -46,6 +51,7 @@ class SourceMachine(RuleBasedStateMachine):
         self.numbers = 0
         self.repeated: set[str] = set()
         self.query: Query | None = None
+        self.folder: tempfile.TemporaryDirectory[str] | None = None
 
     @initialize(
         consumers=st.integers(1, 3),
@@ -65,32 +71,44 @@ class SourceMachine(RuleBasedStateMachine):
         ported=st.booleans(),
         seed=st.integers(0, 1_000),
         queues=st.sampled_from([1, 1, 2, 3]),
+        rates=st.lists(st.sampled_from([math.inf, math.inf, 200.0, 20.0, 3.0]), min_size=3, max_size=3),
+        link_rate=st.sampled_from([math.inf, math.inf, 50.0]),
+        logs=st.booleans(),
+        gives_up=st.sampled_from([False, False, True]),
     )
     def begin(
         self, consumers: int, max_messages: int, max_bytes: int, prefetch: int, min_messages: int, window: int,
         shared: bool, guarantee: Guarantee, shows_start: bool, tells_depth: bool, shuffles: bool, hides_lost: bool,
-        delay_s: float, lag_s: float, ported: bool, seed: int, queues: int,
+        delay_s: float, lag_s: float, ported: bool, seed: int, queues: int, rates: list[float], link_rate: float,
+        logs: bool, gives_up: bool,
     ) -> None:  # fmt: skip
         self.broker.chance.seed(seed)
         if not shows_start:
             delay_s = 0.0  # see the_driver_dies
         self.names = [f"{QUEUE}-{number}" for number in range(queues)] if queues > 1 else [QUEUE]
         self.queues = [self.broker.declare(name) for name in self.names]
-        for queue in self.queues:
+        # Without Spark's word on what is committed an offset cannot carry for long what a former process left.
+        gives_up = gives_up and shows_start and guarantee is Guarantee.EXACTLY_ONCE
+        steady = gives_up or not shows_start
+        for queue, rate in zip(self.queues, [math.inf] * 3 if steady else rates, strict=False):
             queue.weather = Weather(
                 acks_s=lag_s, confirms_s=lag_s, tells_depth=tells_depth, shuffles=shuffles, hides_lost=hides_lost,
-                delay_s=delay_s, delay_max_s=DELAY_MAX_S,
+                delay_s=delay_s, delay_max_s=DELAY_MAX_S, rate=rate, link_rate=math.inf if steady else link_rate,
             )  # fmt: skip
         least = min(min_messages, max_messages, prefetch * consumers)
         chosen = make_settings(
             consumers=consumers, max_messages=max_messages, max_bytes=max_bytes, prefetch=prefetch,
             min_messages=least, max_delay_s=20.0, dedup_window=window, guarantee=guarantee, settle_grace_s=GRACE_S,
-            heartbeat_s=2.0, reconnect_timeout_s=100_000.0, connect_timeout_s=100_000.0, replay_timeout_s=100_000.0,
+            heartbeat_s=2.0, reconnect_timeout_s=100_000.0, connect_timeout_s=100_000.0,
+            replay_timeout_s=REPLAY_TIMEOUT_S if gives_up else 100_000.0, fail_on_data_loss=not gives_up,
             redelivery_delay_s=DELAY_MAX_S if delay_s else 0.0,
             queues=tuple(self.names) if queues > 1 else (),
         )  # fmt: skip
         store = MemoryStore(50) if shared and guarantee is Guarantee.EXACTLY_ONCE else None
-        self.query = Query(self.world, self.broker, chosen, store=store, shows_start=shows_start)
+        if logs or gives_up:
+            self.folder = tempfile.TemporaryDirectory()
+        id_log = None if self.folder is None else self.folder.name
+        self.query = Query(self.world, self.broker, chosen, store=store, shows_start=shows_start, id_log=id_log)
         self.query.make_pool = PortedPool if ported else None
         self.publish(4, 1, 0)
 
@@ -118,9 +136,49 @@ class SourceMachine(RuleBasedStateMachine):
         # Before Spark 4.2 an offset cannot carry for longer than settleGrace what a former process left.
         self.q.crash(unnoticed_s if self.q.shows_start else 0.0)
 
-    @rule(seconds=st.sampled_from([0.05, 0.7, 3.0, 12.0, 100.0]))
+    @rule(seconds=st.sampled_from([0.05, 0.7, 3.0, 12.0, 100.0, 4_000.0]))
     def spark_is_busy(self, seconds: float) -> None:
         self.world.let_pass(seconds)
+
+    @rule(seconds=st.sampled_from([1.0, 12.0, 400.0]), later_s=st.sampled_from([0.0, 0.2, 1.5]))
+    def the_process_stands_still(self, seconds: float, later_s: float) -> None:
+        if not self.q.shows_start and seconds > GRACE_S:
+            return  # see the_driver_dies
+        process = self.q.process
+        if later_s:  # in the middle of what comes next
+            self.world.at(later_s, lambda: process.stop(seconds))
+        else:
+            process.stop(seconds)
+            self.world.let_pass(seconds)
+
+    @rule(
+        fails=st.sampled_from([None, None, *At]),
+        more=st.integers(0, 20),
+        once=st.booleans(),
+        where=st.integers(0, 2),
+    )
+    def a_job_runs_to_its_end(self, fails: At | None, more: int, once: bool, where: int) -> None:
+        """A bounded run, whose sink may fail, while a producer goes on."""
+        if not self.q.shows_start:
+            return  # Spark has them from 4.2 on
+        self.q.crash()
+        for number in range(more):
+            self.world.at(0.1 + number * 0.05, lambda: self.publish_one(where))
+        if once:
+            self.q.trigger_once()
+        else:
+            self.q.run_available(fails)
+
+    def publish_one(self, where: int) -> None:
+        self.numbers += 1
+        self._send(self.queues[where % len(self.queues)], f"m{self.numbers}", 1)
+
+    @rule(prefetch=st.sampled_from([2, 5, 12, 60]), max_messages=st.sampled_from([1, 5, 20]))
+    def it_goes_on_with_other_options(self, prefetch: int, max_messages: int) -> None:
+        self.q.crash()
+        now = self.q.settings
+        least = min(now.min_messages, max_messages, prefetch * now.consumers)
+        self.q.settings = replace(now, prefetch=prefetch, max_messages=max_messages, min_messages=least)
 
     @rule(seconds=st.sampled_from([0.3, 2.0, 8.0]), end=st.sampled_from(["cut", "half-open", "broker killed"]))
     def something_ends_while_an_epoch_runs(self, seconds: float, end: str) -> None:
@@ -204,6 +262,18 @@ class SourceMachine(RuleBasedStateMachine):
             queue.take_away(count)
             self.world.at(seconds, queue.bring_back)
 
+    @rule(count=st.integers(1, 10))
+    def planned_messages_stay_away_for_too_long(self, count: int) -> None:
+        """And turn up after all: they were not emitted, and are new."""
+        if self.q.settings.fail_on_data_loss:
+            return
+        try:
+            self.q.trigger(At.AFTER_OFFSET_LOG)
+        except Crashed:
+            for queue in self.queues:
+                queue.take_away(count)
+                self.world.at(4 * REPLAY_TIMEOUT_S, queue.bring_back)
+
     @rule(period_s=st.sampled_from([0.2, 1.0, 3.0]), times=st.integers(2, 8))
     def the_connection_flaps(self, period_s: float, times: int) -> None:
         if not self.q.shows_start:
@@ -234,6 +304,8 @@ class SourceMachine(RuleBasedStateMachine):
         if self.query is None:
             return
         self.world.cancel()
+        for queue in self.queues:
+            queue.weather.rate = queue.weather.link_rate = math.inf
         self.go_on()
         self.broker.start()
         self.world.let_pass(30.0)  # what is half-open ends
@@ -247,6 +319,8 @@ class SourceMachine(RuleBasedStateMachine):
         deadline = self.world.now_s + FORGETS_S
         while self.world.now_s < deadline:
             self.q.trigger()
+        if self.folder is not None:
+            self.folder.cleanup()
         counted = self.q.source.counters()
         assert (counted.buffered, counted.unacked, counted.carried) == (0, 0, 0), counted
 
