@@ -15,11 +15,11 @@ from typing import Any
 from pyspark_mq.errors import CheckpointError
 from pyspark_mq.sources.position import Part, Position
 from pyspark_mq.sources.url import redact, redact_in
-from pyspark_mq.spark_source.folders import Folder, open_folder
+from pyspark_mq.spark_source.folders import Folder, as_uri, open_folder
 from pyspark_mq.spark_source.id_log import IdLog
 from pyspark_mq.spark_source.offset import OffsetCodec
 
-__all__ = ["Checkpoint", "Planned", "as_uri", "failure", "read_checkpoint", "rewrite"]
+__all__ = ["Checkpoint", "Planned", "failure", "read_checkpoint", "rewrite"]
 
 _VERSION = "v1"
 #: How an offset of this source begins, in the order in which it is written.
@@ -126,12 +126,6 @@ def rewrite(place: str, batch: int, source: int, offset: Mapping[str, Any]) -> N
         folder.replace(str(batch), "\n".join(lines).encode())
     except Exception as failed:
         raise failure(place, f"offsets/{batch} cannot be written", failed) from failed
-
-
-def as_uri(place: str) -> str:
-    """The same for :func:`open_folder`."""
-    # As Hadoop writes paths of this machine.
-    return place.removeprefix("file:") if place.startswith("file:/") else place
 
 
 def _opened(place: str, below: str) -> Folder:

@@ -12,14 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
-from pyspark_mq.cli.checkpoint import Checkpoint, Planned, as_uri, failure, rewrite
+from pyspark_mq.cli.checkpoint import Checkpoint, Planned, failure, rewrite
 from pyspark_mq.cli.peek import look
 from pyspark_mq.dedup import Key, key_text
 from pyspark_mq.errors import CheckpointError
 from pyspark_mq.sources.identification import Identification
 from pyspark_mq.sources.intake import decode
 from pyspark_mq.sources.settings import Settings
-from pyspark_mq.spark_source.folders import below, open_folder
+from pyspark_mq.spark_source.folders import as_uri, below, open_folder
 from pyspark_mq.spark_source.id_log import public_place
 from pyspark_mq.spark_source.offset import OffsetCodec, released
 

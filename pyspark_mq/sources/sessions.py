@@ -256,7 +256,7 @@ class Sessions:
         self._bytes_allowed = most / len(self._receivers)
         for session, (receiver, consumer) in self._live.items():
             consumer.bytes_allowed = self._bytes_allowed
-            if consumer.paused and resume:
+            if consumer.paused and resume and not consumer.inbox:  # what it waits for is taken first
                 receiver.ask(session, methodcaller("resume"))
 
     # -- what the broker still has

@@ -8,7 +8,10 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from urllib.parse import urlsplit
 
-__all__ = ["Folder", "below", "open_folder"]
+__all__ = ["ID_FOLDER", "Folder", "as_uri", "below", "open_folder"]
+
+#: Folder of a checkpoint that has the ID log of its sources. Spark has none of that name.
+ID_FOLDER = "mq-ids"
 
 #: Object stores put a whole file or none, and know no cheaper way to rename one than to copy it.
 _OBJECT_STORES = frozenset({"s3", "gcs", "abfs", "azure"})
@@ -25,6 +28,14 @@ def open_folder(place: str, below: str = "") -> Folder:
         Exception: whatever `pyarrow.fs` has against the URI.
     """
     return _Remote(place, below) if len(urlsplit(place).scheme) > 1 else _Local(Path(place, below))
+
+
+def as_uri(place: str) -> str:
+    """A place as Spark's users write it, for :func:`open_folder`."""
+    if place.startswith("file:/"):  # as Hadoop writes paths of this machine
+        return place.removeprefix("file:")
+    scheme, mark, rest = place.partition("://")
+    return f"s3://{rest}" if mark and scheme in {"s3a", "s3n"} else place
 
 
 def below(place: str, name: str) -> str:

@@ -13,6 +13,7 @@ import hashlib
 import json
 import re
 import secrets
+import time
 from collections.abc import Iterable, Mapping
 from urllib.parse import parse_qsl
 
@@ -24,6 +25,8 @@ __all__ = ["IdLog", "public_place"]
 
 #: Spark keeps a hundred offsets unless told otherwise (`spark.sql.streaming.minBatchesToRetain`).
 _EPOCHS_KEPT = 120
+#: Pauses between attempts to read a file.
+_RESTS_S = (0.2, 1.0)
 _DIGEST_BYTES = 16
 _TOKEN_BYTES = 4
 #: Parameters of a URI that an offset may show: some stores take a secret as one.
@@ -137,12 +140,23 @@ class IdLog:
             "Set 'idLog' to the folder that the query had, restore the file, or start with a new checkpointLocation"
         )
         try:
-            data = self._opened().read(name)
+            data = self._read_patiently(name)
         except Exception as failed:
             raise self._error(f"the offset names the file '{name}', which cannot be read", failed, advice) from failed
         if not name.endswith(f"-{_digest(data)}.json"):
             raise self._error(f"the file '{name}' was changed after it was written", "another digest", advice)
         return data
+
+    def _read_patiently(self, name: str) -> bytes:
+        """What a file holds; a store that fails for a moment is asked again."""
+        for rest_s in _RESTS_S:
+            try:
+                return self._opened().read(name)
+            except FileNotFoundError:
+                raise
+            except OSError:
+                time.sleep(rest_s)
+        return self._opened().read(name)
 
     def _error(self, problem: str, why: object, advice: str) -> CheckpointError:
         reason = why if isinstance(why, str) else f"{type(why).__name__}: {why}"

@@ -247,17 +247,22 @@ _TABLE = (
         default="checkpoint",
     ),
     Option(
+        "checkpointLocation",
+        _IDENTITY,
+        "the same as the writer's: message IDs then are in its folder `mq-ids`, offsets stay small, and what is given "
+        "up is written down there; an absolute path, or a URI that `pyarrow.fs` opens (`s3://` and `s3a://`, `gs://`, "
+        "`hdfs://`); see [offsets](operating.md#offsets-checkpoint-driver-memory)",
+    ),
+    Option(
         "idLog",
         _IDENTITY,
-        "a folder for the message IDs, which then are not in the offset: an absolute path, or a URI that `pyarrow.fs` "
-        "opens (`s3://`, `gs://`, `hdfs://`); one for each query, best below its checkpoint; see "
-        "[offsets](operating.md#offsets-checkpoint-driver-memory)",
+        "another folder for them, written as there",
     ),
     Option(
         "maxOffsetBytes",
         _IDENTITY,
-        "without `idLog`: how many bytes the IDs of one epoch may take in its offset; about 3,800 random UUIDs, or "
-        "any number that count up. An epoch has one message at least",
+        "without `checkpointLocation` or `idLog`: how many bytes the IDs of one epoch may take in its offset; about "
+        "3,800 random UUIDs, or any number that count up. An epoch has one message at least",
         default="80k",
     ),
     Option(

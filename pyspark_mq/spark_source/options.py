@@ -24,6 +24,7 @@ from pyspark_mq.sources.endpoint import Endpoint, Tls
 from pyspark_mq.sources.management import Management
 from pyspark_mq.sources.settings import CONNECTIONS_MAX, Guarantee, OnUnreadable, Settings
 from pyspark_mq.sources.url import ESCAPES, BrokerUrl, parse_urls, redact
+from pyspark_mq.spark_source.folders import ID_FOLDER, as_uri, below
 from pyspark_mq.spark_source.option_table import OPTIONS
 
 __all__ = ["OPTION_NAMES", "Options", "parse_options"]
@@ -393,20 +394,26 @@ class _Parser:
 
     def _max_offset_bytes(self) -> int | None:
         most = self._size_bytes("maxOffsetBytes")
-        if self._text("idLog") is None:
+        log = next((name for name in ("idLog", "checkpointLocation") if self._text(name) is not None), None)
+        if log is None:
             return most
         if "maxOffsetBytes" in self._values:
-            raise OptionError("maxOffsetBytes", "is set beside 'idLog', which takes message IDs out of the offset")
+            raise OptionError("maxOffsetBytes", f"is set beside '{log}', which takes message IDs out of the offset")
         return None
 
     def _id_log(self) -> str | None:
-        place = self._text("idLog")
+        """The folder of the ID log: that of `idLog`, or one in the checkpoint that Spark does not touch."""
+        checkpoint = self._place("checkpointLocation")
+        return self._place("idLog") or (None if checkpoint is None else below(checkpoint, ID_FOLDER))
+
+    def _place(self, name: str) -> str | None:
+        place = self._text(name)
         if place is None:
             return None
         if not os.path.isabs(place) and len(urlsplit(place).scheme) < 2:
             accepted = "an absolute path, or a URI of pyarrow.fs such as s3://, gs://, hdfs://"
-            raise OptionError("idLog", f"{redact(place)!r} is not accepted; accepted is {accepted}")
-        return place
+            raise OptionError(name, f"{redact(place)!r} is not accepted; accepted is {accepted}")
+        return as_uri(place)
 
     def _dedup_store(self, guarantee: Guarantee) -> str:
         text = self._text("dedupStore") or ""
@@ -441,8 +448,6 @@ def _misplaced(name: str, value: str) -> str:
     """What to say of an option that Spark's users put here although it belongs elsewhere; empty if it is none."""
     if name == "path":
         return f"{value!r}: a queue has no path; use .option('queue', {value!r}) and load() without an argument"
-    if name == "checkpointlocation":
-        return "belongs to writeStream with the format of a sink: 'mq' reads queues and cannot write to them"
     return ""
 
 

@@ -20,10 +20,13 @@ def publish(rabbit: RabbitNode, queue: str, count: int) -> list[str | None]:
     return rabbit.publish(queue, bodies(count), ids=[str(uuid.uuid4()) for _ in range(count)])
 
 
+@pytest.mark.parametrize("option", ["idLog", "checkpointLocation"])
 @pytest.mark.parametrize("point", list(At))
-def test_a_killed_driver_replays_what_the_file_says(rabbit: RabbitNode, queue: str, tmp_path: Path, point: At) -> None:
+def test_a_killed_driver_replays_what_the_file_says(
+    rabbit: RabbitNode, queue: str, tmp_path: Path, point: At, option: str
+) -> None:
     sent = publish(rabbit, queue, 300)
-    with Engine(url=rabbit.url(), queue=queue, idLog=tmp_path / "ids", **full_epochs(50)) as run:
+    with Engine(url=rabbit.url(), queue=queue, **{option: tmp_path / "place"}, **full_epochs(50)) as run:
         run.batch()
         for _ in range(3):
             with contextlib.suppress(Crashed):
@@ -66,3 +69,27 @@ def test_without_its_file_an_epoch_is_not_run_and_nothing_is_lost(
         file.write_bytes(kept)
         run.drain(100)
         assert_ids_exactly_once(rabbit, queue, run, sent)
+
+
+def test_an_idle_query_that_was_restarted_reads_its_file_once(rabbit: RabbitNode, queue: str, tmp_path: Path) -> None:
+    sent = publish(rabbit, queue, 100)
+    with Engine(url=rabbit.url(), queue=queue, idLog=tmp_path, **full_epochs(50)) as run:
+        run.drain(100)
+        run.crash()
+        assert run.trigger() == 0
+        for file in tmp_path.iterdir():
+            file.unlink()
+        assert [run.trigger() for _ in range(5)] == [0] * 5
+        assert_ids_exactly_once(rabbit, queue, run, sent)
+
+
+def test_two_queries_may_have_one_folder_and_a_new_checkpoint_an_old_one(
+    rabbit: RabbitNode, queue: str, tmp_path: Path
+) -> None:
+    for _ in range(2):
+        sent = publish(rabbit, queue, 100)
+        with Engine(url=rabbit.url(), queue=queue, idLog=tmp_path, **full_epochs(50)) as run:
+            with contextlib.suppress(Crashed):
+                run.trigger(At.AFTER_SINK)
+            run.drain(100)
+            assert_ids_exactly_once(rabbit, queue, run, sent)

@@ -49,6 +49,7 @@ DOCUMENTED = (
     "settleGrace",
     "redeliveryDelay",
     "dedupStore",
+    "checkpointLocation",
     "idLog",
     "maxOffsetBytes",
     "failOnDataLoss",
@@ -118,6 +119,7 @@ TAKEN: dict[str, Getter] = {
     "settleGrace": lambda o: o.settings.settle_grace_s,
     "redeliveryDelay": lambda o: o.settings.redelivery_delay_s,
     "dedupStore": lambda o: o.dedup_store,
+    "checkpointLocation": lambda o: o.id_log,
     "idLog": lambda o: o.id_log,
     "maxOffsetBytes": lambda o: o.settings.max_offset_bytes,
     "failOnDataLoss": lambda o: o.settings.fail_on_data_loss,
@@ -158,6 +160,7 @@ DEFAULTS: dict[str, object] = {
     "settleGrace": 5.0,
     "redeliveryDelay": 0.0,
     "dedupStore": "checkpoint",
+    "checkpointLocation": None,
     "idLog": None,
     "maxOffsetBytes": 80 * 1024,
     "failOnDataLoss": True,
@@ -243,6 +246,10 @@ def test_the_default_is_the_documented_one(name: str) -> None:
         ("dedupStore", "Checkpoint", "checkpoint"),
         ("dedupStore", "redis://:pw@host:6379/0", "redis://:pw@host:6379/0"),
         ("dedupStore", "REDISS://Host/1", "rediss://Host/1"),
+        ("checkpointLocation", "/data/checkpoint", "/data/checkpoint/mq-ids"),
+        ("checkpointLocation", "file:/data/checkpoint/", "/data/checkpoint/mq-ids"),
+        ("checkpointLocation", "file:///data/checkpoint", "///data/checkpoint/mq-ids"),
+        ("checkpointLocation", "s3a://bucket/a?region=x", "s3://bucket/a/mq-ids?region=x"),
         ("idLog", "/data/ids", "/data/ids"),
         ("idLog", "s3://bucket/ids", "s3://bucket/ids"),
         ("maxOffsetBytes", "1m", 1024 * 1024),
@@ -378,6 +385,7 @@ REFUSED = [
     ("dedupStore", "postgres://host/db", "checkpoint, redis://host:port/db"),
     ("dedupStore", "redis://", "%2F"),
     ("idLog", "ids", "an absolute path"),
+    ("checkpointLocation", "checkpoint", "an absolute path"),
     ("maxOffsetBytes", "0", "a number of bytes above 0"),
     ("idLog", "./data/ids", "pyarrow.fs"),
     ("failOnDataLoss", "yes", FLAG),
@@ -803,6 +811,8 @@ def test_a_url_in_the_wrong_place_does_not_show_its_password(url: str) -> None:
 
 def test_an_id_log_leaves_no_limit_to_the_offset() -> None:
     assert parse_options({**NEEDED, "idLog": "/ids"}).settings.max_offset_bytes is None
+    assert parse_options({**NEEDED, "checkpointLocation": "/ids"}).settings.max_offset_bytes is None
+    assert parse_options({**NEEDED, "checkpointLocation": "/a", "idLog": "/b"}).id_log == "/b"
     error = refusal({**NEEDED, "idLog": "/ids", "maxOffsetBytes": "1m"})
     assert error.option == "maxOffsetBytes"
     assert "idLog" in str(error)

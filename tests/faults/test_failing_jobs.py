@@ -1,0 +1,41 @@
+"""Periodic jobs (`Trigger.AvailableNow`) whose sink fails night after night, on a queue with a delivery limit."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from testbed.process import poll
+from testbed.rabbitmq_node import RabbitNode
+from tests.support.checks import bodies
+from tests.support.engine import At, Crashed, Engine
+
+MESSAGES = 10_000
+EPOCH = 100
+#: Handed out beside the open epoch until the first one after a restart is committed.
+SLOW_START = 2_000
+
+
+@pytest.mark.parametrize("available_now", [True, False])
+def test_failing_jobs_do_not_empty_a_queue_with_a_delivery_limit(
+    rabbit: RabbitNode, name: str, available_now: bool
+) -> None:
+    queue = f"{name}-limited"
+    rabbit.declare(queue, quorum=True, arguments={"x-delivery-limit": 4})
+    try:
+        rabbit.publish(queue, bodies(MESSAGES))
+        options = {"maxMessagesPerTrigger": EPOCH, "prefetch": MESSAGES}
+        with Engine(url=rabbit.url(), queue=queue, **options) as run:
+            for _ in range(5):
+                if available_now:
+                    run.reader.call("prepareForTriggerAvailableNow")
+                with contextlib.suppress(Crashed):
+                    run.trigger(At.AFTER_SINK)
+                    pytest.fail("it was not killed")
+                assert poll(lambda: rabbit.counts(queue).unacked == 0, 30)
+            # A query without a checkpoint is handed all of its prefetch once; then a little is, again and again.
+            left = rabbit.counts(queue).ready
+            assert left >= MESSAGES - SLOW_START - 2 * EPOCH
+    finally:
+        rabbit.delete(queue)
