@@ -26,7 +26,6 @@ __all__ = ["DefaultSource", "QueueListener", "__version__", "readings"]
 
 __version__ = "0.1.0"
 
-
 #: Where what is made when it is first asked for comes from.
 _LAZY = {
     "DefaultSource": ("datasource", "MqDataSource"),

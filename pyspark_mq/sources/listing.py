@@ -75,7 +75,13 @@ class QueueWatch:
         return names
 
     def seen(self) -> list[str]:
-        """What matched when it was looked last."""
+        """What matched when it was looked last.
+
+        Raises:
+            MqError: it is not looked any more.
+        """
+        if self._task is not None:
+            self._task.check()
         return self._seen
 
     def stop(self) -> None:

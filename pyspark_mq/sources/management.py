@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
@@ -33,6 +34,15 @@ _NOT_FOUND = 404
 _ODD = "the answer is not that of the broker's management"
 #: What Jolokia says where there is no such MBean.
 _NO_MBEAN = "javax.management.InstanceNotFoundException"
+#: Of what a port says instead of an answer.
+_SHOWN_CHARACTERS = 100
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect: it would carry user and password to whomever the answer names, and believe what he says."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """The redirect itself is the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,23 +201,35 @@ class Management:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, headers)
         context = self.endpoint.tls.context() if self.url.startswith("https:") else None
+        opener = urllib.request.build_opener(_NoRedirects, urllib.request.HTTPSHandler(context=context))
         try:
-            with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=context) as response:
-                return json.load(response)
+            with opener.open(request, timeout=_TIMEOUT_S) as response:
+                return json.loads(response.read())
         except urllib.error.HTTPError as error:
+            error.close()
             if error.code == _NOT_FOUND and missing_is_none:
                 return None
-            text = f"it answers {error.code} {error.reason}"
-            if error.code in (401, 403):
-                text += f"; user '{username}' needs the right to look at the broker's management"
-            if error.code >= 500:
-                raise BrokerUnavailableError(self._problem(text)) from None
-            raise self.refused(text) from None
-        except ValueError:
-            raise self.refused("the answer is not JSON") from None
-        except (OSError, urllib.error.URLError) as error:
+            raise self._answered(error, username) from None
+        except HTTPException as error:  # neither an OSError nor a ValueError: cut off, or not HTTP at all
+            text = f"it does not answer as a web server does ({type(error).__name__}: {error!s:.{_SHOWN_CHARACTERS}})"
+            advice = f"if that goes on, check the port; 'managementUrl' is such as {self._listing.url}"
+            raise BrokerUnavailableError(self._problem(f"{text}; {advice}")) from None
+        except OSError as error:
             reason = getattr(error, "reason", error)
             raise BrokerUnavailableError(self._problem(f"it does not answer: {reason}")) from None
+        except (ValueError, RecursionError):
+            raise self.refused("the answer is not JSON") from None
+
+    def _answered(self, error: urllib.error.HTTPError, username: str | None) -> BrokerUnavailableError | RefusedError:
+        """The error for an answer that says no."""
+        text = f"it answers {error.code} {error.reason}"
+        if error.code in (401, 403):
+            text += f"; user '{username}' needs the right to look at the broker's management"
+        if 300 <= error.code < 400:
+            text += f" and sends to '{_host_of(error.headers.get('Location', ''))}', which is not followed"
+        if error.code >= 500:
+            return BrokerUnavailableError(self._problem(text))
+        return self.refused(text)
 
     def refused(self, text: str) -> RefusedError:
         """The error for an answer that is none."""
@@ -215,3 +237,12 @@ class Management:
 
     def _problem(self, text: str) -> str:
         return f"the management of the broker cannot be asked at {self.url}: {text}"
+
+
+def _host_of(url: str) -> str:
+    """Scheme, host and port of a URL, and nothing else of it."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "?"
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"

@@ -108,7 +108,7 @@ _TABLE = (
         "(`http://host:15672`, plugin `rabbitmq_management`), "
         "or Jolokia of the console of ActiveMQ Classic (`http://host:8161/api/jolokia`) or Artemis "
         "(`http://host:8161/console/jolokia`). User and password are those in it, or else those of the connection; "
-        "with `https` the options `tls.*` count, whatever `url` is",
+        "with `https` the options `tls.*` count, whatever `url` is. Redirects are not followed",
     ),
     Option(
         "topic",

@@ -79,8 +79,7 @@ def parse_options(given: Mapping[str, str]) -> Options:
     try:
         return _Parser(given).parse()
     except OptionError as wrong:
-        problem = wrong.text.removeprefix(f"option '{wrong.option}': ")
-        raise OptionError(_redacted(wrong.option, given), _redacted(problem, given)) from None
+        raise OptionError(_redacted(wrong.option, given), _redacted(wrong.problem, given)) from None
 
 
 def _redacted(text: str, given: Mapping[str, str]) -> str:

@@ -478,7 +478,7 @@ class Amqp091Consumer(Consumer):
                 self._loop.start()
                 self._loop.remove_timeout(timer)
         except Exception as failed:  # noqa: BLE001 - the session is over, whatever pika says
-            logging.getLogger(__name__).debug("closing: %s", failed)
+            _LOG.debug("closing: %s", failed)
         finally:
             self._drop_socket(connection)
 

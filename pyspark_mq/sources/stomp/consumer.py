@@ -616,6 +616,6 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
                 if not self.paused:
                     self._until(lambda: _DISCONNECTED not in self._answers, time.monotonic() + _CLOSE_TIMEOUT_S)
         except Exception as failed:  # noqa: BLE001 - the session is over, whatever it is
-            logging.getLogger(__name__).debug("closing: %s", failed)
+            _LOG.debug("closing: %s", failed)
         finally:
             self._socket.close()
