@@ -225,7 +225,7 @@ def policy_of(policies: Iterable[Mapping[str, Any]], queue: str, kind: str) -> d
     """
     applies = {"all", "queues", f"{kind}_queues", "streams" if kind == "stream" else ""}
     matching = [
-        one for one in policies if one.get("apply-to") in applies and _found_in(str(one.get("pattern", "")), queue)
+        one for one in policies if str(one.get("apply-to")) in applies and _found_in(str(one.get("pattern", "")), queue)
     ]
     best: Mapping[str, Any] = max(matching, key=lambda one: _number(one.get("priority")) or 0, default={})
     definition = best.get("definition")
@@ -235,7 +235,7 @@ def policy_of(policies: Iterable[Mapping[str, Any]], queue: str, kind: str) -> d
 def _found_in(pattern: str, queue: str) -> bool:
     try:
         return re.search(pattern, queue) is not None
-    except re.error:  # one of Perl's that Python does not know
+    except (re.error, ValueError, OverflowError, RecursionError):  # one of Perl's that Python does not know
         return False
 
 

@@ -20,7 +20,7 @@ from urllib.parse import quote, unquote, urlsplit
 from pyspark_mq.brokers.base import Listing
 from pyspark_mq.errors import BrokerUnavailableError, OptionError, RefusedError
 from pyspark_mq.sources.endpoint import Endpoint
-from pyspark_mq.sources.url import redact
+from pyspark_mq.sources.url import CONTROL, ESCAPES, place_of, redact
 
 __all__ = ["Management"]
 
@@ -71,11 +71,14 @@ class Management:
             raise OptionError("managementUrl", f"broker '{endpoint.broker.name}' does not tell its queues")
         try:
             parts = urlsplit(text)
-            place = f"{parts.hostname or ''}{'' if parts.port is None else f':{parts.port}'}"
+            place = place_of(parts.hostname or "", parts.port)
         except ValueError:
             place, parts = "", urlsplit("")
-        if parts.scheme not in ("http", "https") or not place or parts.query or parts.fragment:
-            raise OptionError("managementUrl", f"{redact(text)!r} is not accepted; accepted is such as {listing.url}")
+        # Behind a slash in a password that was not escaped there is an '@'.
+        odd = parts.query or parts.fragment or "@" in parts.path or not parts.path.isascii() or " " in parts.path
+        if parts.scheme not in ("http", "https") or not parts.hostname or odd or CONTROL.search(unquote(text)):
+            shown = f"{redact(text)!r} is not accepted; accepted is such as {listing.url}; {ESCAPES}"
+            raise OptionError("managementUrl", shown)
         url = f"{parts.scheme}://{place}{parts.path.rstrip('/')}"
         if parts.username is None:
             return cls(endpoint, url)

@@ -92,7 +92,7 @@ _TABLE = (
         _READ,
         "regular expression (of Python, for the whole name): all queues that match are read. They are looked up at "
         "`managementUrl`, when the query starts and at an interval. Exclusive queues and streams of RabbitMQ are left "
-        "out",
+        "out. One that takes longer than 5 s for all names is refused",
     ),
     Option(
         "queuePatternInterval",
