@@ -10,8 +10,8 @@ Headers stay bytes here (:mod:`pyspark_mq.sources.stomp.headers`): to make a dic
 than all the rest. Messages that are complete in what was read are cut by a short loop; what it does not know at
 sight goes through :meth:`FrameReader._next`, which knows everything.
 
-A frame without a length ends at its first NUL (STOMP 1.2, "Body"). ActiveMQ and Artemis send texts so, also those with
-a NUL in them. Then what follows the NUL is no frame, and the message is unreadable: what came before it must not pass
+A frame without a length ends at its first NUL (STOMP 1.2, "Body"). ActiveMQ Classic sends texts so, also those with a
+NUL in them. Then what follows the NUL is no frame, and the message is unreadable: what came before it must not pass
 for the whole text. So the end of such a frame is certain when another frame follows, and until then it is held, for as
 long as more may come (:attr:`FrameReader.held`). Which frames there are never depends on how the bytes were read.
 """
