@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import pyspark_mq
 from pyspark_mq import errors
 from pyspark_mq.errors import DataLossError, MqError, OptionError, shown
+from pyspark_mq.sources.base import SessionLostError
 from pyspark_mq.sources.logs import LOGGERS
 
 #: Control characters, directions and other formats, halves of pairs, private and unknown ones; ends of lines.
@@ -55,6 +56,10 @@ def test_no_error_shows_what_a_broker_or_a_producer_has_put_into_it(kind: type[M
         assert harmless(one.text)
         assert harmless(repr(one))
         assert "forged" in str(one)
+
+
+def test_the_end_of_a_session_does_not_show_it_as_the_cause_of_an_error_either() -> None:
+    assert harmless(str(SessionLostError(HOSTILE)))
 
 
 @pytest.mark.parametrize("name", LOGGERS)
