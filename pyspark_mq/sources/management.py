@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from http.client import HTTPException
+from http.client import HTTPException, HTTPResponse, IncompleteRead
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
@@ -26,6 +27,9 @@ __all__ = ["Management"]
 
 #: An answer is waited for so long; that of ten thousand queues takes a second.
 _TIMEOUT_S = 30.0
+#: What ten thousand queues take is a twentieth of it.
+_ANSWER_BYTES_MAX = 256 << 20
+_PIECE_BYTES = 1 << 20
 #: Queues in one answer (500 is the most that RabbitMQ gives), and answers.
 _PAGE = 500
 _PAGES_MAX = 100
@@ -207,7 +211,7 @@ class Management:
         opener = urllib.request.build_opener(_NoRedirects, urllib.request.HTTPSHandler(context=context))
         try:
             with opener.open(request, timeout=_TIMEOUT_S) as response:
-                return json.loads(response.read())
+                return json.loads(_whole(response))
         except urllib.error.HTTPError as error:
             error.close()
             if error.code == _NOT_FOUND and missing_is_none:
@@ -240,6 +244,23 @@ class Management:
 
     def _problem(self, text: str) -> str:
         return f"the management of the broker cannot be asked at {self.url}: {text}"
+
+
+def _whole(answer: HTTPResponse) -> bytes:
+    """The bytes of an answer, for as long and as many as any broker needs: each may come alone, and come for ever.
+
+    Raises:
+        OSError: it takes too long, or is too large.
+        IncompleteRead: it ends too early.
+    """
+    data, end_s = bytearray(), time.monotonic() + _TIMEOUT_S
+    while piece := answer.read1(_PIECE_BYTES):
+        data += piece
+        if time.monotonic() > end_s or len(data) > _ANSWER_BYTES_MAX:
+            raise OSError(f"{len(data)} bytes came, and no end of the answer")
+    if answer.length:
+        raise IncompleteRead(bytes(data), answer.length)
+    return bytes(data)
 
 
 def _host_of(url: str) -> str:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 __all__ = ["Port", "port"]
+
+_PIECES = 8
 
 
 class Port:
@@ -15,11 +18,13 @@ class Port:
 
     Attributes:
         answer: the bytes; may be changed at any time.
+        pause_s: how long it rests after each eighth of them; 0 if they are sent at once.
         heard: what was received, one entry for each connection.
     """
 
     def __init__(self, answer: bytes) -> None:
         self.answer = answer
+        self.pause_s = 0.0
         self.heard: list[bytes] = []
         self._server = socket.create_server(("127.0.0.1", 0))
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -40,7 +45,10 @@ class Port:
                 connected.settimeout(5)
                 try:
                     self.heard.append(connected.recv(65536))
-                    connected.sendall(self.answer)
+                    step = 1 + len(self.answer) // (_PIECES if self.pause_s else 1)
+                    for at in range(0, len(self.answer), step):
+                        connected.sendall(self.answer[at : at + step])
+                        time.sleep(self.pause_s)
                     connected.shutdown(socket.SHUT_WR)
                     while connected.recv(65536):
                         pass

@@ -13,6 +13,7 @@ import pytest
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.errors import BrokerError, BrokerUnavailableError, RefusedError
 from pyspark_mq.sources import backlog
+from pyspark_mq.sources import management as management_module
 from pyspark_mq.sources.backlog import BacklogWatch
 from pyspark_mq.sources.inquiry import ask_depth, ask_queue, ask_server
 from pyspark_mq.sources.listing import QueueWatch
@@ -206,3 +207,14 @@ def test_a_redirect_is_not_followed_and_the_password_goes_nowhere(broker: str, c
         assert other.heard == []
         assert f"127.0.0.1:{other.number}" in str(raised.value)
         assert "abc" not in str(raised.value)
+
+
+@pytest.mark.parametrize("most", ["_TIMEOUT_S", "_ANSWER_BYTES_MAX"])
+def test_an_answer_without_an_end_is_given_up(most: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(management_module, most, 0.3 if most == "_TIMEOUT_S" else 50_000)
+    body = b" " * 200_000
+    with port(OK + b"Content-Length: %d\r\n\r\n" % (len(body) + 1) + body) as opened:
+        opened.pause_s = 0.1 if most == "_TIMEOUT_S" else 0.0
+        asked = management("rabbitmq", f"http://127.0.0.1:{opened.number}")
+        with pytest.raises(BrokerUnavailableError, match="bytes came, and no end of the answer"):
+            asked.names()
