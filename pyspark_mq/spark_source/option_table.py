@@ -77,8 +77,8 @@ _TABLE = (
     Option(
         "passwordFile",
         _READ,
-        "a file with the password, or a token of OAuth 2, instead of `password`; read at each connection, see [secrets "
-        "that change](operating.md#secrets-that-change)",
+        "a file with the password, or a token of OAuth 2, on one line, instead of `password`; read at each connection, "
+        "see [secrets that change](operating.md#secrets-that-change)",
     ),
     Option(
         "queue",

@@ -20,13 +20,18 @@ from pyspark_mq.spark_source.options import parse_options
 CONNECTED = b"CONNECTED\nversion:1.2\nserver:ActiveMQ/6.0.0\nheart-beat:0,0\n\n\0\n"
 SUBSCRIBED = b"RECEIPT\nreceipt-id:subscribed\n\n\0\n"
 HEAD = b"MESSAGE\nack:1\nmessage-id:ID\\chost-1\\c1\\c1\\c1\\c1\ndestination:/queue/q\n\n"
-#: Long enough to be read apart, and shorter than what the end of a text is waited for.
+PROVED = b"RECEIPT\nreceipt-id:proved\n\n\0\n"
+#: Long enough to be read apart.
 APART_S = 0.004
 
 
 @contextmanager
-def server(pieces: Sequence[bytes], connected: bytes = CONNECTED) -> Iterator[int]:
-    """Lets anybody in, and sends these pieces one after the other to whom subscribes; the port."""
+def server(pieces: Sequence[bytes], connected: bytes = CONNECTED, *, proves: bool = True) -> Iterator[int]:
+    """Lets anybody in, and sends these pieces one after the other to whom subscribes; the port.
+
+    Args:
+        proves: does it answer a transaction?
+    """
 
     def serve() -> None:
         with suppress(OSError):
@@ -39,8 +44,10 @@ def server(pieces: Sequence[bytes], connected: bytes = CONNECTED) -> Iterator[in
                 for piece in [SUBSCRIBED, *pieces]:
                     client.sendall(piece)
                     time.sleep(APART_S)
-                while client.recv(65_536):
-                    pass
+                # Frames are written one after the other: an answer is behind what has begun.
+                while said := client.recv(65_536):
+                    if proves and b"receipt:proved" in said:
+                        client.sendall(PROVED)
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=serve, daemon=True)
@@ -50,9 +57,11 @@ def server(pieces: Sequence[bytes], connected: bytes = CONNECTED) -> Iterator[in
     thread.join(10)
 
 
-def received(pieces: Sequence[bytes], count: int, *, keeps: bool = True, connected: bytes = CONNECTED) -> list[Any]:
+def received(
+    pieces: Sequence[bytes], count: int, *, keeps: bool = True, connected: bytes = CONNECTED, proves: bool = True
+) -> list[Any]:
     """Deliveries, as many as there are to be, and a moment longer for what should not come."""
-    with server(pieces, connected) as port:
+    with server(pieces, connected, proves=proves) as port:
         endpoint = parse_options(
             {"broker": "activemq", "url": f"stomp://127.0.0.1:{port}", "queue": "q"}
         ).settings.endpoint
@@ -77,6 +86,19 @@ def test_a_text_comes_also_when_nothing_follows_it() -> None:
     ((_, headers, body, _),) = received([HEAD + b"text\0\n"], 1)
     assert (type(headers), body) == (bytes, b"text")
     assert time.monotonic() - began_s < 2
+
+
+def test_a_text_comes_also_from_a_broker_that_does_not_prove_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert received([HEAD + b"text\0\n"], 0, proves=False) == []
+    monkeypatch.setattr("pyspark_mq.sources.stomp.consumer._PROOF_S", 0.1)
+    ((_, headers, body, _),) = received([HEAD + b"text\0\n"], 1, proves=False)
+    assert (type(headers), body) == (bytes, b"text")
+
+
+def test_a_text_that_stalls_behind_a_nul_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.APART_S", 0.3)
+    ((_, headers, body, _),) = received([HEAD + b"a\0\n", b"b\0\n"], 1)
+    assert (type(headers), body) == (UnreadableHeaders, b"a\0\nb")
 
 
 TEXT = b"a\0b\0\nc\0\n"

@@ -69,8 +69,10 @@ _NOTHING = "JMSMessageID='never'"
 _BEATS_WITHIN = 3
 _BEAT_BYTES = 2
 _BEAT_S = 0.5
-#: So long after a text nothing more of it comes. Brokers write the end of a frame together with what is before it.
-_END_S = 0.02
+#: When a text that could end here has been followed by nothing for so long, the broker is asked to prove it; one that
+#: does not answer within the other time is not to be asked.
+_HUSH_S = 0.002
+_PROOF_S = 30.0
 #: A broker that does not answer a question for so long does not answer such questions.
 _ANSWER_TIMEOUT_S = 5.0
 _ACK = "ack"
@@ -81,6 +83,7 @@ _EOL = b"\n"
 #: A frame without a message, where a subscription that browses has come to the end (ActiveMQ Classic).
 _BROWSED = b"\nbrowser:end"
 _SUBSCRIBED = "subscribed"
+_PROVED = "proved"
 _DISCONNECTED = "disconnected"
 
 
@@ -137,6 +140,8 @@ class StompConsumer(Consumer):
         self._tag = 0
         self._settling = Settling(cumulative=self._dialect.cumulative, reject_headers=self._dialect.reject_headers)
         self._beats_within = 0
+        #: When the broker was asked to prove the end of a text; -inf if no answer is due.
+        self._proof_s = -math.inf
         self._answers: set[str] = set()
         self._numbers = count()
         self._window = 0
@@ -355,13 +360,31 @@ class StompConsumer(Consumer):
             self._wake_queue(now)
         self._send()
         reading = self._reading()
-        held = reading and self._reader.held
-        held_s = self._socket.heard_s + _END_S if held else math.inf
+        held_s = self._held_until_s() if reading and self._reader.held else math.inf
         wait_s = min(wait_s, self._socket.sent_s + self._send_every_s - now, self._kick_s - now, held_s - now)
         if not self._socket.wait(wait_s, reading=reading):
             self._ended("the broker closed the connection")
         elif reading and not self._receive() and self._end is None and time.monotonic() >= held_s:
+            self._prove_end()
+
+    def _held_until_s(self) -> float:
+        return max(self._socket.heard_s + _HUSH_S, self._proof_s + _PROOF_S)
+
+    def _prove_end(self) -> None:
+        """Has a text come to its end, or is there more of it on the way?
+
+        A broker writes one frame after the other, so its answer to anything is behind all of the text. An empty
+        transaction is what it answers without a permission for it.
+        """
+        if self._proof_s > -math.inf:
+            self._proof_s = -math.inf
             self._take(self._reader.quiet())
+            return
+        self._proof_s = time.monotonic()
+        transaction = f"{_PROVED}-{next(self._numbers)}"
+        self._protocol.begin(transaction, headers={"receipt": _PROVED})
+        self._protocol.abort(transaction)
+        self._send()
 
     def _reading(self) -> bool:
         """Not while paused, nor beyond a window that the broker counts in bytes, unless it has to confirm."""
@@ -569,6 +592,9 @@ class StompConsumer(Consumer):
     def _receipt(self, receipt: str | None) -> None:
         if receipt is None:
             self._ended("a RECEIPT came without a receipt-id", told=True)
+            return
+        if receipt == _PROVED:
+            self._proof_s = -math.inf
             return
         self._answers.discard(receipt)
         for number in self._settling.confirmed(receipt):

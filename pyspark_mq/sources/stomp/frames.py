@@ -12,8 +12,8 @@ sight goes through :meth:`FrameReader._next`, which knows everything.
 
 A frame without a length ends at its first NUL (STOMP 1.2, "Body"). ActiveMQ Classic sends texts so, also those with a
 NUL in them. Then what follows the NUL is no frame, and the message is unreadable: what came before it must not pass
-for the whole text. So the end of such a frame is certain when another frame follows, and until then it is held, for as
-long as more may come (:attr:`FrameReader.held`). Which frames there are never depends on how the bytes were read.
+for the whole text. So the end of such a frame is certain when another frame follows, and until then it is held
+(:attr:`FrameReader.held`). Which frames there are never depends on how the bytes were read.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class FrameReader:
         return self._cut(data)
 
     def quiet(self) -> Iterator[Frame]:
-        """Nothing has come for a while: a message that is held is whole. Like :meth:`feed`."""
+        """Nothing more of a message that is held will come: it is whole. Like :meth:`feed`."""
         return self._go_on(quiet=True) if self.held else iter(())
 
     def idle(self) -> Iterator[Frame]:
