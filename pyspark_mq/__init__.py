@@ -26,6 +26,7 @@ __all__ = ["DefaultSource", "QueueListener", "__version__", "readings"]
 
 __version__ = "0.1.0"
 
+
 #: Where what is made when it is first asked for comes from.
 _LAZY = {
     "DefaultSource": ("datasource", "MqDataSource"),
