@@ -4,6 +4,8 @@ Spark shows the text of these as the query's exception, so each text names the o
 the value, and what to do. None of them ever contains a password (URLs are shown through
 ``pyspark_mq.sources.url.BrokerUrl``, which leaves it out).
 
+Texts are on one line and printable (:func:`shown`), whatever a broker or a producer has put into them.
+
 Whatever is raised, the messages of the query that were not acknowledged stay with the broker,
 which hands them out again: an error here never loses a message.
 
@@ -37,6 +39,17 @@ __all__ = [
 ]
 
 
+def shown(text: object) -> str:
+    """A text of somebody else as it may stand on a terminal, in a log line or in an error: on one line, printable.
+
+    IDs come from producers, names of queues and reasons from brokers. Written as they are, they could move a cursor,
+    add lines to a log, or turn the direction of writing. Those characters are escaped as ``repr`` does it
+    (``str.isprintable``), here and nowhere else.
+    """
+    plain = str(text)
+    return plain if plain.isprintable() else "".join(one if one.isprintable() else repr(one)[1:-1] for one in plain)
+
+
 class MqError(Exception):
     """Root of all errors this package raises on purpose.
 
@@ -49,7 +62,7 @@ class MqError(Exception):
     @property
     def text(self) -> str:
         """What is said, without the short name, as texts quote it that have one of their own."""
-        return super().__str__()
+        return shown(super().__str__())
 
     def __str__(self) -> str:
         """What is said, after the short name."""
@@ -67,17 +80,18 @@ class OptionError(ConfigurationError):
 
     Attributes:
         option: name of the option as documented.
+        problem: what is wrong with it.
     """
 
     short_name = "option"
 
     def __init__(self, option: str, problem: str) -> None:
         self.option = option
-        self._problem = problem
+        self.problem = problem
         super().__init__(f"option '{option}': {problem}")
 
     def __reduce__(self) -> tuple[type[OptionError], tuple[str, str]]:
-        return OptionError, (self.option, self._problem)
+        return OptionError, (self.option, self.problem)
 
 
 class SchemaError(ConfigurationError):

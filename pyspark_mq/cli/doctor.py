@@ -8,7 +8,6 @@ elsewhere. What is found is judged in :mod:`pyspark_mq.sources.advice` and :mod:
 from __future__ import annotations
 
 import math
-import re
 import ssl
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +30,7 @@ from pyspark_mq.sources.base import Greeting, SessionLostError
 from pyspark_mq.sources.endpoint import Endpoint, tls_error
 from pyspark_mq.sources.facts import NOTHING_KNOWN, QueueFacts, version_of
 from pyspark_mq.sources.inquiry import ask_beside, ask_queue, ask_server
+from pyspark_mq.sources.listing import matching
 from pyspark_mq.sources.management import Management
 from pyspark_mq.sources.settings import Settings
 from pyspark_mq.sources.url import BrokerUrl
@@ -77,7 +77,7 @@ def examine(settings: Settings, most: int, patience_s: float) -> Iterator[Sectio
         yield Section("management", [found])
     try:
         queues, beyond = _queues(settings)
-    except BrokerError as failed:
+    except (BrokerError, OptionError) as failed:
         yield Section(settings.destination, [Finding("queue", Level.PROBLEM, str(failed))])
         return
     if settings.pattern is not None and not queues:
@@ -381,5 +381,5 @@ def _matching(settings: Settings) -> tuple[list[Settings], int]:
     """The first queues that match a pattern, and how many more do."""
     assert settings.management is not None
     assert settings.pattern is not None
-    names = [name for name in settings.management.names() if re.fullmatch(settings.pattern, name)]
+    names = matching(settings.pattern, settings.management.names())
     return [settings.of_queue(name, len(names)) for name in names[:_QUEUES_MAX]], max(0, len(names) - _QUEUES_MAX)

@@ -24,7 +24,7 @@ from pyspark_mq.cli.findings import written as written_section
 from pyspark_mq.cli.inspect import report, written
 from pyspark_mq.cli.peek import peek
 from pyspark_mq.cli.release import mark, open_epochs, seek, told
-from pyspark_mq.errors import MqError, OptionError
+from pyspark_mq.errors import MqError, OptionError, shown
 from pyspark_mq.sources.advice import Level
 from pyspark_mq.spark_source.options import parse_options
 
@@ -126,18 +126,21 @@ def _count_or_none(text: str) -> int:
 def _inspect(given: argparse.Namespace) -> None:
     told = report(read_checkpoint(given.checkpoint, given.id_log), ids=given.ids)
     if given.json:
-        print(json.dumps(told, indent=2))
+        _say_json(told, indent=2)
     else:
-        print("\n".join(written(told)))
+        _say(*written(told))
 
 
 def _peek(given: argparse.Namespace) -> None:
     options = _options(given)
     rows = peek(parse_options(options).settings, given.messages, given.wait)
     for row in rows:
-        print(json.dumps(_plain(row)) if given.json else "\n".join(_lines(row)))
+        if given.json:
+            _say_json(_plain(row))
+        else:
+            _say(*_lines(row))
     if not given.json:
-        print(f"{len(rows)} message(s), given back")
+        _say(f"{len(rows)} message(s), given back")
 
 
 def _release(given: argparse.Namespace) -> None:
@@ -146,13 +149,13 @@ def _release(given: argparse.Namespace) -> None:
     options = parse_options(given_options) if given_options else None
     for one in open_epochs(checkpoint):
         found = None if options is None else seek(one, options.settings, given.id_log or options.id_log, given.wait)
-        print("\n".join(told(one, found)))
+        _say(*told(one, found))
         if one.planned.position.released:
             continue
         if given.yes or _agreed():
-            print(f"released; what was there before is in {mark(given.checkpoint, one, found)} of the checkpoint")
+            _say(f"released; what was there before is in {mark(given.checkpoint, one, found)} of the checkpoint")
         else:
-            print("nothing was changed")
+            _say("nothing was changed")
 
 
 def _agreed() -> bool:
@@ -168,8 +171,11 @@ def _doctor(given: argparse.Namespace) -> int:
         sections.append(section)
         if not given.json:
             # Each as soon as it is known: a broker that does not answer takes `connectTimeout`.
-            print("\n".join(written_section(section)), flush=True)
-    print(json.dumps(as_json(sections), indent=2) if given.json else summary(sections))
+            _say(*written_section(section))
+    if given.json:
+        _say_json(as_json(sections), indent=2)
+    else:
+        _say(summary(sections))
     return int(worst(sections) is Level.PROBLEM)
 
 
@@ -190,6 +196,16 @@ def _options(given: argparse.Namespace) -> dict[str, str]:
             raise OptionError(text.partition("://")[0], "is not of the form NAME=VALUE")
         options[name] = value
     return options
+
+
+def _say(*lines: str) -> None:
+    """Write lines for people. Producers and brokers have written parts of them."""
+    print(*map(shown, lines), sep="\n", flush=True)
+
+
+def _say_json(told: object, indent: int | None = None) -> None:
+    """Write it for machines. JSON escapes every control character but one."""
+    print(json.dumps(told, indent=indent).replace("\x7f", "\\u007f"))
 
 
 def _plain(row: dict[str, Any]) -> dict[str, Any]:

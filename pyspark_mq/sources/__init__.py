@@ -10,6 +10,7 @@ from types import MappingProxyType
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from pyspark_mq.errors import MissingExtraError
 from pyspark_mq.sources.base import Consumer
+from pyspark_mq.sources.logs import escape_log_lines
 
 __all__ = ["CONSUMERS", "consumer_class"]
 
@@ -21,6 +22,8 @@ CONSUMERS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
         STOMP: ("pyspark_mq.sources.stomp.consumer", "StompConsumer", "pyspark-mq[stomp]"),
     }
 )
+
+escape_log_lines()
 
 
 def consumer_class(protocol: str) -> type[Consumer]:

@@ -18,6 +18,8 @@ _LOG = logging.getLogger("pyspark_mq")
 
 #: RabbitMQ renews what its API tells every five seconds (`collect_statistics_interval`).
 _INTERVAL_S = 5.0
+#: A number that could not be renewed for so long says nothing of now. A question may take half of it.
+_OLD_S = 60.0
 
 
 class BacklogWatch:
@@ -36,6 +38,7 @@ class BacklogWatch:
         self._stopping = threading.Event()
         self._task: Task | None = None
         self._seen: dict[str, int | None] = {}
+        self._seen_s = 0.0
         self._silent = False
 
     def begin(self) -> None:
@@ -44,8 +47,15 @@ class BacklogWatch:
             self._task = self._runtime.spawn("pyspark-mq backlog", self._life(), self._stopping)
 
     def seen(self, queue: str) -> int | None:
-        """What waited there when it was looked last; None if that is not known."""
-        return self._seen.get(queue)
+        """What waited there when it was looked last; None if that is not known, or was too long ago.
+
+        Raises:
+            MqError: it is not looked any more.
+        """
+        if self._task is not None:
+            self._task.check()
+        fresh = self._runtime.monotonic_s() - self._seen_s <= _OLD_S
+        return self._seen.get(queue) if fresh else None
 
     def stop(self) -> None:
         """Look no more."""
@@ -55,7 +65,7 @@ class BacklogWatch:
         while not self._stopping.is_set():
             try:
                 self._seen = {queue: self._ask(queue) for queue in self._queues()}
-                self._silent = False
+                self._seen_s, self._silent = self._runtime.monotonic_s(), False
             except BrokerError as error:
                 # An old number would be taken for a new one.
                 self._seen = {}

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from pyspark_mq.dedup import IdSource
-from pyspark_mq.errors import MessageError
+from pyspark_mq.errors import MessageError, shown
 from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.facts import NOTHING_KNOWN, QueueFacts
 from pyspark_mq.sources.url import BrokerUrl
@@ -50,7 +50,7 @@ class SessionLostError(Exception):
 
     def __init__(self, reason: str, *, told: bool = False) -> None:
         self.told = told
-        super().__init__(reason)
+        super().__init__(shown(reason))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pyspark_mq.brokers import Broker, broker_of
 from pyspark_mq.errors import OptionError, RefusedError
-from pyspark_mq.sources.url import BrokerUrl
+from pyspark_mq.sources.url import CONTROL, BrokerUrl
 
 __all__ = ["Endpoint", "Tls", "tls_error"]
 
@@ -146,6 +146,7 @@ def _secret_in(file: str) -> str:
     except (OSError, UnicodeDecodeError) as failed:
         reason = failed.strerror if isinstance(failed, OSError) else "is no UTF-8 text"
         raise OptionError("passwordFile", f"{file!r} cannot be read by the driver: {reason}") from None
-    if not secret:
-        raise OptionError("passwordFile", f"{file!r} is empty: put the password, or the token, into it")
+    if not secret or CONTROL.search(secret):
+        how = "holds more than one line, or control characters" if secret else "is empty"
+        raise OptionError("passwordFile", f"{file!r} {how}: put the password, or the token, into it and nothing else")
     return secret

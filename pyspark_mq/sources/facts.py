@@ -225,7 +225,7 @@ def policy_of(policies: Iterable[Mapping[str, Any]], queue: str, kind: str) -> d
     """
     applies = {"all", "queues", f"{kind}_queues", "streams" if kind == "stream" else ""}
     matching = [
-        one for one in policies if one.get("apply-to") in applies and _found_in(str(one.get("pattern", "")), queue)
+        one for one in policies if str(one.get("apply-to")) in applies and _found_in(str(one.get("pattern", "")), queue)
     ]
     best: Mapping[str, Any] = max(matching, key=lambda one: _number(one.get("priority")) or 0, default={})
     definition = best.get("definition")
@@ -235,7 +235,7 @@ def policy_of(policies: Iterable[Mapping[str, Any]], queue: str, kind: str) -> d
 def _found_in(pattern: str, queue: str) -> bool:
     try:
         return re.search(pattern, queue) is not None
-    except re.error:  # one of Perl's that Python does not know
+    except (re.error, ValueError, OverflowError, RecursionError):  # one of Perl's that Python does not know
         return False
 
 
@@ -354,7 +354,10 @@ def _artemis_delay_s(settings: Mapping[str, Any]) -> float:
     delay_ms = _number(settings.get("redeliveryDelay")) or 0
     if delay_ms <= 0:
         return 0.0
-    factor = float(settings.get("redeliveryMultiplier") or 1)
+    try:
+        factor = float(settings.get("redeliveryMultiplier") or 1)
+    except (TypeError, ValueError):  # told in another form
+        factor = 1.0
     longest_ms = _number(settings.get("maxRedeliveryDelay")) or 0
     if factor <= 1:
         return delay_ms / _MS
@@ -384,6 +387,10 @@ def _limit(number: int | None) -> float | None:
     return None if number is None else number if number > 0 else math.inf
 
 
+#: Of what brokers count with. Python refuses to convert thousands of digits.
+_DIGITS_MAX = 19
+
+
 def _number(value: object) -> int | None:
     if isinstance(value, bool):
         return None
@@ -391,7 +398,7 @@ def _number(value: object) -> int | None:
         return int(value)
     if isinstance(value, str):
         digits = value.removeprefix("-")
-        return int(value) if digits.isascii() and digits.isdecimal() else None
+        return int(value) if digits.isascii() and digits.isdecimal() and len(digits) <= _DIGITS_MAX else None
     return None
 
 

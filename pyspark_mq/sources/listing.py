@@ -2,20 +2,57 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
-from pyspark_mq.errors import BrokerError, BrokerUnavailableError
+from pyspark_mq.errors import BrokerError, BrokerUnavailableError, OptionError
 from pyspark_mq.sources.runtime import Runtime, Task
 
-__all__ = ["QueueWatch"]
+__all__ = ["QueueWatch", "matching"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
 #: Pause between attempts to ask for the first time.
 _RETRY_S = 1.0
+#: What lets a pattern be tried in more than one way. With one of them, no name takes long.
+_CHOICES = "*+?{|"
+_MATCH_TIMEOUT_S = 5
+#: A process that is forgotten ends by itself.
+_MATCH = f"""
+import json, re, resource, sys
+resource.setrlimit(resource.RLIMIT_CPU, ({_MATCH_TIMEOUT_S + 1}, {_MATCH_TIMEOUT_S + 1}))
+pattern, names = json.load(sys.stdin)
+print(json.dumps([name for name in names if re.fullmatch(pattern, name)]))
+"""
+
+
+def matching(pattern: str, names: Sequence[str]) -> list[str]:
+    """The names that a regular expression matches as a whole.
+
+    Python may try a pattern such as `(a+)+b` for longer than the universe is old, and nothing can interrupt it. So one
+    that may be tried in several ways is tried in a process of its own, which has some seconds.
+
+    Raises:
+        OptionError: it took longer.
+    """
+    if sum(map(pattern.count, _CHOICES)) <= 1:
+        return [name for name in names if re.fullmatch(pattern, name)]
+    try:
+        done = subprocess.run(
+            [sys.executable, "-S", "-c", _MATCH], input=json.dumps([pattern, names]), capture_output=True, text=True,
+            timeout=_MATCH_TIMEOUT_S, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError) as failed:
+        how = f"took longer than {_MATCH_TIMEOUT_S} s" if isinstance(failed, subprocess.TimeoutExpired) else str(failed)
+        problem = f"{pattern!r} cannot be matched with the {len(names)} names of queues: {how}. Write it with fewer "
+        raise OptionError("queuePattern", f"{problem}repetitions within each other, or one after the other") from None
+    found: list[str] = json.loads(done.stdout)
+    return found
 
 
 class QueueWatch:
@@ -32,7 +69,7 @@ class QueueWatch:
     def __init__(
         self, pattern: str, ask: Callable[[], Sequence[str]], interval_s: float, patience_s: float, runtime: Runtime
     ) -> None:
-        self._pattern = re.compile(pattern)
+        self._pattern = pattern
         self._ask = ask
         self._interval_s = interval_s
         self._patience_s = patience_s
@@ -51,8 +88,9 @@ class QueueWatch:
 
         Raises:
             BrokerError: there is no answer, or none of use.
+            OptionError: the pattern takes too long.
         """
-        self._seen = [name for name in self._ask() if self._pattern.fullmatch(name)]
+        self._seen = matching(self._pattern, self._ask())
         return self._seen
 
     def begin(self) -> list[str]:
@@ -75,7 +113,13 @@ class QueueWatch:
         return names
 
     def seen(self) -> list[str]:
-        """What matched when it was looked last."""
+        """What matched when it was looked last.
+
+        Raises:
+            MqError: it is not looked any more.
+        """
+        if self._task is not None:
+            self._task.check()
         return self._seen
 
     def stop(self) -> None:

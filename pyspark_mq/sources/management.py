@@ -9,22 +9,27 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from http.client import HTTPException, HTTPResponse, IncompleteRead
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from pyspark_mq.brokers.base import Listing
 from pyspark_mq.errors import BrokerUnavailableError, OptionError, RefusedError
 from pyspark_mq.sources.endpoint import Endpoint
-from pyspark_mq.sources.url import redact
+from pyspark_mq.sources.url import CONTROL, ESCAPES, place_of, redact
 
 __all__ = ["Management"]
 
 #: An answer is waited for so long; that of ten thousand queues takes a second.
 _TIMEOUT_S = 30.0
+#: What ten thousand queues take is a twentieth of it.
+_ANSWER_BYTES_MAX = 256 << 20
+_PIECE_BYTES = 1 << 20
 #: Queues in one answer (500 is the most that RabbitMQ gives), and answers.
 _PAGE = 500
 _PAGES_MAX = 100
@@ -33,6 +38,15 @@ _NOT_FOUND = 404
 _ODD = "the answer is not that of the broker's management"
 #: What Jolokia says where there is no such MBean.
 _NO_MBEAN = "javax.management.InstanceNotFoundException"
+#: Of what a port says instead of an answer.
+_SHOWN_CHARACTERS = 100
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect: it would carry user and password to whomever the answer names, and believe what he says."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """The redirect itself is the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +75,14 @@ class Management:
             raise OptionError("managementUrl", f"broker '{endpoint.broker.name}' does not tell its queues")
         try:
             parts = urlsplit(text)
-            place = f"{parts.hostname or ''}{'' if parts.port is None else f':{parts.port}'}"
+            place = place_of(parts.hostname or "", parts.port)
         except ValueError:
             place, parts = "", urlsplit("")
-        if parts.scheme not in ("http", "https") or not place or parts.query or parts.fragment:
-            raise OptionError("managementUrl", f"{redact(text)!r} is not accepted; accepted is such as {listing.url}")
+        # Behind a slash in a password that was not escaped there is an '@'.
+        odd = parts.query or parts.fragment or "@" in parts.path or not parts.path.isascii() or " " in parts.path
+        if parts.scheme not in ("http", "https") or not parts.hostname or odd or CONTROL.search(unquote(text)):
+            shown = f"{redact(text)!r} is not accepted; accepted is such as {listing.url}; {ESCAPES}"
+            raise OptionError("managementUrl", shown)
         url = f"{parts.scheme}://{place}{parts.path.rstrip('/')}"
         if parts.username is None:
             return cls(endpoint, url)
@@ -191,23 +208,35 @@ class Management:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, headers)
         context = self.endpoint.tls.context() if self.url.startswith("https:") else None
+        opener = urllib.request.build_opener(_NoRedirects, urllib.request.HTTPSHandler(context=context))
         try:
-            with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=context) as response:
-                return json.load(response)
+            with opener.open(request, timeout=_TIMEOUT_S) as response:
+                return json.loads(_whole(response))
         except urllib.error.HTTPError as error:
+            error.close()
             if error.code == _NOT_FOUND and missing_is_none:
                 return None
-            text = f"it answers {error.code} {error.reason}"
-            if error.code in (401, 403):
-                text += f"; user '{username}' needs the right to look at the broker's management"
-            if error.code >= 500:
-                raise BrokerUnavailableError(self._problem(text)) from None
-            raise self.refused(text) from None
-        except ValueError:
-            raise self.refused("the answer is not JSON") from None
-        except (OSError, urllib.error.URLError) as error:
+            raise self._answered(error, username) from None
+        except HTTPException as error:  # neither an OSError nor a ValueError: cut off, or not HTTP at all
+            text = f"it does not answer as a web server does ({type(error).__name__}: {error!s:.{_SHOWN_CHARACTERS}})"
+            advice = f"if that goes on, check the port; 'managementUrl' is such as {self._listing.url}"
+            raise BrokerUnavailableError(self._problem(f"{text}; {advice}")) from None
+        except OSError as error:
             reason = getattr(error, "reason", error)
             raise BrokerUnavailableError(self._problem(f"it does not answer: {reason}")) from None
+        except (ValueError, RecursionError):
+            raise self.refused("the answer is not JSON") from None
+
+    def _answered(self, error: urllib.error.HTTPError, username: str | None) -> BrokerUnavailableError | RefusedError:
+        """The error for an answer that says no."""
+        text = f"it answers {error.code} {error.reason}"
+        if error.code in (401, 403):
+            text += f"; user '{username}' needs the right to look at the broker's management"
+        if 300 <= error.code < 400:
+            text += f" and sends to '{_host_of(error.headers.get('Location', ''))}', which is not followed"
+        if error.code >= 500:
+            return BrokerUnavailableError(self._problem(text))
+        return self.refused(text)
 
     def refused(self, text: str) -> RefusedError:
         """The error for an answer that is none."""
@@ -215,3 +244,29 @@ class Management:
 
     def _problem(self, text: str) -> str:
         return f"the management of the broker cannot be asked at {self.url}: {text}"
+
+
+def _whole(answer: HTTPResponse) -> bytes:
+    """The bytes of an answer, for as long and as many as any broker needs: each may come alone, and come for ever.
+
+    Raises:
+        OSError: it takes too long, or is too large.
+        IncompleteRead: it ends too early.
+    """
+    data, end_s = bytearray(), time.monotonic() + _TIMEOUT_S
+    while piece := answer.read1(_PIECE_BYTES):
+        data += piece
+        if time.monotonic() > end_s or len(data) > _ANSWER_BYTES_MAX:
+            raise OSError(f"{len(data)} bytes came, and no end of the answer")
+    if answer.length:
+        raise IncompleteRead(bytes(data), answer.length)
+    return bytes(data)
+
+
+def _host_of(url: str) -> str:
+    """Scheme, host and port of a URL, and nothing else of it."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "?"
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"

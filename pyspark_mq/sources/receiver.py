@@ -31,7 +31,7 @@ from typing import Any, Protocol, TypeAlias
 from pyspark_mq.errors import BrokerError, BrokerUnavailableError, MqError, OptionError, RefusedError
 from pyspark_mq.sources.base import Consumer, Decoder, Greeting, QueueDepth, SessionLostError
 from pyspark_mq.sources.endpoint import Endpoint
-from pyspark_mq.sources.runtime import Runtime, Task
+from pyspark_mq.sources.runtime import Runtime, Task, begin_thread
 from pyspark_mq.sources.settings import Settings
 from pyspark_mq.sources.url import BrokerUrl
 
@@ -467,6 +467,4 @@ def watch_parent(end: Callable[[], None] | None = None) -> threading.Thread:
         # The kernel closes the connection and the broker takes its messages back at once.
         os._exit(1)
 
-    thread = threading.Thread(target=watch, name="pyspark-mq parent watch", daemon=True)
-    thread.start()
-    return thread
+    return begin_thread("pyspark-mq parent watch", watch, lambda _: os._exit(1))

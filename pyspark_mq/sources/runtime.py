@@ -11,14 +11,43 @@ import random
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from weakref import ref
 
-__all__ = ["Runtime", "Task", "Threads"]
+from pyspark_mq.errors import InternalError, MqError
+
+__all__ = ["Runtime", "Task", "Threads", "begin_thread"]
+
+
+def begin_thread(name: str, work: Callable[[], None], died: Callable[[Exception], None]) -> threading.Thread:
+    """Run something beside the caller, for as long as the process lives.
+
+    Every thread of this package begins here, so that none dies in silence or on standard error: what ends one is told
+    to somebody who makes it an error of the query.
+
+    Args:
+        died: called on the thread with what has ended the work.
+    """
+
+    def live() -> None:
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - whatever it is
+            died(error)
+
+    thread = threading.Thread(target=live, name=name, daemon=True)
+    thread.start()
+    return thread
 
 
 class Task(ABC):
-    """Something that goes on beside the caller."""
+    """Something that goes on beside the caller.
+
+    Attributes:
+        died: the error that has ended it; None if it lives or has come to its end.
+    """
+
+    died: Exception | None = None
 
     @property
     @abstractmethod
@@ -28,6 +57,18 @@ class Task(ABC):
     @abstractmethod
     def join(self, timeout_s: float) -> None:
         """Wait for its end, for so long at most."""
+
+    def check(self) -> None:
+        """Does it do what it is there for? For whoever relies on it.
+
+        Raises:
+            MqError: it has died.
+        """
+        if isinstance(self.died, MqError):
+            raise self.died
+        if self.died is not None:
+            text = f"a thread of the source has died: {type(self.died).__name__}: {self.died}"
+            raise InternalError(text) from self.died
 
 
 class Runtime(ABC):
@@ -84,6 +125,7 @@ class _Clock:
         self._lock = threading.Lock()
         self._run_s = 0.0
         self._seen_s = time.monotonic()
+        self._died: Exception | None = None
         me = ref(self)
 
         def look() -> None:
@@ -92,9 +134,14 @@ class _Clock:
                 del clock
                 time.sleep(_LOOK_S)
 
-        threading.Thread(target=look, name="pyspark-mq clock", daemon=True).start()
+        begin_thread("pyspark-mq clock", look, self._die)
+
+    def _die(self, why: Exception) -> None:
+        self._died = why
 
     def now_s(self) -> float:
+        if self._died is not None:
+            raise InternalError("the thread that looks at the clock has died") from self._died
         with self._lock:
             now_s = time.monotonic()
             self._run_s += min(now_s - self._seen_s, _LOOK_MAX_S)
@@ -133,21 +180,20 @@ class Threads(Runtime):
                 if rest_s:
                     interrupt.wait(rest_s)
 
-        thread = _Thread(threading.Thread(target=live, name=name, daemon=True))
-        thread.start()
-        return thread
+        task = _Thread()
+        task.thread = begin_thread(name, live, task.end)
+        return task
 
 
 class _Thread(Task):
-    def __init__(self, thread: threading.Thread) -> None:
-        self._thread = thread
+    thread: threading.Thread
 
-    def start(self) -> None:
-        self._thread.start()
+    def end(self, error: Exception) -> None:
+        self.died = error
 
     @property
     def alive(self) -> bool:
-        return self._thread.is_alive()
+        return self.thread.is_alive()
 
     def join(self, timeout_s: float) -> None:
-        self._thread.join(timeout_s)
+        self.thread.join(timeout_s)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from urllib.parse import unquote, urlsplit
 
 from pyspark_mq.errors import OptionError
 
-__all__ = ["ESCAPES", "SCHEMES", "BrokerUrl", "Scheme", "parse_urls", "redact", "redact_in"]
+__all__ = ["CONTROL", "ESCAPES", "SCHEMES", "BrokerUrl", "Scheme", "parse_urls", "place_of", "redact", "redact_in"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,10 @@ _SCHEME = re.compile(r"[A-Za-z][\w+.-]*://")
 #: Host, port and path. Anything else may be a part of a password.
 _PLACE = re.compile(r"(?:\[[\w.:%]*\]|[\w.-]*)(?::[0-9]+)?(?:/.*)?", re.DOTALL)
 
-#: A comma that is followed by a scheme: any other may be a part of a password.
-_NEXT = re.compile(r"[\s,]*,[\s,]*(?=[A-Za-z][\w+.-]*://)")
+#: What may be between two URLs.
+_BETWEEN = re.compile(r"[\s,]+")
+#: Python leaves line feeds out of URLs; in a login or a name they would become headers, or commands, elsewhere.
+CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 #: What to do with characters that have a meaning in URLs.
 ESCAPES = "in user names, passwords and virtual hosts write '/' as %2F, '@' as %40, ',' as %2C, '?' as %3F, '#' as %23"
@@ -77,9 +79,14 @@ class BrokerUrl:
         return SCHEMES[self.scheme].partner
 
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
         path = "" if self.virtual_host == "/" else "/" + self.virtual_host
-        return f"{self.scheme}://{host}:{self.port}{path}"
+        return f"{self.scheme}://{place_of(self.host, self.port)}{path}"
+
+
+def place_of(host: str, port: int | None) -> str:
+    """Host and port as URLs have them: an address of IPv6 in brackets (RFC 3986, 3.2.2)."""
+    shown = f"[{host}]" if ":" in host else host
+    return shown if port is None else f"{shown}:{port}"
 
 
 def redact(text: str) -> str:
@@ -116,7 +123,7 @@ def parse_urls(text: str) -> tuple[BrokerUrl, ...]:
     text = text.strip(", \t\r\n")
     if not text:
         raise OptionError("url", "is empty; give for example amqp://user:password@host:5672/vhost")
-    urls = tuple(map(_parse, _NEXT.split(text)))
+    urls = tuple(map(_parse, _candidates(text)))
     shown = ",".join(map(str, urls))
     if len({url.scheme for url in urls}) > 1:
         raise OptionError("url", f"mixes schemes in '{shown}'; failover candidates share one")
@@ -125,7 +132,19 @@ def parse_urls(text: str) -> tuple[BrokerUrl, ...]:
     return urls
 
 
+def _candidates(text: str) -> Iterator[str]:
+    """The URLs in the text: a comma between them is followed by a scheme. Any other may be a part of a password."""
+    start = 0
+    for gap in _BETWEEN.finditer(text):
+        if "," in gap[0] and _SCHEME.match(text, gap.end()):
+            yield text[start : gap.start()]
+            start = gap.end()
+    yield text[start:]
+
+
 def _parse(text: str) -> BrokerUrl:
+    if CONTROL.search(unquote(text)):
+        raise OptionError("url", f"{redact(text)!r} has a control character, as it is or as %0A; leave it out")
     try:
         parts = urlsplit(text)
         port = parts.port

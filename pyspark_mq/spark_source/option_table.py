@@ -77,8 +77,8 @@ _TABLE = (
     Option(
         "passwordFile",
         _READ,
-        "a file with the password, or a token of OAuth 2, instead of `password`; read at each connection, see [secrets "
-        "that change](operating.md#secrets-that-change)",
+        "a file with the password, or a token of OAuth 2, on one line, instead of `password`; read at each connection, "
+        "see [secrets that change](operating.md#secrets-that-change)",
     ),
     Option(
         "queue",
@@ -92,7 +92,7 @@ _TABLE = (
         _READ,
         "regular expression (of Python, for the whole name): all queues that match are read. They are looked up at "
         "`managementUrl`, when the query starts and at an interval. Exclusive queues and streams of RabbitMQ are left "
-        "out",
+        "out. One that takes longer than 5 s for all names is refused",
     ),
     Option(
         "queuePatternInterval",
@@ -108,7 +108,7 @@ _TABLE = (
         "(`http://host:15672`, plugin `rabbitmq_management`), "
         "or Jolokia of the console of ActiveMQ Classic (`http://host:8161/api/jolokia`) or Artemis "
         "(`http://host:8161/console/jolokia`). User and password are those in it, or else those of the connection; "
-        "with `https` the options `tls.*` count, whatever `url` is",
+        "with `https` the options `tls.*` count, whatever `url` is. Redirects are not followed",
     ),
     Option(
         "topic",

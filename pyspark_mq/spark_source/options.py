@@ -10,20 +10,21 @@ import difflib
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from pyspark_mq.brokers import BROKERS, Broker
-from pyspark_mq.brokers.base import AMQP_1_0
+from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0
 from pyspark_mq.dedup import IdSource, OnMissing
 from pyspark_mq.errors import OptionError
 from pyspark_mq.sources import CONSUMERS
 from pyspark_mq.sources.endpoint import Endpoint, Tls
 from pyspark_mq.sources.management import Management
 from pyspark_mq.sources.settings import CONNECTIONS_MAX, Guarantee, OnUnreadable, Settings
-from pyspark_mq.sources.url import ESCAPES, BrokerUrl, parse_urls, redact
+from pyspark_mq.sources.url import CONTROL, ESCAPES, BrokerUrl, parse_urls, redact
 from pyspark_mq.spark_source.folders import ID_FOLDER, as_uri, below
 from pyspark_mq.spark_source.option_table import OPTIONS
 
@@ -50,6 +51,12 @@ _CONSUMERS_MAX = 64
 _RECEIVERS_MAX = 64
 #: Values of these are never shown.
 _SECRET = frozenset({"password", "username"})
+#: A frame CONNECT of STOMP escapes nothing, so these would become headers of it (STOMP 1.2, "Value Encoding").
+_ON_ONE_LINE = frozenset({"password", "username", "subscription"})
+#: What may have a password in it.
+_URLS = frozenset({"url", "managementUrl", "dedupStore", "idLog"})
+_SHORT_STRING_BYTES = 255
+_SHOWN_CHARACTERS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +87,7 @@ def parse_options(given: Mapping[str, str]) -> Options:
     try:
         return _Parser(given).parse()
     except OptionError as wrong:
-        problem = wrong.text.removeprefix(f"option '{wrong.option}': ")
-        raise OptionError(_redacted(wrong.option, given), _redacted(problem, given)) from None
+        raise OptionError(_redacted(wrong.option, given), _redacted(wrong.problem, given)) from None
 
 
 def _redacted(text: str, given: Mapping[str, str]) -> str:
@@ -102,6 +108,7 @@ class _Parser:
             if known is None:
                 raise OptionError(name, _misplaced(name.lower(), value) or _unknown(name))
             self._values[known] = str(value).strip() if known not in _SECRET else str(value)
+            _check_characters(known, self._values[known])
 
     # -- one value
 
@@ -216,8 +223,8 @@ class _Parser:
         names = [] if text is None else [_ESCAPED.sub(r"\1", name.strip()) for name in _COMMA.split(text)]
         if "" in names:
             raise OptionError("queue", f"{text!r} has an empty name between its commas")
-        repeated = next((name for name in names if names.count(name) > 1), None)
-        if repeated is not None:
+        if len(set(names)) < len(names):
+            repeated = Counter(names).most_common(1)[0][0]
             raise OptionError("queue", f"{text!r} names queue '{repeated}' more than once")
         return names
 
@@ -227,7 +234,7 @@ class _Parser:
             return None
         try:
             re.compile(text)
-        except re.error as wrong:
+        except (re.error, ValueError, OverflowError, RecursionError) as wrong:
             problem = f"{text!r} is no regular expression ({wrong}); accepted is one of Python, for a whole name"
             raise OptionError("queuePattern", problem) from None
         return text
@@ -321,7 +328,20 @@ class _Parser:
         if self._text(secret) is not None and endpoint.username is None and urls[0].username is None:
             raise OptionError(secret, "is set without 'username', and 'url' names no user")
         endpoint.credentials(urls[0])  # can the file be read?
+        if protocol == AMQP_0_9_1:
+            self._check_short_strings(endpoint)
         return endpoint
+
+    def _check_short_strings(self, endpoint: Endpoint) -> None:
+        """Names are short strings in AMQP 0-9-1 (section 4.2.5.3)."""
+        names = [("queue", name) for name in self._names()]
+        names += [("topic", endpoint.topic or ""), ("subscription", endpoint.subscription or "")]
+        names += [("url", endpoint.urls[0].virtual_host)]
+        for option, name in names:
+            size = len(name.encode())
+            if size > _SHORT_STRING_BYTES:
+                most = f"has {size} bytes, and a name has at most {_SHORT_STRING_BYTES} in AMQP 0-9-1"
+                raise OptionError(option, f"'{name[:_SHOWN_CHARACTERS]}...' {most}; correct it")
 
     def _protocol(self, broker: Broker, url: BrokerUrl) -> str:
         spoken = broker.protocols.get(url.scheme, ())
@@ -368,7 +388,8 @@ class _Parser:
 
     def _tls(self, urls: tuple[BrokerUrl, ...]) -> Tls:
         used = [name for name in self._values if name.startswith("tls.")]
-        if used and not urls[0].tls:
+        secured = urls[0].tls or (self._text("managementUrl") or "").lower().startswith("https:")
+        if used and not secured:
             raise OptionError(used[0], f"is set, but {urls[0]} is not a TLS URL; use {urls[0].partner}://")
         if self._text("tls.keyFile") is not None and self._text("tls.certFile") is None:
             raise OptionError("tls.keyFile", "is set without 'tls.certFile'")
@@ -378,7 +399,7 @@ class _Parser:
             key_file=self._text("tls.keyFile"),
             verify=self._flag("tls.verify"),
         )
-        if urls[0].tls:
+        if secured:
             tls.context()  # the files are read now, so that a wrong one is an error of load()
         return tls
 
@@ -428,6 +449,24 @@ class _Parser:
             raise OptionError("dedupStore", f"{redact(text)!r} needs guarantee 'exactly-once', not '{guarantee.value}'")
         scheme, _, rest = text.partition(":")
         return f"{scheme.lower()}:{rest}"
+
+
+def _check_characters(name: str, value: str) -> None:
+    """What ends a text, or a line of a protocol, would add to it what nobody has meant.
+
+    Raises:
+        OptionError: the value has such a character; a secret is not shown.
+    """
+    shown = "" if name in _SECRET else f"{(redact(value) if name in _URLS else value)!r} "
+    if "\0" in value:
+        raise OptionError(name, f"{shown}has a NUL, which ends a text; leave it out")
+    if name in _ON_ONE_LINE and CONTROL.search(value):
+        problem = f"{shown}has a line feed or another control character, such as the end of the file it was read from"
+        raise OptionError(name, f"{problem}; leave it out")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise OptionError(name, f"{shown}cannot be written in UTF-8: it has half of a surrogate pair") from None
 
 
 def _is_url(text: str) -> bool:

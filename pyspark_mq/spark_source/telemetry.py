@@ -32,6 +32,7 @@ _STEPS: Mapping[str, str] = {
 }
 #: From a step of a trickle to the batch of a busy cluster.
 _DURATION_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+_PORT_MAX = 65_535
 #: Epochs whose confirmation may still be reported.
 _EPOCHS_KEPT = 16
 
@@ -39,8 +40,9 @@ _EPOCHS_KEPT = 16
 def serve(address: str) -> MeterProvider:
     """A meter provider whose metrics Prometheus can fetch."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
-        raise ConfigurationError(f"prometheus={address!r} is not of the form 'host:port', such as 'localhost:9464'")
+    if not host or not (port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) <= _PORT_MAX):
+        form = f"of the form 'host:port', such as 'localhost:9464', with a port up to {_PORT_MAX}"
+        raise ConfigurationError(f"prometheus={address!r} is not {form}")
     try:
         from opentelemetry.exporter.prometheus import PrometheusMetricReader  # noqa: PLC0415 - an extra
         from opentelemetry.sdk.metrics import MeterProvider as Provider  # noqa: PLC0415
@@ -51,7 +53,7 @@ def serve(address: str) -> MeterProvider:
         ) from missing
     try:
         start_http_server(int(port), host)
-    except OSError as failed:
+    except (OSError, ValueError) as failed:
         raise ConfigurationError(f"prometheus={address!r} cannot be served: {failed}") from failed
     return Provider([PrometheusMetricReader()])
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 
+import pika
 import pytest
 
+from pyspark_mq.brokers.base import AMQP_0_9_1
 from pyspark_mq.cli.main import main
 from testbed.process import QueueCounts, poll
 from tests.support.cells import LiveCell
@@ -32,6 +34,23 @@ def test_the_first_messages_are_shown_and_stay(cell: LiveCell, capsys: pytest.Ca
     with cell.engine() as engine:
         engine.drain(20)
         assert sorted(engine.output) == sorted(sent)
+
+
+@pytest.mark.protocols(AMQP_0_9_1)
+def test_an_id_cannot_move_the_cursor_or_forge_a_line(cell: LiveCell, capsys: pytest.CaptureFixture[str]) -> None:
+    hostile = "a\x1b[2J\x1b]0;title\x07\n0 message(s), given back\u2028\u202ebc\x7f"
+    connection = pika.BlockingConnection(pika.URLParameters(cell.node.url(AMQP_0_9_1)))
+    properties = pika.BasicProperties(message_id=hostile, type=hostile, headers={"h": hostile})
+    connection.channel().basic_publish("", cell.queue, hostile.encode(), properties)
+    connection.close()
+    for arguments_of in (["peek"], ["peek", "--json"]):
+        assert main([*arguments_of, *arguments(cell)]) == 0
+        lines = capsys.readouterr().out.split("\n")
+        assert all(line.isprintable() for line in lines)
+        assert "0 message(s), given back" not in lines
+    assert main(["peek", "--json", *arguments(cell)]) == 0
+    (row,) = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert (row["messageId"], row["body"], row["properties"]["h"]) == (hostile, hostile, hostile)
 
 
 def test_an_empty_queue_is_not_waited_for_long(cell: LiveCell, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from decimal import Decimal
@@ -346,8 +346,49 @@ def test_nesting_is_read_to_a_depth_and_refused_beyond_it(kind: bytes) -> None:
             value = sized(kind, (b"\x01a" if kind == b"F" else b"") + value)
         return [(1, False, b"\x20\x00" + sized(b"", entry(b"h", value)), b"")]
 
-    assert check(nested(200)) == []
-    assert "nested" in check(nested(202))[0][1]
+    assert check(nested(64)) == []
+    assert "nested" in check(nested(66))[0][1]
     assert "nested" in check(nested(20_000))[0][1]
-    ((pair,),) = DECODER.columns["properties"](nested(200))
-    assert pair[1].count("[" if kind == b"A" else "{") == 200
+    for frames in (0, 500):
+        ((pair,),) = called_deeply(frames, lambda: DECODER.columns["properties"](nested(64)))
+        assert pair[1].count("[" if kind == b"A" else "{") == 64
+
+
+def called_deeply(frames: int, call: Callable[[], Any]) -> Any:
+    """The result of a call by one who has been called by so many others."""
+    return called_deeply(frames - 1, call) if frames else call()
+
+
+def test_what_json_has_no_number_for_is_a_text_in_it() -> None:
+    values = [struct.pack(">cd", b"d", value) for value in (float("nan"), float("inf"), float("-inf"), 1.5)]
+    values.append(struct.pack(">cf", b"f", float("nan")))
+    block = b"\x20\x00" + sized(b"", entry(b"h", sized(b"A", b"".join(values))))
+    raws: list[Raw] = [(1, False, block, b"")]
+    assert check(raws) == []
+    ((pair,),) = DECODER.columns["properties"](raws)
+
+    def refuse(name: str) -> None:
+        raise ValueError(name)
+
+    assert json.loads(pair[1], parse_constant=refuse) == ["NaN", "Infinity", "-Infinity", 1.5, "NaN"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [b"", b"\x01", b"\xffctag" + bytes(30), b"\x04ctag" + bytes(8), b"\x04ctag", b"\xf0" + bytes(60)],
+)
+def test_a_delivery_that_lies_about_its_lengths_is_no_frame(arguments: bytes) -> None:
+    method = struct.pack(">BHIHH", 1, CHANNEL, 4 + len(arguments), 60, 60) + arguments + b"\xce"
+    taken = Taken()
+    with pytest.raises(FrameError, match="shorter"):
+        taken.reader.feed(method + b"".join(frames_of(1, False, b"\x00\x00", b"body" * 80, 1)))
+    assert taken.raws == []
+
+
+@pytest.mark.parametrize(
+    "method", [b"", b"\x04ctag", b"\x04ctag" + bytes(9), b"\x04ctag" + bytes(9) + b"\xff", b"\xff"]
+)
+def test_an_unreadable_message_is_named_also_where_its_delivery_ends_early(method: bytes) -> None:
+    odd = unreadable((1, False, b"\x20\x00", b"body"), "odd", method)
+    (told,) = DECODER.unreadable([odd])
+    assert "odd" in str(told)

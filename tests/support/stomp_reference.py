@@ -6,7 +6,7 @@ The source did so up to version 0.1. What it does now is held to the same frames
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeAlias
 
@@ -14,7 +14,7 @@ from pyspark_mq.brokers.base import StompDialect
 from pyspark_mq.dedup import IdSource
 from pyspark_mq.sources.base import UNREADABLE_PROPERTY, Decoder, Unreadable
 
-__all__ = ["ReferenceDecoder", "ReferenceReader", "ReferenceUnreadable", "RefusedFrameError", "escape"]
+__all__ = ["ReferenceDecoder", "ReferenceUnreadable", "escape", "frames_of"]
 
 #: (tag, headers, body, how the broker speaks)
 Raw = tuple[int, Mapping[str, str], bytes, StompDialect]
@@ -25,167 +25,94 @@ Frame: TypeAlias = "tuple[str, dict[str, str], bytes]"
 #: What a server may send (STOMP 1.2, section "Server Frames").
 COMMANDS = frozenset({"CONNECTED", "MESSAGE", "RECEIPT", "ERROR"})
 
-#: Headers of one message can be large, but what goes on for so long without an empty line is something else.
-_HEADER_BYTES_MAX = 16 * 1024 * 1024
-#: Their first lines, and what can be behind the end of a frame.
-_FIRST_LINES = tuple(f"{command}\n".encode() for command in COMMANDS)
-_STARTS = b"\r\nCMRE"
-_SHOWN_BYTES = 40
+#: What is behind the NUL at the end of a message: ends of lines, and the first line of another frame.
+_ANOTHER = re.compile(rb"[\r\n]*(?:CONNECTED|MESSAGE|RECEIPT|ERROR)\r?\n")
 _NUL = 0
 _EOL = b"\r\n"
 _ESCAPE = re.compile(r"\\[rnc\\]")
 _MEANINGS = {"\\r": "\r", "\\n": "\n", "\\c": ":", "\\\\": "\\"}
 
 
-class RefusedFrameError(Exception):
-    """What was received is not a STOMP frame.
-
-    Attributes:
-        headers: of the frame, as far as they were read.
-    """
-
-    def __init__(self, text: str, headers: Mapping[str, str] = MappingProxyType({})) -> None:
-        self.headers = headers
-        super().__init__(text)
-
-
 class ReferenceUnreadable(dict[str, str]):
-    """Headers of a message whose end is not certain: it has NULs, and the frame no length."""
+    """Headers of a message whose end is not where it should be, and why not."""
 
-    error = "a text with a NUL in it, which STOMP cannot carry"
+    error = ""
 
 
-class ReferenceReader:
-    """Cuts a stream of bytes into frames.
+def frames_of(data: bytes, last: str = "") -> tuple[list[Frame], bool]:
+    """The frames of a whole stream behind which nothing more comes, and is there something behind them that is none?
 
     Args:
         last: a header of which the last entry counts when it is repeated; of all others the first does.
     """
-
-    def __init__(self, last: str = "") -> None:
-        self._last = f"{last}:" if last else ""
-        self._buffer = bytearray()
-        self._headers: tuple[str, dict[str, str], int, int] | None = None
-        self._scanned = 0
-        #: Nothing but frames of STOMP were seen so far.
-        self.spoken = False
-
-    def feed(self, data: bytes) -> Iterator[Frame]:
-        """Frames that are complete with these bytes. Has to be used up before the next call.
-
-        Raises:
-            RefusedFrameError: the bytes are something else.
-        """
-        self._buffer += data
-        position = 0
-        try:
-            while (found := self._next(position)) is not None:
-                frame, position = found
-                yield frame
-        finally:
-            # Once for all of them: each deletion moves what is left.
-            del self._buffer[:position]
-            self._scanned = max(0, self._scanned - position)
-            if self._headers is not None:
-                command, headers, body, end = self._headers
-                self._headers = command, headers, body - position, end - position
-
-    @property
-    def rest(self) -> bytes:
-        """The start of an incomplete frame, for errors."""
-        return bytes(self._buffer[:_SHOWN_BYTES])
-
-    def overlong(self) -> RefusedFrameError | None:
-        """The error for a frame that has begun, if its broker says that it has nothing more to send.
-
-        Heartbeats come between frames. Within a body they mean that it is shorter than its length.
-        """
-        if self._headers is None:
-            return None
-        _, headers, body, end = self._headers
-        return RefusedFrameError(f"{len(self._buffer) - body} bytes came of a body of {end - body}", headers)
-
-    def _next(self, position: int) -> tuple[Frame, int] | None:
-        """The next complete frame and where it ends, if it is there already."""
-        if self._headers is None and not self._read_headers(position):
-            return None
-        assert self._headers is not None
-        command, headers, body, end = self._headers
-        buffer = self._buffer
-        if end < body:  # without a length: up to the first NUL
-            end = buffer.find(_NUL, max(body, self._scanned))
-            if end < 0:
-                self._scanned = len(buffer)
-                return None
-            following = buffer[end + 1 : end + 2]
-            if following and following not in _STARTS and command == "MESSAGE":
-                end = self._end_of_nuls(end)
-                if end < 0:
-                    return None
-                headers = ReferenceUnreadable(headers)
-        elif len(buffer) <= end:
-            return None
-        elif buffer[end] != _NUL:
-            raise RefusedFrameError(f"no end of frame behind a body of {end - body} bytes", headers)
-        self._headers, self._scanned = None, 0
-        with memoryview(buffer) as view:
-            return (command, headers, bytes(view[body:end])), end + 1
-
-    def _end_of_nuls(self, end: int) -> int:
-        """Where a body ends that has NULs in it and no length: at the NUL before the next frame; -1 if not here yet.
-
-        STOMP cannot carry such a text, unless the frame gives its length.
-        """
-        buffer = self._buffer
-        while True:
-            following = bytes(buffer[end + 1 : end + 12]).lstrip(_EOL)
-            if not following or any(name.startswith(following[: len(name)]) for name in _FIRST_LINES):
-                return end
-            end = buffer.find(_NUL, end + 1)
-            if end < 0:
-                return -1
-
-    def _read_headers(self, position: int) -> bool:
-        buffer = self._buffer
-        length = len(buffer)
-        while position < length and buffer[position] in _EOL:  # heartbeats, and ends of lines behind a frame
-            position += 1
-        found = buffer.find(b"\n\n", position)
-        body = found + 2
-        # The same with carriage returns, which brokers may send and usually do not.
-        returned = buffer.find(b"\n\r\n", position, found if found >= 0 else length)
-        if returned >= 0:
-            found, body = returned, returned + 3
-        if found < 0:
-            self._check_start(position)
-            return False
-        command, headers = _headers(bytes(buffer[position:found]), self._last)
+    frames: list[Frame] = []
+    while True:
+        data = data.lstrip(_EOL)
+        head = _head(data)
+        if head is None:
+            return frames, not _may_begin(data)
+        lines, body = head
+        command, headers = _headers(lines, last)
         if command not in COMMANDS:
-            raise RefusedFrameError(f"{command[:_SHOWN_BYTES]!r} is not a frame of a STOMP server")
-        self.spoken = True
-        size = headers.get("content-length")
-        if size is None:
-            end = -1
-        elif size.isascii() and size.isdecimal() and len(size) < 16:
-            end = body + int(size)
-        else:
-            raise RefusedFrameError(f"content-length is {size[:_SHOWN_BYTES]!r}")
-        self._headers = command, headers, body, end
-        return True
+            return frames, True
+        size = _announced(lines)
+        end = body + int(size) if size is not None and re.fullmatch(rb"[0-9]{1,15}", size) else -1
+        if end >= len(data):
+            return frames, False
+        odd = f"its content-length is {size[:40]!r}" if size is not None and end < 0 else ""
+        if end >= 0 and data[end] != _NUL:
+            odd, end = f"no end of frame behind a body of {end - body} bytes", -1
+        if end < 0:
+            end, cut = _end(data, body, command)
+            odd = odd or ("a text with a NUL in it, which STOMP cannot carry" if cut else "")
+            if end < 0:
+                return frames, False
+        if odd and command == "MESSAGE":
+            headers = ReferenceUnreadable(headers)
+            headers.error = odd
+        frames.append((command, headers, data[body:end]))
+        data = data[end + 1 :]
 
-    def _check_start(self, position: int) -> None:
-        """A port that speaks something else may never send an empty line."""
-        start = bytes(self._buffer[position : position + 10])
-        line = start.partition(b"\n")[0].rstrip(b"\r").decode("latin-1")
-        complete = b"\n" in start
-        known = line in COMMANDS if complete else any(command.startswith(line) for command in COMMANDS)
-        if not known or len(self._buffer) - position > _HEADER_BYTES_MAX:
-            raise RefusedFrameError(
-                f"{bytes(self._buffer[position : position + _SHOWN_BYTES])!r} is not a frame of a STOMP server"
-            )
+
+def _head(data: bytes) -> tuple[bytes, int] | None:
+    """The lines before the empty one, and where the body begins; None if there is no empty line."""
+    at = 0
+    while (found := data.find(b"\n", at)) >= 0:
+        if data[at:found] in (b"", b"\r"):
+            return data[: max(0, at - 1)], found + 1
+        at = found + 1
+    return None
+
+
+def _may_begin(data: bytes) -> bool:
+    line, complete, _ = data.partition(b"\n")
+    line = line.rstrip(b"\r")
+    names = [name.encode() for name in COMMANDS]
+    return line in names if complete else any(name.startswith(line) for name in names)
+
+
+def _announced(lines: bytes) -> bytes | None:
+    """The length in the headers, as it is written; None if there is none."""
+    for line in lines.replace(b"\r\n", b"\n").removesuffix(b"\r").split(b"\n")[1:]:
+        name, _, size = line.partition(b":")
+        if name == b"content-length":
+            return size
+    return None
+
+
+def _end(data: bytes, body: int, command: str) -> tuple[int, bool]:
+    """The NUL that ends a body without a length, and are there others in it? Nothing may be behind it, or a frame."""
+    nuls = [at for at in range(body, len(data)) if data[at] == _NUL]
+    for number, at in enumerate(nuls):
+        behind = data[at + 1 :].lstrip(_EOL)
+        begun = any(f"{name}{end}".encode().startswith(behind) for name in COMMANDS for end in ("\n", "\r\n"))
+        if command != "MESSAGE" or begun or _ANOTHER.match(data, at + 1):
+            return at, number > 0
+    return -1, False
 
 
 def _headers(data: bytes, last: str) -> tuple[str, dict[str, str]]:
+    last = f"{last}:" if last else ""
     # What is not text is kept, in the form that gives the bytes back.
     text = data.decode("utf-8", "surrogateescape")
     if "\r" in text:

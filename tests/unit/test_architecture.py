@@ -238,7 +238,7 @@ def test_importing_the_package_loads_neither_spark_nor_a_client() -> None:
 
 def test_the_rules_see_the_imports_there_are() -> None:
     assert Import("pyspark_mq.ack") in IMPORTS["sources.lane"]
-    assert Import("pika.exceptions") in IMPORTS["sources.amqp091.consumer"]
+    assert Import("pika.exceptions") in IMPORTS["sources.amqp091.errors"]
     assert Import("pyspark_mq.dedup.identity") in IMPORTS["dedup.codec"]
     assert Import("pyspark_mq.spark_source.datasource", checking=True) in IMPORTS[""]
     assert Import("pyspark_mq.dedup.redis_store", lazy=True) in IMPORTS["spark_source.reader"]

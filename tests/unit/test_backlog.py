@@ -5,24 +5,38 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from pyspark_mq.errors import BrokerUnavailableError
 from pyspark_mq.sources.backlog import BacklogWatch
-from pyspark_mq.sources.runtime import Threads
+from pyspark_mq.sources.runtime import Task, Threads
+
+
+class Idle(Task):
+    """What goes on only when it is told to."""
+
+    @property
+    def alive(self) -> bool:
+        return True
+
+    def join(self, timeout_s: float) -> None:
+        pass
 
 
 class Steps(Threads):
-    """Runs what is spawned a step at a time."""
+    """Runs what is spawned a step at a time, on a clock that is turned by hand."""
 
     life: Iterator[float]
     spawned = 0
+    now_s = 1_000.0
 
-    def spawn(self, name: str, life: Iterator[float], interrupt: threading.Event) -> Any:
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+    def spawn(self, name: str, life: Iterator[float], interrupt: threading.Event) -> Task:
         self.life, self.spawned = life, self.spawned + 1
-        return object()
+        return Idle()
 
 
 def test_only_queues_that_are_asked_for_are_known_and_only_the_newest(caplog: pytest.LogCaptureFixture) -> None:
@@ -58,3 +72,16 @@ def test_only_queues_that_are_asked_for_are_known_and_only_the_newest(caplog: py
     assert [watch.seen(name) for name in "abc"] == [7, 0, 9]
     watch.stop()
     assert list(runtime.life) == []
+
+
+def test_a_depth_that_cannot_be_renewed_is_unknown_after_a_while() -> None:
+    runtime = Steps()
+    watch = BacklogWatch(lambda _: 5, lambda: ["a"], runtime)
+    watch.begin()
+    next(runtime.life)
+    runtime.now_s += 30
+    assert watch.seen("a") == 5
+    runtime.now_s += 40  # a question that never ends
+    assert watch.seen("a") is None
+    next(runtime.life)
+    assert watch.seen("a") == 5

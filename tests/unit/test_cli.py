@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import random
@@ -108,6 +109,33 @@ def test_all_ids_on_request(folder: Folder, capsys: pytest.CaptureFixture[str]) 
     assert (queue["plannedIds"], queue["carriedIds"]) == (["c", "d", "e"], ["a", "b"])
     text = told("inspect", str(folder.path), "--ids", capsys=capsys)
     assert [line.rpartition(": ")[2] for line in text.splitlines() if "    planned in" in line][:3] == ["c", "d", "e"]
+
+
+#: What a producer may put into an ID: a cleared screen, another title, a line of its own, text that runs backwards.
+HOSTILE = "a\x1b[2J\x1b]0;title\x07\nreleased by joe\u2028\u202ebc\x9b31m\x7f"
+
+
+def harmless(output: str) -> bool:
+    return all(line.isprintable() for line in output.split("\n"))
+
+
+def test_an_id_cannot_move_the_cursor_or_forge_a_line(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    folder.plan(1, Position(2, {"orders": Part(ids(HOSTILE), (ids(HOSTILE + "2"),))}, f"rabbit{HOSTILE}"))
+    text = told("inspect", str(folder.path), "--ids", capsys=capsys)
+    assert harmless(text)
+    assert "\nreleased by joe" not in text
+    assert r": a\x1b[2J" in text
+    assert harmless(told("inspect", str(folder.path), "--ids", "--json", capsys=capsys))
+    (source,) = as_json(str(folder.path), "--ids", capsys=capsys)["sources"]
+    (queue,) = source["open"]["queues"].values()
+    assert queue["plannedIds"] == [HOSTILE]
+
+
+def test_whatever_the_command_writes_goes_through_the_same_hands() -> None:
+    tree = ast.parse(Path(sys.modules[main.__module__].__file__ or "").read_text("utf-8"))
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    writing = {one.name for one in functions if any("print(" in ast.unparse(step) for step in one.body)}
+    assert writing == {"main", "_say", "_say_json"}
 
 
 def test_several_queues_and_several_sources(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import subprocess
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
@@ -18,6 +19,7 @@ from pyspark_mq.cli.main import main
 from pyspark_mq.sources.advice import Finding, Level
 from pyspark_mq.spark_source.options import parse_options
 from tests.support.certificates import Certificates
+from tests.support.sockets import port
 
 NOW = datetime(2030, 1, 1, tzinfo=timezone.utc)
 
@@ -213,3 +215,13 @@ def test_a_wrong_call_is_no_finding(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["doctor", "-n", "-1"])
     assert ended.value.code == 2
+
+
+def test_a_management_url_on_the_port_for_messages_is_a_finding(capsys: pytest.CaptureFixture[str]) -> None:
+    with port(b"AMQP\x00\x00\x09\x01") as opened:
+        place = f"127.0.0.1:{opened.number}"
+        options = [f"url=amqp://{place}", f"managementUrl=http://{place}", "broker=rabbitmq", "queue=q"]
+        assert main(["doctor", "--json", "-n", "0", "connectTimeout=1s", *options]) == 1
+    found = {one["check"]: one for one in json.loads(capsys.readouterr().out)["findings"]}
+    assert found["management"]["level"] == "warning"
+    assert "does not answer as a web server does (BadStatusLine: AMQP\\x00" in found["management"]["found"]

@@ -243,3 +243,11 @@ def test_what_one_does_not_know_the_other_may() -> None:
 )
 def test_versions(server: str, version: tuple[int, int]) -> None:
     assert version_of(server) == version
+
+
+@pytest.mark.parametrize("odd", [None, 7, [], {}, "(", "a{99999999999}", "(" * 5_000 + ")" * 5_000])
+@pytest.mark.parametrize("field", ["apply-to", "pattern", "priority", "definition"])
+def test_a_policy_of_another_form_is_none(field: str, odd: object) -> None:
+    policy = {"apply-to": "all", "pattern": "q", "priority": 1, "definition": {"max-length": 1}}
+    other = {**policy, "priority": 0, "definition": {"max-length": 2}}
+    assert policy_of([{**policy, field: odd}, other], "q", "classic") in ({"max-length": 1}, {"max-length": 2}, {})

@@ -52,7 +52,10 @@ def test_counters_of_another_process_begin_again() -> None:
     assert _growth(None, Reading(0, "q", Counters(received=4)))["received"] == 4
 
 
-@pytest.mark.parametrize("address", ["9464", "localhost:", ":9464", "localhost:http"])
+@pytest.mark.parametrize(
+    "address",
+    ["9464", "localhost:", ":9464", "localhost:http", "localhost:99999", "localhost:-1", "h:٣", "h:" + "9" * 5000],
+)
 def test_an_address_that_is_none_is_refused(address: str) -> None:
     with pytest.raises(ConfigurationError, match="'host:port'"):
         QueueListener(None, prometheus=address)
@@ -124,3 +127,9 @@ def test_the_dashboard_is_what_grafana_takes() -> None:
              for y in range(box["y"], box["y"] + box["h"])]  # fmt: skip
     assert len(cells) == len(set(cells))
     assert all(x < 24 for x, _ in cells)
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 70 + ".b", "no such host"])
+def test_a_host_that_cannot_be_listened_on_is_said(host: str) -> None:
+    with pytest.raises(ConfigurationError, match="cannot be served"):
+        QueueListener(None, prometheus=f"{host}:9464")

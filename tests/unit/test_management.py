@@ -5,15 +5,23 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from pyspark_mq.brokers import BROKERS
-from pyspark_mq.errors import BrokerUnavailableError, RefusedError
-from pyspark_mq.sources.inquiry import ask_queue, ask_server
+from pyspark_mq.errors import BrokerError, BrokerUnavailableError, RefusedError
+from pyspark_mq.sources import backlog
+from pyspark_mq.sources import management as management_module
+from pyspark_mq.sources.backlog import BacklogWatch
+from pyspark_mq.sources.inquiry import ask_depth, ask_queue, ask_server
+from pyspark_mq.sources.listing import QueueWatch
 from pyspark_mq.sources.management import Management
+from pyspark_mq.sources.runtime import Threads
 from pyspark_mq.spark_source.options import parse_options
+from testbed.process import poll
+from tests.support.sockets import port
 
 
 class Web:
@@ -121,3 +129,92 @@ def test_what_an_agent_without_the_mbean_says_is_an_empty_broker(web: Web) -> No
     assert asked.names() == []
     with pytest.raises(RefusedError, match="there is no MBean of a broker"):
         ask_queue(asked, "q")
+
+
+# -- what is no answer of a web server
+
+
+def told(body: object, code: str = "200 OK") -> bytes:
+    """A whole answer."""
+    text = json.dumps(body).encode()
+    return f"HTTP/1.1 {code}\r\nContent-Length: {len(text)}\r\nConnection: close\r\n\r\n".encode() + text
+
+
+QUEUES = told({"items": [{"name": "q.a"}], "page_count": 1})
+MORE_QUEUES = told({"items": [{"name": "q.a"}, {"name": "q.b"}], "page_count": 1})
+#: What a port sends that a broker has opened for something else, and answers that end where they should not.
+OK = b"HTTP/1.1 200 OK\r\n"
+NO_ANSWERS = [
+    b"AMQP\x00\x00\x09\x01", b"ERROR\nmessage:Unknown\n\n\x00\n", b"\x15\x03\x03\x00\x02\x02\x46",
+    b"HTTP/1.1 abc\r\n\r\n", b"", b"HTTP/1.1 200", QUEUES[:-5], OK + b"a: b\r\n" * 200 + b"\r\n",
+    OK + b'Transfer-Encoding: chunked\r\n\r\n5\r\n{"it', OK + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+    OK + b"a: " + b"b" * 70_000 + b"\r\n\r\n",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("broker", BROKERS)
+@pytest.mark.parametrize("answer", NO_ANSWERS, ids=lambda answer: repr(answer[:24]))
+def test_a_port_that_does_not_answer_as_a_web_server_is_an_error_in_words(broker: str, answer: bytes) -> None:
+    with port(answer) as opened:
+        asked = management(broker, f"http://127.0.0.1:{opened.number}")
+        for question in (asked.names, lambda: ask_server(asked), lambda: ask_depth(asked, "q")):
+            with pytest.raises(BrokerError, match="'managementUrl'") as raised:
+                question()
+            assert f"127.0.0.1:{opened.number}" in str(raised.value)
+            assert str(raised.value).isprintable()
+            assert "hushhush" not in str(raised.value)
+
+
+@pytest.mark.parametrize("answer", [QUEUES[:-5], b"AMQP\x00\x00\x09\x01"])
+def test_queues_are_found_again_after_an_answer_that_was_cut_off(answer: bytes) -> None:
+    with port(QUEUES) as opened:
+        names = management("rabbitmq", f"http://127.0.0.1:{opened.number}").names
+        watch = QueueWatch("q.*", names, 0.02, 10, Threads())
+        assert watch.begin() == ["q.a"]
+        opened.answer = answer
+        asked = len(opened.heard)
+        assert poll(lambda: len(opened.heard) > asked + 3, 10)
+        assert watch.seen() == ["q.a"]
+        opened.answer = MORE_QUEUES
+        assert poll(lambda: watch.seen() == ["q.a", "q.b"], 10)
+        watch.stop()
+
+
+def test_the_backlog_is_counted_again_after_an_answer_that_was_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backlog, "_INTERVAL_S", 0.02)
+    depth = told({"messages_ready": 7})
+    with port(depth) as opened:
+        asked = management("rabbitmq", f"http://127.0.0.1:{opened.number}")
+        watch = BacklogWatch(partial(ask_depth, asked), lambda: ["q"], Threads())
+        watch.begin()
+        assert poll(lambda: watch.seen("q") == 7, 10)
+        opened.answer = depth[:-5]
+        assert poll(lambda: watch.seen("q") is None, 10)
+        opened.answer = depth
+        assert poll(lambda: watch.seen("q") == 7, 10)
+        watch.stop()
+
+
+@pytest.mark.parametrize("code", ["301 Moved", "302 Found", "303 See", "307 Temporary", "308 Permanent"])
+@pytest.mark.parametrize("broker", BROKERS)
+def test_a_redirect_is_not_followed_and_the_password_goes_nowhere(broker: str, code: str) -> None:
+    with port(QUEUES) as other, port(b"") as opened:
+        place = f"http://127.0.0.1:{other.number}"
+        opened.answer = f"HTTP/1.1 {code}\r\nLocation: {place}/x?token=abc\r\nContent-Length: 0\r\n\r\n".encode()
+        asked = management(broker, f"http://127.0.0.1:{opened.number}")
+        with pytest.raises(RefusedError, match="managementUrl") as raised:
+            asked.names()
+        assert other.heard == []
+        assert f"127.0.0.1:{other.number}" in str(raised.value)
+        assert "abc" not in str(raised.value)
+
+
+@pytest.mark.parametrize("most", ["_TIMEOUT_S", "_ANSWER_BYTES_MAX"])
+def test_an_answer_without_an_end_is_given_up(most: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(management_module, most, 0.3 if most == "_TIMEOUT_S" else 50_000)
+    body = b" " * 200_000
+    with port(OK + b"Content-Length: %d\r\n\r\n" % (len(body) + 1) + body) as opened:
+        opened.pause_s = 0.1 if most == "_TIMEOUT_S" else 0.0
+        asked = management("rabbitmq", f"http://127.0.0.1:{opened.number}")
+        with pytest.raises(BrokerUnavailableError, match="bytes came, and no end of the answer"):
+            asked.names()

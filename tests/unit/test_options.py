@@ -5,17 +5,20 @@ from __future__ import annotations
 import re
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.dedup import IdSource, OnMissing
 from pyspark_mq.errors import OptionError
 from pyspark_mq.sources.settings import Guarantee, OnUnreadable
 from pyspark_mq.spark_source.options import OPTION_NAMES, Options, parse_options
-from tests.support.certificates import make_certificates
+from tests.support.certificates import Certificates, make_certificates
 
 OPTIONS_PAGE = Path(__file__).parents[2] / "docs" / "options.md"
 #: Every option, in the order of the error texts.
@@ -849,3 +852,113 @@ def test_a_file_and_a_password_or_no_user_are_refused(tmp_path: Path) -> None:
     assert "hushhush" not in str(error)
     error = refusal({**NEEDED, "url": "amqp://broker.example/", "passwordFile": str(file)})
     assert "is set without 'username'" in str(error)
+
+
+# -- what nobody gives on purpose ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_a_nul_is_refused_in_every_option(name: str) -> None:
+    error = refusal({**NEEDED, name: "a\0hushhush"})
+    assert error.option == name
+    assert "has a NUL" in str(error)
+    assert name not in {"username", "password"} or "hushhush" not in str(error)
+
+
+@pytest.mark.parametrize("text", ["queue\ud800", "\udcff"])
+def test_half_a_character_is_refused(text: str) -> None:
+    assert "surrogate" in str(refusal({**NEEDED, "queue": text}))
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\x0b", "\x7f"])
+@pytest.mark.parametrize("name", ["username", "password", "subscription"])
+def test_the_end_of_a_line_in_a_login_does_not_become_a_header(name: str, end: str) -> None:
+    options = {"broker": "activemq", "url": "stomp://localhost", "topic": "news", "subscription": "s", "username": "u"}
+    error = refusal({**options, name: f"hush{end}heart-beat:0,0"})
+    assert error.option == name
+    assert "leave it out" in str(error)
+    assert name == "subscription" or "hush" not in str(error)
+
+
+@pytest.mark.parametrize("secret", ["hush\nheart-beat:0,0", "hush\r\nx:y\n", "hu\0sh"])
+def test_a_password_file_with_more_than_a_password_is_refused(secret: str, tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text(secret)
+    error = refusal({**NEEDED, "username": "u", "passwordFile": str(file)})
+    assert (error.option, str(file) in str(error), "hush" in str(error)) == ("passwordFile", True, False)
+
+
+PATTERN = {"broker": "rabbitmq", "url": "amqp://h", "queuePattern": "a", "managementUrl": "http://h:1"}
+
+
+@pytest.mark.parametrize(
+    "pattern", ["a{99999999999}", "(" * 5_000 + ")" * 5_000, "(?L)a", "[", "a**", "(?P<n>a)(?P<n>b)", "\\8", "(?<=a+)b"]
+)
+def test_a_pattern_that_python_cannot_read_is_refused(pattern: str) -> None:
+    options = {**PATTERN, "queuePattern": pattern}
+    assert refusal(options).option == "queuePattern"
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("queue", {"queue": "q" * 256}),
+        ("queue", {"queue": "a,ü" + "ü" * 127}),
+        ("topic", {"topic": "t" * 256, "subscription": "s"}),
+        ("subscription", {"topic": "t", "subscription": "s" * 256}),
+        ("url", {"queue": "q", "url": "amqp://h/" + "v" * 256}),
+    ],
+)
+def test_a_name_that_amqp_0_9_1_has_no_room_for_is_refused(name: str, options: dict[str, str]) -> None:
+    error = refusal({"broker": "rabbitmq", "url": "amqp://h", **options})
+    assert error.option == name
+    assert "256 bytes" in str(error)
+    assert parse_options({"broker": "rabbitmq", "url": "amqp://h", "queue": "q" * 255})
+    assert parse_options({"broker": "artemis", "url": "amqp://h", "queue": "q" * 256})
+
+
+def test_tls_options_count_for_the_management_beside_a_url_without_tls(certificates: Certificates) -> None:
+    ca = str(certificates.ca.cert_file)
+    options = {**NEEDED, "managementUrl": "https://h:15671", "tls.caFile": ca}
+    assert parse_options(options).settings.endpoint.tls.ca_file == ca
+    assert refusal({**options, "managementUrl": "http://h:15672"}).option == "tls.caFile"
+    assert refusal({**options, "tls.caFile": "/nowhere"}).option == "tls.caFile"
+
+
+@pytest.mark.parametrize(
+    "url", ["http://u:9/s3cret@h", "http://u:9/s3cret@h:15672/x", "http://u:s3cret\n@h", "http://u:s3cret%0A@h",
+            "http://h/a b", "http://h/\u00fc", "http://u:s3cret@", "http://[::1", "http://u:s3cret@h:99999"]
+)  # fmt: skip
+def test_a_management_url_that_cannot_be_read_is_refused_without_its_password(url: str) -> None:
+    error = refusal({**NEEDED, "managementUrl": url})
+    assert error.option == "managementUrl"
+    assert "s3cret" not in str(error) + repr(error)
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("http://[::1]:15672", "http://[::1]:15672"), ("https://u:s3cret@[fe80::1]/x/", "https://[fe80::1]/x"),
+        ("http://u:9%2Fs3cret@H:1", "http://h:1"),
+    ],
+)  # fmt: skip
+def test_a_management_url_keeps_its_brackets_and_not_its_password(given: str, shown: str) -> None:
+    management = parse_options({**NEEDED, "managementUrl": given}).settings.management
+    assert management is not None
+    assert management.url == shown
+    assert "s3cret" not in repr(management)
+
+
+ODD_TEXTS = st.one_of(
+    st.text(st.characters(codec=None), max_size=30),
+    st.text("a1.,:/@?#[]%(){}*+\\|^$-_ \n", max_size=40),
+    st.sampled_from(["9" * 5_000, "a" * 300, ",", "amqp://", "http://[", "redis://:pw@", "(a+)+", "property:", "\\,"]),
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.dictionaries(st.sampled_from(DOCUMENTED), ODD_TEXTS, max_size=5), st.sampled_from(["queue", "topic", "none"]))
+def test_whatever_is_given_is_taken_or_refused_in_words(options: dict[str, str], reads: str) -> None:
+    base = {"queue": NEEDED, "topic": TOPIC, "none": {}}[reads]
+    with suppress(OptionError):
+        parse_options({**base, **options})

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.dedup import IdSource, id_keys
 from pyspark_mq.sources.stomp.decoder import StompDecoder
-from pyspark_mq.sources.stomp.frames import FrameError, FrameReader, UnreadableHeaders
+from pyspark_mq.sources.stomp.frames import Frame, FrameError, FrameReader, UnreadableHeaders
 from pyspark_mq.sources.stomp.headers import parse, text, value
 from tests.support.stomp import block
 from tests.support.stomp_reference import escape
@@ -21,12 +21,16 @@ MESSAGE_ID = IdSource("message-id")
 
 
 def frames(*pieces: bytes) -> list[tuple[str, dict[str, str], bytes]]:
-    reader = FrameReader()
     return [
         (command, parse(headers, escaped=command != "CONNECTED"), body)
-        for piece in pieces
-        for command, headers, body in reader.feed(piece)
+        for command, headers, body in read(FrameReader(), *pieces)
     ]
+
+
+def read(reader: FrameReader, *pieces: bytes) -> list[Frame]:
+    """Everything that comes, and then nothing for a while."""
+    found = [frame for piece in pieces for frame in reader.feed(piece)]
+    return [*found, *reader.quiet()]
 
 
 def raw(broker: str, headers: dict[str, str], body: bytes = b"") -> Any:
@@ -55,13 +59,18 @@ def test_a_length_makes_a_body_of_any_bytes() -> None:
     assert frames(b"MESSAGE\ncontent-length:0\n\n\0") == [("MESSAGE", {"content-length": "0"}, b"")]
 
 
+def test_a_body_behind_carriage_returns_may_begin_with_a_line_feed() -> None:
+    assert frames(b"MESSAGE\r\ncontent-length:2\r\n\r\n\nx\0") == [("MESSAGE", {"content-length": "2"}, b"\nx")]
+    assert frames(b"MESSAGE\r\na:1\r\n\r\n\n\0\r\n") == [("MESSAGE", {"a": "1"}, b"\n")]
+
+
 def test_lines_may_end_with_carriage_returns() -> None:
     assert frames(b"MESSAGE\r\na:1\r\nb:2\r\n\r\nx\n\ny\0") == [("MESSAGE", {"a": "1", "b": "2"}, b"x\n\ny")]
 
 
 @pytest.mark.parametrize("behind", [b"", b"\n", b"\n\nMESSAGE\nack:2\n\nnext\0", b"RECEIPT\nreceipt-id:1\n\n\0"])
 def test_a_text_with_nuls_and_no_length_is_unreadable_and_the_next_frame_is_read(behind: bytes) -> None:
-    odd, *others = FrameReader().feed(b"MESSAGE\nack:1\nmessage-id:m\n\na\0b\0\nc\0" + behind)
+    odd, *others = read(FrameReader(), b"MESSAGE\nack:1\nmessage-id:m\n\na\0b\0\nc\0" + behind)
     assert isinstance(odd[1], UnreadableHeaders)
     assert odd[2] == b"a\0b\0\nc"
     assert len(others) == behind.count(b"\0")
@@ -77,7 +86,7 @@ def test_headers_are_unescaped_and_the_first_of_a_name_counts() -> None:
 
 def test_of_one_header_the_last_counts_if_that_is_said() -> None:
     first, second = (
-        frame[1] for frame in FrameReader().feed(b"MESSAGE\nid:a\nx:1\nid:b\\c\nx:2\n\n\0MESSAGE\nid:c\n\n\0")
+        frame[1] for frame in read(FrameReader(), b"MESSAGE\nid:a\nx:1\nid:b\\c\nx:2\n\n\0MESSAGE\nid:c\n\n\0")
     )
     assert (parse(first, "id"), parse(second, "id")) == ({"id": "b:", "x": "1"}, {"id": "c"})
     assert (value(first, "id", "id"), text(first, "id", "id"), value(first, "x", "id")) == (b"b\\c", "b:", b"1")
@@ -107,7 +116,7 @@ def test_whatever_is_written_is_read_however_it_is_cut(value: str, name: str, bo
 
 
 def test_headers_that_are_no_text_stay_different() -> None:
-    found = FrameReader().feed(b"MESSAGE\nmessage-id:\xff\n\n\0MESSAGE\nmessage-id:\xfe\n\n\0")
+    found = read(FrameReader(), b"MESSAGE\nmessage-id:\xff\n\n\0MESSAGE\nmessage-id:\xfe\n\n\0")
     raws = [(1, headers, body, BROKERS["artemis"].stomp) for _, headers, body in found]
     ids = DECODER.ids(raws, MESSAGE_ID)
     assert ids == [b"\xff", b"\xfe"]
@@ -120,15 +129,75 @@ def test_headers_that_are_no_text_stay_different() -> None:
         b"HTTP/1.1 400 Bad Request\r\n\r\n",
         b"AMQP\0\0\x09\x01",
         b"\x15\x03\x03\x00\x02\x02\x46",
-        b"MESSAGE\ncontent-length:two\n\n",
-        b"MESSAGE\ncontent-length:-1\n\n",
-        b"MESSAGE\ncontent-length:1\n\nxyz\0",
         b"MESSAGES\n\n\0",
+        b"MESSAGE\ncontent-length:1\n\nx\0SEND\n\n\0",
+        b"RECEIPT\nreceipt-id:1\n\n\0x\n",
     ],
 )
 def test_what_is_no_frame_is_an_error(data: bytes) -> None:
     with pytest.raises(FrameError):
         frames(data)
+
+
+@pytest.mark.parametrize(
+    ("length", "body"),
+    [
+        (b"two", b"xy"),
+        (b"-1", b"xy"),
+        (b"", b"xy"),
+        (b"1", b"xyz"),
+        (b"9" * 20, b"x\0y"),
+        (b"3", b"x"),
+        (b"12", b"x\0y"),
+    ],
+)
+def test_a_message_with_a_wrong_length_is_unreadable_and_the_next_frame_is_read(length: bytes, body: bytes) -> None:
+    behind = b"\0\nMESSAGE\nack:2\n\nnext\0\n"
+    odd, good = read(FrameReader(), b"MESSAGE\nack:1\nmessage-id:m\ncontent-length:" + length + b"\n\n" + body + behind)
+    assert isinstance(odd[1], UnreadableHeaders)
+    assert (odd[2], good[2], type(good[1])) == (body, b"next", bytes)
+    (told,) = DECODER.unreadable([(7, odd[1], odd[2], BROKERS["activemq"].stomp)])
+    assert (told.tag, told.data, told.known) == (7, body, {"message-id": "m"})
+    assert "length" in told.error or "body" in told.error or "NUL" in told.error
+
+
+def test_a_message_that_is_shorter_than_its_length_is_unreadable_once_the_broker_has_nothing_more_to_send() -> None:
+    reader = FrameReader()
+    assert read(reader, b"MESSAGE\nack:1\ncontent-length:99\n\nbody\0\n", b"\n", b"\n") == []
+    assert reader.inside
+    ((_, headers, body),) = reader.idle()
+    assert (type(headers), body) == (UnreadableHeaders, b"body")
+    assert not reader.inside
+    assert frames_behind(reader) == [("MESSAGE", b"x")]
+
+
+def test_a_body_without_an_end_ends_the_session() -> None:
+    reader = FrameReader()
+    assert read(reader, b"MESSAGE\nack:1\n\nbody", b"\n", b"\n") == []
+    with pytest.raises(FrameError, match="no end"):
+        list(reader.idle())
+    assert list(FrameReader().idle()) == []
+
+
+def frames_behind(reader: FrameReader) -> list[tuple[str, bytes]]:
+    return [(command, body) for command, _, body in read(reader, b"MESSAGE\nack:2\n\nx\0\n")]
+
+
+@pytest.mark.parametrize("behind", [b"", b"\n", b"\r\n", b"\nMESSAG", b"E"])
+def test_a_text_is_held_until_it_is_certain_that_nothing_more_of_it_comes(behind: bytes) -> None:
+    reader = FrameReader()
+    assert list(reader.feed(b"MESSAGE\nack:1\n\ntext\0" + behind)) == []
+    assert reader.held
+    ((_, headers, body),) = reader.quiet()
+    assert (type(headers), body, reader.held) == (bytes, b"text", False)
+    assert list(reader.quiet()) == []
+
+
+@pytest.mark.parametrize("head", [b"CONNECTED\nversion:1.2", b"RECEIPT\nreceipt-id:1", b"MESSAGE\ncontent-length:0"])
+def test_what_has_a_certain_end_is_not_held(head: bytes) -> None:
+    reader = FrameReader()
+    assert len(list(reader.feed(head + b"\n\n\0"))) == 1
+    assert not reader.held
 
 
 @pytest.mark.parametrize("data", [b"", b"\n", b"M", b"MESSAGE\n", b"MESSAGE\nack:1\n", b"MESSAGE\nack:1\n\nbo"])

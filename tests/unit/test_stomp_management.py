@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
 from pyspark_mq.sources.base import QueueDepth
+from pyspark_mq.sources.facts import of_artemis, of_artemis_settings
 from pyspark_mq.sources.stomp.management import Questions
 from tests.support.stomp import block
 
@@ -75,3 +77,25 @@ def test_a_question_names_the_queue(queue: str, name: str) -> None:
     assert destination == "activemq.management"
     assert json.loads(json.loads(body)[0])["value"] == name
     assert headers["correlation-id"] in questions(queue).subscription()[1]["selector"]
+
+
+ODD = [None, True, 7, -1, 10**30, "x", "9" * 5_000, 1.5, math.inf, math.nan, [], [1], {}, {"a": 1}]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=lambda odd: repr(odd)[:12])
+def test_an_answer_with_something_else_in_any_field_ends_nothing(odd: object) -> None:
+    counts = dict.fromkeys(("messageCount", "scheduledCount", "deliveringCount", "consumerCount"), "5")
+    settings = {"redeliveryDelay": 5, "redeliveryMultiplier": 2, "maxRedeliveryDelay": 9, "maxDeliveryAttempts": 3}
+    others = ("address", "maxConsumers", "ringSize", "consumersBeforeDispatch", "durable", "deadLetterAddress",
+              "slowConsumerPolicy", "slowConsumerThreshold", "slowConsumerThresholdMeasurementUnit")  # fmt: skip
+    for name in (*counts, *settings, *others):
+        body = json.dumps([json.dumps({"data": [{**counts, name: odd}]})]).encode()
+        told = questions().answer(body)
+        if told is not None:
+            assert told.at_first().ready >= 0
+            of_artemis(told.told)
+        asked = questions()
+        asked.question_of_settings("orders")
+        assert asked.answer(json.dumps([json.dumps({**settings, name: odd})]).encode()) is None
+        assert asked.settings is not None
+        assert (of_artemis_settings(asked.settings).redelivery_delay_s or 0) >= 0

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+import time
+from contextlib import suppress
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.errors import OptionError
+from pyspark_mq.sources import url as url_module
 from pyspark_mq.sources.url import SCHEMES, BrokerUrl, parse_urls, redact, redact_in
 
 
@@ -270,3 +276,32 @@ def test_malformed_urls_are_shown_as_far_as_it_is_safe(text: str, shown: str) ->
 )
 def test_what_is_said_of_a_url_has_no_secret(said: str, url: str, shown: str) -> None:
     assert redact_in(said, url) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "amqp://a" + "," * 50_000, "amqp://a" + "," * 50_000 + "x", ",".join(["amqp://a"] * 5_000), "a," * 50_000,
+        "amqp://a" + ", " * 50_000 + "amqp://b", "amqp://" + "a" * 50_000 + ",", "amqp://u:" + "@" * 50_000,
+    ],
+)  # fmt: skip
+def test_a_url_of_any_length_is_read_in_a_moment(text: str) -> None:
+    began_s = time.process_time()
+    with suppress(OptionError):
+        parse_urls(text)
+    redact(text)
+    assert time.process_time() - began_s < 2
+
+
+@pytest.mark.parametrize("text", ["amqp://u:p%0Aw@host", "amqp://u:p\nw@host", "amqp://host/a%0D%0Ab", "amqp://h\tost"])
+def test_a_url_with_the_end_of_a_line_in_it_is_refused(text: str) -> None:
+    with pytest.raises(OptionError, match="control character") as refused:
+        parse_urls(text)
+    assert "p%0Aw" not in str(refused.value)
+
+
+@given(st.lists(st.sampled_from(["amqp://a", "stomp://b:1", "c", " ", ",", "\t", ":", "//", "x,y@h"]), max_size=8))
+def test_urls_are_told_apart_as_before(pieces: list[str]) -> None:
+    """By the expression that says what is meant, and takes time that grows with the third power of the length."""
+    text = "".join(pieces).strip(", \t\r\n")
+    assert list(url_module._candidates(text)) == re.split(r"[\s,]*,[\s,]*(?=[A-Za-z][\w+.-]*://)", text)

@@ -23,13 +23,12 @@ from typing import Any, ClassVar
 
 import pika
 from pika.adapters.select_connection import IOLoop, SelectConnection
-from pika.exceptions import AMQPConnectionError
 
 from pyspark_mq.brokers.base import AMQP_0_9_1
 from pyspark_mq.errors import BrokerUnavailableError, MessageError, OptionError
 from pyspark_mq.sources.amqp091.decoder import Amqp091Decoder, as_text
 from pyspark_mq.sources.amqp091.errors import connect_error, handshake_hint, queue_error, reason_of, was_told
-from pyspark_mq.sources.amqp091.frames import DeliveryReader, Raw
+from pyspark_mq.sources.amqp091.frames import DeliveryReader, FrameError, Raw
 from pyspark_mq.sources.amqp091.properties import check, unreadable
 from pyspark_mq.sources.base import Consumer, Decoder, Greeting, QueueDepth, SessionLostError
 from pyspark_mq.sources.socket_loop import unread_bytes
@@ -375,8 +374,12 @@ class Amqp091Consumer(Consumer):
                 break
         if not raws:
             return
+        first, last = raws[0][0], raws[-1][0]
+        if first <= self._last_tag or last - first < len(raws) - 1:
+            self._ended(FrameError(f"delivery tags do not ascend: {first} to {last} behind {self._last_tag}"))
+            return
         self.inbox.extend(raws)
-        self._last_tag = raws[-1][0]
+        self._last_tag = last
         self.bytes_arrived += sum(map(len, self.decoder.bodies(raws)))
         if self.bytes_arrived - self.bytes_taken > self.bytes_allowed and (not self.paused or self._sipping):
             self._pause()
@@ -412,8 +415,8 @@ class Amqp091Consumer(Consumer):
         timer = self._loop.call_later(timeout_s, self._loop.stop)
         try:
             self._loop.start()
-        except (AMQPConnectionError, OSError, ValueError, AttributeError) as error:
-            # pika raises plain errors on a connection it has not noticed to be dead.
+        except Exception as error:  # noqa: BLE001 - pika raises whatever it runs into
+            # On a connection it has not noticed to be dead, or in frames that nobody may send.
             self._ended(error)
         finally:
             self._loop.remove_timeout(timer)
@@ -478,7 +481,7 @@ class Amqp091Consumer(Consumer):
                 self._loop.start()
                 self._loop.remove_timeout(timer)
         except Exception as failed:  # noqa: BLE001 - the session is over, whatever pika says
-            logging.getLogger(__name__).debug("closing: %s", failed)
+            _LOG.debug("closing: %s", failed)
         finally:
             self._drop_socket(connection)
 
@@ -486,5 +489,9 @@ class Amqp091Consumer(Consumer):
         """A connection that did not close in time must not hold its messages hostage."""
         transport = getattr(connection, "_transport", None)
         if transport is not None and not connection.is_closed:
-            transport.abort()
+            with contextlib.suppress(Exception):
+                transport.abort()
+                # A callback of the loop closes the socket.
+                self._loop.add_callback_threadsafe(self._loop.stop)
+                self._loop.start()
         self._loop.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timezone
 from types import MappingProxyType
@@ -18,11 +19,11 @@ __all__ = ["Amqp091Decoder", "as_text"]
 _MICROSECONDS = 1_000_000
 _INT64_MAX = 2**63 - 1
 _INT32_MAX = 2**31 - 1
-#: In place of a value that is nested more deeply than the interpreter can go.
-_TOO_DEEP = "(nested too deeply)"
+#: What JSON has no number for, as texts (RFC 8259, section 6).
+_NO_NUMBERS = {"inf": "Infinity", "-inf": "-Infinity", "nan": "NaN"}
 
 
-def as_text(value: object) -> str | None:  # noqa: PLR0911 - one for each kind
+def as_text(value: object) -> str | None:
     """A field value for a string column; bytes that are not text are shown with escapes."""
     if value is None or isinstance(value, str):
         return value
@@ -33,10 +34,7 @@ def as_text(value: object) -> str | None:  # noqa: PLR0911 - one for each kind
     if isinstance(value, datetime):
         return _utc(value).isoformat()
     if isinstance(value, dict | list):
-        try:
-            return json.dumps(_plain(value), ensure_ascii=False)
-        except RecursionError:
-            return _TOO_DEEP
+        return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False)
     return f"{value:d}" if isinstance(value, int) else str(value)
 
 
@@ -45,7 +43,9 @@ def _plain(value: object) -> object:
         return {as_text(name): _plain(item) for name, item in value.items()}
     if isinstance(value, list):
         return [_plain(item) for item in value]
-    if value is None or isinstance(value, bool | float):
+    if isinstance(value, float):
+        return value if math.isfinite(value) else _NO_NUMBERS[str(value)]
+    if value is None or isinstance(value, bool):
         return value
     return int(value) if isinstance(value, int) else as_text(value)
 
@@ -180,10 +180,16 @@ def _unreadable(raw: UnreadableRaw) -> Unreadable:
 
 
 def _routing(method: bytes) -> tuple[str | None, str | None]:
-    """Exchange and routing key from the arguments of basic.deliver, behind consumer tag, delivery tag and bits."""
-    at = 1 + method[0] + 9
-    end = at + 1 + method[at]
-    exchange, key = method[at + 1 : end], method[end + 1 : end + 1 + method[end]]
+    """Exchange and routing key from the arguments of basic.deliver, behind consumer tag, delivery tag and bits.
+
+    None where the arguments end before, or are not known.
+    """
+    try:
+        at = 1 + method[0] + 9
+        end = at + 1 + method[at]
+        exchange, key = method[at + 1 : end], method[end + 1 : end + 1 + method[end]]
+    except IndexError:
+        return None, None
     return as_text(exchange), as_text(key)
 
 

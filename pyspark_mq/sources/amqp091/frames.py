@@ -33,6 +33,7 @@ _CONTENT_HEAD = 19
 _frame_head = Struct(">BHI").unpack_from  # type, channel, size
 _content_head = Struct(">BHIHHQ").unpack_from  # the same, then class, weight, body size
 _tag_and_bits = Struct(">QB").unpack_from
+_TAG_AND_BITS = 9
 
 
 class FrameError(Exception):
@@ -130,7 +131,10 @@ class DeliveryReader:
                 at = end
                 continue
             # From here on it is about speed: most deliveries are here as a whole.
-            tag, bits = _tag_and_bits(data, at + 12 + data[at + 11])
+            behind = at + 12 + data[at + 11]
+            if behind + _TAG_AND_BITS >= end:
+                raise FrameError("a delivery is shorter than its consumer tag says")
+            tag, bits = _tag_and_bits(data, behind)
             method = data[at + 11 : end - 1]
             at = end
             if size - at >= _CONTENT_HEAD:

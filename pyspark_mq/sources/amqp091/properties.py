@@ -43,8 +43,9 @@ _NAMES = tuple(_FIELDS)
 _FLAGS_SIZE = 2
 #: The lowest bit says that there is another word of flags.
 _MORE = 1
-#: Tables and arrays within each other. The interpreter ends at a thousand calls, the writer of JSON before.
-_DEPTH_MAX = 200
+#: Tables and arrays within each other; RabbitMQ's own are three deep. To read and to write one level takes two calls,
+#: and the interpreter ends at a thousand, of which whoever asks for the column has taken some.
+_DEPTH_MAX = 64
 
 
 def _steps(flags: int) -> list[int]:

@@ -40,7 +40,7 @@ def ask_queue(endpoint: Endpoint, url: BrokerUrl) -> QueueFacts:
         asker.consume(_CREDIT)
         queue = endpoint.name.rpartition("::")[2]
         found = asker.queues("name", queue)
-        address = str(found[0]["address"]) if found else endpoint.name.partition("::")[0]
+        address = str((found[0] if found else {}).get("address") or endpoint.name.partition("::")[0])
         facts = of_artemis(found[0] if found else {})
         settings = artemis_answer(asker.ask("getAddressSettingsAsJSON", address))
         if isinstance(settings, dict):

@@ -44,7 +44,7 @@ from pyspark_mq.sources.processes.messages import (
     Stop,
 )
 from pyspark_mq.sources.receiver import Confirmed, Failed, Lost, Mailbox, Opened, Receiver, Terms, watch_parent
-from pyspark_mq.sources.runtime import Threads
+from pyspark_mq.sources.runtime import Threads, begin_thread
 
 __all__ = ["BOOT", "main"]
 
@@ -140,7 +140,8 @@ class _Child:
             post.answers.append(message.terms)
             post.answered.set()
         elif isinstance(message, Stop):
-            threading.Thread(target=self._stop, args=(post,), daemon=True).start()
+            ended = Ended(post.begin.key)
+            begin_thread("pyspark-mq stop", lambda: self._stop(post), lambda _: self.say(ended))
 
     def _begin(self, begin: Begin) -> None:
         try:
@@ -288,9 +289,8 @@ class _Forward(logging.Handler):
         self._child = child
 
     def emit(self, record: logging.LogRecord) -> None:
-        # As QueueHandler.prepare: arguments and tracebacks may be anything.
-        record.msg = self.format(record)
-        record.args = record.exc_info = record.exc_text = record.stack_info = None
+        # Arguments and tracebacks are text by now, see `sources.logs`.
+        record.stack_info = None
         self._child.say(Logged(record))
 
 
@@ -314,16 +314,8 @@ def main(descriptor: int) -> None:
     log.addHandler(_Forward(child))
     log.propagate = False
 
-    def carry() -> None:
-        try:
-            child.carry()
-        except OSError:
-            pass  # the parent is gone
-        finally:
-            # The kernel closes the connections, and the broker takes its messages back at once.
-            os._exit(0)
-
-    threading.Thread(target=carry, name="pyspark-mq porter", daemon=True).start()
+    # Mostly the parent is gone: the kernel closes the connections, and the broker takes its messages back at once.
+    begin_thread("pyspark-mq porter", child.carry, lambda died: os._exit(int(not isinstance(died, OSError))))
     while (frame := channel.receive()) is not None:
         child.obey(frame.message)
     os._exit(0)

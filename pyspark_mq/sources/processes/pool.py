@@ -48,6 +48,7 @@ from pyspark_mq.sources.processes.messages import (
     Stop,
 )
 from pyspark_mq.sources.receiver import Confirmed, Failed, Lost, Mailbox, Opened, Terms, next_session
+from pyspark_mq.sources.runtime import begin_thread
 from pyspark_mq.sources.settings import OnUnreadable, Settings
 
 __all__ = ["Pool"]
@@ -250,8 +251,7 @@ class _Process:
             if self.outbox is not None:
                 self.outbox.put(receiver.beginning())
             if self._thread is None:
-                self._thread = threading.Thread(target=self._live, name="pyspark-mq process", daemon=True)
-                self._thread.start()
+                self._thread = begin_thread("pyspark-mq process", self._live, self._died)
 
     def send(self, message: object) -> bool:
         """Say something, if it lives. What is said to one that has died is void, like its sessions."""
@@ -308,8 +308,7 @@ class _Process:
             # From now on until something is heard, nothing has been attended to.
             self.attended = (self.attended[0], time.monotonic())
             outbox.put(Hello(self._columns, _LOG.getEffectiveLevel()))
-            sender = threading.Thread(target=_send_all, args=(channel, outbox), name="pyspark-mq sender", daemon=True)
-            sender.start()
+            sender = begin_thread("pyspark-mq sender", lambda: _send_all(channel, outbox), lambda _: channel.hang_up())
             with self._lock:
                 if self._stopping.is_set():
                     return "it was not needed any more"
@@ -374,6 +373,9 @@ class _Process:
     def _silence_max_s(self) -> float:
         beats_s = (receiver.endpoint.heartbeat_s for receiver in list(self._receivers.values()))
         return max(_SILENT_LEAST_S, _SILENT_HEARTBEATS * min(beats_s, default=0.0))
+
+    def _died(self, error: Exception) -> None:
+        self._give_up(f"{type(error).__name__}: {error}")
 
     def _give_up(self, end: str) -> None:
         for receiver in list(self._receivers.values()):

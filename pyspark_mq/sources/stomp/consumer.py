@@ -17,24 +17,23 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any, ClassVar, NamedTuple
 
-from stomp.listener import ConnectionListener
 from stomp.protocol import Protocol12
 from stomp.transport import BaseTransport
-from stomp.utils import Frame
 
 from pyspark_mq.brokers.base import STOMP
 from pyspark_mq.errors import BrokerUnavailableError, MessageError, MqError
 from pyspark_mq.sources.base import Consumer, Decoder, Greeting, QueueDepth, SessionLostError
 from pyspark_mq.sources.facts import NOTHING_KNOWN, QueueFacts, of_artemis, of_artemis_settings
 from pyspark_mq.sources.socket_loop import SocketLoop, dial_error, hint
-from pyspark_mq.sources.stomp.decoder import StompDecoder, whole_number
+from pyspark_mq.sources.stomp.decoder import StompDecoder
 from pyspark_mq.sources.stomp.errors import dialect_of, login_error, said, subscribe_error
 from pyspark_mq.sources.stomp.frames import MESSAGE, FrameError, FrameReader, UnreadableHeaders
 from pyspark_mq.sources.stomp.headers import as_text, parse, text, value
@@ -46,6 +45,8 @@ __all__ = ["StompConsumer"]
 
 _LOG = logging.getLogger("pyspark_mq")
 _SPEAKS = "STOMP"
+#: Milliseconds between what each side sends (STOMP 1.2, "Heart-beating").
+_HEART_BEAT = re.compile(r" *([0-9]{1,10}) *, *([0-9]{1,10}) *")
 _INT32_MAX = 2**31 - 1
 _RECEIVE_BYTES = 256 * 1024
 _CLOSE_TIMEOUT_S = 1.0
@@ -68,6 +69,10 @@ _NOTHING = "JMSMessageID='never'"
 _BEATS_WITHIN = 3
 _BEAT_BYTES = 2
 _BEAT_S = 0.5
+#: When a text that could end here has been followed by nothing for so long, the broker is asked to prove it; one that
+#: does not answer within the other time is not to be asked.
+_HUSH_S = 0.002
+_PROOF_S = 30.0
 #: A broker that does not answer a question for so long does not answer such questions.
 _ANSWER_TIMEOUT_S = 5.0
 _ACK = "ack"
@@ -78,6 +83,7 @@ _EOL = b"\n"
 #: A frame without a message, where a subscription that browses has come to the end (ActiveMQ Classic).
 _BROWSED = b"\nbrowser:end"
 _SUBSCRIBED = "subscribed"
+_PROVED = "proved"
 _DISCONNECTED = "disconnected"
 
 
@@ -90,11 +96,6 @@ class _Asker(NamedTuple):
 
 #: Who was refused an answer. It is not asked for again in this process: each refusal is a line in the broker's log.
 _REFUSED: set[_Asker] = set()
-
-
-def _milliseconds(text: str) -> int:
-    """Of a heart-beat."""
-    return whole_number(text.strip().encode("utf-8", "surrogateescape"), _INT32_MAX) or 0
 
 
 class _Transport(BaseTransport):  # type: ignore[misc]
@@ -110,7 +111,7 @@ class _Transport(BaseTransport):  # type: ignore[misc]
         self._outgoing += encoded_frame
 
 
-class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
+class StompConsumer(Consumer):
     """One connection with one or more subscriptions to the same destination."""
 
     decoder: ClassVar[Decoder] = StompDecoder()
@@ -139,6 +140,8 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         self._tag = 0
         self._settling = Settling(cumulative=self._dialect.cumulative, reject_headers=self._dialect.reject_headers)
         self._beats_within = 0
+        #: When the broker was asked to prove the end of a text; -inf if no answer is due.
+        self._proof_s = -math.inf
         self._answers: set[str] = set()
         self._numbers = count()
         self._window = 0
@@ -163,7 +166,6 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         self._socket.dial(url, self.endpoint, deadline, _SPEAKS)
         host = url.virtual_host if self._dialect.virtual_hosts else url.host
         self._transport = _Transport(host, url, self._socket.outgoing)
-        self._transport.set_listener("consumer", self)
         # Questions are texts, which a length would make bytes of; nothing else with a body is sent.
         self._protocol = Protocol12(self._transport, auto_content_length=False)
         # With nobody named, the broker's default user or the client certificate counts.
@@ -235,11 +237,17 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
             return login_error(str(ended), url, self.endpoint)
         return BrokerUnavailableError(f"{url}: {ended}{hint(url, _SPEAKS)}")
 
-    def on_connected(self, frame: Any) -> None:
+    def _welcome(self, headers: Mapping[str, str]) -> None:
+        """CONNECTED has come."""
+        beats = _HEART_BEAT.fullmatch(headers.get("heart-beat", "0,0"))
+        if beats is None:
+            self._ended(f"its heart-beat is {headers['heart-beat']!r:.60}", told=True)
+            return
         self._connected = True
-        self._server = frame.headers.get("server", "")
-        theirs = frame.headers.get("heart-beat", "0,0").split(",")
-        sends_ms, wants_ms = (_milliseconds(text) for text in (*theirs, "0", "0")[:2])
+        # What stomp.py asks before it writes DISCONNECT.
+        self._transport.set_connected(True)
+        self._server = headers.get("server", "")
+        sends_ms, wants_ms = map(int, beats.groups())
         ours_ms = self.endpoint.heartbeat_s * 1000
         # The slower side decides (STOMP 1.2, section "Heart-beating").
         if wants_ms:
@@ -352,11 +360,31 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
             self._wake_queue(now)
         self._send()
         reading = self._reading()
-        wait_s = min(wait_s, self._socket.sent_s + self._send_every_s - now, self._kick_s - now)
+        held_s = self._held_until_s() if reading and self._reader.held else math.inf
+        wait_s = min(wait_s, self._socket.sent_s + self._send_every_s - now, self._kick_s - now, held_s - now)
         if not self._socket.wait(wait_s, reading=reading):
             self._ended("the broker closed the connection")
-        elif reading:
-            self._receive()
+        elif reading and not self._receive() and self._end is None and time.monotonic() >= held_s:
+            self._prove_end()
+
+    def _held_until_s(self) -> float:
+        return max(self._socket.heard_s + _HUSH_S, self._proof_s + _PROOF_S)
+
+    def _prove_end(self) -> None:
+        """Has a text come to its end, or is there more of it on the way?
+
+        A broker writes one frame after the other, so its answer to anything is behind all of the text. An empty
+        transaction is what it answers without a permission for it.
+        """
+        if self._proof_s > -math.inf:
+            self._proof_s = -math.inf
+            self._take(self._reader.quiet())
+            return
+        self._proof_s = time.monotonic()
+        transaction = f"{_PROVED}-{next(self._numbers)}"
+        self._protocol.begin(transaction, headers={"receipt": _PROVED})
+        self._protocol.abort(transaction)
+        self._send()
 
     def _reading(self) -> bool:
         """Not while paused, nor beyond a window that the broker counts in bytes, unless it has to confirm."""
@@ -383,33 +411,22 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
             self._ended(f"the broker closed the connection{after}")
             return False
         self._received_bytes += len(data)
-        try:
-            self._take(data)
-            self._look_for_end(data, quiet_s)
-        except FrameError as wrong:
-            self._unreadable(wrong)
+        self._take(self._reader.feed(data))
+        # A message may be shorter than it says: on ActiveMQ Classic a property `content-length` hides the length.
+        beat = quiet_s >= _BEAT_S and len(data) <= _BEAT_BYTES and not data.strip(b"\r\n")
+        self._beats_within = self._beats_within + 1 if beat and self._reader.inside else 0
+        if self._beats_within >= _BEATS_WITHIN:
+            self._take(self._reader.idle())
         return True
 
-    def _look_for_end(self, data: bytes, quiet_s: float) -> None:
-        """A message may be shorter than it says: on ActiveMQ Classic a property `content-length` hides the length.
-
-        Raises:
-            FrameError: the broker has nothing more to send of it.
-        """
-        beat = quiet_s >= _BEAT_S and len(data) <= _BEAT_BYTES and not data.strip(b"\r\n")
-        wrong = self._reader.overlong() if beat else None
-        self._beats_within = self._beats_within + 1 if wrong is not None else 0
-        if wrong is not None and self._beats_within >= _BEATS_WITHIN:
-            raise wrong
-
-    def _take(self, data: bytes) -> None:
+    def _take(self, frames: Iterable[tuple[str, bytes, bytes]]) -> None:
         tag, size = self._tag, 0
         append, handles, dialect = self.inbox.append, self._settling.open, self._dialect
         questions = self._questions
         mark = questions.mark if questions is not None and questions.subscribed else b""
         foreign, last_ack = self._foreign, dialect.last_header == _ACK
         try:
-            for command, headers, body in self._reader.feed(data):
+            for command, headers, body in frames:
                 if command != MESSAGE:
                     self._answered(command, headers, body)
                     continue
@@ -438,14 +455,23 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
                     handles[tag] = value(headers, _ACK, dialect.last_header) or b""
                 append((tag, headers, body, dialect))
                 size += len(body)
+        except FrameError as wrong:
+            # What is no frame belongs to no message: the next session begins with one.
+            self._ended(str(wrong), told=self._reader.spoken)
         finally:
             if tag > self._tag:
                 self._tag = tag
                 self._arrived(size)
 
-    def _answered(self, command: str, headers: bytes, body: bytes) -> None:
-        found = parse(headers, self._dialect.last_header, escaped=command != "CONNECTED")
-        self._transport.process_frame(Frame(command, found, body), body)
+    def _answered(self, command: str, block: bytes, body: bytes) -> None:
+        """A frame that is no message. Not by stomp.py, which fails with whatever it misses in one."""
+        headers = parse(block, self._dialect.last_header, escaped=command != "CONNECTED")
+        if command == "CONNECTED":
+            self._welcome(headers)
+        elif command == "RECEIPT":
+            self._receipt(headers.get("receipt-id"))
+        else:  # most brokers close the connection then; we do in any case
+            self._ended(said(headers, body), told=True)
 
     def _is_hidden(self, headers: bytes) -> bool:
         """Is the ID not one that the broker gives?"""
@@ -487,22 +513,6 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
         if self._end is None:
             self._end = SessionLostError(reason, told=told)
             self._end.__cause__ = cause
-
-    def _unreadable(self, wrong: FrameError) -> None:
-        if not self._reader.spoken:
-            self._ended(str(wrong))
-        elif self._end is None:
-            name = as_text(self._id_of(wrong.headers))
-            which = "a message" if name is None else f"message {name!r}"
-            self._end = MessageError(
-                f"{self.endpoint.destination} holds {which} that cannot be read ({wrong}), for example a text "
-                "with a NUL in it, which STOMP cannot carry, or with a property 'content-length'; read the queue over "
-                "another protocol with a new checkpointLocation, or remove the message, it was not acknowledged"
-            )
-
-    def on_error(self, frame: Any) -> None:
-        """Most brokers close the connection then; we do in any case."""
-        self._ended(said(frame.headers, frame.body), told=True)
 
     @property
     def behind(self) -> bool:
@@ -582,8 +592,13 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
             self._subscribe(waiting)
         self._send()
 
-    def on_receipt(self, frame: Any) -> None:
-        receipt = frame.headers.get("receipt-id", "")
+    def _receipt(self, receipt: str | None) -> None:
+        if receipt is None:
+            self._ended("a RECEIPT came without a receipt-id", told=True)
+            return
+        if receipt == _PROVED:
+            self._proof_s = -math.inf
+            return
         self._answers.discard(receipt)
         for number in self._settling.confirmed(receipt):
             if self._end is None:
@@ -619,6 +634,6 @@ class StompConsumer(Consumer, ConnectionListener):  # type: ignore[misc]
                 if not self.paused:
                     self._until(lambda: _DISCONNECTED not in self._answers, time.monotonic() + _CLOSE_TIMEOUT_S)
         except Exception as failed:  # noqa: BLE001 - the session is over, whatever it is
-            logging.getLogger(__name__).debug("closing: %s", failed)
+            _LOG.debug("closing: %s", failed)
         finally:
             self._socket.close()

@@ -9,14 +9,20 @@ stomp.py has a reader of its own, which is not used, for what it did when measur
 Headers stay bytes here (:mod:`pyspark_mq.sources.stomp.headers`): to make a dict of those of every message costs more
 than all the rest. Messages that are complete in what was read are cut by a short loop; what it does not know at
 sight goes through :meth:`FrameReader._next`, which knows everything.
+
+A frame without a length ends at its first NUL (STOMP 1.2, "Body"). ActiveMQ Classic sends texts so, also those with a
+NUL in them. Then what follows the NUL is no frame, and the message is unreadable: what came before it must not pass
+for the whole text. So the end of such a frame is certain when another frame follows, and until then it is held
+(:attr:`FrameReader.held`). Which frames there are never depends on how the bytes were read.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TypeAlias
 
-from pyspark_mq.sources.stomp.headers import parse, value
+from pyspark_mq.sources.stomp.headers import value
 
 __all__ = ["COMMANDS", "MESSAGE", "Frame", "FrameError", "FrameReader", "UnreadableHeaders"]
 
@@ -29,10 +35,12 @@ COMMANDS = frozenset({"CONNECTED", MESSAGE, "RECEIPT", "ERROR"})
 
 #: Headers of one message can be large, but what goes on for so long without an empty line is something else.
 _HEADER_BYTES_MAX = 16 * 1024 * 1024
-#: Their first lines, and what can be behind the end of a frame.
-_FIRST_LINES = tuple(f"{command}\n".encode() for command in COMMANDS)
-_STARTS = b"\r\nCMRE"
-_START_BYTES = 12
+#: Their first lines, as they may be written, and the length of the longest.
+_FIRST_LINES = tuple(f"{command}{end}".encode() for command in COMMANDS for end in ("\n", "\r\n"))
+_FIRST_LINE_BYTES = max(map(len, _FIRST_LINES))
+_ENDS_OF_LINES = re.compile(rb"[\r\n]*")
+#: What is mostly behind a text: RabbitMQ, ActiveMQ Classic and Artemis end a frame with a line feed.
+_NEXT_MESSAGE = (b"\nMESSAGE\n", b"MESSAGE\n")
 _SHOWN_BYTES = 40
 _LENGTH_DIGITS_MAX = 15
 _NUL = 0
@@ -44,19 +52,15 @@ _LENGTH = b"\ncontent-length"
 
 
 class FrameError(Exception):
-    """What was received is not a STOMP frame.
-
-    Attributes:
-        headers: the block of the frame, as far as it was read.
-    """
-
-    def __init__(self, text: str, headers: bytes = b"\n") -> None:
-        self.headers = headers
-        super().__init__(text)
+    """What was received is not a STOMP frame."""
 
 
 class UnreadableHeaders(bytes):
-    """The block of a message whose end is not certain: it has NULs, and the frame no length."""
+    """The block of a message whose end is not where it should be.
+
+    Attributes:
+        error: why not.
+    """
 
     error = "a text with a NUL in it, which STOMP cannot carry"
 
@@ -74,8 +78,10 @@ class FrameReader:
         self._headers: tuple[str, bytes, int, int] | None = None
         #: Up to here there is no end of the headers, or of a body without a length.
         self._scanned = 0
-        #: There was a NUL in such a body.
-        self._odd = False
+        #: Why the message of that frame cannot be read; empty if it can.
+        self._odd = ""
+        #: A message has come that ends here, unless more of it comes.
+        self.held = False
         #: Nothing but frames of STOMP were seen so far.
         self.spoken = False
 
@@ -87,14 +93,44 @@ class FrameReader:
         """
         if self._buffer:
             self._buffer += data
-            found = self._next(self._buffer, 0)
-            if found is None:
-                return
-            frame, end = found
-            with memoryview(self._buffer) as view:
-                data = bytes(view[end:])
-            self._buffer.clear()
-            yield frame
+            return self._go_on()
+        return self._cut(data)
+
+    def quiet(self) -> Iterator[Frame]:
+        """Nothing more of a message that is held will come: it is whole. Like :meth:`feed`."""
+        return self._go_on(quiet=True) if self.held else iter(())
+
+    def idle(self) -> Iterator[Frame]:
+        """The broker has nothing more to send: a body that has begun is shorter than its length. Like :meth:`feed`.
+
+        Heartbeats come between frames. Within a body they are what is behind it.
+        """
+        if self._headers is None:
+            return
+        _, _, body, end = self._headers
+        came = len(self._buffer) - body
+        if end >= 0:
+            self._distrust(f"{came} bytes came of a body of {end - body}")
+        frames = list(self._go_on(quiet=True))
+        yield from frames
+        if not frames:
+            raise FrameError(f"{came} bytes came of a body, and no end of it")
+
+    @property
+    def inside(self) -> bool:
+        """Has a body begun that has not ended?"""
+        return self._headers is not None
+
+    def _go_on(self, *, quiet: bool = False) -> Iterator[Frame]:
+        """With what is in the buffer."""
+        found = self._next(self._buffer, 0, quiet=quiet)
+        if found is None:
+            return
+        frame, end = found
+        with memoryview(self._buffer) as view:
+            data = bytes(view[end:])
+        self._buffer.clear()
+        yield frame
         yield from self._cut(data)
 
     def _cut(self, data: bytes) -> Iterator[Frame]:
@@ -141,53 +177,46 @@ class FrameReader:
         """The start of an incomplete frame, for errors."""
         return bytes(self._buffer[:_SHOWN_BYTES])
 
-    def overlong(self) -> FrameError | None:
-        """The error for a frame that has begun, if its broker says that it has nothing more to send.
-
-        Heartbeats come between frames. Within a body they mean that it is shorter than its length.
-        """
-        if self._headers is None:
-            return None
-        _, headers, body, end = self._headers
-        announced = f"of a body of {end - body}" if end >= 0 else "of a body, and no end of it"
-        return FrameError(f"{len(self._buffer) - body} bytes came {announced}", headers)
-
-    def _next(self, buffer: bytes | bytearray, position: int) -> tuple[Frame, int] | None:
+    def _next(self, buffer: bytes | bytearray, position: int, *, quiet: bool = False) -> tuple[Frame, int] | None:
         """The next complete frame and where it ends, if it is there already."""
         if self._headers is None and not self._read_headers(buffer, position):
             return None
         assert self._headers is not None
         command, headers, body, end = self._headers
+        if end >= len(buffer):
+            return None
+        if end >= 0 and buffer[end] != _NUL:
+            self._distrust(f"no end of frame behind a body of {end - body} bytes")
+            end = -1
         if end < 0:
-            end = self._find_end(buffer, body, command)
+            end = self._find_end(buffer, body, command, quiet=quiet)
             if end < 0:
                 return None
-            if self._odd:
-                headers = UnreadableHeaders(headers)
-        elif len(buffer) <= end:
-            return None
-        elif buffer[end] != _NUL:
-            raise FrameError(f"no end of frame behind a body of {end - body} bytes", headers)
-        self._headers, self._scanned, self._odd = None, 0, False
+        if self._odd and command == MESSAGE:
+            headers = UnreadableHeaders(headers)
+            headers.error = self._odd
+        self._headers, self._scanned, self._odd, self.held = None, 0, "", False
         with memoryview(buffer) as view:
             return (command, headers, bytes(view[body:end])), end + 1
 
-    def _find_end(self, buffer: bytes | bytearray, body: int, command: str) -> int:
-        """Where a body without a length ends: at the first NUL; -1 if that is not here yet.
+    def _distrust(self, why: str) -> None:
+        """The length of the frame is wrong: it ends where one without a length would."""
+        assert self._headers is not None
+        self._odd = why
+        self._headers = *self._headers[:3], -1
 
-        STOMP cannot carry a text with a NUL in it unless the frame gives its length. If one comes all the same, the
-        end is the NUL before the next frame.
-        """
+    def _find_end(self, buffer: bytes | bytearray, body: int, command: str, *, quiet: bool) -> int:
+        """Where a body without a length ends: at the first NUL that a frame follows; -1 if that is not known yet."""
         end = buffer.find(_NUL, max(body, self._scanned))
-        if end >= 0 and not self._odd:
-            following = bytes(buffer[end + 1 : end + 2])
-            if not following or following in _STARTS or command != MESSAGE:
-                return end
-            self._odd = True
+        self.held = False
         while end >= 0:
-            following = bytes(buffer[end + 1 : end + _START_BYTES]).lstrip(_EOL)
-            if not following or any(name.startswith(following[: len(name)]) for name in _FIRST_LINES):
+            follows = _frame_follows(buffer, end + 1) if command == MESSAGE else True
+            if follows or (quiet and follows is None):
                 return end
+            if follows is None:
+                self._scanned, self.held = end, True
+                return -1
+            self._odd = self._odd or UnreadableHeaders.error
             end = buffer.find(_NUL, end + 1)
         self._scanned = len(buffer)
         return -1
@@ -201,7 +230,7 @@ class FrameReader:
         found = buffer.find(b"\n\n", since)
         body = found + 2
         # The same with carriage returns, which brokers may send and usually do not.
-        returned = buffer.find(b"\n\r\n", since, found if found >= 0 else length)
+        returned = buffer.find(b"\n\r\n", since, found + 1 if found >= 0 else length)
         if returned >= 0:
             found, body = returned, returned + 3
         if found < 0:
@@ -212,8 +241,13 @@ class FrameReader:
         if command not in COMMANDS:
             raise FrameError(f"{command[:_SHOWN_BYTES]!r} is not a frame of a STOMP server")
         self.spoken = True
-        self._headers = command, headers, body, _announced(headers, body, escaped=command != "CONNECTED")
+        self._headers = command, headers, body, -1
         self._scanned = 0
+        size = value(headers, "content-length")
+        if size is not None and size.isdigit() and len(size) <= _LENGTH_DIGITS_MAX:
+            self._headers = command, headers, body, body + int(size)
+        elif size is not None:
+            self._odd = f"its content-length is {size[:_SHOWN_BYTES]!r}"
         return True
 
 
@@ -222,8 +256,7 @@ def _end(data: bytes, headers: bytes, body: int) -> int:
     at = headers.find(_LENGTH)
     if at < 0:
         end = data.find(_NUL, body)
-        following = data[end + 1 : end + 2]
-        return end if not following or following in _STARTS else -1
+        return end if data.startswith(_NEXT_MESSAGE, end + 1) else -1
     at += len(_LENGTH)
     size = headers[at + 1 : headers.find(b"\n", at)]
     if headers[at] != _COLON or not size.isdigit() or len(size) > _LENGTH_DIGITS_MAX:
@@ -232,15 +265,14 @@ def _end(data: bytes, headers: bytes, body: int) -> int:
     return end if end < len(data) and data[end] == _NUL else -1
 
 
-def _announced(headers: bytes, body: int, *, escaped: bool) -> int:
-    """Where the body ends by its length; -1 if it has none."""
-    size = value(headers, "content-length")
-    if size is None:
-        return -1
-    if not size.isdigit() or len(size) > _LENGTH_DIGITS_MAX:
-        shown = parse(b"\ncontent-length:" + size + b"\n", escaped=escaped)["content-length"]
-        raise FrameError(f"content-length is {shown[:_SHOWN_BYTES]!r}")
-    return body + int(size)
+def _frame_follows(buffer: bytes | bytearray, position: int) -> bool | None:
+    """Does another frame begin there, behind ends of lines? None if that is not known yet."""
+    found = _ENDS_OF_LINES.match(buffer, position)
+    start = found.end() if found else position
+    begun = bytes(buffer[start : start + _FIRST_LINE_BYTES])
+    if begun.startswith(_FIRST_LINES):
+        return True
+    return None if any(line.startswith(begun) for line in _FIRST_LINES) else False
 
 
 def _block(data: bytes) -> tuple[str, bytes]:

@@ -123,7 +123,8 @@ class Questions:
             (listed,) = json.loads(body)
             (told,) = json.loads(listed)["data"]
             return QueueInfo(told)
-        except (ValueError, TypeError, KeyError, RecursionError):  # refused in words, no such queue, or another form
+        # Refused in words, no such queue, or another form.
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             return None
 
 

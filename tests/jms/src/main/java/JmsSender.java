@@ -28,13 +28,17 @@ public final class JmsSender {
 
     /**
      * Arguments: client (activemq, artemis or qpid), url, user, password, queue. With further ones, a name and a value
-     * each, it is a text with that property for each of them.
+     * each, it is a text with that property for each of them; one called "text" is the text itself, with \0 for a NUL.
      */
     public static void main(String[] arguments) throws Exception {
         try (AutoConnection connection = new AutoConnection(factory(arguments[0], arguments[1]), arguments)) {
             Session session = connection.connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
             MessageProducer producer = session.createProducer(session.createQueue(arguments[4]));
             for (int given = 5; given + 1 < arguments.length; given += 2) {
+                if (arguments[given].equals("text")) {
+                    producer.send(session.createTextMessage(arguments[given + 1].replace("\\0", "\0")));
+                    continue;
+                }
                 Message message = session.createTextMessage("text " + (given - 5) / 2);
                 message.setStringProperty(arguments[given], arguments[given + 1]);
                 producer.send(message);

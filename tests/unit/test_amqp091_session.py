@@ -1,0 +1,185 @@
+"""A session over AMQP 0-9-1 with a server that sends what no broker may send: written by pamqp, read by pika and us."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+from pamqp import body, commands, frame, header
+
+from pyspark_mq.errors import BrokerUnavailableError
+from pyspark_mq.sources.amqp091.consumer import Amqp091Consumer
+from pyspark_mq.sources.base import SessionLostError, drained
+from pyspark_mq.spark_source.options import parse_options
+
+#: What a server answers to each method of a session that begins.
+ANSWERS = {
+    commands.Connection.StartOk: commands.Connection.Tune(1, 131_072, 0),
+    commands.Connection.Open: commands.Connection.OpenOk(),
+    commands.Channel.Open: commands.Channel.OpenOk(),
+    commands.Queue.Declare: commands.Queue.DeclareOk("q", 5, 0),
+    commands.Basic.Qos: commands.Basic.QosOk(),
+    commands.Basic.Consume: commands.Basic.ConsumeOk("ctag"),
+    commands.Channel.Close: commands.Channel.CloseOk(),
+    commands.Connection.Close: commands.Connection.CloseOk(),
+}
+START = commands.Connection.Start(0, 9, {"product": "RabbitMQ", "version": "4.1.0"}, "PLAIN", "en_US")
+
+
+def method(arguments: bytes, channel: int = 1, class_id: int = 60, method_id: int = 60) -> bytes:
+    return struct.pack(">BHIHH", 1, channel, 4 + len(arguments), class_id, method_id) + arguments + b"\xce"
+
+
+def delivery(tag: int, text: bytes = b"text") -> bytes:
+    content = header.ContentHeader(0, len(text), commands.Basic.Properties(message_id=f"m{tag}"))
+    parts = [commands.Basic.Deliver("ctag", tag, False, "", "q"), content, body.ContentBody(text)]
+    return b"".join(frame.marshal(part, 1) for part in parts)
+
+
+class Client:
+    """Reads what a client writes, and answers it."""
+
+    def __init__(self, connected: socket.socket, after: bytes) -> None:
+        self._socket, self._after = connected, after
+
+    def serve(self) -> None:
+        data = self._socket.recv(8)
+        assert data.startswith(b"AMQP")
+        self._send(START, 0)
+        data = b""
+        while came := self._socket.recv(65_536):
+            data += came
+            while True:
+                try:
+                    size, channel, said = frame.unmarshal(data)
+                except frame.exceptions.UnmarshalingException:
+                    break
+                data = data[size:]
+                answer = ANSWERS.get(type(said))
+                if answer is not None:
+                    self._send(answer, channel)
+                if isinstance(said, commands.Basic.Consume):
+                    self._socket.sendall(self._after)
+
+    def _send(self, said: Any, channel: int) -> None:
+        self._socket.sendall(frame.marshal(said, channel))
+
+
+@contextmanager
+def server(after: bytes) -> Iterator[int]:
+    """Sends these bytes to whom consumes; the port."""
+
+    def serve() -> None:
+        with suppress(OSError):
+            while True:
+                connected, _ = listening.accept()
+                with connected, suppress(OSError):
+                    Client(connected, after).serve()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield listening.getsockname()[1]
+        listening.shutdown(socket.SHUT_RDWR)
+    thread.join(10)
+
+
+def received(after: bytes, count: int, *, keeps: bool = True) -> list[Any]:
+    with server(after) as port:
+        options = {"broker": "rabbitmq", "url": f"amqp://127.0.0.1:{port}", "queue": "q", "onUnreadableMessage": "row"}
+        endpoint = parse_options(options).settings.endpoint
+        consumer = Amqp091Consumer(endpoint, 1, threading.Event())
+        consumer.keeps_unreadable = keeps
+        raws: list[Any] = []
+        try:
+            consumer.open(endpoint.urls[0], 5)
+            consumer.consume(10)
+            end_s = time.monotonic() + 5
+            while len(raws) < count and time.monotonic() < end_s:
+                consumer.run(0.05)
+                raws += drained(consumer.inbox)
+            return raws
+        finally:
+            consumer.close()
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_session_whose_end_nobody_answers_gives_its_connection_up_at_once(
+    paused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(ANSWERS, commands.Channel.Close)
+    gone = threading.Event()
+    serve = Client.serve
+
+    def watched(self: Client) -> None:
+        serve(self)
+        gone.set()
+
+    monkeypatch.setattr(Client, "serve", watched)
+    with server(delivery(1)) as port:
+        options = {"broker": "rabbitmq", "url": f"amqp://127.0.0.1:{port}", "queue": "q"}
+        endpoint = parse_options(options).settings.endpoint
+        consumer = Amqp091Consumer(endpoint, 1, threading.Event())
+        consumer.bytes_allowed = 0 if paused else float("inf")
+        consumer.open(endpoint.urls[0], 5)
+        consumer.consume(10)
+        consumer.run(0.2)
+        assert consumer.paused is paused
+        consumer.close()
+        assert gone.wait(2)
+
+
+def test_what_a_broker_sends_is_received() -> None:
+    raws = received(delivery(1) + delivery(2, b"x" * 9_000), 2)
+    assert [(raw[0], raw[3]) for raw in raws] == [(1, b"text"), (2, b"x" * 9_000)]
+    assert Amqp091Consumer.decoder.unreadable(raws) == []
+
+
+LIES = {
+    "a consumer tag that is longer than its frame": method(b"\xff" + bytes(20)) + delivery(1),
+    "a delivery without arguments": method(b"") + delivery(1),
+    "a delivery that ends in its tag": method(b"\x04ctag" + bytes(5)) + delivery(1),
+    "tags that do not ascend": delivery(2) + delivery(1),
+    "a tag that comes twice": delivery(1) + delivery(1),
+    "a tag of nothing": delivery(0),
+    "a method that there is not": method(b"", class_id=99, method_id=99),
+    "a table that is longer than its frame": method(struct.pack(">I", 2**31) + b"x", 0, 10, 10),
+    "a reason that is longer than its frame": method(b"\x01\x40\xff", class_id=20, method_id=40),
+    "content of another class": frame.marshal(commands.Basic.Deliver("ctag", 1, False, "", "q"), 1)
+    + struct.pack(">BHIHHQ", 2, 1, 14, 61, 0, 0) + b"\x00\x00\xce",
+    "a body that nobody has announced": frame.marshal(body.ContentBody(b"x"), 1),
+    "a frame of no type": b"\x09\x00\x01\x00\x00\x00\x01x\xce",
+    "another protocol": b"HTTP/1.1 400 Bad Request\r\n\r\n" * 9,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_what_no_broker_may_send_ends_the_session_and_not_the_query(lie: str) -> None:
+    with pytest.raises(SessionLostError):
+        received(LIES[lie], 3)
+
+
+def test_a_message_whose_properties_lie_is_unreadable_also_where_its_delivery_has_no_routing_key() -> None:
+    odd = method(b"\x04ctag" + struct.pack(">QB", 1, 0))
+    odd += struct.pack(">BHIHHQ", 2, 1, 12 + 3, 60, 0, 0) + b"\x80\x00\xff\xce"
+    raws = received(odd + delivery(2), 2)
+    (told,) = Amqp091Consumer.decoder.unreadable(raws)
+    assert (told.tag, raws[1][3]) == (1, b"text")
+
+
+GREETINGS = [b"AMQP\x00\x00\x09\x01", b"HTTP/1.1 400 Bad Request\r\n\r\n", method(b"\x00", 0, 10, 10)]
+
+
+@pytest.mark.parametrize("greeting", GREETINGS)
+def test_a_port_that_greets_in_another_way_is_an_error_in_words(
+    greeting: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Client, "serve", lambda self: self._socket.sendall(greeting))
+    with pytest.raises(BrokerUnavailableError, match="AMQP 0-9-1"):
+        received(b"", 0)
