@@ -5,7 +5,7 @@ ARGS ?=
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ready demo demo-cluster test test-all test-containers matrix spark-matrix soak cluster-storm bench docs release-check lock lint check clean
+.PHONY: help setup ready demo demo-cluster test test-all test-containers fuzz matrix spark-matrix soak cluster-storm bench docs release-check lock lint check clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -31,6 +31,9 @@ test-all: ready ## Run every test on every broker and protocol
 
 test-containers: ready ## Run the tests against brokers in containers
 	@BIN="$(BIN)" tools/containers.sh env CI=true $(BIN)/python -m pytest tests/containers $(ARGS)
+
+fuzz: ready ## Fuzz the decoders against oracles of their own: ARGS="--minutes 60", ARGS="amqp10 --seed 7"
+	$(BIN)/python -m tests.fuzz $(ARGS)
 
 matrix: ready ## Run laws, failure matrix and a storm on every broker and protocol; writes docs/compatibility.md
 	$(BIN)/python -m tests.matrix $(ARGS)
