@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import urlsplit
 from uuid import UUID
 
 import pytest
@@ -28,41 +27,14 @@ from proton import (
     ulong,
     ushort,
 )
-from proton.utils import BlockingConnection
 
 from pyspark_mq.dedup import IdSource
 from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder
+from tests.support.amqp10_send import send
 from tests.support.cells import LiveCell
 
 pytestmark = [pytest.mark.protocols("amqp-1.0"), pytest.mark.law("all body sections and types")]
 DECODER = Amqp10Decoder()
-
-
-def send(cell: LiveCell, *messages: Message | bytes) -> None:
-    """Send messages, or encoded ones, as they are."""
-    url = urlsplit(cell.url())
-    connection = BlockingConnection(
-        f"amqp://127.0.0.1:{url.port}", user=url.username, password=url.password, allow_insecure_mechs=True, timeout=30
-    )
-    try:
-        sender = connection.create_sender(cell.amqp10_address())
-        for message in messages:
-            sender.send(_Encoded(message) if isinstance(message, bytes) else message)
-    finally:
-        connection.close()
-
-
-class _Encoded:
-    """Encoded bytes that a sender takes in place of a message."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def send(self, sender: Any, tag: str | None = None) -> Any:
-        delivery = sender.delivery(tag or sender.delivery_tag())
-        sender.stream(self._data)
-        sender.advance()
-        return delivery
 
 
 def received(cell: LiveCell, count: int) -> list[Any]:
