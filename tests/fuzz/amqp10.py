@@ -1,8 +1,9 @@
 """Messages of AMQP 1.0: every type, every section, every form, every cut, one reader for all of them.
 
-Cases by kind: `whole` messages against the oracle in :mod:`tests.support.amqp10_messages`; `cut` ones, of which only
-those that end with a section are messages; `miscounted` ones, unreadable each; `proton`'s own encodings of values; and
-`changed` ones, which are read as a reader of their own reads them, whatever that is.
+Cases by kind: `edges`, every form of the values at the edges of each type; `whole` messages against the oracle in
+:mod:`tests.support.amqp10_messages`; `cut` ones, of which only those that end with a section are messages;
+`miscounted` ones, unreadable each; `proton`'s own encodings of values; and `changed` ones, which are read as a reader
+of their own reads them, whatever that is.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import random
 import struct
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any
 from uuid import UUID
 
@@ -21,29 +24,70 @@ from pyspark_mq.dedup import IdSource
 from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder, Raw, UnreadableRaw
 from pyspark_mq.sources.amqp10.sections import SectionReader
 from pyspark_mq.sources.base import UNREADABLE_PROPERTY
-from tests.support.amqp10_messages import COMPOUND, DECIMALS, INTEGERS, SCALARS, Message, V, encoded, json_of
+from tests.support.amqp10_messages import (
+    COMPOUND,
+    DECIMALS,
+    INTEGERS,
+    SCALARS,
+    VARIABLE,
+    Message,
+    V,
+    encoded,
+    forms,
+    json_of,
+    section,
+)
 
 __all__ = ["generated", "run"]
 
 _DECODER = Amqp10Decoder()
-_TEXTS = ("", "a", "id", "täxt €", "\0", "a\0b", "None", "null", "1", "true", "😀", "x" * 255, "y" * 256, '"\\\n\x7f')
-_BYTES = (b"", b"\0", b"\xff\xfe", b"\x00\x53\x75\xa0\x01x", bytes(range(256)), b"z" * 300)
-_SYMBOLS = ("", "sym", "amqp:data:binary", "x" * 300)
-_FLOATS = (
-    0.0,
-    -0.0,
-    1.0,
-    -1.5,
-    0.1,
-    float("nan"),
-    float("inf"),
-    float("-inf"),
-    5e-324,
-    1.7976931348623157e308,
-    2.0**53,
-)
-_SHORT_FLOATS = (0.0, -0.0, 1.0, -1.5, float("nan"), float("inf"), float("-inf"), 1e-45, 3.4028234663852886e38)
-_CHARS = ("a", "\0", "é", "€", "😀", "\ud7ff", "\ue000", "\U0010ffff")
+
+
+def _integers(kind: str) -> list[int]:
+    least, most = INTEGERS[kind]
+    edges = (least, most, 0, 1, -1, 127, 128, -128, -129, 255, 256, 0x102030405, -0x102030405, 1_700_000_000_000)
+    return [edge for edge in edges if least <= edge <= most]
+
+
+def _decimals(kind: str) -> list[Any]:
+    _, digits, exponent_bits, least = DECIMALS[kind]
+    coefficients = (0, 1, 15, 2**20, 2**23 - 1, 2**23, 10**digits - 1)
+    exponents = (least, 0, 1, -1, -2, least + 3 * 2 ** (exponent_bits - 2) - 1)
+    numbers = product((0, 1), (coefficient % 10**digits for coefficient in coefficients), exponents)
+    return ["NaN", "Infinity", "-Infinity", *numbers]
+
+
+def _floats(shape: str, *bits: int) -> list[float]:
+    size = struct.calcsize(shape)
+    return [struct.unpack(shape, number.to_bytes(size, "big"))[0] for number in bits]
+
+
+#: For each type the values at its edges, most of them those that qpid-interop-test sends.
+EDGES: dict[str, list[Any]] = {
+    "null": [None],
+    "boolean": [True, False],
+    **{kind: _integers(kind) for kind in INTEGERS},
+    **{kind: _decimals(kind) for kind in DECIMALS},
+    "float": _floats(
+        ">f", 0, 1 << 31, 0x3F800000, 0x40490FDB, 0xC02DF854, 1, 0x80000001, 0x7FFFFF, 0x807FFFFF, 0x800000, 0x80800000,
+        0x7F7FFFFF, 0xFF7FFFFF, 0x7F800000, 0xFF800000, 0x7FC00000, 0xFFC00000,
+    ),
+    "double": _floats(
+        ">d", 0, 1 << 63, 0x3FF0000000000000, 0x400921FB54442EEA, 0xC005BF0A8B145FCF, 1, 0x8000000000000001,
+        0x000FFFFFFFFFFFFF, 0x800FFFFFFFFFFFFF, 0x0010000000000000, 0x7FEFFFFFFFFFFFFF, 0xFFEFFFFFFFFFFFFF,
+        0x7FF0000000000000, 0xFFF0000000000000, 0x7FF8000000000000, 0x3FB999999999999A, 0x4340000000000000,
+    ),
+    "char": [*" Az09}\0\x01\x7f\x80\xff\u16b5€😀\ud7ff\ue000\U00010203\U0010ffff"],
+    "uuid": [UUID(int=0), UUID("00010203-0405-0607-0809-0a0b0c0d0e0f"), UUID(int=2**128 - 1)],
+    "binary": [
+        b"", b"\0", b"\xff\xfe", b"\x00\x53\x75\xa0\x01x", bytes(range(256)), b"z" * 255, b"z" * 256, bytes(12345),
+    ],
+    "string": [
+        "", "a", "id", "täxt €", "\0", "a\0b", "None", "null", "1", "true", "😀", "x" * 255, "y" * 256, '"\\\n\x7f',
+        "Charlie's peach", "The quick brown fox jumped over the lazy dog 0123456789." * 100,
+    ],
+    "symbol": ["", "sym", "amqp:data:binary", "myDomain.123", "domain.0123456789." * 100],
+}  # fmt: skip
 _CUTS_MAX = 60
 _CHANGES = 8
 
@@ -53,29 +97,19 @@ _CHANGES = 8
 
 def scalar(rng: random.Random, kind: str) -> V:
     """A plain value of a type, often one at an edge of it."""
-    if kind in INTEGERS:
-        least, most = INTEGERS[kind]
-        edges = (least, most, 0, 1, -1, 127, 128, -128, -129, 255, 256, 1_700_000_000_000)
-        of: Any = rng.choice([edge for edge in edges if least <= edge <= most] + [rng.randint(least, most)])
-    elif kind in DECIMALS:
-        _, digits, exponent_bits, least = DECIMALS[kind]
-        exponents = (least, 0, 1, -1, -2, least + 3 * 2 ** (exponent_bits - 2) - 1)
-        coefficient = rng.choice([0, 1, 15, 10**digits - 1, 2**20, 2**23, rng.randrange(10**digits)]) % 10**digits
-        number = (rng.randrange(2), coefficient, rng.choice(exponents))
-        of = rng.choice([number, number, number, "NaN", "Infinity", "-Infinity"])
-    else:
-        of = {
-            "null": lambda: None,
-            "boolean": lambda: rng.random() < 0.5,
-            "float": lambda: rng.choice(_SHORT_FLOATS),
-            "double": lambda: rng.choice((*_FLOATS, rng.uniform(-1e9, 1e9))),
-            "char": lambda: rng.choice(_CHARS),
-            "uuid": lambda: UUID(int=rng.getrandbits(128)),
-            "binary": lambda: rng.choice((*_BYTES, rng.randbytes(rng.randrange(20)))),
-            "string": lambda: rng.choice((*_TEXTS, f"text {rng.randrange(1000)}")),
-            "symbol": lambda: rng.choice(_SYMBOLS),
-        }[kind]()
-    return V(kind, of)
+    made = {
+        **{name: lambda: rng.randint(*INTEGERS[kind]) for name in INTEGERS},
+        **{name: lambda: (0, rng.randrange(10 ** DECIMALS[kind][1]), 0) for name in DECIMALS},
+        "double": lambda: rng.uniform(-1e9, 1e9),
+        "uuid": lambda: UUID(int=rng.getrandbits(128)),
+        "binary": lambda: rng.randbytes(rng.randrange(20)),
+        "string": lambda: f"text {rng.randrange(1000)}",
+    }
+    if kind in made and rng.random() < 0.3:
+        return V(kind, made[kind]())
+    # The long ones take the time of a hundred others.
+    edge = rng.choice(EDGES[kind])
+    return V(kind, edge if kind not in VARIABLE or len(edge) < 1000 or rng.random() < 0.1 else edge[:5])
 
 
 def value(rng: random.Random, depth: int = 0) -> V:
@@ -212,6 +246,15 @@ class _Fuzzer:
         self.cases[kind] += 1
         return self._reader.read(1, data)
 
+    def edges(self) -> None:
+        """Each value of each type in each form: as a body, a property, an item, an element, and an ID."""
+        for kind, values in EDGES.items():
+            for value in (V(kind, of) for of in values):
+                for form in forms(value):
+                    for message, data in placed(value, form):
+                        row = message.row(counts_acquirers=self._counts_acquirers)
+                        judge(row, self.read("edges", data), data)
+
     def turn(self) -> None:
         """A few cases of each kind."""
         message = generated(self._rng)
@@ -285,6 +328,23 @@ class _Fuzzer:
         judge(oracle.row(counts_acquirers=self._counts_acquirers), self.read("proton", data), data)
 
 
+def placed(value: V, form: bytes) -> Iterator[tuple[Message, bytes]]:
+    """Messages with a value in each place where it may be, and their bytes with the value in that form."""
+    item, pair = V("list", [value]), (V("string", "a"), value)
+    yield Message(body="amqp-value", contents=[value]), section("amqp-value", form)
+    wide = struct.pack(">II", len(form) + 4, 1)
+    yield Message(body="amqp-value", contents=[item]), section("amqp-value", b"\xd0" + wide + form)
+    yield Message(body="amqp-sequence", contents=[item]), section("amqp-sequence", b"\xd0" + wide + form)
+    entry = b"\xa1\x01a" + form
+    properties = b"\xd1" + struct.pack(">II", len(entry) + 4, 2) + entry
+    yield Message(application=[pair]), section("application-properties", properties)
+    yield Message(body="amqp-value", contents=[V("map", [pair])]), section("amqp-value", properties)
+    array = b"\xf0" + struct.pack(">II", 2 * len(form) + 3, 2) + form + form[1:]
+    yield Message(body="amqp-value", contents=[V("array", [value] * 2)]), section("amqp-value", array)
+    if value.kind in _ID:
+        yield Message(properties=[value]), section("properties", b"\xd0" + wide + form)
+
+
 def first(message: Message, count: int) -> Message:
     """The same with the first so many of its sections."""
     kept: dict[str, Any] = {"contents": [], "footer": None}
@@ -350,6 +410,7 @@ def proton_value(item: V) -> Any:
 def run(rng: random.Random, deadline: float) -> Counter[str]:
     """Fuzz until the deadline."""
     fuzzer = _Fuzzer(rng)
+    fuzzer.edges()
     fuzzer.turn()
     while time.monotonic() < deadline:
         fuzzer.turn()

@@ -16,7 +16,10 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, NamedTuple
 
-__all__ = ["SCALARS", "Message", "V", "as_json", "as_text", "encoded", "json_of", "section"]
+__all__ = [
+    "COMPOUND", "DECIMALS", "INTEGERS", "SCALARS", "VARIABLE", "Message", "V", "as_json", "as_text", "encoded", "forms",
+    "json_of", "section",
+]  # fmt: skip
 
 
 class V(NamedTuple):
@@ -97,6 +100,11 @@ def _forms(value: V) -> list[tuple[int, bytes]]:
             forms.append((VARIABLE[kind], bytes([len(data)]) + data))
         forms.append((VARIABLE[kind] + 0x10, struct.pack(">I", len(data)) + data))
     return forms
+
+
+def forms(value: V) -> list[bytes]:
+    """Every way to write a plain value."""
+    return [bytes([code]) + content for code, content in _forms(value)]
 
 
 def encoded(value: V, rng: random.Random | None = None) -> bytes:
