@@ -3,7 +3,7 @@
 Cases by kind: `edges`, every form of the values at the edges of each type; `whole` messages against the oracle in
 :mod:`tests.support.amqp10_messages`; `cut` ones, of which only those that end with a section are messages;
 `miscounted` ones, unreadable each; `proton`'s own encodings of values; and `changed` ones, which are read as a reader
-of their own reads them, whatever that is.
+of their own reads them, and not if they are broken.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from tests.support.amqp10_messages import (
     forms,
     json_of,
     section,
+    well_formed,
 )
 
 __all__ = ["generated", "run"]
@@ -303,6 +304,8 @@ class _Fuzzer:
             assert row(raw) == row(alone.decode(1, changed)), f"read differently behind others: {changed.hex()}"
             if isinstance(raw, UnreadableRaw):
                 judge_unreadable(raw, changed)
+            else:
+                assert well_formed(changed), f"read, and broken: {changed.hex()}"
 
     def _proton(self) -> None:
         """What the client library encodes."""

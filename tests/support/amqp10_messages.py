@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 __all__ = [
     "COMPOUND", "DECIMALS", "INTEGERS", "SCALARS", "VARIABLE", "Message", "V", "as_json", "as_text", "encoded", "forms",
-    "json_of", "section",
+    "json_of", "section", "well_formed",
 ]  # fmt: skip
 
 
@@ -377,3 +377,51 @@ def _count(deliveries: int, redelivered: bool) -> int | None:
     if deliveries == 0 and redelivered:
         return None
     return deliveries + 1 if deliveries + 1 < 2**31 else None
+
+
+# -- the frame of encoded bytes, whatever they mean
+
+
+def well_formed(data: bytes) -> bool:
+    """Are these described values and nothing else, by the categories of their codes alone (1.2)?"""
+    at = 0
+    try:
+        while at < len(data):
+            if data[at] != 0:
+                return False
+            at = _end(data, at, len(data))
+    except (ValueError, IndexError):
+        return False
+    return True
+
+
+def _end(data: bytes, at: int, end: int) -> int:
+    if data[at] == 0:
+        return _end(data, _end(data, at + 1, end), end)
+    return _content_end(data[at], data, at + 1, end)
+
+
+def _content_end(code: int, data: bytes, at: int, end: int) -> int:
+    category, width = code >> 4, 1 if code & 0x10 == 0 else 4
+    if category < 4:
+        raise ValueError(code)
+    if category < 10:
+        stop = at + (0, 1, 2, 4, 8, 16)[category - 4]
+    else:
+        stop = at + width + int.from_bytes(data[at : at + width], "big")
+    if stop > end:
+        raise ValueError(stop)
+    if category >= 12:
+        count, at = int.from_bytes(data[at + width : at + 2 * width], "big"), at + 2 * width
+        if category < 14:
+            for _ in range(count):
+                at = _end(data, at, stop)
+        elif count or at < stop:
+            while data[at] == 0:
+                at = _end(data, at + 1, stop)
+            code, at = data[at], at + 1
+            for _ in range(count):
+                at = _content_end(code, data, at, stop)
+        if at != stop:
+            raise ValueError(at)
+    return stop

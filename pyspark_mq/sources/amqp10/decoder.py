@@ -192,16 +192,20 @@ def _property(raw: Raw, name: str) -> object:
     return _read_properties(raw.properties).get(name)
 
 
+def _pairs(raw: Raw) -> list[tuple[str, str | None]]:
+    properties, named = raw.properties, raw.named
+    if not properties:
+        return [*named]
+    found = read_map(properties) if isinstance(properties, bytes) else properties
+    if named:
+        own = dict(named)
+        found = {name: value for name, value in found.items() if name not in own}
+    pairs = [(name, value if type(value) is str else text(value)) for name, value in found.items()]
+    return [*pairs, *named] if named else pairs
+
+
 def _properties(raws: Sequence[Raw]) -> list[list[tuple[str, str | None]]]:
-    return [
-        [
-            (name, value if type(value) is str else text(value))
-            for name, value in {**_read_properties(raw.properties), **dict(raw.named)}.items()
-        ]
-        if raw.properties or raw.named
-        else []
-        for raw in raws
-    ]
+    return [_pairs(raw) if raw.properties or raw.named else [] for raw in raws]
 
 
 def _unreadable(raw: Raw) -> Unreadable:
