@@ -7,6 +7,7 @@ What is read of a message depends on its bytes alone, and is all of it: what has
 from __future__ import annotations
 
 import contextlib
+from itertools import chain
 from typing import Any, NamedTuple
 
 from pyspark_mq.sources.amqp10.decoder import (
@@ -43,6 +44,7 @@ _NAMES = {
 }
 _NAME_OF = {number: name for name, number in _NAMES.items()}
 _ULONG, _SMALL_ULONG, _SYMBOL8, _SYMBOL32 = 0x80, 0x53, 0xA3, 0xB3
+_EMPTY_LIST = b"\x45"
 _MAP, _LIST, _BINARY = (0xC1, 0xD1), (0x45, 0xC0, 0xD0), (0xA0, 0xB0)
 #: The types of the sections that have one, and may not be described further.
 _TYPES = {
@@ -108,41 +110,45 @@ def read_sections(data: bytes, *, counts_acquirers: bool = False) -> Sections:
     Raises:
         EncodingError, IndexError, UnicodeDecodeError: it is not a message, or says what a delivery has no place for.
     """
-    values, at, end = Values(data), 0, len(data)
-    header = header_at(b"\x45", 0, counts_acquirers=counts_acquirers)[0]
-    message_id, properties, *_ = properties_at(b"\x45", 0)
-    seen: set[int] = set()
-    parts: list[Any] = []
-    maps: dict[int, Pairs] = {}
-    described = False
-    while at < end:
-        begin = at
-        number, at = _section_at(data, at)
-        if number in seen and number not in {_DATA, _SEQUENCE}:
-            raise EncodingError(f"a second section {_NAME_OF[number]} at byte {begin}")
-        seen.add(number)
-        if number == _HEADER:
-            header, at = header_at(data, at, counts_acquirers=counts_acquirers)
-        elif number == _PROPERTIES:
-            message_id, properties, at = properties_at(data, at)
-        else:
-            if number in _TYPES and data[at] not in _TYPES[number]:
-                raise EncodingError(f"a section {_NAME_OF[number]} of a value of the code 0x{data[at]:02x}")
-            described = described or (number == _VALUE and data[at] == 0)
-            value, at = values.at(at, end)
-            if number == _SEQUENCE:
-                parts += value
-            elif number in {_DATA, _VALUE}:
-                parts.append(value)
-            else:
-                maps[number] = value
-    kinds = seen & {_DATA, _SEQUENCE, _VALUE}
+    values, at, described = Values(data), 0, False
+    found: dict[int, list[Any]] = {}
+    while at < len(data):
+        number, begin = _section_at(data, at)
+        if number in found and number not in {_DATA, _SEQUENCE}:
+            raise EncodingError(f"a second section {_NAME_OF[number]} at byte {at}")
+        described = described or (number == _VALUE and data[begin : begin + 1] == b"\0")
+        content, at = _content_at(number, data, begin, values, counts_acquirers=counts_acquirers)
+        found.setdefault(number, []).append(content)
+    absent = header_at(_EMPTY_LIST, 0, counts_acquirers=counts_acquirers)[0]
+    (header,) = found.get(_HEADER, [absent])
+    ((message_id, properties),) = found.get(_PROPERTIES, [properties_at(_EMPTY_LIST, 0)[:2]])
+    application = _application(found[_APPLICATION][0]) if _APPLICATION in found else None
+    (annotations,) = found.get(_MESSAGE_ANNOTATIONS, [Pairs()])
+    named = jms_kind(next((value for key, value in annotations if key == JMS_KIND), None))
+    return Sections(header, message_id, properties, application, named, _body(found), described)
+
+
+def _content_at(number: int, data: bytes, at: int, values: Values, *, counts_acquirers: bool) -> tuple[Any, int]:
+    """What a section has, and where it ends; of `properties` a pair of the message ID and the others."""
+    if number == _HEADER:
+        return header_at(data, at, counts_acquirers=counts_acquirers)
+    if number == _PROPERTIES:
+        message_id, properties, end = properties_at(data, at)
+        return (message_id, properties), end
+    if number in _TYPES and data[at] not in _TYPES[number]:
+        raise EncodingError(f"a section {_NAME_OF[number]} of a value of the code 0x{data[at]:02x}")
+    return values.at(at, len(data))
+
+
+def _body(found: dict[int, list[Any]]) -> Any:
+    kinds = [number for number in (_DATA, _SEQUENCE, _VALUE) if number in found]
     if len(kinds) > 1:
-        raise EncodingError("a body of " + " and ".join(_NAME_OF[number] for number in sorted(kinds)))
-    value = b"".join(parts) if _DATA in seen else parts if _SEQUENCE in seen else parts[0] if parts else None
-    named = jms_kind(dict(_named(maps.get(_MESSAGE_ANNOTATIONS, Pairs()))).get(JMS_KIND))
-    application = _application(maps[_APPLICATION]) if _APPLICATION in maps else None
-    return Sections(header, message_id, properties, application, named, value, described)
+        raise EncodingError("a body of " + " and ".join(_NAME_OF[number] for number in kinds))
+    if _DATA in found:
+        return b"".join(found[_DATA])
+    if _SEQUENCE in found:
+        return [*chain.from_iterable(found[_SEQUENCE])]
+    return found[_VALUE][0] if _VALUE in found else None
 
 
 def _section_at(data: bytes, at: int) -> tuple[int, int]:
@@ -154,10 +160,6 @@ def _section_at(data: bytes, at: int) -> tuple[int, int]:
         if number in _NAME_OF:
             return number, after
     raise EncodingError(f"no section begins at byte {at}: {data[at : at + 12].hex(' ')}")
-
-
-def _named(pairs: Pairs) -> list[tuple[str, Any]]:
-    return [(key, value) for key, value in pairs if isinstance(key, str)]
 
 
 def _application(pairs: Pairs) -> dict[str, object]:
@@ -178,10 +180,8 @@ def _unreadable(tag: int, data: bytes, broken: Exception) -> UnreadableRaw:
         values, at, number = Values(data), 0, 0
         while number != _PROPERTIES:
             number, at = _section_at(data, at)
-            if number == _PROPERTIES:
-                message_id, (correlation_id, _, _, subject, *_), _ = properties_at(data, at)
-            else:
-                _, at = values.at(at, len(data))
+            content, at = _content_at(number, data, at, values, counts_acquirers=False)
+        message_id, (correlation_id, _, _, subject, *_) = content
     reason = "the message is cut off" if isinstance(broken, IndexError) else str(broken)
     error = {UNREADABLE_PROPERTY: f"{type(broken).__name__}: {reason}"}
     return UnreadableRaw(tag, data, message_id, correlation_id, None, None, subject, 4, 0, 0, 0, False, error)
