@@ -23,7 +23,13 @@ from tests.support.certificates import Certificates, make_certificates
 from tests.support.memory_cell import MEMORY_CELL, MemoryCell, MemoryNode
 
 #: Modules whose tests `make test` runs on one cell of each protocol.
-_ON_EVERY_PROTOCOL = ("laws.test_session", "laws.test_topics", "laws.test_unreadable")
+_ON_EVERY_PROTOCOL = (
+    "laws.test_alone",
+    "laws.test_amqp10_peer",
+    "laws.test_session",
+    "laws.test_topics",
+    "laws.test_unreadable",
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import urlsplit
 from uuid import UUID
 
 import pytest
@@ -28,41 +27,16 @@ from proton import (
     ulong,
     ushort,
 )
-from proton.utils import BlockingConnection
 
 from pyspark_mq.dedup import IdSource
 from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder
+from tests.support.amqp10_messages import Message as Encoded
+from tests.support.amqp10_messages import V
+from tests.support.amqp10_send import send
 from tests.support.cells import LiveCell
 
 pytestmark = [pytest.mark.protocols("amqp-1.0"), pytest.mark.law("all body sections and types")]
 DECODER = Amqp10Decoder()
-
-
-def send(cell: LiveCell, *messages: Message | bytes) -> None:
-    """Send messages, or encoded ones, as they are."""
-    url = urlsplit(cell.url())
-    connection = BlockingConnection(
-        f"amqp://127.0.0.1:{url.port}", user=url.username, password=url.password, allow_insecure_mechs=True, timeout=30
-    )
-    try:
-        sender = connection.create_sender(cell.amqp10_address())
-        for message in messages:
-            sender.send(_Encoded(message) if isinstance(message, bytes) else message)
-    finally:
-        connection.close()
-
-
-class _Encoded:
-    """Encoded bytes that a sender takes in place of a message."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def send(self, sender: Any, tag: str | None = None) -> Any:
-        delivery = sender.delivery(tag or sender.delivery_tag())
-        sender.stream(self._data)
-        sender.advance()
-        return delivery
 
 
 def received(cell: LiveCell, count: int) -> list[Any]:
@@ -199,3 +173,20 @@ def test_a_described_value_is_read_without_its_description(cell: LiveCell) -> No
 def test_an_array_is_a_list(cell: LiveCell) -> None:
     array = Array(UNDESCRIBED, Data.INT, 1, 2, 3)
     assert json.loads(body_of(cell, Message(id="1", body=array))) == [1, 2, 3]
+
+
+def test_a_list_of_seventy_thousand_numbers_is_whole(cell: LiveCell) -> None:
+    if cell.is_plugin:
+        pytest.skip("the plugin of RabbitMQ 3 ends the connection of whoever sends a list as a value")
+    numbers = V("list", [V("int", number) for number in range(70_000)])
+    sent = Encoded(properties=[V("string", "1")], body="amqp-value", contents=[numbers]).encode()
+    assert json.loads(body_of(cell, sent)) == [*range(70_000)]
+
+
+def test_decimals_and_maps_with_any_keys_are_json(cell: LiveCell) -> None:
+    if cell.is_plugin:
+        pytest.skip("the plugin of RabbitMQ 3 reads no such values")
+    pairs = [(V("int", 1), V("decimal32", (0, 150, -2))), (V("boolean", True), V("decimal128", (1, 1, 3)))]
+    pairs += [(V("string", "1"), V("decimal64", "NaN")), (V("binary", b"\xff"), V("null"))]
+    sent = Encoded(properties=[V("string", "1")], body="amqp-value", contents=[V("map", pairs)]).encode()
+    assert body_of(cell, sent) == b'[[1, 1.50], [true, -1E+3], ["1", "NaN"], ["/w==", null]]'

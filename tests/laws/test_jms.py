@@ -183,3 +183,18 @@ def test_maps_and_streams_become_json_and_objects_are_passed_through(cell: LiveC
     assert bodies["object"].startswith(JAVA_SERIALISATION)
     assert found[-1]["contentType"] == "application/x-java-serialized-object"
     assert poll(lambda: cell.total() == 0, 30)
+
+
+#: "AMQP JMS Mapping", 3.2.1.
+JMS_KINDS = {"object": "1", "map": "2", "bytes": "3", "stream": "4", "text": "5"}
+
+
+@CLIENTS
+@pytest.mark.protocols(AMQP_1_0)
+def test_the_kinds_of_jms_messages_are_told_apart(cell: LiveCell, client: str) -> None:
+    sent(cell, client)
+    kinds = [dict(row["properties"]).get("x-opt-jms-msg-type") for row in rows(cell, len(jms.KINDS))]
+    if cell.cell.broker == "activemq" and client == "own":
+        assert kinds == [None] * len(jms.KINDS)
+        pytest.skip("ActiveMQ Classic does not say the kind of what came over OpenWire")
+    assert kinds == [JMS_KINDS[kind] for kind in jms.KINDS]

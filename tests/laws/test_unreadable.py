@@ -6,6 +6,7 @@ import struct
 
 import pika
 import pytest
+from proton import ProtonException
 
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from pyspark_mq.dedup import IdSource
@@ -13,6 +14,8 @@ from pyspark_mq.errors import MessageError
 from pyspark_mq.sources.base import UNREADABLE_PROPERTY
 from testbed.amqp10_publisher import OutgoingMessage, publish_amqp10
 from testbed.process import poll
+from tests.support.amqp10_messages import Message, V, section
+from tests.support.amqp10_send import send
 from tests.support.cells import LiveCell
 
 pytestmark = pytest.mark.law("unreadable")
@@ -100,6 +103,35 @@ def test_an_unreadable_message_is_named_and_stays(cell: LiveCell) -> None:
         assert "delivery 1" in str(raised.value)
         assert session.raws == []
     assert poll(lambda: cell.counts().ready == 1, 30)
+
+
+#: What brokers hand on over AMQP 1.0 without a look: values that are none, and values in values without an end.
+ODD_BODIES = {
+    "half a surrogate pair": section("amqp-value", b"\x73\x00\x00\xd8\x00"),
+    "text that is none": section("amqp-value", b"\xa1\x02\xff\xfe"),
+    "a list without an end": section("amqp-value", b"\xc0\x05\x03\x54\x01\x54\x02"),
+    "nested": section("amqp-value", b"\x00\xa3\x01a" * 200 + b"\x40"),
+}
+
+
+@pytest.mark.protocols(AMQP_1_0)
+@pytest.mark.parametrize("kind", ODD_BODIES)
+def test_what_is_around_an_unreadable_message_is_emitted_and_it_is_named(cell: LiveCell, kind: str) -> None:
+    odd = Message(properties=[V("string", "odd")]).encode() + ODD_BODIES[kind]
+    good = [Message(properties=[V("string", name)], body="data", contents=[V("binary", b"x")]) for name in "ab"]
+    try:
+        send(cell, good[0].encode(), odd, good[1].encode())
+    except ProtonException as refused:
+        pytest.skip(f"{cell.cell.name} takes no such message: {type(refused).__name__}")
+    with cell.session() as session, pytest.raises(MessageError, match="'odd'"):
+        session.take_any(3, window=100)
+    assert poll(lambda: cell.counts().ready == 3, 30)
+    if cell.cell.broker == "activemq" and kind != "half a surrogate pair":
+        pytest.skip("ActiveMQ Classic reads a message before it hands it out again, and keeps one that it cannot read")
+    with cell.engine(onUnreadableMessage="row") as engine:
+        emitted = [engine.batch()]
+        assert poll(lambda: sum(emitted) == 3 or bool(emitted.append(engine.trigger())), 30)
+        assert poll(lambda: engine.trigger() == 0 and cell.total() == 0, 30)
 
 
 @pytest.mark.protocols(STOMP)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import base64
 import gc
+import json
 import logging
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from proton import Connection, Delivery, Endpoint, Receiver, Sender, Transport
 
+from pyspark_mq.dedup import IdSource
 from pyspark_mq.sources.amqp10 import incoming
+from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder
 from pyspark_mq.sources.amqp10.incoming import DirectIncoming, Incoming, WrappedIncoming, incoming_of
+from pyspark_mq.sources.amqp10.sections import SectionReader
+from tests.support.amqp10_messages import Message, V
 
 _FRAME_BYTES = 1 << 10
 
@@ -119,6 +126,28 @@ def test_a_message_of_any_size_comes_whole_between_others(size: int, side: Incom
     assert all(type(message) is bytes for message in messages)
     assert len(handles) == 3
     assert taken(side) == ([], [])
+
+
+def test_what_was_read_stays_when_the_memory_of_the_library_is_used_again(side: Incoming, pair: Pair) -> None:
+    reader, decoder = SectionReader(counts_acquirers=False), Amqp10Decoder()
+    own = [bytes([65 + number]) * 40 for number in range(20)]
+    for text in own:
+        parts = [V("list", [V("binary", text)]), V("list", [V("binary", text)])]
+        message = Message(properties=[V("binary", text)], application=[(V("string", "own"), V("binary", text))])
+        pair.send(replace(message, body="amqp-sequence", contents=parts).encode())
+    pair.pump()
+    raws = [reader.read(number, data) for number, data in enumerate(taken(side)[1])]
+    for number in range(50):
+        pair.send(bytes([number]) * 500)
+        pair.pump()
+        taken(side)
+    if isinstance(side, DirectIncoming):
+        incoming.ffi.memmove(side._buffer, b"!" * len(side._buffer), len(side._buffer))
+    for text, raw in zip(own, raws, strict=True):
+        encoded = base64.b64encode(text).decode()
+        assert json.loads(raw.body) == [encoded, encoded]
+        assert decoder.ids([raw], IdSource("message-id")) == [text]
+        assert decoder.columns["properties"]([raw]) == [[("own", text.decode())]]
 
 
 def test_a_message_of_no_bytes_is_one(side: Incoming, pair: Pair) -> None:

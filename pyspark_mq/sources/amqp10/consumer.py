@@ -20,7 +20,7 @@ import contextlib
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from typing import Any, ClassVar
@@ -71,6 +71,8 @@ _CLOSING_LINKS_MAX = 100
 _TOP_UP_PARTS = 10
 #: Credit that a broker with messages leaves unused for so long: it hands out thousands in that time.
 _STARVED_S = 0.1
+#: Names and texts of AMQP 1.0 are UTF-8 (1.6.20), which the client library decodes when they are asked for.
+_UNREADABLE = "what the broker says of itself cannot be read"
 _SELECTOR = "apache.org:selector-filter:string"
 
 
@@ -119,6 +121,9 @@ class Amqp10Consumer(Consumer):
             self._attach()
             self._until(self._attached, deadline)
             info = self._ask_queue(deadline)
+            broker_id = self._proton.remote_container if self._dialect.names_itself else None
+        except (UnicodeDecodeError, ProtonException) as unreadable:
+            raise BrokerUnavailableError(f"{url}: {_UNREADABLE} ({unreadable})") from None
         except SessionLostError:
             raise self._open_error(url) from None
         except TimeoutError:
@@ -126,7 +131,6 @@ class Amqp10Consumer(Consumer):
             what = f"{self.endpoint.destination} did not answer" if known else "no answer"
             doubt = "" if known else hint(url, SPEAKS)
             raise BrokerUnavailableError(f"{url}: {what} within {timeout_s:.0f} s{doubt}") from None
-        broker_id = self._proton.remote_container if self._dialect.names_itself else None
         server = f"{self._property('product')}/{self._version()}"
         if info is None:
             return Greeting(url, broker_id or "", None, server=server)
@@ -162,7 +166,8 @@ class Amqp10Consumer(Consumer):
 
     def _property(self, name: str) -> str:
         """A property of the connection that the broker gave; empty if there is none."""
-        return str((self._proton.remote_properties or {}).get(name, ""))
+        properties = self._proton.remote_properties
+        return str(properties.get(name, "")) if isinstance(properties, Mapping) else ""
 
     def _begin(self, url: BrokerUrl) -> None:
         """Say who we are; nothing is sent before the first turn."""
@@ -250,7 +255,10 @@ class Amqp10Consumer(Consumer):
     def _condition(self) -> tuple[str, str] | None:
         """What ended the session, by the nearest to the queue that says something."""
         for place in (self._link, self._session, self._proton):
-            condition = place.remote_condition if place is not None else None
+            try:
+                condition = place.remote_condition if place is not None else None
+            except (UnicodeDecodeError, ProtonException) as unreadable:
+                return "amqp:decode-error", f"{_UNREADABLE} ({unreadable})"
             if condition is not None:
                 return str(condition.name), str(condition.description or "")
         condition = self._transport.condition
@@ -299,7 +307,7 @@ class Amqp10Consumer(Consumer):
             # TLS 1.3 reports what it refuses with the first bytes after the handshake.
             self._refused = self._refused or error
             self._ended(f"{type(error).__name__}: {error}")
-        except (OSError, ProtonException) as error:
+        except (OSError, UnicodeDecodeError, ProtonException) as error:
             self._ended(f"{type(error).__name__}: {error}")
         self._look()
 

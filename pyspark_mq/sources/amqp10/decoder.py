@@ -7,21 +7,34 @@ them: "AMQP JMS Mapping" of OASIS, and Qpid JMS, which both ActiveMQ brokers fol
 
 from __future__ import annotations
 
-import base64
 import json
+from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from math import isfinite
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 from uuid import UUID
 
 from pyspark_mq.dedup import IdSource
-from pyspark_mq.sources.amqp10.encoding import read_map
+from pyspark_mq.sources.amqp10.encoding import Pairs, read_map
 from pyspark_mq.sources.base import UNREADABLE_PROPERTY, Decoder, Unreadable
 
-__all__ = ["Amqp10Decoder", "Raw", "UnreadableRaw", "body_bytes", "plain", "text"]
+__all__ = [
+    "JMS_KIND", "Header", "Named", "Properties", "Raw", "UnreadableRaw", "body_bytes", "json_text", "make_raw", "text",
+]  # fmt: skip
 
+#: Message annotation with the kind of a JMS message ("AMQP JMS Mapping", 3.2.1), and the property made of it.
+JMS_KIND = "x-opt-jms-msg-type"
 _INT64_MAX = 2**63 - 1
 _INT32_MAX = 2**31 - 1
+
+#: Priority, time to live in milliseconds, deliveries before, redelivered.
+Header: TypeAlias = "tuple[int, int, int, bool]"
+#: Correlation ID, reply-to, content type, subject, expiry and creation in milliseconds, group.
+Properties: TypeAlias = "tuple[Any, str | None, str | None, str | None, int, int, str | None]"
+#: What sections other than `application-properties` say under the name of a property.
+Named: TypeAlias = "tuple[tuple[str, str], ...]"
 
 
 class Raw(NamedTuple):
@@ -34,8 +47,9 @@ class Raw(NamedTuple):
         created_ms, expires_ms: milliseconds since 1970; 0 for none.
         deliveries: how often it was handed out before this time (header `delivery-count`).
         redelivered: somebody had it before.
-        properties: application properties, plain values; the group as JMS names it. As bytes while they are
-            encoded: a map that :func:`~pyspark_mq.sources.amqp10.encoding.check_map` has passed.
+        properties: application properties, see :func:`text`. As bytes while they are encoded: a map that
+            :func:`~pyspark_mq.sources.amqp10.encoding.check_map` has passed.
+        named: what other sections say under the name of a property; it comes before one of that name.
     """
 
     tag: int
@@ -51,6 +65,7 @@ class Raw(NamedTuple):
     deliveries: int
     redelivered: bool
     properties: Mapping[str, object] | bytes | None
+    named: Named = ()
 
 
 class UnreadableRaw(Raw):
@@ -59,64 +74,105 @@ class UnreadableRaw(Raw):
     __slots__ = ()
 
 
-def body_bytes(value: object) -> bytes:
-    """The body of a message as bytes.
+_make = tuple.__new__
 
-    A `data` section and a binary value are taken as they are, text as UTF-8, nothing as no bytes;
-    maps, lists (`amqp-value`, `amqp-sequence`) and numbers as JSON in UTF-8, with binary values
-    in base64.
-    """
+
+def make_raw(
+    tag: int,
+    body: bytes,
+    message_id: object,
+    header: Header,
+    properties: Properties,
+    application: Mapping[str, object] | bytes | None,
+    named: Named,
+) -> Raw:
+    """The delivery of a message with these sections."""
+    priority, ttl_ms, deliveries, redelivered = header
+    correlation_id, reply_to, content_type, subject, expires_ms, created_ms, group = properties
+    if ttl_ms and created_ms and not expires_ms:
+        expires_ms = created_ms + ttl_ms
+    if group is not None:
+        named = (*named, ("JMSXGroupID", group))
+    made: Raw = _make(
+        Raw,
+        (
+            tag, body, message_id, correlation_id, reply_to, content_type, subject, priority, created_ms,
+            expires_ms, deliveries, redelivered, application, named,
+        ),
+    )  # fmt: skip
+    return made
+
+
+def body_bytes(value: object) -> bytes:
+    """The body of a message as bytes: a binary value as it is, text as UTF-8, nothing as no bytes, others as JSON."""
     if value is None:
         return b""
     if isinstance(value, bytes):
         return value
-    if isinstance(value, memoryview | bytearray):
-        return bytes(value)
+    return (value if isinstance(value, str) else json_text(value)).encode()
+
+
+_quoted = json.JSONEncoder(ensure_ascii=False).encode
+_NO_NUMBERS = frozenset({"NaN", "Infinity", "-Infinity"})
+
+
+def json_text(value: object) -> str:
+    """A value of any AMQP type as JSON.
+
+    Binary values are text in base64. A number that JSON does not have (`NaN`, `Infinity`, `-Infinity`) is text. A map
+    is an object if all its keys are plain and no two have the same text; otherwise a list of pairs, each a list.
+    """
     if isinstance(value, str):
-        return value.encode("utf-8", "surrogatepass")
-    return json.dumps(plain(value), ensure_ascii=False).encode("utf-8", "surrogatepass")
-
-
-def plain(value: Any) -> object:
-    """A value of any AMQP type as JSON has them."""
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, bytes | bytearray | memoryview):
-        return base64.b64encode(value).decode("ascii")
-    if isinstance(value, Mapping):
-        return {text(name) or "": plain(item) for name, item in value.items()}
-    # The library's own types are numbers, strings and tuples of the language with another name.
-    for kind in (int, float, str):
-        if isinstance(value, kind):
-            return kind(value)
-    if isinstance(value, list | tuple) or hasattr(value, "elements"):
-        return [plain(item) for item in getattr(value, "elements", value)]
-    described = getattr(value, "value", None)
-    return str(value) if described is None else plain(described)
-
-
-def text(value: object) -> str | None:  # noqa: PLR0911 - one for each kind
-    """A value for a string column, or None."""
+        return _quoted(value)
+    if isinstance(value, list):
+        if isinstance(value, Pairs):
+            return _json_map(value)
+        return "[" + ", ".join(map(json_text, value)) + "]"
     if value is None:
-        return None
+        return "null"
+    written = _plain(value)
+    return _quoted(written) if isinstance(value, bytes | UUID) or written in _NO_NUMBERS else written
+
+
+def _json_map(pairs: Pairs) -> str:
+    names = {}
+    if not any(isinstance(key, list) for key, _ in pairs):
+        names = {_plain(key): value for key, value in pairs}
+    if len(names) == len(pairs):
+        return "{" + ", ".join(f"{_quoted(name)}: {json_text(value)}" for name, value in names.items()) + "}"
+    return "[" + ", ".join(f"[{json_text(key)}, {json_text(value)}]" for key, value in pairs) + "]"
+
+
+def _plain(value: Any) -> str:
+    """The text of a value that has no others in it; `null` of none, and base64 of bytes."""
     if isinstance(value, str):
-        return str(value)
-    if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value).decode("utf-8", "backslashreplace")
+        return value
+    if isinstance(value, bytes):
+        return b64encode(value).decode("ascii")
+    return "null" if value is None else _number(value)
+
+
+def _number(value: Any) -> str:
+    """A boolean, a number, or a UUID."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, int):
-        return f"{value:d}"
-    if isinstance(value, UUID):
-        return str(value)
-    if isinstance(value, float):
-        return repr(float(value))
-    return json.dumps(plain(value), ensure_ascii=False)
+    if isinstance(value, float) and not isfinite(value):
+        return str(Decimal(value))
+    return str(value)
+
+
+def text(value: object) -> str | None:
+    """A value for a string column, or None: bytes as UTF-8 with escapes for what is none, lists and maps as JSON."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    return json_text(value) if isinstance(value, list) else _number(value)
 
 
 def _id(value: object) -> object:
     """Text, or bytes; numbers count by their decimal text, as over the other protocols."""
-    return bytes(value) if isinstance(value, bytes | memoryview | bytearray) else text(value)
+    return value if isinstance(value, bytes) else text(value)
 
 
 def _timestamp_us(milliseconds: int) -> int | None:
@@ -129,16 +185,27 @@ def _read_properties(properties: Mapping[str, object] | bytes | None) -> Mapping
     return read_map(properties) if isinstance(properties, bytes) else properties
 
 
+def _property(raw: Raw, name: str) -> object:
+    for known, value in raw.named:
+        if known == name:
+            return value
+    return _read_properties(raw.properties).get(name)
+
+
+def _pairs(raw: Raw) -> list[tuple[str, str | None]]:
+    properties, named = raw.properties, raw.named
+    if not properties:
+        return [*named]
+    found = read_map(properties) if isinstance(properties, bytes) else properties
+    if named:
+        own = dict(named)
+        found = {name: value for name, value in found.items() if name not in own}
+    pairs = [(name, value if type(value) is str else text(value)) for name, value in found.items()]
+    return [*pairs, *named] if named else pairs
+
+
 def _properties(raws: Sequence[Raw]) -> list[list[tuple[str, str | None]]]:
-    return [
-        [
-            (name if type(name) is str else text(name) or "", value if type(value) is str else text(value))
-            for name, value in _read_properties(raw.properties).items()
-        ]
-        if raw.properties
-        else []
-        for raw in raws
-    ]
+    return [_pairs(raw) if raw.properties or raw.named else [] for raw in raws]
 
 
 def _unreadable(raw: Raw) -> Unreadable:
@@ -162,7 +229,7 @@ class Amqp10Decoder(Decoder):
         if source.kind == "correlation-id":
             return [_id(raw.correlation_id) for raw in raws]
         name = source.name
-        return [_id(_read_properties(raw.properties).get(name)) if raw.properties else None for raw in raws]
+        return [_id(_property(raw, name)) if raw.properties or raw.named else None for raw in raws]
 
     def unreadable(self, raws: Sequence[Raw]) -> list[Unreadable]:
         return [_unreadable(raw) for raw in raws if type(raw) is UnreadableRaw]

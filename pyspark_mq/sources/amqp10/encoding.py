@@ -1,27 +1,42 @@
-"""Encoded values of AMQP 1.0 (part 1, section 1.6): the plain ones, which nearly all properties are.
+"""Encoded values of AMQP 1.0 (part 1, section 1.6), read strictly and from their own bytes alone.
 
-Whatever is not among them, or is not well-formed, is an :class:`UnusualError`: a client library has to say what it
-is. So nothing here guesses, and nothing is allocated that the bytes do not hold.
+Bytes that are not a value as the specification has it are an :class:`EncodingError`: nothing is guessed, left out or
+cut. Nothing is allocated that the bytes do not hold, but for a bounded number of array elements that have none.
+
+A value is None, a bool, int, float, :class:`~decimal.Decimal`, str (string, symbol, char), bytes, UUID, a list (list,
+array) or :class:`Pairs` (map). A timestamp is its milliseconds since 1970. Descriptors are read and left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from decimal import Decimal
 from struct import Struct
 from typing import Any
 from uuid import UUID
 
-__all__ = ["UnusualError", "body_of", "check_map", "list_at", "map_at", "read_map", "value_at"]
+__all__ = ["EncodingError", "Pairs", "Values", "body_of", "check_map", "list_at", "map_at", "plain_at", "read_map"]
 
+_DESCRIBED = 0x00
 _NULL = 0x40
 _BINARY8, _STRING8, _SYMBOL8 = 0xA0, 0xA1, 0xA3
 _BINARY32, _STRING32, _SYMBOL32 = 0xB0, 0xB1, 0xB3
 _LIST0, _LIST8, _LIST32 = 0x45, 0xC0, 0xD0
 _MAP8, _MAP32 = 0xC1, 0xD1
+_ARRAY8, _ARRAY32 = 0xE0, 0xF0
+#: How deep values may be nested: recursion has to end before the stack does, here and where values are written.
+_DEPTH_MAX = 100
+#: Elements of arrays that take no bytes (of `null`, `true`, `0`, `[]`), beyond one for each byte of the message. A
+#: count of four bytes could claim 2^32 of them.
+_BARE_ELEMENTS_MAX = 1024
 
 
-class UnusualError(ValueError):
-    """Encoded bytes that are left to the client library: another type, another shape, or broken."""
+class EncodingError(ValueError):
+    """Bytes that are not an encoded value, or not one that belongs where they are."""
+
+
+class Pairs(list[tuple[Any, Any]]):
+    """A map: keys with their values, in order. Keys may be of any type, so `1`, `true` and `"1"` are three."""
 
 
 def _number(shape: str) -> Callable[[bytes], Any]:
@@ -31,11 +46,42 @@ def _number(shape: str) -> Callable[[bytes], Any]:
 
 def _boolean(data: bytes) -> bool:
     if data[0] > 1:
-        raise UnusualError
+        raise EncodingError(f"a boolean is 0x{data[0]:02x}")
     return data[0] == 1
 
 
-#: Code -> width in bytes and how they are read (1.6.1 to 1.6.18). No `char`, no decimals.
+def _char(data: bytes) -> str:
+    return data.decode("utf-32-be")
+
+
+def _decimal(exponent_bits: int, digits: int) -> Callable[[bytes], Decimal]:
+    """Decimals as binary integers (1.6.15 to 1.6.17; IEEE 754-2008, 3.5.2).
+
+    Args:
+        exponent_bits: width of the exponent.
+        digits: of the largest coefficient. A larger one is not canonical, and stands for 0.
+    """
+    bias = 3 * (1 << (exponent_bits - 3)) + digits - 2
+
+    def read(data: bytes) -> Decimal:
+        bits, whole = 8 * len(data), int.from_bytes(data, "big")
+        sign = "-" if whole >> (bits - 1) else ""
+        combination = whole >> (bits - 6) & 0b11111
+        if combination >= 0b11110:
+            return Decimal("NaN" if combination & 1 else f"{sign}Infinity")
+        # Two bits that are set say that the coefficient begins with 100, which is left out.
+        long = combination >= 0b11000
+        width = bits - 1 - exponent_bits - 2 * long
+        exponent = whole >> width & (1 << exponent_bits) - 1
+        coefficient = whole & (1 << width) - 1 | (0b100 << width if long else 0)
+        if coefficient >= 10**digits:
+            coefficient = 0
+        return Decimal(f"{sign}{coefficient}E{exponent - bias}")
+
+    return read
+
+
+#: Code -> width in bytes and how they are read (1.6.1 to 1.6.18).
 _FIXED: dict[int, tuple[int, Callable[[bytes], Any]]] = {
     _NULL: (0, lambda _: None),
     0x41: (0, lambda _: True),
@@ -54,37 +100,18 @@ _FIXED: dict[int, tuple[int, Callable[[bytes], Any]]] = {
     0x70: (4, _number(">I")),
     0x71: (4, _number(">i")),
     0x72: (4, _number(">f")),
+    0x73: (4, _char),
+    0x74: (4, _decimal(8, 7)),
     0x80: (8, _number(">Q")),
     0x81: (8, _number(">q")),
     0x82: (8, _number(">d")),
     0x83: (8, _number(">q")),
+    0x84: (8, _decimal(10, 16)),
+    0x94: (16, _decimal(14, 34)),
     0x98: (16, lambda data: UUID(bytes=data)),
 }
 #: Code -> width in bytes, where any bytes will do; -1 for all other codes.
-_WIDTHS = tuple(-1 if code not in _FIXED or code == 0x56 else _FIXED[code][0] for code in range(256))
-
-
-def value_at(data: bytes, at: int) -> tuple[Any, int]:
-    """The value that begins at `at`, and where it ends: text as str, binary as bytes, numbers, UUID, bool, or None.
-
-    Raises:
-        UnusualError: not one of these, or cut off.
-        IndexError: the bytes end before it.
-        UnicodeDecodeError: text that is none.
-    """
-    code = data[at]
-    if code in _FIXED:
-        width, read = _FIXED[code]
-        begin, end = at + 1, at + 1 + width
-    elif code in {_STRING8, _BINARY8, _SYMBOL8}:
-        begin, end, read = at + 2, at + 2 + data[at + 1], _VARIABLE[code]
-    elif code in {_STRING32, _BINARY32, _SYMBOL32}:
-        begin, end, read = at + 5, at + 5 + int.from_bytes(data[at + 1 : at + 5], "big"), _VARIABLE[code]
-    else:
-        raise UnusualError
-    if end > len(data):
-        raise UnusualError
-    return read(data[begin:end]), end
+_WIDTHS = tuple(-1 if code not in _FIXED or code in {0x56, 0x73} else _FIXED[code][0] for code in range(256))
 
 
 def _string(data: bytes) -> str:
@@ -105,11 +132,143 @@ _VARIABLE: dict[int, Callable[[bytes], Any]] = {
 }
 
 
+def plain_at(data: bytes, at: int) -> tuple[Any, int]:
+    """The value that begins at `at`, and where it ends. It has no other values in it, and no descriptor.
+
+    Raises:
+        EncodingError: another, or cut off.
+        IndexError: the bytes end before it.
+        UnicodeDecodeError: text that is none.
+    """
+    code = data[at]
+    if code in _FIXED:
+        width, read = _FIXED[code]
+        begin, end = at + 1, at + 1 + width
+    elif code in {_STRING8, _BINARY8, _SYMBOL8}:
+        begin, end, read = at + 2, at + 2 + data[at + 1], _VARIABLE[code]
+    elif code in {_STRING32, _BINARY32, _SYMBOL32}:
+        begin, end, read = at + 5, at + 5 + int.from_bytes(data[at + 1 : at + 5], "big"), _VARIABLE[code]
+    else:
+        raise EncodingError(f"a value of the code 0x{code:02x} at byte {at}")
+    if end > len(data):
+        raise EncodingError(f"the value at byte {at} is cut off")
+    return read(data[begin:end]), end
+
+
+class Values:
+    """Values of any type. One for each message.
+
+    Args:
+        data: the message.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._bare_left = len(data) + _BARE_ELEMENTS_MAX
+
+    def at(self, at: int, end: int, depth: int = 0) -> tuple[Any, int]:
+        """The value that begins at `at`, and where it ends.
+
+        Args:
+            end: of what it is in.
+            depth: how many values it is in.
+
+        Raises:
+            EncodingError: there is none, or it is not within these bounds.
+            UnicodeDecodeError: text that is none.
+        """
+        if at >= end:
+            raise EncodingError(f"a value is missing at byte {at}")
+        code = self._data[at]
+        if code == _DESCRIBED:
+            _, at = self.at(at + 1, end, _deeper(depth, at))
+            return self.at(at, end, _deeper(depth, at))
+        return self._of(code, at + 1, end, depth)
+
+    def _of(self, code: int, at: int, end: int, depth: int) -> tuple[Any, int]:
+        """The value of a code whose bytes begin at `at`, and where it ends."""
+        data = self._data
+        if code in _FIXED:
+            width, read = _FIXED[code]
+            return read(data[at : self._bounded(at, at + width, end)]), at + width
+        if code == _LIST0:
+            return [], at
+        if code in _VARIABLE:
+            begin, length = self._length(at, 1 if code < _BINARY32 else 4, end)
+            stop = self._bounded(at, begin + length, end)
+            return _VARIABLE[code](data[begin:stop]), stop
+        if code not in {_LIST8, _LIST32, _MAP8, _MAP32, _ARRAY8, _ARRAY32}:
+            raise EncodingError(f"no type has the code 0x{code:02x}, before byte {at}")
+        width = 1 if code in {_LIST8, _MAP8, _ARRAY8} else 4
+        begin, size = self._length(at, width, end)
+        stop = self._bounded(at, begin + size, end)
+        begin, count = self._length(begin, width, stop)
+        read_items = self._elements if code in {_ARRAY8, _ARRAY32} else self._items
+        items, last = read_items(begin, count, stop, _deeper(depth, at))
+        if last != stop:
+            raise EncodingError(f"the {count} values that begin at byte {begin} end at {last}, not at {stop}")
+        return (_paired(items, at) if code in {_MAP8, _MAP32} else items), stop
+
+    def _items(self, at: int, count: int, end: int, depth: int) -> tuple[list[Any], int]:
+        data, items = self._data, []
+        for _ in range(count):
+            fixed = _FIXED.get(data[at]) if at < end else None
+            if fixed is None:  # or none is left
+                item, at = self.at(at, end, depth)
+            else:
+                begin, at = at + 1, self._bounded(at, at + 1 + fixed[0], end)
+                item = fixed[1](data[begin:at])
+            items.append(item)
+        return items, at
+
+    def _elements(self, at: int, count: int, end: int, depth: int) -> tuple[list[Any], int]:
+        """Of an array: one constructor, which may be described, for all (1.6.24)."""
+        if not count and at == end:
+            return [], at
+        while at < end and self._data[at] == _DESCRIBED:
+            depth = _deeper(depth, at)
+            _, at = self.at(at + 1, end, depth)
+        self._bounded(at, at + 1, end)
+        code, at = self._data[at], at + 1
+        if code == _LIST0 or (code in _FIXED and not _FIXED[code][0]):
+            self._bare_left -= count
+            if self._bare_left < 0:
+                raise EncodingError(f"an array at byte {at} claims {count} elements that have no bytes")
+        items = []
+        for _ in range(count):
+            item, at = self._of(code, at, end, depth)
+            items.append(item)
+        return items, at
+
+    def _length(self, at: int, width: int, end: int) -> tuple[int, int]:
+        """Where a length or a count ends, and what it is."""
+        after = self._bounded(at, at + width, end)
+        return after, int.from_bytes(self._data[at:after], "big")
+
+    @staticmethod
+    def _bounded(at: int, stop: int, end: int) -> int:
+        if stop > end:
+            raise EncodingError(f"the value at byte {at} is cut off at {end}")
+        return stop
+
+
+def _deeper(depth: int, at: int) -> int:
+    if depth >= _DEPTH_MAX:
+        raise EncodingError(f"values are nested more than {_DEPTH_MAX} deep at byte {at}")
+    return depth + 1
+
+
+def _paired(items: list[Any], at: int) -> Pairs:
+    if len(items) % 2:
+        raise EncodingError(f"a key without a value in the map at byte {at}")
+    return Pairs(zip(items[::2], items[1::2], strict=True))
+
+
 def list_at(data: bytes, at: int) -> tuple[int, int, int]:
     """Of the list that begins at `at`: where its items begin, how many there are, and where it ends.
 
     Raises:
-        UnusualError: something else, or longer than the bytes.
+        EncodingError: something else, or longer than the bytes.
         IndexError: the bytes end before it.
     """
     if data[at] == _LIST0:
@@ -130,9 +289,9 @@ def _compound(data: bytes, at: int, short: int, long: int) -> tuple[int, int, in
         begin, count = at + 9, int.from_bytes(data[at + 5 : at + 9], "big")
         end = at + 5 + int.from_bytes(data[at + 1 : at + 5], "big")
     else:
-        raise UnusualError
+        raise EncodingError(f"a value of the code 0x{code:02x} at byte {at}")
     if not begin <= end <= len(data):
-        raise UnusualError
+        raise EncodingError(f"the value at byte {at} is cut off")
     return begin, count, end
 
 
@@ -143,17 +302,16 @@ def check_map(data: bytes, at: int, key_code: int = _STRING8) -> int:
         key_code: the one type of all keys, up to 255 bytes long.
 
     Raises:
-        UnusualError, IndexError, UnicodeDecodeError: not a map of plain values, or broken.
+        EncodingError, IndexError, UnicodeDecodeError: not a map of plain values with different keys, or broken.
     """
     item, count, end = map_at(data, at)
-    if count % 2:
-        raise UnusualError
     encoding = "utf-8" if key_code == _STRING8 else "ascii"
+    names = set()
     for _ in range(count // 2):
         if item >= end or data[item] != key_code:
-            raise UnusualError
+            raise EncodingError
         value = item + 2 + data[item + 1]
-        str(data[item + 2 : value], encoding)
+        names.add(str(data[item + 2 : value], encoding))
         code = data[value]
         if code == _STRING8:
             item = value + 2 + data[value + 1]
@@ -161,14 +319,14 @@ def check_map(data: bytes, at: int, key_code: int = _STRING8) -> int:
         elif _WIDTHS[code] >= 0:
             item = value + 1 + _WIDTHS[code]
         else:
-            item = value_at(data, value)[1]
-    if item != end:
-        raise UnusualError
+            item = plain_at(data, value)[1]
+    if item != end or 2 * len(names) != count:
+        raise EncodingError
     return end
 
 
 def read_map(section: bytes) -> dict[str, Any]:
-    """A map that was checked, from its code on. Of entries with one key the last counts."""
+    """A map that was checked, from its code on."""
     item, count, _ = map_at(section, 0)
     found = {}
     for _ in range(count // 2):
@@ -178,7 +336,7 @@ def read_map(section: bytes) -> dict[str, Any]:
             item = value + 2 + section[value + 1]
             found[key] = str(section[value + 2 : item], "utf-8")
         else:
-            found[key], item = value_at(section, value)
+            found[key], item = plain_at(section, value)
     return found
 
 
@@ -189,7 +347,7 @@ def body_of(data: bytes, at: int, *, typed: bool) -> bytes:
         typed: it is an `amqp-value` (3.2.8), which may be text or null too; otherwise `data` (3.2.6).
 
     Raises:
-        UnusualError, IndexError, UnicodeDecodeError: it is something else, or something follows.
+        EncodingError, IndexError, UnicodeDecodeError: it is something else, or something follows.
     """
     code = data[at]
     if code in {_BINARY8, _STRING8}:
@@ -199,13 +357,13 @@ def body_of(data: bytes, at: int, *, typed: bool) -> bytes:
     elif typed and code == _NULL:
         begin, length = at + 1, 0
     else:
-        raise UnusualError
+        raise EncodingError
     if begin + length != len(data):
-        raise UnusualError
+        raise EncodingError
     body = data[begin:]
     if code in {_STRING8, _STRING32}:
         if not typed:
-            raise UnusualError
+            raise EncodingError
         if not body.isascii():
             str(body, "utf-8")
     return body

@@ -13,6 +13,8 @@ from urllib.parse import quote
 
 from proton import Delivery, Endpoint, Link, Message, Receiver, Sender, Session, symbol
 
+from pyspark_mq.sources.amqp10.encoding import Pairs
+from pyspark_mq.sources.amqp10.sections import read_sections
 from pyspark_mq.sources.facts import delayed_retry_s
 
 __all__ = ["Management", "QueueInfo"]
@@ -100,9 +102,16 @@ class Management:
         return found
 
     def _read(self, delivery: Delivery) -> QueueInfo | None:
-        message = Message()
-        with contextlib.suppress(Exception):  # whatever cannot be read tells nothing
-            message.decode(self._from.recv(delivery.pending) or b"")
-            if message.subject == _OK and isinstance(message.body, Mapping):
-                return QueueInfo(message.body)
+        data = bytes(self._from.recv(delivery.pending) or b"")
+        with contextlib.suppress(ValueError, IndexError):  # whatever cannot be read tells nothing
+            answer = read_sections(data)
+            if answer.subject == _OK and isinstance(answer.value, Pairs):
+                return QueueInfo(_dictionary(answer.value))
         return None
+
+
+def _dictionary(pairs: Pairs) -> dict[str, Any]:
+    """A map and those in it, of the keys that are text."""
+    return {
+        key: _dictionary(value) if isinstance(value, Pairs) else value for key, value in pairs if isinstance(key, str)
+    }

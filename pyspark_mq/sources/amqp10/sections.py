@@ -1,30 +1,80 @@
-"""Deliveries from the bytes of a message: the sections of AMQP 1.0, part 3.2. No socket, no clock.
+"""Messages from their bytes: the sections of AMQP 1.0, part 3.2, whatever they hold. No socket, no clock.
 
-What the scan does not take is decoded here, by the client library. Its binary values are views of a buffer that
-belongs to the message it decodes into, and changes with the next one: nothing here keeps one.
+What is read of a message depends on its bytes alone, and is all of it: what has no place in a delivery is an
+:class:`~pyspark_mq.sources.amqp10.encoding.EncodingError`, and the message unreadable.
 """
 
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
-from proton import Array, Data, Described, Message
-
-from pyspark_mq.sources.amqp10.decoder import Raw, UnreadableRaw, body_bytes
-from pyspark_mq.sources.amqp10.scan import Scanner
+from pyspark_mq.sources.amqp10.decoder import (
+    JMS_KIND,
+    Header,
+    Named,
+    Properties,
+    Raw,
+    UnreadableRaw,
+    body_bytes,
+    json_text,
+    make_raw,
+    text,
+)
+from pyspark_mq.sources.amqp10.encoding import EncodingError, Pairs, Values, plain_at
+from pyspark_mq.sources.amqp10.scan import Scanner, header_at, jms_kind, properties_at
 from pyspark_mq.sources.base import UNREADABLE_PROPERTY
 
-__all__ = ["SectionReader"]
+__all__ = ["SectionReader", "Sections", "read_sections"]
 
-#: Descriptors of the sections a body can have several of (AMQP 1.0, 3.2.6 and 3.2.7), by number and by name.
-_DATA_NAMES = (0x75, "amqp:data:binary")
-_SEQUENCE_NAMES = (0x76, "amqp:amqp-sequence:list")
-_PROPERTIES_NAMES = (0x73, "amqp:properties:list")
-#: Places in the properties section (3.2.4).
-_MESSAGE_ID, _SUBJECT, _CORRELATION_ID = 0, 3, 5
-#: The ways to begin a `data` section, the one that nearly everybody uses first.
-_DATA_MARKS = (b"\x00\x53\x75", b"\x00\x80\x00\x00\x00\x00\x00\x00\x00\x75", b"amqp:data:binary")
+_HEADER, _DELIVERY_ANNOTATIONS, _MESSAGE_ANNOTATIONS, _PROPERTIES, _APPLICATION = range(0x70, 0x75)
+_DATA, _SEQUENCE, _VALUE, _FOOTER = range(0x75, 0x79)
+#: Names that a section may begin with in place of its number (3.2.1 to 3.2.9).
+_NAMES = {
+    "amqp:header:list": _HEADER,
+    "amqp:delivery-annotations:map": _DELIVERY_ANNOTATIONS,
+    "amqp:message-annotations:map": _MESSAGE_ANNOTATIONS,
+    "amqp:properties:list": _PROPERTIES,
+    "amqp:application-properties:map": _APPLICATION,
+    "amqp:data:binary": _DATA,
+    "amqp:amqp-sequence:list": _SEQUENCE,
+    "amqp:amqp-value:*": _VALUE,
+    "amqp:footer:map": _FOOTER,
+}
+_NAME_OF = {number: name for name, number in _NAMES.items()}
+_ULONG, _SMALL_ULONG, _SYMBOL8, _SYMBOL32 = 0x80, 0x53, 0xA3, 0xB3
+_EMPTY_LIST = b"\x45"
+_MAP, _LIST, _BINARY = (0xC1, 0xD1), (0x45, 0xC0, 0xD0), (0xA0, 0xB0)
+#: The types of the sections that have one, and may not be described further.
+_TYPES = {
+    _DELIVERY_ANNOTATIONS: _MAP, _MESSAGE_ANNOTATIONS: _MAP, _APPLICATION: _MAP, _FOOTER: _MAP,
+    _DATA: _BINARY, _SEQUENCE: _LIST,
+}  # fmt: skip
+
+
+class Sections(NamedTuple):
+    """What a message says.
+
+    Attributes:
+        header, message_id, properties, named: as :func:`~pyspark_mq.sources.amqp10.decoder.make_raw` takes them.
+        application: names and values.
+        value: the body: bytes of `data`, the list of `amqp-sequence`, or what an `amqp-value` has; None without one.
+        described: is it an `amqp-value` with a descriptor, so that its body is JSON in any case?
+    """
+
+    header: Header
+    message_id: object
+    properties: Properties
+    application: dict[str, object] | None
+    named: Named
+    value: Any
+    described: bool
+
+    @property
+    def subject(self) -> str | None:
+        """A property of its own (3.2.4)."""
+        return self.properties[3]
 
 
 class SectionReader:
@@ -37,115 +87,101 @@ class SectionReader:
     def __init__(self, *, counts_acquirers: bool) -> None:
         self._counts_acquirers = counts_acquirers
         self._scanner = Scanner(counts_acquirers=counts_acquirers)
-        self._message = Message()  # the library's own, used again for each
 
     def read(self, tag: int, data: bytes) -> Raw:
-        """The delivery of that number; an :class:`UnreadableRaw` if the message cannot be decoded."""
+        """The delivery of that number; an :class:`UnreadableRaw` if the message cannot be read whole."""
         return self._scanner.scan(tag, data) or self.decode(tag, data)
 
     def decode(self, tag: int, data: bytes) -> Raw:
-        """The same by the library alone."""
+        """The same without the scan."""
         try:
-            return self._read(tag, data)
+            found = read_sections(data, counts_acquirers=self._counts_acquirers)
+            body = json_text(found.value).encode() if found.described else body_bytes(found.value)
+            return make_raw(tag, body, found.message_id, found.header, found.properties, found.application, found.named)
         except Exception as broken:  # noqa: BLE001 - whatever it is, it is of this message
             return _unreadable(tag, data, broken)
 
-    def _read(self, tag: int, data: bytes) -> Raw:
-        message = self._message
-        message.decode(data)
-        body = self._body(data)
-        properties, group = _owned(message.properties), message.group_id
-        if group is not None:
-            properties = {**(properties or {}), "JMSXGroupID": group}
-        created, expires, deliveries = message.creation_time, message.expiry_time, message.delivery_count
-        created_ms = round(created * 1000)
-        return Raw(
-            tag,
-            body,
-            _owned(message.id),
-            _owned(message.correlation_id),
-            message.reply_to,
-            _content_type(message),
-            message.subject,
-            message.priority,
-            created_ms,
-            round(expires * 1000) or (created_ms + round(message.ttl * 1000) if created and message.ttl else 0),
-            deliveries,
-            deliveries > 0 or (self._counts_acquirers and not message.first_acquirer),
-            properties,
-        )
 
-    def _body(self, data: bytes) -> bytes:
-        """The body of the message just decoded. The library keeps the last section; there may be several."""
-        message = self._message
-        value = message.body
-        if not message.inferred or value is None:
-            return body_bytes(value)
-        body = body_bytes(value)
-        if isinstance(value, memoryview | bytes):
-            size = len(body)
-            head = bytes((0xA0, size)) if size < 256 else b"\xb0" + size.to_bytes(4, "big")
-            last = _DATA_MARKS[0] + head + body
-            before = data[: len(data) - len(last)]
-            if data.endswith(last) and not any(mark in before for mark in _DATA_MARKS):
-                return body
-        return _joined(data)
+def read_sections(data: bytes, *, counts_acquirers: bool = False) -> Sections:
+    """All that an encoded message says.
+
+    Sections are taken in any order, each once; a body may have several of `data` or of `amqp-sequence`.
+
+    Raises:
+        EncodingError, IndexError, UnicodeDecodeError: it is not a message, or says what a delivery has no place for.
+    """
+    values, at, described = Values(data), 0, False
+    found: dict[int, list[Any]] = {}
+    while at < len(data):
+        number, begin = _section_at(data, at)
+        if number in found and number not in {_DATA, _SEQUENCE}:
+            raise EncodingError(f"a second section {_NAME_OF[number]} at byte {at}")
+        described = described or (number == _VALUE and data[begin : begin + 1] == b"\0")
+        content, at = _content_at(number, data, begin, values, counts_acquirers=counts_acquirers)
+        found.setdefault(number, []).append(content)
+    absent = header_at(_EMPTY_LIST, 0, counts_acquirers=counts_acquirers)[0]
+    (header,) = found.get(_HEADER, [absent])
+    ((message_id, properties),) = found.get(_PROPERTIES, [properties_at(_EMPTY_LIST, 0)[:2]])
+    application = _application(found[_APPLICATION][0]) if _APPLICATION in found else None
+    (annotations,) = found.get(_MESSAGE_ANNOTATIONS, [Pairs()])
+    named = jms_kind(next((value for key, value in annotations if key == JMS_KIND), None))
+    return Sections(header, message_id, properties, application, named, _body(found), described)
 
 
-def _owned(value: Any) -> Any:
-    """A value of the library's that stays as it is when its message is used again."""
-    if isinstance(value, memoryview):
-        return bytes(value)
-    if isinstance(value, dict):
-        return {_owned(name): _owned(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_owned(item) for item in value]
-    if isinstance(value, Array):
-        return Array(value.descriptor, value.type, *map(_owned, value.elements))
-    return Described(value.descriptor, _owned(value.value)) if isinstance(value, Described) else value
+def _content_at(number: int, data: bytes, at: int, values: Values, *, counts_acquirers: bool) -> tuple[Any, int]:
+    """What a section has, and where it ends; of `properties` a pair of the message ID and the others."""
+    if number == _HEADER:
+        return header_at(data, at, counts_acquirers=counts_acquirers)
+    if number == _PROPERTIES:
+        message_id, properties, end = properties_at(data, at)
+        return (message_id, properties), end
+    if number in _TYPES and data[at] not in _TYPES[number]:
+        raise EncodingError(f"a section {_NAME_OF[number]} of a value of the code 0x{data[at]:02x}")
+    return values.at(at, len(data))
 
 
-def _joined(data: bytes) -> bytes:
-    """The body of an encoded message with any number of `data` or `amqp-sequence` sections."""
-    parts: list[bytes] = []
-    sequence: list[object] = []
-    sections = Data()
-    while data:
-        size = sections.decode(data)
-        sections.rewind()
-        sections.next()
-        section = sections.get_py_described()
-        value: Any = section.value
-        if section.descriptor in _DATA_NAMES:
-            parts.append(bytes(value))
-        elif section.descriptor in _SEQUENCE_NAMES:
-            sequence += value
-        sections.clear()
-        data = data[size:]
-    return b"".join(parts) if parts else body_bytes(sequence)
+def _body(found: dict[int, list[Any]]) -> Any:
+    kinds = [number for number in (_DATA, _SEQUENCE, _VALUE) if number in found]
+    if len(kinds) > 1:
+        raise EncodingError("a body of " + " and ".join(_NAME_OF[number] for number in kinds))
+    if _DATA in found:
+        return b"".join(found[_DATA])
+    if _SEQUENCE in found:
+        return [*chain.from_iterable(found[_SEQUENCE])]
+    return found[_VALUE][0] if _VALUE in found else None
+
+
+def _section_at(data: bytes, at: int) -> tuple[int, int]:
+    """The number of the section that begins there, and where its value does."""
+    code = data[at + 1]
+    if data[at] == 0 and code in {_SMALL_ULONG, _ULONG, _SYMBOL8, _SYMBOL32}:
+        descriptor, after = plain_at(data, at + 1)
+        number = _NAMES.get(descriptor, 0) if isinstance(descriptor, str) else descriptor
+        if number in _NAME_OF:
+            return number, after
+    raise EncodingError(f"no section begins at byte {at}: {data[at : at + 12].hex(' ')}")
+
+
+def _application(pairs: Pairs) -> dict[str, object]:
+    """Properties by name. A value that has others in it is JSON."""
+    found: dict[str, object] = {}
+    for key, value in pairs:
+        name = None if isinstance(key, list) else text(key)
+        if name is None or name in found:
+            raise EncodingError(f"application-properties with {'two' if name in found else 'a key'} {name or key!r}")
+        found[name] = text(value) if isinstance(value, list) else value
+    return found
 
 
 def _unreadable(tag: int, data: bytes, broken: Exception) -> UnreadableRaw:
-    """What stands for a message that cannot be decoded, with what its properties section says, if that can be read."""
-    fields: list[Any] = []
+    """What stands for a message that cannot be read, with what its properties section says, if that can be read."""
+    message_id, subject, correlation_id = None, None, None
     with contextlib.suppress(Exception):
-        sections, rest = Data(), data
-        while rest and not fields:
-            rest = rest[sections.decode(rest) :]
-            sections.rewind()
-            sections.next()
-            if sections.type() == Data.DESCRIBED:
-                section = sections.get_py_described()
-                fields = _owned(list(section.value)) if section.descriptor in _PROPERTIES_NAMES else []  # type: ignore[arg-type]
-            sections.clear()
-    fields += [None] * (_SUBJECT + 3 - len(fields))
-    reason = {UNREADABLE_PROPERTY: f"{type(broken).__name__}: {broken}"}
-    subject = str(fields[_SUBJECT]) if fields[_SUBJECT] is not None else None
-    known = (fields[_MESSAGE_ID], fields[_CORRELATION_ID], None, None, subject)
-    return UnreadableRaw(tag, data, *known, 4, 0, 0, 0, False, reason)
-
-
-def _content_type(message: Message) -> str | None:
-    # The library makes the text "None" of a missing one.
-    value = message.content_type
-    return None if value is None or value == "None" else str(value)
+        values, at, number = Values(data), 0, 0
+        while number != _PROPERTIES:
+            number, at = _section_at(data, at)
+            content, at = _content_at(number, data, at, values, counts_acquirers=False)
+        message_id, (correlation_id, _, _, subject, *_) = content
+    reason = "the message is cut off" if isinstance(broken, IndexError) else str(broken)
+    error = {UNREADABLE_PROPERTY: f"{type(broken).__name__}: {reason}"}
+    return UnreadableRaw(tag, data, message_id, correlation_id, None, None, subject, 4, 0, 0, 0, False, error)
