@@ -125,7 +125,8 @@ class _Clock:
         self._lock = threading.Lock()
         self._run_s = 0.0
         self._seen_s = time.monotonic()
-        self._died: Exception | None = None
+        #: What has ended its thread.
+        self.died: Exception | None = None
         me = ref(self)
 
         def look() -> None:
@@ -134,14 +135,16 @@ class _Clock:
                 del clock
                 time.sleep(_LOOK_S)
 
-        begin_thread("pyspark-mq clock", look, self._die)
+        def died(why: Exception) -> None:
+            if (clock := me()) is not None:
+                clock.died = why
 
-    def _die(self, why: Exception) -> None:
-        self._died = why
+        # It ends with its clock, so it may not hold it.
+        begin_thread("pyspark-mq clock", look, died)
 
     def now_s(self) -> float:
-        if self._died is not None:
-            raise InternalError("the thread that looks at the clock has died") from self._died
+        if self.died is not None:
+            raise InternalError("the thread that looks at the clock has died") from self.died
         with self._lock:
             now_s = time.monotonic()
             self._run_s += min(now_s - self._seen_s, _LOOK_MAX_S)

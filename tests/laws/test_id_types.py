@@ -1,4 +1,4 @@
-"""IDs of messages that were sent over AMQP 1.0, by their type: docs/guarantees.md says which stay the same elsewhere."""
+"""IDs of messages sent over AMQP 1.0, by their type: docs/guarantees.md says which are the same elsewhere."""
 
 from __future__ import annotations
 

@@ -324,7 +324,7 @@ def test_bodies_of_any_size_come_in_order_and_whole(cell: LiveCell, pool: Pool) 
 
 @amqp091
 def test_queues_that_ended_leave_nothing_in_the_processes(cell: LiveCell, pool: Pool) -> None:
-    cell.publish(["kept"])
+    cell.publish(1)
     kept = Scene(cell, pool)
     kept.start()
     assert kept.until(lambda: len(kept.raws) == 1)
@@ -338,10 +338,11 @@ def test_queues_that_ended_leave_nothing_in_the_processes(cell: LiveCell, pool: 
             assert scene.until(lambda: bool(scene.letters_of(Lost)))  # noqa: B023
 
     come_and_go()
-    threads = [child.num_threads() for child in children()]
-    come_and_go()
+    threads = sum(child.num_threads() for child in children())
+    for _ in range(3):
+        come_and_go()
     assert sum(len(process._receivers) for process in pool._processes) == 1
-    assert poll(lambda: [child.num_threads() for child in children()] == threads, 10)
+    assert poll(lambda: sum(child.num_threads() for child in children()) <= threads, 10)
     # The one that is there goes on.
-    cell.publish(["later"])
+    cell.publish(1)
     assert kept.until(lambda: len(kept.raws) == 2)

@@ -6,9 +6,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 from pyspark_mq.sources.runtime import Threads
+from testbed.process import poll
 
 _PROGRAM = """
 import sys, time
@@ -53,3 +55,15 @@ def test_it_never_goes_back() -> None:
     clock = Threads()
     seen = [clock.monotonic_s() for _ in range(10_000)]
     assert seen == sorted(seen)
+
+
+def test_a_clock_that_nobody_has_any_more_leaves_no_thread() -> None:
+    def clocks() -> int:
+        return sum(thread.name == "pyspark-mq clock" for thread in threading.enumerate())
+
+    before = clocks()
+    clock = Threads()
+    clock.monotonic_s()
+    assert clocks() == before + 1
+    del clock
+    assert poll(lambda: clocks() <= before, 5)

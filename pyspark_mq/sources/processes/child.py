@@ -44,7 +44,7 @@ from pyspark_mq.sources.processes.messages import (
     Stop,
 )
 from pyspark_mq.sources.receiver import Confirmed, Failed, Lost, Mailbox, Opened, Receiver, Terms, watch_parent
-from pyspark_mq.sources.runtime import Threads, begin_thread
+from pyspark_mq.sources.runtime import Runtime, Threads, begin_thread
 
 __all__ = ["BOOT", "main"]
 
@@ -70,7 +70,7 @@ _INLINE_BYTES = 128 << 10
 class _Post:
     """One receiver, and what the porter and the main thread know of it."""
 
-    def __init__(self, begin: Begin, arrived: threading.Event, ask_terms: Any) -> None:
+    def __init__(self, begin: Begin, arrived: threading.Event, ask_terms: Any, runtime: Runtime) -> None:
         self.begin = begin
         self.mailbox = Mailbox()
         self.mailbox.arrived = arrived  # one bell for all
@@ -94,7 +94,7 @@ class _Post:
             self.answered.wait()
             return self.answers.pop()
 
-        self.receiver = Receiver(begin.endpoint, make_consumer, self.mailbox, terms, Threads(), again=begin.again)
+        self.receiver = Receiver(begin.endpoint, make_consumer, self.mailbox, terms, runtime, again=begin.again)
 
 
 class _Child:
@@ -110,6 +110,7 @@ class _Child:
         self._columns = columns
         self._arrived = threading.Event()
         self._posts: dict[int, _Post] = {}
+        self._runtime = Threads()
         self._outbox: deque[object] = deque()
         self._breath_s = time.monotonic()
         self._broke_off = False
@@ -145,7 +146,7 @@ class _Child:
 
     def _begin(self, begin: Begin) -> None:
         try:
-            post = _Post(begin, self._arrived, self.say)
+            post = _Post(begin, self._arrived, self.say, self._runtime)
         except MqError as wrong:
             self.say(Fail(begin.key, wrong))
             return
