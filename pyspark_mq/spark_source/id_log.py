@@ -130,6 +130,13 @@ class IdLog:
     def _record(self, epoch: int) -> str:
         return f"{self.token}-given-up-{epoch:012d}.json".lstrip("-")
 
+    def has(self, name: str) -> bool:
+        """Is the file there, as far as that can be told?"""
+        try:
+            return name in self._opened().names()
+        except Exception:  # noqa: BLE001 - to read it says why not
+            return False
+
     def read(self, name: str) -> bytes:
         """What a file holds.
 

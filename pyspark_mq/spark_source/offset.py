@@ -200,12 +200,16 @@ class OffsetCodec:
         return name, _part(planned, carried, until)
 
     def _lists_in(self, file: str, folder: str) -> Any:
-        log = self.log or (IdLog(folder, self.destination) if folder else None)
+        # The option names where the folder was moved to, or another one from now on.
+        before = IdLog(folder, self.destination) if folder else None
+        log = self.log or before
         if log is None:
             raise CheckpointError(
                 f"{self.destination}: the checkpoint's IDs are in the file '{file}' of an ID log. Set 'idLog' to the "
                 "folder that the query had"
             )
+        if before is not None and not log.has(file) and before.has(file):
+            log = before
         return json.loads(log.read(file))
 
     def _check_form(self, offset: dict[str, Any], names: Sequence[str]) -> None:

@@ -89,6 +89,16 @@ def test_a_folder_that_was_moved_is_named_by_the_option(tmp_path: Path) -> None:
         codec().decode(through_spark(offset))
 
 
+def test_another_option_may_name_the_place_from_now_on(tmp_path: Path) -> None:
+    planned = position()
+    offset = through_spark(codec(tmp_path / "ids").encode(planned))
+    later = codec(checkpointLocation=str(tmp_path / "checkpoint"))
+    assert later.decode(offset) == planned
+    following = position(8)
+    assert later.decode(through_spark(later.encode(following))) == following
+    assert len(files(tmp_path / "checkpoint" / "mq-ids")) == len(files(tmp_path / "ids")) == 1
+
+
 def test_a_file_that_is_missing_or_changed_is_an_error_that_names_it(tmp_path: Path) -> None:
     folder = tmp_path / "ids"
     offset = codec(folder).encode(position())
