@@ -77,7 +77,7 @@ class IdLog:
         except Exception as failed:
             raise self._error(
                 f"the IDs of epoch {epoch} cannot be written", failed,
-                "Nothing was acknowledged for it. Correct the option, or make room and give the user of the driver the "
+                "Nothing was acknowledged for it. Correct 'checkpointLocation' or 'idLog', or make room and give the user of the driver the "
                 "right to write there",
             ) from failed  # fmt: skip
         return name
@@ -144,7 +144,8 @@ class IdLog:
             CheckpointError: it is not there, or not what was written.
         """
         advice = (
-            "Set 'idLog' to the folder that the query had, restore the file, or start with a new checkpointLocation"
+            "Set 'checkpointLocation' or 'idLog' to the place that the query had, restore the file, or start with a new "
+            "checkpointLocation"
         )
         try:
             data = self._read_patiently(name)
@@ -168,7 +169,9 @@ class IdLog:
     def _error(self, problem: str, why: object, advice: str) -> CheckpointError:
         reason = why if isinstance(why, str) else f"{type(why).__name__}: {why}"
         reason = redact_in(reason, self._place)
-        return CheckpointError(f"{self._destination}: idLog='{redact(self._place)}': {problem} ({reason}). {advice}")
+        return CheckpointError(
+            f"{self._destination}: the ID log in '{redact(self._place)}': {problem} ({reason}). {advice}"
+        )
 
     def _opened(self) -> Folder:
         if self._folder is None:

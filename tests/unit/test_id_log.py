@@ -85,7 +85,7 @@ def test_a_folder_that_was_moved_is_named_by_the_option(tmp_path: Path) -> None:
     offset = codec(tmp_path / "a").encode(planned)
     (tmp_path / "a").rename(tmp_path / "b")
     assert codec(tmp_path / "b").decode(through_spark(offset)) == planned
-    with pytest.raises(CheckpointError, match="Set 'idLog' to the folder that the query had"):
+    with pytest.raises(CheckpointError, match="Set 'checkpointLocation' or 'idLog' to the place that the query had"):
         codec().decode(through_spark(offset))
 
 
@@ -124,7 +124,7 @@ def test_an_offset_that_names_another_file_is_refused(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder", "utf-8")
-    with pytest.raises(CheckpointError, match=r"idLog='.*file/ids'.*epoch 7 cannot be written.*right to write"):
+    with pytest.raises(CheckpointError, match=r"the ID log in '.*file/ids'.*epoch 7 cannot be written.*right to write"):
         codec(tmp_path / "file" / "ids").encode(position())
 
 
