@@ -77,8 +77,8 @@ class IdLog:
         except Exception as failed:
             raise self._error(
                 f"the IDs of epoch {epoch} cannot be written", failed,
-                "Nothing was acknowledged for it. Correct 'checkpointLocation' or 'idLog', or make room and give the user of the driver the "
-                "right to write there",
+                "Nothing was acknowledged for it. Correct 'checkpointLocation' or 'idLog', or make room and give the "
+                "user of the driver the right to write there",
             ) from failed  # fmt: skip
         return name
 
@@ -144,8 +144,8 @@ class IdLog:
             CheckpointError: it is not there, or not what was written.
         """
         advice = (
-            "Set 'checkpointLocation' or 'idLog' to the place that the query had, restore the file, or start with a new "
-            "checkpointLocation"
+            "Set 'checkpointLocation' or 'idLog' to the place that the query had, restore the file, or start with a "
+            "new checkpointLocation"
         )
         try:
             data = self._read_patiently(name)

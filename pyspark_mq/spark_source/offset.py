@@ -205,8 +205,8 @@ class OffsetCodec:
         log = self.log or before
         if log is None:
             raise CheckpointError(
-                f"{self.destination}: the checkpoint's IDs are in the file '{file}' of an ID log. Set 'checkpointLocation' or "
-                "'idLog' to the place that the query had"
+                f"{self.destination}: the checkpoint's IDs are in the file '{file}' of an ID log. Set "
+                "'checkpointLocation' or 'idLog' to the place that the query had"
             )
         if before is not None and not log.has(file) and before.has(file):
             log = before
