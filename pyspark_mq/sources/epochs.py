@@ -127,7 +127,7 @@ class EpochSource:
         self._begun: dict[int, list[str]] = {}
         #: What offsets say of queues that this query does not read.
         self._away: dict[str, Part] = {}
-        self._gave_up = False
+        self._gave_up = self._planned_here = False
         #: The epoch that was planned before anything was known (Spark before 4.2).
         self._blind_epoch = 0
 
@@ -321,8 +321,8 @@ class EpochSource:
         if not self._adopted and len(names) > most:
             begun = {name for position in known for name in position.parts}
             names = sorted(names, key=lambda name: name not in begun)
-            for late in [lane for lane in self._lanes if lane.name not in names[:most]]:
-                self._lanes.drop(late)  # nothing was taken from it
+            for late in [lane for lane in self._lanes if lane.name not in names[:most] and not lane.intake.taking]:
+                self._lanes.drop(late)
         self._refused.intersection_update(names)
         for name in names:
             if self._lanes.get(name) is not None or name in self._refused:
@@ -371,6 +371,10 @@ class EpochSource:
     def _plan(self, sizes: Mapping[Lane, int]) -> Position:
         before, self._highest = self._highest, self._next_epoch()
         epoch = self._highest
+        records = self._find_records(self._last) if self._exact and not self._planned_here else None
+        if records is not None:
+            records.forget_records(epoch)
+        self._planned_here = True
         self._gave_up = False
         bytes_before = self._lanes.planned_bytes
         parts = {lane.name: lane.plan(epoch, sizes.get(lane, 0), before) for lane in self._lanes}
@@ -455,10 +459,10 @@ class EpochSource:
         self._highest = max(self._highest, end.epoch)
         given_up = self._given_up_of(end)
         self._gave_up = bool(given_up)
-        end = end.without(given_up)
-        self._check_all_are_read(end)
+        left = end.without(given_up)
+        self._check_all_are_read(end, left)
         for lane in self._lanes:
-            lane.restore(end.epoch, end.parts.get(lane.name, Part()))
+            lane.restore(end.epoch, left.parts.get(lane.name, Part()))
         if not self._exact:
             return
         try:
@@ -481,9 +485,14 @@ class EpochSource:
                 )
             lane.intake.expect_broker(end.broker_id)
 
-    def _check_all_are_read(self, end: Position) -> None:
-        """An open epoch with messages of a queue that is gone cannot be replayed."""
-        gone = {name: part for name, part in end.parts.items() if part.planned and self._lanes.get(name) is None}
+    def _check_all_are_read(self, end: Position, left: Position) -> None:
+        """An open epoch with messages of a queue that is gone cannot be replayed.
+
+        Args:
+            end: of the epoch.
+            left: the same without what was given up before.
+        """
+        gone = {name: part for name, part in left.parts.items() if part.planned and self._lanes.get(name) is None}
         if not gone or not self._exact:
             return
         counts = {name: len(decode(part.planned, self._destination)) for name, part in gone.items()}
@@ -504,7 +513,7 @@ class EpochSource:
     def _given_up_of(self, position: Position) -> Mapping[str, str]:
         """What was given up of an epoch before it was emitted: name of a queue -> encoded IDs."""
         records = self._find_records(position) if self._exact and position.epoch else None
-        return {} if records is None else records.read_record(position.epoch)
+        return {} if records is None else records.read_record(position)
 
     def _keep_record(self, end: Position, given_up: Mapping[str, str]) -> None:
         """Write down what is given up, before anything of the epoch is emitted.
@@ -515,13 +524,13 @@ class EpochSource:
         self._gave_up = True
         records = self._find_records(end)
         if records is not None:
-            earlier = records.read_record(end.epoch)
+            earlier = records.read_record(end)
             joined = {
                 name: encode_ids([key for text in (earlier.get(name), given_up.get(name)) if text
                                   for key in decode(text, self._destination)])
                 for name in {**earlier, **given_up}
             }  # fmt: skip
-            records.write_record(end.epoch, joined)
+            records.write_record(end, joined)
             return
         _LOG.error(
             "%s: there is no place to write down what epoch %d is run without. If the query ends before the next "

@@ -85,18 +85,26 @@ class Position:
 class Records(Protocol):
     """What was given up of epochs, kept beside the checkpoint: an offset cannot be changed (rule 15)."""
 
-    def write_record(self, epoch: int, given_up: Mapping[str, str]) -> None:
+    def write_record(self, end: Position, given_up: Mapping[str, str]) -> None:
         """Keep what was given up of an epoch; durable when it returns.
 
         Args:
-            epoch: its number.
+            end: of the epoch, with all that was planned. An epoch of the same number may be planned with others, where
+                a checkpoint was restored.
             given_up: name of a queue -> encoded IDs.
 
         Raises:
             CheckpointError: it cannot be kept.
         """
 
-    def read_record(self, epoch: int) -> Mapping[str, str]:
+    def forget_records(self, epoch: int) -> None:
+        """Forget what was given up of epochs from this number on: it is planned now, as the checkpoint was restored.
+
+        Raises:
+            CheckpointError: that cannot be done.
+        """
+
+    def read_record(self, end: Position) -> Mapping[str, str]:
         """What was given up of an epoch; empty for nothing.
 
         Raises:

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from urllib.parse import parse_qsl
 
 from pyspark_mq.errors import CheckpointError
+from pyspark_mq.sources.position import Position
 from pyspark_mq.sources.url import redact, redact_in
 from pyspark_mq.spark_source.folders import Folder, open_folder
 
@@ -29,6 +30,8 @@ _EPOCHS_KEPT = 120
 _RESTS_S = (0.2, 1.0)
 _DIGEST_BYTES = 16
 _TOKEN_BYTES = 4
+#: Of an epoch in the name of a record: before Spark 4.2 it may be a time in microseconds.
+_NUMBER_DIGITS = 20
 #: Parameters of a URI that an offset may show: some stores take a secret as one.
 _PUBLIC = frozenset({"endpoint_override", "region", "scheme", "user"})
 
@@ -100,35 +103,58 @@ class IdLog:
 
     # -- what was given up: Records -----------------------------------------------------------
 
-    def write_record(self, epoch: int, given_up: Mapping[str, str]) -> None:
+    def write_record(self, end: Position, given_up: Mapping[str, str]) -> None:
         """Keep what an epoch is run without, see :class:`Records <pyspark_mq.sources.position.Records>`."""
         try:
-            folder, name = self._opened(), self._record(epoch)
-            data = json.dumps({"epoch": epoch, "queues": dict(given_up)}).encode()
-            (folder.replace if name in folder.names() else folder.write)(name, data)
+            folder, name = self._opened(), self._record(end)
+            data = json.dumps({"epoch": end.epoch, "queues": dict(given_up)}).encode()
+            names = sorted(found for found in folder.names() if found.startswith(self._records))
+            (folder.replace if name in names else folder.write)(name, data)
+            for old in [found for found in names if found != name][: 1 - _EPOCHS_KEPT]:
+                with contextlib.suppress(OSError):
+                    folder.remove(old)
         except Exception as failed:
             raise self._error(
-                f"what epoch {epoch} is run without cannot be written down", failed,
+                f"what epoch {end.epoch} is run without cannot be written down", failed,
                 "Nothing of it was emitted or acknowledged. Make room and give the user of the driver the right to "
                 "write there",
             ) from failed  # fmt: skip
 
-    def read_record(self, epoch: int) -> Mapping[str, str]:
+    def forget_records(self, epoch: int) -> None:
+        """Forget what was given up from an epoch on, see :class:`Records <pyspark_mq.sources.position.Records>`."""
+        try:
+            folder = self._opened()
+            for name in folder.names():
+                number = name.removeprefix(self._records)[:_NUMBER_DIGITS]
+                if name.startswith(self._records) and number >= f"{epoch:0{_NUMBER_DIGITS}d}":
+                    folder.remove(name)
+        except Exception as failed:
+            raise self._error(
+                f"what was given up from epoch {epoch} on cannot be removed", failed,
+                "Give the user of the driver the right to list and delete there",
+            ) from failed  # fmt: skip
+
+    def read_record(self, end: Position) -> Mapping[str, str]:
         """What an epoch was run without, see :class:`Records <pyspark_mq.sources.position.Records>`."""
         try:
-            folder, name = self._opened(), self._record(epoch)
+            folder, name = self._opened(), self._record(end)
             if name not in folder.names():
                 return {}
             found: Mapping[str, str] = json.loads(folder.read(name))["queues"]
         except Exception as failed:
             raise self._error(
-                f"what epoch {epoch} was run without cannot be looked up", failed,
+                f"what epoch {end.epoch} was run without cannot be looked up", failed,
                 "Have the folder readable for the user of the driver, or restore the file",
             ) from failed  # fmt: skip
         return found
 
-    def _record(self, epoch: int) -> str:
-        return f"{self.token}-given-up-{epoch:012d}.json".lstrip("-")
+    @property
+    def _records(self) -> str:
+        return f"{self.token}-given-up-".lstrip("-")
+
+    def _record(self, end: Position) -> str:
+        planned = json.dumps(sorted((name, part.planned) for name, part in end.parts.items() if part.planned))
+        return f"{self._records}{end.epoch:0{_NUMBER_DIGITS}d}-{_digest(planned.encode())}.json"
 
     def has(self, name: str) -> bool:
         """Is the file there, as far as that can be told?"""

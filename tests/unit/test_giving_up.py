@@ -119,3 +119,37 @@ def test_messages_of_a_queue_that_is_read_no_more_are_new_when_it_comes_back(tmp
     restart("orders", "other")
     scene.query.drain()
     assert sorted(scene.query.emitted) == sorted(f"{key} of orders" for key in scene.sent)
+
+
+@pytest.mark.parametrize("at", [At.AFTER_SINK, At.AFTER_COMMIT_LOG])
+def test_what_was_given_up_of_an_epoch_says_nothing_of_another_of_its_number(tmp_path: Path, at: At) -> None:
+    # The newest offset is deleted by hand, or the checkpoint is restored, and the number comes again.
+    scene = Scene(id_log=tmp_path, max_messages=10, replay_timeout_s=10.0, fail_on_data_loss=False, dedup_window=0)
+    scene.publish(10)
+    assert [scene.query.trigger() for _ in range(3)] == [10, 0, 0]
+    scene.publish(10)
+    with pytest.raises(Crashed):
+        scene.query.trigger(At.AFTER_OFFSET_LOG)
+    scene.queue.take_away(3)
+    with pytest.raises(Crashed):
+        scene.query.trigger(At.AFTER_SINK)
+    assert len(scene.query.sink[1]) == 7
+    del scene.query.offsets[1], scene.query.sink[1]
+    scene.queue.bring_back()
+    scene.publish(1)
+    scene.queue.weather.shuffles = True
+    scene.broker.cut()
+    with pytest.raises(Crashed):
+        scene.query.trigger(at)
+    assert_nothing_is_left_out(scene)
+
+
+def test_records_of_epochs_that_are_long_gone_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyspark_mq.sources.position import Part, Position
+    from pyspark_mq.spark_source import id_log
+
+    monkeypatch.setattr(id_log, "_EPOCHS_KEPT", 5)
+    log = id_log.IdLog(str(tmp_path), "queue 'orders'")
+    for epoch in range(1, 20):
+        log.write_record(Position(epoch, {"orders": Part("x")}), {"orders": "x"})
+    assert len(list(tmp_path.iterdir())) == 5

@@ -188,20 +188,21 @@ def test_a_checkpoint_that_was_restored_goes_on_and_can_be_restarted(
 
 
 def test_what_was_given_up_is_kept_for_its_checkpoint_alone(place: str) -> None:
-    first = codec(place)
-    offset = through_spark(first.encode(position(3)))
+    first, third, fourth = codec(place), position(3), position(4)
+    offset = through_spark(first.encode(third))
     assert first.log is not None
-    assert first.log.read_record(3) == {}
-    first.log.write_record(3, {"orders": "x"})
-    first.log.write_record(3, {"orders": "xy"})
+    assert first.log.read_record(third) == {}
+    first.log.write_record(third, {"orders": "x"})
+    first.log.write_record(third, {"orders": "xy"})
     again = codec(place)
-    again.decode(offset)
     assert again.log is not None
-    assert again.log.read_record(3) == {"orders": "xy"}
-    assert again.log.read_record(4) == {}
+    assert again.log.read_record(again.decode(offset)) == {"orders": "xy"}
+    assert again.log.read_record(fourth) == {}
+    # Of the same number, and planned with other messages.
+    assert again.log.read_record(position(3, 10)) == {}
     stranger = codec(place)
     assert stranger.log is not None
-    assert stranger.log.read_record(3) == {}
+    assert stranger.log.read_record(third) == {}
 
 
 @pytest.mark.parametrize(
