@@ -308,6 +308,8 @@ class SourceMachine(RuleBasedStateMachine):
             queue.weather.rate = queue.weather.link_rate = math.inf
         self.go_on()
         self.broker.start()
+        while self.q.process.stopped:
+            self.world.let_pass(10.0)
         self.world.let_pass(30.0)  # what is half-open ends
         self.q.drain(GETS_ON_S)
         self.nothing_is_emitted_twice()

@@ -704,3 +704,15 @@ def test_without_ids_everything_comes_and_the_bytes_held_are_bounded(guarantee: 
         held.append(only(scene.query.source).intake.held_bytes)
     assert sorted(scene.query.emitted) == sorted(scene.sent)
     assert max(held) <= 3_000
+
+
+def test_an_old_range_that_is_asked_for_again_does_not_set_the_source_back() -> None:
+    scene = Scene(guarantee=Guarantee.AT_LEAST_ONCE, max_messages=10)
+    scene.publish(30)
+    assert [scene.query.trigger() for _ in range(4)] == [10, 10, 10, 0]
+    scene.query.crash()
+    start, end, last = (scene.query.position(batch) for batch in (0, 1, 2))
+    source = scene.query.source
+    assert source.latest(last, Limit(10)) == last
+    source.payload(start, end)
+    assert source.latest(last, Limit(10)) == last

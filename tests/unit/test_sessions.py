@@ -178,3 +178,18 @@ def test_they_are_starved_when_each_of_them_is(signs: tuple[bool | None, ...], e
     for opened, sign in zip(scene.run(), signs, strict=True):
         opened.consumer.starved = sign
     assert scene.sessions.starved is expected
+
+
+def test_a_pause_goes_on_until_what_it_waits_for_is_taken() -> None:
+    scene = Scene()
+    scene.run()
+    scene.sessions.bound_bytes(100, resume=True)
+    scene.publish(10, size=40)
+    for _ in range(5):
+        scene.run()
+        scene.sessions.bound_bytes(100, resume=True)
+        assert scene.sessions.untaken == 3  # the first that is too much pauses it
+    scene.taken()
+    scene.sessions.bound_bytes(100, resume=True)
+    scene.run()
+    assert scene.sessions.untaken == 3
