@@ -4,7 +4,7 @@ Spark shows the text of these as the query's exception, so each text names the o
 the value, and what to do. None of them ever contains a password (URLs are shown through
 ``pyspark_mq.sources.url.BrokerUrl``, which leaves it out).
 
-Texts are on one line and printable (:func:`shown`), whatever a broker or a producer has put into them.
+Texts are on one line and printable (``shown``), whatever a broker or a producer has put into them.
 
 Whatever is raised, the messages of the query that were not acknowledged stay with the broker,
 which hands them out again: an error here never loses a message.
