@@ -139,7 +139,7 @@ class EpochSource:
 
     def bound(self) -> None:
         """From now on take only what the queues hold at this moment (`Trigger.AvailableNow`)."""
-        self._find_queues(Position(0))
+        self._find_queues()
         self._bounded = True
         self._lanes.start()
         self._filling.bound()
@@ -156,7 +156,7 @@ class EpochSource:
         """
         self._filling.asked()
         self._timings.asked()
-        self._find_queues(Position(0) if start is None else start)
+        self._find_queues(start or Position(0))
         if start is not None:
             self.commit(start)
             if start.epoch == 0:

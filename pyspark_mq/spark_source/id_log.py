@@ -14,7 +14,7 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from urllib.parse import parse_qsl
 
 from pyspark_mq.errors import CheckpointError
@@ -71,18 +71,16 @@ class IdLog:
             CheckpointError: they cannot be kept.
         """
         name = f"{self.token}-{epoch:012d}-{_digest(data)}.json"
-        try:
+        with self._or_say(
+            f"the IDs of epoch {epoch} cannot be written",
+            "Nothing was acknowledged for it. Correct 'checkpointLocation' or 'idLog', or make room and give the "
+            "user of the driver the right to write there",
+        ):
             folder = self._opened()
             names = folder.names() if self._names is None else self._names
             if name not in names:
                 folder.write(name, data)
             self._names = self._forget(folder, epoch, {*names, name})
-        except Exception as failed:
-            raise self._error(
-                f"the IDs of epoch {epoch} cannot be written", failed,
-                "Nothing was acknowledged for it. Correct 'checkpointLocation' or 'idLog', or make room and give the "
-                "user of the driver the right to write there",
-            ) from failed  # fmt: skip
         return name
 
     def _forget(self, folder: Folder, epoch: int, names: Iterable[str]) -> list[str]:
@@ -105,7 +103,11 @@ class IdLog:
 
     def write_record(self, end: Position, given_up: Mapping[str, str]) -> None:
         """Keep what an epoch is run without, see :class:`Records <pyspark_mq.sources.position.Records>`."""
-        try:
+        with self._or_say(
+            f"what epoch {end.epoch} is run without cannot be written down",
+            "Nothing of it was emitted or acknowledged. Make room and give the user of the driver the right to write "
+            "there",
+        ):
             folder, name = self._opened(), self._record(end)
             data = json.dumps({"epoch": end.epoch, "queues": dict(given_up)}).encode()
             names = sorted(found for found in folder.names() if found.startswith(self._records))
@@ -113,39 +115,27 @@ class IdLog:
             for old in [found for found in names if found != name][: 1 - _EPOCHS_KEPT]:
                 with contextlib.suppress(OSError):
                     folder.remove(old)
-        except Exception as failed:
-            raise self._error(
-                f"what epoch {end.epoch} is run without cannot be written down", failed,
-                "Nothing of it was emitted or acknowledged. Make room and give the user of the driver the right to "
-                "write there",
-            ) from failed  # fmt: skip
 
     def forget_records(self, epoch: int) -> None:
         """Forget what was given up from an epoch on, see :class:`Records <pyspark_mq.sources.position.Records>`."""
-        try:
+        with self._or_say(
+            f"what was given up from epoch {epoch} on cannot be removed",
+            "Give the user of the driver the right to list and delete there",
+        ):
             folder = self._opened()
             for name in folder.names():
                 number = name.removeprefix(self._records)[:_NUMBER_DIGITS]
                 if name.startswith(self._records) and number >= f"{epoch:0{_NUMBER_DIGITS}d}":
                     folder.remove(name)
-        except Exception as failed:
-            raise self._error(
-                f"what was given up from epoch {epoch} on cannot be removed", failed,
-                "Give the user of the driver the right to list and delete there",
-            ) from failed  # fmt: skip
 
     def read_record(self, end: Position) -> Mapping[str, str]:
         """What an epoch was run without, see :class:`Records <pyspark_mq.sources.position.Records>`."""
-        try:
+        with self._or_say(
+            f"what epoch {end.epoch} was run without cannot be looked up",
+            "Have the folder readable for the user of the driver, or restore the file",
+        ):
             folder, name = self._opened(), self._record(end)
-            if name not in folder.names():
-                return {}
-            found: Mapping[str, str] = json.loads(folder.read(name))["queues"]
-        except Exception as failed:
-            raise self._error(
-                f"what epoch {end.epoch} was run without cannot be looked up", failed,
-                "Have the folder readable for the user of the driver, or restore the file",
-            ) from failed  # fmt: skip
+            found: Mapping[str, str] = json.loads(folder.read(name))["queues"] if name in folder.names() else {}
         return found
 
     @property
@@ -173,10 +163,8 @@ class IdLog:
             "Set 'checkpointLocation' or 'idLog' to the place that the query had, restore the file, or start with a "
             "new checkpointLocation"
         )
-        try:
+        with self._or_say(f"the offset names the file '{name}', which cannot be read", advice):
             data = self._read_patiently(name)
-        except Exception as failed:
-            raise self._error(f"the offset names the file '{name}', which cannot be read", failed, advice) from failed
         if not name.endswith(f"-{_digest(data)}.json"):
             raise self._error(f"the file '{name}' was changed after it was written", "another digest", advice)
         return data
@@ -191,6 +179,14 @@ class IdLog:
             except OSError:
                 time.sleep(rest_s)
         return self._opened().read(name)
+
+    @contextlib.contextmanager
+    def _or_say(self, problem: str, advice: str) -> Iterator[None]:
+        """Whatever the store has against what is done here is an error in our words."""
+        try:
+            yield
+        except Exception as failed:
+            raise self._error(problem, failed, advice) from failed
 
     def _error(self, problem: str, why: object, advice: str) -> CheckpointError:
         reason = why if isinstance(why, str) else f"{type(why).__name__}: {why}"

@@ -201,7 +201,8 @@ class OffsetCodec:
 
     def _lists_in(self, file: str, folder: str) -> Any:
         # The option names where the folder was moved to, or another one from now on.
-        before = IdLog(folder, self.destination) if folder else None
+        elsewhere = folder and (self.log is None or folder != self.log.public_place)
+        before = IdLog(folder, self.destination) if elsewhere else None
         log = self.log or before
         if log is None:
             raise CheckpointError(

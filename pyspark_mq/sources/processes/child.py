@@ -141,8 +141,7 @@ class _Child:
             post.answers.append(message.terms)
             post.answered.set()
         elif isinstance(message, Stop):
-            ended = Ended(post.begin.key)
-            begin_thread("pyspark-mq stop", lambda: self._stop(post), lambda _: self.say(ended))
+            begin_thread("pyspark-mq stop", lambda: self._stop(post), lambda _: self._stopped(post))
 
     def _begin(self, begin: Begin) -> None:
         try:
@@ -155,6 +154,10 @@ class _Child:
 
     def _stop(self, post: _Post) -> None:
         post.receiver.stop()
+        self._stopped(post)
+
+    def _stopped(self, post: _Post) -> None:
+        """Have the porter say so, behind the last that it had to tell."""
         post.stopped = True
         self._arrived.set()
 
@@ -209,7 +212,6 @@ class _Child:
                 post.depth_at_s = depth_at_s
                 self._channel.send(Depth(key, depth))
             if stopped:
-                # Behind the last it had to tell.
                 del self._posts[key]
                 self._channel.send(Ended(key))
         return busy
