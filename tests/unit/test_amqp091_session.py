@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import struct
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -15,8 +14,9 @@ from pamqp import body, commands, frame, header
 
 from pyspark_mq.errors import BrokerUnavailableError
 from pyspark_mq.sources.amqp091.consumer import Amqp091Consumer
-from pyspark_mq.sources.base import SessionLostError, drained
+from pyspark_mq.sources.base import SessionLostError
 from pyspark_mq.spark_source.options import parse_options
+from tests.support.receiving import receive
 
 #: What a server answers to each method of a session that begins.
 ANSWERS = {
@@ -96,17 +96,7 @@ def received(after: bytes, count: int, *, keeps: bool = True) -> list[Any]:
         endpoint = parse_options(options).settings.endpoint
         consumer = Amqp091Consumer(endpoint, 1, threading.Event())
         consumer.keeps_unreadable = keeps
-        raws: list[Any] = []
-        try:
-            consumer.open(endpoint.urls[0], 5)
-            consumer.consume(10)
-            end_s = time.monotonic() + 5
-            while len(raws) < count and time.monotonic() < end_s:
-                consumer.run(0.05)
-                raws += drained(consumer.inbox)
-            return raws
-        finally:
-            consumer.close()
+        return receive(consumer, count)
 
 
 @pytest.mark.parametrize("paused", [False, True])

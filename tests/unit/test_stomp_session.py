@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from pyspark_mq.errors import BrokerUnavailableError, MessageError
-from pyspark_mq.sources.base import SessionLostError, drained
+from pyspark_mq.sources.base import SessionLostError
 from pyspark_mq.sources.stomp.consumer import StompConsumer
 from pyspark_mq.sources.stomp.frames import UnreadableHeaders
 from pyspark_mq.spark_source.options import parse_options
+from tests.support.receiving import receive
 
 CONNECTED = b"CONNECTED\nversion:1.2\nserver:ActiveMQ/6.0.0\nheart-beat:0,0\n\n\0\n"
 SUBSCRIBED = b"RECEIPT\nreceipt-id:subscribed\n\n\0\n"
@@ -67,18 +68,7 @@ def received(
         ).settings.endpoint
         consumer = StompConsumer(endpoint, 1, threading.Event())
         consumer.keeps_unreadable = keeps
-        raws: list[Any] = []
-        try:
-            consumer.open(endpoint.urls[0], 5)
-            consumer.consume(10)
-            end_s = time.monotonic() + 5
-            while len(raws) < count and time.monotonic() < end_s:
-                consumer.run(0.05)
-                raws += drained(consumer.inbox)
-            consumer.run(0.1)
-            return raws + drained(consumer.inbox)
-        finally:
-            consumer.close()
+        return receive(consumer, count, longer_s=0.1)
 
 
 def test_a_text_comes_also_when_nothing_follows_it() -> None:
