@@ -38,7 +38,7 @@ Send: TypeAlias = Callable[[Sequence[bytes], Sequence[str]], object]
 #: A worker that is killed fails the query and not the JVM, so the job can go on in the same one.
 _RESTARTS = 1_000
 _STREAM_WORKER = "python_streaming_source_runner"
-_RECEIVER = "pyspark_mq.sources.processes"
+_RECEIVER = "pyspark_mq.sources.connections.processes"
 
 
 class Publisher(threading.Thread):

@@ -26,7 +26,7 @@ from pyspark_mq.errors import (
     OptionError,
 )
 from pyspark_mq.sources.advice import Finding, Level, Sample, judge_queue, judge_sample
-from pyspark_mq.sources.base import Greeting, SessionLostError
+from pyspark_mq.sources.connections.consumer import Greeting, SessionLostError
 from pyspark_mq.sources.endpoint import Endpoint, tls_error
 from pyspark_mq.sources.facts import NOTHING_KNOWN, QueueFacts, version_of
 from pyspark_mq.sources.inquiry import ask_beside, ask_queue, ask_server

@@ -16,7 +16,8 @@ from typing import Any
 
 from pyspark_mq.errors import BrokerUnavailableError
 from pyspark_mq.sources import consumer_class
-from pyspark_mq.sources.base import Consumer, Decoder, Greeting, SessionLostError, drained
+from pyspark_mq.sources.connections.consumer import Consumer, Greeting, SessionLostError, drained
+from pyspark_mq.sources.connections.decoder import Decoder
 from pyspark_mq.sources.identification import Identification
 from pyspark_mq.sources.settings import OnUnreadable, Settings
 

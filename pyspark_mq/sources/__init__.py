@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from pyspark_mq.errors import MissingExtraError
-from pyspark_mq.sources.base import Consumer
+from pyspark_mq.sources.connections.consumer import Consumer
 from pyspark_mq.sources.logs import escape_log_lines
 
 __all__ = ["CONSUMERS", "consumer_class"]
@@ -17,9 +17,9 @@ __all__ = ["CONSUMERS", "consumer_class"]
 #: protocol -> (module, class, what to install for it)
 CONSUMERS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
     {
-        AMQP_0_9_1: ("pyspark_mq.sources.amqp091.consumer", "Amqp091Consumer", "pyspark-mq"),
-        AMQP_1_0: ("pyspark_mq.sources.amqp10.consumer", "Amqp10Consumer", "pyspark-mq[amqp10]"),
-        STOMP: ("pyspark_mq.sources.stomp.consumer", "StompConsumer", "pyspark-mq[stomp]"),
+        AMQP_0_9_1: ("pyspark_mq.sources.amqp091.session", "Amqp091Consumer", "pyspark-mq"),
+        AMQP_1_0: ("pyspark_mq.sources.amqp10.session", "Amqp10Consumer", "pyspark-mq[amqp10]"),
+        STOMP: ("pyspark_mq.sources.stomp.session", "StompConsumer", "pyspark-mq[stomp]"),
     }
 )
 

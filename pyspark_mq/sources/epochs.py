@@ -26,7 +26,8 @@ from typing import Any, NamedTuple
 from pyspark_mq.dedup import CheckpointOnly, encode_ids, key_text
 from pyspark_mq.errors import BrokerError, CheckpointError, DataLossError, InternalError
 from pyspark_mq.sources.backlog import BacklogWatch
-from pyspark_mq.sources.base import Consumer
+from pyspark_mq.sources.connections.consumer import Consumer
+from pyspark_mq.sources.connections.events import ReceiverPool
 from pyspark_mq.sources.counters import Counters
 from pyspark_mq.sources.filling import IDLE_WAIT_S, Filling, Limit
 from pyspark_mq.sources.identification import Identification
@@ -35,7 +36,6 @@ from pyspark_mq.sources.lane import Lane, MakeStore
 from pyspark_mq.sources.lanes import Lanes
 from pyspark_mq.sources.listing import QueueWatch
 from pyspark_mq.sources.position import FindRecords, Part, Position
-from pyspark_mq.sources.receiver import ReceiverPool
 from pyspark_mq.sources.runtime import Runtime, Threads
 from pyspark_mq.sources.settings import CONNECTIONS_MAX, Settings
 from pyspark_mq.sources.timings import Timings

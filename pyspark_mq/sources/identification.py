@@ -7,7 +7,7 @@ from typing import Any
 
 from pyspark_mq.dedup import Key, OnMissing, body_keys, id_keys, key_text
 from pyspark_mq.errors import MissingMessageIdError
-from pyspark_mq.sources.base import Decoder
+from pyspark_mq.sources.connections.decoder import Decoder
 from pyspark_mq.sources.settings import OnUnreadable, Settings
 
 __all__ = ["Identification"]

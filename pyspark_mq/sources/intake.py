@@ -19,12 +19,13 @@ from pyspark_mq.dedup import CodecError, Key, SeenStore, decode_ids, encode_ids
 from pyspark_mq.errors import CheckpointError
 from pyspark_mq.sources.advice import company as told_of_company
 from pyspark_mq.sources.advice import worth_a_line
-from pyspark_mq.sources.base import Decoder, Greeting
+from pyspark_mq.sources.connections.connections import Deliveries, Sessions
+from pyspark_mq.sources.connections.consumer import Greeting
+from pyspark_mq.sources.connections.decoder import Decoder
+from pyspark_mq.sources.connections.events import Confirmed, Lost, Opened
 from pyspark_mq.sources.horizon import Flow, Horizon
 from pyspark_mq.sources.identification import Identification
-from pyspark_mq.sources.receiver import Confirmed, Lost, Opened
 from pyspark_mq.sources.runtime import Runtime
-from pyspark_mq.sources.sessions import Deliveries, Sessions
 from pyspark_mq.sources.settings import OnUnreadable, Settings
 
 __all__ = ["Intake", "decode"]

@@ -15,13 +15,13 @@ from typing import Any, TypeAlias
 
 from pyspark_mq.ack import Ledger
 from pyspark_mq.dedup import SeenStore, encode_ids
-from pyspark_mq.sources.base import Consumer
+from pyspark_mq.sources.connections.connections import Sessions
+from pyspark_mq.sources.connections.consumer import Consumer
+from pyspark_mq.sources.connections.events import ReceiverPool
 from pyspark_mq.sources.counters import Counters
 from pyspark_mq.sources.intake import Intake
 from pyspark_mq.sources.position import Part
-from pyspark_mq.sources.receiver import ReceiverPool
 from pyspark_mq.sources.runtime import Runtime
-from pyspark_mq.sources.sessions import Sessions
 from pyspark_mq.sources.settings import Settings
 
 __all__ = ["Lane", "MakeStore"]

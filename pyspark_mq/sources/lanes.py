@@ -10,10 +10,10 @@ import threading
 from collections.abc import Callable, Iterator
 
 from pyspark_mq.errors import BrokerError, DestinationError, RefusedError
-from pyspark_mq.sources.base import Consumer
+from pyspark_mq.sources.connections.consumer import Consumer
+from pyspark_mq.sources.connections.events import ReceiverPool
 from pyspark_mq.sources.counters import Counters
 from pyspark_mq.sources.lane import Lane, MakeStore
-from pyspark_mq.sources.receiver import ReceiverPool
 from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.settings import Settings
 

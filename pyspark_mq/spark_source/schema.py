@@ -24,8 +24,8 @@ from pyspark.sql.types import (
 )
 
 from pyspark_mq.errors import SchemaError
-from pyspark_mq.sources.base import Decoder
-from pyspark_mq.sources.processes.chunk import arrow_array
+from pyspark_mq.sources.connections.block import arrow_array
+from pyspark_mq.sources.connections.decoder import Decoder
 
 __all__ = ["COLUMN_TEXTS", "SCHEMA", "BatchBuilder"]
 

@@ -21,9 +21,10 @@ from pyspark_mq.sources.amqp091.decoder import Amqp091Decoder
 from pyspark_mq.sources.amqp091.properties import check, unreadable
 from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder
 from pyspark_mq.sources.amqp10.sections import SectionReader
-from pyspark_mq.sources.base import Decoder
+from pyspark_mq.sources.connections.block import ChunkDecoder, encode
+from pyspark_mq.sources.connections.decoder import Decoder
+from pyspark_mq.sources.connections.processes.memory import open_chunk
 from pyspark_mq.sources.identification import Identification
-from pyspark_mq.sources.processes.chunk import ChunkDecoder, encode, open_chunk
 from pyspark_mq.sources.stomp.decoder import StompDecoder
 from pyspark_mq.sources.stomp.frames import MESSAGE, FrameError, FrameReader
 from pyspark_mq.spark_source.options import parse_options

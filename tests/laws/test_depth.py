@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pyspark_mq.brokers.base import AMQP_1_0, STOMP
-from pyspark_mq.sources.base import QueueDepth
+from pyspark_mq.sources.connections.consumer import QueueDepth
 from testbed.process import poll
 from testbed.proxy import Direction
 from tests.support.cells import LiveCell, Session

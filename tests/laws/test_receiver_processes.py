@@ -15,12 +15,12 @@ import pytest
 from pyspark_mq.ack import Part, Settlement
 from pyspark_mq.brokers.base import AMQP_0_9_1
 from pyspark_mq.errors import MessageError, MqError, RefusedError
-from pyspark_mq.sources.base import UNREADABLE_PROPERTY
-from pyspark_mq.sources.processes import pool as pool_module
-from pyspark_mq.sources.processes.pool import Pool
-from pyspark_mq.sources.receiver import Confirmed, Lost, Opened
+from pyspark_mq.sources.connections.connections import Sessions
+from pyspark_mq.sources.connections.decoder import UNREADABLE_PROPERTY
+from pyspark_mq.sources.connections.events import Confirmed, Lost, Opened
+from pyspark_mq.sources.connections.processes import pool as pool_module
+from pyspark_mq.sources.connections.processes.pool import Pool
 from pyspark_mq.sources.runtime import Threads
-from pyspark_mq.sources.sessions import Sessions
 from pyspark_mq.sources.settings import OnUnreadable, Settings
 from pyspark_mq.spark_source.options import parse_options
 from pyspark_mq.spark_source.schema import SCHEMA

@@ -9,7 +9,7 @@ import pytest
 
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from pyspark_mq.dedup import IdSource
-from pyspark_mq.sources.base import SessionLostError
+from pyspark_mq.sources.connections.consumer import SessionLostError
 from pyspark_mq.sources.endpoint import Tls
 from pyspark_mq.sources.stomp.headers import text
 from pyspark_mq.sources.url import parse_urls

@@ -7,7 +7,7 @@ import pytest
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.brokers.base import AMQP_1_0
 from pyspark_mq.errors import MqError, OptionError
-from pyspark_mq.sources.base import SessionLostError
+from pyspark_mq.sources.connections.consumer import SessionLostError
 from pyspark_mq.spark_source.options import parse_options
 from tests.support.cells import LiveCell, Session
 from tests.support.engine import At, Crashed, Engine

@@ -11,7 +11,7 @@ from proton import ProtonException
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from pyspark_mq.dedup import IdSource
 from pyspark_mq.errors import MessageError
-from pyspark_mq.sources.base import UNREADABLE_PROPERTY
+from pyspark_mq.sources.connections.decoder import UNREADABLE_PROPERTY
 from testbed.amqp10_publisher import OutgoingMessage, publish_amqp10
 from testbed.process import poll
 from tests.support.amqp10_messages import Message, V, section

@@ -26,7 +26,7 @@ from pyspark_mq.dedup import IdSource, id_keys
 from pyspark_mq.sources.amqp091.decoder import Amqp091Decoder, as_text
 from pyspark_mq.sources.amqp091.frames import DeliveryReader, FrameError, Raw
 from pyspark_mq.sources.amqp091.properties import UnreadableRaw, check, unreadable
-from pyspark_mq.sources.base import UNREADABLE_PROPERTY
+from pyspark_mq.sources.connections.decoder import UNREADABLE_PROPERTY
 
 CHANNEL = 1
 FRAME_MAX = 4096

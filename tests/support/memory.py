@@ -25,7 +25,8 @@ from typing import Any, ClassVar, NamedTuple
 from pyspark_mq.brokers.base import Broker
 from pyspark_mq.dedup import IdSource, Key, SeenStore
 from pyspark_mq.errors import BrokerUnavailableError, DestinationError
-from pyspark_mq.sources.base import Consumer, Decoder, Greeting, QueueDepth, SessionLostError, Unreadable
+from pyspark_mq.sources.connections.consumer import Consumer, Greeting, QueueDepth, SessionLostError
+from pyspark_mq.sources.connections.decoder import Decoder, Unreadable
 from pyspark_mq.sources.runtime import Runtime, Threads
 from pyspark_mq.sources.url import BrokerUrl
 from testbed.process import QueueCounts

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark_mq.brokers import Broker
-from pyspark_mq.sources.base import Consumer
+from pyspark_mq.sources.connections.consumer import Consumer
 from pyspark_mq.sources.epochs import EpochSource
 from pyspark_mq.sources.runtime import Threads
 from pyspark_mq.spark_source.options import Options, parse_options

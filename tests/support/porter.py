@@ -1,7 +1,7 @@
 """Receivers behind a porter, in the simulation: what processes that receive are to a query, on a clock turned by hand.
 
-The protocol is that of :mod:`pyspark_mq.sources.processes`, without processes: a porter, which can be stopped, is
-between the receivers and the query.
+The protocol is that of `sources/connections/processes`, without processes: a porter, which can be stopped, is between
+the receivers and the query.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pyspark_mq.dedup import IdSource
-from pyspark_mq.sources.base import Consumer, Decoder, QueueDepth, drained
-from pyspark_mq.sources.processes.chunk import ChunkDecoder, encode, open_chunk, write_file
-from pyspark_mq.sources.receiver import Failed, Lost, Mailbox, Opened, Receiver, Terms
+from pyspark_mq.sources.connections.block import ChunkDecoder, encode
+from pyspark_mq.sources.connections.consumer import Consumer, QueueDepth, drained
+from pyspark_mq.sources.connections.decoder import Decoder
+from pyspark_mq.sources.connections.events import Failed, Lost, Mailbox, Opened, Terms
+from pyspark_mq.sources.connections.processes.memory import open_chunk, write_file
+from pyspark_mq.sources.connections.receiver import Receiver
 from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.settings import Settings
 from tests.support.memory import MemoryConsumer, MemoryDecoder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from pyspark_mq.sources.base import Consumer, drained
+from pyspark_mq.sources.connections.consumer import Consumer, drained
 
 __all__ = ["receive"]
 

@@ -13,9 +13,9 @@ import stomp
 
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.brokers.base import STOMP
-from pyspark_mq.sources.base import SessionLostError
+from pyspark_mq.sources.connections.consumer import SessionLostError
 from pyspark_mq.sources.endpoint import Endpoint
-from pyspark_mq.sources.stomp.consumer import StompConsumer
+from pyspark_mq.sources.stomp.session import StompConsumer
 from pyspark_mq.sources.url import parse_urls
 from testbed.process import poll
 from tests.support.stomp_reference import escape

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from pyspark_mq.brokers.base import StompDialect
 from pyspark_mq.dedup import IdSource
-from pyspark_mq.sources.base import UNREADABLE_PROPERTY, Decoder, Unreadable
+from pyspark_mq.sources.connections.decoder import UNREADABLE_PROPERTY, Decoder, Unreadable
 
 __all__ = ["ReferenceDecoder", "ReferenceUnreadable", "escape", "frames_of"]
 

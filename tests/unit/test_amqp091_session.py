@@ -13,8 +13,8 @@ import pytest
 from pamqp import body, commands, frame, header
 
 from pyspark_mq.errors import BrokerUnavailableError
-from pyspark_mq.sources.amqp091.consumer import Amqp091Consumer
-from pyspark_mq.sources.base import SessionLostError
+from pyspark_mq.sources.amqp091.session import Amqp091Consumer
+from pyspark_mq.sources.connections.consumer import SessionLostError
 from pyspark_mq.spark_source.options import parse_options
 from tests.support.receiving import receive
 

@@ -20,7 +20,7 @@ import pytest
 from pyspark_mq.dedup import IdSource
 from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder, Raw, UnreadableRaw
 from pyspark_mq.sources.amqp10.sections import SectionReader
-from pyspark_mq.sources.base import UNREADABLE_PROPERTY
+from pyspark_mq.sources.connections.decoder import UNREADABLE_PROPERTY
 from tests.support.amqp10_messages import Message, V, encoded, json_of, section
 
 DECODER = Amqp10Decoder()

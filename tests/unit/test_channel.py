@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import pytest
 
 from pyspark_mq.brokers import BROKERS
+from pyspark_mq.sources.connections.processes.memory import write_file
+from pyspark_mq.sources.connections.processes.wire import Channel
 from pyspark_mq.sources.endpoint import Endpoint
-from pyspark_mq.sources.processes.channel import Channel
-from pyspark_mq.sources.processes.chunk import write_file
 from pyspark_mq.sources.url import parse_urls
 
 

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from pyspark_mq.dedup import IdSource
 from pyspark_mq.errors import InternalError
-from pyspark_mq.sources.base import Decoder
-from pyspark_mq.sources.processes.chunk import Chunk, ChunkDecoder, encode, open_chunk, write_file
+from pyspark_mq.sources.connections.block import Chunk, ChunkDecoder, encode
+from pyspark_mq.sources.connections.decoder import Decoder
+from pyspark_mq.sources.connections.processes.memory import open_chunk, write_file
 from pyspark_mq.spark_source.schema import SCHEMA, BatchBuilder
 from tests.unit.test_decoder_parity import SAMPLES, SOURCES, UNREADABLE, Sample, amqp091
 

@@ -21,7 +21,7 @@ from pyspark_mq.sources.amqp091.properties import unreadable
 from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder
 from pyspark_mq.sources.amqp10.decoder import Raw as Amqp10Raw
 from pyspark_mq.sources.amqp10.sections import SectionReader
-from pyspark_mq.sources.base import UNREADABLE_PROPERTY, Decoder
+from pyspark_mq.sources.connections.decoder import UNREADABLE_PROPERTY, Decoder
 from pyspark_mq.sources.stomp.decoder import StompDecoder
 from pyspark_mq.sources.stomp.frames import UnreadableHeaders
 from pyspark_mq.spark_source.schema import SCHEMA, BatchBuilder

@@ -15,8 +15,8 @@ RABBIT = {"broker": "rabbitmq", "queue": "orders"}
 @pytest.mark.parametrize(
     ("library", "module", "options", "extra"),
     [
-        ("proton", "sources.amqp10.consumer", {"url": "amqp://a", "protocol": "amqp-1.0"}, "pyspark-mq[amqp10]"),
-        ("stomp", "sources.stomp.consumer", {"url": "stomp://localhost"}, "pyspark-mq[stomp]"),
+        ("proton", "sources.amqp10.session", {"url": "amqp://a", "protocol": "amqp-1.0"}, "pyspark-mq[amqp10]"),
+        ("stomp", "sources.stomp.session", {"url": "stomp://localhost"}, "pyspark-mq[stomp]"),
         ("redis", "dedup.redis_store", {"url": "amqp://a", "dedupStore": "redis://b"}, "pyspark-mq[redis]"),
     ],
     ids=["amqp-1.0", "stomp", "redis"],

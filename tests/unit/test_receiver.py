@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from pyspark_mq.errors import BrokerError, BrokerUnavailableError, DestinationError, RefusedError
-from pyspark_mq.sources.base import Greeting, SessionLostError
-from pyspark_mq.sources.receiver import Confirmed, Failed, Lost, Mailbox, Opened, Receiver, Terms
+from pyspark_mq.sources.connections.consumer import Greeting, SessionLostError
+from pyspark_mq.sources.connections.events import Confirmed, Failed, Lost, Mailbox, Opened, Terms
+from pyspark_mq.sources.connections.receiver import Receiver
 from pyspark_mq.sources.url import BrokerUrl
 from tests.support.memory import MemoryBroker, MemoryConsumer
 from tests.support.simulation import QUEUE, World, make_settings

@@ -40,7 +40,7 @@ from pyspark_mq.errors import SchemaError
 from pyspark_mq.sources.amqp091.decoder import Amqp091Decoder, as_text
 from pyspark_mq.sources.amqp091.frames import Raw
 from pyspark_mq.sources.amqp091.properties import check
-from pyspark_mq.sources.base import Decoder
+from pyspark_mq.sources.connections.decoder import Decoder
 from pyspark_mq.spark_source.schema import SCHEMA, BatchBuilder
 
 OPTIONS_PAGE = Path(__file__).parents[2] / "docs" / "options.md"

@@ -8,8 +8,8 @@ import pytest
 
 from pyspark_mq.ack import Part, Settlement
 from pyspark_mq.errors import DestinationError
-from pyspark_mq.sources.receiver import Lost, Opened
-from pyspark_mq.sources.sessions import Sessions
+from pyspark_mq.sources.connections.connections import Sessions
+from pyspark_mq.sources.connections.events import Lost, Opened
 from tests.support.memory import MemoryBroker, memory_consumer
 from tests.support.simulation import QUEUE, World, make_settings
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from pyspark_mq.errors import BrokerUnavailableError, MessageError
-from pyspark_mq.sources.base import SessionLostError
-from pyspark_mq.sources.stomp.consumer import StompConsumer
+from pyspark_mq.sources.connections.consumer import SessionLostError
 from pyspark_mq.sources.stomp.frames import UnreadableHeaders
+from pyspark_mq.sources.stomp.session import StompConsumer
 from pyspark_mq.spark_source.options import parse_options
 from tests.support.receiving import receive
 
@@ -80,7 +80,7 @@ def test_a_text_comes_also_when_nothing_follows_it() -> None:
 
 def test_a_text_comes_also_from_a_broker_that_does_not_prove_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     assert received([HEAD + b"text\0\n"], 0, proves=False) == []
-    monkeypatch.setattr("pyspark_mq.sources.stomp.consumer._PROOF_S", 0.1)
+    monkeypatch.setattr("pyspark_mq.sources.stomp.session._PROOF_S", 0.1)
     ((_, headers, body, _),) = received([HEAD + b"text\0\n"], 1, proves=False)
     assert (type(headers), body) == (bytes, b"text")
 
@@ -116,7 +116,7 @@ def test_a_property_in_the_place_of_the_length_makes_one_message_unreadable(leng
     follow = b"\nMESSAGE\nack:2\n\nnext\0\n" + b"\n" * (length == b"999999")
     beats = [b"\n"] * 3 if length == b"999999" else []
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("pyspark_mq.sources.stomp.consumer._BEAT_S", APART_S / 2)
+        patched.setattr("pyspark_mq.sources.stomp.session._BEAT_S", APART_S / 2)
         odd, good = received([head + b"text\0" + follow, *beats], 2)
     assert (type(odd[1]), odd[2], good[2]) == (UnreadableHeaders, b"text", b"next")
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from pyspark_mq.dedup import IdSource
 from pyspark_mq.sources.amqp091.frames import Raw
 from pyspark_mq.sources.amqp091.properties import Batch, Field, UnreadableRaw, header, headers
-from pyspark_mq.sources.base import Decoder, Unreadable
+from pyspark_mq.sources.connections.decoder import Decoder, Unreadable
 
 __all__ = ["Amqp091Decoder", "as_text"]
 

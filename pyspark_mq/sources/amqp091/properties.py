@@ -17,7 +17,7 @@ from struct import Struct
 from typing import Any
 
 from pyspark_mq.sources.amqp091.frames import Raw
-from pyspark_mq.sources.base import UNREADABLE_PROPERTY
+from pyspark_mq.sources.connections.decoder import UNREADABLE_PROPERTY
 
 __all__ = ["Batch", "Field", "UnreadableRaw", "check", "header", "headers", "unreadable"]
 

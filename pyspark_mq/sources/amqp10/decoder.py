@@ -18,7 +18,7 @@ from uuid import UUID
 
 from pyspark_mq.dedup import IdSource
 from pyspark_mq.sources.amqp10.encoding import Pairs, read_map
-from pyspark_mq.sources.base import UNREADABLE_PROPERTY, Decoder, Unreadable
+from pyspark_mq.sources.connections.decoder import UNREADABLE_PROPERTY, Decoder, Unreadable
 
 __all__ = [
     "JMS_KIND", "Header", "Named", "Properties", "Raw", "UnreadableRaw", "body_bytes", "json_text", "make_raw", "text",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MqError, OptionError, RefusedError
+from pyspark_mq.sources.connections.socket_loop import hint
 from pyspark_mq.sources.endpoint import Endpoint
-from pyspark_mq.sources.socket_loop import hint
 from pyspark_mq.sources.url import BrokerUrl
 
 __all__ = ["SPEAKS", "open_error"]

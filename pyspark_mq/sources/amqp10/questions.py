@@ -18,9 +18,9 @@ from proton import Endpoint as State
 from proton import Message, Sender
 
 from pyspark_mq.errors import MqError
-from pyspark_mq.sources.amqp10.consumer import Amqp10Consumer
 from pyspark_mq.sources.amqp10.incoming import incoming_of
-from pyspark_mq.sources.base import SessionLostError, drained
+from pyspark_mq.sources.amqp10.session import Amqp10Consumer
+from pyspark_mq.sources.connections.consumer import SessionLostError, drained
 from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.facts import NOTHING_KNOWN, QueueFacts, artemis_answer, of_artemis, of_artemis_settings
 from pyspark_mq.sources.url import BrokerUrl

@@ -24,7 +24,7 @@ from pyspark_mq.sources.amqp10.decoder import (
 )
 from pyspark_mq.sources.amqp10.encoding import EncodingError, Pairs, Values, plain_at
 from pyspark_mq.sources.amqp10.scan import Scanner, header_at, jms_kind, properties_at
-from pyspark_mq.sources.base import UNREADABLE_PROPERTY
+from pyspark_mq.sources.connections.decoder import UNREADABLE_PROPERTY
 
 __all__ = ["SectionReader", "Sections", "read_sections"]
 

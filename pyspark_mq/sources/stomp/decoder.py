@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from pyspark_mq.brokers.base import StompDialect
 from pyspark_mq.dedup import IdSource
-from pyspark_mq.sources.base import UNREADABLE_PROPERTY, Decoder, Unreadable
+from pyspark_mq.sources.connections.decoder import UNREADABLE_PROPERTY, Decoder, Unreadable
 from pyspark_mq.sources.stomp.frames import UnreadableHeaders
 from pyspark_mq.sources.stomp.headers import as_text, parse
 from pyspark_mq.sources.stomp.table import HeaderTable

@@ -30,8 +30,9 @@ from pyspark_mq.sources.amqp091.decoder import Amqp091Decoder, as_text
 from pyspark_mq.sources.amqp091.errors import connect_error, handshake_hint, queue_error, reason_of, was_told
 from pyspark_mq.sources.amqp091.frames import DeliveryReader, FrameError, Raw
 from pyspark_mq.sources.amqp091.properties import check, unreadable
-from pyspark_mq.sources.base import Consumer, Decoder, Greeting, QueueDepth, SessionLostError
-from pyspark_mq.sources.socket_loop import unread_bytes
+from pyspark_mq.sources.connections.consumer import Consumer, Greeting, QueueDepth, SessionLostError
+from pyspark_mq.sources.connections.decoder import Decoder
+from pyspark_mq.sources.connections.socket_loop import unread_bytes
 from pyspark_mq.sources.url import BrokerUrl
 
 __all__ = ["Amqp091Consumer"]

@@ -51,9 +51,10 @@ from pyspark_mq.sources.amqp10.errors import SPEAKS, open_error
 from pyspark_mq.sources.amqp10.incoming import Handle, Incoming, incoming_of
 from pyspark_mq.sources.amqp10.management import Management, QueueInfo
 from pyspark_mq.sources.amqp10.sections import SectionReader
-from pyspark_mq.sources.base import Consumer, Decoder, Greeting, QueueDepth, SessionLostError
+from pyspark_mq.sources.connections.consumer import Consumer, Greeting, QueueDepth, SessionLostError
+from pyspark_mq.sources.connections.decoder import Decoder
+from pyspark_mq.sources.connections.socket_loop import SocketLoop, dial_error, hint
 from pyspark_mq.sources.facts import of_rabbitmq, version_of
-from pyspark_mq.sources.socket_loop import SocketLoop, dial_error, hint
 from pyspark_mq.sources.url import BrokerUrl
 
 __all__ = ["Amqp10Consumer"]

@@ -16,27 +16,22 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pyspark_mq.dedup import IdSource
 from pyspark_mq.errors import MessageError, shown
+from pyspark_mq.sources.connections.decoder import Decoder, Unreadable
 from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.facts import NOTHING_KNOWN, QueueFacts
 from pyspark_mq.sources.url import BrokerUrl
 
-__all__ = [
-    "UNREADABLE_PROPERTY", "Consumer", "Decoder", "Greeting", "QueueDepth", "SessionLostError", "Unreadable", "drained",
-]  # fmt: skip
+__all__ = ["Consumer", "Greeting", "QueueDepth", "SessionLostError", "drained"]
 
 #: A broker that cannot write for a while gives up the connection, and everything handed out over it counts as
 #: delivered once more: RabbitMQ (`tcp_listen_options.send_timeout`, 15 s) and ActiveMQ Classic over STOMP after
 #: 30 s. So a consumer that does not read while paused takes one delivery at this interval.
 SIP_S = 5.0
-#: Name in `properties` under which the row of an unreadable message says why it is one.
-UNREADABLE_PROPERTY = "unreadable"
-_SHOWN_CHARACTERS = 200
 
 
 class SessionLostError(Exception):
@@ -94,32 +89,6 @@ class Greeting:
     facts: QueueFacts = NOTHING_KNOWN
 
 
-@dataclass(frozen=True, slots=True)
-class Unreadable:
-    """A delivery that could not be decoded. It is open like any other, to be acknowledged or rejected.
-
-    Attributes:
-        tag: its handle.
-        known: what can be read of it, by the names that the protocol has for them.
-        data: the bytes that could not be read.
-        error: why not.
-    """
-
-    tag: int
-    known: Mapping[str, str]
-    data: bytes = field(repr=False)
-    error: str
-
-    def __str__(self) -> str:
-        """Position, what is known, and the reason, for errors and logs."""
-        known = ", ".join(f"{name} {_shortened(value)!r}" for name, value in self.known.items())
-        return f"delivery {self.tag} of the session ({known or 'nothing is known of it'}): {_shortened(self.error)}"
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
-
-
 def drained(inbox: deque[Any], most: int | None = None) -> list[Any]:
     """What is taken out of an inbox: all that is in it now, or the first `most`."""
     raws: list[Any] = []
@@ -129,58 +98,6 @@ def drained(inbox: deque[Any], most: int | None = None) -> list[Any]:
     except IndexError:
         pass  # the session has ended meanwhile, on another thread, and what it had is void
     return raws
-
-
-class Decoder(ABC):
-    """Columns of raw deliveries, for one protocol. Stateless; works on lists, never on one message.
-
-    A raw delivery is whatever the consumer appends to its inbox.
-    """
-
-    #: Does a raw delivery keep in memory what came together with it? Then :meth:`compact` is worth its while.
-    shares_memory: ClassVar[bool] = False
-
-    @abstractmethod
-    def tags(self, raws: Sequence[Any]) -> list[int]:
-        """Handles, ascending in the order of arrival, unique within the session."""
-
-    @abstractmethod
-    def bodies(self, raws: Sequence[Any]) -> list[bytes]:
-        """Bodies as bytes."""
-
-    def sizes(self, raws: Sequence[Any]) -> list[int]:
-        """Bytes of the bodies."""
-        return list(map(len, self.bodies(raws)))
-
-    @abstractmethod
-    def ids(self, raws: Sequence[Any], source: IdSource) -> list[object]:
-        """What the message has under the source; None where it has nothing."""
-
-    def hidden(self, raws: Sequence[Any]) -> list[str]:  # noqa: ARG002 - for those that override it
-        """What hides the ID that the broker has given; usually nothing does."""
-        return []
-
-    def unreadable(self, raws: Sequence[Any]) -> list[Unreadable]:  # noqa: ARG002 - for those that override it
-        """Those that could not be decoded, in the order of arrival; usually none.
-
-        The other methods take them as well. Their bodies are the bytes as far as they came, their columns
-        are null where nothing is known, and `properties` has the reason under `UNREADABLE_PROPERTY`.
-        """
-        return []
-
-    def batch(self, raws: Sequence[Any], names: Collection[str]) -> Sequence[Any]:  # noqa: ARG002 - for those that override it
-        """The same deliveries, in the form from which columns of these names are made best. Usually as they are."""
-        return raws
-
-    def compact(self, raws: Sequence[Any]) -> Sequence[Any]:
-        """The same deliveries, in order, without what shares memory with them."""
-        return raws
-
-    #: column name -> function from raw deliveries to a list of values: str, int, bool, a list of
-    #: (str, str or None) pairs for `properties`, microseconds since 1970 for timestamps; None for
-    #: nothing. `messageId` and `destination` are not among them, and `body` only where a column of bodies is made
-    #: better than by :meth:`bodies`. For deliveries from :meth:`batch` it may be an Arrow array instead.
-    columns: ClassVar[Mapping[str, Callable[[Sequence[Any]], list[Any]]]]
 
 
 class Consumer(ABC):

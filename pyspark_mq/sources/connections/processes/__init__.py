@@ -1,7 +1,7 @@
 """Receivers in processes of their own (option `receivers`), for drivers with cores to spare.
 
 One Python process takes in messages on one core, whatever it has threads for. With `receivers=N` the connections
-of a query are dealt to N child processes. Each runs the ordinary :class:`~pyspark_mq.sources.receiver.Receiver` with
+of a query are dealt to N child processes. Each runs the ordinary :class:`.Receiver` with
 its consumers, turns what they receive into columns, and hands those over in shared memory. One process, the source's
 own, still decides about every message: there is one ledger, and it sees sessions, letters and deliveries as it does
 without children.

@@ -24,11 +24,13 @@ from itertools import count, cycle
 from typing import Any
 
 from pyspark_mq.errors import MqError
-from pyspark_mq.sources.base import Consumer, Decoder, QueueDepth
-from pyspark_mq.sources.processes.channel import Channel, Frame
-from pyspark_mq.sources.processes.child import BOOT
-from pyspark_mq.sources.processes.chunk import ChunkDecoder, open_chunk
-from pyspark_mq.sources.processes.messages import (
+from pyspark_mq.sources.connections.block import ChunkDecoder
+from pyspark_mq.sources.connections.consumer import Consumer, QueueDepth
+from pyspark_mq.sources.connections.decoder import Decoder
+from pyspark_mq.sources.connections.events import Confirmed, Failed, Lost, Mailbox, Opened, Terms, next_session
+from pyspark_mq.sources.connections.processes.child import BOOT
+from pyspark_mq.sources.connections.processes.memory import open_chunk
+from pyspark_mq.sources.connections.processes.messages import (
     Allow,
     Answer,
     Ask,
@@ -47,7 +49,7 @@ from pyspark_mq.sources.processes.messages import (
     Signs,
     Stop,
 )
-from pyspark_mq.sources.receiver import Confirmed, Failed, Lost, Mailbox, Opened, Terms, next_session
+from pyspark_mq.sources.connections.processes.wire import Channel, Frame
 from pyspark_mq.sources.runtime import begin_thread
 from pyspark_mq.sources.settings import OnUnreadable, Settings
 
@@ -96,7 +98,7 @@ class _Session:
 
     @property
     def attended(self) -> tuple[int, float] | None:
-        """See :attr:`Consumer.attended <pyspark_mq.sources.base.Consumer.attended>`."""
+        """See :attr:`Consumer.attended <pyspark_mq.sources.connections.consumer.Consumer.attended>`."""
         breaks, until_s = self._receiver.process.attended
         return breaks, max(until_s, self._opened_s)
 

@@ -16,9 +16,8 @@ from operator import methodcaller
 from typing import Any
 
 from pyspark_mq.ack import Settlement
-from pyspark_mq.sources.base import Consumer, QueueDepth, SessionLostError, drained
-from pyspark_mq.sources.endpoint import Endpoint
-from pyspark_mq.sources.receiver import (
+from pyspark_mq.sources.connections.consumer import Consumer, QueueDepth, SessionLostError, drained
+from pyspark_mq.sources.connections.events import (
     AnyReceiver,
     AnySession,
     Confirmed,
@@ -26,10 +25,11 @@ from pyspark_mq.sources.receiver import (
     Lost,
     Mailbox,
     Opened,
-    Receiver,
     ReceiverPool,
     Terms,
 )
+from pyspark_mq.sources.connections.receiver import Receiver
+from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.settings import OnUnreadable, Settings
 
@@ -277,7 +277,7 @@ class Sessions:
     def starved(self) -> bool | None:
         """Has every session room that the broker leaves unused? None where a protocol does not show that.
 
-        See :attr:`Consumer.starved <pyspark_mq.sources.base.Consumer.starved>`.
+        See :attr:`Consumer.starved <pyspark_mq.sources.connections.consumer.Consumer.starved>`.
         """
         signs = [consumer.starved for _, consumer in self._live.values()]
         return None if not signs or None in signs else all(signs)

@@ -30,9 +30,10 @@ from stomp.transport import BaseTransport
 
 from pyspark_mq.brokers.base import STOMP
 from pyspark_mq.errors import BrokerUnavailableError, MessageError, MqError
-from pyspark_mq.sources.base import Consumer, Decoder, Greeting, QueueDepth, SessionLostError
+from pyspark_mq.sources.connections.consumer import Consumer, Greeting, QueueDepth, SessionLostError
+from pyspark_mq.sources.connections.decoder import Decoder
+from pyspark_mq.sources.connections.socket_loop import SocketLoop, dial_error, hint
 from pyspark_mq.sources.facts import NOTHING_KNOWN, QueueFacts, of_artemis, of_artemis_settings
-from pyspark_mq.sources.socket_loop import SocketLoop, dial_error, hint
 from pyspark_mq.sources.stomp.decoder import StompDecoder
 from pyspark_mq.sources.stomp.errors import dialect_of, login_error, said, subscribe_error
 from pyspark_mq.sources.stomp.frames import MESSAGE, FrameError, FrameReader, UnreadableHeaders

@@ -1,7 +1,7 @@
 """A receiver process: ordinary receivers on threads, and one thread that hands over what they bring.
 
 Three kinds of threads. The receivers' own, one for each connection, are those of
-:mod:`pyspark_mq.sources.receiver`. The main thread carries out what the parent asks for. The *porter* alone talks: it
+:mod:`~..receiver`. The main thread carries out what the parent asks for. The *porter* alone talks: it
 goes round the receivers, turns what is in their inboxes into chunks, and sends those and the letters.
 """
 
@@ -19,12 +19,12 @@ from typing import Any
 
 from pyspark_mq.errors import MqError
 from pyspark_mq.sources import consumer_class
-from pyspark_mq.sources.base import Consumer, drained
-from pyspark_mq.sources.endpoint import Endpoint
-from pyspark_mq.sources.horizon import TRANSIT_S
-from pyspark_mq.sources.processes.channel import Channel
-from pyspark_mq.sources.processes.chunk import encode, write_file
-from pyspark_mq.sources.processes.messages import (
+from pyspark_mq.sources.connections.block import encode
+from pyspark_mq.sources.connections.consumer import Consumer, drained
+from pyspark_mq.sources.connections.events import Confirmed, Failed, Lost, Mailbox, Opened, Terms
+from pyspark_mq.sources.connections.parent import watch_parent
+from pyspark_mq.sources.connections.processes.memory import write_file
+from pyspark_mq.sources.connections.processes.messages import (
     Allow,
     Answer,
     Ask,
@@ -43,7 +43,10 @@ from pyspark_mq.sources.processes.messages import (
     Signs,
     Stop,
 )
-from pyspark_mq.sources.receiver import Confirmed, Failed, Lost, Mailbox, Opened, Receiver, Terms, watch_parent
+from pyspark_mq.sources.connections.processes.wire import Channel
+from pyspark_mq.sources.connections.receiver import Receiver
+from pyspark_mq.sources.endpoint import Endpoint
+from pyspark_mq.sources.horizon import TRANSIT_S
 from pyspark_mq.sources.runtime import Runtime, Threads, begin_thread
 
 __all__ = ["BOOT", "main"]
@@ -51,7 +54,7 @@ __all__ = ["BOOT", "main"]
 #: What the interpreter is started with: the parent's paths come first, then everything is imported as it is there.
 BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
-    "from pyspark_mq.sources.processes.child import main; main(int(sys.argv[1]))"
+    "from pyspark_mq.sources.connections.processes.child import main; main(int(sys.argv[1]))"
 )
 #: Each chunk has a price: behind a round with deliveries the next is begun so long after its beginning, no sooner.
 _ROUND_S = 0.02

@@ -12,9 +12,6 @@ for that, :meth:`ChunkDecoder.compact` makes a smaller one.
 
 from __future__ import annotations
 
-import ctypes
-import mmap
-import os
 import pickle
 from array import array
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -28,9 +25,9 @@ import pyarrow as pa
 
 from pyspark_mq.dedup import IdSource
 from pyspark_mq.errors import InternalError
-from pyspark_mq.sources.base import Decoder, Unreadable
+from pyspark_mq.sources.connections.decoder import Decoder, Unreadable
 
-__all__ = ["COLUMNS", "Chunk", "ChunkDecoder", "Raw", "arrow_array", "encode", "open_chunk", "write_file"]
+__all__ = ["COLUMNS", "Chunk", "ChunkDecoder", "Raw", "arrow_array", "encode", "schema_of"]
 
 _MESSAGE_ID = IdSource("message-id")
 _TEXT, _MOMENT_US = pa.string(), pa.int64()
@@ -59,7 +56,7 @@ _ALWAYS = "timestamp"
 
 
 def arrow_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Values as :attr:`Decoder.columns <pyspark_mq.sources.base.Decoder.columns>` has them, as an array of a type.
+    """Values as :attr:`.Decoder.columns` has them, as an array of a type.
 
     Args:
         values: a list, or an array of :data:`COLUMNS`.
@@ -131,7 +128,7 @@ class Chunk:
 Raw: TypeAlias = "tuple[Chunk, int]"
 
 
-def _schema(names: Collection[str]) -> pa.Schema:
+def schema_of(names: Collection[str]) -> pa.Schema:
     wanted = {*names, _ALWAYS}
     return pa.schema([(_BODY, pa.binary()), *((name, kind) for name, kind in COLUMNS.items() if name in wanted)])
 
@@ -159,88 +156,12 @@ def encode(decoder: Decoder, raws: Sequence[Any], source: IdSource, names: Colle
         hidden,
         {row: odd[tag] for row, tag in enumerate(tags) if tag in odd} if odd else {},
     )
-    schema = _schema(names)
+    schema = schema_of(names)
     ready = decoder.batch(raws, schema.names)
     arrays = [pa.array(bodies, pa.binary())]
     arrays += [arrow_array(decoder.columns[field.name](ready), field.type) for field in schema if field.name != _BODY]
     batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
     return batch.serialize(), pickle.dumps(books, pickle.HIGHEST_PROTOCOL)
-
-
-def write_file(parts: Sequence[Any]) -> int:
-    """The descriptor of a file without a name that holds these bytes.
-
-    Raises:
-        OSError: there is no memory for it.
-    """
-    file = os.memfd_create("pyspark-mq", os.MFD_CLOEXEC)
-    try:
-        left = [memoryview(part).cast("B") for part in parts]
-        while left:
-            written = os.writev(file, left)
-            while left and written >= len(left[0]):
-                written -= len(left.pop(0))
-            if left:
-                left[0] = left[0][written:]
-    except BaseException:
-        os.close(file)
-        raise
-    return file
-
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
-_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-_MAP_FAILED = ctypes.c_void_p(-1).value
-
-
-class _Mapping:
-    """A file in memory, to be read, for as long as this object lives.
-
-    Python's own mapping keeps a descriptor besides (until 3.13), of which a process has 1,024 by default.
-
-    Args:
-        file: a descriptor, not needed any more afterwards.
-        size: of the file, bytes.
-
-    Raises:
-        OSError: there is no room for it.
-    """
-
-    def __init__(self, file: int, size: int) -> None:
-        self.size = size
-        self.address = _libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, file, 0)
-        if self.address == _MAP_FAILED:
-            error = ctypes.get_errno()
-            raise OSError(error, f"cannot map {size} bytes of messages: {os.strerror(error)}")
-
-    def __del__(self) -> None:
-        if self.address != _MAP_FAILED:
-            _libc.munmap(self.address, self.size)
-
-
-def open_chunk(data: bytes, file: int | None, names: Collection[str]) -> Chunk:
-    """What :func:`encode` made, read where it is.
-
-    Args:
-        data: the pickled books; without a file behind the Arrow message.
-        file: a descriptor with the Arrow message, closed here.
-        names: as for :func:`encode`.
-    """
-    if file is not None:
-        try:
-            # The mapping keeps the file, and the buffers of the batch keep the mapping.
-            mapping = _Mapping(file, os.fstat(file).st_size)
-            message = pa.foreign_buffer(mapping.address, mapping.size, mapping)
-        finally:
-            os.close(file)
-        books = pickle.loads(data)
-    else:
-        size = int.from_bytes(data[-8:], "little")
-        message = pa.py_buffer(data).slice(0, size)
-        books = pickle.loads(memoryview(data)[size:-8])
-    return Chunk(books, pa.ipc.read_record_batch(message, _schema(names)))
 
 
 # -- its decoder -------------------------------------------------------------------------------

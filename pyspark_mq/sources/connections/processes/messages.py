@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from pyspark_mq.dedup import IdSource
 from pyspark_mq.errors import MqError
-from pyspark_mq.sources.base import Consumer, Greeting, QueueDepth
+from pyspark_mq.sources.connections.consumer import Consumer, Greeting, QueueDepth
+from pyspark_mq.sources.connections.events import Terms
 from pyspark_mq.sources.endpoint import Endpoint
-from pyspark_mq.sources.receiver import Terms
 
 __all__ = [
     "Allow", "Answer", "Ask", "Attended", "Begin", "Confirm", "Depth", "End", "Ended", "Fail", "Hello", "Logged",

@@ -1,0 +1,109 @@
+"""Rests between attempts that came to nothing, and when to give up (rule 13)."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+from pyspark_mq.errors import BrokerError, BrokerUnavailableError, MqError
+from pyspark_mq.sources.connections.consumer import SessionLostError
+from pyspark_mq.sources.endpoint import Endpoint
+from pyspark_mq.sources.runtime import Runtime
+
+__all__ = ["Backoff"]
+
+_LOG = logging.getLogger("pyspark_mq")
+
+#: Pause between attempts to connect: doubled from the first to the last, with jitter, so that a
+#: restarted broker is not met by all of its clients at once.
+_BACKOFF_FIRST_S = 0.1
+_BACKOFF_LAST_S = 5.0
+#: Sessions that end with the same words and nothing confirmed, in a row. Half the delivery limit of
+#: quorum queues in RabbitMQ 4 (20), and of Artemis (10) all but one: it also counts deliveries before ours.
+_SAME_ENDS_MAX = 9
+_DIGITS = re.compile(r"[0-9]+")
+
+
+class Backoff:
+    """Rests between attempts that came to nothing, and when to give up.
+
+    Rule 13: a session was good when something was confirmed in it. Whatever opens, hands messages out
+    and ends again ages everything it was handed (delivery limits), so there is a rest before the next,
+    a longer one each time; and what ends session after session with the same words becomes an error.
+    """
+
+    def __init__(self, endpoint: Endpoint, runtime: Runtime) -> None:
+        self._endpoint = endpoint
+        self._runtime = runtime
+        self._since_s: float | None = None
+        self._next_s = _BACKOFF_FIRST_S
+        self._end = ""
+        self._ends = 0
+        #: No session was ever opened.
+        self.first = True
+
+    @property
+    def patience_s(self) -> float:
+        """How long it may go on."""
+        return self._endpoint.connect_timeout_s if self.first else self._endpoint.reconnect_timeout_s
+
+    def over(self) -> None:
+        """A session was good."""
+        self._end, self._ends = "", 0
+        self.pause()
+
+    def pause(self) -> None:
+        """A session was no worse than long: the next attempt needs no rest."""
+        self._since_s, self._next_s = None, _BACKOFF_FIRST_S
+
+    def rest_s(self, problem: Exception, since_s: float) -> float:
+        """How long to wait before the next attempt.
+
+        Args:
+            problem: why the last one came to nothing.
+            since_s: when it began.
+
+        Raises:
+            BrokerUnavailableError: it has gone on for too long.
+        """
+        self._since_s = since_s if self._since_s is None else self._since_s
+        limits = self._endpoint
+        pause_s = self._next_s * self._runtime.jitter()
+        self._next_s = min(self._next_s * 2, _BACKOFF_LAST_S)
+        if self._runtime.monotonic_s() + pause_s - self._since_s > self.patience_s:
+            option = "connectTimeout" if self.first else "reconnectTimeout"
+            text = (
+                f"{limits.destination}: no broker could be used within {option}={self.patience_s:g}s "
+                f"({', '.join(map(str, limits.urls))}); last problem: {_said(problem)}. Nothing is lost: "
+                "unacknowledged messages stay in the queue. Restart the query when the broker is back, or raise "
+                f"'{option}'"
+            )
+            raise BrokerUnavailableError(text) from problem
+        _LOG.warning("%s; trying again in %.1f s", _said(problem), pause_s)
+        return pause_s
+
+    def count(self, problem: SessionLostError) -> None:
+        """A session was handed messages, and ended with nothing confirmed.
+
+        What a network does may happen to any number of sessions. What the broker says of one it will say
+        of the next.
+
+        Raises:
+            BrokerError: it has said the same again and again.
+        """
+        if not problem.told:
+            return
+        end = _DIGITS.sub("", str(problem))
+        self._ends = self._ends + 1 if end == self._end else 1
+        self._end = end
+        if self._ends >= _SAME_ENDS_MAX:
+            raise BrokerError(
+                f"{self._endpoint.destination}: {self._ends} sessions in a row were handed messages, had nothing "
+                f"confirmed, and ended the same way: {problem}. Nothing is lost: the messages stay in the queue. But "
+                "each end of a session counts towards delivery limits, so the query stops here"
+            ) from problem
+
+
+def _said(problem: Exception) -> str:
+    """Its words, to be quoted: the short name is that of the error that fails the query."""
+    return problem.text if isinstance(problem, MqError) else str(problem)

@@ -1,0 +1,92 @@
+"""Blocks in shared memory: files without a name, mapped where they are read."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import pickle
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from pyspark_mq.sources.connections.block import Chunk, schema_of
+
+__all__ = ["open_chunk", "write_file"]
+
+
+def write_file(parts: Sequence[Any]) -> int:
+    """The descriptor of a file without a name that holds these bytes.
+
+    Raises:
+        OSError: there is no memory for it.
+    """
+    file = os.memfd_create("pyspark-mq", os.MFD_CLOEXEC)
+    try:
+        left = [memoryview(part).cast("B") for part in parts]
+        while left:
+            written = os.writev(file, left)
+            while left and written >= len(left[0]):
+                written -= len(left.pop(0))
+            if left:
+                left[0] = left[0][written:]
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_MAP_FAILED = ctypes.c_void_p(-1).value
+
+
+class _Mapping:
+    """A file in memory, to be read, for as long as this object lives.
+
+    Python's own mapping keeps a descriptor besides (until 3.13), of which a process has 1,024 by default.
+
+    Args:
+        file: a descriptor, not needed any more afterwards.
+        size: of the file, bytes.
+
+    Raises:
+        OSError: there is no room for it.
+    """
+
+    def __init__(self, file: int, size: int) -> None:
+        self.size = size
+        self.address = _libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, file, 0)
+        if self.address == _MAP_FAILED:
+            error = ctypes.get_errno()
+            raise OSError(error, f"cannot map {size} bytes of messages: {os.strerror(error)}")
+
+    def __del__(self) -> None:
+        if self.address != _MAP_FAILED:
+            _libc.munmap(self.address, self.size)
+
+
+def open_chunk(data: bytes, file: int | None, names: Collection[str]) -> Chunk:
+    """What :func:`encode` made, read where it is.
+
+    Args:
+        data: the pickled books; without a file behind the Arrow message.
+        file: a descriptor with the Arrow message, closed here.
+        names: as for :func:`encode`.
+    """
+    if file is not None:
+        try:
+            # The mapping keeps the file, and the buffers of the batch keep the mapping.
+            mapping = _Mapping(file, os.fstat(file).st_size)
+            message = pa.foreign_buffer(mapping.address, mapping.size, mapping)
+        finally:
+            os.close(file)
+        books = pickle.loads(data)
+    else:
+        size = int.from_bytes(data[-8:], "little")
+        message = pa.py_buffer(data).slice(0, size)
+        books = pickle.loads(memoryview(data)[size:-8])
+    return Chunk(books, pa.ipc.read_record_batch(message, schema_of(names)))

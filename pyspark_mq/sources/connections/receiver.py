@@ -1,0 +1,221 @@
+"""The receiver: keeps one session alive after another, on a thread of its own.
+
+It owns the connection, so heartbeats go on while Spark is busy for minutes; it connects again
+when the session ends; and it carries out what the query's thread asks for, in order, in the
+session it was meant for and in no other.
+
+Everything it has to say goes through one :class:`Mailbox`, which the query's thread reads when
+Spark calls. Nothing here decides about messages.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from itertools import cycle
+from typing import TypeAlias
+
+from pyspark_mq.errors import BrokerUnavailableError, MqError, OptionError, RefusedError
+from pyspark_mq.sources.connections.backoff import Backoff
+from pyspark_mq.sources.connections.consumer import Consumer, Greeting, QueueDepth, SessionLostError
+from pyspark_mq.sources.connections.events import Confirmed, Failed, Lost, Mailbox, Opened, Terms, next_session
+from pyspark_mq.sources.endpoint import Endpoint
+from pyspark_mq.sources.runtime import Runtime, Task
+from pyspark_mq.sources.url import BrokerUrl
+
+__all__ = ["MakeConsumer", "Receiver"]
+
+_LOG = logging.getLogger("pyspark_mq")
+
+#: How long one turn of the I/O loop lasts when nobody wakes it. Only the stop of a receiver whose
+#: wake-up was lost would wait for it.
+_TURN_S = 0.5
+#: A session that lived this long was no worse than an idle one: the next needs no rest.
+_LONG_SESSION_S = 10.0
+
+#: A consumer of an endpoint, with the number of its session and the signal that something arrived.
+MakeConsumer: TypeAlias = Callable[[Endpoint, int, threading.Event], Consumer]
+
+
+class Receiver:
+    """Keeps one connection to the broker; `consumers` of them serve a query.
+
+    Args:
+        endpoint: where to.
+        make_consumer: the protocol's consumer class.
+        mailbox: where to report.
+        terms: tells on what terms each session begins; called beside the query's thread.
+        runtime: the clock, and what runs :meth:`life`.
+        again: was there a session before, in a process that is gone? Then the first attempts are those of a reconnect.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        make_consumer: MakeConsumer,
+        mailbox: Mailbox,
+        terms: Callable[[], Terms],
+        runtime: Runtime,
+        *,
+        again: bool = False,
+    ) -> None:
+        self._again = again
+        self._endpoint = endpoint
+        self._make_consumer = make_consumer
+        self._mailbox = mailbox
+        self._terms = terms
+        self._runtime = runtime
+        self._requests: deque[tuple[int, Callable[[Consumer], None]]] = deque()
+        self._consumer: Consumer | None = None
+        self._stopping = threading.Event()
+        self._task: Task | None = None
+        self._urls = cycle(endpoint.urls)
+        self._confirmed = 0
+        self.depth: QueueDepth | None = None
+        self.depth_at_s = -math.inf
+
+    # -- for the query's thread
+
+    def start(self) -> None:
+        """Connect, and stay connected."""
+        self._task = self._runtime.spawn("pyspark-mq receiver", self.life(), self._stopping)
+
+    def ask(self, session: int, request: Callable[[Consumer], None]) -> None:
+        """Have a request carried out beside, if `session` still lives then."""
+        self._requests.append((session, request))
+        self._wake()
+
+    def stop(self, timeout_s: float = 2.0) -> None:
+        """Close the connection; what is unacknowledged goes back to the broker."""
+        self._stopping.set()
+        self._wake()
+        if self._task is not None:
+            self._task.join(timeout_s)
+
+    def _wake(self) -> None:
+        consumer = self._consumer
+        if consumer is not None:
+            consumer.wake()
+
+    # -- beside it
+
+    def life(self) -> Iterator[float]:
+        """One session after another, until stopped or failed; yields how long to rest, in seconds."""
+        try:
+            yield from self._sessions()
+        except MqError as error:
+            self._mailbox.put(Failed(error))
+        except Exception as error:  # noqa: BLE001 - what dies silently would hang the query
+            _LOG.exception("the receiver failed")
+            text = f"{self._endpoint.destination}: the receiver failed: {type(error).__name__}: {error}"
+            self._mailbox.put(Failed(MqError(text)))
+
+    def _sessions(self) -> Iterator[float]:
+        backoff = Backoff(self._endpoint, self._runtime)
+        backoff.first = not self._again
+        while not self._stopping.is_set():
+            opened = yield from self._establish(backoff)
+            if opened is None:
+                return
+            began_s, confirmed = self._runtime.monotonic_s(), self._confirmed
+            lost = yield from self._live(*opened)
+            if lost is None:
+                return
+            if self._confirmed > confirmed:
+                backoff.over()
+                continue
+            if opened[0].bytes_arrived:
+                backoff.count(lost)
+            if self._runtime.monotonic_s() - began_s >= _LONG_SESSION_S:
+                backoff.pause()
+            else:
+                yield backoff.rest_s(lost, began_s)
+
+    def _establish(self, backoff: Backoff) -> Generator[float, None, tuple[Consumer, Greeting] | None]:
+        """A new session, from whichever candidate answers first; None when stopped meanwhile."""
+        limits = self._endpoint
+        began_s = self._runtime.monotonic_s()
+        while not self._stopping.is_set():
+            tried_s = self._runtime.monotonic_s() - began_s
+            try:
+                left_s = backoff.patience_s - tried_s
+                opened = self._attempt(next(self._urls), max(0.1, min(left_s, limits.connect_timeout_s)))
+            except BrokerUnavailableError as unavailable:
+                problem: MqError = unavailable
+            except RefusedError as refused:
+                # A broker that is just starting or stopping may refuse a login it has accepted
+                # before; one that still does after `connectTimeout` means it. Where the secret is in a file, it is
+                # one that is being replaced, on both sides.
+                patience_s = limits.connect_timeout_s if limits.password_file is None else backoff.patience_s
+                if backoff.first or tried_s > patience_s:
+                    raise
+                problem = refused
+            except OptionError as unreadable:
+                # The file of the secret, while it is being replaced.
+                rotating = unreadable.option == "passwordFile" and not backoff.first
+                if not rotating or tried_s > limits.connect_timeout_s:
+                    raise
+                problem = unreadable
+            else:
+                backoff.first = False
+                return opened
+            yield backoff.rest_s(problem, began_s)
+        return None
+
+    def _attempt(self, url: BrokerUrl, timeout_s: float) -> tuple[Consumer, Greeting]:
+        consumer = self._make_consumer(self._endpoint, next_session(), self._mailbox.arrived)
+        try:
+            return consumer, consumer.open(url, timeout_s)
+        except BaseException:
+            consumer.close()
+            raise
+
+    def _live(self, consumer: Consumer, greeting: Greeting) -> Generator[float, None, SessionLostError | None]:
+        """Serve one session to its end; why it ended, None if it was told to."""
+        session = consumer.session
+
+        def confirmed(number: int) -> None:
+            self._confirmed += 1
+            self._mailbox.put(Confirmed(session, number))
+
+        consumer.on_confirmed = confirmed
+        consumer.on_depth = self._remember_depth
+        if greeting.depth is not None:
+            self._remember_depth(greeting.depth)
+        else:  # what an earlier session was told may never be told again
+            self.depth = None
+        terms = self._terms()
+        # Spark may be busy with an epoch for minutes before anybody looks at this session.
+        consumer.bytes_allowed = terms.bytes_allowed
+        self._mailbox.put(Opened(self, consumer, greeting, terms.window))
+        self._consumer = consumer
+        try:
+            consumer.consume(terms.window)
+            while not self._stopping.is_set():
+                self._carry_out_requests(consumer)
+                consumer.run(_TURN_S)
+                yield 0.0
+        except SessionLostError as lost:
+            _LOG.warning("%s: session lost: %s", greeting.url, lost)
+            return lost
+        else:
+            return None
+        finally:
+            self._consumer = None
+            consumer.close()
+            consumer.inbox.clear()
+            self._mailbox.put(Lost(session, consumer.ever_paused))
+
+    def _carry_out_requests(self, consumer: Consumer) -> None:
+        while self._requests:
+            session, request = self._requests.popleft()
+            if session == consumer.session:
+                request(consumer)
+
+    def _remember_depth(self, depth: QueueDepth) -> None:
+        self.depth = depth
+        self.depth_at_s = self._runtime.machine_s()
+        self._mailbox.arrived.set()
