@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from pyspark_mq.sources import consumer_class
+from pyspark_mq.sources.protocols import consumer_class
 from pyspark_mq.spark_source.datasource import MqDataSource
 from pyspark_mq.spark_source.options import parse_options
 from pyspark_mq.spark_source.schema import BatchBuilder

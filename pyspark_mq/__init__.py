@@ -20,7 +20,7 @@ from pyspark_mq.errors import MissingExtraError
 if TYPE_CHECKING:
     from pyspark_mq.spark_source.datasource import MqDataSource as DefaultSource
     from pyspark_mq.spark_source.listener import QueueListener
-    from pyspark_mq.spark_source.reading import readings
+    from pyspark_mq.spark_source.progress import readings
 
 __all__ = ["DefaultSource", "QueueListener", "__version__", "readings"]
 
@@ -31,7 +31,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "DefaultSource": ("datasource", "MqDataSource"),
     "QueueListener": ("listener", "QueueListener"),
-    "readings": ("reading", "readings"),
+    "readings": ("progress", "readings"),
 }
 
 

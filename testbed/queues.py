@@ -11,8 +11,8 @@ from zlib import crc32
 
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
-from pyspark_mq.sources import consumer_class
 from pyspark_mq.sources.connections.consumer import SessionLostError
+from pyspark_mq.sources.protocols import consumer_class
 from pyspark_mq.spark_source.options import parse_options
 from testbed.amqp10_publisher import OutgoingMessage, publish_amqp10
 from testbed.nodes import make_node

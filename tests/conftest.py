@@ -15,7 +15,7 @@ import hypothesis
 import pytest
 
 from pyspark_mq.brokers.base import AMQP_0_9_1
-from pyspark_mq.sources import CONSUMERS
+from pyspark_mq.sources.protocols import CONSUMERS
 from testbed.process import Node, NodeError, TlsFiles
 from testbed.rabbitmq_node import RabbitNode
 from tests.support.cells import ALL_CELLS, CELLS, Cell, LiveCell, cell_node

@@ -46,7 +46,7 @@ from itertools import islice
 from operator import eq, itemgetter
 from typing import Generic, TypeVar
 
-from pyspark_mq.ack.batch import Batch, Exposure
+from pyspark_mq.ack.carried import Batch, Exposure
 from pyspark_mq.ack.handles import Handles
 from pyspark_mq.ack.table import Action, Event, State, step
 from pyspark_mq.errors import InternalError

@@ -30,8 +30,8 @@ from pyspark_mq.sources.connections.consumer import Greeting, SessionLostError
 from pyspark_mq.sources.endpoint import Endpoint, tls_error
 from pyspark_mq.sources.facts import NOTHING_KNOWN, QueueFacts, version_of
 from pyspark_mq.sources.inquiry import ask_beside, ask_queue, ask_server
-from pyspark_mq.sources.listing import matching
 from pyspark_mq.sources.management import Management
+from pyspark_mq.sources.queues.pattern import matching
 from pyspark_mq.sources.settings import Settings
 from pyspark_mq.sources.url import BrokerUrl
 

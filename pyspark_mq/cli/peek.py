@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyspark_mq.errors import BrokerUnavailableError
-from pyspark_mq.sources import consumer_class
 from pyspark_mq.sources.connections.consumer import Consumer, Greeting, SessionLostError, drained
 from pyspark_mq.sources.connections.decoder import Decoder
-from pyspark_mq.sources.identification import Identification
+from pyspark_mq.sources.message_id import MessageIds
+from pyspark_mq.sources.protocols import consumer_class
 from pyspark_mq.sources.settings import OnUnreadable, Settings
 
 __all__ = ["Seen", "look", "make_consumer", "open_first", "peek", "received", "rows_of"]
@@ -131,7 +131,7 @@ def received(consumer: Consumer, most: int, patience_s: float) -> list[Any]:
 def rows_of(settings: Settings, decoder: Decoder, raws: Sequence[Any]) -> list[dict[str, Any]]:
     """Deliveries of one queue by column, as :func:`peek` returns them."""
     columns: Mapping[str, list[Any]] = {
-        "messageId": Identification(settings, decoder).texts(raws),
+        "messageId": MessageIds(settings, decoder).texts(raws),
         "body": decoder.bodies(raws),
         "destination": [settings.endpoint.name] * len(raws),
         **{name: list(make(raws)) for name, make in decoder.columns.items() if name != "body"},

@@ -1,44 +1,5 @@
-"""Receiving: one consumer per wire protocol, the receiver that keeps one alive, and the epochs."""
+"""Receiving without Spark: epochs over the queues of a query, and the connections to their broker."""
 
-from __future__ import annotations
-
-import sys
-from collections.abc import Mapping
-from importlib import import_module
-from types import MappingProxyType
-
-from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
-from pyspark_mq.errors import MissingExtraError
-from pyspark_mq.sources.connections.consumer import Consumer
-from pyspark_mq.sources.logs import escape_log_lines
-
-__all__ = ["CONSUMERS", "consumer_class"]
-
-#: protocol -> (module, class, what to install for it)
-CONSUMERS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
-    {
-        AMQP_0_9_1: ("pyspark_mq.sources.amqp091.session", "Amqp091Consumer", "pyspark-mq"),
-        AMQP_1_0: ("pyspark_mq.sources.amqp10.session", "Amqp10Consumer", "pyspark-mq[amqp10]"),
-        STOMP: ("pyspark_mq.sources.stomp.session", "StompConsumer", "pyspark-mq[stomp]"),
-    }
-)
+from pyspark_mq.logs import escape_log_lines
 
 escape_log_lines()
-
-
-def consumer_class(protocol: str) -> type[Consumer]:
-    """The consumer of a protocol; imports its client library.
-
-    Raises:
-        MissingExtraError: the library is not installed.
-    """
-    module, name, distribution = CONSUMERS[protocol]
-    try:
-        found: type[Consumer] = getattr(import_module(module), name)
-    except ModuleNotFoundError as missing:
-        if (missing.name or "").startswith("pyspark_mq"):
-            raise
-        # Clusters have several interpreters: it is this one that misses it.
-        text = f"protocol '{protocol}' needs '{missing.name}'; run: {sys.executable} -m pip install '{distribution}'"
-        raise MissingExtraError(text) from missing
-    return found

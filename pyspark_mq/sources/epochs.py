@@ -25,17 +25,17 @@ from typing import Any, NamedTuple
 
 from pyspark_mq.dedup import CheckpointOnly, encode_ids, key_text
 from pyspark_mq.errors import BrokerError, CheckpointError, DataLossError, InternalError
-from pyspark_mq.sources.backlog import BacklogWatch
+from pyspark_mq.sources.admission import IDLE_WAIT_S, Admission, Limit
 from pyspark_mq.sources.connections.consumer import Consumer
 from pyspark_mq.sources.connections.events import ReceiverPool
 from pyspark_mq.sources.counters import Counters
-from pyspark_mq.sources.filling import IDLE_WAIT_S, Filling, Limit
-from pyspark_mq.sources.identification import Identification
-from pyspark_mq.sources.intake import decode
-from pyspark_mq.sources.lane import Lane, MakeStore
-from pyspark_mq.sources.lanes import Lanes
-from pyspark_mq.sources.listing import QueueWatch
+from pyspark_mq.sources.message_id import MessageIds
 from pyspark_mq.sources.position import FindRecords, Part, Position
+from pyspark_mq.sources.queues.group import QueueGroup
+from pyspark_mq.sources.queues.intake import decode
+from pyspark_mq.sources.queues.pattern import QueueWatch
+from pyspark_mq.sources.queues.reader import Lane, MakeStore
+from pyspark_mq.sources.queues.watch import BacklogWatch
 from pyspark_mq.sources.runtime import Runtime, Threads
 from pyspark_mq.sources.settings import CONNECTIONS_MAX, Settings
 from pyspark_mq.sources.timings import Timings
@@ -104,9 +104,9 @@ class EpochSource:
         decoder = make_consumer.decoder if pool is None else pool.decoder
         self._exact = settings.guarantee.identifies
         self._runtime = runtime or Threads()
-        self._identification = Identification(settings, decoder)
+        self._identification = MessageIds(settings, decoder)
         make_store = make_store or (lambda _: CheckpointOnly())
-        self._lanes = Lanes(settings, make_consumer, make_store, self._runtime, pool)
+        self._lanes = QueueGroup(settings, make_consumer, make_store, self._runtime, pool)
         self._lanes.may_end = self._may_end
         for one in settings.by_queue():
             self._lanes.add(one)
@@ -115,7 +115,7 @@ class EpochSource:
         self._crowded = False
         #: Queues that match and cannot be read by this user.
         self._refused: set[str] = set()
-        self._filling = Filling(settings, self._lanes, self._runtime)
+        self._filling = Admission(settings, self._lanes, self._runtime)
         self._timings = Timings(self._runtime)
         self._first_call = True
         self._bounded = False

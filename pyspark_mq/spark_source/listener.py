@@ -26,8 +26,8 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from pyspark_mq.errors import ConfigurationError
 from pyspark_mq.sources.counters import Counters
-from pyspark_mq.spark_source.reading import NOW, Reading, readings
-from pyspark_mq.spark_source.telemetry import Metrics, Spans, serve
+from pyspark_mq.spark_source.metrics import Metrics, Spans, serve
+from pyspark_mq.spark_source.progress import NOW, Reading, readings
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider

@@ -20,9 +20,9 @@ from pyspark_mq.brokers import BROKERS, Broker
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0
 from pyspark_mq.dedup import IdSource, OnMissing
 from pyspark_mq.errors import OptionError
-from pyspark_mq.sources import CONSUMERS
 from pyspark_mq.sources.endpoint import Endpoint, Tls
 from pyspark_mq.sources.management import Management
+from pyspark_mq.sources.protocols import CONSUMERS
 from pyspark_mq.sources.settings import CONNECTIONS_MAX, Guarantee, OnUnreadable, Settings
 from pyspark_mq.sources.url import CONTROL, ESCAPES, BrokerUrl, parse_urls, redact
 from pyspark_mq.spark_source.folders import ID_FOLDER, as_uri, below

@@ -19,12 +19,12 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from pyspark_mq.dedup import CheckpointOnly, SeenStore
-from pyspark_mq.sources import consumer_class
 from pyspark_mq.sources.connections.consumer import Consumer
 from pyspark_mq.sources.connections.parent import watch_parent
 from pyspark_mq.sources.connections.processes.pool import Pool
 from pyspark_mq.sources.epochs import EpochSource, Limit, Position, Run
 from pyspark_mq.sources.inquiry import ask_depth
+from pyspark_mq.sources.protocols import consumer_class
 from pyspark_mq.sources.settings import Settings
 from pyspark_mq.spark_source.offset import OffsetCodec
 from pyspark_mq.spark_source.options import Options, default_partitions

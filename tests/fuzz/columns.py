@@ -24,7 +24,7 @@ from pyspark_mq.sources.amqp10.sections import SectionReader
 from pyspark_mq.sources.connections.block import ChunkDecoder, encode
 from pyspark_mq.sources.connections.decoder import Decoder
 from pyspark_mq.sources.connections.processes.memory import open_chunk
-from pyspark_mq.sources.identification import Identification
+from pyspark_mq.sources.message_id import MessageIds
 from pyspark_mq.sources.stomp.decoder import StompDecoder
 from pyspark_mq.sources.stomp.frames import MESSAGE, FrameError, FrameReader
 from pyspark_mq.spark_source.options import parse_options
@@ -148,7 +148,7 @@ class _Law:
                 "onMissingMessageId": "body-hash", "onUnreadableMessage": "row",
             }  # fmt: skip
             settings = parse_options(options).settings
-            self._identifications.append((settings.id_source, Identification(settings, decoder)))
+            self._identifications.append((settings.id_source, MessageIds(settings, decoder)))
 
     def batch(self, rng: random.Random) -> int:
         """Make and judge some messages; how many."""

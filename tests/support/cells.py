@@ -15,9 +15,9 @@ import pytest
 
 from pyspark_mq.brokers import BROKERS, Broker
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
-from pyspark_mq.sources import consumer_class
 from pyspark_mq.sources.connections.consumer import Consumer, Greeting
 from pyspark_mq.sources.endpoint import Endpoint
+from pyspark_mq.sources.protocols import consumer_class
 from pyspark_mq.sources.url import parse_urls
 from testbed.amqp10_publisher import OutgoingMessage, publish_amqp10
 from testbed.containers import ContainerNode

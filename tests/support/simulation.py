@@ -20,7 +20,7 @@ from pyspark_mq.dedup import IdSource, OnMissing, SeenStore
 from pyspark_mq.errors import BrokerUnavailableError
 from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.epochs import EpochSource, Limit, Position
-from pyspark_mq.sources.lane import Lane
+from pyspark_mq.sources.queues.reader import Lane
 from pyspark_mq.sources.runtime import Runtime, Task
 from pyspark_mq.sources.settings import Guarantee, Settings
 from pyspark_mq.sources.url import parse_urls

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from pyspark_mq.errors import BrokerUnavailableError
-from pyspark_mq.sources.backlog import BacklogWatch
+from pyspark_mq.sources.queues.watch import BacklogWatch
 from pyspark_mq.sources.runtime import Task, Threads
 
 

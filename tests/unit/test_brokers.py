@@ -10,7 +10,7 @@ import pytest
 
 from pyspark_mq.brokers import BROKERS, Broker
 from pyspark_mq.brokers.base import AMQP_1_0, STOMP
-from pyspark_mq.sources import CONSUMERS
+from pyspark_mq.sources.protocols import CONSUMERS
 from testbed import soak
 from testbed.clusters import CLUSTERS
 from tests import matrix

@@ -15,13 +15,13 @@ from pyspark.sql.types import BooleanType, DataType, IntegerType, MapType, Strin
 
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.dedup import IdSource
-from pyspark_mq.sources import CONSUMERS, consumer_class
 from pyspark_mq.sources.amqp091.decoder import Amqp091Decoder
 from pyspark_mq.sources.amqp091.properties import unreadable
 from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder
 from pyspark_mq.sources.amqp10.decoder import Raw as Amqp10Raw
 from pyspark_mq.sources.amqp10.sections import SectionReader
 from pyspark_mq.sources.connections.decoder import UNREADABLE_PROPERTY, Decoder
+from pyspark_mq.sources.protocols import CONSUMERS, consumer_class
 from pyspark_mq.sources.stomp.decoder import StompDecoder
 from pyspark_mq.sources.stomp.frames import UnreadableHeaders
 from pyspark_mq.spark_source.schema import SCHEMA, BatchBuilder

@@ -21,8 +21,8 @@ from pyspark_mq import QueueListener, readings
 from pyspark_mq.errors import ConfigurationError, MissingExtraError
 from pyspark_mq.sources.counters import Counters
 from pyspark_mq.spark_source.listener import _growth
-from pyspark_mq.spark_source.reading import Reading
-from pyspark_mq.spark_source.telemetry import Metrics
+from pyspark_mq.spark_source.metrics import Metrics
+from pyspark_mq.spark_source.progress import Reading
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana" / "pyspark-mq.json"
 REPORT = {"reads": "queue 'orders'", **Counters(received=7, backlog=None).report(), "lastPlanned": {"epoch": 3}}

@@ -12,12 +12,12 @@ import pytest
 
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.errors import BrokerError, BrokerUnavailableError, RefusedError
-from pyspark_mq.sources import backlog
 from pyspark_mq.sources import management as management_module
-from pyspark_mq.sources.backlog import BacklogWatch
 from pyspark_mq.sources.inquiry import ask_depth, ask_queue, ask_server
-from pyspark_mq.sources.listing import QueueWatch
 from pyspark_mq.sources.management import Management
+from pyspark_mq.sources.queues import watch as backlog
+from pyspark_mq.sources.queues.pattern import QueueWatch
+from pyspark_mq.sources.queues.watch import BacklogWatch
 from pyspark_mq.sources.runtime import Threads
 from pyspark_mq.spark_source.options import parse_options
 from testbed.process import poll

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from pyspark_mq.errors import InternalError, MqError, RefusedError
-from pyspark_mq.sources.backlog import BacklogWatch
-from pyspark_mq.sources.listing import QueueWatch
+from pyspark_mq.sources.queues.pattern import QueueWatch
+from pyspark_mq.sources.queues.watch import BacklogWatch
 from pyspark_mq.sources.runtime import Threads, begin_thread
 from testbed.process import poll
 

@@ -18,7 +18,6 @@ from itertools import accumulate
 from typing import Any
 
 from pyspark_mq.errors import MqError
-from pyspark_mq.sources import consumer_class
 from pyspark_mq.sources.connections.block import encode
 from pyspark_mq.sources.connections.consumer import Consumer, drained
 from pyspark_mq.sources.connections.events import Confirmed, Failed, Lost, Mailbox, Opened, Terms
@@ -46,7 +45,8 @@ from pyspark_mq.sources.connections.processes.messages import (
 from pyspark_mq.sources.connections.processes.wire import Channel
 from pyspark_mq.sources.connections.receiver import Receiver
 from pyspark_mq.sources.endpoint import Endpoint
-from pyspark_mq.sources.horizon import TRANSIT_S
+from pyspark_mq.sources.protocols import consumer_class
+from pyspark_mq.sources.queues.redelivery import TRANSIT_S
 from pyspark_mq.sources.runtime import Runtime, Threads, begin_thread
 
 __all__ = ["BOOT", "main"]
@@ -295,7 +295,7 @@ class _Forward(logging.Handler):
         self._child = child
 
     def emit(self, record: logging.LogRecord) -> None:
-        # Arguments and tracebacks are text by now, see `sources.logs`.
+        # Arguments and tracebacks are text by now, see `pyspark_mq.logs`.
         record.stack_info = None
         self._child.say(Logged(record))
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark_mq.errors import ConfigurationError, MissingExtraError
 from pyspark_mq.sources.counters import Counters
-from pyspark_mq.spark_source.reading import NOW, Reading
+from pyspark_mq.spark_source.progress import NOW, Reading
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider

@@ -23,8 +23,8 @@ from pyspark_mq.sources.connections.connections import Deliveries, Sessions
 from pyspark_mq.sources.connections.consumer import Greeting
 from pyspark_mq.sources.connections.decoder import Decoder
 from pyspark_mq.sources.connections.events import Confirmed, Lost, Opened
-from pyspark_mq.sources.horizon import Flow, Horizon
-from pyspark_mq.sources.identification import Identification
+from pyspark_mq.sources.message_id import MessageIds
+from pyspark_mq.sources.queues.redelivery import Flow, RedeliveryClock
 from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.settings import OnUnreadable, Settings
 
@@ -95,9 +95,9 @@ class Intake:
         self._ledger = ledger
         self._sessions = sessions
         self._runtime = runtime
-        self._identification = Identification(settings, decoder)
+        self._identification = MessageIds(settings, decoder)
         self._serial = count(1)
-        self._horizon = Horizon()
+        self._horizon = RedeliveryClock()
         self._asked, self._ask_s, self._ask_rest_s = 0, -math.inf, _ASK_FIRST_S
         self._taken: dict[int, int] = {}
         self._unseen_ghosts = False

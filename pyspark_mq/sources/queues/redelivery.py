@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["TRANSIT_S", "Flow", "Horizon"]
+__all__ = ["TRANSIT_S", "Flow", "RedeliveryClock"]
 
 #: How long a broker may take to hand out what is ready. On one machine it is milliseconds; paging and a busy
 #: broker make it more.
@@ -53,7 +53,7 @@ class Flow:
     room: bool
 
 
-class Horizon:
+class RedeliveryClock:
     """The clock of connected time, and the horizon behind it. Both in seconds, and neither goes back."""
 
     def __init__(self) -> None:

@@ -6,10 +6,10 @@ import logging
 import math
 from itertools import takewhile
 
-from pyspark_mq.sources.lane import Lane
+from pyspark_mq.sources.queues.reader import Lane
 from pyspark_mq.sources.runtime import Runtime
 
-__all__ = ["Goal"]
+__all__ = ["EndOfRun"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
@@ -21,7 +21,7 @@ _QUIET_S = 3.0
 _WITHHELD_S = 60.0
 
 
-class Goal:
+class EndOfRun:
     """What one queue held when the run began, as far as that can be known.
 
     Where the broker does not report how much that is, the end is the first message with a

@@ -1,8 +1,8 @@
-"""The filling of an epoch: how long messages are waited for, and how many the next epoch takes.
+"""Admission: how long messages are waited for, and how many the next epoch takes.
 
-A trigger has a price whatever its size (see `trigger_cost`), so while a backlog flows in an epoch is given time to
-grow until that is a fifth of the time from epoch to epoch; a trickle is not delayed. A bounded run
-(`Trigger.AvailableNow`) has a goal for each queue besides, and gives no empty answer before they are reached, as that
+A trigger has a price whatever its size (see :class:`TriggerCost`). So while a backlog flows in an epoch is given time
+to grow until that is a fifth of the time from epoch to epoch; a trickle is not delayed. A bounded run
+(`Trigger.AvailableNow`) has an end for each queue besides, and gives no empty answer before they are reached, as that
 ends the query.
 
 Of several queues each has its share of an epoch: what one does not need of its own goes to the others.
@@ -13,20 +13,18 @@ from __future__ import annotations
 import logging
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
 
-from pyspark_mq.sources.goal import Goal
-from pyspark_mq.sources.horizon import TRANSIT_S
-from pyspark_mq.sources.lane import Lane
-from pyspark_mq.sources.lanes import Lanes
+from pyspark_mq.sources.available_now import EndOfRun
+from pyspark_mq.sources.queues.group import QueueGroup
+from pyspark_mq.sources.queues.reader import Lane
+from pyspark_mq.sources.queues.redelivery import TRANSIT_S
 from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.settings import Settings
-from pyspark_mq.sources.shares import fair_shares
-from pyspark_mq.sources.trigger_cost import TriggerCost
 
-__all__ = ["IDLE_WAIT_S", "Filling", "Limit"]
+__all__ = ["IDLE_WAIT_S", "Admission", "Limit", "TriggerCost", "fair_shares"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
@@ -71,6 +69,12 @@ _SIZING_LEAST = 100
 _ID_BYTES_LEAST = 0.01
 #: Bodies looked at together while an epoch of limited bytes is sized.
 _SIZING_CHUNK = 1_000
+#: Before anything is known: on a machine with cores to spare.
+_FIXED_FIRST_S = 0.25
+#: What a trigger counts for when the next one is observed.
+_KEPT = 0.8
+#: Rows have to differ by so much of their mean (standard deviation) to tell something about the price of a row.
+_SPREAD = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,7 @@ class Limit:
     messages: int | None
 
 
-class Filling:
+class Admission:
     """Waits for messages and sizes epochs. Called by the query's thread alone.
 
     Args:
@@ -93,12 +97,12 @@ class Filling:
         runtime: the clock.
     """
 
-    def __init__(self, settings: Settings, lanes: Lanes, runtime: Runtime) -> None:
+    def __init__(self, settings: Settings, lanes: QueueGroup, runtime: Runtime) -> None:
         self._settings = settings
         self._lanes = lanes
         self._runtime = runtime
         self._waiting_since_s: float | None = None
-        self._goals: dict[Lane, Goal] | None = None
+        self._goals: dict[Lane, EndOfRun] | None = None
         self._unsteady: set[Lane] = set()
         self._cost = TriggerCost()
         self._running: tuple[int, float] | None = None
@@ -249,9 +253,9 @@ class Filling:
             self._wait(IDLE_WAIT_S)
             for lane in empty:
                 lane.intake.ready_at_first = lane.sessions.untaken + (lane.sessions.newest_depth or 0)
-        self._goals = {lane: Goal(lane, self._runtime) for lane in self._lanes}
+        self._goals = {lane: EndOfRun(lane, self._runtime) for lane in self._lanes}
 
-    def _gather_bounded(self, limit: Limit, goals: Mapping[Lane, Goal]) -> dict[Lane, int]:
+    def _gather_bounded(self, limit: Limit, goals: Mapping[Lane, EndOfRun]) -> dict[Lane, int]:
         for goal in goals.values():
             goal.begin()
         while unread := [lane for lane, goal in goals.items() if goal.left > 0 and not lane.ended]:
@@ -392,3 +396,69 @@ def _fitting(lane: Lane, most: int, most_bytes: int) -> int:
             break
         held = ends[-1]
     return taken
+
+
+def fair_shares(total: int, wants: Sequence[int]) -> list[int]:
+    """Share `total` so that nobody gets more than it wants, and who gets less than it wants has no less than others.
+
+    What is left over by less than one each goes to the first of those that want it. (Max-min fairness:
+    Bertsekas and Gallager, Data Networks, section 6.5.2.)
+    """
+    shares = [0] * len(wants)
+    left = max(0, total)
+    hungry = [at for at, want in enumerate(wants) if want > 0]
+    while hungry and left:
+        each = left // len(hungry)
+        if not each:
+            for at in hungry[:left]:
+                shares[at] += 1
+            break
+        for at in hungry:
+            more = min(each, wants[at] - shares[at])
+            shares[at] += more
+            left -= more
+        hungry = [at for at in hungry if shares[at] < wants[at]]
+    return shares
+
+
+class TriggerCost:
+    """What a trigger costs Spark beyond its rows, learnt from the triggers before.
+
+    Planning, two logs and the start of tasks have a price that is the same for one row and for fifty thousand: 0.2 to
+    0.3 s on a machine with cores to spare, seconds on one without, and whatever the sink takes for a commit. It comes
+    from a line through rows and durations, of which older ones count ever less. The first trigger says nothing: it is
+    the JVM that is slow then.
+    """
+
+    def __init__(self) -> None:
+        self._seen = 0
+        self._weight = self._rows = self._took = self._rows_rows = self._rows_took = 0.0
+        self._row_s = 0.0
+
+    def observe(self, rows: int, took_s: float) -> None:
+        """A trigger has run.
+
+        Args:
+            rows: of its epoch.
+            took_s: from the plan of its epoch to when Spark asked for the next one.
+        """
+        self._seen += 1
+        if self._seen == 1:
+            return
+        self._weight = self._weight * _KEPT + 1
+        self._rows = self._rows * _KEPT + rows
+        self._took = self._took * _KEPT + took_s
+        self._rows_rows = self._rows_rows * _KEPT + rows * rows
+        self._rows_took = self._rows_took * _KEPT + rows * took_s
+        mean = self._rows / self._weight
+        variance = self._rows_rows / self._weight - mean * mean
+        if variance > (_SPREAD * mean) ** 2:
+            self._row_s = (self._rows_took / self._weight - mean * self._took / self._weight) / variance
+
+    @property
+    def fixed_s(self) -> float:
+        """The price of a trigger without rows, in seconds; from nothing to what all of it took."""
+        if not self._weight:
+            return _FIXED_FIRST_S
+        mean_s, mean = self._took / self._weight, self._rows / self._weight
+        return max(0.0, mean_s - max(0.0, self._row_s) * mean)

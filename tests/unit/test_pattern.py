@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyspark_mq.errors import OptionError
-from pyspark_mq.sources import listing
-from pyspark_mq.sources.listing import QueueWatch, matching
+from pyspark_mq.sources.queues import pattern as patterns
+from pyspark_mq.sources.queues.pattern import QueueWatch, matching
 from pyspark_mq.sources.runtime import Threads
 from testbed.process import poll
 
@@ -47,7 +47,7 @@ def test_any_names_may_be_matched(pattern: str, names: list[str]) -> None:
 
 @pytest.mark.parametrize("pattern", ["(a+)+b", "(a|a)*b", "(a|aa)+b", "a*a*a*a*a*a*a*a*a*a*b", "((a*)*)*b"])
 def test_a_pattern_that_takes_for_ever_is_refused(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing, "_MATCH_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(patterns, "_MATCH_TIMEOUT_S", 0.5)
     began_s = time.monotonic()
     with pytest.raises(OptionError, match="took longer than") as refused:
         matching(pattern, ["a" * 200])
@@ -57,7 +57,7 @@ def test_a_pattern_that_takes_for_ever_is_refused(pattern: str, monkeypatch: pyt
 
 
 def test_a_new_queue_whose_name_takes_for_ever_fails_the_query(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing, "_MATCH_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(patterns, "_MATCH_TIMEOUT_S", 0.5)
     names = ["aab"]
     watch = QueueWatch("(a+)+b", lambda: names, 0.02, 10, Threads())
     assert watch.begin() == ["aab"]

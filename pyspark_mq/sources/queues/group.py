@@ -13,17 +13,17 @@ from pyspark_mq.errors import BrokerError, DestinationError, RefusedError
 from pyspark_mq.sources.connections.consumer import Consumer
 from pyspark_mq.sources.connections.events import ReceiverPool
 from pyspark_mq.sources.counters import Counters
-from pyspark_mq.sources.lane import Lane, MakeStore
+from pyspark_mq.sources.queues.reader import Lane, MakeStore
 from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.settings import Settings
 
-__all__ = ["Lanes"]
+__all__ = ["QueueGroup"]
 
 #: Bytes of bodies held, in terms of `maxBytesPerTrigger`: one epoch runs while the next one is filled.
 _BYTES_HELD_EPOCHS = 2
 
 
-class Lanes:
+class QueueGroup:
     """The lanes of a query, in the order of its queues. Called by the query's thread alone.
 
     Args:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from pyspark_mq.errors import BrokerUnavailableError, CheckpointError, DataLossError, DestinationError
+from pyspark_mq.sources.admission import fair_shares
 from pyspark_mq.sources.settings import Guarantee
-from pyspark_mq.sources.shares import fair_shares
 from tests.support.engine import At, Crashed
 from tests.support.memory import MemoryBroker
 from tests.support.simulation import QUEUE, Query, World, make_settings

@@ -10,10 +10,10 @@ from pyspark_mq.errors import MissingMessageIdError
 from pyspark_mq.sources.connections.decoder import Decoder
 from pyspark_mq.sources.settings import OnUnreadable, Settings
 
-__all__ = ["Identification"]
+__all__ = ["MessageIds"]
 
 
-class Identification:
+class MessageIds:
     """Finds out which message a raw delivery is.
 
     Args:

@@ -19,8 +19,8 @@ from pyspark_mq.sources.connections.connections import Sessions
 from pyspark_mq.sources.connections.consumer import Consumer
 from pyspark_mq.sources.connections.events import ReceiverPool
 from pyspark_mq.sources.counters import Counters
-from pyspark_mq.sources.intake import Intake
 from pyspark_mq.sources.position import Part
+from pyspark_mq.sources.queues.intake import Intake
 from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.settings import Settings
 

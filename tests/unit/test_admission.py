@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyspark_mq.sources.admission import TriggerCost
 from pyspark_mq.sources.settings import Guarantee
-from pyspark_mq.sources.trigger_cost import TriggerCost
 from tests.support.memory import MemoryBroker, numbered
 from tests.support.simulation import QUEUE, Query, World, make_settings
 
