@@ -186,7 +186,7 @@ class Broker:
             it is not there.
         listing: how it tells the names of its queues; None if it does not.
         remedies: a setting that bites who acknowledges late -> what an operator does about it. What is not among them
-            does not apply to this broker. Names: :mod:`pyspark_mq.sources.advice`.
+            does not apply to this broker. Names: :mod:`pyspark_mq.admin.checks`.
         odd_prefetch: a prefetch that the broker takes for its own default and replaces by what a policy says; None if
             it takes all as they are.
         delays_drops: does a redelivery delay hold back what the end of a session returns, every time?

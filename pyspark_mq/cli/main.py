@@ -17,15 +17,15 @@ from datetime import datetime, timezone
 from typing import Any
 
 from pyspark_mq import __version__
+from pyspark_mq.admin.checks import Level
 from pyspark_mq.cli.checkpoint import read_checkpoint
-from pyspark_mq.cli.doctor import examine
-from pyspark_mq.cli.findings import as_json, summary, worst
-from pyspark_mq.cli.findings import written as written_section
+from pyspark_mq.cli.doctor.look import examine
+from pyspark_mq.cli.doctor.report import as_json, summary, worst
+from pyspark_mq.cli.doctor.report import written as written_section
 from pyspark_mq.cli.inspect import report, written
 from pyspark_mq.cli.peek import peek
 from pyspark_mq.cli.release import mark, open_epochs, seek, told
 from pyspark_mq.errors import MqError, OptionError, shown
-from pyspark_mq.sources.advice import Level
 from pyspark_mq.spark_source.options import parse_options
 
 __all__ = ["main"]
@@ -167,7 +167,7 @@ def _agreed() -> bool:
 
 def _doctor(given: argparse.Namespace) -> int:
     sections = []
-    for section in examine(parse_options(_options(given)).settings, given.messages, given.wait):
+    for section in examine(parse_options(_options(given)), given.messages, given.wait):
         sections.append(section)
         if not given.json:
             # Each as soon as it is known: a broker that does not answer takes `connectTimeout`.

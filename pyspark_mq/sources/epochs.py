@@ -32,7 +32,7 @@ from pyspark_mq.sources.counters import Counters
 from pyspark_mq.sources.message_id import MessageIds
 from pyspark_mq.sources.position import FindRecords, Part, Position
 from pyspark_mq.sources.queues.group import QueueGroup
-from pyspark_mq.sources.queues.intake import decode
+from pyspark_mq.sources.queues.intake import Judge, decode
 from pyspark_mq.sources.queues.pattern import QueueWatch
 from pyspark_mq.sources.queues.reader import Lane, MakeStore
 from pyspark_mq.sources.queues.watch import BacklogWatch
@@ -86,6 +86,7 @@ class EpochSource:
         pool: processes that hold the connections; None if this one does.
         ask_depth: messages waiting in a queue, where no session is told; None if nobody can be asked.
         find_records: where it is kept what was given up of epochs.
+        judge: finds in what a connection tells of a queue what is worth a line of the log.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class EpochSource:
         pool: ReceiverPool | None = None,
         ask_depth: Callable[[str], int | None] | None = None,
         find_records: FindRecords = lambda _: None,
+        judge: Judge = lambda _facts, _settings: (),
     ) -> None:
         self._settings = settings
         self._find_records = find_records
@@ -106,7 +108,7 @@ class EpochSource:
         self._runtime = runtime or Threads()
         self._identification = MessageIds(settings, decoder)
         make_store = make_store or (lambda _: CheckpointOnly())
-        self._lanes = QueueGroup(settings, make_consumer, make_store, self._runtime, pool)
+        self._lanes = QueueGroup(settings, make_consumer, make_store, self._runtime, pool, judge)
         self._lanes.may_end = self._may_end
         for one in settings.by_queue():
             self._lanes.add(one)
@@ -287,9 +289,7 @@ class EpochSource:
         settings = self._settings
         if settings.pattern is None:
             return None
-        if list_queues is None:
-            assert settings.management is not None, "option 'queuePattern' needs 'managementUrl'"
-            list_queues = settings.management.names
+        assert list_queues is not None, "option 'queuePattern' needs 'managementUrl'"
         return QueueWatch(
             settings.pattern,
             list_queues,

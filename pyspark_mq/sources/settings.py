@@ -7,7 +7,6 @@ from enum import Enum
 
 from pyspark_mq.dedup import IdSource, OnMissing
 from pyspark_mq.sources.endpoint import Endpoint
-from pyspark_mq.sources.management import Management
 
 __all__ = ["CONNECTIONS_MAX", "PREFETCH_LEAST", "Guarantee", "OnUnreadable", "Settings"]
 
@@ -75,8 +74,7 @@ class Settings:
     queues: tuple[str, ...] = ()
     #: Regular expression for the names of the queues, where those are looked up at the broker.
     pattern: str | None = None
-    #: Where they are looked up, and how often; the command `doctor` also asks there what is set for a queue.
-    management: Management | None = None
+    #: How often that is done.
     pattern_interval_s: float = 60.0
     #: The user left `prefetch` to the source: several queues share it.
     prefetch_is_shared: bool = False

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from pyspark_mq.admin.http import Management
 from pyspark_mq.brokers import BROKERS, Broker
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0
 from pyspark_mq.dedup import IdSource, OnMissing
 from pyspark_mq.errors import OptionError
 from pyspark_mq.sources.endpoint import Endpoint, Tls
-from pyspark_mq.sources.management import Management
 from pyspark_mq.sources.protocols import CONSUMERS
 from pyspark_mq.sources.settings import CONNECTIONS_MAX, Guarantee, OnUnreadable, Settings
 from pyspark_mq.sources.url import CONTROL, ESCAPES, BrokerUrl, parse_urls, redact
@@ -67,12 +67,14 @@ class Options:
         num_partitions: input partitions of an epoch; None if the user left it to the source.
         dedup_store: ``checkpoint`` or a ``redis://`` URL; not in the repr, as it may hold a password.
         id_log: a folder, path or URI; None for IDs in the offset. Not in the repr, for the same reason.
+        management: where the broker is asked for its queues and for what is set for them; None if nobody said.
     """
 
     settings: Settings
     num_partitions: int | None
     dedup_store: str = field(repr=False)
     id_log: str | None = field(default=None, repr=False)
+    management: Management | None = None
 
 
 def parse_options(given: Mapping[str, str]) -> Options:
@@ -205,7 +207,6 @@ class _Parser:
             queues=queues,
             pattern=self._pattern(),
             pattern_interval_s=self._duration_s("queuePatternInterval", 1),
-            management=self._management(endpoint),
             prefetch_is_shared=prefetch_is_shared,
         )
         if settings.redelivery_delay_s and settings.redelivery_delay_s >= settings.replay_timeout_s:
@@ -215,7 +216,8 @@ class _Parser:
                 "replay could wait for its messages. Raise 'replayTimeout', or have the broker wait for less",
             )
         num_partitions = None if self._text("numPartitions") is None else self._count("numPartitions", 1, 10_000)
-        return Options(settings, num_partitions, self._dedup_store(guarantee), self._id_log())
+        management = self._management(endpoint)
+        return Options(settings, num_partitions, self._dedup_store(guarantee), self._id_log(), management)
 
     def _names(self) -> list[str]:
         """Those in option `queue`; a comma in a name is written as ``\\,``."""

@@ -18,12 +18,13 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
+from pyspark_mq.admin import ask_depth
+from pyspark_mq.admin.checks import worth_a_line
 from pyspark_mq.dedup import CheckpointOnly, SeenStore
 from pyspark_mq.sources.connections.consumer import Consumer
 from pyspark_mq.sources.connections.parent import watch_parent
 from pyspark_mq.sources.connections.processes.pool import Pool
 from pyspark_mq.sources.epochs import EpochSource, Limit, Position, Run
-from pyspark_mq.sources.inquiry import ask_depth
 from pyspark_mq.sources.protocols import consumer_class
 from pyspark_mq.sources.settings import Settings
 from pyspark_mq.spark_source.offset import OffsetCodec
@@ -109,15 +110,17 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         gc.set_threshold(100_000, 50, 50)
         if self._options.settings.receivers > 1:
             self._pool = Pool(self._options.settings.receivers, self._builder.names)
-        settings, management = self._options.settings, self._options.settings.management
-        if settings.endpoint.topic is not None:
-            management = None  # the depth of a topic is that of its subscriptions, which are many queues
+        settings, management = self._options.settings, self._options.management
+        # The depth of a topic is that of its subscriptions, which are many queues.
+        ask = None if management is None or settings.endpoint.topic is not None else partial(ask_depth, management)
         return EpochSource(
             settings,
             self._consumer(),
             partial(_store, self._options),
             pool=self._pool,
-            ask_depth=None if management is None else partial(ask_depth, management),
+            list_queues=None if management is None else management.names,
+            ask_depth=ask,
+            judge=worth_a_line,
             find_records=self._codec.records,
         )
 

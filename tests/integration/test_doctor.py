@@ -151,7 +151,7 @@ def of_rabbitmq(rabbit43: RabbitNode) -> Iterator[Told]:
 
 def _consumers_are_told(node: RabbitNode) -> bool:
     options = {"broker": "rabbitmq", "url": node.url(), "queue": "good", "managementUrl": node.management_url}
-    management = parse_options(options).settings.management
+    management = parse_options(options).management
     assert management is not None
     told = [management.get("queues", "/", name) for name in ("single", "taken", "plain")]
     return all(one is not None and one["consumer_details"] for one in told)

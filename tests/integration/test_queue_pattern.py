@@ -48,7 +48,7 @@ def settings(options: dict[str, str], **more: str) -> Settings:
 
 
 def names(options: dict[str, str], **more: str) -> list[str]:
-    management = settings(options, **more).management
+    management = parse_options({**options, "queuePattern": ".*", **more}).management
     assert management is not None
     return management.names()
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from pyspark_mq.admin.checks import _CHECKS, Finding, Level, Sample, judge_queue, judge_sample, worth_a_line
 from pyspark_mq.brokers import BROKERS
-from pyspark_mq.sources.advice import _CHECKS, Finding, Level, Sample, judge_queue, judge_sample, worth_a_line
-from pyspark_mq.sources.facts import NOTHING_KNOWN, QueueFacts
+from pyspark_mq.brokers.facts import NOTHING_KNOWN, QueueFacts
 from pyspark_mq.sources.settings import Settings
 from pyspark_mq.spark_source.options import parse_options
 

@@ -17,8 +17,9 @@ PACKAGE = "pyspark_mq"
 
 #: Folder -> folders it may import, besides itself and the errors.
 ALLOWED = {
-    "cli": {"spark_source", "sources", "dedup", PACKAGE},
-    "spark_source": {"sources", "ack", "dedup", "brokers"},
+    "cli": {"spark_source", "admin", "sources", "dedup", "brokers", PACKAGE},
+    "spark_source": {"admin", "sources", "ack", "dedup", "brokers"},
+    "admin": {"sources", "dedup", "brokers"},
     "sources": {"ack", "dedup", "brokers"},
     "ack": set(),
     "dedup": set(),
@@ -275,6 +276,8 @@ def test_imports_are_found_wherever_they_are(source: str, found: list[Import]) -
         ("ack.new", "def late():\n  from pyspark_mq.sources.connections.consumer import Consumer"),
         ("dedup.new", "from pyspark_mq import brokers"),
         ("brokers.new", "from pyspark_mq.sources.url import redact"),
+        ("sources.new", "from pyspark_mq.admin import ask_depth"),
+        ("sources.new", "def late():\n  from pyspark_mq.admin.checks import judge_queue"),
     ],
 )
 def test_an_import_against_the_layers_is_found(name: str, source: str) -> None:

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_mq.cli.certificates import of_file, valid_until
-from pyspark_mq.cli.doctor import Section, judge_certificate, judge_version
-from pyspark_mq.cli.findings import as_json, summary, worst, written
-from pyspark_mq.cli.machine import Interpreter, Machine, judge_machine, look_at_machine
+from pyspark_mq.admin.checks import Finding, Level
+from pyspark_mq.cli.doctor.certificates import of_file, valid_until
+from pyspark_mq.cli.doctor.look import Section, judge_certificate, judge_version
+from pyspark_mq.cli.doctor.machine import Interpreter, Machine, judge_machine, look_at_machine
+from pyspark_mq.cli.doctor.report import as_json, summary, worst, written
 from pyspark_mq.cli.main import main
-from pyspark_mq.sources.advice import Finding, Level
 from pyspark_mq.spark_source.options import parse_options
 from tests.support.certificates import Certificates
 from tests.support.sockets import port
@@ -63,7 +63,7 @@ def test_what_is_no_certificate_is_said(tmp_path: Path, certificates: Certificat
 @pytest.mark.parametrize(
     ("days", "level", "words"),
     [
-        (-1, Level.PROBLEM, "ended to be valid on 2029-12-31"),
+        (-1, Level.PROBLEM, "expired on 2029-12-31"),
         (29, Level.WARNING, "29 more day(s)"),
         (30, Level.OK, "30"),
     ],

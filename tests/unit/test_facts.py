@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pyspark_mq.sources.facts import (
+from pyspark_mq.brokers.facts import (
     NOTHING_KNOWN,
     QueueFacts,
     delayed_retry_s,

@@ -10,11 +10,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from pyspark_mq.admin import ask_depth, ask_queue, ask_server
+from pyspark_mq.admin import http as management_module
+from pyspark_mq.admin.http import Management
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.errors import BrokerError, BrokerUnavailableError, RefusedError
-from pyspark_mq.sources import management as management_module
-from pyspark_mq.sources.inquiry import ask_depth, ask_queue, ask_server
-from pyspark_mq.sources.management import Management
 from pyspark_mq.sources.queues import watch as backlog
 from pyspark_mq.sources.queues.pattern import QueueWatch
 from pyspark_mq.sources.queues.watch import BacklogWatch
@@ -69,7 +69,7 @@ def web() -> Iterator[Web]:
 def management(broker: str, url: str) -> Management:
     found = parse_options(
         {"broker": broker, "url": "amqp://joe:hushhush@host", "queue": "q", "managementUrl": url}
-    ).settings.management
+    ).management
     assert found is not None
     return found
 
@@ -218,3 +218,13 @@ def test_an_answer_without_an_end_is_given_up(most: str, monkeypatch: pytest.Mon
         asked = management("rabbitmq", f"http://127.0.0.1:{opened.number}")
         with pytest.raises(BrokerUnavailableError, match="bytes came, and no end of the answer"):
             asked.names()
+
+
+def test_queues_beyond_those_that_can_be_listed_are_an_error(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(management_module, "_PAGES_MAX", 3)
+    asked = management("rabbitmq", web.url)
+    web.code, web.body = 200, b'{"page_count":3,"items":[{"name":"q"}]}'
+    assert asked.names() == ["q"]
+    web.body = b'{"page_count":4,"items":[{"name":"q"}]}'
+    with pytest.raises(RefusedError, match=r"more than 1,500 queues, of which the rest would be left out"):
+        asked.names()

@@ -102,7 +102,7 @@ TAKEN: dict[str, Getter] = {
     "queue": lambda o: o.settings.endpoint.queue,
     "queuePattern": lambda o: o.settings.pattern,
     "queuePatternInterval": lambda o: o.settings.pattern_interval_s,
-    "managementUrl": lambda o: o.settings.management,
+    "managementUrl": lambda o: o.management,
     "topic": lambda o: o.settings.endpoint.topic,
     "subscription": lambda o: o.settings.endpoint.subscription,
     "selector": lambda o: o.settings.endpoint.selector,
@@ -474,14 +474,14 @@ def test_names_that_cannot_be_read_together_are_refused(given: dict[str, str], o
 def test_a_pattern_needs_a_place_to_look_and_has_the_login_of_the_connection() -> None:
     by_name = {"broker": "artemis", "url": "amqp://joe:hushhush@host", "queuePattern": "a.*"}
     assert str(refusal(by_name)).endswith("for example http://host:8161/console/jolokia")
-    management = parse_options({**by_name, "managementUrl": "http://h:1/x/"}).settings.management
+    management = parse_options({**by_name, "managementUrl": "http://h:1/x/"}).management
     assert management is not None
     assert (management.url, *management.credentials()) == ("http://h:1/x", "joe", "hushhush")
     assert "hushhush" not in repr(management)
-    management = parse_options({**by_name, "managementUrl": "https://ann:s%40crets@h/x"}).settings.management
+    management = parse_options({**by_name, "managementUrl": "https://ann:s%40crets@h/x"}).management
     assert management is not None
     assert (management.url, *management.credentials()) == ("https://h/x", "ann", "s@crets")
-    assert parsed(managementUrl="http://h:1").settings.management is not None  # the command `doctor` asks there
+    assert parsed(managementUrl="http://h:1").management is not None  # the command `doctor` asks there
 
 
 @pytest.mark.parametrize(
@@ -943,7 +943,7 @@ def test_a_management_url_that_cannot_be_read_is_refused_without_its_password(ur
     ],
 )  # fmt: skip
 def test_a_management_url_keeps_its_brackets_and_not_its_password(given: str, shown: str) -> None:
-    management = parse_options({**NEEDED, "managementUrl": given}).settings.management
+    management = parse_options({**NEEDED, "managementUrl": given}).management
     assert management is not None
     assert management.url == shown
     assert "s3cret" not in repr(management)

@@ -1,6 +1,6 @@
 """What Artemis tells of a queue over AMQP 1.0: questions to its management address, over a connection for them alone.
 
-As over STOMP (:mod:`pyspark_mq.sources.stomp.management`), a question names an operation in its properties and has the
+As over STOMP (:mod:`pyspark_mq.sources.stomp.depth`), a question names an operation in its properties and has the
 arguments in its body, as JSON (Artemis' manual, "Using Management Message API"). The answers come to an address that
 the broker makes for the link that asks for one (AMQP 1.0, 3.5.3). So it takes a user who may `manage` and `send` to the
 address of management, and make and read a temporary queue. Who may not loses this connection, and no other.
@@ -17,12 +17,12 @@ from typing import Any
 from proton import Endpoint as State
 from proton import Message, Sender
 
+from pyspark_mq.brokers.facts import NOTHING_KNOWN, QueueFacts, artemis_answer, of_artemis, of_artemis_settings
 from pyspark_mq.errors import MqError
 from pyspark_mq.sources.amqp10.incoming import incoming_of
 from pyspark_mq.sources.amqp10.session import Amqp10Consumer
 from pyspark_mq.sources.connections.consumer import SessionLostError, drained
 from pyspark_mq.sources.endpoint import Endpoint
-from pyspark_mq.sources.facts import NOTHING_KNOWN, QueueFacts, artemis_answer, of_artemis, of_artemis_settings
 from pyspark_mq.sources.url import BrokerUrl
 
 __all__ = ["ask_queue"]

@@ -45,16 +45,16 @@ from proton import (
 )
 
 from pyspark_mq.brokers.base import Amqp10Dialect
+from pyspark_mq.brokers.facts import of_rabbitmq, version_of
 from pyspark_mq.errors import BrokerUnavailableError, MqError
 from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder, UnreadableRaw
+from pyspark_mq.sources.amqp10.depth import Management, QueueInfo
 from pyspark_mq.sources.amqp10.errors import SPEAKS, open_error
 from pyspark_mq.sources.amqp10.incoming import Handle, Incoming, incoming_of
-from pyspark_mq.sources.amqp10.management import Management, QueueInfo
 from pyspark_mq.sources.amqp10.sections import SectionReader
 from pyspark_mq.sources.connections.consumer import Consumer, Greeting, QueueDepth, SessionLostError
 from pyspark_mq.sources.connections.decoder import Decoder
 from pyspark_mq.sources.connections.socket_loop import SocketLoop, dial_error, hint
-from pyspark_mq.sources.facts import of_rabbitmq, version_of
 from pyspark_mq.sources.url import BrokerUrl
 
 __all__ = ["Amqp10Consumer"]

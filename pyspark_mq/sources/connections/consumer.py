@@ -20,10 +20,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from pyspark_mq.brokers.facts import NOTHING_KNOWN, QueueFacts
 from pyspark_mq.errors import MessageError, shown
 from pyspark_mq.sources.connections.decoder import Decoder, Unreadable
 from pyspark_mq.sources.endpoint import Endpoint
-from pyspark_mq.sources.facts import NOTHING_KNOWN, QueueFacts
 from pyspark_mq.sources.url import BrokerUrl
 
 __all__ = ["Consumer", "Greeting", "QueueDepth", "SessionLostError", "drained"]

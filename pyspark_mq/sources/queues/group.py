@@ -13,6 +13,7 @@ from pyspark_mq.errors import BrokerError, DestinationError, RefusedError
 from pyspark_mq.sources.connections.consumer import Consumer
 from pyspark_mq.sources.connections.events import ReceiverPool
 from pyspark_mq.sources.counters import Counters
+from pyspark_mq.sources.queues.intake import Judge
 from pyspark_mq.sources.queues.reader import Lane, MakeStore
 from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.settings import Settings
@@ -32,6 +33,7 @@ class QueueGroup:
         make_store: of one queue.
         runtime: time and threads.
         pool: processes that hold the connections; None if this one does.
+        judge: finds in what a connection tells of a queue what is worth a line of the log.
     """
 
     def __init__(
@@ -41,12 +43,14 @@ class QueueGroup:
         make_store: MakeStore,
         runtime: Runtime,
         pool: ReceiverPool | None = None,
+        judge: Judge = lambda _facts, _settings: (),
     ) -> None:
         self._settings = settings
         self._make_consumer = make_consumer
         self._make_store = make_store
         self._runtime = runtime
         self._pool = pool
+        self._judge = judge
         self._arrived = threading.Event()
         self._lanes: dict[str, Lane] = {}
         #: Of queues that are no longer there, while an epoch of theirs is open.
@@ -72,7 +76,15 @@ class QueueGroup:
 
     def add(self, settings: Settings) -> Lane:
         """A lane for the endpoint of these settings. It opens nothing yet."""
-        lane = Lane(settings, self._make_consumer, self._make_store(settings), self._runtime, self._arrived, self._pool)
+        lane = Lane(
+            settings,
+            self._make_consumer,
+            self._make_store(settings),
+            self._runtime,
+            self._arrived,
+            self._pool,
+            self._judge,
+        )
         self._lanes[lane.name] = lane
         self._share_bytes()
         return lane

@@ -10,25 +10,25 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, TypeAlias
 
 from pyspark_mq.ack import Ledger, Settlement
+from pyspark_mq.brokers.facts import QueueFacts
 from pyspark_mq.dedup import CodecError, Key, SeenStore, decode_ids, encode_ids
 from pyspark_mq.errors import CheckpointError
-from pyspark_mq.sources.advice import company as told_of_company
-from pyspark_mq.sources.advice import worth_a_line
 from pyspark_mq.sources.connections.connections import Deliveries, Sessions
 from pyspark_mq.sources.connections.consumer import Greeting
 from pyspark_mq.sources.connections.decoder import Decoder
 from pyspark_mq.sources.connections.events import Confirmed, Lost, Opened
 from pyspark_mq.sources.message_id import MessageIds
 from pyspark_mq.sources.queues.redelivery import Flow, RedeliveryClock
+from pyspark_mq.sources.queues.watch import company as told_of_company
 from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.settings import OnUnreadable, Settings
 
-__all__ = ["Intake", "decode"]
+__all__ = ["Intake", "Judge", "decode"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
@@ -51,6 +51,9 @@ _ASK_LAST_S = 5.0
 #: What is kept of deliveries that share memory is copied if it is less than this part of them.
 _KEPT_PARTS = 2
 
+#: Of what a connection tells of a queue, what is worth a line of the log of a query with these settings.
+Judge: TypeAlias = Callable[[QueueFacts, Settings], Sequence[str]]
+
 
 class Intake:
     """Between the sessions and the ledger. Called by the query's thread alone.
@@ -62,6 +65,7 @@ class Intake:
         ledger: the books.
         sessions: the connections.
         runtime: the clock.
+        judge: finds in what a connection tells of a queue what is worth a line of the log.
 
     Attributes:
         replaying: is nothing but planned messages wanted? What else comes is let go when it is too much.
@@ -88,6 +92,7 @@ class Intake:
         ledger: Ledger[Any, Any],
         sessions: Sessions,
         runtime: Runtime,
+        judge: Judge,
     ) -> None:
         self._settings = settings
         self._decoder = decoder
@@ -95,6 +100,7 @@ class Intake:
         self._ledger = ledger
         self._sessions = sessions
         self._runtime = runtime
+        self._judge = judge
         self._identification = MessageIds(settings, decoder)
         self._serial = count(1)
         self._horizon = RedeliveryClock()
@@ -330,7 +336,7 @@ class Intake:
         """Say once what bites late acknowledgement here, as far as the connection tells."""
         if not self._advised:
             self._advised = True
-            for text in worth_a_line(greeting.facts, self._settings):
+            for text in self._judge(greeting.facts, self._settings):
                 _LOG.warning("%s: %s", self._settings.endpoint.destination, text)
 
     def _look_for_company(self, now_s: float) -> None:

@@ -20,7 +20,7 @@ from pyspark_mq.sources.connections.consumer import Consumer
 from pyspark_mq.sources.connections.events import ReceiverPool
 from pyspark_mq.sources.counters import Counters
 from pyspark_mq.sources.position import Part
-from pyspark_mq.sources.queues.intake import Intake
+from pyspark_mq.sources.queues.intake import Intake, Judge
 from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.settings import Settings
 
@@ -42,6 +42,7 @@ class Lane:
         runtime: time and threads.
         arrived: set when a receiver has something to look at; shared by all lanes of the query.
         pool: processes that hold the connections; None if this one does.
+        judge: finds in what a connection tells of a queue what is worth a line of the log.
 
     Attributes:
         ended: the queue is no longer there.
@@ -55,6 +56,7 @@ class Lane:
         runtime: Runtime,
         arrived: threading.Event,
         pool: ReceiverPool | None = None,
+        judge: Judge = lambda _facts, _settings: (),
     ) -> None:
         self.settings = settings
         self.decoder = make_consumer.decoder if pool is None else pool.decoder
@@ -63,7 +65,7 @@ class Lane:
             grace_s=settings.settle_grace_s, window=settings.dedup_window, remember=self.exact, weigh=self._weigh
         )
         self.sessions = Sessions(settings, make_consumer, runtime, arrived, pool)
-        self.intake = Intake(settings, self.decoder, store, self.ledger, self.sessions, runtime)
+        self.intake = Intake(settings, self.decoder, store, self.ledger, self.sessions, runtime, judge)
         # Whether there was a former process is not known yet.
         self.sessions.first_window = self.intake.slow_start
         self.ended = False

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pyspark_mq.errors import BrokerError
 from pyspark_mq.sources.runtime import Runtime, Task
 
-__all__ = ["BacklogWatch"]
+__all__ = ["BacklogWatch", "company"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
@@ -73,3 +73,12 @@ class BacklogWatch:
                     _LOG.warning("%s; counter 'backlog' is not known meanwhile", error)
                 self._silent = True
             yield _INTERVAL_S
+
+
+def company(others: int) -> str:
+    """What it means that the broker reports so many other consumers."""
+    return (
+        f"the broker reports {others} other consumer(s). What they are handed is missing here; a query that reads "
+        "a queue twice, as a self-join does, sees each message on one side only. Give each reader a queue of "
+        "its own, or read once and use the result twice"
+    )

@@ -29,16 +29,16 @@ from stomp.protocol import Protocol12
 from stomp.transport import BaseTransport
 
 from pyspark_mq.brokers.base import STOMP
+from pyspark_mq.brokers.facts import NOTHING_KNOWN, QueueFacts, of_artemis, of_artemis_settings
 from pyspark_mq.errors import BrokerUnavailableError, MessageError, MqError
 from pyspark_mq.sources.connections.consumer import Consumer, Greeting, QueueDepth, SessionLostError
 from pyspark_mq.sources.connections.decoder import Decoder
 from pyspark_mq.sources.connections.socket_loop import SocketLoop, dial_error, hint
-from pyspark_mq.sources.facts import NOTHING_KNOWN, QueueFacts, of_artemis, of_artemis_settings
 from pyspark_mq.sources.stomp.decoder import StompDecoder
+from pyspark_mq.sources.stomp.depth import Questions, QueueInfo
 from pyspark_mq.sources.stomp.errors import dialect_of, login_error, said, subscribe_error
 from pyspark_mq.sources.stomp.frames import MESSAGE, FrameError, FrameReader, UnreadableHeaders
 from pyspark_mq.sources.stomp.headers import as_text, parse, text, value
-from pyspark_mq.sources.stomp.management import Questions, QueueInfo
 from pyspark_mq.sources.stomp.settling import Settling
 from pyspark_mq.sources.url import BrokerUrl
 

@@ -2,7 +2,7 @@
 
 It asks this machine, each broker of `url`, the broker's management where `managementUrl` says where that is, and looks
 at some messages of each queue. Nothing is acknowledged: messages are browsed where the broker has that, and given back
-elsewhere. What is found is judged in :mod:`pyspark_mq.sources.advice` and :mod:`pyspark_mq.cli.machine`.
+elsewhere. What is found is judged in :mod:`pyspark_mq.admin.checks` and :mod:`pyspark_mq.cli.doctor.machine`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any
 
-from pyspark_mq.cli import certificates
-from pyspark_mq.cli.machine import judge_machine, look_at_machine
+from pyspark_mq.admin import ask_beside, ask_queue, ask_server
+from pyspark_mq.admin.checks import Finding, Level, Sample, judge_queue, judge_sample
+from pyspark_mq.admin.http import Management
+from pyspark_mq.brokers.facts import NOTHING_KNOWN, QueueFacts, version_of
+from pyspark_mq.cli.doctor import certificates
+from pyspark_mq.cli.doctor.machine import judge_machine, look_at_machine
 from pyspark_mq.cli.peek import make_consumer, open_first, received, rows_of
 from pyspark_mq.errors import (
     BrokerError,
@@ -25,15 +29,12 @@ from pyspark_mq.errors import (
     MqError,
     OptionError,
 )
-from pyspark_mq.sources.advice import Finding, Level, Sample, judge_queue, judge_sample
 from pyspark_mq.sources.connections.consumer import Greeting, SessionLostError
 from pyspark_mq.sources.endpoint import Endpoint, tls_error
-from pyspark_mq.sources.facts import NOTHING_KNOWN, QueueFacts, version_of
-from pyspark_mq.sources.inquiry import ask_beside, ask_queue, ask_server
-from pyspark_mq.sources.management import Management
 from pyspark_mq.sources.queues.pattern import matching
 from pyspark_mq.sources.settings import Settings
 from pyspark_mq.sources.url import BrokerUrl
+from pyspark_mq.spark_source.options import Options
 
 __all__ = ["Section", "examine", "judge_certificate", "judge_version"]
 
@@ -57,14 +58,15 @@ class Section:
     findings: Sequence[Finding]
 
 
-def examine(settings: Settings, most: int, patience_s: float) -> Iterator[Section]:
+def examine(options: Options, most: int, patience_s: float) -> Iterator[Section]:
     """Look everywhere, section by section.
 
     Args:
-        settings: of the query that would run.
+        options: of the query that would run.
         most: messages to look at in each queue; 0 for none.
         patience_s: for how long none may come.
     """
+    settings, management = options.settings, options.management
     yield Section("this machine", judge_machine(look_at_machine(), settings.endpoint.protocol))
     try:
         make_consumer(settings).close()
@@ -72,11 +74,11 @@ def examine(settings: Settings, most: int, patience_s: float) -> Iterator[Sectio
         yield Section(str(settings.endpoint.urls[0]), [Finding("client", Level.PROBLEM, str(missing))])
         return
     server = ""
-    if settings.management is not None:
-        found, server = _management(settings.management)
+    if management is not None:
+        found, server = _management(management)
         yield Section("management", [found])
     try:
-        queues, beyond = _queues(settings)
+        queues, beyond = _queues(options)
     except (BrokerError, OptionError) as failed:
         yield Section(settings.destination, [Finding("queue", Level.PROBLEM, str(failed))])
         return
@@ -93,7 +95,7 @@ def examine(settings: Settings, most: int, patience_s: float) -> Iterator[Sectio
     for one in queues:
         # Only what has answered: a candidate that hangs is not waited for again.
         reached = replace(one, endpoint=replace(one.endpoint, urls=tuple(answered)))
-        yield _queue(reached, most, patience_s, of_topic=settings.endpoint.topic is not None)
+        yield _queue(reached, management, most, patience_s, of_topic=settings.endpoint.topic is not None)
     if beyond:
         text = f"{beyond} more queue(s) match, and were not looked at"
         yield Section(settings.destination, [Finding("queue", Level.UNKNOWN, text, "name them with option 'queue'")])
@@ -119,8 +121,9 @@ def _how_to_know(settings: Settings) -> str:
     return f"give option 'managementUrl', such as {listing.url}, with a user who may look there"
 
 
-def _queues(settings: Settings) -> tuple[list[Settings], int]:
+def _queues(options: Options) -> tuple[list[Settings], int]:
     """Settings of each queue to be looked at, and how many are left out."""
+    settings = options.settings
     if settings.endpoint.topic is not None:
         subscription = settings.endpoint.subscription
         if subscription is None or not settings.endpoint.broker.virtual_hosts:
@@ -129,7 +132,11 @@ def _queues(settings: Settings) -> tuple[list[Settings], int]:
         return [
             replace(settings, endpoint=replace(settings.endpoint, topic=None, subscription=None, queue=subscription))
         ], 0
-    return _matching(settings) if settings.pattern is not None else (list(settings.by_queue()), 0)
+    if settings.pattern is None:
+        return list(settings.by_queue()), 0
+    assert options.management is not None, "checked with the options"
+    names = matching(settings.pattern, options.management.names())
+    return [settings.of_queue(name, len(names)) for name in names[:_QUEUES_MAX]], max(0, len(names) - _QUEUES_MAX)
 
 
 # -- a broker ----------------------------------------------------------------------------------
@@ -249,7 +256,7 @@ def judge_certificate(whose: str, end: datetime, now: datetime) -> Finding:
     days = math.floor((end - now).total_seconds() / 86_400)
     text = f"{whose} is valid for {days} more day(s), until {end:%Y-%m-%d %H:%M} UTC"
     if end <= now:
-        return Finding("tls", Level.PROBLEM, f"{whose} ended to be valid on {end:%Y-%m-%d %H:%M} UTC", "renew it")
+        return Finding("tls", Level.PROBLEM, f"{whose} expired on {end:%Y-%m-%d %H:%M} UTC", "renew it")
     if days < _DAYS_LEFT:
         advice = "renew it: after that no reconnect succeeds"
         return Finding("tls", Level.WARNING, text, advice)
@@ -276,9 +283,11 @@ class _Look:
     absent: bool = False
 
 
-def _queue(settings: Settings, most: int, patience_s: float, *, of_topic: bool) -> Section:
+def _queue(
+    settings: Settings, management: Management | None, most: int, patience_s: float, *, of_topic: bool
+) -> Section:
     about = settings.endpoint.destination
-    facts, to_know = _ask(settings)
+    facts, to_know = _ask(settings, management)
     look = _look(settings, most, patience_s)
     greeting, sample = look.greeting, look.sample
     if greeting is not None:
@@ -310,12 +319,12 @@ def _queue(settings: Settings, most: int, patience_s: float, *, of_topic: bool) 
     return Section(about, [reads, *judged, *([] if sample is None else judge_sample(sample, settings))])
 
 
-def _ask(settings: Settings) -> tuple[QueueFacts, str]:
+def _ask(settings: Settings, management: Management | None) -> tuple[QueueFacts, str]:
     """What the management tells of a queue, and what would let be known what it does not."""
-    if settings.management is None:
+    if management is None:
         return ask_beside(settings.endpoint), _how_to_know(settings)
     try:
-        facts = ask_queue(settings.management, settings.endpoint.name)
+        facts = ask_queue(management, settings.endpoint.name)
     except BrokerError:
         return NOTHING_KNOWN, "see 'management'"
     return facts, "the broker does not tell: look into its configuration"
@@ -375,11 +384,3 @@ def _sample(rows: Sequence[dict[str, Any]], how: str) -> Sample:
         [len(row["body"]) for row in rows],
         [row["priority"] for row in rows],
     )
-
-
-def _matching(settings: Settings) -> tuple[list[Settings], int]:
-    """The first queues that match a pattern, and how many more do."""
-    assert settings.management is not None
-    assert settings.pattern is not None
-    names = matching(settings.pattern, settings.management.names())
-    return [settings.of_queue(name, len(names)) for name in names[:_QUEUES_MAX]], max(0, len(names) - _QUEUES_MAX)

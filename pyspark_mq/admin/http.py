@@ -30,9 +30,9 @@ _TIMEOUT_S = 30.0
 #: What ten thousand queues take is a twentieth of it.
 _ANSWER_BYTES_MAX = 256 << 20
 _PIECE_BYTES = 1 << 20
-#: Queues in one answer (500 is the most that RabbitMQ gives), and answers.
+#: Queues in one answer (500 is the most that RabbitMQ gives), and answers: those of a million queues.
 _PAGE = 500
-_PAGES_MAX = 100
+_PAGES_MAX = 2_000
 _OK = 200
 _NOT_FOUND = 404
 _ODD = "the answer is not that of the broker's management"
@@ -121,6 +121,7 @@ class Management:
             pages = answer.get("page_count")
             if not isinstance(pages, int) or page >= pages:
                 return
+        raise self.refused(f"it has more than {_PAGES_MAX * _PAGE:,} queues, of which the rest would be left out")
 
     def _by_jolokia(self, listing: Listing) -> Iterator[str]:
         for queue in self.read(listing.mbeans, "Name").values():

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from pyspark_mq.brokers.base import AMQP_1_0
+from pyspark_mq.brokers.facts import QueueFacts
 from pyspark_mq.dedup import OnMissing
-from pyspark_mq.sources.facts import QueueFacts
+from pyspark_mq.sources.queues.watch import company
 from pyspark_mq.sources.settings import OnUnreadable, Settings
 
-__all__ = ["Finding", "Level", "Sample", "company", "judge_queue", "judge_sample", "worth_a_line"]
+__all__ = ["Finding", "Level", "Sample", "judge_queue", "judge_sample", "worth_a_line"]
 
 #: The broker's default from RabbitMQ 4.0 on, and what a limit should not be below: a few restarts and reconnects.
 _AMPLE_DELIVERIES = 20
@@ -82,15 +83,6 @@ class Sample:
     sizes: Sequence[int]
     priorities: Sequence[int | None] = ()
     cut_short: str = ""
-
-
-def company(others: int) -> str:
-    """What it means that the broker reports so many other consumers."""
-    return (
-        f"the broker reports {others} other consumer(s). What they are handed is missing here; a query that reads "
-        "a queue twice, as a self-join does, sees each message on one side only. Give each reader a queue of "
-        "its own, or read once and use the result twice"
-    )
 
 
 def worth_a_line(facts: QueueFacts, settings: Settings) -> list[str]:

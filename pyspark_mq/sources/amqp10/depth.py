@@ -13,9 +13,9 @@ from urllib.parse import quote
 
 from proton import Delivery, Endpoint, Link, Message, Receiver, Sender, Session, symbol
 
+from pyspark_mq.brokers.facts import delayed_retry_s
 from pyspark_mq.sources.amqp10.encoding import Pairs
 from pyspark_mq.sources.amqp10.sections import read_sections
-from pyspark_mq.sources.facts import delayed_retry_s
 
 __all__ = ["Management", "QueueInfo"]
 

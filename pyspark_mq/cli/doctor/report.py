@@ -6,8 +6,8 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pyspark_mq.cli.doctor import Section
-from pyspark_mq.sources.advice import Finding, Level
+from pyspark_mq.admin.checks import Finding, Level
+from pyspark_mq.cli.doctor.look import Section
 
 __all__ = ["as_json", "summary", "worst", "written"]
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pyspark_mq import __version__
-from pyspark_mq.sources.advice import Finding, Level
+from pyspark_mq.admin.checks import Finding, Level
 
 __all__ = ["Interpreter", "Machine", "judge_machine", "look_at_machine"]
 

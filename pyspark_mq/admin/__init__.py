@@ -1,0 +1,70 @@
+"""The management of a broker, asked beside its queues (option `managementUrl`, and the command `doctor`).
+
+One file a broker: what it calls itself, what is set for a queue, and how many messages wait there. The queues
+themselves know nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Protocol
+
+from pyspark_mq.admin import activemq, artemis, rabbitmq
+from pyspark_mq.admin.http import Management
+from pyspark_mq.brokers.base import AMQP_1_0
+from pyspark_mq.brokers.facts import NOTHING_KNOWN, QueueFacts
+from pyspark_mq.sources.endpoint import Endpoint
+
+__all__ = ["Management", "ask_beside", "ask_depth", "ask_queue", "ask_server"]
+
+
+class _Admin(Protocol):
+    """What is asked of one broker."""
+
+    def ask_server(self, management: Management) -> str: ...
+    def ask_queue(self, management: Management, queue: str) -> QueueFacts: ...
+    def ask_depth(self, management: Management, queue: str) -> int | None: ...
+
+
+_ADMINS: Mapping[str, _Admin] = MappingProxyType({"rabbitmq": rabbitmq, "activemq": activemq, "artemis": artemis})
+
+
+def ask_server(management: Management) -> str:
+    """What the broker calls itself, `product/version`.
+
+    Raises:
+        BrokerUnavailableError: the management does not answer.
+        RefusedError: it does, and does not tell.
+    """
+    return _ADMINS[management.endpoint.broker.name].ask_server(management)
+
+
+def ask_queue(management: Management, queue: str) -> QueueFacts:
+    """What is told of a queue.
+
+    Raises:
+        BrokerUnavailableError: the management does not answer.
+        RefusedError: it does, and does not tell.
+    """
+    return _ADMINS[management.endpoint.broker.name].ask_queue(management, queue)
+
+
+def ask_depth(management: Management, queue: str) -> int | None:
+    """Messages that wait in a queue and are not handed out; None if that is not told.
+
+    Raises:
+        BrokerUnavailableError: the management does not answer.
+        RefusedError: it does, and does not tell.
+    """
+    return _ADMINS[management.endpoint.broker.name].ask_depth(management, queue)
+
+
+def ask_beside(endpoint: Endpoint) -> QueueFacts:
+    """What the broker tells of a queue over a second connection, where sessions with the queue do not ask."""
+    dialect = endpoint.broker.amqp10
+    if endpoint.protocol != AMQP_1_0 or dialect is None or not dialect.management or endpoint.queue is None:
+        return NOTHING_KNOWN
+    from pyspark_mq.sources.amqp10.questions import ask_queue as ask  # noqa: PLC0415 - an extra
+
+    return ask(endpoint, endpoint.urls[0])

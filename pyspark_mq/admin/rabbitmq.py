@@ -1,0 +1,76 @@
+"""RabbitMQ's management: its HTTP API ("HTTP API Reference": queues, exchanges, bindings)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from pyspark_mq.admin.http import Management
+from pyspark_mq.brokers.facts import NOTHING_KNOWN, QueueFacts, merged_policy, of_rabbitmq, policy_of, version_of
+
+__all__ = ["ask_depth", "ask_queue", "ask_server"]
+
+_MS = 1000
+
+
+def ask_server(management: Management) -> str:
+    overview = management.get("overview")
+    if overview is None or "rabbitmq_version" not in overview:
+        raise management.refused("there is no API of a broker")
+    return f"RabbitMQ/{overview['rabbitmq_version']}"
+
+
+def ask_queue(management: Management, queue: str) -> QueueFacts:
+    server = ask_server(management)
+    host = management.endpoint.urls[0].virtual_host
+    told = management.get("queues", host, queue)
+    if told is None:
+        return NOTHING_KNOWN
+    policy = _policy(management, host, queue, str(told.get("type")))
+    facts = of_rabbitmq(told, version_of(server), policy)
+    arguments = told.get("arguments")
+    arguments = arguments if isinstance(arguments, Mapping) else {}
+    exchange = arguments.get("x-dead-letter-exchange", policy.get("dead-letter-exchange"))
+    key = arguments.get("x-dead-letter-routing-key", policy.get("dead-letter-routing-key"))
+    details = told.get("consumer_details")
+    consumers = [one for one in details if isinstance(one, Mapping)] if isinstance(details, list) else []
+    # From 4.3 on each has the one that holds for it, whoever has set it.
+    timeouts_ms = [int(one["consumer_timeout"]) for one in consumers if isinstance(one.get("consumer_timeout"), int)]
+    if facts.consumer_timeout_s is None and timeouts_ms:
+        facts = replace(facts, consumer_timeout_s=min(timeouts_ms) / _MS)
+    return replace(
+        facts,
+        other_consumers=len(consumers),
+        consumer_names=tuple(map(_consumer, consumers)),
+        dead_letters_arrive=_arrives(management, host, exchange, key) if facts.dead_letters_to else None,
+    )
+
+
+def ask_depth(management: Management, queue: str) -> int | None:
+    told = management.get("queues", management.endpoint.urls[0].virtual_host, queue) or {}
+    ready = told.get("messages_ready")
+    return ready if isinstance(ready, int) else None
+
+
+def _policy(management: Management, host: str, queue: str, kind: str) -> dict[str, Any]:
+    """What policies say for a queue, taken from their list.
+
+    The queue itself tells it too, but with its statistics: a policy was not there 20 s after it was set (4.3).
+    """
+    given = policy_of(management.get_all("policies", host), queue, kind)
+    return merged_policy(given, policy_of(management.get_all("operator-policies", host), queue, kind))
+
+
+def _arrives(management: Management, host: str, exchange: object, key: object) -> bool | None:
+    """Does a queue get what is sent there?"""
+    if not exchange:
+        return None if not key else management.get("queues", host, str(key)) is not None
+    return bool(management.get_all("exchanges", host, str(exchange), "bindings", "source"))
+
+
+def _consumer(details: Mapping[str, Any]) -> str:
+    channel = details.get("channel_details")
+    channel = channel if isinstance(channel, Mapping) else {}
+    where = f"{channel.get('peer_host', '?')}:{channel.get('peer_port', '?')}"
+    return f"{where}, user '{channel.get('user', '')}', prefetch {details.get('prefetch_count', '?')}"

@@ -1,0 +1,1 @@
+"""``pyspark-mq doctor``: what is in the way of acknowledging late, looked for before a query meets it."""
