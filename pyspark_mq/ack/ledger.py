@@ -47,28 +47,15 @@ from operator import eq, itemgetter
 from typing import Generic, TypeVar
 
 from pyspark_mq.ack.carried import Batch, Exposure
+from pyspark_mq.ack.counters import Counters
 from pyspark_mq.ack.handles import Handles
 from pyspark_mq.ack.table import Action, Event, State, step
 from pyspark_mq.errors import InternalError
 
-__all__ = ["Batch", "Ledger", "Part", "Settlement", "Tally"]
+__all__ = ["Batch", "Ledger", "Part", "Settlement"]
 
 K = TypeVar("K", bound=Hashable)  #: identity of a message
 P = TypeVar("P")  #: whatever the caller wants back when the message is emitted
-
-
-@dataclass(frozen=True, slots=True)
-class Tally:
-    """What the ledger has counted since this process started; every silent decision has a number (rule 8)."""
-
-    received: int = 0  #: deliveries taken in, first or again
-    duplicates_dropped: int = 0  #: deliveries not emitted because their ID was known
-    rebound: int = 0  #: planned messages of a replay that came back and got their payload
-    planned: int = 0  #: messages cut into epochs by this process
-    settled: int = 0  #: deliveries whose acknowledgement was confirmed
-    replays: int = 0  #: epochs of a former process that were emitted again
-    lost: int = 0  #: planned messages given up (`failOnDataLoss=false`)
-    returned: int = 0  #: buffered deliveries that went back to the broker with the end of a session
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,9 +228,9 @@ class Ledger(Generic[K, P]):
         return sum(epoch.weight for epoch in self._epochs.values())
 
     @property
-    def counters(self) -> Tally:
+    def counters(self) -> Counters:
         """What happened until now."""
-        return Tally(**self._count)
+        return Counters(**self._count)
 
     @property
     def unacked(self) -> int:
@@ -278,9 +265,9 @@ class Ledger(Generic[K, P]):
         return sum(batch.live for batch in self._carried.values() if batch.exposure is not None)
 
     @property
-    def remembered(self) -> int:
-        """Committed and settled IDs held in memory."""
-        return len(self._done)
+    def buffered_keys(self) -> Iterable[K]:
+        """The IDs that were received and not planned, oldest first."""
+        return self._order
 
     def buffered_payloads(self, limit: int) -> Iterable[P]:
         """The payloads that the next :meth:`plan` would take, oldest first."""

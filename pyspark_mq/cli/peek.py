@@ -131,7 +131,7 @@ def received(consumer: Consumer, most: int, patience_s: float) -> list[Any]:
 def rows_of(settings: Settings, decoder: Decoder, raws: Sequence[Any]) -> list[dict[str, Any]]:
     """Deliveries of one queue by column, as :func:`peek` returns them."""
     columns: Mapping[str, list[Any]] = {
-        "messageId": MessageIds(settings, decoder).texts(raws),
+        "messageId": MessageIds.of(settings).texts(decoder, raws),
         "body": decoder.bodies(raws),
         "destination": [settings.endpoint.name] * len(raws),
         **{name: list(make(raws)) for name, make in decoder.columns.items() if name != "body"},

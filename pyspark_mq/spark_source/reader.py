@@ -21,11 +21,13 @@ from pyspark.sql.types import StructType
 from pyspark_mq.admin import ask_depth
 from pyspark_mq.admin.checks import worth_a_line
 from pyspark_mq.dedup import CheckpointOnly, SeenStore
-from pyspark_mq.sources.connections.consumer import Consumer
+from pyspark_mq.sources.connections.block import sizes_of
 from pyspark_mq.sources.connections.parent import watch_parent
-from pyspark_mq.sources.connections.processes.pool import Pool
+from pyspark_mq.sources.connections.processes.pool import ProcessReceivers
+from pyspark_mq.sources.connections.receivers import LocalReceivers, Receivers
 from pyspark_mq.sources.epochs import EpochSource, Limit, Position, Run
 from pyspark_mq.sources.protocols import consumer_class
+from pyspark_mq.sources.runtime import Threads
 from pyspark_mq.sources.settings import Settings
 from pyspark_mq.spark_source.offset import OffsetCodec
 from pyspark_mq.spark_source.options import Options, default_partitions
@@ -89,7 +91,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._builder = BatchBuilder(schema)
         self._codec = OffsetCodec.of(options.settings, options.id_log)
         self._epochs: EpochSource | None = None
-        self._pool: Pool | None = None
+        self._receivers: Receivers | None = None
         #: Offsets and their positions, the newest last: Spark asks for each a few times.
         self._known: deque[tuple[dict[str, Any], Position]] = deque(maxlen=_OFFSETS_KNOWN)
         self._partitions: tuple[int, list[InputPartition]] | None = None
@@ -108,24 +110,25 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Tens of thousands of deliveries are held at a time and none of them is part of a cycle, so
         # looking for cycles among them finds nothing and costs a tenth of the throughput.
         gc.set_threshold(100_000, 50, 50)
-        if self._options.settings.receivers > 1:
-            self._pool = Pool(self._options.settings.receivers, self._builder.names)
         settings, management = self._options.settings, self._options.management
         # The depth of a topic is that of its subscriptions, which are many queues.
         ask = None if management is None or settings.endpoint.topic is not None else partial(ask_depth, management)
+        runtime, schema = Threads(), self._builder.block_schema
+        self._receivers = (
+            ProcessReceivers(settings.receivers, schema, runtime)
+            if settings.receivers > 1
+            else LocalReceivers(consumer_class, schema, runtime)
+        )
         return EpochSource(
             settings,
-            self._consumer(),
+            self._receivers,
             partial(_store, self._options),
-            pool=self._pool,
+            runtime,
             list_queues=None if management is None else management.names,
             ask_depth=ask,
             judge=worth_a_line,
             find_records=self._codec.records,
         )
-
-    def _consumer(self) -> type[Consumer]:
-        return consumer_class(self._options.settings.endpoint.protocol)
 
     def initialOffset(self) -> dict[str, Any]:
         """The offset of a query that has read nothing."""
@@ -172,19 +175,17 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._partitions[1]
 
     def _split(self, runs: Sequence[Run]) -> list[InputPartition]:
-        decoder = self._consumer().decoder if self._pool is None else self._pool.decoder
-        sizes = [size for run in runs for size in decoder.sizes(run.raws)]
+        sizes = [size for run in runs for size in sizes_of(run.rows)]
         if not sizes:
             return []
         parts = self._options.num_partitions
         if parts is None:
             parts = min(default_partitions(), -(-len(sizes) // _ROWS_PER_TASK_MIN))
         parts = min(len(sizes), max(parts, -(-sum(sizes) // _PARTITION_BYTES_MAX)))
-        return [self._partition(_between(runs, low, high), decoder) for low, high in _cuts(sizes, parts)]
+        return [self._partition(_between(runs, low, high)) for low, high in _cuts(sizes, parts)]
 
-    def _partition(self, runs: Iterable[Run], decoder: Any) -> InputPartition:
-        message_ids = self._source().message_ids
-        batches = [self._builder.build(run.raws, decoder, run.name, message_ids) for run in runs]
+    def _partition(self, runs: Iterable[Run]) -> InputPartition:
+        batches = (batch for run in runs for batch in self._builder.build(run.rows, run.name))
         return _EpochPartition(self._builder.serialize(batches))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -201,8 +202,8 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Give unacknowledged messages back at once. Usually Spark ends the process instead."""
         if self._epochs is not None:
             self._epochs.stop()
-        if self._pool is not None:
-            self._pool.stop()
+        if self._receivers is not None:
+            self._receivers.stop()
 
     def _position(self, offset: dict[str, Any]) -> Position:
         for known, position in self._known:
@@ -231,10 +232,10 @@ def _cuts(sizes: Sequence[int], parts: int) -> list[tuple[int, int]]:
 def _between(runs: Sequence[Run], low: int, high: int) -> Iterator[Run]:
     """The rows of an epoch in this range."""
     for run in runs:
-        raws = run.raws[max(0, low) : max(0, high)]
-        if raws:
-            yield Run(run.name, raws)
-        low, high = low - len(run.raws), high - len(run.raws)
+        rows = run.rows[max(0, low) : max(0, high)]
+        if rows:
+            yield Run(run.name, rows)
+        low, high = low - len(run.rows), high - len(run.rows)
 
 
 def check_installed(options: Options) -> None:

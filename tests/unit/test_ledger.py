@@ -377,7 +377,7 @@ def test_an_id_that_is_acknowledged_again_is_carried_by_its_new_batch_alone() ->
     assert ledger.expected == 3
     assert deliver(ledger, "ac", session=2, first=2) is not None
     assert [batch.keys for batch in ledger.carried()] == [("b",), ("a", "c")]
-    assert ledger.remembered == 3
+    assert len(ledger._done) == 3
 
 
 def test_a_batch_of_which_nothing_is_left_still_has_its_confirmation_counted() -> None:
@@ -536,13 +536,13 @@ def test_the_window_of_settled_ids_is_bounded_and_the_carried_ones_are_not_count
         assert settlement is not None
         ledger.confirm(settlement.number, 1, now_s=epoch)
     ledger.expire(1, 0)
-    assert ledger.remembered == 9
+    assert len(ledger._done) == 9
     ledger.expire(2 + GRACE_S, 0)
-    assert ledger.remembered == 9  # the offset of epoch 3 names them
+    assert len(ledger._done) == 9  # the offset of epoch 3 names them
     deliver(ledger, "j", first=50)
     ledger.plan(4, 1)
     ledger.expire(2 + GRACE_S, 0)
-    assert ledger.remembered == 6
+    assert len(ledger._done) == 6
     assert states(ledger, "abc") == {State.UNSEEN}
     assert states(ledger, "defghi") == {State.SETTLED}
 
@@ -587,7 +587,7 @@ def test_the_window_stays_bounded_when_the_same_ids_come_again_and_again() -> No
         assert settlement is not None
         ledger.confirm(settlement.number, 1, now_s=tag)
         ledger.expire(tag + GRACE_S, 0)
-    assert ledger.remembered == 1
+    assert len(ledger._done) == 1
     assert len(ledger._aged) == 1
 
 
@@ -597,7 +597,7 @@ def test_what_a_store_knows_stays_within_the_window_without_any_plan() -> None:
         ledger.restore_committed([f"{number}"])
         ledger.start_clock(number, wait_s=1)
         ledger.expire(0, number + 1)
-    assert ledger.remembered == 10
+    assert len(ledger._done) == 10
 
 
 def test_bytes_are_those_of_what_is_kept() -> None:
@@ -639,7 +639,7 @@ def test_without_remembering_a_committed_message_is_forgotten() -> None:
     ledger.deliver(1, [1, 2], [101, 102], ["a", "b"])
     ledger.plan(1, 2)
     ledger.commit(1)
-    assert ledger.remembered == 0
+    assert len(ledger._done) == 0
     assert ledger.state(101) is State.UNSEEN
 
 

@@ -26,8 +26,11 @@ from pyspark_mq.sources.connections.decoder import Decoder, Unreadable
 from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.url import BrokerUrl
 
-__all__ = ["Consumer", "Greeting", "QueueDepth", "SessionLostError", "drained"]
+__all__ = ["TRANSIT_S", "Consumer", "Greeting", "QueueDepth", "SessionLostError", "drained"]
 
+#: How long a broker may take to hand out what is ready. On one machine it is milliseconds; paging and a busy
+#: broker make it more.
+TRANSIT_S = 0.5
 #: A broker that cannot write for a while gives up the connection, and everything handed out over it counts as
 #: delivered once more: RabbitMQ (`tcp_listen_options.send_timeout`, 15 s) and ActiveMQ Classic over STOMP after
 #: 30 s. So a consumer that does not read while paused takes one delivery at this interval.
