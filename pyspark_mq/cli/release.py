@@ -110,7 +110,7 @@ def seek(one: Open, settings: Settings, id_log: str | None, patience_s: float) -
             queue = settings if settings.endpoint.name == name else settings.of_queue(name, len(parts))
             seen = look(queue, _LOOKED_AT_MAX, patience_s)
             ids = MessageIds.of(queue)
-            there = ids.keys(seen.decoder, seen.raws)
+            there = ids.keys(seen.decoder, seen.raws, ids.values(seen.decoder, seen.raws))
             ids.check(queue.endpoint.destination, there.count(None), ids.hidden(seen.decoder, seen.raws))
             found[name] = Found(len(keys), [key for key in keys if key not in there], len(seen.raws), seen.complete)
     return found

@@ -38,11 +38,17 @@ class MessageIds:
         exact = settings.guarantee.identifies
         return cls(settings.id_source, settings.on_missing, exact, settings.on_unreadable is OnUnreadable.ROW)
 
-    def keys(self, decoder: Decoder, raws: Sequence[Any]) -> list[Key | None]:
+    def values(self, decoder: Decoder, raws: Sequence[Any]) -> list[Any]:
+        """What each delivery has under the source; it is looked for once, for keys and texts."""
+        if self.source.kind == "body-hash":
+            return body_keys(decoder.bodies(raws))
+        return decoder.ids(raws, self.source)
+
+    def keys(self, decoder: Decoder, raws: Sequence[Any], values: list[Any]) -> list[Key | None]:
         """One key for each delivery; None where it has none."""
         if self.source.kind == "body-hash":
-            return [*body_keys(decoder.bodies(raws))]
-        keys = id_keys(decoder.ids(raws, self.source))
+            return values
+        keys = id_keys(values)
         if None in keys and self.odd_rows:
             # Its ID may be what cannot be read: a row is what was asked for, so its bytes tell it apart.
             odd = {delivery.tag for delivery in decoder.unreadable(raws)}
@@ -56,13 +62,12 @@ class MessageIds:
         """What hides the ID that the broker has given, where one is missing."""
         return decoder.hidden(raws) if self.source == _MESSAGE_ID else []
 
-    def texts(self, decoder: Decoder, raws: Sequence[Any]) -> list[str | None]:
+    def texts(self, decoder: Decoder, raws: Sequence[Any], values: list[Any]) -> list[str | None]:
         """Column `messageId`: the ID in full, even where a digest stands for it elsewhere."""
         if self.source.kind == "body-hash":
-            return [key_text(key) for key in body_keys(decoder.bodies(raws))]
-        values = decoder.ids(raws, self.source)
+            return list(map(key_text, values))
         if set(map(type, values)) == {str} and "" not in values:
-            return values  # type: ignore[return-value]
+            return values
         return [self._text(decoder, raw, value) for raw, value in zip(raws, values, strict=True)]
 
     def _text(self, decoder: Decoder, raw: Any, value: object) -> str | None:

@@ -170,8 +170,9 @@ class _Law:
         """Every column, as Spark gets it and as a receiver process writes it; and every kind of ID."""
         decoder = self._decoder
         for ids in self._ids:
-            assert None not in ids.keys(decoder, raws)
-            assert len(ids.texts(decoder, raws)) == len(raws)
+            values = ids.values(decoder, raws)
+            assert None not in ids.keys(decoder, raws, values)
+            assert len(ids.texts(decoder, raws, values)) == len(raws)
         metadata, block = make_block(decoder, raws, self._ids[0], _BUILDER.block_schema)
         block.batch.validate(full=True)
         message = pa.py_buffer(block.batch.serialize())

@@ -163,7 +163,8 @@ def test_all_that_was_received_and_not_taken_counts_wherever_it_is(cell: LiveCel
         before = len(scene.rows)
         scene.look()
         scene.connections.bound_bytes(allowed, resume=True)
-        assert (len(scene.rows) - before) * size <= allowed + 4 * size
+        # pika goes on to read until it has 100 KiB, in pieces of 64.
+        assert (len(scene.rows) - before) * size <= allowed + 9 * size
         time.sleep(0.01)
     assert len(scene.rows) == 200
     assert scene.redelivered == 0

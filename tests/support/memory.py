@@ -518,7 +518,7 @@ class MemoryConsumer(Consumer):
                 raise self._refuse(self.decoder.unreadable([raw])[0])
             self.inbox.append(raw)
             self.bytes_arrived += len(raw.message.body)
-            if self.bytes_arrived - self.bytes_taken > self.bytes_allowed:
+            if self.full:
                 self.paused = session.cancelled = True
         confirmed = False
         while session.confirmations and session.confirmations[0][0] <= self.broker.now_s:

@@ -382,7 +382,7 @@ class Amqp091Consumer(Consumer):
         self.inbox.extend(raws)
         self._last_tag = last
         self.bytes_arrived += sum(map(len, self.decoder.bodies(raws)))
-        if self.bytes_arrived - self.bytes_taken > self.bytes_allowed and (not self.paused or self._sipping):
+        if self.full and (not self.paused or self._sipping):
             self._pause()
         if not self.arrived.is_set():
             self.arrived.set()

@@ -96,7 +96,8 @@ def make_block(decoder: Decoder, raws: Sequence[Any], ids: MessageIds, schema: p
         schema: of the block.
     """
     tags = decoder.tags(raws)
-    keys = ids.keys(decoder, raws) if ids.exact else []
+    values = ids.values(decoder, raws) if ids.exact or "messageId" in schema.names else []
+    keys = ids.keys(decoder, raws, values) if ids.exact else []
     odd = {delivery.tag: delivery for delivery in decoder.unreadable(raws)}
     metadata = Metadata(
         array("q", tags),
@@ -108,7 +109,7 @@ def make_block(decoder: Decoder, raws: Sequence[Any], ids: MessageIds, schema: p
     bodies = decoder.bodies(raws)
     ready = decoder.batch(raws, schema.names)
     columns: dict[str, Callable[[Sequence[Any]], Sequence[Any]]] = {
-        "messageId": lambda _: ids.texts(decoder, raws),
+        "messageId": lambda _: ids.texts(decoder, raws, values),
         "body": lambda _: bodies,
         **decoder.columns,
     }

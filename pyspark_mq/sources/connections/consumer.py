@@ -165,6 +165,11 @@ class Consumer(ABC):
         self.ever_paused = self.ever_paused or paused
 
     @property
+    def full(self) -> bool:
+        """Have more bytes arrived than may wait? For any thread."""
+        return self.bytes_arrived - self.bytes_taken > self.bytes_allowed
+
+    @property
     def sips(self) -> bool:
         """Paused, and due to take one delivery all the same. Pausing again puts off the next one."""
         return self._paused and time.monotonic() >= self._sip_s

@@ -51,8 +51,11 @@ __all__ = ["Host"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: Each block has a price: behind a round with deliveries the next is begun so long after its beginning, no sooner.
+#: Each block has a price: behind a round with deliveries the next is begun so long after its beginning, no sooner; and
+#: later behind one with so many that somebody waits for more than the next.
 _ROUND_S = 0.02
+_LARGE_ROUND_S = 0.06
+_LARGE_ROUND_ROWS = 200
 #: It is told at least so often that everything was handed over, and how the sessions stand.
 _WORD_S = 0.1
 #: The host does nothing for so long: its process was stopped, or had no turn. What came may be unread.
@@ -170,12 +173,13 @@ class Host:
             began_s = self._look()
             self.arrived.clear()
             broke_off, self._broke_off = self._broke_off, False
-            busy = self._round()
+            rows = self._round()
             if broke_off or began_s - said_s >= _WORD_S:
                 said_s = began_s
                 self._tell(Attended(began_s, broke_off))
-            if busy:
-                self._runtime.sleep(max(0.0, began_s + _ROUND_S - self._now_s()))
+            if rows:
+                round_s = _ROUND_S if rows < _LARGE_ROUND_ROWS else _LARGE_ROUND_S
+                self._runtime.sleep(max(0.0, began_s + round_s - self._now_s()))
                 yield 0.0
             else:
                 yield max(0.0, said_s + _WORD_S - self._now_s())
@@ -187,36 +191,33 @@ class Host:
         self._looked_s = now_s
         return now_s
 
-    def _round(self) -> bool:
-        """Tell everything that is there; did deliveries come?"""
+    def _round(self) -> int:
+        """Tell everything that is there; how many deliveries that was."""
         ended = [key for key, seat in list(self._seats.items()) if seat.stopped]
-        busy = False
-        for event in self._events.take():
-            busy = self._pass_on(event) or busy
+        rows = sum(map(self._pass_on, self._events.take()))
         for seat in list(self._seats.values()):
-            busy = self._hand_over(seat) or busy
+            rows += self._hand_over(seat)
             self._tell_standing(seat)
         for key in ended:
             del self._seats[key]
             self._tell(Stopped(key))
-        return busy
+        return rows
 
-    def _pass_on(self, event: Event) -> bool:
-        seat, busy = self._seats.get(event.key), False
+    def _pass_on(self, event: Event) -> int:
+        seat, rows = self._seats.get(event.key), 0
         if seat is not None:
             if isinstance(event, Opened):
                 seat.consumer, seat.standing = seat.receiver.consumer_of(event.session), None
             elif isinstance(event, Lost):
                 seat.consumer = None
             elif isinstance(event, Confirmed | Told):
-                busy = self._hand_over(seat)
+                rows = self._hand_over(seat)
         self._tell(event)
-        return busy
+        return rows
 
-    def _hand_over(self, seat: _Seat) -> bool:
+    def _hand_over(self, seat: _Seat) -> int:
         consumer = seat.consumer
-        left = 0 if consumer is None else len(consumer.inbox)
-        busy = left > 0
+        rows = left = 0 if consumer is None else len(consumer.inbox)
         try:
             while consumer is not None and left > 0:
                 raws = drained(consumer.inbox, min(left, _ROWS_MAX))
@@ -235,7 +236,7 @@ class Host:
             self._tell(Failed(seat.begin.key, MqError(f"{text}{type(error).__name__}: {error}")))
             seat.receiver.stop(0.0)
             seat.consumer = None
-        return busy
+        return rows
 
     def _tell_standing(self, seat: _Seat) -> None:
         consumer = seat.consumer

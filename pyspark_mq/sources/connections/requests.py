@@ -70,10 +70,10 @@ class AskDepth(Request):
 
 @dataclass(frozen=True, slots=True)
 class Resume(Request):
-    """See :meth:`.Consumer.resume`. It may be asked more than once before that is heard of."""
+    """See :meth:`.Consumer.resume`. It may be asked again before that is heard of: then it is for a later pause."""
 
     def carry_out(self, consumer: Consumer) -> None:
-        if consumer.paused:
+        if consumer.paused and not consumer.full:
             consumer.resume()
 
 

@@ -280,14 +280,13 @@ class QueueReader:
         self._settle(ledger.deliver(session, tags, keys, rows))
         if ledger.exposed < exposed or ledger.counters.rebound > rebound:
             self.clock.came_again()
-        kept: Sequence[tuple[Any, Row]] = list(zip(keys, rows, strict=True))
         if ledger.buffered - buffered < len(block):
             kept = [(keys[place], rows[place]) for place in ledger.held(keys, rows)]
             if kept and _KEPT_PARTS * len(kept) < len(block):
                 self._join([kept])  # the rest would stay in memory with them
                 return
-        if kept and len(block) < _SMALL_ROWS and sum(block.sizes) < _SMALL_BYTES:
-            self._small.append(kept)
+        if len(block) < _SMALL_ROWS and sum(block.sizes) < _SMALL_BYTES:
+            self._small.append(list(zip(keys, rows, strict=True)))
             if len(self._small) == _SMALL_BLOCKS:
                 small, self._small = self._small, []
                 self._join(small)

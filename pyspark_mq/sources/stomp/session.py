@@ -493,7 +493,7 @@ class StompConsumer(Consumer):
 
     def _arrived(self, size: int) -> None:
         self.bytes_arrived += size
-        if self.bytes_arrived - self.bytes_taken > self.bytes_allowed:
+        if self.full:
             self.paused = True
         if not self.arrived.is_set():
             self.arrived.set()
