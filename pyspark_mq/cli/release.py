@@ -17,7 +17,7 @@ from pyspark_mq.cli.peek import look
 from pyspark_mq.dedup import Key, key_text
 from pyspark_mq.errors import CheckpointError
 from pyspark_mq.sources.message_id import MessageIds
-from pyspark_mq.sources.queues.reader import decode
+from pyspark_mq.sources.position import decode
 from pyspark_mq.sources.settings import Settings
 from pyspark_mq.spark_source.folders import as_uri, below, open_folder
 from pyspark_mq.spark_source.id_log import public_place

@@ -22,26 +22,26 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import count, islice
+from itertools import islice
 from typing import Any, TypeAlias
 
 from pyspark_mq.ack import Batch, Ledger, Settlement
 from pyspark_mq.ack.counters import Counters
 from pyspark_mq.brokers.facts import QueueFacts
-from pyspark_mq.dedup import CodecError, Key, SeenStore, decode_ids, encode_ids
+from pyspark_mq.dedup import SeenStore, encode_ids
 from pyspark_mq.errors import CheckpointError
-from pyspark_mq.sources.connections.block import Row, joined, sizes_of
+from pyspark_mq.sources.connections.block import Row, sizes_of
 from pyspark_mq.sources.connections.connections import Connections
 from pyspark_mq.sources.connections.events import Confirmed, Delivered, EventQueue, Lost, Opened
 from pyspark_mq.sources.connections.receivers import Receivers
-from pyspark_mq.sources.message_id import MessageIds
-from pyspark_mq.sources.position import Part
+from pyspark_mq.sources.position import Part, decode
+from pyspark_mq.sources.queues.deliveries import Deliveries
 from pyspark_mq.sources.queues.redelivery import Flow, RedeliveryClock
 from pyspark_mq.sources.queues.watch import OtherConsumers, Silence
 from pyspark_mq.sources.runtime import Runtime
-from pyspark_mq.sources.settings import OnUnreadable, Settings
+from pyspark_mq.sources.settings import Settings
 
-__all__ = ["Judge", "MakeStore", "QueueReader", "decode"]
+__all__ = ["Judge", "MakeStore", "QueueReader"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
@@ -56,14 +56,6 @@ Judge: TypeAlias = Callable[[QueueFacts, Settings], Sequence[str]]
 _SLOW_START_WINDOW = 2_000
 #: For IDs past their time: just long enough for the broker to have had its chance.
 _OVERDUE_WAIT_S = 0.01
-#: The confirmation of a replayed epoch is waited for this long before its session may be ended.
-_CONFIRM_MAX_S = 5.0
-#: What is kept of a block is copied if it is less than this part of it.
-_KEPT_PARTS = 2
-#: Blocks of fewer rows and bytes are put together when there are so many of them: a block has a price of kilobytes.
-_SMALL_ROWS = 64
-_SMALL_BYTES = 64 << 10
-_SMALL_BLOCKS = 64
 
 
 class QueueReader:
@@ -109,25 +101,20 @@ class QueueReader:
         )
         self.connections = Connections(settings, receivers, runtime, events)
         self.clock = RedeliveryClock(settings)
-        self._ids = MessageIds.of(settings)
         self._store = store
         self._runtime = runtime
         self._judge = judge
         self._judged = False
-        self._serial = count(1)
         self._others = OtherConsumers(self.destination)
         self._silence = Silence()
-        self._received_in: dict[int, int] = {}
-        self._redelivered = self._rejected = self._reconnects = 0
-        self._small: list[Sequence[tuple[Any, Row]]] = []
+        self._reconnects = 0
+        self._deliveries = Deliveries(settings, self.ledger, self.connections, store, self._settle)
         #: Epochs that Spark has asked the payload of and not committed: what they emit, as it may ask again.
         self._emitted: dict[int, list[Row]] = {}
         self._retained_bytes = 0
         self._bytes_max = float(settings.max_bytes)
-        #: Deliveries that a replay had no use for, by session; and the epoch that was replayed.
-        self._passed_over: dict[int, int] = {}
+        #: The epoch that was replayed last.
         self._replayed = 0
-        self._settling_since_s: float | None = None
         self.ended = self.taking = self.ever_opened = self.overdue = self.replaying = False
         self.broker_id = ""
         self.ready_at_first: int | None = None
@@ -168,7 +155,10 @@ class QueueReader:
         """
         for event in self.connections.news(taking=self.taking):
             if isinstance(event, Delivered):
-                self._enter(event)
+                self.last_sign_s = self._runtime.monotonic_s()
+                crowded = self.replaying and self.held_bytes >= self._bytes_max
+                if self._deliveries.enter(event, crowded=crowded):
+                    self.clock.came_again()
             elif isinstance(event, Confirmed):
                 self.last_sign_s = self._runtime.monotonic_s()
                 self.clock.answered(event.number, event.session)
@@ -183,7 +173,8 @@ class QueueReader:
         self.ledger.expire(now_s, self.clock.horizon_s)
         if self.connections.windows:
             self.connections.first_window = self._slow_start
-        self._take_back(now_s)
+        if not self.replaying and not self.ledger.has_epoch(self._replayed):
+            self._deliveries.take_back(now_s)
         self._look_for_silence(now_s)
 
     def _open(self, event: Opened) -> None:
@@ -193,7 +184,7 @@ class QueueReader:
             raise self._other_broker(self.broker_id, f"{greeting.url} is broker '{found}'")
         self.broker_id = self.broker_id or found
         self.ever_opened = True
-        self._received_in[event.session] = 0
+        self._deliveries.begin(event.session)
         self.ledger.open_session(event.session)
         if self.ready_at_first is None and greeting.depth is not None:
             self.ready_at_first = greeting.depth.ready
@@ -207,8 +198,7 @@ class QueueReader:
     def _lose(self, lost: Lost) -> None:
         self._reconnects += 1
         self.clock.lost(ever_paused=lost.ever_paused)
-        del self._received_in[lost.session]
-        self._passed_over.pop(lost.session, None)
+        self._deliveries.end(lost.session)
         self._silence.forget(lost.session)
         held, returned = self.ledger.unacked_in(lost.session), self.ledger.counters.returned
         self.ledger.lose(lost.session)
@@ -236,10 +226,10 @@ class QueueReader:
         clock, connections = self.clock, self.connections
         if connections.broke_off:
             clock.interrupt()
+        room = not connections.paused
         flows = {
-            session: Flow(self._received_in[session], window, self._unacked_in(session) < window and not paused)
+            session: Flow(self._deliveries.received_in[session], window, room and self._unacked_in(session) < window)
             for session, window in connections.windows.items()
-            for paused in (connections.paused,)
         }
         clock.observe(connections.attended_s, flows)
         self.ledger.start_clock(clock.connected_s, clock.wait_s(alone=connections.alone))
@@ -256,118 +246,6 @@ class QueueReader:
                 why = self._silence.look(session, depth, holds=holds, now_s=now_s)
                 if why is not None:
                     self.connections.renew(session, why)
-
-    # -- deliveries
-
-    def _enter(self, event: Delivered) -> None:
-        session, metadata, block = event.session, event.metadata, event.block
-        self.last_sign_s = self._runtime.monotonic_s()
-        self._received_in[session] += len(block)
-        self._redelivered += metadata.redelivered
-        tags: Sequence[int] = metadata.tags
-        rows = block.rows
-        keys: list[Any] = metadata.keys or [next(self._serial) for _ in metadata.tags]
-
-        left_out = self._refused(event) if metadata.unreadable or None in keys else {}
-        if left_out:
-            tags, keys, rows = _without(left_out, tags, keys, rows)
-        if self.exact:
-            if self.replaying and self.held_bytes >= self._bytes_max:
-                tags, keys, rows = self._only_known(session, tags, keys, rows)
-            self._ask_store(keys)
-        ledger = self.ledger
-        buffered, exposed, rebound = ledger.buffered, ledger.exposed, ledger.counters.rebound
-        self._settle(ledger.deliver(session, tags, keys, rows))
-        if ledger.exposed < exposed or ledger.counters.rebound > rebound:
-            self.clock.came_again()
-        if ledger.buffered - buffered < len(block):
-            kept = [(keys[place], rows[place]) for place in ledger.held(keys, rows)]
-            if kept and _KEPT_PARTS * len(kept) < len(block):
-                self._join([kept])  # the rest would stay in memory with them
-                return
-        if len(block) < _SMALL_ROWS and sum(block.sizes) < _SMALL_BYTES:
-            self._small.append(list(zip(keys, rows, strict=True)))
-            if len(self._small) == _SMALL_BLOCKS:
-                small, self._small = self._small, []
-                self._join(small)
-
-    def _join(self, parts: Sequence[Sequence[tuple[Any, Row]]]) -> None:
-        """Hold rows of a block of their own in place of these, where they are held at all."""
-        held = [(key, row) for part in parts for key, row in part]
-        places = self.ledger.held([key for key, _ in held], [row for _, row in held])
-        if places:
-            block = joined([held[place][1] for place in places])
-            self.ledger.exchange([held[place][0] for place in places], block.rows)
-
-    def _refused(self, event: Delivered) -> dict[int, str]:
-        """Rows that are rejected, and why.
-
-        Raises:
-            MissingMessageIdError: one has no ID, and that is to fail the query.
-        """
-        tags, keys, unreadable = event.metadata.tags, event.metadata.keys, event.metadata.unreadable
-        refused: dict[int, str] = {}
-        if unreadable and self.settings.on_unreadable is OnUnreadable.REJECT:
-            refused = dict.fromkeys(unreadable, "cannot be decoded")
-            _LOG.error(
-                "%s: rejected %d message(s) that cannot be decoded, the first: %s. Without a dead-letter target the "
-                "broker drops them",
-                self.destination, len(unreadable), next(iter(unreadable.values())),
-            )  # fmt: skip
-        missing = [row for row, key in enumerate(keys) if key is None and row not in refused]
-        if missing:
-            self._ids.check(self.destination, len(missing), event.metadata.hidden)
-            refused |= dict.fromkeys(missing, "has no ID")
-            _LOG.error(
-                "%s: rejected %d message(s) without an ID under messageIdFrom='%s'",
-                self.destination, len(missing), self._ids.source,
-            )  # fmt: skip
-        if refused:
-            self._rejected += len(refused)
-            self.connections.reject(event.session, sorted(tags[row] for row in refused))
-        return refused
-
-    def _only_known(
-        self, session: int, tags: Sequence[int], keys: list[Any], rows: list[Row]
-    ) -> tuple[Sequence[int], list[Any], list[Row]]:
-        """What is planned, committed or here; the rest stays unacknowledged and is not looked at again."""
-        new = set(self.ledger.unseen(keys))
-        places = {place for place, key in enumerate(keys) if key in new}
-        if not places:
-            return tags, keys, rows
-        if not self._passed_over:
-            _LOG.warning(
-                "%s: more than %d bytes came that the replay does not wait for; what else comes before its messages "
-                "is asked for again later, which counts as a delivery",
-                self.destination, self._bytes_max,
-            )  # fmt: skip
-        self.ledger.pass_over(session, tags[min(places)])
-        self._passed_over[session] = self._passed_over.get(session, 0) + len(places)
-        return _without(places, tags, keys, rows)
-
-    def _take_back(self, now_s: float) -> None:
-        """Have what was passed over handed out again, once the replay it was in the way of is settled.
-
-        Only the end of a session does that on every broker.
-        """
-        if not self._passed_over or self.replaying or self.ledger.has_epoch(self._replayed):
-            self._settling_since_s = None
-            return
-        if self._settling_since_s is None:
-            self._settling_since_s = now_s
-        # Under load something is always unconfirmed; and over STOMP RabbitMQ confirms nothing behind what was passed
-        # over.
-        if self.ledger.unconfirmed() and now_s - self._settling_since_s < _CONFIRM_MAX_S:
-            return
-        for session, number in list(self._passed_over.items()):
-            del self._passed_over[session]
-            self.connections.renew(session, f"{number} messages that a replay had no use for are asked for again")
-
-    def _ask_store(self, keys: list[Any]) -> None:
-        """Learn of those that are not known here and were settled by somebody else."""
-        known = self._store.known(self.ledger.unseen(keys))
-        if known:
-            self._settle(self.ledger.restore_committed(known))
 
     # -- bytes and windows
 
@@ -390,7 +268,7 @@ class QueueReader:
 
     def _unacked_in(self, session: int) -> int:
         """Deliveries of an open session that nobody has acknowledged, those included that were passed over."""
-        return self.ledger.unacked_in(session) + self._passed_over.get(session, 0)
+        return self.ledger.unacked_in(session) + self._deliveries.passed_over_in(session)
 
     @property
     def window(self) -> int:
@@ -592,8 +470,8 @@ class QueueReader:
         ledger = self.ledger
         return replace(
             ledger.counters,
-            redelivered=self._redelivered,
-            rejected=self._rejected,
+            redelivered=self._deliveries.redelivered,
+            rejected=self._deliveries.rejected,
             reconnects=self._reconnects,
             unacked=ledger.unacked,
             buffered=ledger.buffered,
@@ -602,35 +480,8 @@ class QueueReader:
         )
 
 
-def _without(
-    places: Any, tags: Sequence[int], keys: Sequence[Any], rows: Sequence[Row]
-) -> tuple[list[int], list[Any], list[Row]]:
-    """The others, in order."""
-    kept = [place for place in range(len(rows)) if place not in places]
-    return [tags[place] for place in kept], [keys[place] for place in kept], [rows[place] for place in kept]
-
-
 def _memo(batch: Batch[Any]) -> str:
     """The encoded IDs of a carried batch, kept beside it."""
     if batch.memo is None:
         batch.memo = encode_ids(batch.keys)
     return batch.memo
-
-
-def decode(text: str, destination: str) -> list[Key]:
-    """The IDs in a piece of an offset.
-
-    Args:
-        text: the IDs, encoded.
-        destination: what errors call the queue.
-
-    Raises:
-        CheckpointError: they cannot be read.
-    """
-    try:
-        return decode_ids(text)
-    except CodecError as broken:
-        raise CheckpointError(
-            f"{destination}: the message IDs in the checkpoint's offset cannot be read ({broken}). Restore the "
-            "checkpoint, or start with a new checkpointLocation"
-        ) from None
