@@ -179,7 +179,7 @@ class Admission:
         queues = []
         most = _EXPOSED_WINDOWS * self._settings.consumers
         for queue in self._queues:
-            exposed = queue.ledger.exposed
+            exposed = queue.ledger.carried.exposed
             if exposed < most * queue.settings.prefetch:
                 self._unsteady.discard(queue)
             elif queue.clock.steady_s < _STEADY_S:
@@ -234,7 +234,7 @@ class Admission:
         delay_s = max((queue.clock.delay_s for queue in self._queues), default=0.0)
         deadline = self._runtime.monotonic_s() + self._settings.settle_grace_s + delay_s + _OVERDUE_MAX_S
         while (
-            any(queue.ledger.exposed or queue.ledger.unconfirmed() for queue in self._queues)
+            any(queue.ledger.carried.exposed or queue.ledger.carried.under_way() for queue in self._queues)
             and self._runtime.monotonic_s() < deadline
         ):
             self._wait(IDLE_WAIT_S)
@@ -264,7 +264,7 @@ class Admission:
             for queue in ends.keys() - unread:
                 # It may be written to for ever; what it holds takes the room of others, and goes back when the run ends
                 # in any case.
-                if queue.ledger.buffered and not queue.has_open_epochs and not queue.ledger.unconfirmed():
+                if queue.ledger.buffered and not queue.has_open_epochs and not queue.ledger.carried.under_way():
                     queue.connections.stop()
             steady = self._steady()
             ready = [queue for queue in unread if queue in steady]

@@ -184,7 +184,7 @@ class EpochSource:
 
     def _is_open(self, epoch: int) -> bool:
         """Is this epoch planned and not committed?"""
-        return any(queue.ledger.has_epoch(epoch) for queue in self._queues.with_ended())
+        return any(epoch in queue.ledger.planned.epochs for queue in self._queues.with_ended())
 
     def _in_the_way(self) -> bool:
         """Is no room left by an epoch that only the next one has settled (Spark before 4.2)?
@@ -240,7 +240,7 @@ class EpochSource:
         for epoch in [epoch for epoch in self._begun if epoch <= end.epoch]:
             del self._begun[epoch]
         settled = [(queue.ledger, queue.commit(end.epoch)) for queue in self._queues.with_ended()]
-        self._timings.committed(end.epoch, lambda: any(ledger.under_way(number) for ledger, number in settled))
+        self._timings.committed(end.epoch, lambda: any(ledger.carried.under_way(number) for ledger, number in settled))
         self._queues.forget_ended()
 
     def stop(self) -> None:

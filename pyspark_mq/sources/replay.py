@@ -136,7 +136,7 @@ class Replay:
         while True:
             self._queues.pump()
             queues = self._queues.with_ended()
-            missing = {queue: count for queue in queues if (count := queue.ledger.missing_count(epoch))}
+            missing = {queue: count for queue in queues if (count := queue.ledger.planned.epochs[epoch].missing)}
             if not missing:
                 return
             if any(queue.ended for queue in missing):
@@ -152,7 +152,8 @@ class Replay:
                 for queue, count in missing.items():
                     _LOG.warning(
                         "%s: waiting for %d of %d planned messages of epoch %d, %.0f s left",
-                        queue.destination, count, len(queue.ledger.keys(epoch)), epoch, timeout_s - waited_s[queue],
+                        queue.destination, count, len(queue.ledger.planned.keys(epoch)), epoch,
+                        timeout_s - waited_s[queue],
                     )  # fmt: skip
             for queue, count in missing.items():
                 # What the broker holds back cannot be had by asking for more.
@@ -163,10 +164,10 @@ class Replay:
     def _give_up(self, end: Position, queues: Sequence[QueueReader]) -> None:
         """Rule 9: the planned messages are not all there."""
         epoch, settings = end.epoch, self._settings
-        missing = {queue: [key_text(key) for key in queue.ledger.missing(epoch)] for queue in queues}
+        missing = {queue: [key_text(key) for key in queue.ledger.planned.missing(epoch)] for queue in queues}
         told = "; ".join(
-            f"{queue.destination}: {len(keys)} of {len(queue.ledger.keys(epoch))} messages of epoch {epoch} did not "
-            f"come back within replayTimeout={settings.replay_timeout_s:g}s after a restart: "
+            f"{queue.destination}: {len(keys)} of {len(queue.ledger.planned.keys(epoch))} messages of epoch {epoch} "
+            f"did not come back within replayTimeout={settings.replay_timeout_s:g}s after a restart: "
             f"{', '.join(keys[:_IDS_SHOWN])}{', ...' if len(keys) > _IDS_SHOWN else ''}"
             for queue, keys in missing.items()
         )
@@ -185,7 +186,7 @@ class Replay:
             everything = [key for keys in missing.values() for key in keys]
             where = ", ".join(queue.destination for queue in queues)
             raise DataLossError(where, epoch, everything, text + advice)
-        self._keep_record(end, {queue.name: encode_ids(queue.ledger.missing(epoch)) for queue in queues})
+        self._keep_record(end, {queue.name: encode_ids(queue.ledger.planned.missing(epoch)) for queue in queues})
         for queue in queues:
             queue.ledger.abandon(epoch)
         _LOG.error("%sGoing on without them, as %s", text, why)

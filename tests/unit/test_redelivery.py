@@ -231,7 +231,7 @@ def test_a_replay_has_the_window_that_its_epoch_had_whatever_prefetch_is_now(url
     scene.publish(2_000)
     with pytest.raises(Crashed):
         scene.query.trigger(At.AFTER_OFFSET_LOG)
-    assert len(only(scene.query.source).ledger.epochs(9)) == 0
+    assert len(only(scene.query.source).ledger.planned.numbers(9)) == 0
     scene.query.crash()
     scene.query.settings = make_settings(max_messages=2_000, prefetch=2, replay_timeout_s=60.0)
     assert scene.query.trigger() == 2_000

@@ -105,9 +105,9 @@ class Deliveries:
                 tags, keys, rows = self._only_known(session, tags, keys, rows)
             self._ask_store(keys)
         ledger = self._ledger
-        buffered, exposed, rebound = ledger.buffered, ledger.exposed, ledger.counters.rebound
+        buffered, exposed, rebound = ledger.buffered, ledger.carried.exposed, ledger.counters.rebound
         self._settle(ledger.deliver(session, tags, keys, rows))
-        came_again = ledger.exposed < exposed or ledger.counters.rebound > rebound
+        came_again = ledger.carried.exposed < exposed or ledger.counters.rebound > rebound
         if ledger.buffered - buffered < len(block):
             kept = [(keys[place], rows[place]) for place in ledger.held(keys, rows)]
             if kept and _KEPT_PARTS * len(kept) < len(block):
@@ -192,7 +192,7 @@ class Deliveries:
             self._settling_since_s = now_s
         # Under load something is always unconfirmed; and over STOMP RabbitMQ confirms nothing behind what was passed
         # over.
-        if self._ledger.unconfirmed() and now_s - self._settling_since_s < _CONFIRM_MAX_S:
+        if self._ledger.carried.under_way() and now_s - self._settling_since_s < _CONFIRM_MAX_S:
             return
         for session, number in list(self._passed_over.items()):
             del self._passed_over[session]

@@ -159,7 +159,7 @@ class QueueGroup:
     @property
     def planned_bytes(self) -> int:
         """Bytes of the bodies of epochs that are not committed."""
-        return sum(queue.ledger.planned_bytes for queue in self)
+        return sum(queue.ledger.planned.weight for queue in self)
 
     @property
     def full(self) -> bool:
@@ -173,7 +173,7 @@ class QueueGroup:
 
     def unconfirmed(self) -> bool:
         """Is an acknowledgement under way whose confirmation can still come?"""
-        return any(queue.ledger.unconfirmed() for queue in self)
+        return any(queue.ledger.carried.under_way() for queue in self)
 
     @property
     def paused(self) -> bool:

@@ -170,10 +170,10 @@ class QueueReader:
         now_s = self._runtime.monotonic_s()
         if self.connections.complete and self.taking:
             self._tell_time(now_s)
-        self.ledger.expire(now_s, self.clock.horizon_s)
+        self.ledger.carried.expire(now_s, self.clock.horizon_s)
         if self.connections.windows:
             self.connections.first_window = self._slow_start
-        if not self.replaying and not self.ledger.has_epoch(self._replayed):
+        if not self.replaying and self._replayed not in self.ledger.planned.epochs:
             self._deliveries.take_back(now_s)
         self._look_for_silence(now_s)
 
@@ -189,7 +189,7 @@ class QueueReader:
         if self.ready_at_first is None and greeting.depth is not None:
             self.ready_at_first = greeting.depth.ready
         self.clock.opened(greeting)
-        self.ledger.delay_s = self.clock.delay_s
+        self.ledger.carried.delay_s = self.clock.delay_s
         if not self._judged:
             self._judged = True
             for text in self._judge(greeting.facts, self.settings):
@@ -232,10 +232,10 @@ class QueueReader:
             for session, window in connections.windows.items()
         }
         clock.observe(connections.attended_s, flows)
-        self.ledger.start_clock(clock.connected_s, clock.wait_s(alone=connections.alone))
+        self.ledger.carried.start_clock(clock.connected_s, clock.wait_s(alone=connections.alone))
         self._others.look(connections.other_consumers, now_s, clock.half_open_s)
         # The horizon has to move on also where nothing is acknowledged, while something waits for that.
-        question = clock.question(now_s) if self.ledger.exposed else None
+        question = clock.question(now_s) if self.ledger.carried.exposed else None
         if question is not None:
             connections.ask_for_answers(question)
 
@@ -252,7 +252,7 @@ class QueueReader:
     @property
     def held_bytes(self) -> int:
         """Bytes of bodies in this process that were taken in; what was dropped does not count."""
-        return self.ledger.buffered_bytes + self.ledger.planned_bytes + self._retained_bytes
+        return self.ledger.buffered_bytes + self.ledger.planned.weight + self._retained_bytes
 
     def share_bytes(self, most: float, *, resumes: bool) -> None:
         """Tell the sessions how many bytes they may pile up, those to be opened too.
@@ -294,7 +294,7 @@ class QueueReader:
         if settings.endpoint.broker.counts_drops:
             window = min(window, max(_SLOW_START_WINDOW, settings.min_messages) + self.ledger.expected)
         # An epoch comes again whole, whatever the prefetch is by now.
-        return max(window, self.ledger.planned)
+        return max(window, len(self.ledger.planned))
 
     def _start_slowly(self) -> None:
         self.connections.first_window = self._slow_start
@@ -341,18 +341,18 @@ class QueueReader:
             highest: the number of the epoch before. Before Spark 4.2 that is settled after this one is planned.
                 Whoever finds this one in the offset log knows that the one before was committed.
         """
-        before = [self._encoded(number) for number in self.ledger.epochs(highest)] if self.exact else []
+        before = [self._encoded(number) for number in self.ledger.planned.numbers(highest)] if self.exact else []
         self.ledger.plan(epoch, size, encode_ids if self.exact else None)
-        batches = self.ledger.carried() if self.exact else []
+        batches = self.ledger.carried.batches() if self.exact else []
         return Part(
-            self.ledger.epoch_memo(epoch) or "",
-            (*map(_memo, batches), *filter(None, before)),
+            self.ledger.planned.epochs[epoch].memo or "",
+            (*(batch.encoded(encode_ids) for batch in batches), *filter(None, before)),
             (*map(self._carried_until_s, batches), *(None for memo in before if memo)),
         )
 
     def _encoded(self, epoch: int) -> str:
         """The encoded IDs of a planned epoch."""
-        return self.ledger.epoch_memo(epoch) or encode_ids(self.ledger.keys(epoch))
+        return self.ledger.planned.epochs[epoch].memo or encode_ids(self.ledger.planned.keys(epoch))
 
     def _carried_until_s(self, batch: Batch[Any]) -> int | None:
         """Up to when a carried batch has to be, seconds since 1970; None if no clock runs for it yet."""
@@ -364,12 +364,12 @@ class QueueReader:
     @property
     def has_open_epochs(self) -> bool:
         """Is anything planned or emitted here that is not committed?"""
-        return bool(self._emitted) or self.ledger.open_epochs > 0
+        return bool(self._emitted) or len(self.ledger.planned.epochs) > 0
 
     def hold(self, epoch: int) -> None:
         """Keep what an epoch emits until it is committed: Spark may ask for it again."""
-        if self.ledger.has_epoch(epoch):
-            self._emitted[epoch] = self.ledger.payloads(epoch)
+        if epoch in self.ledger.planned.epochs:
+            self._emitted[epoch] = self.ledger.planned.payloads(epoch)
 
     def emitted(self, epoch: int) -> list[Row]:
         """What is kept of it, in planned order."""
@@ -387,8 +387,8 @@ class QueueReader:
         late = self.connections.late
         if any(late or self._unacked_in(session) >= window for session, window in self.connections.windows.items()):
             self.clock.block()
-        for epoch in self.ledger.epochs(upto):
-            self._store.remember(self.ledger.keys(epoch))
+        for epoch in self.ledger.planned.numbers(upto):
+            self._store.remember(self.ledger.planned.keys(epoch))
         # Before the acknowledgements make room: where a wider window is a new consumer, it is had while
         # nothing is on its way.
         self.connections.widen(self.settings.prefetch)
@@ -403,7 +403,7 @@ class QueueReader:
 
     def _retain(self) -> None:
         """Count what is held here and no longer in the ledger."""
-        gone = [rows for epoch, rows in self._emitted.items() if not self.ledger.has_epoch(epoch)]
+        gone = [rows for epoch, rows in self._emitted.items() if epoch not in self.ledger.planned.epochs]
         self._retained_bytes = sum(sum(sizes_of(rows)) for rows in gone)
 
     def _settle(self, settlement: Settlement | None) -> int | None:
@@ -478,10 +478,3 @@ class QueueReader:
             carried=ledger.expected,
             backlog=self.connections.newest_depth,
         )
-
-
-def _memo(batch: Batch[Any]) -> str:
-    """The encoded IDs of a carried batch, kept beside it."""
-    if batch.memo is None:
-        batch.memo = encode_ids(batch.keys)
-    return batch.memo
