@@ -55,7 +55,7 @@ def main() -> int:
     chosen = {one.name: one for name in arguments.brokers for one in _BROKERS[name]}
     by_maven = [partial(fetch, one) for one in (chosen.values() if chosen else _DISTRIBUTIONS)]
     by_apt = [] if chosen else [partial(fetch_rabbitmq, one) for one in RABBITMQ_SUITES]
-    # Side by side, as much of it is waiting. Not those of Maven: they share its local repository, which it does not lock.
+    # Side by side, as much of it is waiting. Those of Maven are not: nothing locks its local repository.
     with ThreadPoolExecutor(2) as side_by_side:
         return max(side_by_side.map(_bring, (by_maven, by_apt)))
 
