@@ -336,7 +336,8 @@ step() {
     local log=$state/$1.log text=$2 began=$SECONDS code=0
     shift 2
     printf '%ssetup: %s ...\n' "$erase" "$text"
-    : >"$log"
+    # What is shown until the step itself says something.
+    echo "$text" >"$log"
     "$@" >>"$log" 2>&1 || code=$?
     if ((code == 0)); then
         printf '%ssetup: %s: done in %d s\n' "$erase" "$text" "$((SECONDS - began))"
