@@ -61,7 +61,7 @@ docs: ready-python ## Write the tables from the code, and a site from docs/ into
 	$(BIN)/python -m sphinx -q -W --keep-going -E -b html -d build/doctrees docs build/site $(ARGS)
 	@echo build/site/index.html
 
-release-check: ready ## Is it fit to be released? Minutes with every Spark: ARGS="--pythons 3.11 --sparks 4.3.0", ARGS="--tag v0.2.0"
+release-check: ready ## Is it fit to be released? Minutes with every Spark: ARGS="--pythons 3.11 --sparks 4.3.0", ARGS="--tag v0.1.0"
 	$(BIN)/python -m tools.release $(ARGS)
 
 lock: ready-python ## Renew requirements-dev.txt, the versions that set-up installs
