@@ -5,22 +5,28 @@ ARGS ?=
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ready demo demo-cluster test test-all test-containers fuzz matrix spark-matrix soak cluster-storm bench docs release-check lock lint check clean
+.PHONY: help setup ready ready-python ready-demo demo demo-cluster test test-all test-containers fuzz matrix spark-matrix soak cluster-storm bench docs release-check lock lint check clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
 
-setup: ## Install what is missing: Debian packages, and .venv with this checkout in it
+setup: ## Install all that is missing, for every target: Debian packages, and .venv with this checkout in it
 	@PYTHON="$(PYTHON)" tools/setup.sh
 
-# The same without a word when there is nothing to do; what the others depend on.
+# The same without a word when there is nothing to do; what the others depend on. Some need less than everything.
 ready:
 	@PYTHON="$(PYTHON)" tools/setup.sh --quiet
 
-demo: ready ## Watch it survive a kill: BROKER=rabbitmq PROTOCOL=stomp, or ARGS="--url ... --queue ..." for your own
+ready-python:
+	@PYTHON="$(PYTHON)" tools/setup.sh --quiet python
+
+ready-demo:
+	@PYTHON="$(PYTHON)" tools/setup.sh --quiet demo $(BROKER) $(PROTOCOL) $(subst =, ,$(ARGS))
+
+demo: ready-demo ## Watch it survive a kill: BROKER=rabbitmq PROTOCOL=stomp, or ARGS="--url ... --queue ..." for your own
 	$(BIN)/python -m testbed.demo $(if $(BROKER),--broker $(BROKER)) $(if $(PROTOCOL),--protocol $(PROTOCOL)) $(ARGS)
 
-demo-cluster: ready ## The same on a standalone cluster of Spark: two workers, of which one is killed in the middle
+demo-cluster: ready-demo ## The same on a standalone cluster of Spark: two workers, of which one is killed in the middle
 	$(BIN)/python -m testbed.demo --cluster $(if $(BROKER),--broker $(BROKER)) $(if $(PROTOCOL),--protocol $(PROTOCOL)) $(ARGS)
 
 test: ready ## Run every test once, against brokers of their own: each law on each protocol, in minutes
@@ -32,7 +38,7 @@ test-all: ready ## Run every test on every broker and protocol
 test-containers: ready ## Run the tests against brokers in containers
 	@BIN="$(BIN)" tools/containers.sh env CI=true $(BIN)/python -m pytest tests/containers $(ARGS)
 
-fuzz: ready ## Fuzz the decoders against oracles of their own: ARGS="--minutes 60", ARGS="amqp10 --seed 7"
+fuzz: ready-python ## Fuzz the decoders against oracles of their own: ARGS="--minutes 60", ARGS="amqp10 --seed 7"
 	$(BIN)/python -m tests.fuzz $(ARGS)
 
 matrix: ready ## Run laws, failure matrix and a storm on every broker and protocol; writes docs/compatibility.md
@@ -50,18 +56,18 @@ cluster-storm: ready ## Kill, freeze and cut off the brokers of a cluster: ARGS=
 bench: ready ## Measure beside bare clients, PerfTest and Hazelcast, or a part of it: ARGS="growth --page"
 	$(BIN)/python -m benchmarks $(ARGS)
 
-docs: ready ## Write the tables from the code, and a site from docs/ into build/site; a broken link is an error
+docs: ready-python ## Write the tables from the code, and a site from docs/ into build/site; a broken link is an error
 	$(BIN)/python -m tools.reference
 	$(BIN)/python -m sphinx -q -W --keep-going -E -b html -d build/doctrees docs build/site $(ARGS)
 	@echo build/site/index.html
 
-release-check: ready ## Is it fit to be released? Minutes with every Spark: ARGS="--pythons 3.11 --sparks 4.3.0", ARGS="--tag v0.2.0"
+release-check: ready ## Is it fit to be released? Minutes with every Spark: ARGS="--pythons 3.11 --sparks 4.3.0", ARGS="--tag v0.1.0"
 	$(BIN)/python -m tools.release $(ARGS)
 
-lock: ready ## Renew requirements-dev.txt, the versions that set-up installs
+lock: ready-python ## Renew requirements-dev.txt, the versions that set-up installs
 	$(BIN)/python -m tools.lock
 
-lint: ready ## Check style, format and types
+lint: ready-python ## Check style, format and types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy

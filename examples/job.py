@@ -39,8 +39,10 @@ def main() -> int:
     if arguments.prometheus is not None:
         spark.streams.addListener(QueueListener(prometheus=arguments.prometheus))
 
-    # IDs beside the checkpoint instead of in it: offsets a person can look at.
-    id_log = {} if arguments.id_log == "none" else {"idLog": arguments.id_log or f"{arguments.checkpoint}/ids"}
+    # Message IDs in files of the checkpoint, or of another folder, instead of in the offsets, which then stay small.
+    id_log = {"checkpointLocation": arguments.checkpoint}
+    if arguments.id_log is not None:
+        id_log = {} if arguments.id_log == "none" else {"idLog": arguments.id_log}
     messages = (
         spark.readStream.format("mq")
         .option("broker", arguments.broker)
@@ -72,8 +74,8 @@ def main() -> int:
 def summary(failure: str) -> str:
     """Of what Spark says of a query that failed, what there is to read, in a few thousand characters.
 
-    Behind it Spark prints the plan and the offsets, which without `idLog` hold the IDs of messages: up to megabytes.
-    The traceback is in Spark's log.
+    Behind it Spark prints the plan and the offsets, which without `checkpointLocation` at the source hold the IDs of
+    messages: up to megabytes. The traceback is in Spark's log.
     """
     told = failure.partition("=== Streaming Query ===")[0].strip()
     of_the_source = re.search(r"\[mq:[\w-]+\] .+", told)
@@ -129,7 +131,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--output", required=True)
     parser.add_argument("--checkpoint", required=True)
     parser.add_argument("--master", help="of Spark; by default what spark-submit says, or all cores of this machine")
-    parser.add_argument("--id-log", metavar="FOLDER", help="of message IDs, by default 'ids' below the checkpoint; "
+    parser.add_argument("--id-log", metavar="FOLDER", help="for files of message IDs, by default in the checkpoint; "
                         "'none' for in the offsets")  # fmt: skip
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="of the source")
     parser.add_argument("--restarts", type=int, default=0, help="of the query, when it has failed")

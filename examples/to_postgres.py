@@ -49,7 +49,7 @@ def main() -> int:
         .option("broker", arguments.broker)
         .option("url", arguments.url)
         .option("queue", arguments.queue)
-        .option("idLog", f"{arguments.checkpoint}/ids")
+        .option("checkpointLocation", arguments.checkpoint)
         .options(**dict(option.split("=", 1) for option in arguments.option))
         .load()
     )

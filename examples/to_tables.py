@@ -49,7 +49,7 @@ def main() -> int:
     messages = (
         spark.readStream.format("mq")
         .options(broker=arguments.broker, url=arguments.url, queue=",".join(SCHEMAS))
-        .option("idLog", f"{arguments.checkpoint}/ids")
+        .option("checkpointLocation", arguments.checkpoint)
         .load()
     )
     query = (

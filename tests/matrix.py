@@ -208,7 +208,7 @@ def page(results: Sequence[Result], clusters: Sequence[dict[str, Any]]) -> str:
         "Written by `make matrix` from what it saw; not by hand. Every law and every row of the failure matrix is",
         "a set of tests against a real broker (`tests/laws`, `tests/faults`), the same for all. A number is how many",
         "of them passed; `-` is for those of another protocol, or newer than the run, and why there is a no is in the",
-        "notes. `on` is the date, or the version of this package for what is older. All of it is in `docs/matrix` as",
+        "notes. `on` is the date. All of it is in `docs/matrix` as",
         "JSON.",
         "",
         "## Cells",

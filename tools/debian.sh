@@ -3,6 +3,8 @@
 
 readonly policy=/usr/sbin/policy-rc.d
 policy_is_ours=no
+# Of what there is to install: asked for once.
+lists_are_new=no
 
 # To be called with `trap remove_policy EXIT` in force.
 install_packages() {
@@ -16,7 +18,8 @@ install_packages() {
     fi
     local apt=("${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=120)
     refuse_service_starts "${root[@]}" &&
-        "${apt[@]}" update &&
+        { [[ $lists_are_new == yes ]] || "${apt[@]}" update; } &&
+        lists_are_new=yes &&
         "${apt[@]}" install --yes --no-install-recommends "$@"
     local code=$?
     remove_policy

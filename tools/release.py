@@ -101,7 +101,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make release-check", description=__doc__)
     parser.add_argument("--pythons", type=_names, help=f"of {','.join(PYTHONS)}; by default those that are there")
     parser.add_argument("--sparks", type=_names, default=list(VERSIONS), help=f"of {','.join(VERSIONS)}; '' for none")
-    parser.add_argument("--tag", default="", help="such as v0.2.0: version and changelog have to be of it")
+    parser.add_argument("--tag", default="", help="such as v0.1.0: version and changelog have to be of it")
     parser.add_argument("--without-audit", action="store_true", help="where pip-audit reaches no database")
     given = parser.parse_args()
     for name, wanted, known in (("pythons", given.pythons or [], PYTHONS), ("sparks", given.sparks, VERSIONS)):

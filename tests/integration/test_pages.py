@@ -185,7 +185,7 @@ def test_which_column_is_yours() -> None:
 
 
 def test_every_setting_of_spark_on_the_pages_is_one() -> None:
-    text = "".join((ROOT / "docs" / f"{page}.md").read_text("utf-8") for page in ("standalone", "kubernetes", "yarn"))
+    text = (ROOT / "docs" / "deploying.md").read_text("utf-8")
     named = set(re.findall(r"(?:--conf |`|^ +)(spark\.[a-z][\w.]*\w)(?=[=:`])", text, re.MULTILINE))
     assert {"spark.driver.memoryOverhead", "spark.kubernetes.driver.secrets.mq"} <= named
     jars = Path(pyspark.__file__).parent / "jars"
@@ -286,14 +286,14 @@ def left_open(spark: Any, given: dict[str, str], checkpoint: Path) -> None:
 
 # -- settings of brokers -----------------------------------------------------------------------
 
-OPERATING = "docs/operating.md"
+BROKERS = "docs/brokers.md"
 
 
 class AsOnThePage(ActiveMqNode):
     """With the elements of the page in its configuration; else nobody but admins may do anything."""
 
     def _configuration(self) -> str:
-        policy, connector, entries, _ = [one.text for one in blocks(OPERATING, "xml")]
+        policy, connector, entries, _ = [one.text for one in blocks(BROKERS, "xml")]
         text = super()._configuration().replace("users,readers", "admins").replace('"users"', '"admins"')
         text = text.replace("<policyEntry queue=", f"{policy}<policyEntry queue=", 1)
         text = text.replace("</authorizationEntries>", f"{entries}</authorizationEntries>", 1)
@@ -307,7 +307,7 @@ class ArtemisAsOnThePage(ArtemisNode):
     """With the element of the page in its configuration."""
 
     def _configuration(self) -> str:
-        *_, setting = [one.text for one in blocks(OPERATING, "xml")]
+        *_, setting = [one.text for one in blocks(BROKERS, "xml")]
         return super()._configuration().replace("<address-settings>", f"<address-settings>{setting}", 1)
 
 

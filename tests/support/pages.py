@@ -90,22 +90,21 @@ RUN_BY: dict[str, dict[str, str]] = {
         ),
         f"{_PAGES}::test_every_command_of_its_page",
     ),
-    "docs/pipelines.md": dict.fromkeys(
-        ("# spark-pipeline.yml", "# transformations/orders.py", "spark-pipelines --remote sc://server:15002 run"),
-        "integration/test_pipelines.py::test_a_table_of_a_pipeline_has_each_message_once_and_outlives_a_full_refresh",
-    ),
-    "docs/spark-connect.md": {
-        "from pyspark.sql import SparkSession": "integration/test_connect.py::test_a_client_reads_a_queue"
-    },
-    "docs/standalone.md": {
+    "docs/deploying.md": {
         "export PYSPARK_PYTHON=/opt/venv/bin/python": (
             "integration/test_spark_cluster.py::test_the_command_of_the_page_reads_a_queue"
-        )
+        ),
+        "from pyspark.sql import SparkSession": "integration/test_connect.py::test_a_client_reads_a_queue",
+        **dict.fromkeys(
+            ("python3 -m venv env", "export PYSPARK_PYTHON=./env/bin/python"),
+            "integration/test_yarn.py::test_a_driver_and_an_executor_of_yarn_that_die_take_nothing_with_them",
+        ),
+        **dict.fromkeys(
+            ("# spark-pipeline.yml", "# transformations/orders.py", "spark-pipelines --remote sc://server:15002 run"),
+            "integration/test_pipelines.py::"
+            "test_a_table_of_a_pipeline_has_each_message_once_and_outlives_a_full_refresh",
+        ),
     },
-    "docs/yarn.md": dict.fromkeys(
-        ("python3 -m venv env", "export PYSPARK_PYTHON=./env/bin/python"),
-        "integration/test_yarn.py::test_a_driver_and_an_executor_of_yarn_that_die_take_nothing_with_them",
-    ),
     "docs/index.md": {"df = (": f"{_PAGES}::test_the_first_lines_read_a_queue"},
     "docs/migration.md": {
         "import sqlite3": "integration/test_migration.py::test_a_batch_that_is_written_again_changes_nothing"
@@ -117,7 +116,7 @@ RUN_BY: dict[str, dict[str, str]] = {
             f"{_PAGES}::test_a_line_a_minute_and_prometheus"
         ),
     },
-    "docs/operating.md": {
+    "docs/brokers.md": {
         '<policyEntry queue="orders" useCache="false"/>': f"{_PAGES}::test_activemq_takes_the_settings_of_the_page",
         '<transportConnector name="stomp" uri="stomp://0.0.0.0:61613?transport.soWriteTimeout=10000"/>': (
             f"{_PAGES}::test_activemq_takes_the_settings_of_the_page"
@@ -165,13 +164,12 @@ CANNOT: dict[str, dict[str, str]] = {
     "README.md": {
         "make demo": _RECURSES,
         "pip install pyspark-mq": _INSTALLS,
-        "make demo BROKER=artemis": _RECURSES,
     },
-    "docs/kubernetes.md": {
+    "docs/audits.md": {"make demo BROKER=artemis": _RECURSES},
+    "docs/installing.md": {"pip install pyspark-mq": _INSTALLS},
+    "docs/deploying.md": {
         "FROM apache/spark:4.3.0-python3": _KUBERNETES,
         "spark-submit --master k8s://https://... --deploy-mode cluster \\": _KUBERNETES,
-    },
-    "docs/standalone.md": {
         "make demo-cluster": _RECURSES,
         "# on each machine, in the Python that PYSPARK_PYTHON names": _INSTALLS,
     },
