@@ -95,7 +95,7 @@ class EpochSource:
         for one in settings.by_queue():
             self._queues.add(one)
         self._watch = self._make_watch(list_queues)
-        self._backlog = None if ask_depth is None else BacklogWatch(ask_depth, self._untold, self._runtime)
+        self._backlog = None if ask_depth is None else BacklogWatch(ask_depth, self._runtime)
         self._crowded = False
         #: Queues that match and cannot be read by this user.
         self._refused: set[str] = set()
@@ -159,11 +159,12 @@ class EpochSource:
         self._queues.start()
         if self._first_call:
             self._first_call = False
-            if self._backlog is not None:
-                self._backlog.begin()
             self._admission.await_first_messages()
             self._admission.await_overdue()
         self._queues.pump()
+        if self._backlog is not None:
+            # Those whose depth no session is told.
+            self._backlog.begin([queue.name for queue in self._queues if queue.connections.newest_depth is None])
         if start is None:
             for queue in self._queues:
                 queue.connections.widen(_WINDOW_LEAST)
@@ -279,10 +280,6 @@ class EpochSource:
             settings.endpoint.connect_timeout_s,
             self._runtime,
         )
-
-    def _untold(self) -> list[str]:
-        """Queues whose depth no session is told."""
-        return [queue.name for queue in list(self._queues) if queue.connections.newest_depth is None]
 
     def _find_queues(self, *known: Position) -> None:
         """Have a queue for each queue that matches by now; a bounded run keeps to those it began with.

@@ -103,6 +103,21 @@ def test_a_confirmation_makes_a_session_good_and_the_next_one_comes_at_once() ->
     assert len(scene.of(Opened)) == 21
 
 
+def test_there_is_no_reconnect_without_a_rest_behind_a_good_session_either() -> None:
+    scene = Scene()
+    scene.receiver.start()
+    scene.queue.publish(b"x", "a")
+    scene.run(0.1)
+    scene.receiver.ask(scene.consumer.session, Acknowledge(7, 1, ()))
+    scene.run(0.1)
+    assert len(scene.of(Confirmed)) == 1
+    scene.broker.cut()
+    scene.run(0.05)
+    assert len(scene.of(Lost)) == len(scene.of(Opened)) == 1
+    scene.run(0.1)
+    assert len(scene.of(Opened)) == 2
+
+
 def test_the_same_words_again_and_again_end_the_query_and_are_shown() -> None:
     scene = Scene(Talkative)
     scene.queue.publish(b"x", "a")

@@ -50,11 +50,14 @@ class Backoff:
     def over(self) -> None:
         """A session was good."""
         self._end, self._ends = "", 0
-        self.pause()
 
-    def pause(self) -> None:
-        """A session was no worse than long: the next attempt needs no rest."""
+    def first_s(self) -> float:
+        """The shortest rest, behind a session that was good, or no worse than long: what was before counts no more.
+
+        A broker may end one after the other a moment after each confirmation.
+        """
         self._since_s, self._next_s = None, _BACKOFF_FIRST_S
+        return _BACKOFF_FIRST_S * self._runtime.jitter()
 
     def rest_s(self, problem: Exception, since_s: float) -> float:
         """How long to wait before the next attempt.

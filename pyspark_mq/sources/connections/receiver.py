@@ -32,7 +32,7 @@ _LOG = logging.getLogger("pyspark_mq")
 #: How long one turn of the I/O loop lasts when nobody wakes it. Only the stop of a receiver whose
 #: wake-up was lost would wait for it.
 _TURN_S = 0.5
-#: A session that lived this long was no worse than an idle one: the next needs no rest.
+#: A session that lived this long was no worse than an idle one: the next needs the shortest rest.
 _LONG_SESSION_S = 10.0
 
 #: A consumer of an endpoint, with the number of its session and the signal that something arrived.
@@ -129,11 +129,12 @@ class Receiver:
                 return
             if self._confirmed > confirmed:
                 backoff.over()
+                yield backoff.first_s()
                 continue
             if opened[0].bytes_arrived:
                 backoff.count(lost)
             if self._runtime.monotonic_s() - began_s >= _LONG_SESSION_S:
-                backoff.pause()
+                yield backoff.first_s()
             else:
                 yield backoff.rest_s(lost, began_s)
 

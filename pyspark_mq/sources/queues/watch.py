@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from pyspark_mq.errors import BrokerError
 from pyspark_mq.sources.connections.consumer import QueueDepth
@@ -29,13 +29,12 @@ class BacklogWatch:
 
     Args:
         ask: messages waiting in a queue, None if that is not told.
-        queues: names of those to ask for.
         runtime: what the looks run on.
     """
 
-    def __init__(self, ask: Callable[[str], int | None], queues: Callable[[], list[str]], runtime: Runtime) -> None:
+    def __init__(self, ask: Callable[[str], int | None], runtime: Runtime) -> None:
         self._ask = ask
-        self._queues = queues
+        self._queues: Sequence[str] = ()
         self._runtime = runtime
         self._stopping = threading.Event()
         self._task: Task | None = None
@@ -43,9 +42,14 @@ class BacklogWatch:
         self._seen_s = 0.0
         self._silent = False
 
-    def begin(self) -> None:
-        """Look from now on, beside the caller. May be called again."""
-        if self._task is None:
+    def begin(self, queues: Sequence[str]) -> None:
+        """Look from now on, beside the caller. May be called again.
+
+        Args:
+            queues: names of those to ask for.
+        """
+        self._queues = queues
+        if self._task is None and queues:
             self._task = self._runtime.spawn("pyspark-mq backlog", self._life(), self._stopping)
 
     def seen(self, queue: str) -> int | None:
@@ -66,7 +70,7 @@ class BacklogWatch:
     def _life(self) -> Iterator[float]:
         while not self._stopping.is_set():
             try:
-                self._seen = {queue: self._ask(queue) for queue in self._queues()}
+                self._seen = {queue: self._ask(queue) for queue in self._queues}
                 self._seen_s, self._silent = self._runtime.monotonic_s(), False
             except BrokerError as error:
                 # An old number would be taken for a new one.
