@@ -14,18 +14,18 @@ import logging
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, islice
 
 from pyspark_mq.sources.available_now import EndOfRun
 from pyspark_mq.sources.connections.block import sizes_of
+from pyspark_mq.sources.position import Limit
 from pyspark_mq.sources.queues.group import QueueGroup
 from pyspark_mq.sources.queues.reader import QueueReader
 from pyspark_mq.sources.queues.redelivery import TRANSIT_S
 from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.settings import Settings
 
-__all__ = ["IDLE_WAIT_S", "Admission", "Limit", "TriggerCost", "fair_shares"]
+__all__ = ["IDLE_WAIT_S", "Admission", "TriggerCost", "fair_shares"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
@@ -76,17 +76,6 @@ _FIXED_FIRST_S = 0.25
 _KEPT = 0.8
 #: Rows have to differ by so much of their mean (standard deviation) to tell something about the price of a row.
 _SPREAD = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """How much the next epoch may hold.
-
-    Attributes:
-        messages: at most so many; None for all that can be had now.
-    """
-
-    messages: int | None
 
 
 class Admission:

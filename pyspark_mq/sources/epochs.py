@@ -20,15 +20,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from pyspark_mq.ack.counters import Counters
 from pyspark_mq.dedup import CheckpointOnly
 from pyspark_mq.errors import BrokerError, InternalError
-from pyspark_mq.sources.admission import Admission, Limit
-from pyspark_mq.sources.connections.block import Row
+from pyspark_mq.sources.admission import Admission
+from pyspark_mq.sources.connections.block import Run
 from pyspark_mq.sources.connections.receivers import Receivers
-from pyspark_mq.sources.position import FindRecords, Part, Position
+from pyspark_mq.sources.position import FindRecords, Limit, Part, Position
 from pyspark_mq.sources.queues.group import QueueGroup
 from pyspark_mq.sources.queues.pattern import QueueWatch
 from pyspark_mq.sources.queues.reader import Judge, MakeStore, QueueReader
@@ -46,18 +46,6 @@ _LOG = logging.getLogger("pyspark_mq")
 _WINDOW_LEAST = 2
 #: Queues that are no longer read and of which IDs are still carried.
 _AWAY_MAX = 16
-
-
-class Run(NamedTuple):
-    """Consecutive rows of an epoch that are from one queue.
-
-    Attributes:
-        name: of the queue or topic.
-        rows: its deliveries, in planned order.
-    """
-
-    name: str
-    rows: list[Row]
 
 
 class EpochSource:

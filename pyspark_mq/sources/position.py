@@ -1,4 +1,4 @@
-"""The end of an epoch, as the offset holds it. Pure."""
+"""The end of an epoch, as the offset holds it, and how much an epoch may hold. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,18 @@ from typing import Protocol, TypeAlias
 from pyspark_mq.dedup import CodecError, Key, decode_ids, encode_ids
 from pyspark_mq.errors import CheckpointError
 
-__all__ = ["FindRecords", "Part", "Position", "Records", "decode"]
+__all__ = ["FindRecords", "Limit", "Part", "Position", "Records", "decode"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How much the next epoch may hold.
+
+    Attributes:
+        messages: at most so many; None for all that can be had now.
+    """
+
+    messages: int | None
 
 
 @dataclass(frozen=True, slots=True)

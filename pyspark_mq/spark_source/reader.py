@@ -8,33 +8,24 @@ next offset, so `start` proves that its epoch is committed.
 
 from __future__ import annotations
 
-import gc
+import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from pyspark_mq.admin import ask_depth
-from pyspark_mq.admin.checks import worth_a_line
-from pyspark_mq.dedup import CheckpointOnly, SeenStore
-from pyspark_mq.sources.connections.block import sizes_of
-from pyspark_mq.sources.connections.parent import watch_parent
-from pyspark_mq.sources.connections.processes.pool import ProcessReceivers
-from pyspark_mq.sources.connections.receivers import LocalReceivers, Receivers
-from pyspark_mq.sources.epochs import EpochSource, Limit, Position, Run
-from pyspark_mq.sources.protocols import consumer_class
-from pyspark_mq.sources.runtime import Threads
-from pyspark_mq.sources.settings import Settings
+from pyspark_mq.sources.connections.block import Run, sizes_of
+from pyspark_mq.sources.position import Limit, Position
 from pyspark_mq.spark_source.offset import OffsetCodec
-from pyspark_mq.spark_source.options import Options, default_partitions
+from pyspark_mq.spark_source.options import Options
 from pyspark_mq.spark_source.schema import BatchBuilder
 
 if TYPE_CHECKING:
-    from pyspark_mq.dedup.redis_store import RedisStore
+    from pyspark_mq.sources.connections.receivers import Receivers
+    from pyspark_mq.sources.epochs import EpochSource
 
 try:
     from pyspark.sql.streaming.datasource import (
@@ -50,7 +41,7 @@ except ImportError:  # before Spark 4.2: no limits, no AvailableNow, no `start` 
 
         ReadAllAvailable = ReadMaxRows = None
 
-__all__ = ["MqStreamReader", "check_installed"]
+__all__ = ["MqStreamReader"]
 
 #: Rows below which an epoch is not worth a further task, unless the user asked for partitions.
 _ROWS_PER_TASK_MIN = 2_000
@@ -106,29 +97,11 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _begin(self) -> EpochSource:
         """This is the process that the query uses, and it is the source's own."""
-        watch_parent()
-        # Tens of thousands of deliveries are held at a time and none of them is part of a cycle, so
-        # looking for cycles among them finds nothing and costs a tenth of the throughput.
-        gc.set_threshold(100_000, 50, 50)
-        settings, management = self._options.settings, self._options.management
-        # The depth of a topic is that of its subscriptions, which are many queues.
-        ask = None if management is None or settings.endpoint.topic is not None else partial(ask_depth, management)
-        runtime, schema = Threads(), self._builder.block_schema
-        self._receivers = (
-            ProcessReceivers(settings.receivers, schema, runtime)
-            if settings.receivers > 1
-            else LocalReceivers(consumer_class, schema, runtime)
-        )
-        return EpochSource(
-            settings,
-            self._receivers,
-            partial(_store, self._options),
-            runtime,
-            list_queues=None if management is None else management.names,
-            ask_depth=ask,
-            judge=worth_a_line,
-            find_records=self._codec.records,
-        )
+        # Four processes that Spark starts have a reader, and one of them runs a source.
+        from pyspark_mq.spark_source.source import begin_source  # noqa: PLC0415
+
+        source, self._receivers = begin_source(self._options, self._codec, self._builder.block_schema)
+        return source
 
     def initialOffset(self) -> dict[str, Any]:
         """The offset of a query that has read nothing."""
@@ -180,7 +153,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return []
         parts = self._options.num_partitions
         if parts is None:
-            parts = min(default_partitions(), -(-len(sizes) // _ROWS_PER_TASK_MIN))
+            parts = min(_default_partitions(), -(-len(sizes) // _ROWS_PER_TASK_MIN))
         parts = min(len(sizes), max(parts, -(-sum(sizes) // _PARTITION_BYTES_MAX)))
         return [self._partition(_between(runs, low, high)) for low, high in _cuts(sizes, parts)]
 
@@ -238,31 +211,6 @@ def _between(runs: Sequence[Run], low: int, high: int) -> Iterator[Run]:
         low, high = low - len(run.rows), high - len(run.rows)
 
 
-def check_installed(options: Options) -> None:
-    """Import the client libraries that the options ask for, so that a missing one is reported at `load()`.
-
-    Raises
-    ------
-    MissingExtraError
-        with the command that installs it
-    """
-    consumer_class(options.settings.endpoint.protocol)
-    _store_class(options)
-
-
-def _store_class(options: Options) -> type[RedisStore] | None:
-    if options.dedup_store == "checkpoint":
-        return None
-    from pyspark_mq.dedup.redis_store import RedisStore  # noqa: PLC0415 - an extra
-
-    return RedisStore
-
-
-def _store(options: Options, queue: Settings) -> SeenStore:
-    """The store of one queue of the query."""
-    store_class = _store_class(options)
-    if store_class is None:
-        return CheckpointOnly()
-    codec = OffsetCodec.of(queue)
-    name = f"{codec.broker}:{codec.ids}:{codec.source}"
-    return store_class(options.dedup_store, name, queue.dedup_window)
+def _default_partitions() -> int:
+    """Input partitions when the user names none: the cores of this machine."""
+    return os.cpu_count() or 1

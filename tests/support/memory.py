@@ -517,6 +517,7 @@ class MemoryConsumer(Consumer):
             if raw.message.odd and not self.keeps_unreadable:
                 raise self._refuse(self.decoder.unreadable([raw])[0])
             self.inbox.append(raw)
+            self.deliveries += 1
             self.bytes_arrived += len(raw.message.body)
             if self.full:
                 self.paused = session.cancelled = True

@@ -242,3 +242,12 @@ def test_stopping_closes_the_connection_and_ends_it() -> None:
     assert scene.queue.sessions == []
     scene.run(10)
     assert len(scene.of(Opened)) == 1
+
+
+def test_messages_without_a_body_are_messages_too() -> None:
+    scene = Scene(Talkative)
+    scene.queue.publish(b"", "a")
+    scene.receiver.start()
+    scene.run(600)
+    assert isinstance(scene.failure, BrokerError)
+    assert "9 sessions in a row" in str(scene.failure)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, groupby, repeat
 from operator import itemgetter
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
@@ -24,7 +24,18 @@ from pyspark_mq.dedup import Key
 from pyspark_mq.sources.connections.decoder import Decoder, Unreadable
 from pyspark_mq.sources.message_id import MessageIds
 
-__all__ = ["Block", "Metadata", "Row", "batches", "block_schema", "joined", "make_block", "sizes_of", "values_of"]
+__all__ = [
+    "Block",
+    "Metadata",
+    "Row",
+    "Run",
+    "batches",
+    "block_schema",
+    "joined",
+    "make_block",
+    "sizes_of",
+    "values_of",
+]
 
 #: Columns that every block has: the end of a bounded run may depend on it.
 _ALWAYS = pa.field("timestamp", pa.int64())
@@ -78,6 +89,18 @@ class Block:
 
 #: A block and the number of a row in it.
 Row: TypeAlias = "tuple[Block, int]"
+
+
+class Run(NamedTuple):
+    """Consecutive rows of an epoch that are from one queue.
+
+    Attributes:
+        name: of the queue or topic.
+        rows: its deliveries, in planned order.
+    """
+
+    name: str
+    rows: list[Row]
 
 
 def block_schema(query: pa.Schema) -> pa.Schema:

@@ -138,6 +138,8 @@ class Consumer(ABC):
         self.session = session
         self.arrived = arrived
         self.inbox: deque[Any] = deque()
+        #: Deliveries appended to the inbox so far; written by the receiving thread only.
+        self.deliveries = 0
         #: Bytes of bodies appended to the inbox so far; written by the receiving thread only.
         self.bytes_arrived = 0
         #: Bytes taken out so far; written by the emptying thread only.

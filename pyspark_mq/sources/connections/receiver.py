@@ -131,7 +131,7 @@ class Receiver:
                 backoff.over()
                 yield backoff.first_s()
                 continue
-            if opened[0].bytes_arrived:
+            if opened[0].deliveries:
                 backoff.count(lost)
             if self._runtime.monotonic_s() - began_s >= _LONG_SESSION_S:
                 yield backoff.first_s()
