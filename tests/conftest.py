@@ -22,6 +22,10 @@ from tests.support.cells import ALL_CELLS, CELLS, Cell, LiveCell, cell_node
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.memory_cell import MEMORY_CELL, MemoryCell, MemoryNode
 
+#: For each JVM that a test starts, brokers as well. They live for a minute, and never get back what optimising costs:
+#: with these Spark and brokers are there after half the CPU time.
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
 #: Modules whose tests `make test` runs on one cell of each protocol.
 _ON_EVERY_PROTOCOL = (
     "laws.test_alone",
@@ -41,6 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ.setdefault("JDK_JAVA_OPTIONS", JAVA_OPTIONS)
     # The state machines take more examples of what can happen with it.
     hypothesis.settings.register_profile("all")
     if config.getoption("--all"):
@@ -119,8 +124,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.add_marker(pytest.mark.xdist_group(_shared(item)))
     # Workers take group after group: what may take long first, so that none is left with it at the end.
     together = {shared: list(group) for shared, group in groupby(sorted(items, key=_shared), _shared)}
-    groups = sorted(together.values(), key=lambda group: (max(map(_limit_s, group)), len(group)), reverse=True)
+    groups = sorted(together.values(), key=_length, reverse=True)
     items[:] = chain.from_iterable(groups)
+
+
+def _length(group: list[pytest.Item]) -> tuple[float, bool, bool, int]:
+    """To compare how long groups take: with Spark the longest, without a broker the shortest."""
+    fixtures = {name for item in group for name in getattr(item, "fixturenames", ())}
+    return max(map(_limit_s, group)), "spark" in fixtures, "nodes" in fixtures or "cell" in fixtures, len(group)
 
 
 def _limit_s(item: pytest.Item) -> float:

@@ -34,6 +34,8 @@ from tests.support.spark_driver import POINTS, DriverMatrix
 _ROOT = Path(__file__).resolve().parent.parent
 _PAGE = _ROOT / "docs" / "spark-versions.md"
 _WORK = _ROOT / "build" / "spark"
+#: That of set-up.
+_UV = Path(sys.executable).with_name("uv")
 _KEPT = _ROOT / "docs" / "matrix"
 _TESTS = "tests/integration/test_spark.py"
 _STORM = ["--messages", "30000", "--faults", "12"]
@@ -86,7 +88,13 @@ def spark_python(version: str) -> Path:
         return python
     _WORK.mkdir(parents=True, exist_ok=True)
     _install(sys.executable, "-m", "venv", "--clear", str(folder))
-    _install(str(python), "-m", "pip", "install", "-q", f"pyspark=={version}", f"{_ROOT}[spark,all,dev]")
+    wanted_there = ("-q", f"pyspark=={version}", f"{_ROOT}[spark,all,dev]")
+    try:
+        # As set-up does, and for its reasons.
+        uncompressed = ("--config-settings-package", "pyspark:--build-option=--compression=stored")
+        _install(str(_UV), "pip", "install", "--python", str(python), *uncompressed, *wanted_there)
+    except (NodeError, FileNotFoundError):
+        _install(str(python), "-m", "pip", "install", *wanted_there)
     # The checkout is on the path instead.
     _install(str(python), "-m", "pip", "uninstall", "-q", "-y", "pyspark-mq")
     stamp.write_text(wanted, "ascii")

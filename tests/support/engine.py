@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from tests.support.reader_template import ForkedReader, fork_reader
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
@@ -63,23 +65,24 @@ class ReaderProcess:
 
     Args:
         options: of the source.
-        through_parent: start it through a parent that can be killed alone, as a JVM can.
+        through_parent: start it from nothing, through a parent that can be killed alone, as a JVM can.
     """
 
     def __init__(self, options: dict[str, str], *, through_parent: bool = False) -> None:
-        command = [sys.executable, "-m", "tests.support.reader_process"]
+        self._process: ForkedReader | subprocess.Popen[bytes]
         if through_parent:
             # The shell stays: it has a second command to run.
-            command = ["/bin/sh", "-c", '"$@"; exit $?', "parent", *command]
-        environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=_ROOT,
-            env=environment,
-            start_new_session=True,
-        )
+            command = ["/bin/sh", "-c", '"$@"; exit $?', "parent", sys.executable, "-m", "tests.support.reader_process"]
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                cwd=_ROOT,
+                env={**os.environ, "PYTHONPATH": str(_ROOT)},
+                start_new_session=True,
+            )
+        else:
+            self._process = fork_reader()
         self._send(options)
 
     def call(self, name: str, *arguments: Any, timeout_s: float = _ANSWER_TIMEOUT_S) -> Any:
