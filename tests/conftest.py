@@ -129,9 +129,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _length(group: list[pytest.Item]) -> tuple[float, bool, bool, int]:
-    """To compare how long groups take: with Spark the longest, without a broker the shortest."""
+    """To compare how long groups take: those with Spark the longest, those without a broker the shortest."""
     fixtures = {name for item in group for name in getattr(item, "fixturenames", ())}
-    return max(map(_limit_s, group)), "spark" in fixtures, "nodes" in fixtures or "cell" in fixtures, len(group)
+    quick = all(item.nodeid.startswith(("tests/unit/", "tests/property/")) for item in group)
+    return max(map(_limit_s, group)), "spark" in fixtures, not quick, len(group)
 
 
 def _limit_s(item: pytest.Item) -> float:
