@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Sequence
@@ -56,7 +57,7 @@ class Handles(Generic[K]):
 
     def __init__(self) -> None:
         self.barrier: int | None = None
-        self._tags: list[int] = []
+        self._tags: array[int] = array("q")
         self._keys: list[K] = []
         self._start = 0
 
@@ -76,7 +77,7 @@ class Handles(Generic[K]):
             return
         late = [*zip(self._tags[at:], self._keys[at:], strict=True), *zip(tags, keys, strict=True)]
         late.sort(key=itemgetter(0))
-        self._tags[at:] = [tag for tag, _ in late]
+        self._tags[at:] = array("q", [tag for tag, _ in late])
         self._keys[at:] = [key for _, key in late]
 
     def take_front(self, wanted: Collection[K]) -> tuple[int, int]:
@@ -108,7 +109,7 @@ class Handles(Generic[K]):
         stay = [key not in wanted for key in keys]
         if all(stay):
             return ()
-        self._tags, self._keys, self._start = list(compress(tags, stay)), list(compress(keys, stay)), 0
+        self._tags, self._keys, self._start = array("q", compress(tags, stay)), list(compress(keys, stay)), 0
         return tuple(compress(tags, map(not_, stay)))
 
     def split(self, tags: Sequence[int]) -> tuple[int, tuple[int, ...]]:

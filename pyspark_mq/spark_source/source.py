@@ -10,6 +10,7 @@ import pyarrow as pa
 from pyspark_mq.admin import ask_depth
 from pyspark_mq.admin.checks import worth_a_line
 from pyspark_mq.dedup import CheckpointOnly, SeenStore
+from pyspark_mq.sources.connections.block import use_little_memory
 from pyspark_mq.sources.connections.parent import watch_parent
 from pyspark_mq.sources.connections.processes.pool import ProcessReceivers
 from pyspark_mq.sources.connections.receivers import LocalReceivers, Receivers
@@ -40,6 +41,7 @@ def begin_source(options: Options, codec: OffsetCodec, schema: pa.Schema) -> tup
     # Tens of thousands of deliveries are held at a time and none of them is part of a cycle, so
     # looking for cycles among them finds nothing and costs a tenth of the throughput.
     gc.set_threshold(100_000, 50, 50)
+    use_little_memory()
     settings, management, runtime = options.settings, options.management, Threads()
     receivers: Receivers = (
         ProcessReceivers(settings.receivers, schema, runtime)

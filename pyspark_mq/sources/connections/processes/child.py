@@ -14,6 +14,7 @@ import time
 from collections import deque
 from itertools import count
 
+from pyspark_mq.sources.connections.block import use_little_memory
 from pyspark_mq.sources.connections.events import Attended, Event
 from pyspark_mq.sources.connections.host import Host
 from pyspark_mq.sources.connections.parent import watch_parent
@@ -53,6 +54,7 @@ def main(descriptor: int) -> None:
     # Ctrl-C goes to all processes of a terminal; this one ends with its parent.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     watch_parent()
+    use_little_memory()
     channel = Channel(socket.socket(fileno=descriptor))
     first = channel.receive()
     if first is None:
