@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark_mq.brokers import Broker
 from pyspark_mq.sources.connections.consumer import Consumer
+from pyspark_mq.sources.connections.receivers import LocalReceivers
 from pyspark_mq.sources.epochs import EpochSource
 from pyspark_mq.sources.runtime import Threads
 from pyspark_mq.spark_source.options import Options, parse_options
@@ -224,10 +225,8 @@ class _Reader(MqStreamReader):
         self._runtime = runtime
 
     def _begin(self) -> EpochSource:
-        return EpochSource(self._options.settings, self._make_consumer, runtime=self._runtime)
-
-    def _consumer(self) -> type[Consumer]:
-        return self._make_consumer
+        self._receivers = LocalReceivers(lambda _: self._make_consumer, self._builder.block_schema, self._runtime)
+        return EpochSource(self._options.settings, self._receivers, runtime=self._runtime)
 
 
 class MemoryReader:
