@@ -214,9 +214,10 @@ install_with_uv() {
     local index
     # uv does not read what pip was told.
     index=${PIP_INDEX_URL:-$("$venv/bin/python" -m pip config list | sed -n "s/^[^=]*\.index-url='\(.*\)'\$/\1/p" | tail -n 1)}
-    # pyspark comes as source, and jars in a wheel gain nothing by being compressed again: 15 s.
+    # pyspark comes as source, and jars in a wheel gain nothing by being compressed again: 15 s. What is not compiled now,
+    # each process of Spark's compiles for itself where PYTHONDONTWRITEBYTECODE is set: seconds at each start.
     env ${index:+UV_DEFAULT_INDEX="$index"} ${PIP_CERT:+SSL_CERT_FILE="$PIP_CERT"} \
-        "$venv/bin/uv" pip install --python "$venv/bin/python" --constraint "$lock" \
+        "$venv/bin/uv" pip install --python "$venv/bin/python" --constraint "$lock" --compile-bytecode \
         --config-settings-package pyspark:--build-option=--compression=stored "$@"
 }
 
