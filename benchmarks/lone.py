@@ -19,9 +19,7 @@ from typing import Any
 
 import psutil
 
-from pyspark_mq.sources.protocols import consumer_class
 from pyspark_mq.spark_source.datasource import MqDataSource
-from pyspark_mq.spark_source.options import parse_options
 from pyspark_mq.spark_source.schema import BatchBuilder
 
 
@@ -35,8 +33,7 @@ class Lone:
         self._offset = self._reader.initialOffset()
         # What the first batch of a process loads (pandas, by way of pyarrow) is no message's.
         builder = BatchBuilder(source.schema())
-        decoder = consumer_class(parse_options(options).settings.endpoint.protocol).decoder
-        builder.serialize([builder.build([], decoder, "", lambda raws: [None] * len(raws))])
+        builder.serialize(builder.build([], ""))
 
     def trigger(self) -> bool:
         """One trigger: was there an epoch?"""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import threading
 
 from pyspark_mq.errors import shown
 
-__all__ = ["LOGGERS", "escape_log_lines"]
+__all__ = ["LOGGERS", "escape_log_lines", "leave_out_own_lines"]
 
 #: All that this package writes to.
 LOGGERS = ("pyspark_mq", "pyspark_mq.listener")
+#: Attribute of a thread that belongs to the command line.
+COMMAND = "pyspark_mq_command"
 _formatter = logging.Formatter()
 
 
@@ -19,6 +22,24 @@ def escape_log_lines() -> None:
         logger = logging.getLogger(name)
         if _escape not in logger.filters:
             logger.addFilter(_escape)
+
+
+def leave_out_own_lines(library: str) -> None:
+    """Have a client library log nothing of what it does for us. What it does for others in this process stays.
+
+    Its loggers are known by then: to be called by the module that imports it.
+    """
+    names = [name for name in logging.root.manager.loggerDict if name == library or name.startswith(f"{library}.")]
+    for name in [library, *names]:
+        logger = logging.getLogger(name)
+        if _is_of_others not in logger.filters:
+            logger.addFilter(_is_of_others)
+
+
+def _is_of_others(_: logging.LogRecord) -> bool:
+    thread = threading.current_thread()
+    # Receivers have threads of that name (`begin_thread`); in the main thread the command `pyspark-mq` looks at queues.
+    return not (thread.name.startswith("pyspark-mq") or getattr(thread, COMMAND, False))
 
 
 def _escape(record: logging.LogRecord) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from pyspark_mq.sources.counters import Counters
+from pyspark_mq.ack.counters import Counters
 from pyspark_mq.spark_source.option_table import OPTIONS, Option
 from pyspark_mq.spark_source.schema import COLUMN_TEXTS, SCHEMA
 

@@ -1,6 +1,6 @@
 """Acknowledging: the life of a delivery as a table, and the ledger that walks it. Pure."""
 
-from pyspark_mq.ack.ledger import Batch, Ledger, Part, Settlement, Tally
+from pyspark_mq.ack.ledger import Batch, Ledger, SessionAcks, Settlement
 from pyspark_mq.ack.table import TRANSITIONS, Action, Event, IllegalEventError, State, step
 
 __all__ = [
@@ -10,9 +10,8 @@ __all__ = [
     "Event",
     "IllegalEventError",
     "Ledger",
-    "Part",
+    "SessionAcks",
     "Settlement",
     "State",
-    "Tally",
     "step",
 ]

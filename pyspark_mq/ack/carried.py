@@ -1,18 +1,39 @@
-"""IDs that were acknowledged together, and for how long they are carried. Pure.
+"""What may come again: the IDs of committed messages, and for how long each is carried. Pure.
 
-How that is decided is in the text of :mod:`pyspark_mq.ack.ledger`.
+The IDs that are acknowledged together are one :class:`Batch`. A batch is *carried*, that is
+repeated in every new offset, for as long as its messages may come again (rule 5):
+
+* *under way*, while an acknowledgement was sent and is not confirmed: without a deadline;
+* when all its sessions have confirmed: for `grace_s` more, by the monotonic clock;
+* *exposed*, when a session ended first. What that session had not confirmed is handed out again
+  once the broker notices its end: the batch waits for as long as :meth:`Carried.start_clock` says.
+  What it had confirmed, less than the grace ago, comes again only if it was the broker that
+  died: the batch waits for `grace_s`, and for as long as the broker holds back what comes again.
+
+What is exposed waits in *connected* time, which passes only while every connection is up. The
+deadline is set once and no later end of a session moves it: what comes again becomes a part of a
+newer batch, and what has not come in that time was taken. So the carried IDs are bounded however
+often connections break: by what was settled within the last two graces of connected time, and
+what was unconfirmed at each end of a session within the last wait.
+
+An ID belongs to one batch at a time, the newest that acknowledged it. A batch that is no longer
+carried stays in the window of remembered IDs until newer ones push it out; that window serves the
+running process only. Nothing that the last offset names leaves it before the next one is planned:
+a message with such an ID would count as committed in the replay of the epoch it was planned in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, TypeVar
 
-from pyspark_mq.ack.table import State
+from pyspark_mq.ack.table import Action, Event, State, step
+from pyspark_mq.errors import InternalError
 
-__all__ = ["Batch", "Exposure"]
+__all__ = ["Batch", "Carried", "Exposure"]
 
 K = TypeVar("K", bound=Hashable)  #: identity of a message
 
@@ -26,10 +47,11 @@ class Exposure(Enum):
 
 @dataclass(slots=True, eq=False)
 class Batch(Generic[K]):
-    """IDs acknowledged together. `memo` is the caller's, to keep the encoded form beside them."""
+    """IDs acknowledged together."""
 
     number: int
     keys: tuple[K, ...]
+    #: their encoded form, once it was asked for
     memo: str | None = None
     state: State = State.COMMITTED
     #: how many of the keys are not in a newer batch, nor evicted
@@ -38,7 +60,7 @@ class Batch(Generic[K]):
     sessions: frozenset[int] = frozenset()
     open_sessions: set[int] = field(default_factory=set)
     #: deliveries acknowledged in each session, to be counted as settled when it confirms
-    deliveries: dict[int, int] = field(default_factory=dict)
+    deliveries: Mapping[int, int] = field(default_factory=dict)
     exposure: Exposure | None = None
     #: how long it waits once it is exposed; None: as long as `start_clock` says
     wait_s: float | None = None
@@ -50,14 +72,242 @@ class Batch(Generic[K]):
     #: so many of the keys from the first were looked at for eviction
     evicted: int = 0
 
-    def wait_left_s(self, connected_s: float, default: float | None = None) -> float | None:
-        """Connected seconds it is still to be carried if this process ends now; `default` if that is not known."""
-        if self.wait_ends_s is not None:
-            return max(0.0, self.wait_ends_s - connected_s)
-        return default if self.wait_s is None else self.wait_s
+    def encoded(self, encode: Callable[[tuple[K, ...]], str]) -> str:
+        """Its IDs as text; encoded once."""
+        if self.memo is None:
+            self.memo = encode(self.keys)
+        return self.memo
+
+    def wait_left_s(self, connected_s: float) -> float | None:
+        """Connected seconds it is still to be carried if this process ends now; None if that is not known."""
+        return self.wait_s if self.wait_ends_s is None else max(0.0, self.wait_ends_s - connected_s)
 
     def over(self, now_s: float, connected_s: float) -> bool:
         """Can none of it come again?"""
         return (self.grace_ends_s is not None and self.grace_ends_s <= now_s) or (
             self.wait_ends_s is not None and self.wait_ends_s <= connected_s
         )
+
+    def meet(self, event: Event, session: int | None = None) -> None:
+        """An event of the table that it meets as a whole.
+
+        Args:
+            session: the one that has ended, if one has.
+        """
+        target, action = step(self.state, event)
+        if action is Action.UNBIND and session is not None:
+            if session in self.open_sessions:
+                self.open_sessions.discard(session)
+                self.exposure = Exposure.UNCONFIRMED
+            elif self.exposure is None:
+                self.exposure = Exposure.CONFIRMED
+            self.grace_ends_s = None
+        elif action is not Action.NOTHING:
+            raise InternalError(f"'{action.value}' cannot be done to a batch as a whole")
+        self.state = target
+
+
+class Carried(Generic[K]):
+    """All batches, carried or only remembered.
+
+    Args:
+        grace_s: seconds a confirmed ID is still carried (`settleGrace`).
+        window: settled IDs remembered beyond the carried ones (`dedupWindow`).
+        remember: False where nothing is kept of what was committed.
+
+    Attributes:
+        delay_s: seconds the broker holds back what comes again, once it could.
+    """
+
+    def __init__(self, grace_s: float, window: int, *, remember: bool) -> None:
+        self.delay_s = 0.0
+        self.window = window
+        self._grace_s = grace_s
+        self._remember = remember
+        self._batch_of: dict[K, Batch[K]] = {}
+        self._carried: dict[int, Batch[K]] = {}
+        #: Batches that are remembered and not carried, in the order in which that came to be.
+        self._aged: OrderedDict[int, Batch[K]] = OrderedDict()
+        self._next_number = 1
+        self._plans = 0
+
+    # -- looking
+
+    def __len__(self) -> int:
+        """IDs that are known here."""
+        return len(self._batch_of)
+
+    def get(self, key: K) -> Batch[K] | None:
+        """The batch of an ID."""
+        return self._batch_of.get(key)
+
+    def knows_none_of(self, keys: set[K]) -> bool:
+        """Is none of these known here?"""
+        return self._batch_of.keys().isdisjoint(keys)
+
+    @property
+    def live(self) -> int:
+        """IDs that are carried."""
+        return sum(batch.live for batch in self._carried.values())
+
+    @property
+    def exposed(self) -> int:
+        """IDs carried because a session ended before it was known whether they can come again."""
+        return sum(batch.live for batch in self._carried.values() if batch.exposure is not None)
+
+    def under_way(self, number: int | None = None) -> bool:
+        """Can the confirmation of this settlement, or of any, still come?"""
+        if number is None:
+            return any(batch.open_sessions for batch in self._carried.values())
+        batch = self._carried.get(number)
+        return batch is not None and bool(batch.open_sessions)
+
+    def batches(self) -> list[Batch[K]]:
+        """Those that the next offset has to repeat, oldest first."""
+        for batch in self._carried.values():
+            if batch.live < len(batch.keys):
+                self._leave_out_dead_keys(batch)
+        return [batch for batch in self._carried.values() if batch.keys]
+
+    # -- what goes in and out
+
+    @property
+    def plans(self) -> int:
+        """How many offsets were planned."""
+        return self._plans
+
+    def plan(self) -> None:
+        """An offset is planned that names all that is carried."""
+        self._plans += 1
+        for batch in self._carried.values():
+            batch.logged = self._plans
+
+    def put(
+        self,
+        keys: Iterable[K],
+        state: State,
+        deliveries: Mapping[int, int],
+        *,
+        exposed: bool,
+        memo: str | None,
+        wait_s: float | None,
+        logged: int,
+    ) -> int:
+        """A new batch; its number.
+
+        Args:
+            deliveries: session -> how many of it are acknowledged.
+            exposed: some may come again although nothing was acknowledged here, or not all of it.
+            wait_s: how long it waits if nothing of it is acknowledged.
+            logged: the last plan whose offset names some of its keys.
+        """
+        number, held = self._next_number, tuple(keys)
+        self._next_number += 1
+        self._carried[number] = batch = Batch(
+            number,
+            held,
+            memo,
+            state,
+            live=len(held),
+            sessions=frozenset(deliveries),
+            open_sessions=set(deliveries),
+            deliveries=deliveries,
+            exposure=Exposure.UNCONFIRMED if exposed else None,
+            wait_s=None if deliveries else wait_s,
+            logged=logged,
+        )
+        if self._remember:
+            self._batch_of.update(dict.fromkeys(held, batch))
+        return number
+
+    def take(self, keys: Iterable[K]) -> int:
+        """These leave their batches; the last plan whose offset names some of them."""
+        logged = -1
+        older: dict[int, Batch[K]] = {}
+        for key in keys:
+            batch = self._batch_of.pop(key, None)
+            if batch is not None:
+                batch.live -= 1
+                older[batch.number] = batch
+        for batch in older.values():
+            logged = max(logged, batch.logged)
+            self._drop_if_dead(batch)
+            if 0 < 2 * batch.live < len(batch.keys):
+                self._leave_out_dead_keys(batch)
+        return logged
+
+    def wait_longer(self, keys: Iterable[K], wait_s: float | None) -> None:
+        """IDs that another offset names too: in the newer one they may have been acknowledged again since."""
+        for batch in {self._batch_of[key].number: self._batch_of[key] for key in keys}.values():
+            if not batch.sessions and batch.wait_s is not None and (wait_s is None or wait_s > batch.wait_s):
+                batch.wait_s, batch.wait_ends_s = wait_s, None
+
+    # -- what happens
+
+    def confirm(self, number: int, session: int, now_s: float) -> int:
+        """The broker took the acknowledgements of a batch in one session; how many deliveries those were."""
+        batch = self._carried.get(number)
+        if batch is None or session not in batch.open_sessions:
+            return 0  # the session was lost in between: what it said counts for nothing
+        batch.open_sessions.discard(session)
+        if not batch.open_sessions:
+            if batch.exposure is not Exposure.UNCONFIRMED:
+                batch.meet(Event.CONFIRM)
+                batch.wait_s = self._grace_s + self.delay_s
+            if batch.exposure is None:
+                batch.grace_ends_s = now_s + self._grace_s
+            self._drop_if_dead(batch)
+        return batch.deliveries.get(session, 0)
+
+    def lose(self, session: int) -> None:
+        """A session is gone."""
+        for batch in [batch for batch in self._carried.values() if session in batch.sessions]:
+            batch.meet(Event.LOSE, session)
+            self._drop_if_dead(batch)
+
+    def start_clock(self, connected_s: float, wait_s: float) -> None:
+        """Every connection is up: from now on what is exposed may come again, for so long.
+
+        Args:
+            connected_s: seconds for which every connection was up and its deliveries were taken in.
+            wait_s: of them, how many the broker may take to hand out again what a session that
+                ended had not confirmed.
+        """
+        for batch in self._carried.values():
+            if batch.exposure is not None and not batch.open_sessions and batch.wait_ends_s is None:
+                batch.wait_ends_s = connected_s + (wait_s if batch.wait_s is None else batch.wait_s)
+
+    def expire(self, now_s: float, connected_s: float) -> None:
+        """Stop carrying what is past its deadline, and keep the window within its bound."""
+        for batch in [batch for batch in self._carried.values() if batch.over(now_s, connected_s)]:
+            batch.meet(Event.EXPIRE)
+            batch.memo = None
+            del self._carried[batch.number]
+            if self._remember:
+                self._aged[batch.number] = batch
+        self._trim_window()
+
+    def _trim_window(self) -> None:
+        excess = len(self._batch_of) - self.window - self.live
+        victims: list[K] = []
+        for batch in self._aged.values() if excess > 0 else ():
+            if batch.logged == self._plans:
+                continue  # the last offset names it
+            begin, batch.evicted = batch.evicted, batch.evicted + excess - len(victims)
+            victims += [key for key in batch.keys[begin : batch.evicted] if self._batch_of.get(key) is batch]
+            if len(victims) == excess:
+                break
+        if victims and step(State.SETTLED, Event.EVICT) != (State.UNSEEN, Action.FORGET):
+            raise InternalError("what is evicted is forgotten")
+        self.take(victims)
+
+    def _drop_if_dead(self, batch: Batch[K]) -> None:
+        """A batch of which nothing is left has nothing to wait for but its confirmations."""
+        if not batch.live and not batch.open_sessions:
+            self._carried.pop(batch.number, None)
+            self._aged.pop(batch.number, None)
+
+    def _leave_out_dead_keys(self, batch: Batch[K]) -> None:
+        batch.keys = tuple(key for key in batch.keys if self._batch_of.get(key) is batch)
+        batch.memo = None
+        batch.evicted = 0

@@ -1,16 +1,44 @@
-"""The open deliveries of one session: which messages may be acknowledged, and under which tags. Pure."""
+"""The open deliveries: which messages may be acknowledged, in which sessions, and under which tags. Pure."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import compress
 from operator import itemgetter, not_
 from typing import Generic, TypeVar
 
-__all__ = ["Handles"]
+__all__ = ["Handles", "OpenDeliveries", "SessionAcks", "Settlement"]
 
 K = TypeVar("K", bound=Hashable)  #: identity of a message
+
+
+@dataclass(frozen=True, slots=True)
+class SessionAcks:
+    """Acknowledgements due in one session.
+
+    Attributes:
+        session: the session whose tags these are; in any other they mean other messages (rule 10).
+        upto: every open delivery with a tag not above this may be acknowledged at once;
+            0 if there is none.
+        singles: tags above `upto`, ascending, to be acknowledged one by one.
+        deliveries: how many that are.
+    """
+
+    session: int
+    upto: int
+    singles: tuple[int, ...]
+    deliveries: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """Acknowledgements that are due, and the number under which to confirm them."""
+
+    number: int
+    parts: tuple[SessionAcks, ...]
 
 
 class Handles(Generic[K]):
@@ -20,14 +48,14 @@ class Handles(Generic[K]):
     loses its front again and again is searched through from there each time.
 
     Attributes:
-        fence: from this tag on nothing may be acknowledged together with what is before it, as some deliveries
+        barrier: from this tag on nothing may be acknowledged together with what is before it, as some deliveries
             behind it are held by nobody and have to stay open; None if there is none.
     """
 
-    __slots__ = ("_keys", "_start", "_tags", "fence")
+    __slots__ = ("_keys", "_start", "_tags", "barrier")
 
     def __init__(self) -> None:
-        self.fence: int | None = None
+        self.barrier: int | None = None
         self._tags: list[int] = []
         self._keys: list[K] = []
         self._start = 0
@@ -52,7 +80,7 @@ class Handles(Generic[K]):
         self._keys[at:] = [key for _, key in late]
 
     def take_front(self, wanted: Collection[K]) -> tuple[int, int]:
-        """Take the deliveries of these messages up to the first of another one, or the fence.
+        """Take the deliveries of these messages up to the first of another one, or the barrier.
 
         Returns:
             how many, and the last tag; 0 if there is none.
@@ -62,8 +90,8 @@ class Handles(Generic[K]):
             end = self._start
         while end < len(self._keys) and self._keys[end] in wanted:
             end += 1
-        if self.fence is not None:
-            end = min(end, bisect_left(self._tags, self.fence, self._start))
+        if self.barrier is not None:
+            end = min(end, bisect_left(self._tags, self.barrier, self._start))
         taken = end - self._start
         if not taken:
             return 0, 0
@@ -84,8 +112,56 @@ class Handles(Generic[K]):
         return tuple(compress(tags, map(not_, stay)))
 
     def split(self, tags: Sequence[int]) -> tuple[int, tuple[int, ...]]:
-        """Of tags that are not held: the last one below all that are, and the fence; and those above."""
+        """Of tags that are not held: the last one below all that are, and the barrier; and those above."""
         below = bisect_left(tags, self._tags[self._start]) if len(self) else len(tags)
-        if self.fence is not None:
-            below = min(below, bisect_left(tags, self.fence))
+        if self.barrier is not None:
+            below = min(below, bisect_left(tags, self.barrier))
         return (tags[below - 1] if below else 0), tuple(tags[below:])
+
+
+class OpenDeliveries(Generic[K]):
+    """Those of all sessions that live."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[int, Handles[K]] = {}
+        #: Further handles of messages that have more than one. Never too few, so a commit that
+        #: found as many handles as it has to expect need not look for more.
+        self._more: Counter[K] = Counter()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._sessions.values()))
+
+    def __getitem__(self, session: int) -> Handles[K]:
+        return self._sessions[session]
+
+    def open(self, session: int) -> None:
+        """A session has opened."""
+        self._sessions[session] = Handles()
+
+    def count_more(self, keys: Iterable[K]) -> None:
+        """Messages that have a handle have another one."""
+        self._more.update(keys)
+
+    def held(self, besides: int | None = None) -> set[K]:
+        """Messages that have a handle, in all sessions or in all but one."""
+        return {key for number, held in self._sessions.items() if number != besides for key in held.messages()}
+
+    def close(self, session: int) -> int:
+        """A session is gone; how many of its handles were left."""
+        left = len(self._sessions.pop(session))
+        counts = Counter(key for held in self._sessions.values() for key in held.messages())
+        self._more = Counter({key: count - 1 for key, count in counts.items() if count > 1})
+        return left
+
+    def take(self, keys: dict[K, object]) -> tuple[SessionAcks, ...]:
+        """Take every handle of these messages, in each session at its lowest cost (rule 3)."""
+        more = self._more.keys() & keys.keys() if self._more else ()
+        expected = len(keys) + sum(map(self._more.pop, more))
+        fronts = {session: handles.take_front(keys) for session, handles in self._sessions.items()}
+        found = sum(count for count, _ in fronts.values())
+        parts = []
+        for session, (count, upto) in fronts.items():
+            singles = self._sessions[session].take(keys) if found < expected else ()
+            if count or singles:
+                parts.append(SessionAcks(session, upto, singles, count + len(singles)))
+        return tuple(parts)

@@ -16,7 +16,7 @@ from enum import IntEnum
 from pyspark_mq.brokers.base import AMQP_1_0
 from pyspark_mq.brokers.facts import QueueFacts
 from pyspark_mq.dedup import OnMissing
-from pyspark_mq.sources.queues.watch import company
+from pyspark_mq.sources.queues.watch import other_consumers
 from pyspark_mq.sources.settings import OnUnreadable, Settings
 
 __all__ = ["Finding", "Level", "Sample", "judge_queue", "judge_sample", "worth_a_line"]
@@ -262,7 +262,7 @@ class _Judge:
         if others is None:
             yield self._unknown(check)
         elif others:
-            text, _, advice = company(others).rpartition(". ")
+            text, _, advice = other_consumers(others).rpartition(". ")
             yield self._warn(check, f"{text}{_named(self.facts)}", f"if it is not this very query: {_lowered(advice)}")
         else:
             yield self._ok(check, "none")

@@ -8,8 +8,7 @@ from typing import Any
 
 from pyspark_mq.cli.checkpoint import Checkpoint, Planned
 from pyspark_mq.dedup import key_text
-from pyspark_mq.sources.position import Part
-from pyspark_mq.sources.queues.intake import decode
+from pyspark_mq.sources.position import Part, decode
 
 __all__ = ["report", "written"]
 

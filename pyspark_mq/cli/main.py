@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import threading
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any
@@ -26,6 +27,7 @@ from pyspark_mq.cli.inspect import report, written
 from pyspark_mq.cli.peek import peek
 from pyspark_mq.cli.release import mark, open_epochs, seek, told
 from pyspark_mq.errors import MqError, OptionError, shown
+from pyspark_mq.logs import COMMAND
 from pyspark_mq.spark_source.options import parse_options
 
 __all__ = ["main"]
@@ -35,6 +37,7 @@ _BODY_SHOWN = 200
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what is asked for; the exit code."""
+    setattr(threading.current_thread(), COMMAND, True)
     given = _parsed(arguments)
     try:
         code: int = given.command(given) or 0

@@ -130,8 +130,9 @@ def received(consumer: Consumer, most: int, patience_s: float) -> list[Any]:
 
 def rows_of(settings: Settings, decoder: Decoder, raws: Sequence[Any]) -> list[dict[str, Any]]:
     """Deliveries of one queue by column, as :func:`peek` returns them."""
+    ids = MessageIds.of(settings)
     columns: Mapping[str, list[Any]] = {
-        "messageId": MessageIds(settings, decoder).texts(raws),
+        "messageId": ids.texts(decoder, raws, ids.values(decoder, raws)),
         "body": decoder.bodies(raws),
         "destination": [settings.endpoint.name] * len(raws),
         **{name: list(make(raws)) for name, make in decoder.columns.items() if name != "body"},

@@ -17,7 +17,7 @@ from pyspark_mq.cli.peek import look
 from pyspark_mq.dedup import Key, key_text
 from pyspark_mq.errors import CheckpointError
 from pyspark_mq.sources.message_id import MessageIds
-from pyspark_mq.sources.queues.intake import decode
+from pyspark_mq.sources.position import decode
 from pyspark_mq.sources.settings import Settings
 from pyspark_mq.spark_source.folders import as_uri, below, open_folder
 from pyspark_mq.spark_source.id_log import public_place
@@ -109,7 +109,9 @@ def seek(one: Open, settings: Settings, id_log: str | None, patience_s: float) -
         if keys:
             queue = settings if settings.endpoint.name == name else settings.of_queue(name, len(parts))
             seen = look(queue, _LOOKED_AT_MAX, patience_s)
-            there = set(MessageIds(queue, seen.decoder).keys(seen.raws))
+            ids = MessageIds.of(queue)
+            there = ids.keys(seen.decoder, seen.raws, ids.values(seen.decoder, seen.raws))
+            ids.check(queue.endpoint.destination, there.count(None), ids.hidden(seen.decoder, seen.raws))
             found[name] = Found(len(keys), [key for key in keys if key not in there], len(seen.raws), seen.complete)
     return found
 

@@ -14,17 +14,18 @@ import logging
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, islice
 
 from pyspark_mq.sources.available_now import EndOfRun
+from pyspark_mq.sources.connections.block import sizes_of
+from pyspark_mq.sources.position import Limit
 from pyspark_mq.sources.queues.group import QueueGroup
-from pyspark_mq.sources.queues.reader import Lane
+from pyspark_mq.sources.queues.reader import QueueReader
 from pyspark_mq.sources.queues.redelivery import TRANSIT_S
 from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.settings import Settings
 
-__all__ = ["IDLE_WAIT_S", "Admission", "Limit", "TriggerCost", "fair_shares"]
+__all__ = ["IDLE_WAIT_S", "Admission", "TriggerCost", "fair_shares"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
@@ -64,11 +65,11 @@ _STEADY_S = 2 * TRANSIT_S
 _CONFIRM_WAIT_S = 5.0
 #: IDs looked at to know how much room one takes, and how many an epoch needs for that to be known from it.
 _SIZING_IDS = 500
-_SIZING_LEAST = 100
+_SIZING_MIN = 100
 #: IDs that count up take next to nothing.
-_ID_BYTES_LEAST = 0.01
+_ID_BYTES_MIN = 0.01
 #: Bodies looked at together while an epoch of limited bytes is sized.
-_SIZING_CHUNK = 1_000
+_SIZING_ROWS = 1_000
 #: Before anything is known: on a machine with cores to spare.
 _FIXED_FIRST_S = 0.25
 #: What a trigger counts for when the next one is observed.
@@ -77,33 +78,22 @@ _KEPT = 0.8
 _SPREAD = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """How much the next epoch may hold.
-
-    Attributes:
-        messages: at most so many; None for all that can be had now.
-    """
-
-    messages: int | None
-
-
 class Admission:
     """Waits for messages and sizes epochs. Called by the query's thread alone.
 
     Args:
         settings: the query's.
-        lanes: its queues.
+        queues: its queues.
         runtime: the clock.
     """
 
-    def __init__(self, settings: Settings, lanes: QueueGroup, runtime: Runtime) -> None:
+    def __init__(self, settings: Settings, queues: QueueGroup, runtime: Runtime) -> None:
         self._settings = settings
-        self._lanes = lanes
+        self._queues = queues
         self._runtime = runtime
         self._waiting_since_s: float | None = None
-        self._goals: dict[Lane, EndOfRun] | None = None
-        self._unsteady: set[Lane] = set()
+        self._ends: dict[QueueReader, EndOfRun] | None = None
+        self._unsteady: set[QueueReader] = set()
         self._cost = TriggerCost()
         self._running: tuple[int, float] | None = None
         self._on_time = False
@@ -132,70 +122,70 @@ class Admission:
             size: its messages.
             id_bytes: their IDs in the offset.
         """
-        if size >= _SIZING_LEAST:
+        if size >= _SIZING_MIN:
             self._id_bytes = id_bytes / size
         self._turn += 1
         self._planned_s = self._runtime.monotonic_s()
-        self._received_before = self._lanes.received
+        self._received_before = self._queues.received
         self._running = (size, self._planned_s)
 
-    def gather(self, limit: Limit) -> dict[Lane, int]:
+    def gather(self, limit: Limit) -> dict[QueueReader, int]:
         """Wait for the messages of the next epoch.
 
         Returns:
             how many it takes of each queue; empty if there is nothing to plan now.
         """
-        if self._goals is not None:
-            return self._gather_bounded(limit, self._goals)
-        lanes = self._steady()
-        if not lanes:
+        if self._ends is not None:
+            return self._gather_bounded(limit, self._ends)
+        queues = self._steady()
+        if not queues:
             self._wait(IDLE_WAIT_S)
             return {}
-        if not self._buffered(lanes):
-            for lane in lanes:
-                lane.sessions.refresh_depth(_IDLE_DEPTH_S)
+        if not self._buffered(queues):
+            for queue in queues:
+                queue.connections.refresh_depth(_IDLE_DEPTH_S)
             self._wait(IDLE_WAIT_S)
-        if not self._buffered(lanes):
+        if not self._buffered(queues):
             self._await_confirmations()
         self._fill(limit)
-        sizes = self._sizes(limit, {lane: lane.ledger.buffered for lane in lanes})
+        sizes = self._sizes(limit, {queue: queue.ledger.buffered for queue in queues})
         return sizes if self._worth_it(sum(sizes.values()), limit) else {}
 
     def _wait(self, seconds: float) -> None:
-        self._lanes.wait(seconds)
-        self._lanes.pump()
+        self._queues.wait(seconds)
+        self._queues.pump()
 
     @staticmethod
-    def _buffered(lanes: Iterable[Lane]) -> int:
-        return sum(lane.ledger.buffered for lane in lanes)
+    def _buffered(queues: Iterable[QueueReader]) -> int:
+        return sum(queue.ledger.buffered for queue in queues)
 
-    def _steady(self) -> list[Lane]:
+    def _steady(self) -> list[QueueReader]:
         """Rule 14: a connection that breaks faster than anything can be found out must not fill the offset.
 
         Each end of a session leaves IDs behind that may come again. When they are many, no epoch is planned in a
         session that has not shown that it holds.
         """
-        lanes = []
+        queues = []
         most = _EXPOSED_WINDOWS * self._settings.consumers
-        for lane in self._lanes:
-            exposed = lane.ledger.exposed
-            if exposed < most * lane.settings.prefetch:
-                self._unsteady.discard(lane)
-            elif lane.intake.steady_s < _STEADY_S:
-                if lane not in self._unsteady:
+        for queue in self._queues:
+            exposed = queue.ledger.carried.exposed
+            if exposed < most * queue.settings.prefetch:
+                self._unsteady.discard(queue)
+            elif queue.clock.steady_s < _STEADY_S:
+                if queue not in self._unsteady:
                     _LOG.warning(
                         "%s: the connection ended %d times, and %d message IDs may still come again; epochs are "
                         "planned only while it holds for a second",
-                        lane.destination, lane.intake.reconnects, exposed,
+                        queue.destination, queue.counters().reconnects, exposed,
                     )  # fmt: skip
-                self._unsteady.add(lane)
+                self._unsteady.add(queue)
                 continue
-            lanes.append(lane)
-        return lanes
+            queues.append(queue)
+        return queues
 
     def await_sessions(self) -> None:
         """Until every receiver is connected; one that gives up ends this with its error."""
-        while not self._lanes.complete:
+        while not self._queues.complete:
             self._wait(IDLE_WAIT_S)
 
     def await_first_messages(self) -> None:
@@ -207,8 +197,8 @@ class Admission:
         deadline = self._runtime.monotonic_s() + _FIRST_WAIT_S
         # Not if the queues are known to be empty.
         while (
-            not self._lanes.buffered
-            and any(lane.intake.ready_at_first != 0 for lane in self._lanes)
+            not self._queues.buffered
+            and any(queue.ready_at_first != 0 for queue in self._queues)
             and self._runtime.monotonic_s() < deadline
         ):
             self._wait(IDLE_WAIT_S)
@@ -220,7 +210,7 @@ class Admission:
         """
         deadline = self._runtime.monotonic_s() + _OVERDUE_MAX_S
         while (
-            any(lane.intake.overdue and not lane.intake.horizon_s for lane in self._lanes)
+            any(queue.overdue and not queue.clock.horizon_s for queue in self._queues)
             and self._runtime.monotonic_s() < deadline
         ):
             self._wait(IDLE_WAIT_S)
@@ -230,10 +220,10 @@ class Admission:
 
         And than `redeliveryDelay`, if there is one.
         """
-        delay_s = max((lane.intake.delay_s for lane in self._lanes), default=0.0)
+        delay_s = max((queue.clock.delay_s for queue in self._queues), default=0.0)
         deadline = self._runtime.monotonic_s() + self._settings.settle_grace_s + delay_s + _OVERDUE_MAX_S
         while (
-            any(lane.ledger.exposed or lane.ledger.unconfirmed() for lane in self._lanes)
+            any(queue.ledger.carried.exposed or queue.ledger.carried.under_way() for queue in self._queues)
             and self._runtime.monotonic_s() < deadline
         ):
             self._wait(IDLE_WAIT_S)
@@ -245,38 +235,38 @@ class Admission:
         self.await_sessions()
         deadline = self._runtime.monotonic_s() + _LEADER_WAIT_S
         while (
-            empty := [lane for lane in self._lanes if lane.intake.ready_at_first == 0]
+            empty := [queue for queue in self._queues if queue.ready_at_first == 0]
         ) and self._runtime.monotonic_s() < deadline:
             # A quorum queue that has no leader at the moment says that it is empty.
-            for lane in empty:
-                lane.sessions.refresh_depth()
+            for queue in empty:
+                queue.connections.refresh_depth()
             self._wait(IDLE_WAIT_S)
-            for lane in empty:
-                lane.intake.ready_at_first = lane.sessions.untaken + (lane.sessions.newest_depth or 0)
-        self._goals = {lane: EndOfRun(lane, self._runtime) for lane in self._lanes}
+            for queue in empty:
+                queue.ready_at_first = queue.connections.untaken + (queue.connections.newest_depth or 0)
+        self._ends = {queue: EndOfRun(queue, self._runtime) for queue in self._queues}
 
-    def _gather_bounded(self, limit: Limit, goals: Mapping[Lane, EndOfRun]) -> dict[Lane, int]:
-        for goal in goals.values():
-            goal.begin()
-        while unread := [lane for lane, goal in goals.items() if goal.left > 0 and not lane.ended]:
-            self._lanes.pump()
-            for lane in goals.keys() - unread:
+    def _gather_bounded(self, limit: Limit, ends: Mapping[QueueReader, EndOfRun]) -> dict[QueueReader, int]:
+        for end in ends.values():
+            end.begin()
+        while unread := [queue for queue, end in ends.items() if end.left > 0 and not queue.ended]:
+            self._queues.pump()
+            for queue in ends.keys() - unread:
                 # It may be written to for ever; what it holds takes the room of others, and goes back when the run ends
                 # in any case.
-                if lane.ledger.buffered and not lane.has_open_epochs and not lane.ledger.unconfirmed():
-                    lane.sessions.stop()
+                if queue.ledger.buffered and not queue.has_open_epochs and not queue.ledger.carried.under_way():
+                    queue.connections.stop()
             steady = self._steady()
-            ready = [lane for lane in unread if lane in steady]
+            ready = [queue for queue in unread if queue in steady]
             if self._buffered(ready):
                 self._fill(limit)
-                some = {lane: int(min(lane.ledger.buffered, goals[lane].left)) for lane in ready}
-                sizes = {lane: goals[lane].fitting(size) for lane, size in self._sizes(limit, some).items()}
+                some = {queue: int(min(queue.ledger.buffered, ends[queue].left)) for queue in ready}
+                sizes = {queue: ends[queue].fitting(size) for queue, size in self._sizes(limit, some).items()}
                 if any(sizes.values()):
                     return sizes
                 continue
-            for lane in ready:
-                goals[lane].look()
-            self._lanes.wait(IDLE_WAIT_S)
+            for queue in ready:
+                ends[queue].look()
+            self._queues.wait(IDLE_WAIT_S)
         self._await_confirmations()
         return {}
 
@@ -285,7 +275,7 @@ class Admission:
     def _await_confirmations(self) -> None:
         """With nothing new to read, leave nothing unacknowledged behind."""
         deadline = self._runtime.monotonic_s() + _CONFIRM_WAIT_S
-        while self._lanes.unconfirmed() and self._runtime.monotonic_s() < deadline:
+        while self._queues.unconfirmed() and self._runtime.monotonic_s() < deadline:
             self._wait(_STEP_S)
 
     def _fill(self, limit: Limit) -> None:
@@ -294,40 +284,42 @@ class Admission:
         if self._planned_s > -math.inf:
             until_s = min(self._planned_s + _PRICE_PARTS * self._cost.fixed_s, now_s + _FILL_MAX_S)
             since_s = max(now_s - self._planned_s, _FILL_STEP_S)
-            came = (self._lanes.received - self._received_before) * _FILL_STEP_S / since_s
+            came = (self._queues.received - self._received_before) * _FILL_STEP_S / since_s
         else:
             until_s, came = now_s + _FIRST_FILL_S, _FILL_STEP_MESSAGES
         while self._could_grow(limit, came) and self._runtime.monotonic_s() < until_s:
-            before = self._lanes.received
+            before = self._queues.received
             self._runtime.sleep(_FILL_STEP_S)
-            self._lanes.pump()
-            came = self._lanes.received - before
+            self._queues.pump()
+            came = self._queues.received - before
 
     def _could_grow(self, limit: Limit, came: float) -> bool:
-        buffered = self._lanes.buffered
-        most = self._most(limit, sum(lane.settings.prefetch for lane in self._lanes))
-        if not buffered or buffered >= most or self._lanes.buffered_bytes >= self._settings.max_bytes:
+        buffered = self._queues.buffered
+        most = self._most(limit, sum(queue.settings.prefetch for queue in self._queues))
+        if not buffered or buffered >= most or self._queues.buffered_bytes >= self._settings.max_bytes:
             return False
         # The rest of a window is for what comes while the epoch runs: with all of it in one epoch the broker would
         # stand still until that is acknowledged.
         epochs = 1 if self._settings.guarantee.acknowledges_first else _EPOCHS_IN_WINDOW
-        growing = [lane for lane in self._lanes if epochs * lane.ledger.buffered < lane.window > lane.ledger.unacked]
-        for lane in growing:
-            lane.sessions.refresh_depth()
-        if any(any(lane.sessions.depths()) for lane in growing):
+        growing = [
+            queue for queue in self._queues if epochs * queue.ledger.buffered < queue.window > queue.ledger.unacked
+        ]
+        for queue in growing:
+            queue.connections.refresh_depth()
+        if any(any(queue.connections.depths()) for queue in growing):
             return True
-        untold = [lane for lane in growing if not lane.sessions.depths()]
+        untold = [queue for queue in growing if not queue.connections.depths()]
         if not untold:
             return False
-        if came >= _FILL_STEP_MESSAGES or any(lane.sessions.behind for lane in untold):
+        if came >= _FILL_STEP_MESSAGES or any(queue.connections.behind for queue in untold):
             return True
         # A trickle could not wait for unused credit to show; a first epoch can.
-        return self._planned_s == -math.inf and any(lane.sessions.starved is False for lane in untold)
+        return self._planned_s == -math.inf and any(queue.connections.starved is False for queue in untold)
 
     # -- how many
 
-    def _sizes(self, limit: Limit, some: Mapping[Lane, int]) -> dict[Lane, int]:
-        """How many messages of each lane the next epoch takes: at least one if there is any.
+    def _sizes(self, limit: Limit, some: Mapping[QueueReader, int]) -> dict[QueueReader, int]:
+        """How many messages of each queue the next epoch takes: at least one if there is any.
 
         Args:
             limit: over all of them.
@@ -335,29 +327,27 @@ class Admission:
         """
         names = list(some)
         turn = self._turn % len(names) if names else 0
-        lanes = [lane for lane in names[turn:] + names[:turn] if some[lane]]
-        wanted = [some[lane] for lane in lanes]
-        sizes = dict(zip(lanes, fair_shares(self._most(limit, sum(wanted)), wanted), strict=True))
+        queues = [queue for queue in names[turn:] + names[:turn] if some[queue]]
+        wanted = [some[queue] for queue in queues]
+        sizes = dict(zip(queues, fair_shares(self._most(limit, sum(wanted)), wanted), strict=True))
         most_bytes = self._settings.max_bytes
-        if self._lanes.buffered_bytes > most_bytes:
-            rooms = fair_shares(most_bytes, [lane.ledger.buffered_bytes for lane in lanes])
-            sizes = {lane: _fitting(lane, sizes[lane], room) for lane, room in zip(lanes, rooms, strict=True)}
-            if lanes:  # the first in turn, so that a message which is larger than any share gets on
-                sizes[lanes[0]] = max(1, sizes[lanes[0]])
-        return {lane: sizes[lane] for lane in names if sizes.get(lane)}
+        if self._queues.buffered_bytes > most_bytes:
+            rooms = fair_shares(most_bytes, [queue.ledger.buffered_bytes for queue in queues])
+            sizes = {queue: _fitting(queue, sizes[queue], room) for queue, room in zip(queues, rooms, strict=True)}
+            if queues:  # the first in turn, so that a message which is larger than any share gets on
+                sizes[queues[0]] = max(1, sizes[queues[0]])
+        return {queue: sizes[queue] for queue in names if sizes.get(queue)}
 
     def _most(self, limit: Limit, without_limit: int) -> int:
         """How many messages an epoch may have, by their number and by the room for their IDs in the offset."""
         most = without_limit if limit.messages is None else limit.messages
         room = self._settings.max_offset_bytes
-        if room is None or not self._settings.guarantee.identifies or not self._lanes.buffered:
+        if room is None or not self._settings.guarantee.identifies or not self._queues.buffered:
             return most
         if self._id_bytes is None:
-            fullest = max(self._lanes, key=lambda lane: lane.ledger.buffered)
-            self._id_bytes = fullest.intake.id_bytes(
-                list(islice(fullest.ledger.buffered_payloads(_SIZING_IDS), _SIZING_IDS))
-            )
-        return max(1, min(most, int(room / max(self._id_bytes, _ID_BYTES_LEAST))))
+            fullest = max(self._queues, key=lambda queue: queue.ledger.buffered)
+            self._id_bytes = fullest.id_bytes(_SIZING_IDS)
+        return max(1, min(most, int(room / max(self._id_bytes, _ID_BYTES_MIN))))
 
     def _worth_it(self, size: int, limit: Limit) -> bool:
         """`minMessagesPerTrigger`, `maxTriggerDelay`: a small epoch waits, but not for ever, nor for what cannot come.
@@ -372,24 +362,24 @@ class Admission:
             self._waiting_since_s = now
         if (
             size >= self._settings.min_messages
-            or size < self._lanes.buffered  # as many bytes as an epoch may have
+            or size < self._queues.buffered  # as many bytes as an epoch may have
             or now - self._waiting_since_s >= self._settings.max_delay_s
-            or self._lanes.paused
+            or self._queues.paused
             or limit.messages is None
-            or any(lane.blocked for lane in self._lanes)
+            or any(queue.blocked for queue in self._queues)
         ):
             self._waiting_since_s = None
             return True
-        self._lanes.wait(IDLE_WAIT_S)
+        self._queues.wait(IDLE_WAIT_S)
         return False
 
 
-def _fitting(lane: Lane, most: int, most_bytes: int) -> int:
+def _fitting(queue: QueueReader, most: int, most_bytes: int) -> int:
     """How many of the first `most` buffered messages have no more bytes than that."""
     taken = held = 0
-    payloads = iter(lane.ledger.buffered_payloads(most))
-    while chunk := list(islice(payloads, _SIZING_CHUNK)):
-        ends = list(accumulate(lane.decoder.sizes(chunk), initial=held))[1:]
+    rows = iter(queue.ledger.buffered_payloads(most))
+    while chunk := list(islice(rows, _SIZING_ROWS)):
+        ends = list(accumulate(sizes_of(chunk), initial=held))[1:]
         fit = bisect_right(ends, most_bytes)
         taken += fit
         if fit < len(chunk):

@@ -6,7 +6,8 @@ import logging
 import math
 from itertools import takewhile
 
-from pyspark_mq.sources.queues.reader import Lane
+from pyspark_mq.sources.connections.block import values_of
+from pyspark_mq.sources.queues.reader import QueueReader
 from pyspark_mq.sources.runtime import Runtime
 
 __all__ = ["EndOfRun"]
@@ -28,17 +29,17 @@ class EndOfRun:
     timestamp after that moment, or three seconds without any.
 
     Args:
-        lane: of the queue; every receiver of it is connected.
+        queue: of the queue; every receiver of it is connected.
         runtime: the clock.
     """
 
-    def __init__(self, lane: Lane, runtime: Runtime) -> None:
-        self._lane = lane
+    def __init__(self, queue: QueueReader, runtime: Runtime) -> None:
+        self._queue = queue
         self._runtime = runtime
         self._since_us = runtime.utc_us()
-        self._coming_again_before = lane.intake.coming_again
-        ready = lane.intake.ready_at_first
-        self._goal = math.inf if ready is None else ready
+        self._coming_again_before = queue.coming_again
+        ready = queue.ready_at_first
+        self._wanted = math.inf if ready is None else ready
         self.begin()
 
     def begin(self) -> None:
@@ -49,17 +50,17 @@ class EndOfRun:
     @property
     def left(self) -> float:
         """Messages still to be read; infinity where that is not known, 0 or less at the end."""
-        # What was planned before a session ended comes once more and is dropped then: no part of the goal.
-        return self._goal + self._lane.intake.coming_again - self._coming_again_before - self._done
+        # What was planned before a session ended comes once more and is dropped then: none of those.
+        return self._wanted + self._queue.coming_again - self._coming_again_before - self._done
 
     @property
     def _done(self) -> int:
-        counted = self._lane.ledger.counters
-        return counted.planned + counted.rebound + counted.duplicates_dropped + self._lane.intake.rejected
+        counted = self._queue.ledger.counters
+        return counted.planned + counted.rebound + counted.duplicates_dropped + self._queue.counters().rejected
 
     def reached(self) -> None:
         """There is no more to be had."""
-        self._goal = self._done - (self._lane.intake.coming_again - self._coming_again_before)
+        self._wanted = self._done - (self._queue.coming_again - self._coming_again_before)
 
     def fitting(self, size: int) -> int:
         """How many of the first `size` buffered messages belong to the run."""
@@ -67,28 +68,28 @@ class EndOfRun:
         if left < math.inf:
             return min(size, max(0, int(left)))
         now_us = self._runtime.utc_us()
-        stamps = self._lane.decoder.columns["timestamp"](list(self._lane.ledger.buffered_payloads(size)))
+        stamps = values_of(list(self._queue.ledger.buffered_payloads(size)), "timestamp")
         # One from the future says nothing but that somebody's clock is wrong.
         old = sum(1 for _ in takewhile(lambda stamp: stamp is None or not self._since_us < stamp <= now_us, stamps))
         if old < size:
             self.reached()
-            self._goal += old
+            self._wanted += old
         return old
 
     def look(self) -> None:
         """Nothing is buffered: has the queue been read to its end, as somebody else took the rest?"""
-        lane, now_s = self._lane, self._runtime.monotonic_s()
-        lane.sessions.refresh_depth()
-        if not lane.sessions.complete or lane.sessions.late or any(lane.sessions.depths()):
+        queue, now_s = self._queue, self._runtime.monotonic_s()
+        queue.connections.refresh_depth()
+        if not queue.connections.complete or queue.connections.late or any(queue.connections.depths()):
             self._empty_since_s = None
         elif self._empty_since_s is None:
             self._empty_since_s = now_s
-        elif now_s - self._empty_since_s >= (_EMPTY_S if lane.sessions.depths() else _QUIET_S):
+        elif now_s - self._empty_since_s >= (_EMPTY_S if queue.connections.depths() else _QUIET_S):
             self.reached()
             return
-        if now_s - max(lane.intake.last_sign_s, self._began_s) > _WITHHELD_S:
+        if now_s - max(queue.last_sign_s, self._began_s) > _WITHHELD_S:
             _LOG.warning(
                 "%s: the broker reports messages and has handed out none for %.0f s; the run ends without them",
-                lane.destination, _WITHHELD_S,
+                queue.destination, _WITHHELD_S,
             )  # fmt: skip
             self.reached()

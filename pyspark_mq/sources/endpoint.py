@@ -98,6 +98,8 @@ class Endpoint:
     reconnect_timeout_s: float = 600.0
     heartbeat_s: float = 60.0
     shared: bool = False
+    #: Who was refused an answer at a broker's management over the protocol, so that nobody asks again and again.
+    refused: set[str] = field(default_factory=set, compare=False, repr=False)
 
     def credentials(self, url: BrokerUrl) -> tuple[str | None, str | None]:
         """User and password for a candidate: options come before the URL; None where nobody is named.

@@ -1,8 +1,8 @@
 """Epochs: the protocol between Spark's checkpoint and the broker, without Spark.
 
 One micro-batch is one epoch of a two-phase commit. :class:`EpochSource` is what Spark's calls come down
-to: plan, replay, settle. Each queue has a lane: the intake takes in what its receivers bring, the ledger keeps the
-books; and an epoch goes over all lanes. The filling decides how much goes into it. All of it runs on the thread that
+to: plan, replay, settle. Each queue has a queue: the intake takes in what its receivers bring, the ledger keeps the
+books; and an epoch goes over all queues. The filling decides how much goes into it. All of it runs on the thread that
 Spark calls; receivers work on beside it, so receiving and heartbeats go on while Spark is busy.
 
 Guarantee: with `exactly-once`, every message is in exactly one committed epoch, and an epoch that
@@ -18,24 +18,22 @@ Rules cited by number are in docs/how-it-works.md#the-rules.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
-from pyspark_mq.dedup import CheckpointOnly, encode_ids, key_text
-from pyspark_mq.errors import BrokerError, CheckpointError, DataLossError, InternalError
-from pyspark_mq.sources.admission import IDLE_WAIT_S, Admission, Limit
-from pyspark_mq.sources.connections.consumer import Consumer
-from pyspark_mq.sources.connections.events import ReceiverPool
-from pyspark_mq.sources.counters import Counters
-from pyspark_mq.sources.message_id import MessageIds
-from pyspark_mq.sources.position import FindRecords, Part, Position
+from pyspark_mq.ack.counters import Counters
+from pyspark_mq.dedup import CheckpointOnly
+from pyspark_mq.errors import BrokerError, InternalError
+from pyspark_mq.sources.admission import Admission
+from pyspark_mq.sources.connections.block import Run
+from pyspark_mq.sources.connections.receivers import Receivers
+from pyspark_mq.sources.position import FindRecords, Limit, Part, Position
 from pyspark_mq.sources.queues.group import QueueGroup
-from pyspark_mq.sources.queues.intake import Judge, decode
 from pyspark_mq.sources.queues.pattern import QueueWatch
-from pyspark_mq.sources.queues.reader import Lane, MakeStore
+from pyspark_mq.sources.queues.reader import Judge, MakeStore, QueueReader
 from pyspark_mq.sources.queues.watch import BacklogWatch
+from pyspark_mq.sources.replay import Replay
 from pyspark_mq.sources.runtime import Runtime, Threads
 from pyspark_mq.sources.settings import CONNECTIONS_MAX, Settings
 from pyspark_mq.sources.timings import Timings
@@ -44,34 +42,10 @@ __all__ = ["EpochSource", "Limit", "Part", "Position", "Run"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: A replay whose windows are full of other messages for so long has them doubled; the next time after twice as
-#: long, and so on. What it waits for may be behind any number of messages (priorities), or may not be there yet
-#: (delayed): so the number asked for grows with the time waited, and no faster.
-_REPLAY_GAP_S = 1.0
 #: Room for an epoch that waits to be settled and for the next one.
 _WINDOW_LEAST = 2
-#: How often a replay that waits says so.
-_REPLAY_LOG_S = 10.0
-_WAYS_ON = (
-    "'pyspark-mq release' with the checkpointLocation does so for this epoch alone, 'failOnDataLoss' set to 'false' "
-    "for all"
-)
-#: Missing IDs named in an error; the rest is counted.
-_IDS_SHOWN = 10
 #: Queues that are no longer read and of which IDs are still carried.
 _AWAY_MAX = 16
-
-
-class Run(NamedTuple):
-    """Consecutive rows of an epoch that are from one queue.
-
-    Attributes:
-        name: of the queue or topic.
-        raws: its deliveries, in planned order.
-    """
-
-    name: str
-    raws: list[Any]
 
 
 class EpochSource:
@@ -79,11 +53,10 @@ class EpochSource:
 
     Args:
         settings: the query's.
-        make_consumer: the consumer class of the protocol.
+        receivers: who keeps the connections.
         make_store: where settled IDs of a queue are shared, beyond the checkpoint.
         runtime: time and threads.
         list_queues: names of the queues there are, for option `queuePattern`.
-        pool: processes that hold the connections; None if this one does.
         ask_depth: messages waiting in a queue, where no session is told; None if nobody can be asked.
         find_records: where it is kept what was given up of epochs.
         judge: finds in what a connection tells of a queue what is worth a line of the log.
@@ -92,32 +65,29 @@ class EpochSource:
     def __init__(
         self,
         settings: Settings,
-        make_consumer: type[Consumer],
+        receivers: Receivers,
         make_store: MakeStore | None = None,
         runtime: Runtime | None = None,
         list_queues: Callable[[], Sequence[str]] | None = None,
-        pool: ReceiverPool | None = None,
         ask_depth: Callable[[str], int | None] | None = None,
         find_records: FindRecords = lambda _: None,
         judge: Judge = lambda _facts, _settings: (),
     ) -> None:
         self._settings = settings
         self._find_records = find_records
-        decoder = make_consumer.decoder if pool is None else pool.decoder
         self._exact = settings.guarantee.identifies
         self._runtime = runtime or Threads()
-        self._identification = MessageIds(settings, decoder)
         make_store = make_store or (lambda _: CheckpointOnly())
-        self._lanes = QueueGroup(settings, make_consumer, make_store, self._runtime, pool, judge)
-        self._lanes.may_end = self._may_end
+        self._queues = QueueGroup(settings, receivers, make_store, self._runtime, judge)
+        self._queues.may_end = self._may_end
         for one in settings.by_queue():
-            self._lanes.add(one)
+            self._queues.add(one)
         self._watch = self._make_watch(list_queues)
-        self._backlog = None if ask_depth is None else BacklogWatch(ask_depth, self._untold, self._runtime)
+        self._backlog = None if ask_depth is None else BacklogWatch(ask_depth, self._runtime)
         self._crowded = False
         #: Queues that match and cannot be read by this user.
         self._refused: set[str] = set()
-        self._filling = Admission(settings, self._lanes, self._runtime)
+        self._admission = Admission(settings, self._queues, self._runtime)
         self._timings = Timings(self._runtime)
         self._first_call = True
         self._bounded = False
@@ -129,7 +99,8 @@ class EpochSource:
         self._begun: dict[int, list[str]] = {}
         #: What offsets say of queues that this query does not read.
         self._away: dict[str, Part] = {}
-        self._gave_up = self._planned_here = False
+        self._planned_here = False
+        self._replay = Replay(settings, self._queues, self._runtime, find_records)
         #: The epoch that was planned before anything was known (Spark before 4.2).
         self._blind_epoch = 0
 
@@ -143,8 +114,8 @@ class EpochSource:
         """From now on take only what the queues hold at this moment (`Trigger.AvailableNow`)."""
         self._find_queues()
         self._bounded = True
-        self._lanes.start()
-        self._filling.bound()
+        self._queues.start()
+        self._admission.bound()
 
     def latest(self, start: Position | None, limit: Limit) -> Position:
         """Phase two of the epoch that ends at `start`, then phase one of the next.
@@ -156,7 +127,7 @@ class EpochSource:
         Returns:
             The end of a new epoch, or the last position if there is nothing new.
         """
-        self._filling.asked()
+        self._admission.asked()
         self._timings.asked()
         self._find_queues(start or Position(0))
         if start is not None:
@@ -168,40 +139,41 @@ class EpochSource:
         else:
             # Before 4.2 Spark plans after a restart without showing what is committed: it is shown later,
             # and what was planned twice is taken out then.
-            for lane in self._lanes:
-                lane.intake.taking = True
+            for queue in self._queues:
+                queue.taking = True
         behind = start is not None and start.epoch < self._last.epoch
         if behind or (self._is_open(self._last.epoch) and self._last.epoch not in self._begun):
             return self._last  # planned before and never begun: it stays as it was written
-        self._lanes.start()
+        self._queues.start()
         if self._first_call:
             self._first_call = False
-            if self._backlog is not None:
-                self._backlog.begin()
-            self._filling.await_first_messages()
-            self._filling.await_overdue()
-        self._lanes.pump()
+            self._admission.await_first_messages()
+            self._admission.await_overdue()
+        self._queues.pump()
+        if self._backlog is not None:
+            # Those whose depth no session is told.
+            self._backlog.begin([queue.name for queue in self._queues if queue.connections.newest_depth is None])
         if start is None:
-            for lane in self._lanes:
-                lane.sessions.widen(_WINDOW_LEAST)
+            for queue in self._queues:
+                queue.connections.widen(_WINDOW_LEAST)
             limit = self._shared_window(limit)
         elif limit.messages is None:
             # The one epoch of this run, and everything before it is committed: take what there is.
             self._open_wide()
-        sizes = self._filling.gather(limit)
+        sizes = self._admission.gather(limit)
         self._timings.gathered()
         self._timings.look()
-        if sizes or self._gave_up or (start is None and self._in_the_way()):
+        if sizes or self._replay.gave_up or (start is None and self._in_the_way()):
             return self._plan(sizes)
         return self._last
 
     def _open_wide(self) -> None:
-        for lane in self._lanes:
-            lane.open_wide()
+        for queue in self._queues:
+            queue.open_wide()
 
     def _is_open(self, epoch: int) -> bool:
         """Is this epoch planned and not committed?"""
-        return any(lane.ledger.has_epoch(epoch) for lane in self._lanes.with_ended())
+        return any(epoch in queue.ledger.planned.epochs for queue in self._queues.with_ended())
 
     def _in_the_way(self) -> bool:
         """Is no room left by an epoch that only the next one has settled (Spark before 4.2)?
@@ -209,16 +181,16 @@ class EpochSource:
         As when a producer has sent its messages many times and every window of a queue is taken, or when the epoch is
         as large as may be held. Then the next one is planned without messages.
         """
-        return bool(self._begun) and (any(lane.blocked for lane in self._lanes) or self._lanes.full)
+        return bool(self._begun) and (any(queue.blocked for queue in self._queues) or self._queues.full)
 
     def _shared_window(self, limit: Limit) -> Limit:
         """Phase two comes an epoch late before Spark 4.2: two epochs share the window."""
-        windows = [lane.window or lane.sessions.first_window * lane.settings.consumers for lane in self._lanes]
+        windows = [queue.window or queue.first_window for queue in self._queues]
         most = max(1, sum(windows) // 2)
         return Limit(most if limit.messages is None else min(most, limit.messages))
 
     def payload(self, start: Position, end: Position) -> list[Run]:
-        """The raw deliveries of the epoch from `start` to `end`, in planned order.
+        """The deliveries of the epoch from `start` to `end`, in planned order.
 
         For an epoch of a former process this waits until the broker has handed out exactly the
         planned messages again.
@@ -235,16 +207,19 @@ class EpochSource:
         self._adopt(start, end.before() if former and not end.blind else start)
         if end.epoch not in self._begun:
             if former:
-                self._replay(end)
+                if not self._is_open(self._last.epoch) and end.epoch > self._last.epoch:
+                    self._last = end  # Spark 4.0 has a bounded run plan its end before it shows what is open
+                self._highest = max(self._highest, end.epoch)
+                self._replay.run(end)
             elif start.epoch == 0:
                 self._open_wide()
             if end.blind and self._exact:
                 # Its offset was written before Spark had shown what is committed, so it does not carry those
                 # IDs. While it is not committed either, a restart is shown the offset before it, which does.
-                self._filling.await_leftovers()
+                self._admission.await_leftovers()
             self._hold(end)
-        lanes = [lane for name in self._begun[end.epoch] if (lane := self._lanes.get(name))]
-        return [Run(lane.name, raws) for lane in lanes if (raws := lane.emitted(end.epoch))]
+        queues = [queue for name in self._begun[end.epoch] if (queue := self._queues.get(name))]
+        return [Run(queue.name, rows) for queue in queues if (rows := queue.emitted(end.epoch))]
 
     def commit(self, end: Position) -> None:
         """Phase two of all epochs up to `end`: Spark has committed them."""
@@ -253,9 +228,9 @@ class EpochSource:
             return  # of a former process, or committed before: nothing that was run here (rule 16)
         for epoch in [epoch for epoch in self._begun if epoch <= end.epoch]:
             del self._begun[epoch]
-        settled = [(lane.ledger, lane.commit(end.epoch)) for lane in self._lanes.with_ended()]
-        self._timings.committed(end.epoch, lambda: any(ledger.under_way(number) for ledger, number in settled))
-        self._lanes.forget_ended()
+        settled = [(queue.ledger, queue.commit(end.epoch)) for queue in self._queues.with_ended()]
+        self._timings.committed(end.epoch, lambda: any(ledger.carried.under_way(number) for ledger, number in settled))
+        self._queues.forget_ended()
 
     def stop(self) -> None:
         """Close the connections. Usually Spark ends the process before it gets here."""
@@ -263,21 +238,17 @@ class EpochSource:
             self._watch.stop()
         if self._backlog is not None:
             self._backlog.stop()
-        self._lanes.stop()
-
-    def message_ids(self, raws: Sequence[Any]) -> list[str | None]:
-        """Column `messageId`."""
-        return self._identification.texts(raws)
+        self._queues.stop()
 
     def counters(self) -> Counters:
         """What a user sees in the query's progress (rule 8)."""
-        return sum(map(self._counters_of, self._lanes), self._lanes.ended_counters)
+        return sum(map(self._counters_of, self._queues), self._queues.ended_counters)
 
-    def _counters_of(self, lane: Lane) -> Counters:
-        counters = lane.counters()
+    def _counters_of(self, queue: QueueReader) -> Counters:
+        counters = queue.counters()
         if counters.backlog is not None or self._backlog is None:
             return counters
-        return replace(counters, backlog=self._backlog.seen(lane.name))
+        return replace(counters, backlog=self._backlog.seen(queue.name))
 
     def report(self) -> dict[str, Any]:
         """The counters and the times of the last epochs, under their documented names."""
@@ -298,12 +269,8 @@ class EpochSource:
             self._runtime,
         )
 
-    def _untold(self) -> list[str]:
-        """Queues whose depth no session is told."""
-        return [lane.name for lane in list(self._lanes) if lane.sessions.newest_depth is None]
-
     def _find_queues(self, *known: Position) -> None:
-        """Have a lane for each queue that matches by now; a bounded run keeps to those it began with.
+        """Have a queue for each queue that matches by now; a bounded run keeps to those it began with.
 
         Args:
             known: positions of the checkpoint. Where there are too many queues, theirs come first.
@@ -321,13 +288,13 @@ class EpochSource:
         if not self._adopted and len(names) > most:
             begun = {name for position in known for name in position.parts}
             names = sorted(names, key=lambda name: name not in begun)
-            for late in [lane for lane in self._lanes if lane.name not in names[:most] and not lane.intake.taking]:
-                self._lanes.drop(late)
+            for late in [queue for queue in self._queues if queue.name not in names[:most] and not queue.taking]:
+                self._queues.drop(late)
         self._refused.intersection_update(names)
         for name in names:
-            if self._lanes.get(name) is not None or name in self._refused:
+            if self._queues.get(name) is not None or name in self._refused:
                 continue
-            if len(self._lanes) >= most:
+            if len(self._queues) >= most:
                 if not self._crowded:
                     _LOG.error(
                         "%s: %d match, and %d are read: more connections than that are not opened. Narrow the pattern, "
@@ -340,12 +307,12 @@ class EpochSource:
         self._crowded = False
 
     def _add(self, name: str, among: int) -> None:
-        lane = self._lanes.add(self._settings.of_queue(name, among))
+        queue = self._queues.add(self._settings.of_queue(name, among))
         if self._adopted:
             _LOG.info("%s: '%s' is read from now on", self._destination, name)
-            lane.adopt(self._away.pop(name, Part()), self._last.broker_id)
+            queue.adopt(self._away.pop(name, Part()), self._last.broker_id)
 
-    def _may_end(self, lane: Lane, error: BrokerError) -> bool:
+    def _may_end(self, queue: QueueReader, error: BrokerError) -> bool:
         """A receiver says that there is no such queue, or none for us: may the query do without?
 
         A queue by a pattern may be deleted; and one that comes later need not be for us.
@@ -353,40 +320,41 @@ class EpochSource:
         if self._watch is None:
             return False
         try:
-            listed = lane.name in self._watch.look()
+            listed = queue.name in self._watch.look()
         except BrokerError:
             return False
         if not listed:
-            _LOG.warning("%s: '%s' is no longer there; what was planned of it is emitted", self._destination, lane.name)
+            _LOG.warning(
+                "%s: '%s' is no longer there; what was planned of it is emitted", self._destination, queue.name
+            )
             return True
-        if lane.intake.ever_opened or lane.ledger.expected or not any(one.intake.ever_opened for one in self._lanes):
+        if queue.ever_opened or queue.ledger.expected or not any(one.ever_opened for one in self._queues):
             return False
-        self._refused.add(lane.name)
+        self._refused.add(queue.name)
         _LOG.error("%s: %s. It is left, and the others are read on. It is tried again when the query is restarted, or "
                    "when it has been away", self._destination, error.text)  # fmt: skip
         return True
 
     # -- phase one -----------------------------------------------------------------------------
 
-    def _plan(self, sizes: Mapping[Lane, int]) -> Position:
+    def _plan(self, sizes: Mapping[QueueReader, int]) -> Position:
         before, self._highest = self._highest, self._next_epoch()
         epoch = self._highest
         records = self._find_records(self._last) if self._exact and not self._planned_here else None
         if records is not None:
             records.forget_records(epoch)
         self._planned_here = True
-        self._gave_up = False
-        bytes_before = self._lanes.planned_bytes
-        parts = {lane.name: lane.plan(epoch, sizes.get(lane, 0), before) for lane in self._lanes}
-        self._filling.planned(sum(sizes.values()), sum(len(part.planned) for part in parts.values()))
-        broker_id = next((lane.intake.broker_id for lane in self._lanes if lane.intake.broker_id), "")
+        self._replay.gave_up = False
+        bytes_before = self._queues.planned_bytes
+        parts = {queue.name: queue.plan(epoch, sizes.get(queue, 0), before) for queue in self._queues}
+        self._admission.planned(sum(sizes.values()), sum(len(part.planned) for part in parts.values()))
+        broker_id = next((queue.broker_id for queue in self._queues if queue.broker_id), "")
         self._last = Position(epoch, {**parts, **self._away}, broker_id, blind=epoch == self._blind_epoch)
-        self._timings.planned(epoch, sum(sizes.values()), self._lanes.planned_bytes - bytes_before)
+        self._timings.planned(epoch, sum(sizes.values()), self._queues.planned_bytes - bytes_before)
         if self._settings.guarantee.acknowledges_first:
             self._hold(self._last)
-            for lane in self._lanes:
-                lane.intake.settle(lane.ledger.commit(epoch))
-                lane.retain()
+            for queue in self._queues:
+                queue.acknowledge_first(epoch)
         return self._last
 
     def _next_epoch(self) -> int:
@@ -403,10 +371,10 @@ class EpochSource:
         if end.epoch in self._begun:
             return
         # Without IDs an offset may name no queue.
-        lanes = self._lanes.with_ended()
-        self._begun[end.epoch] = list(dict.fromkeys([*end.parts, *(lane.name for lane in lanes)]))
-        for lane in lanes:
-            lane.hold(end.epoch)
+        queues = self._queues.with_ended()
+        self._begun[end.epoch] = list(dict.fromkeys([*end.parts, *(queue.name for queue in queues)]))
+        for queue in queues:
+            queue.hold(end.epoch)
 
     # -- restart -------------------------------------------------------------------------------
 
@@ -420,17 +388,17 @@ class EpochSource:
         if self._adopted:
             return
         self._adopted = True
-        known = known.without(self._given_up_of(known))
+        known = known.without(self._replay.given_up_of(known))
         self._highest = max(self._highest, start.epoch)
         if self._last.epoch == 0:
             self._last = start
-        for lane in self._lanes:
-            lane.adopt(known.parts.get(lane.name, Part()), start.broker_id)
+        for queue in self._queues:
+            queue.adopt(known.parts.get(queue.name, Part()), start.broker_id)
         self._keep_away(known)
 
     def _keep_away(self, start: Position) -> None:
         """What was committed of queues that are not read now may come again when they are read again."""
-        away = {name: part.committed() for name, part in start.parts.items() if self._lanes.get(name) is None}
+        away = {name: part.committed() for name, part in start.parts.items() if self._queues.get(name) is None}
         away = {name: part for name, part in away.items() if part.carried}
         if away:
             _LOG.warning(
@@ -452,162 +420,5 @@ class EpochSource:
     def _destination(self) -> str:
         return self._settings.destination
 
-    def _replay(self, end: Position) -> None:
-        self._check_planned_here(end)
-        if not self._is_open(self._last.epoch) and end.epoch > self._last.epoch:
-            self._last = end  # Spark 4.0 has a bounded run plan its end before it shows what is open
-        self._highest = max(self._highest, end.epoch)
-        given_up = self._given_up_of(end)
-        self._gave_up = bool(given_up)
-        left = end.without(given_up)
-        self._check_all_are_read(end, left)
-        for lane in self._lanes:
-            lane.restore(end.epoch, left.parts.get(lane.name, Part()))
-        if not self._exact:
-            return
-        try:
-            self._lanes.start()
-            self._await_replay(end)
-        finally:
-            for lane in self._lanes:
-                lane.intake.replaying = False
-
-    def _check_planned_here(self, end: Position) -> None:
-        """An open epoch of another broker than all before it: Spark before 4.2 writes it before that is noticed."""
-        for lane in self._lanes:
-            known = lane.intake.broker_id
-            if known and end.broker_id and end.broker_id != known:
-                raise CheckpointError(
-                    f"{self._destination}: the checkpoint was written with broker '{known}', except for "
-                    f"its open epoch, which was planned at broker '{end.broker_id}' by a query that then failed. "
-                    "Nothing of that epoch was emitted: correct 'url' if it still names that broker, and delete the "
-                    "newest file in the folder 'offsets' of the checkpoint"
-                )
-            lane.intake.expect_broker(end.broker_id)
-
-    def _check_all_are_read(self, end: Position, left: Position) -> None:
-        """An open epoch with messages of a queue that is gone cannot be replayed.
-
-        Args:
-            end: of the epoch.
-            left: the same without what was given up before.
-        """
-        gone = {name: part for name, part in left.parts.items() if part.planned and self._lanes.get(name) is None}
-        if not gone or not self._exact:
-            return
-        counts = {name: len(decode(part.planned, self._destination)) for name, part in gone.items()}
-        told = ", ".join(f"{count} of queue '{name}'" for name, count in counts.items())
-        text = (
-            f"{self._destination}: epoch {end.epoch} was planned and not committed, and has messages of queues that "
-            f"the query does not read any more: {told}. "
-        )
-        why = self._may_go_on(end)
-        if why is None:
-            raise CheckpointError(
-                f"{text}Read them once more until that epoch is committed, and leave them away then; or go on without "
-                f"those messages: {_WAYS_ON}"
-            )
-        self._keep_record(end, {name: part.planned for name, part in gone.items()})
-        _LOG.error("%sGoing on without them, as %s", text, why)
-
-    def _given_up_of(self, position: Position) -> Mapping[str, str]:
-        """What was given up of an epoch before it was emitted: name of a queue -> encoded IDs."""
-        records = self._find_records(position) if self._exact and position.epoch else None
-        return {} if records is None else records.read_record(position)
-
-    def _keep_record(self, end: Position, given_up: Mapping[str, str]) -> None:
-        """Write down what is given up, before anything of the epoch is emitted.
-
-        Its offset lists them and cannot be changed. The next one is written as soon as this is committed, even if it is
-        of an empty epoch: from then on they count as new (rule 15). Until then a restart has the record alone.
-        """
-        self._gave_up = True
-        records = self._find_records(end)
-        if records is not None:
-            earlier = records.read_record(end)
-            joined = {
-                name: encode_ids([key for text in (earlier.get(name), given_up.get(name)) if text
-                                  for key in decode(text, self._destination)])
-                for name in {**earlier, **given_up}
-            }  # fmt: skip
-            records.write_record(end, joined)
-            return
-        _LOG.error(
-            "%s: there is no place to write down what epoch %d is run without. If the query ends before the next "
-            "epoch is planned, what comes back later is taken for what was emitted, and dropped. Set "
-            "'checkpointLocation' (or 'idLog') at the source",
-            self._destination, end.epoch,
-        )  # fmt: skip
-
-    def _may_go_on(self, end: Position) -> str | None:
-        """Why an epoch may be run without what does not come back; None if it may not."""
-        if end.released:
-            return "the epoch was released"
-        return None if self._settings.fail_on_data_loss else "'failOnDataLoss' is 'false'"
-
     def _unexpected(self, what: str) -> InternalError:
         return InternalError(f"{self._destination}: {what}")
-
-    def _await_replay(self, end: Position) -> None:
-        """Wait until every planned message is here again, `replayTimeout` long while its queue is connected."""
-        epoch = end.epoch
-        timeout_s = self._settings.replay_timeout_s
-        gaps_s = dict.fromkeys(self._lanes.with_ended(), _REPLAY_GAP_S)
-        began_s = {lane: lane.intake.connected_s for lane in self._lanes.with_ended()}
-        said = -math.inf
-        while True:
-            self._lanes.pump()
-            lanes = self._lanes.with_ended()
-            missing = {lane: count for lane in lanes if (count := lane.ledger.missing_count(epoch))}
-            if not missing:
-                return
-            if any(lane.ended for lane in missing):
-                self._give_up(end, [lane for lane in missing if lane.ended])
-                continue
-            now = self._runtime.monotonic_s()
-            waited_s = {lane: lane.intake.connected_s - began_s[lane] for lane in missing}
-            if min(waited_s.values()) > timeout_s:
-                self._give_up(end, list(missing))
-                return
-            if now - said >= _REPLAY_LOG_S:
-                said = now
-                for lane, count in missing.items():
-                    _LOG.warning(
-                        "%s: waiting for %d of %d planned messages of epoch %d, %.0f s left",
-                        lane.destination, count, len(lane.ledger.keys(epoch)), epoch, timeout_s - waited_s[lane],
-                    )  # fmt: skip
-            for lane, count in missing.items():
-                # What the broker holds back cannot be had by asking for more.
-                if waited_s[lane] > lane.intake.delay_s and lane.open_windows_for_replay(count, gaps_s[lane]):
-                    gaps_s[lane] *= 2
-            self._lanes.wait(IDLE_WAIT_S)
-
-    def _give_up(self, end: Position, lanes: Sequence[Lane]) -> None:
-        """Rule 9: the planned messages are not all there."""
-        epoch, settings = end.epoch, self._settings
-        missing = {lane: [key_text(key) for key in lane.ledger.missing(epoch)] for lane in lanes}
-        told = "; ".join(
-            f"{lane.destination}: {len(keys)} of {len(lane.ledger.keys(epoch))} messages of epoch {epoch} did not come "
-            f"back within replayTimeout={settings.replay_timeout_s:g}s after a restart: "
-            f"{', '.join(keys[:_IDS_SHOWN])}{', ...' if len(keys) > _IDS_SHOWN else ''}"
-            for lane, keys in missing.items()
-        )
-        broker = settings.endpoint.broker
-        notes = "; ".join(note for note in (broker.delivery_limit_note, broker.stranded_note) if note)
-        text = (
-            f"{told}. Likely reasons: they expired, were dead-lettered, purged, or are held by another consumer "
-            f"of the queue; {notes}. "
-        )
-        why = self._may_go_on(end)
-        if why is None:
-            advice = (
-                "The messages that are there were not acknowledged and stay in the queue. Return the "
-                f"missing ones to the queue, or go on without them: {_WAYS_ON}"
-            )
-            everything = [key for keys in missing.values() for key in keys]
-            where = ", ".join(lane.destination for lane in lanes)
-            raise DataLossError(where, epoch, everything, text + advice)
-        self._keep_record(end, {lane.name: encode_ids(lane.ledger.missing(epoch)) for lane in lanes})
-        for lane in lanes:
-            lane.ledger.abandon(epoch)
-        _LOG.error("%sGoing on without them, as %s", text, why)

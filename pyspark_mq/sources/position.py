@@ -1,4 +1,4 @@
-"""The end of an epoch, as the offset holds it. Pure."""
+"""The end of an epoch, as the offset holds it, and how much an epoch may hold. Pure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 
-from pyspark_mq.dedup import decode_ids, encode_ids
+from pyspark_mq.dedup import CodecError, Key, decode_ids, encode_ids
+from pyspark_mq.errors import CheckpointError
 
-__all__ = ["FindRecords", "Part", "Position", "Records"]
+__all__ = ["FindRecords", "Limit", "Part", "Position", "Records", "decode"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How much the next epoch may hold.
+
+    Attributes:
+        messages: at most so many; None for all that can be had now.
+    """
+
+    messages: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +31,7 @@ class Part:
         planned: the epoch's IDs of this queue in order, encoded.
         carried: IDs of earlier epochs that may still come again, encoded in pieces.
         until_s: for each piece, up to when it has to be carried, seconds since 1970; None where no clock
-            runs yet. Shorter than `carried` in offsets of 0.1.0.
+            runs yet. It may be shorter than `carried`.
     """
 
     planned: str = ""
@@ -114,3 +126,22 @@ class Records(Protocol):
 
 #: Where that is kept for an epoch; None if there is no place.
 FindRecords: TypeAlias = Callable[[Position], "Records | None"]
+
+
+def decode(text: str, destination: str) -> list[Key]:
+    """The IDs in a piece of an offset.
+
+    Args:
+        text: the IDs, encoded.
+        destination: what errors call the queue.
+
+    Raises:
+        CheckpointError: they cannot be read.
+    """
+    try:
+        return decode_ids(text)
+    except CodecError as broken:
+        raise CheckpointError(
+            f"{destination}: the message IDs in the checkpoint's offset cannot be read ({broken}). Restore the "
+            "checkpoint, or start with a new checkpointLocation"
+        ) from None

@@ -8,8 +8,9 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from pyspark_mq.errors import ConfigurationError, OptionError
+from pyspark_mq.spark_source.extras import check_installed
 from pyspark_mq.spark_source.options import parse_options
-from pyspark_mq.spark_source.reader import MqStreamReader, check_installed
+from pyspark_mq.spark_source.reader import MqStreamReader
 from pyspark_mq.spark_source.schema import SCHEMA
 
 __all__ = ["MqDataSource"]

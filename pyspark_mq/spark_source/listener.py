@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
+from pyspark_mq.ack.counters import Counters
 from pyspark_mq.errors import ConfigurationError
-from pyspark_mq.sources.counters import Counters
 from pyspark_mq.spark_source.metrics import Metrics, Spans, serve
 from pyspark_mq.spark_source.progress import NOW, Reading, readings
 

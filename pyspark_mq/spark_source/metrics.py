@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from pyspark_mq.ack.counters import Counters
 from pyspark_mq.errors import ConfigurationError, MissingExtraError
-from pyspark_mq.sources.counters import Counters
 from pyspark_mq.spark_source.progress import NOW, Reading
 
 if TYPE_CHECKING:

@@ -13,10 +13,9 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-from pyspark_mq.admin.http import Management
 from pyspark_mq.brokers import BROKERS, Broker
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0
 from pyspark_mq.dedup import IdSource, OnMissing
@@ -27,6 +26,9 @@ from pyspark_mq.sources.settings import CONNECTIONS_MAX, Guarantee, OnUnreadable
 from pyspark_mq.sources.url import CONTROL, ESCAPES, BrokerUrl, parse_urls, redact
 from pyspark_mq.spark_source.folders import ID_FOLDER, as_uri, below
 from pyspark_mq.spark_source.option_table import OPTIONS
+
+if TYPE_CHECKING:
+    from pyspark_mq.admin.http import Management
 
 __all__ = ["OPTION_NAMES", "Options", "parse_options"]
 
@@ -243,6 +245,10 @@ class _Parser:
 
     def _management(self, endpoint: Endpoint) -> Management | None:
         given = self._text("managementUrl")
+        if given is not None:
+            # It loads the web client of the standard library, for who asks for it.
+            from pyspark_mq.admin.http import Management  # noqa: PLC0415
+
         management = None if given is None else Management.of(given, endpoint)
         if self._pattern() is None:
             if "queuePatternInterval" in self._values:
@@ -478,11 +484,6 @@ def _is_url(text: str) -> bool:
         return bool(parts.hostname) and parts.port != 0 and "@" not in behind
     except ValueError:
         return False
-
-
-def default_partitions() -> int:
-    """Input partitions when the user names none: the cores of this machine."""
-    return os.cpu_count() or 1
 
 
 def _misplaced(name: str, value: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark_mq.sources.counters import Counters
+from pyspark_mq.ack.counters import Counters
 
 __all__ = ["NOW", "Reading", "readings"]
 

@@ -8,31 +8,24 @@ next offset, so `start` proves that its epoch is committed.
 
 from __future__ import annotations
 
-import gc
+import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from pyspark_mq.admin import ask_depth
-from pyspark_mq.admin.checks import worth_a_line
-from pyspark_mq.dedup import CheckpointOnly, SeenStore
-from pyspark_mq.sources.connections.consumer import Consumer
-from pyspark_mq.sources.connections.parent import watch_parent
-from pyspark_mq.sources.connections.processes.pool import Pool
-from pyspark_mq.sources.epochs import EpochSource, Limit, Position, Run
-from pyspark_mq.sources.protocols import consumer_class
-from pyspark_mq.sources.settings import Settings
+from pyspark_mq.sources.connections.block import Run, sizes_of
+from pyspark_mq.sources.position import Limit, Position
 from pyspark_mq.spark_source.offset import OffsetCodec
-from pyspark_mq.spark_source.options import Options, default_partitions
+from pyspark_mq.spark_source.options import Options
 from pyspark_mq.spark_source.schema import BatchBuilder
 
 if TYPE_CHECKING:
-    from pyspark_mq.dedup.redis_store import RedisStore
+    from pyspark_mq.sources.connections.receivers import Receivers
+    from pyspark_mq.sources.epochs import EpochSource
 
 try:
     from pyspark.sql.streaming.datasource import (
@@ -48,7 +41,7 @@ except ImportError:  # before Spark 4.2: no limits, no AvailableNow, no `start` 
 
         ReadAllAvailable = ReadMaxRows = None
 
-__all__ = ["MqStreamReader", "check_installed"]
+__all__ = ["MqStreamReader"]
 
 #: Rows below which an epoch is not worth a further task, unless the user asked for partitions.
 _ROWS_PER_TASK_MIN = 2_000
@@ -89,7 +82,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._builder = BatchBuilder(schema)
         self._codec = OffsetCodec.of(options.settings, options.id_log)
         self._epochs: EpochSource | None = None
-        self._pool: Pool | None = None
+        self._receivers: Receivers | None = None
         #: Offsets and their positions, the newest last: Spark asks for each a few times.
         self._known: deque[tuple[dict[str, Any], Position]] = deque(maxlen=_OFFSETS_KNOWN)
         self._partitions: tuple[int, list[InputPartition]] | None = None
@@ -104,28 +97,11 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _begin(self) -> EpochSource:
         """This is the process that the query uses, and it is the source's own."""
-        watch_parent()
-        # Tens of thousands of deliveries are held at a time and none of them is part of a cycle, so
-        # looking for cycles among them finds nothing and costs a tenth of the throughput.
-        gc.set_threshold(100_000, 50, 50)
-        if self._options.settings.receivers > 1:
-            self._pool = Pool(self._options.settings.receivers, self._builder.names)
-        settings, management = self._options.settings, self._options.management
-        # The depth of a topic is that of its subscriptions, which are many queues.
-        ask = None if management is None or settings.endpoint.topic is not None else partial(ask_depth, management)
-        return EpochSource(
-            settings,
-            self._consumer(),
-            partial(_store, self._options),
-            pool=self._pool,
-            list_queues=None if management is None else management.names,
-            ask_depth=ask,
-            judge=worth_a_line,
-            find_records=self._codec.records,
-        )
+        # Four processes that Spark starts have a reader, and one of them runs a source.
+        from pyspark_mq.spark_source.source import begin_source  # noqa: PLC0415
 
-    def _consumer(self) -> type[Consumer]:
-        return consumer_class(self._options.settings.endpoint.protocol)
+        source, self._receivers = begin_source(self._options, self._codec, self._builder.block_schema)
+        return source
 
     def initialOffset(self) -> dict[str, Any]:
         """The offset of a query that has read nothing."""
@@ -172,19 +148,17 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._partitions[1]
 
     def _split(self, runs: Sequence[Run]) -> list[InputPartition]:
-        decoder = self._consumer().decoder if self._pool is None else self._pool.decoder
-        sizes = [size for run in runs for size in decoder.sizes(run.raws)]
+        sizes = [size for run in runs for size in sizes_of(run.rows)]
         if not sizes:
             return []
         parts = self._options.num_partitions
         if parts is None:
-            parts = min(default_partitions(), -(-len(sizes) // _ROWS_PER_TASK_MIN))
+            parts = min(_default_partitions(), -(-len(sizes) // _ROWS_PER_TASK_MIN))
         parts = min(len(sizes), max(parts, -(-sum(sizes) // _PARTITION_BYTES_MAX)))
-        return [self._partition(_between(runs, low, high), decoder) for low, high in _cuts(sizes, parts)]
+        return [self._partition(_between(runs, low, high)) for low, high in _cuts(sizes, parts)]
 
-    def _partition(self, runs: Iterable[Run], decoder: Any) -> InputPartition:
-        message_ids = self._source().message_ids
-        batches = [self._builder.build(run.raws, decoder, run.name, message_ids) for run in runs]
+    def _partition(self, runs: Iterable[Run]) -> InputPartition:
+        batches = (batch for run in runs for batch in self._builder.build(run.rows, run.name))
         return _EpochPartition(self._builder.serialize(batches))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -201,8 +175,8 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Give unacknowledged messages back at once. Usually Spark ends the process instead."""
         if self._epochs is not None:
             self._epochs.stop()
-        if self._pool is not None:
-            self._pool.stop()
+        if self._receivers is not None:
+            self._receivers.stop()
 
     def _position(self, offset: dict[str, Any]) -> Position:
         for known, position in self._known:
@@ -231,37 +205,12 @@ def _cuts(sizes: Sequence[int], parts: int) -> list[tuple[int, int]]:
 def _between(runs: Sequence[Run], low: int, high: int) -> Iterator[Run]:
     """The rows of an epoch in this range."""
     for run in runs:
-        raws = run.raws[max(0, low) : max(0, high)]
-        if raws:
-            yield Run(run.name, raws)
-        low, high = low - len(run.raws), high - len(run.raws)
+        rows = run.rows[max(0, low) : max(0, high)]
+        if rows:
+            yield Run(run.name, rows)
+        low, high = low - len(run.rows), high - len(run.rows)
 
 
-def check_installed(options: Options) -> None:
-    """Import the client libraries that the options ask for, so that a missing one is reported at `load()`.
-
-    Raises
-    ------
-    MissingExtraError
-        with the command that installs it
-    """
-    consumer_class(options.settings.endpoint.protocol)
-    _store_class(options)
-
-
-def _store_class(options: Options) -> type[RedisStore] | None:
-    if options.dedup_store == "checkpoint":
-        return None
-    from pyspark_mq.dedup.redis_store import RedisStore  # noqa: PLC0415 - an extra
-
-    return RedisStore
-
-
-def _store(options: Options, queue: Settings) -> SeenStore:
-    """The store of one queue of the query."""
-    store_class = _store_class(options)
-    if store_class is None:
-        return CheckpointOnly()
-    codec = OffsetCodec.of(queue)
-    name = f"{codec.broker}:{codec.ids}:{codec.source}"
-    return store_class(options.dedup_store, name, queue.dedup_window)
+def _default_partitions() -> int:
+    """Input partitions when the user names none: the cores of this machine."""
+    return os.cpu_count() or 1

@@ -1,12 +1,11 @@
 """Columns of the source, and the record batches made of them.
 
-Whole columns at a time: a list comes from the protocol's decoder and becomes an Arrow array; no
-message is looked at on its own here.
+Deliveries are rows of Arrow blocks by the time they come here, in the types of the query: a batch is slices of those.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -24,8 +23,7 @@ from pyspark.sql.types import (
 )
 
 from pyspark_mq.errors import SchemaError
-from pyspark_mq.sources.connections.block import arrow_array
-from pyspark_mq.sources.connections.decoder import Decoder
+from pyspark_mq.sources.connections.block import Row, batches, block_schema
 
 __all__ = ["COLUMN_TEXTS", "SCHEMA", "BatchBuilder"]
 
@@ -127,32 +125,28 @@ class BatchBuilder:
         """The columns, in order."""
         return list(self._schema.names)
 
-    def build(
-        self,
-        raws: Sequence[Any],
-        decoder: Decoder,
-        destination: str,
-        message_ids: Callable[[Sequence[Any]], list[str | None]],
-    ) -> pa.RecordBatch:
-        """One batch of raw deliveries.
+    @property
+    def block_schema(self) -> pa.Schema:
+        """The columns of blocks that batches are built from."""
+        return block_schema(self._schema)
+
+    def build(self, rows: Sequence[Row], destination: str) -> Iterator[pa.RecordBatch]:
+        """Batches of deliveries, in order.
 
         Args:
-            raws: deliveries of the decoder's protocol.
-            decoder: turns them into columns.
+            rows: of blocks that have at least the columns of :attr:`block_schema`.
             destination: value of the column of that name.
-            message_ids: values of the column `messageId`.
         """
-        own: Mapping[str, Callable[[Sequence[Any]], list[Any]]] = {
-            "messageId": message_ids,
-            "body": decoder.columns.get("body", decoder.bodies),
-            "destination": lambda some: [destination] * len(some),
-        }
-        raws = decoder.batch(raws, self._schema.names)
-        arrays = [
-            arrow_array((own.get(field.name) or decoder.columns[field.name])(raws), field.type)
-            for field in self._schema
-        ]
-        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        for batch in batches(rows):
+            yield pa.RecordBatch.from_arrays(
+                [
+                    pa.repeat(pa.scalar(destination), batch.num_rows)
+                    if field.name == "destination"
+                    else batch.column(field.name)
+                    for field in self._schema
+                ],
+                schema=self._schema,
+            )
 
     def serialize(self, batches: Iterable[pa.RecordBatch]) -> bytes:
         """The batches as an Arrow stream."""

@@ -15,15 +15,16 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
+import pyarrow as pa
+
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from pyspark_mq.sources.amqp091.decoder import Amqp091Decoder
 from pyspark_mq.sources.amqp091.properties import check, unreadable
 from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder
 from pyspark_mq.sources.amqp10.sections import SectionReader
-from pyspark_mq.sources.connections.block import ChunkDecoder, encode
+from pyspark_mq.sources.connections.block import Block, make_block
 from pyspark_mq.sources.connections.decoder import Decoder
-from pyspark_mq.sources.connections.processes.memory import open_chunk
 from pyspark_mq.sources.message_id import MessageIds
 from pyspark_mq.sources.stomp.decoder import StompDecoder
 from pyspark_mq.sources.stomp.frames import MESSAGE, FrameError, FrameReader
@@ -141,14 +142,13 @@ class _Law:
     def __init__(self, broker: str, protocol: str, decoder: Decoder, make: Callable[..., list[Any]]) -> None:
         self.name = f"{protocol} of {broker}"
         self._decoder, self._make = decoder, make
-        self._identifications = []
+        self._ids: list[MessageIds] = []
         for source in _ID_SOURCES:
             options = {
                 "broker": broker, "protocol": protocol, "url": _URLS[protocol], "queue": "q", "messageIdFrom": source,
                 "onMissingMessageId": "body-hash", "onUnreadableMessage": "row",
             }  # fmt: skip
-            settings = parse_options(options).settings
-            self._identifications.append((settings.id_source, MessageIds(settings, decoder)))
+            self._ids.append(MessageIds.of(parse_options(options).settings))
 
     def batch(self, rng: random.Random) -> int:
         """Make and judge some messages; how many."""
@@ -169,20 +169,17 @@ class _Law:
     def judge(self, raws: Sequence[Any]) -> None:
         """Every column, as Spark gets it and as a receiver process writes it; and every kind of ID."""
         decoder = self._decoder
-        for source, identification in self._identifications:
-            keys = identification.keys(raws)
-            assert None not in keys
-            if source.kind == "message-id":
-                _BUILDER.build(raws, decoder, "q", identification.texts).validate(full=True)
-            else:
-                assert len(identification.texts(raws)) == len(raws)
-        source, identification = self._identifications[0]
-        names = [name for name in SCHEMA.names if name not in {"messageId", "body", "destination"}]
-        buffer, books = encode(decoder, raws, source, names)
-        data = buffer.to_pybytes()
-        chunk = open_chunk(data + books + len(data).to_bytes(8, "little"), None, names)
-        _BUILDER.build([*chunk.raws], ChunkDecoder(), "q", lambda rows: ["id"] * len(rows)).validate(full=True)
-        assert len(decoder.unreadable(raws)) == len(ChunkDecoder().unreadable([*chunk.raws]))
+        for ids in self._ids:
+            values = ids.values(decoder, raws)
+            assert None not in ids.keys(decoder, raws, values)
+            assert len(ids.texts(decoder, raws, values)) == len(raws)
+        metadata, block = make_block(decoder, raws, self._ids[0], _BUILDER.block_schema)
+        block.batch.validate(full=True)
+        message = pa.py_buffer(block.batch.serialize())
+        arrived = Block(pa.ipc.read_record_batch(message, _BUILDER.block_schema), block.sizes)
+        (built,) = [batch for batch in _BUILDER.build(arrived.rows, "q") if batch.num_rows == len(raws)]
+        built.validate(full=True)
+        assert list(metadata.unreadable.values()) == decoder.unreadable(raws)
         for odd in decoder.unreadable(raws):
             str(odd).encode()
 

@@ -12,18 +12,19 @@ from typing import Any
 import psutil
 import pytest
 
-from pyspark_mq.ack import Part, Settlement
+from pyspark_mq.ack import SessionAcks, Settlement
 from pyspark_mq.brokers.base import AMQP_0_9_1
 from pyspark_mq.errors import MessageError, MqError, RefusedError
-from pyspark_mq.sources.connections.connections import Sessions
-from pyspark_mq.sources.connections.decoder import UNREADABLE_PROPERTY
-from pyspark_mq.sources.connections.events import Confirmed, Lost, Opened
+from pyspark_mq.sources.connections.block import Row, sizes_of, values_of
+from pyspark_mq.sources.connections.connections import Connections
+from pyspark_mq.sources.connections.decoder import UNREADABLE_PROPERTY, Unreadable
+from pyspark_mq.sources.connections.events import Confirmed, Delivered, EventQueue, Lost, Opened
 from pyspark_mq.sources.connections.processes import pool as pool_module
-from pyspark_mq.sources.connections.processes.pool import Pool
+from pyspark_mq.sources.connections.processes.pool import ProcessReceivers
 from pyspark_mq.sources.runtime import Threads
 from pyspark_mq.sources.settings import OnUnreadable, Settings
 from pyspark_mq.spark_source.options import parse_options
-from pyspark_mq.spark_source.schema import SCHEMA
+from pyspark_mq.spark_source.schema import SCHEMA, BatchBuilder
 from testbed.process import poll
 from tests.laws.test_unreadable import publish_odd
 from tests.support.cells import LiveCell
@@ -33,47 +34,51 @@ amqp091 = pytest.mark.protocols(AMQP_0_9_1)
 
 
 class Scene:
-    """The sessions of a queue, as the query's thread sees them."""
+    """The connections of a queue, as the query's thread sees them."""
 
-    def __init__(self, cell: LiveCell, pool: Pool, **changes: Any) -> None:
+    def __init__(self, cell: LiveCell, pool: ProcessReceivers, **changes: Any) -> None:
         given = {name: str(value) for name, value in cell.options().items()}
         parsed = parse_options({**given, "heartbeat": "5s"}).settings
         endpoint = {name: changes.pop(name) for name in list(changes) if hasattr(parsed.endpoint, name)}
         settings: Settings = replace(parsed, endpoint=replace(parsed.endpoint, **endpoint))
         self.settings = replace(settings, **{"prefetch": 100, **changes})
-        self.sessions = Sessions(self.settings, cell.make_consumer(), Threads(), pool=pool)
-        self.decoder = pool.decoder
-        self.letters: list[Any] = []
-        self.raws: list[Any] = []
-        self.of: dict[int, list[Any]] = {}
+        self.connections = Connections(self.settings, pool, Threads(), EventQueue())
+        self.events: list[Any] = []
+        self.rows: list[Row] = []
+        self.tags: dict[int, list[int]] = {}
+        self.redelivered = 0
+        self.unreadable: list[Unreadable] = []
 
     def start(self, most: float = 1e9) -> None:
-        self.sessions.bound_bytes(most, resume=True)
-        self.sessions.start()
+        self.connections.bound_bytes(most, resume=True)
+        self.connections.start()
 
-    def look(self) -> None:
-        self.letters += self.sessions.news()
-        for came in self.sessions.take():
-            self.raws += came.raws
-            self.of.setdefault(came.session, []).extend(came.raws)
+    def look(self, *, taking: bool = True) -> None:
+        for event in self.connections.news(taking=taking):
+            self.events.append(event)
+            if isinstance(event, Delivered):
+                self.rows += event.block.rows
+                self.tags.setdefault(event.session, []).extend(event.metadata.tags)
+                self.redelivered += event.metadata.redelivered
+                self.unreadable += event.metadata.unreadable.values()
 
-    def until(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> bool:
+    def until(self, condition: Callable[[], bool], timeout_s: float = 60.0, *, taking: bool = True) -> bool:
         def done() -> bool:
-            self.look()
+            self.look(taking=taking)
             return condition()
 
         return poll(done, timeout_s)
 
-    def letters_of(self, kind: type) -> list[Any]:
-        return [letter for letter in self.letters if isinstance(letter, kind)]
+    def events_of(self, kind: type) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
 
     def bodies(self) -> list[str]:
-        return [body.decode() for body in self.decoder.bodies(self.raws)]
+        return [body.decode() for body in values_of(self.rows, "body")]
 
 
 @pytest.fixture
-def pool() -> Iterator[Pool]:
-    made = Pool(2, SCHEMA.fieldNames())
+def pool() -> Iterator[ProcessReceivers]:
+    made = ProcessReceivers(2, BatchBuilder(SCHEMA).block_schema, Threads())
     yield made
     made.stop()
     assert poll(lambda: children() == [], 10)
@@ -86,129 +91,134 @@ def children() -> list[psutil.Process]:
     return sorted(ours, key=psutil.Process.create_time)
 
 
-def test_what_two_processes_receive_is_taken_once_and_acknowledged_where_it_came(cell: LiveCell, pool: Pool) -> None:
+def test_what_two_processes_receive_is_taken_once_and_acknowledged_where_it_came(
+    cell: LiveCell, pool: ProcessReceivers
+) -> None:
     sent = cell.publish(300)
     scene = Scene(cell, pool, consumers=2, prefetch=1_000)
     scene.start()
-    assert scene.until(lambda: scene.sessions.complete and len(scene.raws) == 300)
+    assert scene.until(lambda: scene.connections.complete and len(scene.rows) == 300)
     assert len(children()) == 2
     assert sorted(scene.bodies()) == sorted(sent)
-    assert len(scene.letters_of(Opened)) == 2
-    parts = [Part(session, scene.decoder.tags(raws)[-1], (), len(raws)) for session, raws in scene.of.items()]
-    scene.sessions.acknowledge(Settlement(7, tuple(parts)))
-    assert scene.until(lambda: len(scene.letters_of(Confirmed)) == len(parts))
-    assert {(letter.session, letter.number) for letter in scene.letters_of(Confirmed)} == {
-        (session, 7) for session in scene.of
+    assert len(scene.events_of(Opened)) == 2
+    parts = [SessionAcks(session, tags[-1], (), len(tags)) for session, tags in scene.tags.items()]
+    scene.connections.acknowledge(Settlement(7, tuple(parts)))
+    assert scene.until(lambda: len(scene.events_of(Confirmed)) == len(parts))
+    assert {(event.session, event.number) for event in scene.events_of(Confirmed)} == {
+        (session, 7) for session in scene.tags
     }
     assert poll(lambda: cell.total() == 0, 30)
-    scene.sessions.stop()
+    scene.connections.stop()
 
 
-def test_a_killed_process_ends_its_sessions_and_another_takes_its_place(cell: LiveCell, pool: Pool) -> None:
+def test_a_killed_process_ends_its_sessions_and_another_takes_its_place(cell: LiveCell, pool: ProcessReceivers) -> None:
     sent = cell.publish(100)
     scene = Scene(cell, pool, consumers=1)
     scene.start()
-    assert scene.until(lambda: len(scene.raws) == 100)
-    (opened,) = scene.letters_of(Opened)
+    assert scene.until(lambda: len(scene.rows) == 100)
+    (opened,) = scene.events_of(Opened)
     (first,) = children()
-    scene.raws.clear()
+    scene.rows.clear()
     first.kill()
-    assert scene.until(lambda: len(scene.letters_of(Opened)) == 2)
-    (lost,) = scene.letters_of(Lost)
-    assert (lost.session, lost.ever_paused) == (opened.consumer.session, True)
-    assert scene.until(lambda: len(scene.raws) >= 100)
+    assert scene.until(lambda: len(scene.events_of(Opened)) == 2)
+    (lost,) = scene.events_of(Lost)
+    assert (lost.session, lost.ever_paused) == (opened.session, True)
+    assert scene.until(lambda: len(scene.rows) >= 100)
     assert sorted(scene.bodies()) == sorted(sent)
     # What is asked for in the session that is gone is done in no other (rule 10).
-    scene.sessions.acknowledge(Settlement(1, (Part(lost.session, 100, (), 100),)))
-    assert not scene.until(lambda: bool(scene.letters_of(Confirmed)), 1)
+    scene.connections.acknowledge(Settlement(1, (SessionAcks(lost.session, 100, (), 100),)))
+    assert not scene.until(lambda: bool(scene.events_of(Confirmed)), 1)
     assert cell.total() == 100
-    scene.sessions.stop()
+    scene.connections.stop()
     assert poll(lambda: cell.counts().ready == 100, 30)
 
 
 @amqp091
-def test_a_session_can_be_ended_on_request(cell: LiveCell, pool: Pool) -> None:
+def test_a_session_can_be_ended_on_request(cell: LiveCell, pool: ProcessReceivers) -> None:
     cell.publish(3)
     scene = Scene(cell, pool, consumers=1)
     scene.start()
-    assert scene.until(lambda: len(scene.raws) == 3)
-    (opened,) = scene.letters_of(Opened)
-    scene.sessions.renew(opened.consumer.session, "for a test")
-    assert scene.until(lambda: len(scene.raws) == 6)
-    assert scene.letters_of(Lost) == [Lost(opened.consumer.session, False)]
+    assert scene.until(lambda: len(scene.rows) == 3)
+    (opened,) = scene.events_of(Opened)
+    scene.connections.renew(opened.session, "for a test")
+    assert scene.until(lambda: len(scene.rows) == 6)
+    assert [(lost.session, lost.ever_paused) for lost in scene.events_of(Lost)] == [(opened.session, False)]
     assert len(children()) == 1
-    assert all(scene.decoder.columns["redelivered"](scene.raws[3:]))
-    scene.sessions.stop()
+    assert scene.redelivered == 3
+    scene.connections.stop()
 
 
 @amqp091
-def test_all_that_was_received_and_not_taken_counts_wherever_it_is(cell: LiveCell, pool: Pool) -> None:
+def test_all_that_was_received_and_not_taken_counts_wherever_it_is(cell: LiveCell, pool: ProcessReceivers) -> None:
     size, allowed = 20_000, 200_000
     cell.node.publish(cell.queue, (bytes(size) for _ in range(200)), protocol=cell.cell.protocol)
     scene = Scene(cell, pool, consumers=1, prefetch=300)
     scene.start(allowed)
-    assert poll(lambda: bool(list(scene.sessions.news())) or scene.sessions.paused, 30)
-    assert poll(lambda: scene.sessions.paused, 30)
-    time.sleep(1)  # what is on its way arrives
+    assert scene.until(lambda: scene.connections.paused, 30, taking=False)
+    assert not scene.until(lambda: False, 1, taking=False)  # what is on its way arrives
     # Of what is read at once, 64 KiB, all goes into the inbox.
-    assert allowed < scene.sessions.untaken * size <= allowed + 4 * size
-    assert scene.sessions.late is False
-    while len(scene.raws) < 200:
+    assert allowed < scene.connections.untaken * size <= allowed + 4 * size
+    assert scene.connections.late is False
+    while len(scene.rows) < 200:
+        before = len(scene.rows)
         scene.look()
-        scene.sessions.bound_bytes(allowed, resume=True)
-        assert scene.sessions.untaken * size <= allowed + 4 * size
+        scene.connections.bound_bytes(allowed, resume=True)
+        # pika goes on to read until it has 100 KiB, in pieces of 64.
+        assert (len(scene.rows) - before) * size <= allowed + 9 * size
         time.sleep(0.01)
-    assert len(scene.raws) == 200
-    assert not any(scene.decoder.columns["redelivered"](scene.raws))
-    scene.sessions.stop()
+    assert len(scene.rows) == 200
+    assert scene.redelivered == 0
+    scene.connections.stop()
 
 
 @amqp091
-def test_a_process_that_stands_still_says_so_when_it_goes_on(cell: LiveCell, pool: Pool) -> None:
+def test_a_process_that_stands_still_says_so_when_it_goes_on(cell: LiveCell, pool: ProcessReceivers) -> None:
     cell.publish(5)
     scene = Scene(cell, pool, consumers=1)
     scene.start()
-    assert scene.until(lambda: len(scene.raws) == 5)
-    assert scene.until(lambda: time.monotonic() - scene.sessions.attended_s < 0.2)
+    assert scene.until(lambda: len(scene.rows) == 5)
+    assert scene.until(lambda: time.monotonic() - scene.connections.attended_s < 0.2)
     (child,) = children()
     child.send_signal(signal.SIGSTOP)
     stopped_s = time.monotonic()
     more = cell.publish(5)
-    assert scene.until(lambda: scene.sessions.late, 5)
-    assert not scene.until(lambda: scene.sessions.attended_s > stopped_s + 0.2, 2)
-    assert len(scene.raws) == 5
+    assert scene.until(lambda: scene.connections.late, 5)
+    assert not scene.until(lambda: scene.connections.attended_s > stopped_s + 0.2, 2)
+    assert len(scene.rows) == 5
     child.send_signal(signal.SIGCONT)
-    assert scene.until(lambda: scene.sessions.broke_off, 10)
+    assert scene.until(lambda: scene.connections.broke_off, 10)
     # At that moment the broker's word on what came meanwhile may not have been read: hence the break.
-    assert scene.until(lambda: len(scene.raws) == 10, 10)
+    assert scene.until(lambda: len(scene.rows) == 10, 10)
     assert scene.bodies()[5:] == more
-    assert scene.until(lambda: not scene.sessions.late and not scene.sessions.broke_off, 5)
-    assert scene.letters_of(Lost) == []
-    scene.sessions.stop()
+    assert scene.until(lambda: not scene.connections.late and not scene.connections.broke_off, 5)
+    assert scene.events_of(Lost) == []
+    scene.connections.stop()
 
 
 @amqp091
 def test_a_process_that_says_nothing_for_too_long_is_replaced(
-    cell: LiveCell, pool: Pool, monkeypatch: pytest.MonkeyPatch
+    cell: LiveCell, pool: ProcessReceivers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool_module, "_SILENT_LEAST_S", 2.0)
+    monkeypatch.setattr(pool_module, "_SILENT_MIN_S", 2.0)
     monkeypatch.setattr(pool_module, "_SILENT_HEARTBEATS", 0)
     sent = cell.publish(5)
     scene = Scene(cell, pool, consumers=1)
     scene.start()
-    assert scene.until(lambda: len(scene.raws) == 5)
+    assert scene.until(lambda: len(scene.rows) == 5)
     (child,) = children()
     child.send_signal(signal.SIGSTOP)
-    scene.raws.clear()
-    assert scene.until(lambda: len(scene.letters_of(Opened)) == 2, 30)
-    assert scene.until(lambda: len(scene.raws) == 5, 30)
+    scene.rows.clear()
+    assert scene.until(lambda: len(scene.events_of(Opened)) == 2, 30)
+    assert scene.until(lambda: len(scene.rows) == 5, 30)
     assert scene.bodies() == sent
     assert not psutil.pid_exists(child.pid)
-    scene.sessions.stop()
+    scene.connections.stop()
 
 
 @amqp091
-def test_processes_that_die_again_and_again_are_an_error_that_names_the_option(cell: LiveCell, pool: Pool) -> None:
+def test_processes_that_die_again_and_again_are_an_error_that_names_the_option(
+    cell: LiveCell, pool: ProcessReceivers
+) -> None:
     done = threading.Event()
 
     def kill() -> None:
@@ -230,7 +240,7 @@ def test_processes_that_die_again_and_again_are_an_error_that_names_the_option(c
         assert words in str(raised.value)
 
 
-def test_a_login_that_is_refused_has_its_own_error_and_no_password(cell: LiveCell, pool: Pool) -> None:
+def test_a_login_that_is_refused_has_its_own_error_and_no_password(cell: LiveCell, pool: ProcessReceivers) -> None:
     scene = Scene(cell, pool, consumers=2, username="nobody", password="not-to-be-seen")
     scene.start()
     with pytest.raises(RefusedError) as raised:
@@ -241,7 +251,7 @@ def test_a_login_that_is_refused_has_its_own_error_and_no_password(cell: LiveCel
 
 
 @amqp091
-def test_a_message_that_cannot_be_decoded_is_named_or_taken_in(cell: LiveCell, pool: Pool) -> None:
+def test_a_message_that_cannot_be_decoded_is_named_or_taken_in(cell: LiveCell, pool: ProcessReceivers) -> None:
     before = cell.publish(3)
     publish_odd(cell)
     after = cell.publish(3)
@@ -249,21 +259,21 @@ def test_a_message_that_cannot_be_decoded_is_named_or_taken_in(cell: LiveCell, p
     scene.start()
     with pytest.raises(MessageError, match=r"delivery 4.*'odd'"):
         scene.until(lambda: False, 30)
-    scene.sessions.stop()
+    scene.connections.stop()
     assert poll(lambda: cell.counts().ready == 7, 30)
     keeping = Scene(cell, pool, consumers=1, on_unreadable=OnUnreadable.ROW)
     keeping.start()
-    assert keeping.until(lambda: len(keeping.raws) == 7)
-    (odd,) = keeping.decoder.unreadable(keeping.raws)
-    assert keeping.decoder.unreadable(keeping.raws[3:4]) == [odd]
-    assert UNREADABLE_PROPERTY in dict(keeping.decoder.columns["properties"](keeping.raws)[3])
-    good = [*keeping.raws[:3], *keeping.raws[4:]]
-    assert [body.decode() for body in keeping.decoder.bodies(good)] == before + after
-    keeping.sessions.stop()
+    assert keeping.until(lambda: len(keeping.rows) == 7)
+    (odd,) = keeping.unreadable
+    assert "odd" in str(odd)
+    assert UNREADABLE_PROPERTY in dict(values_of(keeping.rows, "properties")[3])
+    del keeping.rows[3]
+    assert keeping.bodies() == before + after
+    keeping.connections.stop()
 
 
 @amqp091
-def test_two_queues_share_the_processes(cell: LiveCell, pool: Pool) -> None:
+def test_two_queues_share_the_processes(cell: LiveCell, pool: ProcessReceivers) -> None:
     other = f"{cell.queue}-other"
     cell.declare(other)
     try:
@@ -272,70 +282,70 @@ def test_two_queues_share_the_processes(cell: LiveCell, pool: Pool) -> None:
         scenes = [Scene(cell, pool, consumers=2), Scene(cell, pool, consumers=2, queue=other)]
         for scene in scenes:
             scene.start()
-        assert scenes[0].until(lambda: len(scenes[0].raws) == 50)
-        assert scenes[1].until(lambda: len(scenes[1].raws) == 70)
+        assert scenes[0].until(lambda: len(scenes[0].rows) == 50)
+        assert scenes[1].until(lambda: len(scenes[1].rows) == 70)
         assert len(children()) == 2
         assert sorted(scenes[0].bodies()) == sorted(sent)
         # One that stops leaves the others alone.
-        scenes[0].sessions.stop()
+        scenes[0].connections.stop()
         assert poll(lambda: cell.counts().ready == 50, 30)
-        assert scenes[1].sessions.complete
+        assert scenes[1].connections.complete
         cell.node.publish(other, [b"one more"], protocol=cell.cell.protocol)
-        assert scenes[1].until(lambda: len(scenes[1].raws) == 71)
-        scenes[1].sessions.stop()
+        assert scenes[1].until(lambda: len(scenes[1].rows) == 71)
+        scenes[1].connections.stop()
     finally:
         cell.node.delete(other)
 
 
 @amqp091
-def test_what_the_broker_reports_of_the_queue_is_told(cell: LiveCell, pool: Pool) -> None:
+def test_what_the_broker_reports_of_the_queue_is_told(cell: LiveCell, pool: ProcessReceivers) -> None:
     cell.publish(40)
     scene = Scene(cell, pool, consumers=1, prefetch=10)
-    scene.sessions.first_window = 10
+    scene.connections.first_window = 10
     scene.start()
-    assert scene.until(lambda: len(scene.raws) == 10)
-    (opened,) = scene.letters_of(Opened)
+    assert scene.until(lambda: len(scene.rows) == 10)
+    (opened,) = scene.events_of(Opened)
     assert opened.greeting.depth.ready == 40
     assert opened.window == 10
-    scene.sessions.refresh_depth(0.0)
-    assert scene.until(lambda: scene.sessions.depths() == [30])
+    scene.connections.refresh_depth(0.0)
+    assert scene.until(lambda: scene.connections.depths() == [30])
     # Not after the window is widened: a quorum queue counts a cancelled consumer for as long as it holds messages.
-    assert scene.sessions.alone
-    scene.sessions.widen(25)
+    assert scene.connections.alone
+    scene.connections.widen(25)
     # A new consumer counts from zero, see Amqp091Consumer.consume.
-    assert scene.until(lambda: len(scene.raws) == 35)
-    scene.sessions.refresh_depth(0.0)
-    assert scene.until(lambda: scene.sessions.depths() == [5])
-    scene.sessions.stop()
+    assert scene.until(lambda: len(scene.rows) == 35)
+    scene.connections.refresh_depth(0.0)
+    assert scene.until(lambda: scene.connections.depths() == [5])
+    scene.connections.stop()
 
 
 @amqp091
-def test_bodies_of_any_size_come_in_order_and_whole(cell: LiveCell, pool: Pool) -> None:
+def test_bodies_of_any_size_come_in_order_and_whole(cell: LiveCell, pool: ProcessReceivers) -> None:
     sizes = [10, 9 << 20, 0, 3 << 20, 3 << 20, 3 << 20, 200_000, 1]
     bodies = [bytes([number]) * size for number, size in enumerate(sizes)]
     cell.node.publish(cell.queue, iter(bodies), protocol=cell.cell.protocol)
     scene = Scene(cell, pool, consumers=1)
     scene.start()
-    assert scene.until(lambda: len(scene.raws) == len(sizes))
-    assert scene.decoder.bodies(scene.raws) == bodies
-    assert scene.decoder.sizes(scene.raws) == sizes
-    scene.sessions.stop()
+    assert scene.until(lambda: len(scene.rows) == len(sizes))
+    assert values_of(scene.rows, "body") == bodies
+    assert sizes_of(scene.rows) == sizes
+    scene.connections.stop()
 
 
 @amqp091
-def test_queues_that_ended_leave_nothing_in_the_processes(cell: LiveCell, pool: Pool) -> None:
+def test_queues_that_ended_leave_nothing_in_the_processes(cell: LiveCell, pool: ProcessReceivers) -> None:
     cell.publish(1)
     kept = Scene(cell, pool)
     kept.start()
-    assert kept.until(lambda: len(kept.raws) == 1)
+    assert kept.until(lambda: len(kept.rows) == 1)
 
     def come_and_go() -> None:
         for _ in range(4):
             scene = Scene(cell, pool)
             scene.start()
-            assert scene.until(lambda: bool(scene.letters_of(Opened)))  # noqa: B023 - called at once
-            scene.sessions.stop()
-            assert scene.until(lambda: bool(scene.letters_of(Lost)))  # noqa: B023
+            assert scene.until(lambda: bool(scene.events_of(Opened)))  # noqa: B023 - called at once
+            scene.connections.stop()
+            assert scene.until(lambda: bool(scene.events_of(Lost)))  # noqa: B023
 
     come_and_go()
     threads = sum(child.num_threads() for child in children())
@@ -345,4 +355,4 @@ def test_queues_that_ended_leave_nothing_in_the_processes(cell: LiveCell, pool: 
     assert poll(lambda: sum(child.num_threads() for child in children()) <= threads, 10)
     # The one that is there goes on.
     cell.publish(1)
-    assert kept.until(lambda: len(kept.raws) == 2)
+    assert kept.until(lambda: len(kept.rows) == 2)

@@ -254,6 +254,17 @@ def test_no_more_is_handed_out_than_the_window(cell: LiveCell) -> None:
         assert session.bodies() == sent[:15]
 
 
+@pytest.mark.law("pauses")
+def test_an_empty_body_has_no_bytes_and_is_a_delivery(cell: LiveCell) -> None:
+    # What counts for nothing when it is taken may not add up to a pause that never ends.
+    cell.node.publish(cell.queue, (b"" for _ in range(30)), protocol=cell.cell.protocol)
+    with cell.session() as session:
+        session.take(30, window=100)
+        assert session.consumer.bytes_arrived == sum(map(len, session.bodies())) == 0
+        assert session.consumer.deliveries == 30
+        assert not session.consumer.full
+
+
 @pytest.mark.law("prefetch")
 def test_a_window_is_widened_and_keeps_what_it_holds(cell: LiveCell) -> None:
     sent = cell.publish(50)

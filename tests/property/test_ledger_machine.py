@@ -153,14 +153,14 @@ class LedgerMachine(RuleBasedStateMachine):
         if settlement is not None:
             assert {part.session for part in settlement.parts} == {self.session}
             self.wire.append(settlement)
-            (keys,) = [batch.keys for batch in self.ledger.carried() if batch.number == settlement.number]
+            (keys,) = [batch.keys for batch in self.ledger.carried.batches() if batch.number == settlement.number]
             self.trace.under_way[settlement.number] = keys
 
     def look_at_the_clocks(self) -> None:
         """What the source does each time it looks after its sessions."""
         if self.connected:
-            self.ledger.start_clock(self.connected_s, WAIT_S)
-        self.ledger.expire(self.now, self.connected_s)
+            self.ledger.carried.start_clock(self.connected_s, WAIT_S)
+        self.ledger.carried.expire(self.now, self.connected_s)
 
     # -- progress: what happens by itself, in any order that is possible
 
@@ -186,7 +186,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @property
     def complete(self) -> bool:
         """Is there one whose messages are all here?"""
-        return self.running and not self.ledger.missing_count(self.planned)
+        return self.running and not self.ledger.planned.epochs[self.planned].missing
 
     def connect(self) -> None:
         self.session += 1
@@ -209,12 +209,12 @@ class LedgerMachine(RuleBasedStateMachine):
         self.planned = self.committed + 1
         self.ledger.plan(self.planned, count)
         self.offsets[self.planned] = Offset(
-            self.ledger.keys(self.planned),
-            tuple((batch.keys, batch.wait_left_s(self.connected_s)) for batch in self.ledger.carried()),
+            self.ledger.planned.keys(self.planned),
+            tuple((batch.keys, batch.wait_left_s(self.connected_s)) for batch in self.ledger.carried.batches()),
         )
 
     def write_to_the_sink(self) -> None:
-        emitted = tuple(payload.removeprefix("payload of ") for payload in self.ledger.payloads(self.planned))
+        emitted = tuple(payload.removeprefix("payload of ") for payload in self.ledger.planned.payloads(self.planned))
         assert emitted == self.offsets[self.planned].planned, "a replay is not the same batch"
         self.sink.setdefault(self.planned, emitted)
 
@@ -290,7 +290,10 @@ class LedgerMachine(RuleBasedStateMachine):
             self.plan()
             del self.offsets[self.planned]
         if "driver" not in what and "offset" not in what and self.connected:
-            held = [*self.ledger.keys(self.planned), *(key for keys in self.trace.under_way.values() for key in keys)]
+            held = [
+                *self.ledger.planned.keys(self.planned),
+                *(key for keys in self.trace.under_way.values() for key in keys),
+            ]
             self.trace.unconfirmed.update(dict.fromkeys(held, self.connected_s))
             self.trace.under_way.clear()
             self.ledger.lose(self.session)
@@ -325,14 +328,14 @@ class LedgerMachine(RuleBasedStateMachine):
         for key, (confirmed_s, confirmed_connected_s) in trace.confirmed.items():
             if self.now <= confirmed_s + GRACE_S or connected_s <= confirmed_connected_s + 2 * GRACE_S:
                 allowed.add(key)
-        assert {key for batch in self.ledger.carried() for key in batch.keys} <= allowed
+        assert {key for batch in self.ledger.carried.batches() for key in batch.keys} <= allowed
 
     @invariant()
     def no_id_is_carried_twice(self) -> None:
-        carried = [key for batch in self.ledger.carried() for key in batch.keys]
+        carried = [key for batch in self.ledger.carried.batches() for key in batch.keys]
         assert len(carried) == len(set(carried))
         assert self.ledger.expected == len(carried) + sum(
-            len(self.ledger.keys(epoch)) for epoch in self.ledger.epochs(self.planned)
+            len(self.ledger.planned.keys(epoch)) for epoch in self.ledger.planned.numbers(self.planned)
         )
 
     @invariant()
@@ -340,8 +343,12 @@ class LedgerMachine(RuleBasedStateMachine):
         buffered = list(self.ledger.buffered_payloads(self.ledger.buffered))
         assert len(buffered) == self.ledger.buffered
         assert self.ledger.buffered_bytes == weigh(buffered)
-        held = [payload for epoch in self.ledger.epochs(self.planned) for payload in self.ledger.payloads(epoch)]
-        assert self.ledger.planned_bytes == weigh(held)
+        held = [
+            payload
+            for epoch in self.ledger.planned.numbers(self.planned)
+            for payload in self.ledger.planned.payloads(epoch)
+        ]
+        assert self.ledger.planned.weight == weigh(held)
 
     def teardown(self) -> None:
         """Without further faults everything published is emitted, once, and the queue ends empty."""

@@ -248,11 +248,18 @@ class MemoryQueue:
     def purge(self) -> None:
         self._ready.clear()
 
-    def take_away(self, count: int) -> None:
-        """Another consumer is handed the next messages."""
+    def take_away(self, count: int, among: Callable[[Message], bool] = lambda _: True) -> None:
+        """Another consumer is handed the next messages, or the next of some."""
+        left = []
         while self._ready and count:
-            self._held_elsewhere.append(heapq.heappop(self._ready)[-1])
-            count -= 1
+            entry = heapq.heappop(self._ready)
+            if among(entry[-1]):
+                self._held_elsewhere.append(entry[-1])
+                count -= 1
+            else:
+                left.append(entry)
+        for entry in left:
+            heapq.heappush(self._ready, entry)
 
     def bring_back(self) -> None:
         """The other consumer goes without acknowledging any."""
@@ -517,8 +524,9 @@ class MemoryConsumer(Consumer):
             if raw.message.odd and not self.keeps_unreadable:
                 raise self._refuse(self.decoder.unreadable([raw])[0])
             self.inbox.append(raw)
+            self.deliveries += 1
             self.bytes_arrived += len(raw.message.body)
-            if self.bytes_arrived - self.bytes_taken > self.bytes_allowed:
+            if self.full:
                 self.paused = session.cancelled = True
         confirmed = False
         while session.confirmations and session.confirmations[0][0] <= self.broker.now_s:

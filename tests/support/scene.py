@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyspark_mq.sources.counters import Counters
+from pyspark_mq.ack.counters import Counters
 from tests.support.memory import MemoryBroker, MemoryQueue, MemoryStore
 from tests.support.simulation import QUEUE, Query, World, make_settings
 

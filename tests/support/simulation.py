@@ -11,27 +11,34 @@ import heapq
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
+import pyarrow as pa
+
 from pyspark_mq.dedup import IdSource, OnMissing, SeenStore
 from pyspark_mq.errors import BrokerUnavailableError
+from pyspark_mq.sources.connections.block import block_schema, values_of
+from pyspark_mq.sources.connections.processes.pool import ProcessReceivers
+from pyspark_mq.sources.connections.receivers import LocalReceivers
 from pyspark_mq.sources.endpoint import Endpoint
-from pyspark_mq.sources.epochs import EpochSource, Limit, Position
-from pyspark_mq.sources.queues.reader import Lane
+from pyspark_mq.sources.epochs import EpochSource, Limit, Position, Run
+from pyspark_mq.sources.queues.reader import QueueReader
 from pyspark_mq.sources.runtime import Runtime, Task
 from pyspark_mq.sources.settings import Guarantee, Settings
 from pyspark_mq.sources.url import parse_urls
 from pyspark_mq.spark_source.offset import OffsetCodec
 from tests.support.engine import At, Crashed
-from tests.support.memory import MEMORY, PROTOCOL, MemoryBroker, MemoryConsumer, MemoryQueue, MemoryStore, Message
-from tests.support.porter import PortedPool
+from tests.support.memory import MEMORY, PROTOCOL, MemoryBroker, MemoryConsumer, MemoryQueue, MemoryStore
+from tests.support.played import PlayedProcesses
 
-__all__ = ["Process", "Query", "World", "make_settings"]
+__all__ = ["Process", "Query", "World", "ids_of", "make_settings"]
 
 QUEUE = "orders"
+#: What a query asks for here.
+_SCHEMA = block_schema(pa.schema([("messageId", pa.string())]))
 #: Time passes in steps of this size, or of a fortieth of what is waited for.
 _TICK_S = 0.02
 _TICKS_MAX = 40
@@ -200,10 +207,15 @@ def make_settings(**changes: Any) -> Settings:
     return Settings(endpoint=endpoint, **{**defaults, **changes})
 
 
-def only(source: EpochSource) -> Lane:
-    """The lane of a source that reads one queue."""
-    (lane,) = source._lanes
-    return lane
+def ids_of(runs: Sequence[Run]) -> list[str]:
+    """Column `messageId` of what an epoch emits."""
+    return [found for run in runs for found in values_of(run.rows, "messageId")]
+
+
+def only(source: EpochSource) -> QueueReader:
+    """The queue of a source that reads one."""
+    (queue,) = source._queues
+    return queue
 
 
 @dataclass
@@ -211,8 +223,8 @@ class Query:
     """A query: what survives a crash of it (logs, sink), and the source that does not.
 
     Attributes:
-        make_pool: its receivers are behind a porter.
-        pool: those of the process that lives, if they are.
+        processes: how many hold its connections; 0 if its own does.
+        played: those of the process that lives, if there are any.
         id_log: folder for its IDs, and for what it gave up; IDs are in the offsets without.
         shows_start: Spark 4.2 and later show the committed offset when they plan.
         sink: batch -> IDs of its rows, written once.
@@ -223,7 +235,7 @@ class Query:
     settings: Settings
     store: MemoryStore | None = None
     shows_start: bool = True
-    make_pool: type[PortedPool] | None = None
+    processes: int = 0
     id_log: str | None = None
     sink: dict[int, list[str]] = field(default_factory=dict)
     crashes: int = 0
@@ -234,7 +246,7 @@ class Query:
         self.replays = 0
         self._codec = OffsetCodec.of(self.settings, self.id_log)
         self._process: Process | None = None
-        self.pool: PortedPool | None = None
+        self.played: PlayedProcesses | None = None
         self._source: EpochSource | None = None
         self._stores: dict[str, MemoryStore] = {}
         self._consumers: type[MemoryConsumer] | None = None
@@ -269,13 +281,21 @@ class Query:
             self._process = self.world.process()
             self._process.skew_s = self.skew_s
             self._consumers = type("QueryConsumer", (MemoryConsumer,), {"broker": self.broker})
-            self.pool = None if self.make_pool is None else self.make_pool(self._process, self._consumers)
             make_store = None if self.store is None else self._store_of
             self._source = EpochSource(
-                self.settings, self._consumers, make_store, self._process, self._list_queues, self.pool,
+                self.settings, self._receivers(), make_store, self._process, self._list_queues,
                 find_records=self._codec.records,
             )  # fmt: skip
         return self._source
+
+    def _receivers(self) -> LocalReceivers | ProcessReceivers:
+        consumers = self._consumers
+        assert consumers is not None
+        assert self._process is not None
+        if not self.processes:
+            return LocalReceivers(lambda _: consumers, _SCHEMA, self._process)
+        self.played = PlayedProcesses(self.world, self.broker, consumers)
+        return ProcessReceivers(self.processes, _SCHEMA, self._process, self.played.start)
 
     def _list_queues(self) -> list[str]:
         if not self.broker.up:
@@ -298,7 +318,9 @@ class Query:
             for session in list(queue.sessions):
                 if isinstance(session.consumer, self._consumers):
                     queue.end(session, "killed", unnoticed_s=unnoticed_s)
-        self._process = self._source = self._consumers = self.pool = None
+        if self.played is not None:
+            self.played.kill()  # they end with their parent
+        self._process = self._source = self._consumers = self.played = None
         self._codec = OffsetCodec.of(self.settings, self.id_log)
         self.world.let_pass(_RESTART_S)
 
@@ -349,7 +371,11 @@ class Query:
             self.replays += 1
         self.between()
         start, end = self.position(batch - 1), self.position(batch)
-        ids = [self.row(run.name, raw.message) for run in self.source.payload(start, end) for raw in run.raws]
+        ids = [
+            self.row(run.name, found)
+            for run in self.source.payload(start, end)
+            for found in values_of(run.rows, "messageId")
+        ]
         if batch in self.sink and self.settings.guarantee.identifies:
             assert self.sink[batch] == ids, "the replay is not the same batch"
         self.sink.setdefault(batch, ids)
@@ -394,7 +420,7 @@ class Query:
         # Before Spark 4.2 the last epoch is settled when the next one is planned.
         open_ = set() if self.shows_start else set(self.sink.get(self.committed, ()))
         return sum(
-            self.row(queue.name, message) not in open_
+            self.row(queue.name, message.id) not in open_
             for queue in self.queues
             for message in [*queue.ready, *queue.handed_out]
         )
@@ -403,9 +429,9 @@ class Query:
     def _several(self) -> bool:
         return bool(self.settings.queues) or self.settings.pattern is not None
 
-    def row(self, queue: str, message: Message) -> str:
+    def row(self, queue: str, found: str | None) -> str:
         """What stands for a message in the sink: its ID, and where it was if there are several queues."""
-        return f"{message.id} of {queue}" if self._several else str(message.id)
+        return f"{found} of {queue}" if self._several else str(found)
 
     @property
     def emitted(self) -> list[str]:

@@ -53,8 +53,10 @@ NOT_SHIPPED = {
     "psycopg",
     "rich",
 }
-#: What makes columns of deliveries in a receiver process, which has no Spark.
-ARROW = {"sources.connections.block", "sources.connections.processes.memory"}
+#: Where deliveries are rows of Arrow blocks, also in a receiver process, which has no Spark.
+ARROW = "sources.connections."
+#: Lines of a module, and modules and folders directly in `sources`.
+LINES_MAX, ROOMS_MAX = 500, 18
 #: The one store that does I/O. It is a module of `dedup` that the others do not know.
 REDIS_STORE = "dedup.redis_store"
 
@@ -190,7 +192,7 @@ def test_only_the_spark_side_imports_spark(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in MODULES if name.partition(".")[0] != "spark_source"])
 def test_arrow_is_imported_by_the_blocks_beside_the_spark_side(name: str) -> None:
-    assert name in ARROW or "pyarrow" not in {item.top for item in IMPORTS[name]}
+    assert name.startswith(ARROW) or "pyarrow" not in {item.top for item in IMPORTS[name]}
 
 
 def test_a_receiver_process_loads_no_spark_and_no_client_before_it_is_told_the_protocol() -> None:
@@ -203,10 +205,50 @@ def test_a_receiver_process_loads_no_spark_and_no_client_before_it_is_told_the_p
     assert {"pyspark", "py4j", "pandas", *CLIENTS} & loaded == set()
 
 
+def loaded_with(name: str) -> set[str]:
+    """The modules of the package that importing this one loads."""
+    found, new = set(), {name}
+    while new:
+        found |= new
+        new = {
+            item.inner
+            for module in new
+            for item in IMPORTS[module]
+            if not item.lazy and not item.checking and item.inner in IMPORTS
+        } - found
+    return found
+
+
+def test_who_plans_loads_nothing_that_receives() -> None:
+    # Of the processes that Spark starts for a query, one receives. The others import what Spark looks for.
+    loaded = loaded_with("spark_source.datasource")
+    assert "spark_source.reader" in loaded
+    assert "sources.epochs" in loaded_with("spark_source.source")
+    heavy = ("sources.epochs", "sources.queues", "sources.connections.host", "sources.connections.processes", "admin")
+    assert [module for module in loaded if module.startswith(heavy)] == []
+
+
+def test_columns_need_no_shared_memory() -> None:
+    modules = loaded_with("spark_source.schema")
+    assert "sources.connections.block" in modules
+    assert [module for module in modules if {"ctypes", "mmap"} & {item.top for item in IMPORTS[module]}] == []
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name.startswith("sources")])
+def test_receiving_knows_no_management_and_no_checks(name: str) -> None:
+    assert [item.name for item in IMPORTS[name] if item.folder in {"admin", "cli"}] == []
+
+
+def test_a_file_is_read_in_one_sitting_and_a_room_has_few_doors() -> None:
+    assert {name: lines for name, source in MODULES.items() if (lines := source.count("\n")) > LINES_MAX} == {}
+    rooms = {name.split(".")[1] for name in MODULES if name.startswith("sources.")}
+    assert len(rooms) <= ROOMS_MAX
+
+
 def test_the_store_in_redis_is_imported_by_the_reader_alone_when_it_is_asked_for() -> None:
     users = {name: item for name, items in IMPORTS.items() for item in items if item.inner == REDIS_STORE}
-    assert list(users) == ["spark_source.reader"]
-    assert users["spark_source.reader"].lazy
+    assert list(users) == ["spark_source.extras"]
+    assert users["spark_source.extras"].lazy
 
 
 def test_the_errors_import_nothing_of_the_package() -> None:
@@ -242,7 +284,7 @@ def test_the_rules_see_the_imports_there_are() -> None:
     assert Import("pika.exceptions") in IMPORTS["sources.amqp091.errors"]
     assert Import("pyspark_mq.dedup.identity") in IMPORTS["dedup.codec"]
     assert Import("pyspark_mq.spark_source.datasource", checking=True) in IMPORTS[""]
-    assert Import("pyspark_mq.dedup.redis_store", lazy=True) in IMPORTS["spark_source.reader"]
+    assert Import("pyspark_mq.dedup.redis_store", lazy=True) in IMPORTS["spark_source.extras"]
     assert {"ack.ledger", "dedup.codec", "dedup.store"} < set(PURE_MODULES)
 
 

@@ -1,6 +1,6 @@
 """What another process has received and not handed over yet: nothing is concluded from its not being there.
 
-With a porter that can be stopped between the receivers and the query, see :mod:`tests.support.porter`.
+The process is played, and can be stopped, see :mod:`tests.support.played`.
 """
 
 from __future__ import annotations
@@ -11,21 +11,20 @@ import pytest
 
 from pyspark_mq.sources.epochs import Limit, Position
 from tests.support.memory import MemoryBroker
-from tests.support.porter import ChunkPool, PortedPool
-from tests.support.simulation import QUEUE, Query, World, make_settings, only
+from tests.support.simulation import QUEUE, Query, World, ids_of, make_settings, only
 
 
 class Scene:
-    """A query whose deliveries come through a pool."""
+    """A query whose deliveries come from another process."""
 
-    def __init__(self, make_pool: type[PortedPool] = PortedPool, **settings: Any) -> None:
+    def __init__(self, **settings: Any) -> None:
         self.world = World()
         self.broker = MemoryBroker(self.world.process())
         self.queue = self.broker.declare(QUEUE)
-        self.query = Query(self.world, self.broker, make_settings(**settings), make_pool=make_pool)
+        self.query = Query(self.world, self.broker, make_settings(**settings), processes=1)
         assert self.query.source
-        assert self.query.pool is not None
-        self.pool = self.query.pool
+        assert self.query.played is not None
+        self.played = self.query.played
         self.sent: list[str] = []
 
     def publish(self, count: int) -> None:
@@ -50,7 +49,7 @@ class Scene:
 
 
 def stopped_with_what_comes_again(scene: Scene) -> None:
-    """Everything committed comes again in a new session, and the porter stops before it has handed it over."""
+    """Everything committed comes again in a new session, and the process stops before it has told it."""
     scene.publish(20)
     scene.query.trigger()
     scene.queue.weather.acks_s = 1_000.0
@@ -59,16 +58,14 @@ def stopped_with_what_comes_again(scene: Scene) -> None:
     scene.queue.weather.acks_s = 0.0
     scene.queue.weather.rate = 0.0
     scene.trigger_for(0.5)  # the session opens, and the broker hands out nothing yet
-    assert only(scene.query.source).sessions.complete
-    scene.pool.stopped_until_s = scene.world.now_s + 60.0
+    assert only(scene.query.source).connections.complete
+    scene.played.stop(60.0)
     scene.queue.weather.rate = 1e6
 
 
-@pytest.mark.parametrize("reads_late", [False, True])
 @pytest.mark.parametrize("looks", [False, True])
-def test_ids_are_carried_while_what_comes_again_is_on_its_way(looks: bool, reads_late: bool) -> None:
+def test_ids_are_carried_while_what_comes_again_is_on_its_way(looks: bool) -> None:
     scene = Scene(max_messages=20, prefetch=40, dedup_window=0)
-    scene.pool.reads_late = reads_late
     stopped_with_what_comes_again(scene)
     if looks:
         scene.trigger_for(59.0)
@@ -96,7 +93,7 @@ def test_a_bounded_run_does_not_end_while_its_messages_are_on_their_way() -> Non
     scene.queue.weather.rate = 0.0
     scene.publish(20)
     scene.query.bound()
-    scene.pool.stopped_until_s = scene.world.now_s + 10.0
+    scene.played.stop(10.0)
     scene.queue.weather.rate = 1e6
     assert scene.query.trigger() == 20
 
@@ -105,19 +102,19 @@ def test_time_goes_no_further_than_the_last_word() -> None:
     scene = Scene(prefetch=40)
     scene.publish(5)
     scene.trigger_for(5.0)
-    lane = only(scene.query.source)
-    intake, sessions = lane.intake, lane.sessions
-    assert not sessions.late
-    steady_s = intake.steady_s
+    queue = only(scene.query.source)
+    clock, connections = queue.clock, queue.connections
+    assert not connections.late
+    steady_s = clock.steady_s
     assert steady_s > 4
-    scene.pool.stopped_until_s = scene.world.now_s + 20.0
+    scene.played.stop(20.0)
     scene.trigger_for(19.0)
-    assert sessions.late
-    assert intake.steady_s < steady_s + 0.5
+    assert connections.late
+    assert clock.steady_s < steady_s + 0.5
     scene.trigger_for(3.0)
-    assert not sessions.late
+    assert not connections.late
     # A break is a new beginning.
-    assert intake.steady_s < 3
+    assert clock.steady_s < 3
 
 
 def plan(scene: Scene, start: Position) -> Position:
@@ -130,19 +127,19 @@ def plan(scene: Scene, start: Position) -> Position:
 
 @pytest.mark.parametrize("new", [3, 900])
 def test_what_was_dropped_takes_no_room_for_as_long_as_what_came_with_it(new: int) -> None:
-    scene = Scene(ChunkPool, max_messages=10_000, prefetch=20_000)
+    scene = Scene(max_messages=10_000, prefetch=20_000)
     source = scene.query.source
     scene.publish(1_000)
     first = plan(scene, source.initial())
     (run,) = source.payload(source.initial(), first)
-    assert len(run.raws) == 1_000
+    assert len(run.rows) == 1_000
     scene.queue.weather.acks_s = 1_000.0
     source.commit(first)  # acknowledges, and it does not arrive
     scene.broker.cut()
     scene.publish(new)
     second = plan(scene, first)
-    ((_, raws),) = source.payload(first, second)
-    assert source.message_ids(raws) == scene.sent[1_000:]
+    runs = source.payload(first, second)
+    assert ids_of(runs) == scene.sent[1_000:]
     assert source.counters().duplicates_dropped == 1_000
-    chunks = {id(chunk): chunk for chunk, _ in raws}
-    assert sum(map(len, chunks.values())) <= 2 * new + 200
+    blocks = {id(block): block for run in runs for block, _ in run.rows}
+    assert sum(map(len, blocks.values())) <= 2 * new + 200

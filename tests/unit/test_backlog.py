@@ -41,7 +41,6 @@ class Steps(Threads):
 
 def test_only_queues_that_are_asked_for_are_known_and_only_the_newest(caplog: pytest.LogCaptureFixture) -> None:
     depths: dict[str, int | Exception | None] = {"a": 5, "b": None, "c": 9}
-    asked = ["a", "b"]
 
     def ask(queue: str) -> int | None:
         depth = depths[queue]
@@ -50,15 +49,17 @@ def test_only_queues_that_are_asked_for_are_known_and_only_the_newest(caplog: py
         return depth
 
     runtime = Steps()
-    watch = BacklogWatch(ask, lambda: list(asked), runtime)
+    watch = BacklogWatch(ask, runtime)
     assert watch.seen("a") is None
-    watch.begin()
-    watch.begin()
+    watch.begin([])
+    assert runtime.spawned == 0
+    watch.begin(["a", "b"])
+    watch.begin(["a", "b"])
     assert runtime.spawned == 1
     assert next(runtime.life) > 0
     assert [watch.seen(name) for name in "abc"] == [5, None, None]
     depths["a"] = 7
-    asked.append("c")
+    watch.begin(["a", "b", "c"])
     next(runtime.life)
     assert [watch.seen(name) for name in "abc"] == [7, None, 9]
     depths["b"] = BrokerUnavailableError("nobody there")
@@ -76,8 +77,8 @@ def test_only_queues_that_are_asked_for_are_known_and_only_the_newest(caplog: py
 
 def test_a_depth_that_cannot_be_renewed_is_unknown_after_a_while() -> None:
     runtime = Steps()
-    watch = BacklogWatch(lambda _: 5, lambda: ["a"], runtime)
-    watch.begin()
+    watch = BacklogWatch(lambda _: 5, runtime)
+    watch.begin(["a"])
     next(runtime.life)
     runtime.now_s += 30
     assert watch.seen("a") == 5

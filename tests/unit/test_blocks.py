@@ -1,97 +1,136 @@
-"""Chunks: what a receiver process hands over says the same as the deliveries it was made of."""
+"""Blocks: rows say the same as the deliveries they were made of, also when they have come from another process."""
 
 from __future__ import annotations
 
 import gc
+import socket
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspark_mq.dedup import IdSource
-from pyspark_mq.errors import InternalError
-from pyspark_mq.sources.connections.block import Chunk, ChunkDecoder, encode
-from pyspark_mq.sources.connections.decoder import Decoder
-from pyspark_mq.sources.connections.processes.memory import open_chunk, write_file
+from pyspark_mq.dedup import IdSource, OnMissing, body_keys, id_keys
+from pyspark_mq.sources.connections.block import (
+    Block,
+    Metadata,
+    Row,
+    batches,
+    block_schema,
+    joined,
+    make_block,
+    sizes_of,
+    values_of,
+)
+from pyspark_mq.sources.connections.events import Delivered
+from pyspark_mq.sources.connections.processes.wire import Channel, read_event, send_event
+from pyspark_mq.sources.message_id import MessageIds
 from pyspark_mq.spark_source.schema import SCHEMA, BatchBuilder
 from tests.unit.test_decoder_parity import SAMPLES, SOURCES, UNREADABLE, Sample, amqp091
 
-ALL = SCHEMA.fieldNames()
+BUILDER = BatchBuilder(SCHEMA)
 BODY_HASH = IdSource("body-hash")
 MESSAGE_ID = IdSource("message-id")
-DECODER = ChunkDecoder()
 EVERYTHING = {**SAMPLES, **{f"unreadable {name}": sample for name, sample in UNREADABLE.items()}}
 
 every_sample = pytest.mark.parametrize("sample", EVERYTHING.values(), ids=list(EVERYTHING))
 
 
-def handed_over(
-    sample: Sample, source: IdSource = MESSAGE_ID, names: Sequence[str] = ALL, *, in_file: bool = False
-) -> list[Any]:
-    """The same deliveries as the source process gets them."""
-    message, books = encode(sample.decoder, sample.raws, source, names)
-    if in_file:
-        chunk = open_chunk(books, write_file([memoryview(message)]), names)
-    else:
-        inline = b"".join((memoryview(message), books, message.size.to_bytes(8, "little")))
-        chunk = open_chunk(inline, None, names)
-    return list(chunk.raws)
+def ids_by(source: IdSource) -> MessageIds:
+    return MessageIds(source, OnMissing.REJECT, exact=True, odd_rows=False)
 
 
-def built(decoder: Decoder, raws: Sequence[Any]) -> Any:
-    return BatchBuilder(SCHEMA).build(raws, decoder, "orders", lambda raws: ["id"] * len(raws))
+def block_of(sample: Sample, source: IdSource = MESSAGE_ID) -> tuple[Metadata, Block]:
+    return make_block(sample.decoder, sample.raws, ids_by(source), BUILDER.block_schema)
 
 
-def assert_same(decoder: Decoder, raws: Sequence[Any], chunked: Sequence[Any], source: IdSource) -> None:
-    assert DECODER.tags(chunked) == decoder.tags(raws)
-    assert DECODER.bodies(chunked) == decoder.bodies(raws)
-    assert DECODER.sizes(chunked) == decoder.sizes(raws) == list(map(len, decoder.bodies(raws)))
-    if source != BODY_HASH:
-        assert DECODER.ids(chunked, source) == decoder.ids(raws, source)
-    if source == MESSAGE_ID:
-        assert DECODER.hidden(chunked) == decoder.hidden(raws)
-    assert DECODER.unreadable(chunked) == decoder.unreadable(raws)
-    for name, make in decoder.columns.items():
-        assert DECODER.columns[name](chunked) == make(raws)
-    assert built(DECODER, chunked).equals(built(decoder, raws))
+def sent(sample: Sample, source: IdSource = MESSAGE_ID) -> Delivered:
+    """The same as the source process gets them from another."""
+    left, right = socket.socketpair()
+    near, far = Channel(left), Channel(right)
+    metadata, block = block_of(sample, source)
+    send_event(near, Delivered(1, 2, metadata, block))
+    frame = far.receive(10)
+    near.close()
+    far.close()
+    assert frame is not None
+    event = read_event(frame, BUILDER.block_schema)
+    assert isinstance(event, Delivered)
+    assert (event.key, event.session) == (1, 2)
+    return event
+
+
+def assert_same(sample: Sample, places: Sequence[int], rows: Sequence[Row]) -> None:
+    """Rows say what the deliveries at these places say, by the decoder's own columns."""
+    raws = [sample.raws[place] for place in places]
+    assert sizes_of(rows) == sample.decoder.sizes(raws) == list(map(len, sample.decoder.bodies(raws)))
+    assert values_of(rows, "body") == sample.decoder.bodies(raws)
+    for name, make in sample.decoder.columns.items():
+        assert values_of(rows, name) == list(make(raws)), name
+    table = pa.Table.from_batches(BUILDER.build(rows, "orders"))
+    table.validate(full=True)
+    assert table.num_rows == len(rows)
+    assert set(table.column("destination").to_pylist()) <= {"orders"}
 
 
 @every_sample
 @pytest.mark.parametrize("source", [*SOURCES, BODY_HASH], ids=str)
-@pytest.mark.parametrize("in_file", [False, True], ids=["inline", "file"])
-def test_a_chunk_says_what_the_deliveries_say(sample: Sample, source: IdSource, in_file: bool) -> None:
-    assert_same(sample.decoder, sample.raws, handed_over(sample, source, in_file=in_file), source)
+@pytest.mark.parametrize("travels", [False, True], ids=["here", "from another process"])
+def test_a_block_says_what_the_deliveries_say(sample: Sample, source: IdSource, travels: bool) -> None:
+    if travels:
+        event = sent(sample, source)
+        metadata, block = event.metadata, event.block
+    else:
+        metadata, block = block_of(sample, source)
+    decoder, raws = sample.decoder, sample.raws
+    assert_same(sample, range(len(raws)), block.rows)
+    assert list(metadata.tags) == decoder.tags(raws)
+    keys = body_keys(decoder.bodies(raws)) if source == BODY_HASH else id_keys(decoder.ids(raws, source))
+    assert metadata.keys == keys
+    assert metadata.redelivered == sum(decoder.columns["redelivered"](raws))
+    assert list(metadata.unreadable.values()) == decoder.unreadable(raws)
+    assert [metadata.tags[row] for row in metadata.unreadable] == [odd.tag for odd in decoder.unreadable(raws)]
+    hidden = decoder.hidden(raws) if None in keys and source == MESSAGE_ID else []
+    assert metadata.hidden == hidden
 
 
 @every_sample
 @settings(deadline=None)
 @given(data=st.data())
-def test_any_rows_of_any_chunks_in_any_order_say_what_their_deliveries_say(sample: Sample, data: st.DataObject) -> None:
-    chunked = [*handed_over(sample), *handed_over(sample)]
-    raws = [*sample.raws, *sample.raws]
-    places = data.draw(st.lists(st.integers(0, len(raws) - 1), max_size=12))
-    some, same = [chunked[at] for at in places], [raws[at] for at in places]
-    assert_same(sample.decoder, same, some, MESSAGE_ID)
-    compact = DECODER.compact(some)
-    assert_same(sample.decoder, same, compact, MESSAGE_ID)
-    assert len({id(chunk) for chunk, _ in compact}) <= 1
+def test_any_rows_of_any_blocks_in_any_order_say_what_their_deliveries_say(sample: Sample, data: st.DataObject) -> None:
+    rows = [*block_of(sample)[1].rows, *sent(sample).block.rows]
+    count = len(sample.raws)
+    places = data.draw(st.lists(st.integers(0, 2 * count - 1), min_size=1, max_size=12))
+    some = [rows[place] for place in places]
+    assert_same(sample, [place % count for place in places], some)
+    block = joined(some)
+    assert_same(sample, [place % count for place in places], block.rows)
 
 
-@every_sample
-def test_no_deliveries_have_all_columns_too(sample: Sample) -> None:
-    assert built(DECODER, []).equals(built(sample.decoder, []))
+def test_no_rows_make_no_batch() -> None:
+    assert list(batches([])) == []
+    assert sizes_of([]) == values_of([], "body") == []
 
 
 def test_a_column_that_nobody_asked_for_is_not_made() -> None:
-    chunked = handed_over(SAMPLES["amqp-0-9-1"], names=["messageId", "body", "type"])
-    ((chunk, _), *_) = chunked
+    sample = SAMPLES["amqp-0-9-1"]
+    query = pa.schema([("messageId", pa.string()), ("type", pa.string()), ("destination", pa.string())])
+    _, block = make_block(sample.decoder, sample.raws, ids_by(MESSAGE_ID), block_schema(query))
     # The timestamp is: a bounded run may end by it.
-    assert chunk.batch.schema.names == ["body", "type", "timestamp"]
-    with pytest.raises(InternalError, match="'properties'"):
-        DECODER.columns["properties"](chunked)
+    assert block.batch.schema.names == ["messageId", "type", "timestamp"]
+    assert sizes_of(block.rows) == sample.decoder.sizes(sample.raws)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 400, 700])
+def test_small_batches_are_put_together_and_nothing_is_changed(rows: int) -> None:
+    raws = [amqp091(tag, str(tag).encode(), message_id=str(tag)) for tag in range(1, rows + 1)]
+    decoder = SAMPLES["amqp-0-9-1"].decoder
+    blocks = [make_block(decoder, [raw], ids_by(MESSAGE_ID), BUILDER.block_schema)[1] for raw in raws]
+    found = list(batches([row for block in blocks for row in block.rows]))
+    assert len(found) <= 1 + rows // 500
+    assert [body for batch in found for body in batch.column("body").to_pylist()] == decoder.bodies(raws)
 
 
 def mappings() -> int:
@@ -104,40 +143,33 @@ LARGE = Sample(
 )
 
 
-def test_a_chunk_is_read_where_it_is_and_goes_with_its_last_row() -> None:
+def test_a_block_of_another_process_is_read_where_it_is_and_goes_with_its_last_row() -> None:
     before = mappings()
-    chunked = handed_over(LARGE, in_file=True)
+    rows = sent(LARGE).block.rows
     assert mappings() == before + 1
-    last = chunked[-1]
-    del chunked
+    last = rows[-1]
+    del rows
     assert mappings() == before + 1
-    assert DECODER.bodies([last]) == [b"x" * 1_000]
+    assert values_of([last], "body") == [b"x" * 1_000]
     del last
     assert mappings() == before
 
 
-def test_what_is_made_of_a_chunk_does_not_keep_it() -> None:
+def test_what_is_made_of_a_block_does_not_keep_it() -> None:
     before = mappings()
-    chunked = handed_over(LARGE, in_file=True)
-    few = DECODER.compact(chunked[5:7])
-    columns = built(DECODER, chunked)
-    del chunked
-    assert columns.num_rows == 1_999
-    del columns
+    rows = sent(LARGE).block.rows
+    few = joined(rows[5:7])
+    stream = BUILDER.serialize(BUILDER.build(rows, "orders"))
+    del rows
+    assert len(stream) > 1_999_000
     assert mappings() == before
-    assert DECODER.tags(few) == [6, 7]
-    assert DECODER.bodies(few) == [b"x" * 1_000] * 2
+    assert values_of(few.rows, "messageId") == ["6", "7"]
+    assert values_of(few.rows, "body") == [b"x" * 1_000] * 2
 
 
 def test_no_file_is_left_open() -> None:
     files = Path("/proc/self/fd")
     before = len(list(files.iterdir()))
-    kept = [handed_over(LARGE, in_file=True) for _ in range(5)]
+    kept = [sent(LARGE) for _ in range(5)]
     assert len(list(files.iterdir())) == before
     assert len(kept) == mappings() == 5
-
-
-def test_a_chunk_has_as_many_rows_as_deliveries() -> None:
-    ((chunk, _), *_) = handed_over(LARGE)
-    assert isinstance(chunk, Chunk)
-    assert len(chunk) == 1_999

@@ -25,6 +25,7 @@ from pyspark_mq.sources.protocols import CONSUMERS, consumer_class
 from pyspark_mq.sources.stomp.decoder import StompDecoder
 from pyspark_mq.sources.stomp.frames import UnreadableHeaders
 from pyspark_mq.spark_source.schema import SCHEMA, BatchBuilder
+from tests.support.columns import built
 from tests.support.memory import MemoryDecoder
 from tests.support.stomp import block
 
@@ -186,7 +187,7 @@ def test_a_number_fits_its_column_or_is_null(number: int) -> None:
         ),
     ]
     for decoder, raw in counted:
-        batch = BatchBuilder(SCHEMA).build([raw], decoder, "orders", lambda raws: ["id"] * len(raws))
+        batch = built(BatchBuilder(SCHEMA), [raw], decoder)
         batch.validate(full=True)
         for name in ("priority", "timestamp", "expiration", "deliveryCount"):
             assert is_of(SCHEMA[name].dataType, decoder.columns[name]([raw])[0])
@@ -222,14 +223,14 @@ def test_an_unreadable_delivery_has_all_columns_and_tells_what_is_known(name: st
     assert odd.data
     assert odd.error
     assert "'odd'" in str(odd)
-    batch = BatchBuilder(SCHEMA).build(sample.raws, sample.decoder, "orders", lambda raws: ["id"] * len(raws))
+    batch = built(BatchBuilder(SCHEMA), sample.raws, sample.decoder)
     batch.validate(full=True)
     assert dict(batch.column("properties").to_pylist()[0])[UNREADABLE_PROPERTY] == odd.error
 
 
 @samples
 def test_a_batch_of_all_columns_can_be_made(sample: Sample) -> None:
-    batch = BatchBuilder(SCHEMA).build(sample.raws, sample.decoder, "orders", lambda raws: ["id"] * len(raws))
+    batch = built(BatchBuilder(SCHEMA), sample.raws, sample.decoder)
     batch.validate(full=True)
     assert batch.num_rows == len(sample.raws)
 

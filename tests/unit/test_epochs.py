@@ -15,7 +15,7 @@ from pyspark_mq.sources.url import parse_urls
 from tests.support.engine import At, Crashed
 from tests.support.memory import MEMORY, MemoryConsumer, MemoryStore
 from tests.support.scene import Scene
-from tests.support.simulation import QUEUE, Query, make_settings, only
+from tests.support.simulation import QUEUE, Query, ids_of, make_settings, only
 
 # -- planning -----------------------------------------------------------------------------------
 
@@ -122,7 +122,7 @@ def test_before_spark_4_2_a_bounded_run_may_plan_before_it_replays() -> None:
     assert scene.query.trigger() == 10
     assert scene.query.emitted == scene.sent[:10]
     start = scene.query.position(0)
-    rest = [raw.message.id for run in source.payload(start, planned) for raw in run.raws]
+    rest = ids_of(source.payload(start, planned))
     assert rest == scene.sent[10:]
 
 
@@ -495,14 +495,14 @@ def test_a_replay_holds_no_more_bytes_than_it_may_whatever_comes_before_its_mess
         scene.queue.publish(bytes(100), key, priority=9)
         scene.sent.append(key)
     held, lane = [], only(scene.query.source)
-    pump = lane.intake.pump
+    pump = lane.pump
 
     def watched() -> None:
         pump()
         inbox = sum(len(raw.message.body) for session in scene.queue.sessions for raw in session.consumer.inbox)
-        held.append(lane.intake.held_bytes + inbox)
+        held.append(lane.held_bytes + inbox)
 
-    lane.intake.pump = watched  # type: ignore[method-assign]
+    lane.pump = watched  # type: ignore[method-assign]
     assert scene.query.trigger() == 10
     # Two epochs, the replay's own, and what comes with one look.
     assert max(held) <= 2 * 5_000 + 1_000 + 2 * 5_000
@@ -608,7 +608,7 @@ def test_a_dead_connection_of_our_own_is_no_other_consumer(caplog: pytest.LogCap
     scene.broker.cut(unnoticed_s=5.0)
     for _ in range(100):
         scene.query.trigger()
-        only(scene.query.source).sessions.refresh_depth()
+        only(scene.query.source).connections.refresh_depth()
         scene.world.let_pass(0.5)
     assert not [record for record in caplog.records if "other consumer" in record.message]
 
@@ -701,7 +701,7 @@ def test_without_ids_everything_comes_and_the_bytes_held_are_bounded(guarantee: 
     scene.publish(200, size=100)
     held = []
     while scene.query.trigger():
-        held.append(only(scene.query.source).intake.held_bytes)
+        held.append(only(scene.query.source).held_bytes)
     assert sorted(scene.query.emitted) == sorted(scene.sent)
     assert max(held) <= 3_000
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyspark_mq.ack import TRANSITIONS, Event, IllegalEventError, Ledger, Part, Settlement, State, table
+from pyspark_mq.ack import TRANSITIONS, Event, IllegalEventError, Ledger, SessionAcks, Settlement, State, table
 
 GRACE_S = 5.0
 
@@ -42,15 +42,15 @@ def states(ledger: Ledger[str, str], keys: str) -> set[State]:
 
 
 def carried(ledger: Ledger[str, str]) -> str:
-    return "".join(sorted({key for batch in ledger.carried() for key in batch.keys}))
+    return "".join(sorted({key for batch in ledger.carried.batches() for key in batch.keys}))
 
 
 def test_an_epoch_is_the_oldest_messages_in_their_order() -> None:
     ledger = make()
     deliver(ledger, "dcba")
-    assert ledger.plan(1, 3) == 3
-    assert ledger.keys(1) == ("d", "c", "b")
-    assert ledger.payloads(1) == ["d@1", "c@1", "b@1"]
+    ledger.plan(1, 3)
+    assert ledger.planned.keys(1) == ("d", "c", "b")
+    assert ledger.planned.payloads(1) == ["d@1", "c@1", "b@1"]
     assert ledger.buffered == 1
     assert ledger.state("a") is State.RECEIVED
 
@@ -64,10 +64,10 @@ def test_what_was_passed_over_is_covered_by_no_acknowledgement() -> None:
     ledger.plan(1, 4)
     settlement = ledger.commit(1)
     assert settlement is not None
-    assert settlement.parts == (Part(session=1, upto=2, singles=(5, 6), deliveries=4),)
+    assert settlement.parts == (SessionAcks(session=1, upto=2, singles=(5, 6), deliveries=4),)
     dropped = deliver(ledger, "ad", first=7)
     assert dropped is not None
-    assert dropped.parts == (Part(session=1, upto=0, singles=(7, 8), deliveries=2),)
+    assert dropped.parts == (SessionAcks(session=1, upto=0, singles=(7, 8), deliveries=2),)
 
 
 def test_nothing_is_due_before_the_commit() -> None:
@@ -85,7 +85,7 @@ def test_a_commit_acknowledges_up_to_the_last_delivery_of_the_epoch_and_no_furth
     ledger.plan(1, 3)
     settlement = ledger.commit(1)
     assert settlement is not None
-    assert settlement.parts == (Part(session=1, upto=3, singles=(), deliveries=3),)
+    assert settlement.parts == (SessionAcks(session=1, upto=3, singles=(), deliveries=3),)
     assert ledger.unacked == 2
 
 
@@ -107,7 +107,7 @@ def test_an_unacknowledged_message_in_front_of_the_epoch_is_never_covered() -> N
     deliver(ledger, "abcde")
     settlement = ledger.commit(1)
     assert settlement is not None
-    assert settlement.parts == (Part(session=1, upto=0, singles=(3, 4), deliveries=2),)
+    assert settlement.parts == (SessionAcks(session=1, upto=0, singles=(3, 4), deliveries=2),)
 
 
 def test_a_producers_duplicate_is_dropped_counted_and_acknowledged_with_the_first() -> None:
@@ -117,7 +117,7 @@ def test_a_producers_duplicate_is_dropped_counted_and_acknowledged_with_the_firs
     ledger.plan(1, 2)
     settlement = ledger.commit(1)
     assert settlement is not None
-    assert settlement.parts == (Part(session=1, upto=2, singles=(4, 5), deliveries=4),)
+    assert settlement.parts == (SessionAcks(session=1, upto=2, singles=(4, 5), deliveries=4),)
     assert ledger.state("c") is State.RECEIVED
 
 
@@ -126,7 +126,7 @@ def test_a_duplicate_of_a_committed_message_is_acknowledged_on_sight() -> None:
     ledger.commit(1)
     settlement = deliver(ledger, "xb", first=3)
     assert settlement is not None
-    assert settlement.parts == (Part(session=1, upto=0, singles=(4,), deliveries=1),)
+    assert settlement.parts == (SessionAcks(session=1, upto=0, singles=(4,), deliveries=1),)
     assert ledger.buffered == 1
 
 
@@ -138,7 +138,7 @@ def test_a_lost_session_gives_back_what_was_only_received() -> None:
     assert states(ledger, "ab") == {State.PLANNED}
     assert states(ledger, "cd") == {State.UNSEEN}
     assert ledger.counters.returned == 2
-    assert ledger.payloads(1) == ["a@1", "b@1"]
+    assert ledger.planned.payloads(1) == ["a@1", "b@1"]
 
 
 def test_what_comes_again_in_a_new_session_is_acknowledged_under_its_new_handle() -> None:
@@ -148,7 +148,7 @@ def test_what_comes_again_in_a_new_session_is_acknowledged_under_its_new_handle(
     deliver(ledger, "ab", session=2)
     settlement = ledger.commit(1)
     assert settlement is not None
-    assert settlement.parts == (Part(session=2, upto=2, singles=(), deliveries=2),)
+    assert settlement.parts == (SessionAcks(session=2, upto=2, singles=(), deliveries=2),)
 
 
 def test_an_epoch_committed_while_disconnected_is_acknowledged_when_it_comes_again() -> None:
@@ -158,7 +158,7 @@ def test_an_epoch_committed_while_disconnected_is_acknowledged_when_it_comes_aga
     ledger.open_session(2)
     settlement = deliver(ledger, "abc", session=2)
     assert settlement is not None
-    assert settlement.parts == (Part(session=2, upto=2, singles=(), deliveries=2),)
+    assert settlement.parts == (SessionAcks(session=2, upto=2, singles=(), deliveries=2),)
     assert ledger.buffered == 1
 
 
@@ -166,14 +166,14 @@ def test_an_id_is_carried_until_confirmed_and_for_the_grace_after() -> None:
     ledger = planned("ab")
     settlement = ledger.commit(1)
     assert settlement is not None
-    ledger.start_clock(0, wait_s=60)
-    ledger.expire(1e9, 1e9)
+    ledger.carried.start_clock(0, wait_s=60)
+    ledger.carried.expire(1e9, 1e9)
     assert carried(ledger) == "ab"
     ledger.confirm(settlement.number, 1, now_s=10)
-    ledger.start_clock(0, wait_s=60)
-    ledger.expire(10 + GRACE_S - 0.1, 1e9)
+    ledger.carried.start_clock(0, wait_s=60)
+    ledger.carried.expire(10 + GRACE_S - 0.1, 1e9)
     assert carried(ledger) == "ab"
-    ledger.expire(10 + GRACE_S, 0)
+    ledger.carried.expire(10 + GRACE_S, 0)
     assert carried(ledger) == ""
     assert states(ledger, "ab") == {State.SETTLED}
     assert ledger.counters.settled == 2
@@ -185,7 +185,7 @@ def test_a_confirmation_for_a_lost_session_counts_for_nothing() -> None:
     assert settlement is not None
     ledger.lose(1)
     ledger.confirm(settlement.number, 1, now_s=0)
-    ledger.expire(1e9, 1e9)
+    ledger.carried.expire(1e9, 1e9)
     assert carried(ledger) == "ab"
     assert states(ledger, "ab") == {State.COMMITTED}
     assert ledger.counters.settled == 0
@@ -194,13 +194,13 @@ def test_a_confirmation_for_a_lost_session_counts_for_nothing() -> None:
 def test_what_was_confirmed_within_the_grace_waits_for_the_grace_in_connected_time() -> None:
     ledger = settled("ab")
     ledger.lose(1)
-    ledger.expire(1e9, 1e9)
+    ledger.carried.expire(1e9, 1e9)
     assert carried(ledger) == "ab"
     ledger.open_session(2)
-    ledger.start_clock(100, wait_s=60)
-    ledger.expire(1e9, 100 + GRACE_S - 0.1)
+    ledger.carried.start_clock(100, wait_s=60)
+    ledger.carried.expire(1e9, 100 + GRACE_S - 0.1)
     assert carried(ledger) == "ab"
-    ledger.expire(0, 100 + GRACE_S)
+    ledger.carried.expire(0, 100 + GRACE_S)
     assert carried(ledger) == ""
 
 
@@ -209,11 +209,11 @@ def test_what_was_not_confirmed_waits_for_as_long_as_the_broker_may_need() -> No
     ledger.commit(1)
     ledger.lose(1)
     ledger.open_session(2)
-    ledger.start_clock(100, wait_s=60)
-    ledger.expire(1e9, 159)
+    ledger.carried.start_clock(100, wait_s=60)
+    ledger.carried.expire(1e9, 159)
     assert carried(ledger) == "ab"
     assert states(ledger, "ab") == {State.COMMITTED}
-    ledger.expire(0, 160)
+    ledger.carried.expire(0, 160)
     assert carried(ledger) == ""
     assert states(ledger, "ab") == {State.SETTLED}
 
@@ -222,10 +222,10 @@ def test_what_is_committed_while_disconnected_waits_as_well() -> None:
     ledger = planned("ab")
     ledger.lose(1)
     ledger.commit(1)
-    ledger.expire(1e9, 1e9)
+    ledger.carried.expire(1e9, 1e9)
     assert carried(ledger) == "ab"
-    ledger.start_clock(100, wait_s=60)
-    ledger.expire(0, 160)
+    ledger.carried.start_clock(100, wait_s=60)
+    ledger.carried.expire(0, 160)
     assert carried(ledger) == ""
 
 
@@ -237,10 +237,10 @@ def test_what_is_committed_with_only_some_of_its_handles_waits_for_the_others_to
     settlement = ledger.commit(1)
     assert settlement is not None
     ledger.confirm(settlement.number, 2, now_s=0)
-    ledger.start_clock(0, wait_s=60)
-    ledger.expire(1e9, 59)
+    ledger.carried.start_clock(0, wait_s=60)
+    ledger.carried.expire(1e9, 59)
     assert carried(ledger) == "ab"
-    ledger.expire(0, 60)
+    ledger.carried.expire(0, 60)
     assert carried(ledger) == ""
 
 
@@ -252,7 +252,7 @@ def test_what_has_all_its_handles_again_does_not_wait() -> None:
     settlement = ledger.commit(1)
     assert settlement is not None
     ledger.confirm(settlement.number, 2, now_s=0)
-    ledger.expire(GRACE_S, 0)
+    ledger.carried.expire(GRACE_S, 0)
     assert carried(ledger) == ""
 
 
@@ -263,9 +263,9 @@ def test_a_deadline_is_set_once_and_no_later_end_of_a_session_moves_it(confirmed
     ledger.lose(1)
     for session in range(2, 100):
         ledger.open_session(session)
-        ledger.start_clock(100 + session, wait_s=60)
+        ledger.carried.start_clock(100 + session, wait_s=60)
         ledger.lose(session)
-    ledger.expire(0, 102 + (GRACE_S if confirmed else 60))
+    ledger.carried.expire(0, 102 + (GRACE_S if confirmed else 60))
     assert carried(ledger) == ""
 
 
@@ -278,8 +278,8 @@ def test_sessions_of_others_that_end_change_nothing() -> None:
     ledger.confirm(settlement.number, 1, now_s=0)
     ledger.open_session(3)
     ledger.lose(3)
-    ledger.start_clock(0, wait_s=60)
-    ledger.expire(GRACE_S, 0)
+    ledger.carried.start_clock(0, wait_s=60)
+    ledger.carried.expire(GRACE_S, 0)
     assert carried(ledger) == ""
 
 
@@ -293,36 +293,36 @@ def test_a_batch_of_two_sessions_waits_when_one_of_them_ends(confirmed_first: bo
     if confirmed_first:
         ledger.confirm(settlement.number, 1, now_s=0)
     ledger.lose(1)
-    ledger.start_clock(0, wait_s=60)  # no clock yet: one acknowledgement is still under way
+    ledger.carried.start_clock(0, wait_s=60)  # no clock yet: one acknowledgement is still under way
     ledger.confirm(settlement.number, 2, now_s=0)
-    ledger.start_clock(100, wait_s=60)
+    ledger.carried.start_clock(100, wait_s=60)
     wait_s = GRACE_S if confirmed_first else 60
-    ledger.expire(1e9, 100 + wait_s - 1)
+    ledger.carried.expire(1e9, 100 + wait_s - 1)
     assert carried(ledger) == "a"
-    ledger.expire(1e9, 100 + wait_s)
+    ledger.carried.expire(1e9, 100 + wait_s)
     assert carried(ledger) == ""
 
 
 def test_how_long_a_batch_still_waits_is_known_once_its_clock_runs() -> None:
     ledger = planned("a")
     ledger.commit(1)
-    (batch,) = ledger.carried()
+    (batch,) = ledger.carried.batches()
     assert batch.wait_left_s(0) is None
     ledger.lose(1)
     assert batch.wait_left_s(0) is None
-    assert batch.wait_left_s(0, default=60) == 60
-    ledger.start_clock(100, wait_s=60)
+    assert batch.wait_left_s(0) is None
+    ledger.carried.start_clock(100, wait_s=60)
     assert batch.wait_left_s(102) == 58
     assert batch.wait_left_s(1000) == 0
 
 
 def test_what_is_confirmed_would_wait_for_the_grace() -> None:
     ledger = settled("a")
-    (batch,) = ledger.carried()
+    (batch,) = ledger.carried.batches()
     assert batch.wait_left_s(0) == GRACE_S
     ledger.lose(1)
     assert batch.wait_left_s(0) == GRACE_S
-    ledger.start_clock(100, wait_s=60)
+    ledger.carried.start_clock(100, wait_s=60)
     assert batch.wait_left_s(102) == GRACE_S - 2
 
 
@@ -332,12 +332,12 @@ def test_of_two_offsets_that_name_a_batch_the_longer_wait_counts(
 ) -> None:
     ledger = make()
     ledger.restore_committed("ab", memo="ab", wait_s=first)
-    ledger.start_clock(0, wait_s=60)
+    ledger.carried.start_clock(0, wait_s=60)
     ledger.restore_committed("abc", memo="abc", wait_s=second)
-    ledger.start_clock(0, wait_s=60)
-    ledger.expire(0, waits - 1)
+    ledger.carried.start_clock(0, wait_s=60)
+    ledger.carried.expire(0, waits - 1)
     assert {"a", "b"} <= set(carried(ledger))
-    ledger.expire(0, waits)
+    ledger.carried.expire(0, waits)
     assert not {"a", "b"} & set(carried(ledger))
 
 
@@ -346,8 +346,8 @@ def test_what_is_acknowledged_again_after_a_restart_does_not_inherit_the_wait() 
     deliver(ledger, "a")
     assert ledger.restore_committed("a", memo="a", wait_s=1) is not None
     ledger.lose(1)
-    ledger.start_clock(0, wait_s=60)
-    ledger.expire(0, 59)
+    ledger.carried.start_clock(0, wait_s=60)
+    ledger.carried.expire(0, 59)
     assert carried(ledger) == "a"
 
 
@@ -355,14 +355,14 @@ def test_what_an_offset_says_is_committed_waits_for_the_time_that_was_left() -> 
     ledger = make()
     ledger.restore_committed("ab", memo="ab", wait_s=3)
     ledger.restore_committed("cd", memo="cd")
-    assert [batch.wait_left_s(0) for batch in ledger.carried()] == [3, None]
-    ledger.expire(1e9, 1e9)
+    assert [batch.wait_left_s(0) for batch in ledger.carried.batches()] == [3, None]
+    ledger.carried.expire(1e9, 1e9)
     assert carried(ledger) == "abcd"
-    ledger.start_clock(10, wait_s=60)
-    ledger.start_clock(20, wait_s=60)
-    ledger.expire(0, 13)
+    ledger.carried.start_clock(10, wait_s=60)
+    ledger.carried.start_clock(20, wait_s=60)
+    ledger.carried.expire(0, 13)
     assert carried(ledger) == "cd"
-    ledger.expire(0, 70)
+    ledger.carried.expire(0, 70)
     assert carried(ledger) == ""
 
 
@@ -371,13 +371,13 @@ def test_an_id_that_is_acknowledged_again_is_carried_by_its_new_batch_alone() ->
     ledger.commit(1)
     ledger.lose(1)
     ledger.open_session(2)
-    ledger.carried()[0].memo = "encoded"
+    ledger.carried.batches()[0].memo = "encoded"
     assert deliver(ledger, "b", session=2) is not None
-    assert [(batch.keys, batch.memo) for batch in ledger.carried()] == [(("a", "c"), None), (("b",), None)]
+    assert [(batch.keys, batch.memo) for batch in ledger.carried.batches()] == [(("a", "c"), None), (("b",), None)]
     assert ledger.expected == 3
     assert deliver(ledger, "ac", session=2, first=2) is not None
-    assert [batch.keys for batch in ledger.carried()] == [("b",), ("a", "c")]
-    assert ledger.remembered == 3
+    assert [batch.keys for batch in ledger.carried.batches()] == [("b",), ("a", "c")]
+    assert len(ledger.carried) == 3
 
 
 def test_a_batch_of_which_nothing_is_left_still_has_its_confirmation_counted() -> None:
@@ -386,14 +386,14 @@ def test_a_batch_of_which_nothing_is_left_still_has_its_confirmation_counted() -
     assert first is not None
     again = deliver(ledger, "a", first=2)
     assert again is not None
-    assert [batch.number for batch in ledger.carried()] == [again.number]
-    assert ledger.unconfirmed()
+    assert [batch.number for batch in ledger.carried.batches()] == [again.number]
+    assert ledger.carried.under_way()
     ledger.confirm(again.number, 1, now_s=0)
-    assert ledger.unconfirmed()
+    assert ledger.carried.under_way()
     ledger.confirm(first.number, 1, now_s=0)
-    assert not ledger.unconfirmed()
+    assert not ledger.carried.under_way()
     assert ledger.counters.settled == 2
-    ledger.expire(GRACE_S, 0)
+    ledger.carried.expire(GRACE_S, 0)
     assert ledger.state("a") is State.SETTLED
 
 
@@ -410,7 +410,7 @@ def test_a_settled_message_that_the_broker_forgot_is_carried_again() -> None:
     settlement = ledger.commit(1)
     assert settlement is not None
     ledger.confirm(settlement.number, 1, now_s=0)
-    ledger.expire(GRACE_S, 0)
+    ledger.carried.expire(GRACE_S, 0)
     assert carried(ledger) == ""
     again = deliver(ledger, "a", first=2)
     assert again is not None
@@ -449,10 +449,10 @@ def test_a_replay_waits_for_exactly_the_planned_and_keeps_their_order() -> None:
     settlement = deliver(ledger, "zxab")
     assert settlement is not None
     assert settlement.parts[0].upto == 1
-    assert ledger.missing(7) == ["c"]
+    assert ledger.planned.missing(7) == ["c"]
     deliver(ledger, "c", first=5)
-    assert ledger.missing_count(7) == 0
-    assert ledger.payloads(7) == ["c@1", "a@1", "b@1"]
+    assert ledger.planned.epochs[7].missing == 0
+    assert ledger.planned.payloads(7) == ["c@1", "a@1", "b@1"]
     assert ledger.buffered == 1
     assert ledger.counters.rebound == 3
 
@@ -462,9 +462,9 @@ def test_a_message_given_up_counts_as_new_if_it_turns_up_after_all() -> None:
     ledger.restore_planned(7, ["a", "b"], memo="encoded")
     ledger.open_session(1)
     deliver(ledger, "a")
-    assert ledger.abandon(7) == ["b"]
-    assert ledger.payloads(7) == ["a@1"]
-    assert ledger.epoch_memo(7) is None
+    ledger.abandon(7)
+    assert ledger.planned.payloads(7) == ["a@1"]
+    assert ledger.planned.epochs[7].memo is None
     assert ledger.counters.lost == 1
     deliver(ledger, "b", first=2)
     assert ledger.state("b") is State.RECEIVED
@@ -476,8 +476,8 @@ def test_ids_learnt_as_committed_after_they_were_planned_are_taken_out_and_ackno
     ledger.plan(1, 2)
     settlement = ledger.restore_committed(["a", "c", "q"])
     assert settlement is not None
-    assert settlement.parts == (Part(session=1, upto=1, singles=(3,), deliveries=2),)
-    assert ledger.payloads(1) == ["b@1"]
+    assert settlement.parts == (SessionAcks(session=1, upto=1, singles=(3,), deliveries=2),)
+    assert ledger.planned.payloads(1) == ["b@1"]
     assert ledger.buffered == 1
 
 
@@ -485,26 +485,26 @@ def test_ids_learnt_as_committed_that_were_never_met_are_carried_and_not_counted
     ledger = make()
     assert ledger.restore_committed(["a", "b"], memo="encoded") is None
     assert states(ledger, "ab") == {State.COMMITTED}
-    assert [(batch.keys, batch.memo) for batch in ledger.carried()] == [(("a", "b"), "encoded")]
+    assert [(batch.keys, batch.memo) for batch in ledger.carried.batches()] == [(("a", "b"), "encoded")]
     assert ledger.counters.duplicates_dropped == 0
 
 
 def test_learning_again_what_is_committed_changes_nothing() -> None:
     ledger = planned("ab")
     ledger.commit(1)
-    before = ledger.carried()
+    before = ledger.carried.batches()
     assert ledger.restore_committed("ab") is None
     assert states(ledger, "ab") == {State.COMMITTED}
-    assert ledger.carried() == before
+    assert ledger.carried.batches() == before
     assert ledger.counters.duplicates_dropped == 0
 
 
 def test_learning_again_what_is_settled_changes_nothing() -> None:
     ledger = settled("ab")
-    before = ledger.carried()
+    before = ledger.carried.batches()
     assert ledger.restore_committed("ab") is None
     assert states(ledger, "ab") == {State.SETTLED}
-    assert ledger.carried() == before
+    assert ledger.carried.batches() == before
     assert ledger.counters.duplicates_dropped == 0
 
 
@@ -513,7 +513,7 @@ def test_a_replay_leaves_out_what_is_committed() -> None:
     ledger.commit(1)
     ledger.restore_planned(7, ["a", "x", "b"])
     assert states(ledger, "ab") == {State.COMMITTED}
-    assert ledger.keys(7) == ("x",)
+    assert ledger.planned.keys(7) == ("x",)
     assert carried(ledger) == "ab"
     assert ledger.counters.duplicates_dropped == 0
 
@@ -522,7 +522,7 @@ def test_a_replay_leaves_out_what_is_settled() -> None:
     ledger = settled("ab")
     ledger.restore_planned(7, ["a", "x", "b"])
     assert states(ledger, "ab") == {State.SETTLED}
-    assert ledger.keys(7) == ("x",)
+    assert ledger.planned.keys(7) == ("x",)
     assert carried(ledger) == "ab"
     assert ledger.counters.duplicates_dropped == 0
 
@@ -535,47 +535,47 @@ def test_the_window_of_settled_ids_is_bounded_and_the_carried_ones_are_not_count
         settlement = ledger.commit(epoch)
         assert settlement is not None
         ledger.confirm(settlement.number, 1, now_s=epoch)
-    ledger.expire(1, 0)
-    assert ledger.remembered == 9
-    ledger.expire(2 + GRACE_S, 0)
-    assert ledger.remembered == 9  # the offset of epoch 3 names them
+    ledger.carried.expire(1, 0)
+    assert len(ledger.carried) == 9
+    ledger.carried.expire(2 + GRACE_S, 0)
+    assert len(ledger.carried) == 9  # the offset of epoch 3 names them
     deliver(ledger, "j", first=50)
     ledger.plan(4, 1)
-    ledger.expire(2 + GRACE_S, 0)
-    assert ledger.remembered == 6
+    ledger.carried.expire(2 + GRACE_S, 0)
+    assert len(ledger.carried) == 6
     assert states(ledger, "abc") == {State.UNSEEN}
     assert states(ledger, "defghi") == {State.SETTLED}
 
 
 def test_what_the_last_offset_names_is_remembered_until_the_next_plan_though_it_was_acknowledged_again() -> None:
     ledger = settled("a")
-    ledger._window = 0
+    ledger.carried.window = 0
     deliver(ledger, "b", first=2)
     ledger.plan(2, 1)
     again = deliver(ledger, "a", first=3)
     assert again is not None
     ledger.confirm(again.number, 1, now_s=0)
-    ledger.expire(GRACE_S, 0)
+    ledger.carried.expire(GRACE_S, 0)
     assert ledger.state("a") is State.SETTLED
     deliver(ledger, "c", first=4)
     ledger.plan(3, 1)
-    ledger.expire(GRACE_S, 0)
+    ledger.carried.expire(GRACE_S, 0)
     assert ledger.state("a") is State.UNSEEN
 
 
 def test_a_part_of_a_batch_can_leave_the_window() -> None:
     ledger = settled("abcdef")
-    ledger._window = 4
+    ledger.carried.window = 4
     deliver(ledger, "x", first=7)
     ledger.plan(2, 1)
-    ledger.expire(GRACE_S, 0)
+    ledger.carried.expire(GRACE_S, 0)
     deliver(ledger, "y", first=8)
     ledger.plan(3, 1)
-    ledger.expire(GRACE_S, 0)
+    ledger.carried.expire(GRACE_S, 0)
     assert states(ledger, "ab") == {State.UNSEEN}
     assert states(ledger, "cdef") == {State.SETTLED}
-    ledger._window = 1
-    ledger.expire(GRACE_S, 0)
+    ledger.carried.window = 1
+    ledger.carried.expire(GRACE_S, 0)
     assert states(ledger, "abcde") == {State.UNSEEN}
     assert ledger.state("f") is State.SETTLED
 
@@ -586,44 +586,44 @@ def test_the_window_stays_bounded_when_the_same_ids_come_again_and_again() -> No
         settlement = deliver(ledger, "a", first=tag)
         assert settlement is not None
         ledger.confirm(settlement.number, 1, now_s=tag)
-        ledger.expire(tag + GRACE_S, 0)
-    assert ledger.remembered == 1
-    assert len(ledger._aged) == 1
+        ledger.carried.expire(tag + GRACE_S, 0)
+    assert len(ledger.carried) == 1
+    assert len(ledger.carried._aged) == 1
 
 
 def test_what_a_store_knows_stays_within_the_window_without_any_plan() -> None:
     ledger = make(window=10)
     for number in range(100):
         ledger.restore_committed([f"{number}"])
-        ledger.start_clock(number, wait_s=1)
-        ledger.expire(0, number + 1)
-    assert ledger.remembered == 10
+        ledger.carried.start_clock(number, wait_s=1)
+        ledger.carried.expire(0, number + 1)
+    assert len(ledger.carried) == 10
 
 
 def test_bytes_are_those_of_what_is_kept() -> None:
     ledger = make(weigh=lambda payloads: sum(map(len, payloads)))
     deliver(ledger, "abcda")  # three bytes each
-    assert (ledger.buffered_bytes, ledger.planned_bytes) == (12, 0)
+    assert (ledger.buffered_bytes, ledger.planned.weight) == (12, 0)
     ledger.plan(1, 3)
-    assert (ledger.buffered_bytes, ledger.planned_bytes) == (3, 9)
+    assert (ledger.buffered_bytes, ledger.planned.weight) == (3, 9)
     deliver(ledger, "ab", first=6)
-    assert (ledger.buffered_bytes, ledger.planned_bytes) == (3, 9)
+    assert (ledger.buffered_bytes, ledger.planned.weight) == (3, 9)
     ledger.restore_committed("bd")
-    assert (ledger.buffered_bytes, ledger.planned_bytes) == (0, 6)
+    assert (ledger.buffered_bytes, ledger.planned.weight) == (0, 6)
     deliver(ledger, "ef", first=8)
     ledger.open_session(2)
     deliver(ledger, "f", session=2)
     ledger.lose(1)
-    assert (ledger.buffered_bytes, ledger.planned_bytes) == (3, 6)
+    assert (ledger.buffered_bytes, ledger.planned.weight) == (3, 6)
     ledger.commit(1)
-    assert (ledger.buffered_bytes, ledger.planned_bytes) == (3, 0)
+    assert (ledger.buffered_bytes, ledger.planned.weight) == (3, 0)
     ledger.restore_planned(2, "xyz")
     deliver(ledger, "axz", session=2, first=2)
-    assert (ledger.buffered_bytes, ledger.planned_bytes) == (3, 6)
+    assert (ledger.buffered_bytes, ledger.planned.weight) == (3, 6)
     ledger.abandon(2)
-    assert (ledger.buffered_bytes, ledger.planned_bytes) == (3, 6)
+    assert (ledger.buffered_bytes, ledger.planned.weight) == (3, 6)
     ledger.commit(2)
-    assert (ledger.buffered_bytes, ledger.planned_bytes) == (3, 0)
+    assert (ledger.buffered_bytes, ledger.planned.weight) == (3, 0)
 
 
 def test_counters_are_a_snapshot() -> None:
@@ -639,7 +639,7 @@ def test_without_remembering_a_committed_message_is_forgotten() -> None:
     ledger.deliver(1, [1, 2], [101, 102], ["a", "b"])
     ledger.plan(1, 2)
     ledger.commit(1)
-    assert ledger.remembered == 0
+    assert len(ledger.carried) == 0
     assert ledger.state(101) is State.UNSEEN
 
 
@@ -648,17 +648,17 @@ def test_an_epoch_left_open_takes_its_messages_back_from_wherever_they_are() -> 
     deliver(ledger, "abcdef")
     ledger.plan(9, 3, "".join)
     ledger.restore_planned(1, ["e", "x", "b"], memo="exb")
-    assert ledger.keys(1) == ("e", "x", "b")
-    assert ledger.missing(1) == ["x"]
-    assert ledger.epoch_memo(1) == "exb"
-    assert (ledger.keys(9), ledger.epoch_memo(9)) == (("a", "c"), None)
+    assert ledger.planned.keys(1) == ("e", "x", "b")
+    assert ledger.planned.missing(1) == ["x"]
+    assert ledger.planned.epochs[1].memo == "exb"
+    assert (ledger.planned.keys(9), ledger.planned.epochs[9].memo) == (("a", "c"), None)
     assert ledger.buffered == 2
-    assert (ledger.buffered_bytes, ledger.planned_bytes) == (6, 12)
+    assert (ledger.buffered_bytes, ledger.planned.weight) == (6, 12)
     deliver(ledger, "x", first=7)
-    assert ledger.payloads(1) == ["e@1", "x@1", "b@1"]
+    assert ledger.planned.payloads(1) == ["e@1", "x@1", "b@1"]
     settlement = ledger.commit(1)
     assert settlement is not None
-    assert settlement.parts == (Part(session=1, upto=0, singles=(2, 5, 7), deliveries=3),)
+    assert settlement.parts == (SessionAcks(session=1, upto=0, singles=(2, 5, 7), deliveries=3),)
     assert states(ledger, "ac") == {State.PLANNED}
     assert states(ledger, "df") == {State.RECEIVED}
 
@@ -667,9 +667,9 @@ def test_an_epoch_left_open_may_take_one_that_waits_for_its_payload() -> None:
     ledger = make()
     ledger.restore_planned(5, ["a", "b"])
     ledger.restore_planned(4, ["b"])
-    assert (ledger.missing_count(4), ledger.missing_count(5)) == (1, 1)
+    assert (ledger.planned.epochs[4].missing, ledger.planned.epochs[5].missing) == (1, 1)
     deliver(ledger, "ab")
-    assert (ledger.payloads(4), ledger.payloads(5)) == (["b@1"], ["a@1"])
+    assert (ledger.planned.payloads(4), ledger.planned.payloads(5)) == (["b@1"], ["a@1"])
 
 
 def test_what_the_table_does_not_have_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -681,7 +681,7 @@ def test_what_the_table_does_not_have_changes_nothing(monkeypatch: pytest.Monkey
         ledger.restore_planned(1, ["x", "a"])
     assert ledger.state("x") is State.UNSEEN
     assert ledger.state("a") is State.RECEIVED
-    assert not ledger.has_epoch(1)
+    assert 1 not in ledger.planned.epochs
 
 
 class Hour:
@@ -746,18 +746,18 @@ class Hour:
         self.ledger.plan(self.epoch, self.EPOCH)
         self.now_s += self.STEP_S
         self.connected_s += self.STEP_S
-        self.ledger.start_clock(self.connected_s, self.WAIT_S)
-        self.ledger.expire(self.now_s, self.connected_s)
+        self.ledger.carried.start_clock(self.connected_s, self.WAIT_S)
+        self.ledger.carried.expire(self.now_s, self.connected_s)
         self.most_carried = max(self.most_carried, self.ledger.expected - self.EPOCH)
 
     def cut(self) -> None:
-        lost = [key for batch in self.ledger.carried() if batch.open_sessions for key in batch.keys]
-        planned = list(self.ledger.keys(self.epoch))
-        carried = [key for batch in self.ledger.carried() for key in batch.keys]
+        lost = [key for batch in self.ledger.carried.batches() if batch.open_sessions for key in batch.keys]
+        planned = list(self.ledger.planned.keys(self.epoch))
+        carried = [key for batch in self.ledger.carried.batches() for key in batch.keys]
         assert len(carried) == len(set(carried))
         self.again = lost[::2] + planned
         if self.restart:
-            waiting = [(batch.keys, batch.wait_left_s(self.connected_s)) for batch in self.ledger.carried()]
+            waiting = [(batch.keys, batch.wait_left_s(self.connected_s)) for batch in self.ledger.carried.batches()]
             self.ledger = Ledger(grace_s=GRACE_S, window=1000)
             for keys, wait_s in waiting:
                 self.ledger.restore_committed(keys, "encoded", wait_s)
@@ -804,9 +804,9 @@ def test_a_payload_in_another_form_is_what_is_emitted_whatever_state_it_is_in() 
     ledger = planned("ab")
     deliver(ledger, "cd", first=3)
     ledger.exchange("bc", ["B", "C"])
-    assert ledger.payloads(1) == ["a@1", "B"]
-    assert ledger.plan(2, 2) == 2
-    assert ledger.payloads(2) == ["C", "d@1"]
+    assert ledger.planned.payloads(1) == ["a@1", "B"]
+    ledger.plan(2, 2)
+    assert ledger.planned.payloads(2) == ["C", "d@1"]
 
 
 def test_a_replayed_payload_is_held_and_can_be_exchanged() -> None:
@@ -817,5 +817,5 @@ def test_a_replayed_payload_is_held_and_can_be_exchanged() -> None:
     assert ledger.held(list("xb"), payloads) == [0, 1]
     assert ledger.held(["a"], ["a@1"]) == []
     ledger.exchange("b", ["B"])
-    assert ledger.payloads(7) == ["B"]
-    assert ledger.missing(7) == ["a"]
+    assert ledger.planned.payloads(7) == ["B"]
+    assert ledger.planned.missing(7) == ["a"]

@@ -18,8 +18,8 @@ from pyspark.sql.streaming.listener import QueryTerminatedEvent
 
 import pyspark_mq
 from pyspark_mq import QueueListener, readings
+from pyspark_mq.ack.counters import Counters
 from pyspark_mq.errors import ConfigurationError, MissingExtraError
-from pyspark_mq.sources.counters import Counters
 from pyspark_mq.spark_source.listener import _growth
 from pyspark_mq.spark_source.metrics import Metrics
 from pyspark_mq.spark_source.progress import Reading

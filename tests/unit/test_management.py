@@ -185,8 +185,8 @@ def test_the_backlog_is_counted_again_after_an_answer_that_was_cut_off(monkeypat
     depth = told({"messages_ready": 7})
     with port(depth) as opened:
         asked = management("rabbitmq", f"http://127.0.0.1:{opened.number}")
-        watch = BacklogWatch(partial(ask_depth, asked), lambda: ["q"], Threads())
-        watch.begin()
+        watch = BacklogWatch(partial(ask_depth, asked), Threads())
+        watch.begin(["q"])
         assert poll(lambda: watch.seen("q") == 7, 10)
         opened.answer = depth[:-5]
         assert poll(lambda: watch.seen("q") is None, 10)

@@ -15,8 +15,8 @@ RABBIT = {"broker": "rabbitmq", "queue": "orders"}
 @pytest.mark.parametrize(
     ("library", "module", "options", "extra"),
     [
-        ("proton", "sources.amqp10.session", {"url": "amqp://a", "protocol": "amqp-1.0"}, "pyspark-mq[amqp10]"),
-        ("stomp", "sources.stomp.session", {"url": "stomp://localhost"}, "pyspark-mq[stomp]"),
+        ("proton", "sources.amqp10.", {"url": "amqp://a", "protocol": "amqp-1.0"}, "pyspark-mq[amqp10]"),
+        ("stomp", "sources.stomp.", {"url": "stomp://localhost"}, "pyspark-mq[stomp]"),
         ("redis", "dedup.redis_store", {"url": "amqp://a", "dedupStore": "redis://b"}, "pyspark-mq[redis]"),
     ],
     ids=["amqp-1.0", "stomp", "redis"],
@@ -27,7 +27,8 @@ def test_told_at_load(
     MqDataSource({**RABBIT, **options})
     for name in [name for name in sys.modules if name.partition(".")[0] == library]:
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.delitem(sys.modules, f"pyspark_mq.{module}")
+    for name in [name for name in sys.modules if name.startswith(f"pyspark_mq.{module}")]:
+        monkeypatch.delitem(sys.modules, name)
     with pytest.raises(MissingExtraError) as missing:
         MqDataSource({**RABBIT, **options})
     assert f"pip install '{extra}'" in str(missing.value)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 import pytest
 
 from pyspark_mq.errors import BrokerError, BrokerUnavailableError, DestinationError, RefusedError
-from pyspark_mq.sources.connections.consumer import Greeting, SessionLostError
-from pyspark_mq.sources.connections.events import Confirmed, Failed, Lost, Mailbox, Opened, Terms
+from pyspark_mq.sources.connections.consumer import Consumer, Greeting, SessionLostError
+from pyspark_mq.sources.connections.events import Confirmed, Event, EventQueue, Failed, Lost, Opened
 from pyspark_mq.sources.connections.receiver import Receiver
+from pyspark_mq.sources.connections.requests import Acknowledge, Begin, Limits, Request
+from pyspark_mq.sources.message_id import MessageIds
 from pyspark_mq.sources.url import BrokerUrl
 from tests.support.memory import MemoryBroker, MemoryConsumer
 from tests.support.simulation import QUEUE, World, make_settings
@@ -22,19 +25,28 @@ class Scene:
         self.world = World()
         self.broker = MemoryBroker(self.world.process())
         self.queue = self.broker.declare(QUEUE)
-        self.mailbox = Mailbox()
+        self.told = EventQueue()
         self.process = self.world.process()
         make = type("SceneConsumer", (consumer,), {"broker": self.broker})
         settings = make_settings(**endpoint)
-        self.receiver = Receiver(settings.endpoint, make, self.mailbox, lambda: Terms(100, float("inf")), self.process)
-        self.letters: list[Opened | Lost | Confirmed | Failed] = []
+        limits = Limits(100, float("inf"))
+        begin = Begin(1, settings.endpoint, MessageIds.of(settings), keeps_unreadable=False, limits=limits)
+        self.receiver = Receiver(begin, make, self.told, count(1), self.process)
+        self.events: list[Event] = []
 
     def run(self, seconds: float) -> None:
         self.world.let_pass(seconds)
-        self.letters += self.mailbox.take()
+        self.events += self.told.take()
 
     def of(self, kind: type) -> list[Any]:
-        return [letter for letter in self.letters if isinstance(letter, kind)]
+        return [event for event in self.events if isinstance(event, kind)]
+
+    @property
+    def consumer(self) -> Consumer:
+        """Of the session that lives."""
+        found = self.receiver.consumer_of(self.of(Opened)[-1].session)
+        assert found is not None
+        return found
 
     @property
     def failure(self) -> Exception:
@@ -56,12 +68,12 @@ def test_a_session_opens_and_its_end_is_told() -> None:
     scene = Scene()
     scene.receiver.start()
     scene.run(0.1)
-    assert [type(letter) for letter in scene.letters] == [Opened]
+    assert [type(event) for event in scene.events] == [Opened]
     scene.broker.cut()
     scene.run(0.02)
-    assert [type(letter) for letter in scene.letters] == [Opened, Lost]
+    assert [type(event) for event in scene.events] == [Opened, Lost]
     scene.run(1)
-    assert [type(letter) for letter in scene.letters] == [Opened, Lost, Opened]
+    assert [type(event) for event in scene.events] == [Opened, Lost, Opened]
 
 
 def test_sessions_in_which_nothing_is_confirmed_are_ever_further_apart() -> None:
@@ -83,13 +95,28 @@ def test_a_confirmation_makes_a_session_good_and_the_next_one_comes_at_once() ->
     for number in range(20):
         scene.queue.publish(b"x", str(number))
         scene.run(0.1)
-        consumer = scene.of(Opened)[-1].consumer
-        scene.receiver.ask(consumer.session, lambda consumer: consumer.acknowledge(7, 1, ()))
+        scene.receiver.ask(scene.consumer.session, Acknowledge(7, 1, ()))
         scene.run(0.1)
         assert len(scene.of(Confirmed)) == number + 1
         scene.broker.cut()
         scene.run(0.1)
     assert len(scene.of(Opened)) == 21
+
+
+def test_there_is_no_reconnect_without_a_rest_behind_a_good_session_either() -> None:
+    scene = Scene()
+    scene.receiver.start()
+    scene.queue.publish(b"x", "a")
+    scene.run(0.1)
+    scene.receiver.ask(scene.consumer.session, Acknowledge(7, 1, ()))
+    scene.run(0.1)
+    assert len(scene.of(Confirmed)) == 1
+    scene.broker.cut()
+    while not scene.of(Lost):
+        scene.run(0.01)
+    assert len(scene.of(Opened)) == 1
+    scene.run(0.1)
+    assert len(scene.of(Opened)) == 2
 
 
 def test_the_same_words_again_and_again_end_the_query_and_are_shown() -> None:
@@ -176,23 +203,28 @@ def test_a_request_for_a_session_that_is_gone_is_never_carried_out() -> None:
     scene = Scene()
     scene.receiver.start()
     scene.run(0.1)
-    old = scene.of(Opened)[0].consumer.session
+    old = scene.of(Opened)[0].session
     scene.broker.cut()
     scene.run(1)
     asked: list[int] = []
-    scene.receiver.ask(old, lambda consumer: asked.append(consumer.session))
-    new = scene.of(Opened)[1].consumer.session
-    scene.receiver.ask(new, lambda consumer: asked.append(consumer.session))
+
+    class Noted(Request):
+        def carry_out(self, consumer: Consumer) -> None:
+            asked.append(consumer.session)
+
+    scene.receiver.ask(old, Noted())
+    new = scene.of(Opened)[1].session
+    scene.receiver.ask(new, Noted())
     scene.run(1)
     assert asked == [new]
 
 
-def test_a_pause_is_remembered_in_the_letter_of_the_end() -> None:
+def test_a_pause_is_told_with_the_end() -> None:
     scene = Scene()
     scene.receiver.start()
     scene.run(0.1)
-    consumer = scene.of(Opened)[0].consumer
-    consumer.bytes_allowed = 10
+    consumer = scene.consumer
+    scene.receiver.limit(Limits(100, 10.0, consumer.session))
     for number in range(3):
         scene.queue.publish(bytes(8), str(number))
     scene.run(0.1)
@@ -200,7 +232,7 @@ def test_a_pause_is_remembered_in_the_letter_of_the_end() -> None:
     consumer.resume()
     scene.broker.cut()
     scene.run(1)
-    assert [letter.ever_paused for letter in scene.of(Lost)] == [True]
+    assert [event.ever_paused for event in scene.of(Lost)] == [True]
 
 
 def test_stopping_closes_the_connection_and_ends_it() -> None:
@@ -211,3 +243,12 @@ def test_stopping_closes_the_connection_and_ends_it() -> None:
     assert scene.queue.sessions == []
     scene.run(10)
     assert len(scene.of(Opened)) == 1
+
+
+def test_messages_without_a_body_are_messages_too() -> None:
+    scene = Scene(Talkative)
+    scene.queue.publish(b"", "a")
+    scene.receiver.start()
+    scene.run(600)
+    assert isinstance(scene.failure, BrokerError)
+    assert "9 sessions in a row" in str(scene.failure)

@@ -106,10 +106,9 @@ def test_a_session_that_is_silent_from_its_beginning_does_not_end_a_wait() -> No
 
 @pytest.mark.parametrize("ported", [False, True])
 def test_ids_are_carried_no_longer_than_needed_on_a_quiet_queue(ported: bool) -> None:
-    from tests.support.porter import PortedPool
 
     scene = Scene(max_messages=20, prefetch=40, dedup_window=0)
-    scene.query.make_pool = PortedPool if ported else None
+    scene.query.processes = int(ported)
     scene.publish(20)
     scene.query.trigger()
     scene.queue.weather.confirms_s = 1_000.0
@@ -206,17 +205,16 @@ def test_reconnect_timeout_does_not_pass_while_the_process_stands_still() -> Non
 
 
 def test_a_receiver_process_that_stands_still_is_no_time_in_which_messages_could_come() -> None:
-    from tests.support.porter import PortedPool
 
     scene = Scene(max_messages=10, replay_timeout_s=30.0)
-    scene.query.make_pool = PortedPool
+    scene.query.processes = 1
     scene.publish(10)
     with pytest.raises(Crashed):
         scene.query.trigger(At.AFTER_OFFSET_LOG)
 
     def stop() -> None:
-        assert scene.query.pool is not None
-        scene.query.pool.stopped_until_s = scene.world.now_s + 100.0
+        assert scene.query.played is not None
+        scene.query.played.stop(100.0)
 
     scene.queue.take_away(10)
     scene.world.at(5.0, stop)
@@ -233,7 +231,7 @@ def test_a_replay_has_the_window_that_its_epoch_had_whatever_prefetch_is_now(url
     scene.publish(2_000)
     with pytest.raises(Crashed):
         scene.query.trigger(At.AFTER_OFFSET_LOG)
-    assert len(only(scene.query.source).ledger.epochs(9)) == 0
+    assert len(only(scene.query.source).ledger.planned.numbers(9)) == 0
     scene.query.crash()
     scene.query.settings = make_settings(max_messages=2_000, prefetch=2, replay_timeout_s=60.0)
     assert scene.query.trigger() == 2_000

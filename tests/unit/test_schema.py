@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pika
 import pyarrow as pa
@@ -40,8 +40,10 @@ from pyspark_mq.errors import SchemaError
 from pyspark_mq.sources.amqp091.decoder import Amqp091Decoder, as_text
 from pyspark_mq.sources.amqp091.frames import Raw
 from pyspark_mq.sources.amqp091.properties import check
+from pyspark_mq.sources.connections.block import make_block
 from pyspark_mq.sources.connections.decoder import Decoder
 from pyspark_mq.spark_source.schema import SCHEMA, BatchBuilder
+from tests.support import columns
 
 OPTIONS_PAGE = Path(__file__).parents[2] / "docs" / "options.md"
 DECODER = Amqp091Decoder()
@@ -92,14 +94,8 @@ def column(name: str, *raws: Raw) -> list[Any]:
     return DECODER.columns[name](raws)
 
 
-def message_ids(raws: Sequence[Raw]) -> list[str | None]:
-    return [str(value) for value in DECODER.ids(raws, IdSource("message-id"))]
-
-
-def built(schema: StructType, raws: Sequence[Raw], decoder: Decoder = DECODER) -> pa.RecordBatch:
-    batch = BatchBuilder(schema).build(raws, decoder, "orders", message_ids)
-    batch.validate(full=True)
-    return batch
+def built(schema: StructType, raws: Sequence[Raw], decoder: Decoder = DECODER) -> pa.Table:
+    return columns.built(BatchBuilder(schema), raws, decoder)
 
 
 FULL = delivery(
@@ -218,7 +214,8 @@ def test_columns_that_nobody_asked_for_are_not_decoded() -> None:
 
 def test_a_batch_is_the_same_after_its_way_to_the_executor() -> None:
     builder = BatchBuilder(SCHEMA)
-    batch = builder.build([FULL, EMPTY], DECODER, "orders", message_ids)
+    _, block = make_block(DECODER, [FULL, EMPTY], columns.BY_MESSAGE_ID, builder.block_schema)
+    (batch,) = builder.build(block.rows, "orders")
     with pa.ipc.open_stream(builder.serialize([batch])) as stream:
         (arrived,) = list(stream)
     assert arrived.equals(batch, check_metadata=True)
@@ -275,6 +272,13 @@ def test_a_column_of_another_type_is_refused_with_its_own(name: str, kind: DataT
 class Ready(Decoder):
     """Deliveries are values of the one column already."""
 
+    def __init__(self, name: str) -> None:
+        self.columns = {  # type: ignore[misc]
+            "timestamp": lambda raws: [None] * len(raws),
+            "redelivered": lambda raws: [False] * len(raws),
+            name: list,
+        }
+
     def tags(self, raws: Sequence[Any]) -> list[int]:
         return list(range(1, len(raws) + 1))
 
@@ -284,13 +288,9 @@ class Ready(Decoder):
     def ids(self, raws: Sequence[Any], source: IdSource) -> list[object]:
         return [None] * len(raws)
 
-    columns: ClassVar = dict.fromkeys(["properties", "timestamp", "priority"], list)
-
 
 def round_trip(name: str, values: list[Any]) -> list[Any]:
-    batch = BatchBuilder(StructType([SCHEMA[name]])).build(values, Ready(), "q", message_ids)
-    batch.validate(full=True)
-    return [row[name] for row in batch.to_pylist()]
+    return [row[name] for row in built(StructType([SCHEMA[name]]), values, Ready(name)).to_pylist()]
 
 
 @pytest.mark.parametrize(

@@ -136,10 +136,10 @@ def test_bytes_held_are_bounded_over_all_queues() -> None:
     held = []
 
     def look() -> None:
-        lanes = list(scene.query.source._lanes)
+        lanes = list(scene.query.source._queues)
         inbox = sum(len(raw.message.body) for queue in scene.query.queues for session in queue.sessions
                     for raw in session.consumer.inbox)  # fmt: skip
-        held.append(sum(lane.intake.held_bytes for lane in lanes) + inbox)
+        held.append(sum(lane.held_bytes for lane in lanes) + inbox)
         scene.world.let_pass(5.0)
 
     scene.query.between = look
@@ -156,9 +156,9 @@ def test_a_pause_ends_when_half_of_the_bytes_of_all_queues_are_gone() -> None:
         scene.publish(name, 100, size=100)
     scene.query.trigger()
     scene.world.let_pass(3.0)
-    assert all(lane.sessions.paused for lane in scene.query.source._lanes)
+    assert all(lane.connections.paused for lane in scene.query.source._queues)
     scene.assert_exactly_once()
-    assert not any(lane.sessions.paused for lane in scene.query.source._lanes)
+    assert not any(lane.connections.paused for lane in scene.query.source._queues)
 
 
 def test_the_same_id_in_two_queues_is_two_messages() -> None:
@@ -484,7 +484,7 @@ def test_more_queues_than_connections_are_left_and_said(caplog: pytest.LogCaptur
     for number in range(6):
         scene.publish(f"orders-{number}", 1)
     scene.query.trigger()
-    assert len(scene.query.source._lanes) == 4
+    assert len(scene.query.source._queues) == 4
     assert "6 match, and 4 are read" in caplog.text
 
 
@@ -523,7 +523,7 @@ def test_new_queues_do_not_take_the_place_of_those_of_the_checkpoint(at: At, bou
     else:
         for _ in range(4):
             scene.query.trigger()
-    assert {lane.name for lane in scene.query.source._lanes} == {f"orders-{number}" for number in range(4, 8)}
+    assert {lane.name for lane in scene.query.source._queues} == {f"orders-{number}" for number in range(4, 8)}
     assert sorted(scene.emitted) == sorted(sent)
 
 

@@ -95,4 +95,4 @@ def test_every_line_of_the_log_goes_through_the_same_hands() -> None:
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "logging.getLogger"
     }
     # Those of libraries are told to be silent; that of a record of another process is one of ours.
-    assert named <= {*map(repr, LOGGERS), "'pika'", "'stomp.py'", "name", "message.record.name"}
+    assert named <= {*map(repr, LOGGERS), "'pika'", "'stomp.py'", "name", "said.name"}

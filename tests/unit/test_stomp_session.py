@@ -80,7 +80,7 @@ def test_a_text_comes_also_when_nothing_follows_it() -> None:
 
 def test_a_text_comes_also_from_a_broker_that_does_not_prove_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     assert received([HEAD + b"text\0\n"], 0, proves=False) == []
-    monkeypatch.setattr("pyspark_mq.sources.stomp.session._PROOF_S", 0.1)
+    monkeypatch.setattr("pyspark_mq.sources.stomp.connection._PROOF_S", 0.1)
     ((_, headers, body, _),) = received([HEAD + b"text\0\n"], 1, proves=False)
     assert (type(headers), body) == (bytes, b"text")
 
@@ -116,7 +116,7 @@ def test_a_property_in_the_place_of_the_length_makes_one_message_unreadable(leng
     follow = b"\nMESSAGE\nack:2\n\nnext\0\n" + b"\n" * (length == b"999999")
     beats = [b"\n"] * 3 if length == b"999999" else []
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("pyspark_mq.sources.stomp.session._BEAT_S", APART_S / 2)
+        patched.setattr("pyspark_mq.sources.stomp.connection._BEAT_S", APART_S / 2)
         odd, good = received([head + b"text\0" + follow, *beats], 2)
     assert (type(odd[1]), odd[2], good[2]) == (UnreadableHeaders, b"text", b"next")
 

@@ -40,8 +40,8 @@ def watch_queues(ask: Callable[..., Any]) -> Callable[[], object]:
 
 
 def watch_backlog(ask: Callable[..., Any]) -> Callable[[], object]:
-    watch = BacklogWatch(ask, lambda: ["a", "b"], Threads())
-    watch.begin()
+    watch = BacklogWatch(ask, Threads())
+    watch.begin(["a", "b"])
     return lambda: watch.seen("a")
 
 

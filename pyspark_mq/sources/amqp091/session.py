@@ -26,6 +26,7 @@ from pika.adapters.select_connection import IOLoop, SelectConnection
 
 from pyspark_mq.brokers.base import AMQP_0_9_1
 from pyspark_mq.errors import BrokerUnavailableError, MessageError, OptionError
+from pyspark_mq.logs import leave_out_own_lines
 from pyspark_mq.sources.amqp091.decoder import Amqp091Decoder, as_text
 from pyspark_mq.sources.amqp091.errors import connect_error, handshake_hint, queue_error, reason_of, was_told
 from pyspark_mq.sources.amqp091.frames import DeliveryReader, FrameError, Raw
@@ -38,6 +39,8 @@ from pyspark_mq.sources.url import BrokerUrl
 __all__ = ["Amqp091Consumer"]
 
 _LOG = logging.getLogger("pyspark_mq")
+# pika writes a traceback for each failed attempt; this package reports them itself.
+leave_out_own_lines("pika")
 
 _CLOSE_TIMEOUT_S = 1.0
 #: How often the file of a secret is looked at. Tokens are replaced minutes before they end.
@@ -182,8 +185,6 @@ class Amqp091Consumer(Consumer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # pika writes a traceback for each failed attempt; this package reports them itself.
-        logging.getLogger("pika").setLevel(logging.CRITICAL)
         self._secret: str | None = None
         self._loop = _Loop(lambda: self._ended(SessionLostError("the broker closed the connection")))
         self._pika: _Connection | None = None
@@ -381,8 +382,9 @@ class Amqp091Consumer(Consumer):
             return
         self.inbox.extend(raws)
         self._last_tag = last
+        self.deliveries += len(raws)
         self.bytes_arrived += sum(map(len, self.decoder.bodies(raws)))
-        if self.bytes_arrived - self.bytes_taken > self.bytes_allowed and (not self.paused or self._sipping):
+        if self.full and (not self.paused or self._sipping):
             self._pause()
         if not self.arrived.is_set():
             self.arrived.set()

@@ -17,16 +17,15 @@ says that they were processed, not that they are on disk.
 from __future__ import annotations
 
 import contextlib
-import ssl
+import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import takewhile
 from typing import Any, ClassVar
 
 from proton import (
-    SASL,
     UNDESCRIBED,
     Array,
     Data,
@@ -34,36 +33,26 @@ from proton import (
     Endpoint,
     Link,
     ProtonException,
-    Receiver,
-    Session,
     Terminus,
-    Transport,
     symbol,
 )
-from proton import (
-    Connection as ProtonConnection,
-)
 
-from pyspark_mq.brokers.base import Amqp10Dialect
 from pyspark_mq.brokers.facts import of_rabbitmq, version_of
-from pyspark_mq.errors import BrokerUnavailableError, MqError
+from pyspark_mq.errors import BrokerUnavailableError
+from pyspark_mq.sources.amqp10.connection import UNREADABLE, Amqp10Connection
 from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder, UnreadableRaw
 from pyspark_mq.sources.amqp10.depth import Management, QueueInfo
-from pyspark_mq.sources.amqp10.errors import SPEAKS, open_error
+from pyspark_mq.sources.amqp10.errors import SPEAKS
 from pyspark_mq.sources.amqp10.incoming import Handle, Incoming, incoming_of
 from pyspark_mq.sources.amqp10.sections import SectionReader
-from pyspark_mq.sources.connections.consumer import Consumer, Greeting, QueueDepth, SessionLostError
+from pyspark_mq.sources.connections.consumer import Greeting, QueueDepth, SessionLostError
 from pyspark_mq.sources.connections.decoder import Decoder
-from pyspark_mq.sources.connections.socket_loop import SocketLoop, dial_error, hint
+from pyspark_mq.sources.connections.socket_loop import hint
 from pyspark_mq.sources.url import BrokerUrl
 
 __all__ = ["Amqp10Consumer"]
 
-#: Small frames make the incoming window, which counts frames, a fine measure of bytes.
-_FRAME_BYTES = 16 << 10
 _INCOMING_BYTES = 16 << 20
-_READ_BYTES = 256 << 10
-_CLOSE_TIMEOUT_S = 1.0
 #: What is told of a queue beside its messages is waited for this long at most.
 _ASK_TIMEOUT_S = 5.0
 #: Barriers whose end the broker has not answered yet.
@@ -72,31 +61,20 @@ _CLOSING_LINKS_MAX = 100
 _TOP_UP_PARTS = 10
 #: Credit that a broker with messages leaves unused for so long: it hands out thousands in that time.
 _STARVED_S = 0.1
-#: Names and texts of AMQP 1.0 are UTF-8 (1.6.20), which the client library decodes when they are asked for.
-_UNREADABLE = "what the broker says of itself cannot be read"
 _SELECTOR = "apache.org:selector-filter:string"
 
 
-class Amqp10Consumer(Consumer):
+class Amqp10Consumer(Amqp10Connection):
     """One connection with one session and one receiving link."""
 
     decoder: ClassVar[Decoder] = Amqp10Decoder()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        dialect = self.endpoint.broker.amqp10
-        assert dialect is not None, "an option of the source names this protocol for a broker without it"
-        self._dialect: Amqp10Dialect = dialect
-        self._socket = SocketLoop()
-        self._transport = Transport(Transport.CLIENT)
-        self._proton = ProtonConnection()
-        self._session: Session | None = None
-        self._link: Receiver | None = None
         self._management: Management | None = None
-        self._sections = SectionReader(counts_acquirers=dialect.counts_acquirers)
+        self._sections = SectionReader(counts_acquirers=self._dialect.counts_acquirers)
         self._incoming: Incoming | None = None
         self._open: dict[int, Handle] = {}
-        self._window = 0
         #: Tags of the newest delivery: now, and at the last look at the credit.
         self._newest = self._seen = 0
         self._unused_since_s: float | None = None
@@ -106,9 +84,6 @@ class Amqp10Consumer(Consumer):
         #: Settlements without a barrier yet; the barrier that is on its way, and those that it is for.
         self._unconfirmed: list[int] = []
         self._barrier: tuple[Link, list[int]] | None = None
-        self._end: str | None = None
-        self._told = False
-        self._refused: ssl.SSLError | None = None
 
     # -- opening
 
@@ -124,7 +99,7 @@ class Amqp10Consumer(Consumer):
             info = self._ask_queue(deadline)
             broker_id = self._proton.remote_container if self._dialect.names_itself else None
         except (UnicodeDecodeError, ProtonException) as unreadable:
-            raise BrokerUnavailableError(f"{url}: {_UNREADABLE} ({unreadable})") from None
+            raise BrokerUnavailableError(f"{url}: {UNREADABLE} ({unreadable})") from None
         except SessionLostError:
             raise self._open_error(url) from None
         except TimeoutError:
@@ -161,46 +136,6 @@ class Amqp10Consumer(Consumer):
         own = (self._link is not None) + (self._barrier is not None)
         counts_lost = not self.endpoint.broker.hides_lost_consumers(self._version())
         return QueueDepth(info.ready, max(0, info.consumers - own), own, counts_lost)
-
-    def _version(self) -> str:
-        return self._property("version")
-
-    def _property(self, name: str) -> str:
-        """A property of the connection that the broker gave; empty if there is none."""
-        properties = self._proton.remote_properties
-        return str(properties.get(name, "")) if isinstance(properties, Mapping) else ""
-
-    def _begin(self, url: BrokerUrl) -> None:
-        """Say who we are; nothing is sent before the first turn."""
-        endpoint, proton = self.endpoint, self._proton
-        proton.container = self._container_id()
-        if url.virtual_host != "/" and self._dialect.virtual_host:
-            proton.hostname = self._dialect.virtual_host.format(name=url.virtual_host)
-        else:
-            proton.hostname = url.host
-        proton.properties = {symbol("product"): "pyspark-mq"}
-        username, password = endpoint.credentials(url)
-        sasl = SASL(self._transport)
-        sasl.allow_insecure_mechs = True  # PLAIN without TLS is the user's choice of URL
-        if username is not None:
-            proton.user, proton.password = username, password or ""
-            sasl.allowed_mechs("PLAIN")
-        elif url.tls and endpoint.tls.cert_file is not None:
-            sasl.allowed_mechs("EXTERNAL")
-        else:
-            sasl.allowed_mechs("ANONYMOUS")
-        self._transport.max_frame_size = _FRAME_BYTES
-        # The peer is asked for half of what we wait (proton advertises that half).
-        self._transport.idle_timeout = 2 * endpoint.heartbeat_s
-        self._transport.bind(proton)
-        proton.open()
-
-    def _container_id(self) -> str:
-        # The client identifier of JMS: a durable subscription belongs to it and its name.
-        subscription = self.endpoint.subscription
-        if subscription is None or self.endpoint.shared:
-            return f"pyspark-mq-{id(self):x}-{time.time_ns():x}"
-        return f"pyspark-mq.{subscription}"
 
     def _attach(self) -> None:
         session = self._proton.session()
@@ -244,109 +179,12 @@ class Amqp10Consumer(Consumer):
             raise SessionLostError(self._end)
         return True
 
-    def _until(self, done: Callable[[], bool], deadline: float) -> None:
-        while not done():
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise TimeoutError
-            self._turn(left)
-
     # -- errors
-
-    def _condition(self) -> tuple[str, str] | None:
-        """What ended the session, by the nearest to the queue that says something."""
-        for place in (self._link, self._session, self._proton):
-            try:
-                condition = place.remote_condition if place is not None else None
-            except (UnicodeDecodeError, ProtonException) as unreadable:
-                return "amqp:decode-error", f"{_UNREADABLE} ({unreadable})"
-            if condition is not None:
-                return str(condition.name), str(condition.description or "")
-        condition = self._transport.condition
-        return None if condition is None else (str(condition.name), str(condition.description or ""))
-
-    def _open_error(self, url: BrokerUrl) -> MqError:
-        if self._refused is not None:
-            return dial_error(self._refused, url, SPEAKS)
-        return open_error(
-            self._condition() or ("", self._end or "the connection was closed"),
-            url,
-            self.endpoint,
-            opened=bool(self._proton.state & Endpoint.REMOTE_ACTIVE),
-            login=self._transport.sasl().outcome in {SASL.AUTH, SASL.PERM},
-        )
 
     # -- one turn of the loop
 
     def run(self, timeout_s: float) -> None:
         self._turn(timeout_s)
-
-    @property
-    def behind(self) -> bool:
-        return self._socket.behind
-
-    def wake(self) -> None:
-        self._socket.wake()
-
-    def _turn(self, timeout_s: float) -> None:
-        """Send, wait, receive; raises when there is nobody to do that with."""
-        if self._end is not None or not self._socket.connected:
-            raise SessionLostError(self._end or "not connected", told=self._told)
-        self._top_up()
-        try:
-            next_s = self._transport.tick(time.monotonic())
-            self._send()
-            if next_s:
-                timeout_s = min(timeout_s, next_s - time.monotonic())
-            if self._unused_since_s is not None and not self.starved:
-                timeout_s = min(timeout_s, self._unused_since_s + _STARVED_S - time.monotonic())
-            self._socket.wait(timeout_s)
-            self._receive()
-            self._send()
-            self._watch_credit()
-        except ssl.SSLError as error:
-            # TLS 1.3 reports what it refuses with the first bytes after the handshake.
-            self._refused = self._refused or error
-            self._ended(f"{type(error).__name__}: {error}")
-        except (OSError, UnicodeDecodeError, ProtonException) as error:
-            self._ended(f"{type(error).__name__}: {error}")
-        self._look()
-
-    def _send(self) -> None:
-        """Write what the transport has, as far as the socket takes it."""
-        transport, outgoing = self._transport, self._socket.outgoing
-        self._socket.write()
-        while not outgoing and (pending := transport.pending()) > 0:
-            outgoing += transport.peek(pending) or b""
-            transport.pop(pending)
-            self._socket.write()
-
-    def _receive(self) -> None:
-        """Read what there is, up to a bound so that requests are not kept waiting."""
-        transport, taken = self._transport, 0
-        while taken < _READ_BYTES:
-            capacity = transport.capacity()
-            if capacity < 0:
-                self._ended("the broker closed the connection")
-                return
-            if capacity > 0:
-                most = min(capacity, _READ_BYTES)
-                data = self._socket.read(most)
-                if data is None:
-                    break
-                if not data:
-                    transport.close_tail()
-                    self._ended("the broker closed the connection")
-                    return
-                transport.push(data)
-                taken += len(data)
-                self._take_deliveries()
-                if len(data) < most:
-                    break  # that was all, or TLS has more, of which the next wait knows
-                continue
-            self._take_deliveries()
-            if not transport.capacity():
-                break
 
     def _look(self) -> None:
         """Confirm what the broker has settled, and raise if something has been closed or taken back."""
@@ -370,12 +208,6 @@ class Amqp10Consumer(Consumer):
         if self._end is not None:
             raise SessionLostError(self._end, told=self._told)
 
-    def _ended(self, words: str) -> None:
-        if self._end is None:
-            condition = self._condition()
-            self._told = condition is not None and condition[0] != "amqp:connection:forced"
-            self._end = f"{words} ({condition[0]}: {condition[1]})" if condition is not None else words
-
     # -- receiving
 
     def consume(self, window: int) -> None:
@@ -398,6 +230,10 @@ class Amqp10Consumer(Consumer):
         assert self._incoming is not None, "nothing is received and settled before the link is attached"
         return self._incoming
 
+    def _due_s(self) -> float:
+        idle = self._unused_since_s is None or self.starved
+        return math.inf if idle or self._unused_since_s is None else self._unused_since_s + _STARVED_S
+
     def _watch_credit(self) -> None:
         """After a look at the socket: does the broker leave credit unused?"""
         link, came = self._link, self._newest != self._seen
@@ -414,7 +250,7 @@ class Amqp10Consumer(Consumer):
         if self._link is None or self.paused:
             return
         inbox, held, read = self.inbox, self._open, self._sections.read
-        arrived_before = arrived = self.bytes_arrived
+        arrived, before = self.bytes_arrived, self._newest
         for delivery, data in self._deliveries.messages():
             self._newest = tag = self._newest + 1
             raw = read(tag, data)
@@ -422,17 +258,21 @@ class Amqp10Consumer(Consumer):
                 raise self._refuse(self.decoder.unreadable([raw])[0])
             held[tag] = delivery
             inbox.append(raw)
-            arrived += len(raw.body) or 1
+            self.deliveries += 1
+            arrived += len(raw.body)
             self.bytes_arrived = arrived
-            if arrived - self.bytes_taken > self.bytes_allowed:
+            if self.full:
                 self.paused = True
                 break
-        if arrived != arrived_before and not self.arrived.is_set():
+        if self._newest != before and not self.arrived.is_set():
             self.arrived.set()
 
     def resume(self) -> None:
         self.paused = False
-        self._take_deliveries()
+        try:
+            self._take_deliveries()
+        except (UnicodeDecodeError, ProtonException) as error:
+            self._ended(f"{type(error).__name__}: {error}")  # the next turn raises it
 
     # -- settling
 
@@ -511,21 +351,6 @@ class Amqp10Consumer(Consumer):
         """AMQP 1.0 has no such question; there are brokers that answer one of their own."""
         if self._management is not None:
             self._management.ask()
-
-    def close(self) -> None:
-        if self._socket.connected:
-            with contextlib.suppress(Exception):  # the session is over, whatever the other side says
-                self._say_goodbye()
-        self._socket.close()
-
-    def _say_goodbye(self) -> None:
-        if self._end is not None:
-            return
-        # Closing a link would end a durable subscription; the end of the connection does not.
-        self._window = 0
-        self._link = None
-        self._proton.close()
-        self._until(lambda: bool(self._proton.state & Endpoint.REMOTE_CLOSED), time.monotonic() + _CLOSE_TIMEOUT_S)
 
 
 def _has_filter(source: Terminus) -> bool:

@@ -18,6 +18,9 @@ _LOG = logging.getLogger("pyspark_mq")
 #: restarted broker is not met by all of its clients at once.
 _BACKOFF_FIRST_S = 0.1
 _BACKOFF_LAST_S = 5.0
+#: Behind a session that was good: long enough not to spin, and no more, as what a rest takes is missing where the
+#: connection breaks again and again.
+_GOOD_REST_S = 0.02
 #: Sessions that end with the same words and nothing confirmed, in a row. Half the delivery limit of
 #: quorum queues in RabbitMQ 4 (20), and of Artemis (10) all but one: it also counts deliveries before ours.
 _SAME_ENDS_MAX = 9
@@ -50,11 +53,14 @@ class Backoff:
     def over(self) -> None:
         """A session was good."""
         self._end, self._ends = "", 0
-        self.pause()
 
-    def pause(self) -> None:
-        """A session was no worse than long: the next attempt needs no rest."""
+    def first_s(self) -> float:
+        """The shortest rest, behind a session that was good, or no worse than long: what was before counts no more.
+
+        A broker may end one after the other a moment after each confirmation.
+        """
         self._since_s, self._next_s = None, _BACKOFF_FIRST_S
+        return _GOOD_REST_S * self._runtime.jitter()
 
     def rest_s(self, problem: Exception, since_s: float) -> float:
         """How long to wait before the next attempt.

@@ -1,303 +1,334 @@
-"""The connections of a query, as the thread that Spark calls sees them.
+"""The connections of one queue, as the thread that Spark calls sees them.
 
-Receivers keep one session each alive, beside that thread. :class:`Sessions` reads what they report and
-takes what they received, knows which sessions live and how many messages each may have been handed,
-passes requests on, and holds them to a number of bytes. Nothing above it touches a consumer: a session
-is a number there.
+Receivers keep one session each alive, beside that thread, and tell it events. :class:`Connections` reads those, knows
+which sessions live, how they stand and how many messages each may have been handed, asks them for things, and holds
+them to a number of bytes. Nothing above it touches a consumer: a session is a number there.
 """
 
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from operator import methodcaller
-from typing import Any
 
 from pyspark_mq.ack import Settlement
-from pyspark_mq.sources.connections.consumer import Consumer, QueueDepth, SessionLostError, drained
+from pyspark_mq.sources.connections.consumer import QueueDepth
 from pyspark_mq.sources.connections.events import (
-    AnyReceiver,
-    AnySession,
     Confirmed,
+    Delivered,
+    Event,
+    EventQueue,
     Failed,
     Lost,
-    Mailbox,
     Opened,
-    ReceiverPool,
-    Terms,
+    Standing,
+    Told,
 )
-from pyspark_mq.sources.connections.receiver import Receiver
-from pyspark_mq.sources.endpoint import Endpoint
+from pyspark_mq.sources.connections.receivers import Receivers
+from pyspark_mq.sources.connections.requests import (
+    Acknowledge,
+    Ask,
+    AskDepth,
+    Begin,
+    Consume,
+    End,
+    Limit,
+    Limits,
+    Reject,
+    Request,
+    Resume,
+    Stop,
+)
+from pyspark_mq.sources.message_id import MessageIds
 from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.settings import OnUnreadable, Settings
 
-__all__ = ["Deliveries", "Sessions"]
+__all__ = ["Connections"]
 
+#: The broker is asked for the depth of the queue unless it was, or told it, as lately as that.
 _DEPTH_AGE_MAX_S = 0.25
-#: A process that receives says ten times a second that it has handed over everything.
+#: A host says ten times a second that it has told everything.
 _LATE_S = 0.25
 
 
-@dataclass(frozen=True, slots=True)
-class Deliveries:
-    """What came in one session since the last time, in order; never empty."""
+@dataclass(slots=True)
+class _Receiver:
+    """A receiver as it was heard of.
 
-    session: int
-    raws: list[Any]
-    body_bytes: int
+    Attributes:
+        limits: those it was told last.
+        depth: what the broker reported to it last, and when that was asked for.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class _Renewal:
-    """Ends a session. A class, as it may have to go to another process."""
-
-    why: str
-
-    def __call__(self, _: Consumer) -> None:
-        raise SessionLostError(self.why)
+    limits: Limits
+    depth: QueueDepth | None = None
+    told_s: float = -math.inf
+    asked_s: float = -math.inf
 
 
-class Sessions:
-    """All sessions of a query: one for each of its `consumers`, when all are connected.
+@dataclass(slots=True)
+class _Session:
+    """A session that lives. See the attributes of :class:`.Consumer`."""
+
+    key: int
+    opened_s: float
+    window: int
+    bytes_taken: int = 0
+    paused: bool = False
+    behind: bool = False
+    starved: bool | None = None
+
+
+class Connections:
+    """All sessions of a queue: one for each of its `consumers`, when all are connected.
 
     Args:
-        settings: the query's.
-        make_consumer: the consumer class of the protocol.
-        runtime: the clock, and what receivers run on.
-        arrived: set when there is something to look at; what it is set by may be other sessions too.
-        pool: processes that hold the connections; None if this one does.
+        settings: the query's, with this queue as its endpoint.
+        receivers: who keeps the connections.
+        runtime: the clock.
+        events: where those of this queue come in.
 
     Attributes:
         first_window: how many unacknowledged messages the next session to be opened asks for.
+        broke_off: did receiving stand still for a while between the last two looks at :meth:`news`?
+        attended_s: up to when everything that had come was told, at the last look.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        make_consumer: type[Consumer],
-        runtime: Runtime,
-        arrived: threading.Event | None = None,
-        pool: ReceiverPool | None = None,
-    ) -> None:
+    def __init__(self, settings: Settings, receivers: Receivers, runtime: Runtime, events: EventQueue) -> None:
         self.first_window = settings.prefetch
-        self._runtime = runtime
-        self._decoder = make_consumer.decoder if pool is None else pool.decoder
-        self._mailbox = Mailbox(arrived)
-        keeps_unreadable = settings.on_unreadable is not OnUnreadable.FAIL
-
-        def make(endpoint: Endpoint, session: int, arrived: threading.Event) -> Consumer:
-            consumer = make_consumer(endpoint, session, arrived)
-            consumer.keeps_unreadable = keeps_unreadable
-            return consumer
-
-        def make_receiver() -> AnyReceiver:
-            if pool is not None:
-                return pool.receiver(settings, self._mailbox, self._terms)
-            return Receiver(settings.endpoint, make, self._mailbox, self._terms, runtime)
-
-        self._receivers = [make_receiver() for _ in range(settings.consumers)]
-        self._bytes_allowed = 0.0
-        self._live: dict[int, tuple[AnyReceiver, AnySession]] = {}
-        self._windows: dict[int, int] = {}
-        self._failure: Exception | None = None
-        #: Up to when everything was there to be taken, the last time; and how often receiving had stood still by then.
-        self._attended_s = -math.inf
-        self._breaks = 0
-        #: Did receiving stand still for a while between the last two times that everything was taken?
         self.broke_off = False
-        self.started = False
-
-    def _terms(self) -> Terms:
-        return Terms(self.first_window, self._bytes_allowed)
+        self.attended_s = -math.inf
+        self._settings = settings
+        self._host = receivers
+        self._runtime = runtime
+        self._events = events
+        self._bytes_allowed = 0.0
+        self._receivers = {receivers.add(events): _Receiver(Limits(0, 0.0)) for _ in range(settings.consumers)}
+        self._live: dict[int, _Session] = {}
+        self._waiting: list[Delivered] = []
+        self._failure: Exception | None = None
+        self._breaks = 0
+        self._started = False
 
     def start(self) -> None:
         """Have the receivers connect, if they have not been told to yet."""
-        if not self.started:
-            self.started = True
-            for receiver in self._receivers:
-                receiver.start()
+        if self._started:
+            return
+        self._started = True
+        keeps = self._settings.on_unreadable is not OnUnreadable.FAIL
+        for key, receiver in self._receivers.items():
+            receiver.limits = Limits(self.first_window, self._bytes_allowed)
+            ids = MessageIds.of(self._settings)
+            self._host.send(Begin(key, self._settings.endpoint, ids, keeps, receiver.limits))
 
     def stop(self) -> None:
         """Close the connections."""
-        for receiver in self._receivers:
-            receiver.stop()
+        if self._started:
+            for key in self._receivers:
+                self._host.send(Stop(key))
 
     # -- what happened
 
-    def news(self) -> Iterator[Opened | Lost | Confirmed]:
-        """What receivers reported since the last time, in order.
+    def news(self, *, taking: bool) -> Iterator[Opened | Lost | Confirmed | Delivered]:
+        """What receivers told since the last time, in order.
 
         A session whose opening makes the caller raise never counts as living: nothing is taken from it.
+
+        Args:
+            taking: may deliveries be taken? If not, they wait here.
 
         Raises:
             MqError: after the last of them, if a receiver has given up.
         """
-        for letter in self._mailbox.take():
-            if isinstance(letter, Failed):
-                self._failure = letter.error
-                continue
-            yield letter
-            if isinstance(letter, Opened):
-                self._live[letter.consumer.session] = (letter.receiver, letter.consumer)
-                self._windows[letter.consumer.session] = letter.window
-            elif isinstance(letter, Lost):
-                self._live.pop(letter.session, None)
-                self._windows.pop(letter.session, None)
+        self._look_at_attendance()
+        if taking and self._waiting:
+            waiting, self._waiting = self._waiting, []
+            yield from map(self._taken, waiting)
+        for event in self._events.take():
+            if isinstance(event, Opened):
+                yield event
+                self._open(event)
+            elif isinstance(event, Delivered):
+                if event.session not in self._live:
+                    continue
+                if taking:
+                    yield self._taken(event)
+                else:
+                    self._waiting.append(event)
+            elif isinstance(event, Lost):
+                self._waiting = [one for one in self._waiting if one.session != event.session]
+                yield event
+                self._live.pop(event.session, None)
+            elif isinstance(event, Confirmed):
+                yield event
+            else:
+                self._note(event)
         if self._failure is not None:
             raise self._failure
+
+    def _note(self, event: Event) -> None:
+        if isinstance(event, Failed):
+            self._failure = event.error
+        elif isinstance(event, Told):
+            self._note_depth(event.key, event.depth)
+        elif isinstance(event, Standing) and event.session in self._live:
+            session = self._live[event.session]
+            session.paused, session.behind, session.starved = event.paused, event.behind, event.starved
+
+    def _taken(self, event: Delivered) -> Delivered:
+        self._live[event.session].bytes_taken += sum(event.block.sizes)
+        return event
+
+    @property
+    def untaken(self) -> int:
+        """Deliveries that wait here."""
+        return sum(len(event.block) for event in self._waiting)
+
+    def _open(self, event: Opened) -> None:
+        self._live[event.session] = _Session(event.key, self._host.now_s(), event.window)
+        depth = event.greeting.depth
+        if depth is not None:
+            self._note_depth(event.key, depth)
+        else:  # what an earlier session was told may never be told again
+            self._receivers[event.key].depth = None
+
+    def _note_depth(self, key: int, depth: QueueDepth) -> None:
+        receiver = self._receivers[key]
+        receiver.depth, receiver.told_s = depth, self._runtime.machine_s()
+
+    def _look_at_attendance(self) -> None:
+        # Before the events are looked at: what was told by then is among them.
+        told = [(session.opened_s, *self._host.attended(session.key)) for session in self._live.values()]
+        now_s = self._host.now_s()
+        self.attended_s = min((max(opened_s, until_s) for opened_s, _, until_s in told), default=now_s)
+        breaks = sum(count for _, count, _ in told)
+        self.broke_off, self._breaks = breaks != self._breaks, breaks
 
     @property
     def complete(self) -> bool:
         """Is every receiver connected?"""
         return len(self._live) == len(self._receivers)
 
-    def take(self) -> Iterator[Deliveries]:
-        """What every session received since the last time."""
-        self._look_at_attendance()
-        for session, (_, consumer) in self._live.items():
-            raws = drained(consumer.inbox)
-            if raws:
-                size = sum(self._decoder.sizes(raws))
-                consumer.bytes_taken += size
-                yield Deliveries(session, raws, size)
-
-    def _look_at_attendance(self) -> None:
-        told = [consumer.attended for _, consumer in self._live.values() if consumer.attended is not None]
-        self._attended_s = min((until_s for _, until_s in told), default=self._runtime.monotonic_s())
-        breaks = sum(count for count, _ in told)
-        self.broke_off, self._breaks = breaks != self._breaks, breaks
-
-    @property
-    def attended_s(self) -> float:
-        """Up to when everything that had come was there at the last :meth:`take`.
-
-        That moment itself, unless another process receives and has not said so for that long.
-        """
-        return self._attended_s
-
     @property
     def late(self) -> bool:
-        """Has a process that receives not said for a while that it has handed over everything?"""
-        now_s = self._runtime.machine_s()
-        told = (consumer.attended for _, consumer in self._live.values())
-        return any(attended is not None and now_s - attended[1] > _LATE_S for attended in told)
-
-    @property
-    def untaken(self) -> int:
-        """Messages received and not taken yet."""
-        return sum(map(self.untaken_in, self._live))
-
-    def untaken_in(self, session: int) -> int:
-        """The same for one session that lives."""
-        return len(self._live[session][1].inbox)
+        """Has a host not said for a while that it has told everything?"""
+        now_s = self._host.now_s()
+        return any(now_s - self._host.attended(session.key)[1] > _LATE_S for session in self._live.values())
 
     @property
     def paused(self) -> bool:
         """Does a session wait because it has too many bytes?"""
-        return any(consumer.paused for _, consumer in self._live.values())
+        return any(session.paused for session in self._live.values())
 
     @property
     def behind(self) -> bool:
         """Has more come to a session than it has read? Then more waits at the broker, or on its way."""
-        return any(consumer.behind for _, consumer in self._live.values())
+        return any(session.behind for session in self._live.values())
+
+    @property
+    def starved(self) -> bool | None:
+        """Has every session room that the broker leaves unused? None where a protocol does not show that.
+
+        See :attr:`.Consumer.starved`.
+        """
+        signs = [session.starved for session in self._live.values()]
+        return None if not signs or None in signs else all(signs)
 
     # -- requests
 
-    def ask(self, session: int, request: Callable[[Consumer], None]) -> None:
-        """Have a request carried out in a session, if that still lives then."""
-        if session in self._live:
-            self._live[session][0].ask(session, request)
+    def _ask(self, session: int, request: Request) -> None:
+        live = self._live.get(session)
+        if live is not None:
+            self._host.send(Ask(live.key, session, request))
 
     def acknowledge(self, settlement: Settlement) -> None:
         """Have acknowledgements sent, each in the session it belongs to (rule 10)."""
         for part in settlement.parts:
-            self.ask(part.session, methodcaller("acknowledge", settlement.number, part.upto, part.singles))
+            self._ask(part.session, Acknowledge(settlement.number, part.upto, part.singles))
 
     def ask_for_answers(self, number: int) -> None:
         """Have the broker confirm in each session, under that number, that it has got so far."""
         for session in self._live:
-            self.ask(session, methodcaller("acknowledge", number, 0, ()))
+            self._ask(session, Acknowledge(number, 0, ()))
 
     def renew(self, session: int, why: str) -> None:
         """End a session, so that the broker takes back what it holds; the receiver opens another."""
-        self.ask(session, _Renewal(why))
+        self._ask(session, End(why))
 
     def reject(self, session: int, tags: Sequence[int]) -> None:
         """Have messages refused for good."""
-        self.ask(session, methodcaller("reject", tags))
+        self._ask(session, Reject(tuple(tags)))
 
     # -- how much
 
     @property
     def windows(self) -> dict[int, int]:
         """How many unacknowledged messages each session may have been handed."""
-        return self._windows
+        return {number: session.window for number, session in self._live.items()}
 
     def set_window(self, session: int, window: int) -> None:
         """Let a session have more."""
-        self._windows[session] = window
-        self.ask(session, methodcaller("consume", window))
+        self._live[session].window = window
+        self._ask(session, Consume(window))
 
     def widen(self, window: int) -> None:
         """Let every session have at least so many."""
-        for session, now in list(self._windows.items()):
-            if now < window:
-                self.set_window(session, window)
+        for number, session in self._live.items():
+            if session.window < window:
+                self.set_window(number, window)
 
     def bound_bytes(self, most: float, *, resume: bool) -> None:
-        """Tell each receiver how many bytes it may pile up before it pauses.
+        """Tell each receiver how many bytes it may pile up before it pauses, and what was taken.
 
         Args:
             most: for all of them.
             resume: have those that pause go on.
         """
         self._bytes_allowed = most / len(self._receivers)
-        for session, (receiver, consumer) in self._live.items():
-            consumer.bytes_allowed = self._bytes_allowed
-            if consumer.paused and resume and not consumer.inbox:  # what it waits for is taken first
-                receiver.ask(session, methodcaller("resume"))
+        if not self._started:
+            return
+        sessions = {session.key: (number, session) for number, session in self._live.items()}
+        for key, receiver in self._receivers.items():
+            number, session = sessions.get(key, (0, None))
+            taken = 0 if session is None else session.bytes_taken
+            limits = Limits(self.first_window, self._bytes_allowed, number, taken)
+            if limits != receiver.limits:
+                receiver.limits = limits
+                self._host.send(Limit(key, limits))
+            if session is not None and session.paused and resume and not self._waiting:
+                self._ask(number, Resume())  # what it waits for is taken first
 
     # -- what the broker still has
 
     def refresh_depth(self, age_max_s: float = _DEPTH_AGE_MAX_S) -> None:
-        """Ask the broker how many messages wait, unless it has reported it lately."""
-        now = self._runtime.machine_s()
-        for session, (receiver, _) in self._live.items():
-            if now - receiver.depth_at_s > age_max_s:
-                receiver.depth_at_s = now
-                receiver.ask(session, methodcaller("ask_depth"))
+        """Ask the broker how many messages wait, unless it has reported it lately, or is asked."""
+        now_s = self._runtime.machine_s()
+        for number, session in self._live.items():
+            receiver = self._receivers[session.key]
+            if now_s - max(receiver.told_s, receiver.asked_s) > age_max_s:
+                receiver.asked_s = now_s
+                self._ask(number, AskDepth())
 
     def depths(self) -> list[int]:
         """Messages waiting at the broker, as last reported to each receiver; empty if it does not report it."""
         return [depth.ready for depth in self._told()]
 
-    @property
-    def starved(self) -> bool | None:
-        """Has every session room that the broker leaves unused? None where a protocol does not show that.
-
-        See :attr:`Consumer.starved <pyspark_mq.sources.connections.consumer.Consumer.starved>`.
-        """
-        signs = [consumer.starved for _, consumer in self._live.values()]
-        return None if not signs or None in signs else all(signs)
-
     def _told(self) -> list[QueueDepth]:
         """What was last reported to each receiver, where something was."""
-        return [receiver.depth for receiver in self._receivers if receiver.depth is not None]
+        return [receiver.depth for receiver in self._receivers.values() if receiver.depth is not None]
 
     def depth_in(self, session: int) -> QueueDepth | None:
         """What was last reported to the receiver of a session that lives."""
-        return self._live[session][0].depth
+        return self._receivers[self._live[session].key].depth
 
     @property
     def newest_depth(self) -> int | None:
         """Messages waiting at the broker, by its last report; None if it does not report it."""
-        told = max(self._receivers, key=lambda receiver: receiver.depth_at_s).depth
-        return None if told is None else told.ready
+        told = [(receiver.told_s, receiver.depth.ready) for receiver in self._receivers.values() if receiver.depth]
+        return max(told)[1] if told else None
 
     @property
-    def company(self) -> int:
+    def other_consumers(self) -> int:
         """Consumers of the queue beside these, as the broker said last; 0 if it does not report them."""
         told = self._told()
         counted = max((depth.other_consumers + depth.own_consumers for depth in told), default=0)
@@ -307,4 +338,4 @@ class Sessions:
     def alone(self) -> bool:
         """Did the broker report no consumers of the queue besides these, and would it?"""
         told = self._told()
-        return bool(told) and all(depth.counts_lost for depth in told) and not self.company
+        return bool(told) and all(depth.counts_lost for depth in told) and not self.other_consumers

@@ -26,8 +26,11 @@ from pyspark_mq.sources.connections.decoder import Decoder, Unreadable
 from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.url import BrokerUrl
 
-__all__ = ["Consumer", "Greeting", "QueueDepth", "SessionLostError", "drained"]
+__all__ = ["TRANSIT_S", "Consumer", "Greeting", "QueueDepth", "SessionLostError", "drained"]
 
+#: How long a broker may take to hand out what is ready. On one machine it is milliseconds; paging and a busy
+#: broker make it more.
+TRANSIT_S = 0.5
 #: A broker that cannot write for a while gives up the connection, and everything handed out over it counts as
 #: delivered once more: RabbitMQ (`tcp_listen_options.send_timeout`, 15 s) and ActiveMQ Classic over STOMP after
 #: 30 s. So a consumer that does not read while paused takes one delivery at this interval.
@@ -135,6 +138,8 @@ class Consumer(ABC):
         self.session = session
         self.arrived = arrived
         self.inbox: deque[Any] = deque()
+        #: Deliveries appended to the inbox so far; written by the receiving thread only.
+        self.deliveries = 0
         #: Bytes of bodies appended to the inbox so far; written by the receiving thread only.
         self.bytes_arrived = 0
         #: Bytes taken out so far; written by the emptying thread only.
@@ -160,6 +165,11 @@ class Consumer(ABC):
         self._paused = paused
         self._sip_s = time.monotonic() + SIP_S
         self.ever_paused = self.ever_paused or paused
+
+    @property
+    def full(self) -> bool:
+        """Have more bytes arrived than may wait? For any thread."""
+        return self.bytes_arrived - self.bytes_taken > self.bytes_allowed
 
     @property
     def sips(self) -> bool:

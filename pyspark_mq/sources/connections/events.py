@@ -1,142 +1,141 @@
-"""What receivers tell the query's thread."""
+"""What a receiver tells the query's thread. One language, from a thread of this process or from another process.
+
+The order is that of what happened (rules 6 and 10): what was delivered before a confirmation, or before a word on the
+depth of the queue, is told before it, and nothing of a session is told behind its end.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import count
-from typing import Any, Protocol
+from typing import TypeAlias
 
 from pyspark_mq.errors import MqError
-from pyspark_mq.sources.connections.consumer import Consumer, Greeting, QueueDepth
-from pyspark_mq.sources.connections.decoder import Decoder
-from pyspark_mq.sources.settings import Settings
+from pyspark_mq.sources.connections.block import Block, Metadata
+from pyspark_mq.sources.connections.consumer import Greeting, QueueDepth
 
 __all__ = [
-    "AnyReceiver", "AnySession", "Confirmed", "Failed", "Lost", "Mailbox", "Opened", "ReceiverPool", "Terms",
-    "next_session",
+    "Attended", "Confirmed", "Delivered", "Event", "EventQueue", "Failed", "Lost", "Opened", "Standing", "Stopped",
+    "Told",
 ]  # fmt: skip
-
-_session_numbers = count(1)
-
-
-def next_session() -> int:
-    """A number for a session, unique in this process."""
-    return next(_session_numbers)
-
-
-class AnySession(Protocol):
-    """What the query's thread looks at of a session: a :class:`Consumer`, or what stands for one of another process."""
-
-    inbox: deque[Any]
-    bytes_taken: int
-    bytes_allowed: float
-
-    @property
-    def session(self) -> int: ...
-    @property
-    def paused(self) -> bool: ...
-    @property
-    def behind(self) -> bool: ...
-    @property
-    def starved(self) -> bool | None: ...
-    @property
-    def attended(self) -> tuple[int, float] | None: ...
-
-
-class AnyReceiver(Protocol):
-    """A :class:`Receiver`, or what stands for one of another process. For the query's thread."""
-
-    depth: QueueDepth | None
-    depth_at_s: float
-
-    def start(self) -> None: ...
-    def ask(self, session: int, request: Callable[[Consumer], None]) -> None: ...
-    def stop(self, timeout_s: float = 2.0) -> None: ...
-
-
-class ReceiverPool(Protocol):
-    """Processes that hold the connections of a query.
-
-    Attributes:
-        decoder: of what their sessions put into inboxes.
-    """
-
-    decoder: Decoder
-
-    def receiver(self, settings: Settings, mailbox: Mailbox, terms: Callable[[], Terms]) -> AnyReceiver:
-        """One connection more, kept by the process whose turn it is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A session is open and about to consume."""
+    """A session is open and about to consume.
 
-    receiver: AnyReceiver
-    consumer: AnySession
+    Attributes:
+        key: of the receiver, here and below.
+        session: its number, unique in the query.
+        window: how many unacknowledged messages it asks for.
+    """
+
+    key: int
+    session: int
     greeting: Greeting
     window: int
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
-    """A session has ended, and what it had received and nobody has taken is gone.
+class Delivered:
+    """Deliveries of one session, in order; never none."""
 
-    Attributes:
-        ever_paused: it had stopped consuming for a while. A broker does not count a consumer that was
-            cancelled, but what it was handed stays with it for as long as its connection is taken for alive.
-    """
-
+    key: int
     session: int
-    ever_paused: bool
+    metadata: Metadata
+    block: Block
 
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
     """The broker took the acknowledgements of a settlement."""
 
+    key: int
     session: int
     number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The broker reported the depth of the queue."""
+
+    key: int
+    depth: QueueDepth
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a session stands, when that has changed. See the attributes of :class:`.Consumer`."""
+
+    key: int
+    session: int
+    paused: bool
+    behind: bool
+    starved: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A session has ended, and what it had received and nobody was told is gone.
+
+    Attributes:
+        ever_paused: it had stopped consuming for a while. A broker does not count a consumer that was
+            cancelled, but what it was handed stays with it for as long as its connection is taken for alive.
+    """
+
+    key: int
+    session: int
+    ever_paused: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
     """The receiver has given up, for this reason."""
 
+    key: int
     error: MqError
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """On what terms a session begins.
+class Stopped:
+    """The receiver was told to stop, and has."""
+
+    key: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attended:
+    """Everything that had come up to this moment was told.
 
     Attributes:
-        window: how many unacknowledged messages to have handed out.
-        bytes_allowed: when more bytes than this wait in the inbox, it pauses.
+        until_s: on the clock of the host, see :meth:`.Receivers.now_s`.
+        broke_off: before it, the host stood still for a while.
     """
 
-    window: int
-    bytes_allowed: float
+    until_s: float
+    broke_off: bool
 
 
-class Mailbox:
-    """What receivers tell the query's thread, and the signal that something arrived.
+Event: TypeAlias = "Opened | Delivered | Confirmed | Told | Standing | Lost | Failed | Stopped"
+
+
+class EventQueue:
+    """Events on their way to one thread, and the signal that there are some.
 
     Args:
-        arrived: the signal; one for all mailboxes of a query.
+        arrived: the signal; one may serve several queues.
     """
 
     def __init__(self, arrived: threading.Event | None = None) -> None:
         self.arrived = arrived or threading.Event()
-        self._letters: deque[Opened | Lost | Confirmed | Failed] = deque()
+        self._events: deque[Event] = deque()
 
-    def put(self, letter: Opened | Lost | Confirmed | Failed) -> None:
-        """Called by receivers."""
-        self._letters.append(letter)
+    def put(self, event: Event) -> None:
+        """Called by any thread."""
+        self._events.append(event)
         self.arrived.set()
 
-    def take(self) -> list[Opened | Lost | Confirmed | Failed]:
-        """Called by the query's thread: the letters so far, in order."""
-        return [self._letters.popleft() for _ in range(len(self._letters))]
+    def take(self) -> list[Event]:
+        """Called by the one thread: the events so far, in order."""
+        return [self._events.popleft() for _ in range(len(self._events))]

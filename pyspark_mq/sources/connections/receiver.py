@@ -4,14 +4,12 @@ It owns the connection, so heartbeats go on while Spark is busy for minutes; it 
 when the session ends; and it carries out what the query's thread asks for, in order, in the
 session it was meant for and in no other.
 
-Everything it has to say goes through one :class:`Mailbox`, which the query's thread reads when
-Spark calls. Nothing here decides about messages.
+Everything it has to say goes into one queue of events, which its host passes on. Nothing here decides about messages.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -20,8 +18,9 @@ from typing import TypeAlias
 
 from pyspark_mq.errors import BrokerUnavailableError, MqError, OptionError, RefusedError
 from pyspark_mq.sources.connections.backoff import Backoff
-from pyspark_mq.sources.connections.consumer import Consumer, Greeting, QueueDepth, SessionLostError
-from pyspark_mq.sources.connections.events import Confirmed, Failed, Lost, Mailbox, Opened, Terms, next_session
+from pyspark_mq.sources.connections.consumer import Consumer, Greeting, SessionLostError
+from pyspark_mq.sources.connections.events import Confirmed, EventQueue, Failed, Lost, Opened, Told
+from pyspark_mq.sources.connections.requests import Begin, Limits, Request
 from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.runtime import Runtime, Task
 from pyspark_mq.sources.url import BrokerUrl
@@ -33,7 +32,7 @@ _LOG = logging.getLogger("pyspark_mq")
 #: How long one turn of the I/O loop lasts when nobody wakes it. Only the stop of a receiver whose
 #: wake-up was lost would wait for it.
 _TURN_S = 0.5
-#: A session that lived this long was no worse than an idle one: the next needs no rest.
+#: A session that lived this long was no worse than an idle one: the next needs the shortest rest.
 _LONG_SESSION_S = 10.0
 
 #: A consumer of an endpoint, with the number of its session and the signal that something arrived.
@@ -41,52 +40,56 @@ MakeConsumer: TypeAlias = Callable[[Endpoint, int, threading.Event], Consumer]
 
 
 class Receiver:
-    """Keeps one connection to the broker; `consumers` of them serve a query.
+    """Keeps one connection to the broker; `consumers` of them serve a queue.
 
     Args:
-        endpoint: where to.
+        begin: what it is to keep.
         make_consumer: the protocol's consumer class.
-        mailbox: where to report.
-        terms: tells on what terms each session begins; called beside the query's thread.
+        events: where to report. Deliveries are not reported: they wait in the inbox of the session's consumer.
+        sessions: numbers for sessions.
         runtime: the clock, and what runs :meth:`life`.
-        again: was there a session before, in a process that is gone? Then the first attempts are those of a reconnect.
     """
 
     def __init__(
-        self,
-        endpoint: Endpoint,
-        make_consumer: MakeConsumer,
-        mailbox: Mailbox,
-        terms: Callable[[], Terms],
-        runtime: Runtime,
-        *,
-        again: bool = False,
+        self, begin: Begin, make_consumer: MakeConsumer, events: EventQueue, sessions: Iterator[int], runtime: Runtime
     ) -> None:
-        self._again = again
-        self._endpoint = endpoint
+        self._key = begin.key
+        self._again = begin.again
+        self._endpoint = begin.endpoint
+        self._limits = begin.limits
         self._make_consumer = make_consumer
-        self._mailbox = mailbox
-        self._terms = terms
+        self._events = events
+        self._numbers = sessions
         self._runtime = runtime
-        self._requests: deque[tuple[int, Callable[[Consumer], None]]] = deque()
+        self._requests: deque[tuple[int, Request]] = deque()
         self._consumer: Consumer | None = None
         self._stopping = threading.Event()
         self._task: Task | None = None
-        self._urls = cycle(endpoint.urls)
+        self._urls = cycle(begin.endpoint.urls)
         self._confirmed = 0
-        self.depth: QueueDepth | None = None
-        self.depth_at_s = -math.inf
 
-    # -- for the query's thread
+    # -- for other threads
 
     def start(self) -> None:
         """Connect, and stay connected."""
         self._task = self._runtime.spawn("pyspark-mq receiver", self.life(), self._stopping)
 
-    def ask(self, session: int, request: Callable[[Consumer], None]) -> None:
+    def ask(self, session: int, request: Request) -> None:
         """Have a request carried out beside, if `session` still lives then."""
         self._requests.append((session, request))
         self._wake()
+
+    def limit(self, limits: Limits) -> None:
+        """Other limits hold, for the session that lives and for the next one."""
+        self._limits = limits
+        consumer = self.consumer_of(limits.session)
+        if consumer is not None:
+            consumer.bytes_taken, consumer.bytes_allowed = limits.bytes_taken, limits.bytes_allowed
+
+    def consumer_of(self, session: int) -> Consumer | None:
+        """The consumer of a session, if that lives."""
+        consumer = self._consumer
+        return consumer if consumer is not None and consumer.session == session else None
 
     def stop(self, timeout_s: float = 2.0) -> None:
         """Close the connection; what is unacknowledged goes back to the broker."""
@@ -107,11 +110,11 @@ class Receiver:
         try:
             yield from self._sessions()
         except MqError as error:
-            self._mailbox.put(Failed(error))
+            self._events.put(Failed(self._key, error))
         except Exception as error:  # noqa: BLE001 - what dies silently would hang the query
             _LOG.exception("the receiver failed")
             text = f"{self._endpoint.destination}: the receiver failed: {type(error).__name__}: {error}"
-            self._mailbox.put(Failed(MqError(text)))
+            self._events.put(Failed(self._key, MqError(text)))
 
     def _sessions(self) -> Iterator[float]:
         backoff = Backoff(self._endpoint, self._runtime)
@@ -126,11 +129,12 @@ class Receiver:
                 return
             if self._confirmed > confirmed:
                 backoff.over()
+                yield backoff.first_s()
                 continue
-            if opened[0].bytes_arrived:
+            if opened[0].deliveries:
                 backoff.count(lost)
             if self._runtime.monotonic_s() - began_s >= _LONG_SESSION_S:
-                backoff.pause()
+                yield backoff.first_s()
             else:
                 yield backoff.rest_s(lost, began_s)
 
@@ -166,7 +170,7 @@ class Receiver:
         return None
 
     def _attempt(self, url: BrokerUrl, timeout_s: float) -> tuple[Consumer, Greeting]:
-        consumer = self._make_consumer(self._endpoint, next_session(), self._mailbox.arrived)
+        consumer = self._make_consumer(self._endpoint, next(self._numbers), self._events.arrived)
         try:
             return consumer, consumer.open(url, timeout_s)
         except BaseException:
@@ -179,21 +183,17 @@ class Receiver:
 
         def confirmed(number: int) -> None:
             self._confirmed += 1
-            self._mailbox.put(Confirmed(session, number))
+            self._events.put(Confirmed(self._key, session, number))
 
         consumer.on_confirmed = confirmed
-        consumer.on_depth = self._remember_depth
-        if greeting.depth is not None:
-            self._remember_depth(greeting.depth)
-        else:  # what an earlier session was told may never be told again
-            self.depth = None
-        terms = self._terms()
+        consumer.on_depth = lambda depth: self._events.put(Told(self._key, depth))
+        limits = self._limits
         # Spark may be busy with an epoch for minutes before anybody looks at this session.
-        consumer.bytes_allowed = terms.bytes_allowed
-        self._mailbox.put(Opened(self, consumer, greeting, terms.window))
+        consumer.bytes_allowed = limits.bytes_allowed
         self._consumer = consumer
+        self._events.put(Opened(self._key, session, greeting, limits.window))
         try:
-            consumer.consume(terms.window)
+            consumer.consume(limits.window)
             while not self._stopping.is_set():
                 self._carry_out_requests(consumer)
                 consumer.run(_TURN_S)
@@ -207,15 +207,10 @@ class Receiver:
             self._consumer = None
             consumer.close()
             consumer.inbox.clear()
-            self._mailbox.put(Lost(session, consumer.ever_paused))
+            self._events.put(Lost(self._key, session, consumer.ever_paused))
 
     def _carry_out_requests(self, consumer: Consumer) -> None:
         while self._requests:
             session, request = self._requests.popleft()
             if session == consumer.session:
-                request(consumer)
-
-    def _remember_depth(self, depth: QueueDepth) -> None:
-        self.depth = depth
-        self.depth_at_s = self._runtime.machine_s()
-        self._mailbox.arrived.set()
+                request.carry_out(consumer)

@@ -1,6 +1,6 @@
 """All queues of a query together: what they hold, what they share, and one signal for all.
 
-Limits hold over all of them. What is left of the bytes a query may hold is shared by all lanes alike at any moment, so
+Limits hold over all of them. What is left of the bytes a query may hold is shared by all alike at any moment, so
 a queue that is full leaves room for one that is not.
 """
 
@@ -9,12 +9,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 
+from pyspark_mq.ack.counters import Counters
 from pyspark_mq.errors import BrokerError, DestinationError, RefusedError
-from pyspark_mq.sources.connections.consumer import Consumer
-from pyspark_mq.sources.connections.events import ReceiverPool
-from pyspark_mq.sources.counters import Counters
-from pyspark_mq.sources.queues.intake import Judge
-from pyspark_mq.sources.queues.reader import Lane, MakeStore
+from pyspark_mq.sources.connections.events import EventQueue
+from pyspark_mq.sources.connections.receivers import Receivers
+from pyspark_mq.sources.queues.reader import Judge, MakeStore, QueueReader
 from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.settings import Settings
 
@@ -25,98 +24,89 @@ _BYTES_HELD_EPOCHS = 2
 
 
 class QueueGroup:
-    """The lanes of a query, in the order of its queues. Called by the query's thread alone.
+    """The queues of a query, in their order. Called by the query's thread alone.
 
     Args:
         settings: the query's.
-        make_consumer: the consumer class of the protocol.
+        receivers: who keeps the connections.
         make_store: of one queue.
         runtime: time and threads.
-        pool: processes that hold the connections; None if this one does.
         judge: finds in what a connection tells of a queue what is worth a line of the log.
     """
 
     def __init__(
         self,
         settings: Settings,
-        make_consumer: type[Consumer],
+        receivers: Receivers,
         make_store: MakeStore,
         runtime: Runtime,
-        pool: ReceiverPool | None = None,
         judge: Judge = lambda _facts, _settings: (),
     ) -> None:
         self._settings = settings
-        self._make_consumer = make_consumer
+        self._receivers = receivers
         self._make_store = make_store
         self._runtime = runtime
-        self._pool = pool
         self._judge = judge
+        self._resumes = True
         self._arrived = threading.Event()
-        self._lanes: dict[str, Lane] = {}
+        self._queues: dict[str, QueueReader] = {}
         #: Of queues that are no longer there, while an epoch of theirs is open.
-        self._ended: dict[str, Lane] = {}
+        self._ended: dict[str, QueueReader] = {}
         #: What was counted in those that are forgotten.
         self._forgotten = Counters()
         #: May the query do without a queue of which a receiver says that there is none, or none for us?
-        self.may_end: Callable[[Lane, BrokerError], bool] = lambda lane, error: False  # noqa: ARG005
+        self.may_end: Callable[[QueueReader, BrokerError], bool] = lambda queue, error: False  # noqa: ARG005
 
-    def __iter__(self) -> Iterator[Lane]:
-        return iter(self._lanes.values())
+    def __iter__(self) -> Iterator[QueueReader]:
+        return iter(self._queues.values())
 
     def __len__(self) -> int:
-        return len(self._lanes)
+        return len(self._queues)
 
-    def get(self, name: str) -> Lane | None:
-        """The lane of a queue or topic, also of one that has ended and has an open epoch."""
-        return self._lanes.get(name) or self._ended.get(name)
+    def get(self, name: str) -> QueueReader | None:
+        """The reader of a queue or topic, also of one that has ended and has an open epoch."""
+        return self._queues.get(name) or self._ended.get(name)
 
-    def with_ended(self) -> list[Lane]:
-        """All lanes that may have an open epoch."""
-        return [*self._lanes.values(), *self._ended.values()]
+    def with_ended(self) -> list[QueueReader]:
+        """All that may have an open epoch."""
+        return [*self._queues.values(), *self._ended.values()]
 
-    def add(self, settings: Settings) -> Lane:
-        """A lane for the endpoint of these settings. It opens nothing yet."""
-        lane = Lane(
-            settings,
-            self._make_consumer,
-            self._make_store(settings),
-            self._runtime,
-            self._arrived,
-            self._pool,
-            self._judge,
-        )
-        self._lanes[lane.name] = lane
+    def add(self, settings: Settings) -> QueueReader:
+        """A reader for the endpoint of these settings. It opens nothing yet."""
+        events = EventQueue(self._arrived)
+        queue = QueueReader(settings, self._receivers, self._make_store(settings), self._runtime, events, self._judge)
+        self._queues[queue.name] = queue
         self._share_bytes()
-        return lane
+        return queue
 
     def forget_ended(self) -> None:
         """Drop what has ended and has no open epoch."""
-        for lane in list(self._ended.values()):
-            if not lane.has_open_epochs:
-                del self._ended[lane.name]
-                self._forgotten += lane.counters().counted()
+        for queue in list(self._ended.values()):
+            if not queue.has_open_epochs:
+                del self._ended[queue.name]
+                self._forgotten += queue.counters().counted()
 
-    def drop(self, lane: Lane) -> None:
+    def drop(self, queue: QueueReader) -> None:
         """Do without a queue of which nothing was taken in."""
-        lane.stop()
-        del self._lanes[lane.name]
+        queue.stop()
+        del self._queues[queue.name]
 
     @property
     def ended_counters(self) -> Counters:
         """What was counted in the queues that are no longer there."""
-        return sum((lane.counters().counted() for lane in self._ended.values()), self._forgotten)
+        return sum((queue.counters().counted() for queue in self._ended.values()), self._forgotten)
 
     def stop(self) -> None:
         """Close all connections."""
-        for lane in self.with_ended():
-            lane.stop()
+        for queue in self.with_ended():
+            queue.stop()
 
     # -- what happens
 
     def start(self) -> None:
         """Have all receivers connect that have not been told to yet."""
-        for lane in self:
-            lane.start()
+        for queue in self:
+            queue.start()
 
     def wait(self, seconds: float) -> None:
         """Until something arrives, or for so long."""
@@ -129,64 +119,63 @@ class QueueGroup:
         Raises:
             MqError: a receiver has given up, a message has no ID, or it is another broker.
         """
-        for lane in list(self):
+        for queue in list(self):
             try:
-                lane.intake.pump()
+                queue.pump()
             except (DestinationError, RefusedError) as error:
-                if not self.may_end(lane, error):
+                if not self.may_end(queue, error):
                     raise
-                lane.stop()
-                lane.ended = True
-                self._ended[lane.name] = self._lanes.pop(lane.name)
+                queue.stop()
+                queue.ended = True
+                self._ended[queue.name] = self._queues.pop(queue.name)
         self._share_bytes()
 
     def _share_bytes(self) -> None:
         most = _BYTES_HELD_EPOCHS * self._settings.max_bytes
-        held = {lane: lane.intake.held_bytes for lane in self}
+        held = {queue: queue.held_bytes for queue in self}
         everything = sum(held.values())
+        self._resumes = everything < most / 2
         share = max(0.0, most - everything) / len(held) if held else 0.0
-        for lane, bytes_ in held.items():
-            lane.intake.most_bytes = bytes_ + share
-            lane.intake.resumes = everything < most / 2
-            lane.intake.bound_bytes()
+        for queue, bytes_ in held.items():
+            queue.share_bytes(bytes_ + share, resumes=self._resumes)
 
     # -- what they hold
 
     @property
     def complete(self) -> bool:
         """Is every receiver connected?"""
-        return all(lane.sessions.complete for lane in self)
+        return all(queue.connections.complete for queue in self)
 
     @property
     def buffered(self) -> int:
         """Messages received and not planned."""
-        return sum(lane.ledger.buffered for lane in self)
+        return sum(queue.ledger.buffered for queue in self)
 
     @property
     def buffered_bytes(self) -> int:
         """Bytes of their bodies."""
-        return sum(lane.ledger.buffered_bytes for lane in self)
+        return sum(queue.ledger.buffered_bytes for queue in self)
 
     @property
     def planned_bytes(self) -> int:
         """Bytes of the bodies of epochs that are not committed."""
-        return sum(lane.ledger.planned_bytes for lane in self)
+        return sum(queue.ledger.planned.weight for queue in self)
 
     @property
     def full(self) -> bool:
         """Do epochs that are not settled hold so many bytes that no session goes on?"""
-        return self.paused and not self.buffered and not any(lane.intake.resumes for lane in self)
+        return self.paused and not self.buffered and not self._resumes
 
     @property
     def received(self) -> int:
         """Deliveries taken in so far."""
-        return sum(lane.ledger.counters.received for lane in self)
+        return sum(queue.ledger.counters.received for queue in self)
 
     def unconfirmed(self) -> bool:
         """Is an acknowledgement under way whose confirmation can still come?"""
-        return any(lane.ledger.unconfirmed() for lane in self)
+        return any(queue.ledger.carried.under_way() for queue in self)
 
     @property
     def paused(self) -> bool:
         """Does a session wait because it has too many bytes?"""
-        return any(lane.sessions.paused for lane in self)
+        return any(queue.connections.paused for queue in self)

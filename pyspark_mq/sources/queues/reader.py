@@ -1,84 +1,130 @@
-"""One queue of a query: its connections, its books, and its part in each epoch.
+"""One queue of a query: its connections, its ledger, and its part in each epoch.
 
-A query reads one queue or several. Each has a lane of its own: sessions, intake, ledger. So what a broker does to one
-queue (a session that ends, a replay that waits, what comes again) says nothing about another, and a message is what
-its queue and its ID say: the same ID in two queues is two messages, as an exchange that copies makes them.
-:class:`~pyspark_mq.sources.epochs.EpochSource` takes all lanes from epoch to epoch together.
+A query reads one queue or several, and each has a :class:`QueueReader`. So what a broker does to one queue (a session
+that ends, a replay that waits, what comes again) says nothing about another, and a message is what its queue and its
+ID say: the same ID in two queues is two messages, as an exchange that copies makes them.
+:class:`~pyspark_mq.sources.epochs.EpochSource` takes all of them from epoch to epoch together.
+
+The contract. One thread calls everything here, and nothing blocks but :meth:`QueueReader.stop`, for a moment.
+:meth:`QueueReader.pump` is the one place where that thread takes in what happened beside it: openings and ends of
+sessions, deliveries, confirmations, in the order in which they happened. It has the ledger decide, and sends what the
+ledger makes due. An epoch is cut by :meth:`~QueueReader.plan`, held by :meth:`~QueueReader.hold` while Spark may ask
+for it, and acknowledged by :meth:`~QueueReader.commit`. A process that goes on after another is told first what that
+had committed (:meth:`~QueueReader.adopt`) and left open (:meth:`~QueueReader.restore`).
+
+What survives a crash is what :meth:`~QueueReader.plan` returns and Spark writes down, and the store of seen IDs.
+Guarantee: a message is acknowledged only behind the commit of the epoch it was emitted in, or because its ID was.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import islice
 from typing import Any, TypeAlias
 
-from pyspark_mq.ack import Ledger
+from pyspark_mq.ack import Batch, Ledger, Settlement
+from pyspark_mq.ack.counters import Counters
+from pyspark_mq.brokers.facts import QueueFacts
 from pyspark_mq.dedup import SeenStore, encode_ids
-from pyspark_mq.sources.connections.connections import Sessions
-from pyspark_mq.sources.connections.consumer import Consumer
-from pyspark_mq.sources.connections.events import ReceiverPool
-from pyspark_mq.sources.counters import Counters
-from pyspark_mq.sources.position import Part
-from pyspark_mq.sources.queues.intake import Intake, Judge
+from pyspark_mq.errors import CheckpointError
+from pyspark_mq.sources.connections.block import Row, sizes_of
+from pyspark_mq.sources.connections.connections import Connections
+from pyspark_mq.sources.connections.events import Confirmed, Delivered, EventQueue, Lost, Opened
+from pyspark_mq.sources.connections.receivers import Receivers
+from pyspark_mq.sources.position import Part, decode
+from pyspark_mq.sources.queues.deliveries import Deliveries
+from pyspark_mq.sources.queues.redelivery import Flow, RedeliveryClock
+from pyspark_mq.sources.queues.watch import OtherConsumers, Silence
 from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.settings import Settings
 
-__all__ = ["Lane", "MakeStore"]
+__all__ = ["Judge", "MakeStore", "QueueReader"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
 #: The store of one queue, by the queue's settings.
 MakeStore: TypeAlias = Callable[[Settings], SeenStore]
+#: Of what a connection tells of a queue, what is worth a line of the log of a query with these settings.
+Judge: TypeAlias = Callable[[QueueFacts, Settings], Sequence[str]]
+
+#: Unacknowledged messages asked for until the first epoch after a restart is committed, beyond
+#: those expected again. Each end of a session counts towards the delivery limit of everything that
+#: was handed out, so a job that crashes at once should not age its whole queue.
+_SLOW_START_WINDOW = 2_000
+#: For IDs past their time: just long enough for the broker to have had its chance.
+_OVERDUE_WAIT_S = 0.01
 
 
-class Lane:
-    """Connections and books of one queue, and what they come to in an epoch. Called by the query's thread alone.
+class QueueReader:
+    """Connections and ledger of one queue, and what they come to in an epoch.
 
     Args:
         settings: the query's, with this queue as its endpoint.
-        make_consumer: the consumer class of the protocol.
+        receivers: who keeps the connections.
         store: where settled IDs of this queue are shared, beyond the checkpoint.
-        runtime: time and threads.
-        arrived: set when a receiver has something to look at; shared by all lanes of the query.
-        pool: processes that hold the connections; None if this one does.
+        runtime: the clock.
+        events: where those of this queue come in.
         judge: finds in what a connection tells of a queue what is worth a line of the log.
 
     Attributes:
         ended: the queue is no longer there.
+        taking: may deliveries be taken? Not before Spark has shown what is planned and committed:
+            until then nobody here can tell new from old.
+        broker_id: the name the broker gives itself; empty while unknown.
+        ever_opened: has there been a session?
+        ready_at_first: messages the broker had when it was first asked; None if it does not report it.
+        last_sign_s: when something last came from the broker.
+        overdue: IDs of the offset are carried for longer than a broker keeps what it has handed out.
+        coming_again: deliveries of planned and committed messages whose session ended.
+        replaying: is nothing but planned messages wanted? What else comes is passed over when it is too much.
     """
 
     def __init__(
         self,
         settings: Settings,
-        make_consumer: type[Consumer],
+        receivers: Receivers,
         store: SeenStore,
         runtime: Runtime,
-        arrived: threading.Event,
-        pool: ReceiverPool | None = None,
+        events: EventQueue,
         judge: Judge = lambda _facts, _settings: (),
     ) -> None:
         self.settings = settings
-        self.decoder = make_consumer.decoder if pool is None else pool.decoder
         self.exact = settings.guarantee.identifies
-        self.ledger: Ledger[Any, Any] = Ledger(
-            grace_s=settings.settle_grace_s, window=settings.dedup_window, remember=self.exact, weigh=self._weigh
+        self.ledger: Ledger[Any, Row] = Ledger(
+            grace_s=settings.settle_grace_s,
+            window=settings.dedup_window,
+            remember=self.exact,
+            weigh=lambda rows: sum(sizes_of(rows)),
         )
-        self.sessions = Sessions(settings, make_consumer, runtime, arrived, pool)
-        self.intake = Intake(settings, self.decoder, store, self.ledger, self.sessions, runtime, judge)
-        # Whether there was a former process is not known yet.
-        self.sessions.first_window = self.intake.slow_start
-        self.ended = False
+        self.connections = Connections(settings, receivers, runtime, events)
+        self.clock = RedeliveryClock(settings)
         self._store = store
         self._runtime = runtime
+        self._judge = judge
+        self._judged = False
+        self._others = OtherConsumers(self.destination)
+        self._silence = Silence()
+        self._reconnects = 0
+        self._deliveries = Deliveries(settings, self.ledger, self.connections, store, self._settle)
         #: Epochs that Spark has asked the payload of and not committed: what they emit, as it may ask again.
-        self._emitted: dict[int, list[Any]] = {}
+        self._emitted: dict[int, list[Row]] = {}
+        self._retained_bytes = 0
+        self._bytes_max = float(settings.max_bytes)
+        #: The epoch that was replayed last.
+        self._replayed = 0
+        self.ended = self.taking = self.ever_opened = self.overdue = self.replaying = False
+        self.broker_id = ""
+        self.ready_at_first: int | None = None
+        self.last_sign_s = -math.inf
+        self.coming_again = 0
+        # Whether there was a former process is not known yet.
+        self.connections.first_window = self._slow_start
 
     def __repr__(self) -> str:
-        return f"<Lane of {self.destination}>"
-
-    def _weigh(self, raws: Sequence[Any]) -> int:
-        return sum(self.decoder.sizes(raws))
+        return f"<QueueReader of {self.destination}>"
 
     @property
     def name(self) -> str:
@@ -90,38 +136,201 @@ class Lane:
         """The queue or topic as errors call it."""
         return self.settings.endpoint.destination
 
+    # -- what happens
+
     def start(self) -> None:
         """Have the receivers connect, if they have not been told to yet."""
-        self.intake.bound_bytes()
-        self.sessions.start()
+        self.connections.start()
 
     def stop(self) -> None:
         """Close the connections; what is unacknowledged goes back to the broker."""
-        self.sessions.stop()
+        self.connections.stop()
         self._store.close()
 
-    def counters(self) -> Counters:
-        """What a user sees in the query's progress (rule 8)."""
-        tally, intake = self.ledger.counters, self.intake
-        return Counters(
-            received=tally.received,
-            redelivered=intake.redelivered,
-            duplicates_dropped=tally.duplicates_dropped,
-            rebound=tally.rebound,
-            planned=tally.planned,
-            settled=tally.settled,
-            returned=tally.returned,
-            rejected=intake.rejected,
-            reconnects=intake.reconnects,
-            replays=tally.replays,
-            lost=tally.lost,
-            unacked=self.ledger.unacked,
-            buffered=self.ledger.buffered,
-            carried=self.ledger.expected,
-            backlog=self.sessions.newest_depth,
+    def pump(self) -> None:
+        """Take in everything that happened since the last time.
+
+        Raises:
+            MqError: a receiver has given up, a message has no ID, or it is another broker.
+        """
+        for event in self.connections.news(taking=self.taking):
+            if isinstance(event, Delivered):
+                self.last_sign_s = self._runtime.monotonic_s()
+                crowded = self.replaying and self.held_bytes >= self._bytes_max
+                if self._deliveries.enter(event, crowded=crowded):
+                    self.clock.came_again()
+            elif isinstance(event, Confirmed):
+                self.last_sign_s = self._runtime.monotonic_s()
+                self.clock.answered(event.number, event.session)
+                self.ledger.confirm(event.number, event.session, self.last_sign_s)
+            elif isinstance(event, Opened):
+                self._open(event)
+            else:
+                self._lose(event)
+        now_s = self._runtime.monotonic_s()
+        if self.connections.complete and self.taking:
+            self._tell_time(now_s)
+        self.ledger.carried.expire(now_s, self.clock.horizon_s)
+        if self.connections.windows:
+            self.connections.first_window = self._slow_start
+        if not self.replaying and self._replayed not in self.ledger.planned.epochs:
+            self._deliveries.take_back(now_s)
+        self._look_for_silence(now_s)
+
+    def _open(self, event: Opened) -> None:
+        greeting = event.greeting
+        found = greeting.broker_id
+        if self.broker_id and found and found != self.broker_id:
+            raise self._other_broker(self.broker_id, f"{greeting.url} is broker '{found}'")
+        self.broker_id = self.broker_id or found
+        self.ever_opened = True
+        self._deliveries.begin(event.session)
+        self.ledger.open_session(event.session)
+        if self.ready_at_first is None and greeting.depth is not None:
+            self.ready_at_first = greeting.depth.ready
+        self.clock.opened(greeting)
+        self.ledger.carried.delay_s = self.clock.delay_s
+        if not self._judged:
+            self._judged = True
+            for text in self._judge(greeting.facts, self.settings):
+                _LOG.warning("%s: %s", self.destination, text)
+
+    def _lose(self, lost: Lost) -> None:
+        self._reconnects += 1
+        self.clock.lost(ever_paused=lost.ever_paused)
+        self._deliveries.end(lost.session)
+        self._silence.forget(lost.session)
+        held, returned = self.ledger.unacked_in(lost.session), self.ledger.counters.returned
+        self.ledger.lose(lost.session)
+        self.coming_again += held - (self.ledger.counters.returned - returned)
+
+    def expect_broker(self, broker_id: str) -> None:
+        """The checkpoint was written with that broker, as far as its name is known.
+
+        Raises:
+            CheckpointError: there is a connection to another one. Before Spark 4.2 the first connection comes before
+                what is committed.
+        """
+        if broker_id and self.broker_id and broker_id != self.broker_id:
+            raise self._other_broker(broker_id, f"the one at 'url' is broker '{self.broker_id}'")
+        self.broker_id = self.broker_id or broker_id
+
+    def _other_broker(self, expected: str, found: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self.destination}: the checkpoint was written with broker '{expected}', but {found}. "
+            "Its messages would be mistaken for others. Correct 'url', or start with a new checkpointLocation. If both "
+            "are nodes of one cluster, name several of them in 'url'"
         )
 
+    def _tell_time(self, now_s: float) -> None:
+        clock, connections = self.clock, self.connections
+        if connections.broke_off:
+            clock.interrupt()
+        room = not connections.paused
+        flows = {
+            session: Flow(self._deliveries.received_in[session], window, room and self._unacked_in(session) < window)
+            for session, window in connections.windows.items()
+        }
+        clock.observe(connections.attended_s, flows)
+        self.ledger.carried.start_clock(clock.connected_s, clock.wait_s(alone=connections.alone))
+        self._others.look(connections.other_consumers, now_s, clock.half_open_s)
+        # The horizon has to move on also where nothing is acknowledged, while something waits for that.
+        question = clock.question(now_s) if self.ledger.carried.exposed else None
+        if question is not None:
+            connections.ask_for_answers(question)
+
+    def _look_for_silence(self, now_s: float) -> None:
+        if len(self.settings.endpoint.urls) > 1:
+            for session in self.connections.windows:
+                depth, holds = self.connections.depth_in(session), bool(self._unacked_in(session))
+                why = self._silence.look(session, depth, holds=holds, now_s=now_s)
+                if why is not None:
+                    self.connections.renew(session, why)
+
+    # -- bytes and windows
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of bodies in this process that were taken in; what was dropped does not count."""
+        return self.ledger.buffered_bytes + self.ledger.planned.weight + self._retained_bytes
+
+    def share_bytes(self, most: float, *, resumes: bool) -> None:
+        """Tell the sessions how many bytes they may pile up, those to be opened too.
+
+        Args:
+            most: bytes of bodies that may be held here, with what was received and not taken in.
+            resumes: may a session that pauses for bytes go on?
+        """
+        self._bytes_max = most
+        # What a replay waits for may be behind anything: then nobody pauses, and what is too much is passed over here.
+        left = most if self.replaying else max(0.0, most - self.held_bytes)
+        self.connections.bound_bytes(left, resume=resumes or self.replaying)
+
+    def _unacked_in(self, session: int) -> int:
+        """Deliveries of an open session that nobody has acknowledged, those included that were passed over."""
+        return self.ledger.unacked_in(session) + self._deliveries.passed_over_in(session)
+
+    @property
+    def window(self) -> int:
+        """How many unacknowledged messages all sessions together may have been handed."""
+        return sum(self.connections.windows.values())
+
+    @property
+    def first_window(self) -> int:
+        """How many those to be opened may be."""
+        return self.connections.first_window * self.settings.consumers
+
+    @property
+    def blocked(self) -> bool:
+        """Is every window taken?"""
+        windows = self.connections.windows.items()
+        return bool(windows) and all(self._unacked_in(session) >= window for session, window in windows)
+
+    @property
+    def _slow_start(self) -> int:
+        """How many messages a new session may be handed before it has proved to get anywhere."""
+        settings = self.settings
+        window = settings.prefetch
+        if settings.endpoint.broker.counts_drops:
+            window = min(window, max(_SLOW_START_WINDOW, settings.min_messages) + self.ledger.expected)
+        # An epoch comes again whole, whatever the prefetch is by now.
+        return max(window, len(self.ledger.planned))
+
+    def _start_slowly(self) -> None:
+        self.connections.first_window = self._slow_start
+        self.connections.widen(self.connections.first_window)
+
+    def open_wide(self) -> None:
+        """There was no former process, or everything that it planned is committed: there is no crash loop."""
+        self.connections.first_window = self.settings.prefetch
+        self.connections.widen(self.settings.prefetch)
+
+    def open_windows_for_replay(self, missing: int, gap_s: float) -> bool:
+        """Ask for more if everything handed out is something else, and that for so long; was it done?"""
+        if self.connections.late or self._runtime.monotonic_s() - self.last_sign_s < gap_s:
+            return False
+        opened = False
+        for session, window in self.connections.windows.items():
+            if self._unacked_in(session) < window:
+                continue
+            opened = True
+            _LOG.warning(
+                "%s: %d planned messages are not among the first %d handed out; asking for more",
+                self.destination, missing, window,
+            )  # fmt: skip
+            self.connections.set_window(session, 2 * window)
+        return opened
+
     # -- phase one
+
+    def id_bytes(self, most: int) -> float:
+        """Bytes that an ID of the next messages has in an offset.
+
+        Args:
+            most: that are looked at.
+        """
+        keys = list(islice(self.ledger.buffered_keys, most))
+        return len(encode_ids(keys)) / len(keys) if keys else 0.0
 
     def plan(self, epoch: int, size: int, highest: int) -> Part:
         """Cut the oldest `size` buffered messages into an epoch.
@@ -132,50 +341,39 @@ class Lane:
             highest: the number of the epoch before. Before Spark 4.2 that is settled after this one is planned.
                 Whoever finds this one in the offset log knows that the one before was committed.
         """
-        before = [self._ids(number) for number in self.ledger.epochs(highest)] if self.exact else []
+        before = [self._encoded(number) for number in self.ledger.planned.numbers(highest)] if self.exact else []
         self.ledger.plan(epoch, size, encode_ids if self.exact else None)
-        batches = self.ledger.carried() if self.exact else []
+        batches = self.ledger.carried.batches() if self.exact else []
         return Part(
-            self.ledger.epoch_memo(epoch) or "",
-            (*map(_memo, batches), *filter(None, before)),
-            (*map(self.intake.carried_until_s, batches), *(None for memo in before if memo)),
+            self.ledger.planned.epochs[epoch].memo or "",
+            (*(batch.encoded(encode_ids) for batch in batches), *filter(None, before)),
+            (*map(self._carried_until_s, batches), *(None for memo in before if memo)),
         )
 
-    def _ids(self, epoch: int) -> str:
+    def _encoded(self, epoch: int) -> str:
         """The encoded IDs of a planned epoch."""
-        return self.ledger.epoch_memo(epoch) or encode_ids(self.ledger.keys(epoch))
+        return self.ledger.planned.epochs[epoch].memo or encode_ids(self.ledger.planned.keys(epoch))
 
-    @property
-    def window(self) -> int:
-        """How many unacknowledged messages all sessions together may have been handed."""
-        return sum(self.sessions.windows.values())
-
-    @property
-    def blocked(self) -> bool:
-        """Is every window taken?"""
-        windows = self.sessions.windows.items()
-        return bool(windows) and all(self.intake.unacked_in(session) >= window for session, window in windows)
+    def _carried_until_s(self, batch: Batch[Any]) -> int | None:
+        """Up to when a carried batch has to be, seconds since 1970; None if no clock runs for it yet."""
+        left_s = batch.wait_left_s(self.clock.horizon_s)
+        return None if left_s is None else math.ceil(self._runtime.utc_us() / 1e6 + left_s)
 
     # -- run
 
     @property
     def has_open_epochs(self) -> bool:
         """Is anything planned or emitted here that is not committed?"""
-        return bool(self._emitted) or self.ledger.open_epochs > 0
+        return bool(self._emitted) or len(self.ledger.planned.epochs) > 0
 
     def hold(self, epoch: int) -> None:
         """Keep what an epoch emits until it is committed: Spark may ask for it again."""
-        if self.ledger.has_epoch(epoch):
-            self._emitted[epoch] = self.ledger.payloads(epoch)
+        if epoch in self.ledger.planned.epochs:
+            self._emitted[epoch] = self.ledger.planned.payloads(epoch)
 
-    def emitted(self, epoch: int) -> list[Any]:
+    def emitted(self, epoch: int) -> list[Row]:
         """What is kept of it, in planned order."""
         return self._emitted.get(epoch, [])
-
-    def retain(self) -> None:
-        """Tell the intake what is held here and no longer in the ledger."""
-        gone = [raws for epoch, raws in self._emitted.items() if not self.ledger.has_epoch(epoch)]
-        self.intake.retained_bytes = sum(map(self._weigh, gone))
 
     # -- phase two
 
@@ -185,29 +383,47 @@ class Lane:
         Returns:
             the number of their acknowledgements; None if there are none.
         """
-        self.intake.look_for_room()
-        for epoch in self.ledger.epochs(upto):
-            self._store.remember(self.ledger.keys(epoch))
+        # What was ready to come again may have had no room for a long time; and what is on its way may take all of it.
+        late = self.connections.late
+        if any(late or self._unacked_in(session) >= window for session, window in self.connections.windows.items()):
+            self.clock.block()
+        for epoch in self.ledger.planned.numbers(upto):
+            self._store.remember(self.ledger.planned.keys(epoch))
         # Before the acknowledgements make room: where a wider window is a new consumer, it is had while
         # nothing is on its way.
-        self.sessions.widen(self.settings.prefetch)
-        for epoch in [epoch for epoch in self._emitted if epoch <= upto]:
-            del self._emitted[epoch]
-        self.retain()
-        settlement = self.ledger.commit(upto)
-        self.intake.settle(settlement)
-        return None if settlement is None else settlement.number
+        self.connections.widen(self.settings.prefetch)
+        self._emitted = {epoch: rows for epoch, rows in self._emitted.items() if epoch > upto}
+        self._retain()
+        return self._settle(self.ledger.commit(upto))
+
+    def acknowledge_first(self, epoch: int) -> None:
+        """Acknowledge an epoch before Spark runs it (guarantee `none`)."""
+        self._settle(self.ledger.commit(epoch))
+        self._retain()
+
+    def _retain(self) -> None:
+        """Count what is held here and no longer in the ledger."""
+        gone = [rows for epoch, rows in self._emitted.items() if epoch not in self.ledger.planned.epochs]
+        self._retained_bytes = sum(sum(sizes_of(rows)) for rows in gone)
+
+    def _settle(self, settlement: Settlement | None) -> int | None:
+        """Have acknowledgements sent; their number."""
+        if settlement is None:
+            return None
+        self.clock.asked(settlement.number)
+        self.connections.acknowledge(settlement)
+        return settlement.number
 
     # -- restart
 
     def adopt(self, part: Part, broker_id: str) -> None:
         """Learn what a former process had committed and left behind (rule 5)."""
-        self.intake.expect_broker(broker_id)
-        self.intake.taking = True
+        self.expect_broker(broker_id)
+        self.taking = True
         if self.exact:
             for text, until_s in part.pieces():
-                self.intake.recall(text, until_s)
-            self.intake.recall(part.planned)
+                self._recall(text, until_s)
+            self._recall(part.planned)
         elif part.planned:
             _LOG.warning(
                 "%s: the checkpoint has message IDs, and guarantee '%s' does not use them: what the former query had "
@@ -216,15 +432,6 @@ class Lane:
             )  # fmt: skip
         self._start_slowly()
 
-    def _start_slowly(self) -> None:
-        self.sessions.first_window = self.intake.slow_start
-        self.sessions.widen(self.sessions.first_window)
-
-    def open_wide(self) -> None:
-        """There was no former process, or everything that it planned is committed: there is no crash loop."""
-        self.sessions.first_window = self.settings.prefetch
-        self.sessions.widen(self.settings.prefetch)
-
     def restore(self, epoch: int, part: Part) -> None:
         """Expect the messages of an epoch that a former process planned and Spark did not commit."""
         if not self.exact:
@@ -232,30 +439,42 @@ class Lane:
             self.ledger.restore_planned(epoch, ())
             return
         for text, until_s in part.pieces():
-            self.intake.recall(text, until_s)
-        self.ledger.restore_planned(epoch, self.intake.decode(part.planned), part.planned)
+            self._recall(text, until_s)
+        self.ledger.restore_planned(epoch, decode(part.planned, self.destination), part.planned)
         self._start_slowly()
-        self.intake.replaying, self.intake.replayed = True, epoch
+        self.replaying, self._replayed = True, epoch
 
-    def open_windows_for_replay(self, missing: int, gap_s: float) -> bool:
-        """Ask for more if everything handed out is something else, and that for so long; was it done?"""
-        if self.sessions.untaken or self._runtime.monotonic_s() - self.intake.last_sign_s < gap_s:
-            return False
-        opened = False
-        for session, window in list(self.sessions.windows.items()):
-            if self.intake.unacked_in(session) < window:
-                continue
-            opened = True
-            _LOG.warning(
-                "%s: %d planned messages are not among the first %d handed out; asking for more",
-                self.destination, missing, window,
-            )  # fmt: skip
-            self.sessions.set_window(session, 2 * window)
-        return opened
+    def _recall(self, text: str, until_s: int | None = None) -> None:
+        """Learn from an offset that these IDs are committed.
 
+        Args:
+            text: the IDs, encoded.
+            until_s: up to when they had to be carried, seconds since 1970; None if that was open.
 
-def _memo(batch: Any) -> str:
-    """The encoded IDs of a carried batch, kept beside it."""
-    if batch.memo is None:
-        batch.memo = encode_ids(batch.keys)
-    return str(batch.memo)
+        Raises:
+            CheckpointError: they cannot be read.
+        """
+        keys = decode(text, self.destination)
+        self._store.remember(keys)
+        wait_s = None
+        if until_s is not None:
+            left_s = self.clock.carried_s(until_s, self._runtime.utc_us() / 1e6)
+            wait_s = max(left_s, _OVERDUE_WAIT_S)
+            self.overdue = self.overdue or left_s <= 0
+        self._settle(self.ledger.restore_committed(keys, text, wait_s))
+
+    # -- what it says of itself
+
+    def counters(self) -> Counters:
+        """What a user sees in the query's progress (rule 8)."""
+        ledger = self.ledger
+        return replace(
+            ledger.counters,
+            redelivered=self._deliveries.redelivered,
+            rejected=self._deliveries.rejected,
+            reconnects=self._reconnects,
+            unacked=ledger.unacked,
+            buffered=ledger.buffered,
+            carried=ledger.expected,
+            backlog=self.connections.newest_depth,
+        )

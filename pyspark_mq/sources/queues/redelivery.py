@@ -1,4 +1,4 @@
-"""Up to which moment the broker has had its chance. Pure: no clock, no I/O.
+"""Until when a message may come again: one clock for each queue, fed what is observed. No I/O, no waiting.
 
 An ID is remembered after the end of a session for as long as its message may come again. Time alone
 does not say when that is over: a broker that would hand a message out again cannot while the window is full or the
@@ -21,14 +21,18 @@ silent answers nothing, so nothing is concluded from its silence.
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["TRANSIT_S", "Flow", "RedeliveryClock"]
+from pyspark_mq.sources.connections.consumer import TRANSIT_S, Greeting
+from pyspark_mq.sources.settings import Settings
 
-#: How long a broker may take to hand out what is ready. On one machine it is milliseconds; paging and a busy
-#: broker make it more.
-TRANSIT_S = 0.5
+__all__ = ["TRANSIT_S", "Flow", "Horizon", "RedeliveryClock"]
+
+_LOG = logging.getLogger("pyspark_mq")
+
 #: Behind what has come again more is waited for so many times the longest gap so far, for so long at most.
 _GAPS = 4
 _GAP_MAX_S = 5.0
@@ -36,6 +40,12 @@ _GAP_MAX_S = 5.0
 _TURNOVER_WINDOWS = 2
 #: Questions whose answers are waited for; those to sessions that are silent are given up first.
 _ASKED_MAX = 100
+#: Pause between questions that are asked for their answers: longer each time from the first to the last.
+_ASK_FIRST_S = 0.1
+_ASK_GROWTH = 1.25
+_ASK_LAST_S = 5.0
+#: A half-open connection is given up by the broker after two heartbeats without a sign, and a bit.
+_HALF_OPEN_HEARTBEATS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +63,7 @@ class Flow:
     room: bool
 
 
-class RedeliveryClock:
+class Horizon:
     """The clock of connected time, and the horizon behind it. Both in seconds, and neither goes back."""
 
     def __init__(self) -> None:
@@ -110,7 +120,7 @@ class RedeliveryClock:
             del self._asked[next(iter(self._asked))]
 
     def answered(self, number: int, session: int) -> None:
-        """A session has answered, and what came before the answer is about to be taken in."""
+        """A session has answered, and what came before the answer was taken in."""
         asked_s = self._asked.get(number)
         if asked_s is not None:
             self._answered[session] = max(asked_s, self._answered.get(session, 0.0))
@@ -147,3 +157,121 @@ class RedeliveryClock:
         if all(flow.taken - mark[name] >= _TURNOVER_WINDOWS * flow.window for name, flow in flows.items()):
             self._horizon_s = max(self._horizon_s, self._mark_s)
             self._mark_s, self._mark = self._connected_s, {name: flow.taken for name, flow in flows.items()}
+
+
+class RedeliveryClock(Horizon):
+    """The horizon of a queue, and how long it has to be waited for there.
+
+    Args:
+        settings: the query's, with this queue as its endpoint.
+
+    Attributes:
+        delay_s: for how long the broker holds back what comes again, as the user or the broker said.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__()
+        self._settings = settings
+        self.delay_s = settings.redelivery_delay_s
+        #: May a cluster strand messages of a node that it lost? Not known before the first connection.
+        self._strands: bool | None = None
+        self._half_open = False
+        self._question, self._ask_s, self._ask_rest_s = 0, -math.inf, _ASK_FIRST_S
+
+    def opened(self, greeting: Greeting) -> None:
+        """A session has opened."""
+        self.interrupt()
+        self._learn_delay(greeting.redelivery_delay_s)
+        broker, version = self._settings.endpoint.broker, greeting.server.rpartition("/")[2]
+        strands = greeting.facts.kind in {None, "quorum"} and broker.hides_lost_consumers(version)
+        self._strands = bool(self._strands) or strands
+
+    def lost(self, *, ever_paused: bool) -> None:
+        """A session has ended.
+
+        Args:
+            ever_paused: the broker does not count its consumer, and may keep what it was handed.
+        """
+        self.interrupt()
+        self._half_open = self._half_open or ever_paused
+
+    def interrupt(self) -> None:
+        super().interrupt()
+        self._ask_s, self._ask_rest_s = -math.inf, _ASK_FIRST_S
+
+    def observe(self, now_s: float, flows: Mapping[int, Flow]) -> None:
+        if self._seen_s is not None:  # what a session left half-open waits by now
+            self._half_open = False
+        super().observe(now_s, flows)
+
+    def wait_s(self, *, alone: bool) -> float:
+        """For how much of connected time the broker may still bring back what a lost session held.
+
+        A broker that has noticed the end of the old connection hands its messages out again at
+        once, before any others. One that has not (half-open TCP) notices after two heartbeats
+        without a sign of life, and until then lists a consumer that is not ours, unless that had been
+        cancelled for a pause. And there are brokers that hold back what comes again.
+
+        Args:
+            alone: does the broker report no consumers besides ours, and would it?
+        """
+        # A queue of a cluster that has no leader for a moment says that it has no consumers.
+        alone = alone and not self._half_open and len(self._settings.endpoint.urls) == 1
+        return self.delay_s + (self._settings.settle_grace_s if alone else self.kept_s)
+
+    def question(self, now_s: float) -> int | None:
+        """The number of a question that is due, for its answer alone; below those of settlements. None if none is."""
+        if now_s < self._ask_s:
+            return None
+        self._ask_rest_s = min(self._ask_rest_s * _ASK_GROWTH, _ASK_LAST_S)
+        self._ask_s = now_s + self._ask_rest_s
+        self._question -= 1
+        self.asked(self._question)
+        return self._question
+
+    @property
+    def kept_s(self) -> float:
+        """The longest that a broker keeps what a connection that is gone was handed.
+
+        Only a cluster loses a node and goes on; but behind one address there may be a cluster, and nothing tells.
+        Before the first connection, when an offset is read, it may be any version.
+        """
+        stranded_s = 0.0 if self._strands is False else self._settings.endpoint.broker.stranded_s
+        return max(self.half_open_s, stranded_s)
+
+    @property
+    def half_open_s(self) -> float:
+        """The longest that a broker takes a connection for alive that is not."""
+        endpoint = self._settings.endpoint
+        half_open_s = endpoint.broker.half_open_s.get(endpoint.protocol, 0.0)
+        if len(endpoint.urls) > 1:
+            # A queue may be on another node than the one that hangs, which takes that for alive with its clients.
+            half_open_s = max(half_open_s, endpoint.broker.node_lost_s)
+        return max(self._settings.settle_grace_s, _HALF_OPEN_HEARTBEATS * endpoint.heartbeat_s, half_open_s)
+
+    def carried_s(self, until_s: int, utc_s: float) -> float:
+        """For how long an ID of an offset still has to be carried; 0 or less if its time is over.
+
+        What the broker keeps for a connection that is gone it gives up by its own clock, also while nobody is connected
+        here; then it comes first.
+
+        Args:
+            until_s: up to when it had to be, seconds since 1970.
+            utc_s: now.
+        """
+        left_s = until_s + self._settings.settle_grace_s - utc_s
+        return min(left_s, self.kept_s + self.delay_s)
+
+    def _learn_delay(self, told_s: float) -> None:
+        if told_s <= self.delay_s:
+            return
+        self.delay_s = told_s
+        settings = self._settings
+        late = told_s >= settings.replay_timeout_s
+        _LOG.log(
+            logging.WARNING if late else logging.INFO,
+            "%s: the queue holds back what comes again for up to %.0f s; message IDs are carried for as long%s",
+            settings.endpoint.destination, told_s,
+            f". That is not below replayTimeout={settings.replay_timeout_s:g}s: raise it, or a restart may fail with "
+            "a DataLossError although nothing is lost" if late else "",
+        )  # fmt: skip

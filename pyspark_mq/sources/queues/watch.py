@@ -1,18 +1,16 @@
-"""How many messages wait in a queue, by the broker's management, where the session is not told.
-
-For the counter `backlog` alone: what is asked every few seconds is too old to plan by.
-"""
+"""What is seen of a queue beside its deliveries: its depth, other consumers, silence."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from pyspark_mq.errors import BrokerError
+from pyspark_mq.sources.connections.consumer import QueueDepth
 from pyspark_mq.sources.runtime import Runtime, Task
 
-__all__ = ["BacklogWatch", "company"]
+__all__ = ["BacklogWatch", "OtherConsumers", "Silence", "other_consumers"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
@@ -20,20 +18,23 @@ _LOG = logging.getLogger("pyspark_mq")
 _INTERVAL_S = 5.0
 #: A number that could not be renewed for so long says nothing of now. A question may take half of it.
 _OLD_S = 60.0
+#: A broker that has messages and room for them hands them out within this time.
+_SILENCE_MAX_S = 30.0
 
 
 class BacklogWatch:
-    """Depths of queues, as they were seen last.
+    """Depths of queues by the broker's management, where no session is told, as they were seen last.
+
+    For the counter `backlog` alone: what is asked every few seconds is too old to plan by.
 
     Args:
         ask: messages waiting in a queue, None if that is not told.
-        queues: names of those to ask for.
         runtime: what the looks run on.
     """
 
-    def __init__(self, ask: Callable[[str], int | None], queues: Callable[[], list[str]], runtime: Runtime) -> None:
+    def __init__(self, ask: Callable[[str], int | None], runtime: Runtime) -> None:
         self._ask = ask
-        self._queues = queues
+        self._queues: Sequence[str] = ()
         self._runtime = runtime
         self._stopping = threading.Event()
         self._task: Task | None = None
@@ -41,9 +42,14 @@ class BacklogWatch:
         self._seen_s = 0.0
         self._silent = False
 
-    def begin(self) -> None:
-        """Look from now on, beside the caller. May be called again."""
-        if self._task is None:
+    def begin(self, queues: Sequence[str]) -> None:
+        """Look from now on, beside the caller. May be called again.
+
+        Args:
+            queues: names of those to ask for.
+        """
+        self._queues = queues
+        if self._task is None and queues:
             self._task = self._runtime.spawn("pyspark-mq backlog", self._life(), self._stopping)
 
     def seen(self, queue: str) -> int | None:
@@ -64,7 +70,7 @@ class BacklogWatch:
     def _life(self) -> Iterator[float]:
         while not self._stopping.is_set():
             try:
-                self._seen = {queue: self._ask(queue) for queue in self._queues()}
+                self._seen = {queue: self._ask(queue) for queue in self._queues}
                 self._seen_s, self._silent = self._runtime.monotonic_s(), False
             except BrokerError as error:
                 # An old number would be taken for a new one.
@@ -75,10 +81,70 @@ class BacklogWatch:
             yield _INTERVAL_S
 
 
-def company(others: int) -> str:
+def other_consumers(count: int) -> str:
     """What it means that the broker reports so many other consumers."""
     return (
-        f"the broker reports {others} other consumer(s). What they are handed is missing here; a query that reads "
+        f"the broker reports {count} other consumer(s). What they are handed is missing here; a query that reads "
         "a queue twice, as a self-join does, sees each message on one side only. Give each reader a queue of "
         "its own, or read once and use the result twice"
     )
+
+
+class OtherConsumers:
+    """Warns once of others that read the queue: each sees a part of it.
+
+    For as long as a dead connection of our own may be counted, it may be that.
+
+    Args:
+        destination: what the log calls the queue.
+    """
+
+    def __init__(self, destination: str) -> None:
+        self._destination = destination
+        self._since_s: float | None = None
+        self._told = False
+
+    def look(self, count: int, now_s: float, half_open_s: float) -> None:
+        """So many there are at this moment.
+
+        Args:
+            half_open_s: for how long one may be our own.
+        """
+        if not count:
+            self._since_s = None
+            return
+        if self._since_s is None:
+            self._since_s = now_s
+        if not self._told and now_s - self._since_s > half_open_s:
+            self._told = True
+            _LOG.warning("%s: %s", self._destination, other_consumers(count))
+
+
+class Silence:
+    """Finds sessions that are handed nothing of what there is.
+
+    A node of a cluster may have messages by its word, and hand none out: it is cut off from the majority. From
+    RabbitMQ 4.3 on such a node goes on to serve clients. Where there are others to go to, a session that holds
+    nothing is ended then, which costs nothing.
+    """
+
+    def __init__(self) -> None:
+        self._since_s: dict[int, float] = {}
+
+    def forget(self, session: int) -> None:
+        """It has ended."""
+        self._since_s.pop(session, None)
+
+    def look(self, session: int, depth: QueueDepth | None, *, holds: bool, now_s: float) -> str | None:
+        """Why a session is to be ended; None if it is not.
+
+        Args:
+            depth: the broker's word on the queue.
+            holds: has it been handed anything that is not acknowledged?
+        """
+        if depth is None or not depth.ready or holds:
+            self.forget(session)
+        elif now_s - self._since_s.setdefault(session, now_s) > _SILENCE_MAX_S:
+            self.forget(session)
+            return f"{depth.ready} messages wait by the broker's word, and none came for {_SILENCE_MAX_S:.0f} s"
+        return None

@@ -17,63 +17,42 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import count
-from typing import Any, ClassVar, NamedTuple
-
-from stomp.protocol import Protocol12
-from stomp.transport import BaseTransport
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar
 
 from pyspark_mq.brokers.base import STOMP
 from pyspark_mq.brokers.facts import NOTHING_KNOWN, QueueFacts, of_artemis, of_artemis_settings
-from pyspark_mq.errors import BrokerUnavailableError, MessageError, MqError
-from pyspark_mq.sources.connections.consumer import Consumer, Greeting, QueueDepth, SessionLostError
+from pyspark_mq.errors import MessageError, MqError
+from pyspark_mq.sources.connections.consumer import Greeting, QueueDepth, SessionLostError
 from pyspark_mq.sources.connections.decoder import Decoder
-from pyspark_mq.sources.connections.socket_loop import SocketLoop, dial_error, hint
+from pyspark_mq.sources.stomp.connection import PROVED, StompConnection
 from pyspark_mq.sources.stomp.decoder import StompDecoder
 from pyspark_mq.sources.stomp.depth import Questions, QueueInfo
-from pyspark_mq.sources.stomp.errors import dialect_of, login_error, said, subscribe_error
-from pyspark_mq.sources.stomp.frames import MESSAGE, FrameError, FrameReader, UnreadableHeaders
-from pyspark_mq.sources.stomp.headers import as_text, parse, text, value
+from pyspark_mq.sources.stomp.errors import subscribe_error
+from pyspark_mq.sources.stomp.frames import MESSAGE, FrameError, UnreadableHeaders
+from pyspark_mq.sources.stomp.headers import as_text, text, value
 from pyspark_mq.sources.stomp.settling import Settling
 from pyspark_mq.sources.url import BrokerUrl
 
 __all__ = ["StompConsumer"]
 
 _LOG = logging.getLogger("pyspark_mq")
-_SPEAKS = "STOMP"
-#: Milliseconds between what each side sends (STOMP 1.2, "Heart-beating").
-_HEART_BEAT = re.compile(r" *([0-9]{1,10}) *, *([0-9]{1,10}) *")
 _INT32_MAX = 2**31 - 1
-_RECEIVE_BYTES = 256 * 1024
 _CLOSE_TIMEOUT_S = 1.0
 #: The broker's answer to the first subscription, when it has other things to do: to collect garbage, or to take
 #: back what a former session held. To leave would only give it more to do; heartbeats tell whether it is there.
 _SUBSCRIBE_TIMEOUT_S = 120.0
-#: Two heartbeats missed, and then some.
-_SILENCE = 2.5
-#: Heartbeats are sent at half the interval agreed on: brokers differ in how late one may be.
-_HASTE = 0.5
 #: How long a queue that stalls is quiet before it is woken; after waking it in vain, longer each time.
 _QUIET_FIRST_S = 0.01
 _QUIET_LAST_S = 10.0
 _QUIET_GROWTH = 4
 #: Each subscription that comes and goes has one page of 200 messages handed out: 5,000.
-_KICKS = 25
+_WAKEUPS = 25
 #: Never true: the broker gives each message an ID of its own, which begins with "ID:".
 _NOTHING = "JMSMessageID='never'"
-#: So many heartbeats of the broker in a row, and that far apart, within the body of a message are none of it.
-_BEATS_WITHIN = 3
-_BEAT_BYTES = 2
-_BEAT_S = 0.5
-#: When a text that could end here has been followed by nothing for so long, the broker is asked to prove it; one that
-#: does not answer within the other time is not to be asked.
-_HUSH_S = 0.002
-_PROOF_S = 30.0
 #: A broker that does not answer a question for so long does not answer such questions.
 _ANSWER_TIMEOUT_S = 5.0
 _ACK = "ack"
@@ -84,72 +63,29 @@ _EOL = b"\n"
 #: A frame without a message, where a subscription that browses has come to the end (ActiveMQ Classic).
 _BROWSED = b"\nbrowser:end"
 _SUBSCRIBED = "subscribed"
-_PROVED = "proved"
 _DISCONNECTED = "disconnected"
 
 
-class _Asker(NamedTuple):
-    host: str
-    port: int
-    user: str | None
-    address: str
-
-
-#: Who was refused an answer. It is not asked for again in this process: each refusal is a line in the broker's log.
-_REFUSED: set[_Asker] = set()
-
-
-class _Transport(BaseTransport):  # type: ignore[misc]
-    """What stomp.py writes goes to the bytes to be sent. Never waits."""
-
-    def __init__(self, host: str, url: BrokerUrl, outgoing: bytearray) -> None:
-        super().__init__(auto_decode=False)
-        self.vhost = host
-        self.current_host_and_port = (url.host, url.port)
-        self._outgoing = outgoing
-
-    def send(self, encoded_frame: bytes) -> None:
-        self._outgoing += encoded_frame
-
-
-class StompConsumer(Consumer):
+class StompConsumer(StompConnection):
     """One connection with one or more subscriptions to the same destination."""
 
     decoder: ClassVar[Decoder] = StompDecoder()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # stomp.py writes a warning for what this package reports itself.
-        logging.getLogger("stomp.py").setLevel(logging.CRITICAL)
-        self._dialect = dialect_of(self.endpoint)
-        self._url: Any = None
-        self._socket = SocketLoop()
-        self._transport: Any = None
-        self._protocol: Any = None
-        self._reader = FrameReader()
         #: How headers begin of messages that may have an ID not of the broker's; empty where none can.
         self._foreign = f"\n{self._dialect.foreign_prefix}".encode() if self._dialect.foreign_prefix else b""
         #: What to ask the broker with; None if it is not to be asked.
         self._questions: Questions | None = None
         self._on_info: Callable[[QueueInfo | None], object] = self._report_depth
         self._subscriptions = 0
-        self._connected = False
-        self._server = ""
-        self._end: Exception | None = None
-        self._send_every_s = self._silence_s = float("inf")
         # Deliveries have numbers of our own: 1, 2, 3... in the order of arrival.
         self._tag = 0
         self._settling = Settling(cumulative=self._dialect.cumulative, reject_headers=self._dialect.reject_headers)
-        self._beats_within = 0
-        #: When the broker was asked to prove the end of a text; -inf if no answer is due.
-        self._proof_s = -math.inf
         self._answers: set[str] = set()
-        self._numbers = count()
         self._window = 0
         self._window_bytes = 0.0
-        self._received_bytes = 0
-        self._kicks = _KICKS
-        self._kick_s = float("inf")
+        self._wakeups = _WAKEUPS
         self._quiet_s = _QUIET_FIRST_S
 
     # -- opening
@@ -162,31 +98,15 @@ class StompConsumer(Consumer):
         depth, facts = self._depth_at_first(deadline)
         return Greeting(url, "", depth, server=self._server, facts=facts)
 
-    def _log_in(self, url: BrokerUrl, deadline: float) -> None:
-        self._url = url
-        self._socket.dial(url, self.endpoint, deadline, _SPEAKS)
-        host = url.virtual_host if self._dialect.virtual_hosts else url.host
-        self._transport = _Transport(host, url, self._socket.outgoing)
-        # Questions are texts, which a length would make bytes of; nothing else with a body is sent.
-        self._protocol = Protocol12(self._transport, auto_content_length=False)
-        # With nobody named, the broker's default user or the client certificate counts.
-        self._protocol.connect(*self.endpoint.credentials(url), headers=self._connect_headers())
-        try:
-            self._until(lambda: self._connected, deadline)
-        except TimeoutError as late:
-            raise dial_error(late, url, _SPEAKS) from None
-        except (SessionLostError, MessageError) as ended:
-            raise self._open_error(ended, url) from None
-        self.endpoint.check_product(url, self._server)
-
     def _depth_at_first(self, deadline: float) -> tuple[QueueDepth | None, QueueFacts]:
         """Ask over a connection of its own: a user who may not ask loses the connection for it."""
         address = self._dialect.management
         # A queue does not count the messages that a selector lets through.
         if not address or self.endpoint.topic is not None or self.endpoint.selector is not None:
             return None, NOTHING_KNOWN
-        asker = _Asker(self._url.host, self._url.port, self.endpoint.credentials(self._url)[0], address)
-        if asker in _REFUSED:
+        # Who was refused an answer is not asked for again: each refusal is a line in the broker's log.
+        asker = f"{self._url} {self.endpoint.credentials(self._url)[0]} {address}"
+        if asker in self.endpoint.refused:
             return None, NOTHING_KNOWN
         told, settings = self._ask_beside(asker, min(deadline, time.monotonic() + _ANSWER_TIMEOUT_S))
         if not told:
@@ -201,7 +121,7 @@ class StompConsumer(Consumer):
     def _make_questions(self) -> Questions:
         return Questions(self._dialect.management, self.endpoint.name, uuid.uuid4().hex)
 
-    def _ask_beside(self, asker: _Asker, deadline: float) -> tuple[list[QueueInfo | None], dict[str, Any] | None]:
+    def _ask_beside(self, asker: str, deadline: float) -> tuple[list[QueueInfo | None], dict[str, Any] | None]:
         """The answers over a connection that is there for the questions, or nothing: of the queue, of its address."""
         beside = StompConsumer(self.endpoint, self.session, threading.Event())
         told: list[QueueInfo | None] = []
@@ -216,53 +136,13 @@ class StompConsumer(Consumer):
                 beside._until(lambda: not questions.asked, deadline)
         except (SessionLostError, TimeoutError) as failed:
             if not told and (isinstance(failed, TimeoutError) or failed.told):
-                _REFUSED.add(asker)
+                self.endpoint.refused.add(asker)
                 _LOG.info("%s: %s does not tell how many messages wait", self.endpoint.destination, self._url)
         except MqError as failed:  # not connected, or not this time
             _LOG.debug("asking for the depth: %s", failed)
         finally:
             beside.close()
         return told, questions.settings
-
-    def _connect_headers(self) -> dict[str, str]:
-        beat_ms = round(self.endpoint.heartbeat_s * 1000)
-        headers = {"heart-beat": f"{beat_ms},{beat_ms}"}
-        if self.endpoint.subscription is not None and self._dialect.client_id:
-            headers["client-id"] = self._dialect.client_id.format(subscription=self.endpoint.subscription)
-        return headers
-
-    def _open_error(self, ended: Exception, url: BrokerUrl) -> MqError:
-        if isinstance(ended.__cause__, OSError):
-            return dial_error(ended.__cause__, url, _SPEAKS)
-        if self._reader.spoken:
-            return login_error(str(ended), url, self.endpoint)
-        return BrokerUnavailableError(f"{url}: {ended}{hint(url, _SPEAKS)}")
-
-    def _welcome(self, headers: Mapping[str, str]) -> None:
-        """CONNECTED has come."""
-        beats = _HEART_BEAT.fullmatch(headers.get("heart-beat", "0,0"))
-        if beats is None:
-            self._ended(f"its heart-beat is {headers['heart-beat']!r:.60}", told=True)
-            return
-        self._connected = True
-        # What stomp.py asks before it writes DISCONNECT.
-        self._transport.set_connected(True)
-        self._server = headers.get("server", "")
-        sends_ms, wants_ms = map(int, beats.groups())
-        ours_ms = self.endpoint.heartbeat_s * 1000
-        # The slower side decides (STOMP 1.2, section "Heart-beating").
-        if wants_ms:
-            self._send_every_s = max(ours_ms, wants_ms) / 1000 * _HASTE
-        if sends_ms:
-            self._silence_s = max(ours_ms, sends_ms) / 1000 * _SILENCE
-
-    def _until(self, came: Callable[[], bool], deadline: float) -> None:
-        while not came():
-            self._raise_if_ended()
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                raise TimeoutError
-            self._turn(left_s)
 
     # -- receiving
 
@@ -308,8 +188,8 @@ class StompConsumer(Consumer):
         dialect, endpoint = self._dialect, self.endpoint
         headers = dict(dialect.queue_headers if endpoint.topic is None else dialect.topic_headers)
         if endpoint.subscription is not None:
-            for name, value in dialect.durable_headers.items():
-                headers[name] = value.format(subscription=endpoint.subscription)
+            for name, template in dialect.durable_headers.items():
+                headers[name] = template.format(subscription=endpoint.subscription)
         if endpoint.selector is not None:
             headers["selector"] = endpoint.selector
         if self.browses:
@@ -318,7 +198,7 @@ class StompConsumer(Consumer):
         mode = "client" if dialect.cumulative else "client-individual"
         self._protocol.subscribe(self._destination(), str(next(self._numbers)), mode, headers=headers | more)
         self._subscriptions += 1
-        self._stir()
+        self._show_life()
 
     def _grant(self, window: int) -> int:
         """The window header for so many messages more."""
@@ -352,73 +232,12 @@ class StompConsumer(Consumer):
                 return
             self._turn(left_s)
 
-    def _turn(self, wait_s: float) -> None:
-        """Send what is to be sent, wait for something to happen, and take it in."""
-        now = time.monotonic()
-        if now - self._socket.sent_s >= self._send_every_s:
-            self._transport.send(b"\n")
-        if now >= self._kick_s:
-            self._wake_queue(now)
-        self._send()
-        reading = self._reading()
-        held_s = self._held_until_s() if reading and self._reader.held else math.inf
-        wait_s = min(wait_s, self._socket.sent_s + self._send_every_s - now, self._kick_s - now, held_s - now)
-        if not self._socket.wait(wait_s, reading=reading):
-            self._ended("the broker closed the connection")
-        elif reading and not self._receive() and self._end is None and time.monotonic() >= held_s:
-            self._prove_end()
-
-    def _held_until_s(self) -> float:
-        return max(self._socket.heard_s + _HUSH_S, self._proof_s + _PROOF_S)
-
-    def _prove_end(self) -> None:
-        """Has a text come to its end, or is there more of it on the way?
-
-        A broker writes one frame after the other, so its answer to anything is behind all of the text. An empty
-        transaction is what it answers without a permission for it.
-        """
-        if self._proof_s > -math.inf:
-            self._proof_s = -math.inf
-            self._take(self._reader.quiet())
-            return
-        self._proof_s = time.monotonic()
-        transaction = f"{_PROVED}-{next(self._numbers)}"
-        self._protocol.begin(transaction, headers={"receipt": _PROVED})
-        self._protocol.abort(transaction)
-        self._send()
-
     def _reading(self) -> bool:
         """Not while paused, nor beyond a window that the broker counts in bytes, unless it has to confirm."""
         if self.paused:
             return self.sips
         full = self._window > 0 and len(self._settling.open) >= self._window
         return not full or not self._dialect.window_bytes or bool(self._answers) or self._settling.unconfirmed
-
-    def _receive(self) -> bool:
-        """Take in what there is, if anything."""
-        quiet_s = time.monotonic() - self._socket.heard_s
-        try:
-            data = self._socket.read(_RECEIVE_BYTES)
-        except OSError as error:
-            self._ended(f"{type(error).__name__}: {error}", error)
-            return False
-        if data is None:
-            silent_s = time.monotonic() - self._socket.heard_s
-            if silent_s > self._silence_s:
-                self._ended(f"nothing was heard from the broker for {silent_s:.0f} s")
-            return False
-        if not data:
-            after = "" if self._reader.spoken or not self._reader.rest else f", after {self._reader.rest!r}"
-            self._ended(f"the broker closed the connection{after}")
-            return False
-        self._received_bytes += len(data)
-        self._take(self._reader.feed(data))
-        # A message may be shorter than it says: on ActiveMQ Classic a property `content-length` hides the length.
-        beat = quiet_s >= _BEAT_S and len(data) <= _BEAT_BYTES and not data.strip(b"\r\n")
-        self._beats_within = self._beats_within + 1 if beat and self._reader.inside else 0
-        if self._beats_within >= _BEATS_WITHIN:
-            self._take(self._reader.idle())
-        return True
 
     def _take(self, frames: Iterable[tuple[str, bytes, bytes]]) -> None:
         tag, size = self._tag, 0
@@ -461,18 +280,9 @@ class StompConsumer(Consumer):
             self._ended(str(wrong), told=self._reader.spoken)
         finally:
             if tag > self._tag:
+                self.deliveries += tag - self._tag
                 self._tag = tag
                 self._arrived(size)
-
-    def _answered(self, command: str, block: bytes, body: bytes) -> None:
-        """A frame that is no message. Not by stomp.py, which fails with whatever it misses in one."""
-        headers = parse(block, self._dialect.last_header, escaped=command != "CONNECTED")
-        if command == "CONNECTED":
-            self._welcome(headers)
-        elif command == "RECEIPT":
-            self._receipt(headers.get("receipt-id"))
-        else:  # most brokers close the connection then; we do in any case
-            self._ended(said(headers, body), told=True)
 
     def _is_hidden(self, headers: bytes) -> bool:
         """Is the ID not one that the broker gives?"""
@@ -493,82 +303,56 @@ class StompConsumer(Consumer):
 
     def _arrived(self, size: int) -> None:
         self.bytes_arrived += size
-        if self.bytes_arrived - self.bytes_taken > self.bytes_allowed:
+        if self.full:
             self.paused = True
         if not self.arrived.is_set():
             self.arrived.set()
-        self._kicks = _KICKS
-        self._stir()
+        self._wakeups = _WAKEUPS
+        self._show_life()
 
     def resume(self) -> None:
         self.paused = False
         # What the broker has sent meanwhile was not looked at.
         self._socket.heard_s = time.monotonic()
-        self._stir()
-
-    def _raise_if_ended(self) -> None:
-        if self._end is not None:
-            raise self._end
-
-    def _ended(self, reason: str, cause: BaseException | None = None, *, told: bool = False) -> None:
-        if self._end is None:
-            self._end = SessionLostError(reason, told=told)
-            self._end.__cause__ = cause
-
-    @property
-    def behind(self) -> bool:
-        return self._socket.behind
-
-    def wake(self) -> None:
-        self._socket.wake()
+        self._show_life()
 
     # -- sending
 
-    def _send(self) -> None:
-        """As much as the socket takes now."""
-        try:
-            self._socket.write()
-        except OSError as error:
-            # The broker may have said why it closed the connection.
-            while self._end is None and not self.paused and self._receive():
-                pass
-            self._ended(f"{type(error).__name__}: {error}", error)
-
-    def _stir(self) -> None:
+    def _show_life(self) -> None:
         """The queue shows signs of life; when it is quiet again it may have stalled."""
         if self._dialect.window_bytes or (self._dialect.stalls and self.endpoint.topic is None):
             self._quiet_s = _QUIET_FIRST_S
-            self._kick_s = time.monotonic() + self._quiet_s
+            self._wake_s = time.monotonic() + self._quiet_s
 
     def _wake_queue(self, now: float) -> None:
         """It is quiet: have more handed out if the window is not taken."""
-        self._kick_s = float("inf")
+        self._wake_s = float("inf")
         room = self._window - len(self._settling.open)
         if not self._settling.open or self.paused or room <= 0:
             return  # whatever changes that also stirs
         if self._dialect.stalls:
-            self._kick(now)
+            self._wake_page(now)
         elif self._window_bytes - len(self._settling.open) * self._message_bytes() < 2 * self._message_bytes():
             # The messages are larger than was thought.
             self._window -= room
             if self._may_subscribe_again():
                 self._subscribe(room)
 
-    def _kick(self, now: float) -> None:
+    def _wake_page(self, now: float) -> None:
         """Wake a queue that hands out no more as a page of it is unacknowledged.
 
         Measured on ActiveMQ Classic: an acknowledgement, a new message or a new consumer has it hand
         out one page more. So consumers come and go, with a selector that nothing matches.
         """
-        for _ in range(self._kicks):
+        for _ in range(self._wakeups):
             number = str(next(self._numbers))
             headers = {"selector": _NOTHING, self._dialect.window_header: "1"}
             self._protocol.subscribe(self._destination(), number, "auto", headers=headers)
             self._protocol.unsubscribe(number)
         # If nothing comes of it the queue is empty, or others have its messages.
-        self._kicks = 1
+        self._wakeups = 1
         self._quiet_s = min(self._quiet_s * _QUIET_GROWTH, _QUIET_LAST_S)
-        self._kick_s = now + self._quiet_s
+        self._wake_s = now + self._quiet_s
 
     # -- settling
 
@@ -577,7 +361,7 @@ class StompConsumer(Consumer):
             self._settle(self._settling.ask(number))
             return
         self._settle(self._settling.acknowledge(number, upto, singles))
-        self._stir()
+        self._show_life()
 
     def reject(self, tags: Sequence[int]) -> None:
         """RabbitMQ dead-letters to the queue's dead-letter exchange, and drops without one. ActiveMQ
@@ -597,14 +381,14 @@ class StompConsumer(Consumer):
         if receipt is None:
             self._ended("a RECEIPT came without a receipt-id", told=True)
             return
-        if receipt == _PROVED:
+        if receipt == PROVED:
             self._proof_s = -math.inf
             return
         self._answers.discard(receipt)
         for number in self._settling.confirmed(receipt):
             if self._end is None:
                 self.on_confirmed(number)
-        self._stir()
+        self._show_life()
 
     def ask_depth(self) -> None:
         """Where the broker answers this user, unless an answer is due."""
@@ -617,9 +401,9 @@ class StompConsumer(Consumer):
             self._protocol.subscribe(destination, questions.SUBSCRIPTION, "auto", headers=headers)
         self._ask(questions, *questions.question())
 
-    def _ask(self, questions: Questions, destination: str, text: str, headers: dict[str, str]) -> None:
+    def _ask(self, questions: Questions, destination: str, body: str, headers: dict[str, str]) -> None:
         questions.asked = True
-        self._protocol.send(destination, text, headers=headers)
+        self._protocol.send(destination, body, headers=headers)
         self._send()
 
     def _report_depth(self, info: QueueInfo | None) -> None:
@@ -631,7 +415,7 @@ class StompConsumer(Consumer):
             if self._connected and self._end is None:
                 self._answers.add(_DISCONNECTED)
                 self._protocol.disconnect(_DISCONNECTED)
-                self._kick_s = float("inf")
+                self._wake_s = float("inf")
                 if not self.paused:
                     self._until(lambda: _DISCONNECTED not in self._answers, time.monotonic() + _CLOSE_TIMEOUT_S)
         except Exception as failed:  # noqa: BLE001 - the session is over, whatever it is

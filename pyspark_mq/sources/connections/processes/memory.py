@@ -1,19 +1,16 @@
-"""Blocks in shared memory: files without a name, mapped where they are read."""
+"""Memory shared by two processes: files without a name, mapped where they are read."""
 
 from __future__ import annotations
 
 import ctypes
 import mmap
 import os
-import pickle
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from pyspark_mq.sources.connections.block import Chunk, schema_of
-
-__all__ = ["open_chunk", "write_file"]
+__all__ = ["read_file", "write_file"]
 
 
 def write_file(parts: Sequence[Any]) -> int:
@@ -69,24 +66,17 @@ class _Mapping:
             _libc.munmap(self.address, self.size)
 
 
-def open_chunk(data: bytes, file: int | None, names: Collection[str]) -> Chunk:
-    """What :func:`encode` made, read where it is.
+def read_file(file: int) -> pa.Buffer:
+    """The bytes of such a file, where they are: the file stays for as long as the buffer, or what refers to it.
 
     Args:
-        data: the pickled books; without a file behind the Arrow message.
-        file: a descriptor with the Arrow message, closed here.
-        names: as for :func:`encode`.
+        file: a descriptor, closed here.
+
+    Raises:
+        OSError: there is no room for it.
     """
-    if file is not None:
-        try:
-            # The mapping keeps the file, and the buffers of the batch keep the mapping.
-            mapping = _Mapping(file, os.fstat(file).st_size)
-            message = pa.foreign_buffer(mapping.address, mapping.size, mapping)
-        finally:
-            os.close(file)
-        books = pickle.loads(data)
-    else:
-        size = int.from_bytes(data[-8:], "little")
-        message = pa.py_buffer(data).slice(0, size)
-        books = pickle.loads(memoryview(data)[size:-8])
-    return Chunk(books, pa.ipc.read_record_batch(message, schema_of(names)))
+    try:
+        mapping = _Mapping(file, os.fstat(file).st_size)
+    finally:
+        os.close(file)
+    return pa.foreign_buffer(mapping.address, mapping.size, mapping)

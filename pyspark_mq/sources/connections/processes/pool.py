@@ -1,8 +1,8 @@
-"""The parent's side: processes that hold connections, and what stands for their receivers and sessions here.
+"""The parent's side: processes that hold connections, one after another.
 
-A pool has as many processes as it was asked for, or as it has receivers for, and deals receivers to them in turn. Two
-threads serve each process: one reads what it says, from its start to its end and that of the next one; the other sends,
-so that the query's thread never waits for a process that does not read.
+A pool has as many processes as it was asked for, or as it has receivers for, and deals receivers to them in turn. A
+thread for each reads what it says, from its start to its end and that of the next one; a second one sends, so that the
+query's thread never waits for a process that does not read.
 """
 
 from __future__ import annotations
@@ -11,49 +11,36 @@ import json
 import logging
 import math
 import queue
-import random
 import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
 from itertools import count, cycle
-from typing import Any
+from typing import Any, Protocol, TypeAlias
+
+import pyarrow as pa
 
 from pyspark_mq.errors import MqError
-from pyspark_mq.sources.connections.block import ChunkDecoder
-from pyspark_mq.sources.connections.consumer import Consumer, QueueDepth
-from pyspark_mq.sources.connections.decoder import Decoder
-from pyspark_mq.sources.connections.events import Confirmed, Failed, Lost, Mailbox, Opened, Terms, next_session
-from pyspark_mq.sources.connections.processes.child import BOOT
-from pyspark_mq.sources.connections.processes.memory import open_chunk
-from pyspark_mq.sources.connections.processes.messages import (
-    Allow,
-    Answer,
-    Ask,
+from pyspark_mq.sources.connections.events import (
     Attended,
-    Begin,
-    Confirm,
-    Depth,
-    End,
-    Ended,
-    Fail,
-    Hello,
-    Logged,
-    Open,
-    Question,
-    Rows,
-    Signs,
-    Stop,
+    Confirmed,
+    Event,
+    EventQueue,
+    Failed,
+    Lost,
+    Opened,
+    Stopped,
 )
-from pyspark_mq.sources.connections.processes.wire import Channel, Frame
-from pyspark_mq.sources.runtime import begin_thread
-from pyspark_mq.sources.settings import OnUnreadable, Settings
+from pyspark_mq.sources.connections.processes.child import BOOT
+from pyspark_mq.sources.connections.processes.wire import Channel, Hello, read_event
+from pyspark_mq.sources.connections.receivers import Receivers
+from pyspark_mq.sources.connections.requests import Begin, Limit, Stop, ToHost
+from pyspark_mq.sources.runtime import Runtime, Task, begin_thread
 
-__all__ = ["Pool"]
+__all__ = ["Peer", "ProcessReceivers", "StartPeer"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
@@ -66,378 +53,315 @@ _GOOD_LIFE_S = 10.0
 _BAD_LIVES_MAX = 5
 #: A process that says nothing for three heartbeats, and for so long at least, is ended: its broker has given it up.
 _SILENT_HEARTBEATS = 3
-_SILENT_LEAST_S = 10.0
-#: Silence is counted in steps, so that a stop of this process is no silence of the other.
+_SILENT_MIN_S = 10.0
+#: How long a look for what a process says waits.
 _STEP_S = 0.5
 _END_TIMEOUT_S = 2.0
+#: Numbers of sessions for one process: more than it can have.
+_SESSIONS = 1 << 32
 
 
-class _Session:
-    """Stands for a session of another process. Its fields are those of a :class:`Consumer` that are looked at here.
+class Peer(Protocol):
+    """A process that lives, from outside."""
 
-    Args:
-        receiver: whose it is.
-        number: of it in its process.
-        outbox: of that process. Requests go there and nowhere else: a later process may give the same number (rule 10).
-        allowed: see `bytes_allowed`.
-    """
+    def send(self, message: ToHost) -> None:
+        """Never blocks. What is said to one that has died is void, like its sessions."""
 
-    def __init__(self, receiver: _Receiver, number: int, outbox: queue.SimpleQueue[object], allowed: float) -> None:
-        #: Unique here; several processes give the same.
-        self.session = next_session()
-        self.number = number
-        self.outbox = outbox
-        self.inbox: deque[Any] = deque()
-        self.paused = self.behind = False
-        self.starved: bool | None = None
-        self.bytes_taken = 0
-        self._receiver = receiver
-        self._opened_s = time.monotonic()
-        self._allowed = allowed
-        self._told = (0, allowed)
+    def receive(self, timeout_s: float) -> Any:
+        """The next that it says: an event, :class:`.Attended`, or a line of the log. None if nothing came in time.
 
-    @property
-    def attended(self) -> tuple[int, float] | None:
-        """See :attr:`Consumer.attended <pyspark_mq.sources.connections.consumer.Consumer.attended>`."""
-        breaks, until_s = self._receiver.process.attended
-        return breaks, max(until_s, self._opened_s)
+        Raises:
+            EOFError: it is gone.
+        """
 
-    @property
-    def bytes_allowed(self) -> float:
-        """When more bytes than this were received and not taken, in all processes together, it pauses."""
-        return self._allowed
+    def hang_up(self) -> None:
+        """Have :meth:`receive` raise soon. For any thread."""
 
-    @bytes_allowed.setter
-    def bytes_allowed(self, allowed: float) -> None:
-        # Set with each look at the session, so this is also where what was taken is told.
-        self._allowed = allowed
-        if self._told != (self.bytes_taken, allowed):
-            self._told = (self.bytes_taken, allowed)
-            self.outbox.put(Allow(self._receiver.key, self.number, self.bytes_taken, allowed))
+    def end(self) -> str:
+        """Kill it, if it lives; how it ended, in words."""
 
 
-class _Receiver:
-    """Stands for a receiver of another process; for the query's thread."""
+StartPeer: TypeAlias = Callable[[Hello], Peer]
 
-    def __init__(
-        self, process: _Process, key: int, settings: Settings, mailbox: Mailbox, terms: Callable[[], Terms]
-    ) -> None:
-        self.process = process
-        self.key = key
-        self.depth: QueueDepth | None = None
-        self.depth_at_s = -math.inf
-        self.endpoint = settings.endpoint
-        self._settings = settings
-        self._mailbox = mailbox
-        self._terms = terms
-        #: Not to be kept by the next process.
-        self.stopping = False
-        self._ended = threading.Event()
-        self._allowed = math.inf
-        self._session: _Session | None = None
-        self._opened_before = False
 
-    def start(self) -> None:
-        """Have it connect, and stay connected."""
-        self.process.begin(self)
+class ChildProcess:
+    """A process of this machine."""
 
-    def ask(self, session: int, request: Callable[[Consumer], None]) -> None:
-        """Have a request carried out in a session, if that still lives then. It has to be one that can be pickled."""
-        live = self._session
-        if live is not None and live.session == session:
-            live.outbox.put(Ask(self.key, live.number, request))
+    def __init__(self, hello: Hello) -> None:
+        ours, theirs = socket.socketpair()
+        self._schema = hello.schema
+        self._channel = Channel(ours)
+        self._outbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+        with theirs:
+            descriptor = theirs.fileno()
+            command = [sys.executable, "-c", BOOT, str(descriptor), json.dumps([*map(str, sys.path)])]
+            # What it prints must not get between what the source's process says to Spark.
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2, pass_fds=[descriptor])
+        self._outbox.put(hello)
+        self._sender = begin_thread("pyspark-mq sender", self._send_all, lambda _: self.hang_up())
 
-    def stop(self, timeout_s: float = _END_TIMEOUT_S) -> None:
-        """Close the connection; what is unacknowledged goes back to the broker."""
-        self.stopping = True
-        if self.process.send(Stop(self.key)):
-            self._ended.wait(timeout_s)
+    def _send_all(self) -> None:
+        try:
+            while (message := self._outbox.get()) is not None:
+                self._channel.send(message)
+        except OSError:
+            pass  # it is gone, as the thread that reads sees
+        except Exception:  # noqa: BLE001 - what dies silently would hang the query
+            _LOG.exception("a receiver process cannot be asked for something")
+            self.hang_up()  # what is not asked for would be waited for
 
-    # -- for the thread that reads
+    def send(self, message: ToHost) -> None:
+        self._outbox.put(message)
 
-    def beginning(self) -> Begin:
-        """What its process is to do."""
-        keeps = self._settings.on_unreadable is not OnUnreadable.FAIL
-        return Begin(self.key, self.endpoint, self._settings.id_source, keeps, self._opened_before)
+    def receive(self, timeout_s: float) -> Any:
+        try:
+            frame = self._channel.receive(timeout_s)
+        except TimeoutError:
+            return None
+        if frame is None:
+            raise EOFError
+        return read_event(frame, self._schema)
 
-    def hear(self, message: object, frame: Frame, columns: Sequence[str]) -> None:
-        """What its process says."""
-        live = self._session
-        if isinstance(message, Rows):
-            # Unpacked in any case: a file is to be closed.
-            chunk = open_chunk(frame.data, frame.file, columns)
-            if live is not None and live.number == message.session:
-                live.inbox.extend(chunk.raws)
-                self._mailbox.arrived.set()
-        elif isinstance(message, Confirm):
-            self.process.good = True
-            if live is not None and live.number == message.session:
-                self._mailbox.put(Confirmed(live.session, message.number))
-        elif isinstance(message, Signs):
-            if live is not None and live.number == message.session:
-                live.paused, live.behind, live.starved = message.paused, message.behind, message.starved
-        elif isinstance(message, Depth):
-            self.depth, self.depth_at_s = message.depth, time.monotonic()
-            self._mailbox.arrived.set()
-        elif isinstance(message, Question):
-            terms = self._terms()
-            self._allowed = terms.bytes_allowed
-            self.process.send(Answer(self.key, terms))
-        else:
-            self._hear_of_sessions(message)
+    def hang_up(self) -> None:
+        self._channel.hang_up()
 
-    def _hear_of_sessions(self, message: object) -> None:
-        if isinstance(message, Open):
-            self._opened_before = True
-            outbox = self.process.outbox
-            assert outbox is not None, "who is heard lives"
-            self._session = _Session(self, message.session, outbox, self._allowed)
-            self.depth = message.greeting.depth
-            self.depth_at_s = -math.inf if self.depth is None else time.monotonic()
-            self._mailbox.put(Opened(self, self._session, message.greeting, message.window))
-        elif isinstance(message, End):
-            self.lose(ever_paused=message.ever_paused)
-        elif isinstance(message, Fail):
-            self.fail(message.error)
-        elif isinstance(message, Ended):
-            self._ended.set()
-
-    def lose(self, *, ever_paused: bool) -> None:
-        """Its session is over; what of it was not taken is gone."""
-        live, self._session = self._session, None
-        if live is not None:
-            live.inbox.clear()
-            self._mailbox.put(Lost(live.session, ever_paused))
-
-    def gone(self) -> None:
-        """Its process is: there is nobody to stop any more."""
-        self._ended.set()
-
-    def fail(self, error: MqError) -> None:
-        """It has given up."""
-        self._mailbox.put(Failed(error))
+    def end(self) -> str:
+        # Its messages go back to the broker before anything else is done.
+        self._process.kill()
+        self.hang_up()
+        self._outbox.put(None)
+        self._sender.join()
+        self._channel.close()
+        code = self._process.wait()
+        return f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
 
 
 class _Process:
     """One process after another, and the receivers that were dealt to it.
 
     Args:
+        start: starts a process.
+        tell: called with the events of its receivers, on the thread that reads.
+        hello: what a process is told first, but for its sessions' numbers.
+        lives: numbers for processes, unique in the pool.
         size: of the pool.
-        columns: to make of deliveries.
+        runtime: time and threads.
 
     Attributes:
-        attended: how often it stood still, and up to when everything was handed over; set at once.
-        outbox: what is to be sent to the process that lives now; None while there is none.
-        good: something was confirmed in this life.
+        attended: how often it stood still, and up to when everything was told; set at once.
     """
 
-    def __init__(self, size: int, columns: Sequence[str]) -> None:
+    def __init__(
+        self,
+        start: StartPeer,
+        tell: Callable[[Event], None],
+        hello: Hello,
+        lives: Iterator[int],
+        size: int,
+        runtime: Runtime,
+    ) -> None:
         self.attended = (0, -math.inf)
-        self.good = False
-        self._size = size
-        self._columns = tuple(columns)
+        self._start, self._tell, self._hello, self._lives, self._size = start, tell, hello, lives, size
+        self._runtime = runtime
         self._lock = threading.Lock()
-        self._receivers: dict[int, _Receiver] = {}
-        self.outbox: queue.SimpleQueue[object] | None = None
-        self._channel: Channel | None = None
+        #: What each receiver is to do, with its newest limits.
+        self._receivers: dict[int, Begin] = {}
+        #: Receiver -> its session that lives.
+        self._sessions: dict[int, int] = {}
+        #: Receivers that were told to stop, and have not said that they have.
+        self._leaving: set[int] = set()
+        self._peer: Peer | None = None
         self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._task: Task | None = None
+        self._good = False
         self._bad_lives = 0
 
-    # -- for other threads
+    # -- for the query's thread
 
-    def begin(self, receiver: _Receiver) -> None:
-        """Have it keep a receiver's connection."""
+    def send(self, message: ToHost) -> None:
+        """Say something, to whichever process is to hear it."""
         with self._lock:
-            self._receivers[receiver.key] = receiver
-            if self.outbox is not None:
-                self.outbox.put(receiver.beginning())
-            if self._thread is None:
-                self._thread = begin_thread("pyspark-mq process", self._live, self._died)
-
-    def send(self, message: object) -> bool:
-        """Say something, if it lives. What is said to one that has died is void, like its sessions."""
-        outbox = self.outbox
-        if outbox is not None:
-            outbox.put(message)
-        return outbox is not None
+            known = self._receivers.get(message.key)
+            if isinstance(message, Begin):
+                self._receivers[message.key] = message
+            elif isinstance(message, Limit) and known is not None:
+                self._receivers[message.key] = replace(known, limits=message.limits)
+            elif isinstance(message, Stop):
+                self._receivers.pop(message.key, None)
+                if self._peer is not None:
+                    self._leaving.add(message.key)
+                else:
+                    self._tell(Stopped(message.key))
+            if self._peer is not None:
+                self._peer.send(message)
+        if self._task is None:
+            self._task = self._runtime.spawn("pyspark-mq process", self._life(), self._stopping)
+        self._task.check()
 
     def stop(self) -> None:
         """End it."""
         self._stopping.set()
         with self._lock:
-            if self._channel is not None:
-                self._channel.hang_up()
-        if self._thread is not None:
-            self._thread.join(_END_TIMEOUT_S)
+            if self._peer is not None:
+                self._peer.hang_up()
+        if self._task is not None:
+            self._task.join(_END_TIMEOUT_S)
 
     # -- the thread that reads
 
-    def _live(self) -> None:
+    def _life(self) -> Iterator[float]:
         rest_s = _REST_FIRST_S
         while not self._stopping.is_set():
-            began_s = time.monotonic()
-            self.good = False
+            began_s = self._runtime.monotonic_s()
+            self._good = False
             try:
-                end = self._live_once()
+                end = yield from self._live_once()
             except Exception as error:  # noqa: BLE001 - what dies silently would hang the query
                 _LOG.exception("a receiver process could not be served")
                 end = f"{type(error).__name__}: {error}"
             if self._stopping.is_set():
                 return
-            if self.good or time.monotonic() - began_s >= _GOOD_LIFE_S:
+            if self._good or self._runtime.monotonic_s() - began_s >= _GOOD_LIFE_S:
                 self._bad_lives, rest_s = 0, _REST_FIRST_S
             else:
                 self._bad_lives += 1
             if self._bad_lives >= _BAD_LIVES_MAX:
                 self._give_up(end)
                 return
-            pause_s = rest_s * random.uniform(0.5, 1.0)  # not secrecy
+            pause_s = rest_s * self._runtime.jitter()
             rest_s = min(rest_s * 2, _REST_LAST_S)
             _LOG.warning("a receiver process ended: %s; starting another in %.1f s", end, pause_s)
-            self._stopping.wait(pause_s)
+            yield pause_s
 
-    def _live_once(self) -> str:
+    def _live_once(self) -> Generator[float, None, str]:
         """Start a process and serve it to its end; how that was."""
-        ours, theirs = socket.socketpair()
-        channel = Channel(ours)
-        process: subprocess.Popen[bytes] | None = None
-        sender: threading.Thread | None = None
-        outbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+        peer = self._start(replace(self._hello, first_session=next(self._lives) * _SESSIONS))
+        silent = False
         try:
-            with theirs:
-                process = _start(theirs)
             # From now on until something is heard, nothing has been attended to.
-            self.attended = (self.attended[0], time.monotonic())
-            outbox.put(Hello(self._columns, _LOG.getEffectiveLevel()))
-            sender = begin_thread("pyspark-mq sender", lambda: _send_all(channel, outbox), lambda _: channel.hang_up())
+            self.attended = (self.attended[0], self._runtime.machine_s())
             with self._lock:
-                if self._stopping.is_set():
-                    return "it was not needed any more"
-                self.outbox, self._channel = outbox, channel
-                for receiver in self._receivers.values():
-                    if not receiver.stopping:
-                        outbox.put(receiver.beginning())
-            silent = self._serve(channel)
+                self._peer = peer
+                for begin in self._receivers.values():
+                    peer.send(begin)
+            silent = yield from self._serve(peer)
         finally:
             with self._lock:
-                self.outbox = self._channel = None
-            # Its messages go back to the broker before anything else is done: nothing is taken from it any more.
-            if process is not None:
-                process.kill()
-            channel.hang_up()
-            outbox.put(None)
-            for receiver in list(self._receivers.values()):
-                receiver.lose(ever_paused=True)
-                receiver.gone()
+                self._peer = None
+            end = peer.end()
+            for key, session in self._sessions.items():
+                self._tell(Lost(key, session, ever_paused=True))
+            self._sessions.clear()
             with self._lock:
-                self._receivers = {key: one for key, one in self._receivers.items() if not one.stopping}
-            if sender is not None:
-                sender.join()
-            channel.close()
-        code = process.wait()
-        if silent:
-            return "it said nothing for too long and was killed"
-        return f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
+                leaving, self._leaving = self._leaving, set()
+                self._receivers = {key: replace(begin, again=True) for key, begin in self._receivers.items()}
+            for key in leaving:
+                self._tell(Stopped(key))
+        return "it said nothing for too long and was killed" if silent else end
 
-    def _serve(self, channel: Channel) -> bool:
+    def _serve(self, peer: Peer) -> Generator[float, None, bool]:
         """Hear it to its end; is that because it is silent?"""
-        silent_s = 0.0
+        heard_s = self._runtime.monotonic_s()
         while True:
             try:
-                frame = channel.receive(_STEP_S)
-            except TimeoutError:
-                silent_s += _STEP_S
-                if silent_s >= self._silence_max_s():
-                    return True
-                continue
-            if frame is None:
+                said = peer.receive(_STEP_S)
+            except EOFError:
                 return False
-            silent_s = 0.0
-            message = frame.message
-            if isinstance(message, Attended):
-                self.attended = (self.attended[0] + message.broke_off, message.until_s)
-            elif isinstance(message, Logged):
-                logging.getLogger(message.record.name).handle(message.record)
-            else:
-                self._hear(message, frame)
+            now_s = self._runtime.monotonic_s()
+            if said is not None:
+                heard_s = now_s
+                self._hear(said)
+                continue
+            if now_s - heard_s >= self._silence_max_s():
+                return True
+            yield 0.0
 
-    def _hear(self, message: Any, frame: Frame) -> None:
-        """What concerns one receiver; it is forgotten when it has ended."""
-        receiver = self._receivers.get(message.key)
-        if receiver is None:
-            return  # it has ended, and its thread had something to ask
-        receiver.hear(message, frame, self._columns)
-        if isinstance(message, Ended):
-            with self._lock:
-                self._receivers.pop(message.key, None)
+    def _hear(self, said: Any) -> None:
+        if isinstance(said, Attended):
+            self.attended = (self.attended[0] + said.broke_off, said.until_s)
+            return
+        if isinstance(said, logging.LogRecord):
+            logging.getLogger(said.name).handle(said)
+            return
+        if isinstance(said, Confirmed):
+            self._good = True
+        elif isinstance(said, Opened):
+            self._sessions[said.key] = said.session
+        elif isinstance(said, Lost):
+            self._sessions.pop(said.key, None)
+        elif isinstance(said, Stopped):
+            self._leaving.discard(said.key)
+        self._tell(said)
 
     def _silence_max_s(self) -> float:
-        beats_s = (receiver.endpoint.heartbeat_s for receiver in list(self._receivers.values()))
-        return max(_SILENT_LEAST_S, _SILENT_HEARTBEATS * min(beats_s, default=0.0))
-
-    def _died(self, error: Exception) -> None:
-        self._give_up(f"{type(error).__name__}: {error}")
+        with self._lock:
+            beats_s = [begin.endpoint.heartbeat_s for begin in self._receivers.values()]
+        return max(_SILENT_MIN_S, _SILENT_HEARTBEATS * min(beats_s, default=0.0))
 
     def _give_up(self, end: str) -> None:
-        for receiver in list(self._receivers.values()):
-            receiver.fail(
-                MqError(
-                    f"{receiver.endpoint.destination}: {self._bad_lives} receiver processes in a row (option "
-                    f"'receivers': {self._size}) ended before anything was confirmed in them; the last: {end}. "
-                    "Nothing is lost: unacknowledged messages stay in the queue. See what the log and standard error "
-                    "of the source's process say, and whether the machine has the memory for so many, or set "
-                    "'receivers' to 1"
+        with self._lock:
+            receivers = list(self._receivers.values())
+        for begin in receivers:
+            self._tell(
+                Failed(
+                    begin.key,
+                    MqError(
+                        f"{begin.endpoint.destination}: {self._bad_lives} receiver processes in a row (option "
+                        f"'receivers': {self._size}) ended before anything was confirmed in them; the last: {end}. "
+                        "Nothing is lost: unacknowledged messages stay in the queue. See what the log and standard "
+                        "error of the source's process say, and whether the machine has the memory for so many, or "
+                        "set 'receivers' to 1"
+                    ),
                 )
             )
 
 
-def _start(theirs: socket.socket) -> subprocess.Popen[bytes]:
-    descriptor = theirs.fileno()
-    command = [sys.executable, "-c", BOOT, str(descriptor), json.dumps([*map(str, sys.path)])]
-    # What it prints must not get between what the source's process says to Spark.
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2, pass_fds=[descriptor])
-
-
-def _send_all(channel: Channel, outbox: queue.SimpleQueue[object]) -> None:
-    try:
-        while (message := outbox.get()) is not None:
-            channel.send(message)
-    except OSError:
-        pass  # it is gone, as the thread that reads sees
-    except Exception:  # noqa: BLE001 - what dies silently would hang the query
-        _LOG.exception("a receiver process cannot be asked for something")
-        channel.hang_up()  # what is not asked for would be waited for
-
-
-class Pool:
-    """Processes that hold the connections of a query.
+class ProcessReceivers(Receivers):
+    """Receivers in processes of their own.
 
     Args:
-        size: how many; fewer if they have fewer connections to hold.
-        columns: those of the query's schema.
-
-    Attributes:
-        decoder: of what their sessions put into inboxes.
+        size: how many processes; fewer if they have fewer connections to hold.
+        schema: of the blocks to make.
+        runtime: time and threads.
+        start: starts a process; on this machine, unless it is played by something else.
     """
 
-    def __init__(self, size: int, columns: Sequence[str]) -> None:
-        self.decoder: Decoder = ChunkDecoder()
-        self._processes = [_Process(size, columns) for _ in range(size)]
+    def __init__(self, size: int, schema: pa.Schema, runtime: Runtime, start: StartPeer = ChildProcess) -> None:
+        super().__init__()
+        self._runtime = runtime
+        hello, lives = Hello(schema, _LOG.getEffectiveLevel(), 0), count(1)
+        self._processes = [_Process(start, self._hear, hello, lives, size, runtime) for _ in range(size)]
         self._turns = cycle(self._processes)
-        self._keys = count(1)
+        self._dealt: dict[int, _Process] = {}
+        self._ends: dict[int, threading.Event] = {}
 
-    def receiver(self, settings: Settings, mailbox: Mailbox, terms: Callable[[], Terms]) -> _Receiver:
-        """One connection more, kept by the process whose turn it is. A process is started when it has one to open.
+    def add(self, events: EventQueue) -> int:
+        key = super().add(events)
+        self._dealt[key] = next(self._turns)
+        return key
 
-        Args:
-            settings: the query's, with the queue that is to be read.
-            mailbox: where to report.
-            terms: tells on what terms each session begins; called beside the query's thread.
-        """
-        return _Receiver(next(self._turns), next(self._keys), settings, mailbox, terms)
+    def send(self, message: ToHost) -> None:
+        ended = self._ends.setdefault(message.key, threading.Event()) if isinstance(message, Stop) else None
+        self._dealt[message.key].send(message)
+        if ended is not None:
+            self._runtime.wait(ended, _END_TIMEOUT_S)
+            self._ends.pop(message.key, None)
+            self._routes.pop(message.key, None)
+
+    def attended(self, key: int) -> tuple[int, float]:
+        return self._dealt[key].attended
+
+    def now_s(self) -> float:
+        return self._runtime.machine_s()
 
     def stop(self) -> None:
-        """End all of them."""
         for process in self._processes:
             process.stop()
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, Stopped):
+            ended = self._ends.get(event.key)
+            if ended is not None:
+                ended.set()
+            return
+        self._tell(event)

@@ -1,4 +1,8 @@
-"""Frames over a Unix socket: a pickled object, bytes beside it, and maybe a file without a name.
+"""What a receiver process and the source process say to each other, over a Unix socket.
+
+A frame is a pickled object, bytes beside it, and maybe a file without a name: the events and requests of
+:mod:`pyspark_mq.sources.connections`, where a block travels as the Arrow message of its record batch. Both sides are of
+one version and one interpreter.
 
 A file travels with the first byte of its frame (`SCM_RIGHTS`), so files and frames that have one keep the same order.
 """
@@ -10,19 +14,28 @@ import os
 import pickle
 import select
 import socket
+from array import array
 from collections import deque
 from dataclasses import dataclass
 from struct import Struct
 from typing import Any
 
-from pyspark_mq.brokers import BROKERS, Broker
+import pyarrow as pa
 
-__all__ = ["Channel", "Frame"]
+from pyspark_mq.brokers import BROKERS, Broker
+from pyspark_mq.sources.connections.block import Block, Metadata
+from pyspark_mq.sources.connections.events import Delivered
+from pyspark_mq.sources.connections.processes.memory import read_file, write_file
+
+__all__ = ["Channel", "Hello", "read_event", "send_event"]
 
 _head = Struct("=QQ?")
 _READ_BYTES = 256 << 10
 #: The kernel gives those of one frame with each read.
 _BESIDE_BYTES = socket.CMSG_SPACE(16 * 4)
+#: Below this a block goes through the socket: a mapping takes a page at least, and a process has 65,530 of them
+#: (`max_map_count`).
+_INLINE_BYTES = 128 << 10
 _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
@@ -138,3 +151,65 @@ class Channel:
         self._socket.close()
         while self._files:
             os.close(self._files.popleft())
+
+
+# -- events --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The first message to a process.
+
+    Attributes:
+        schema: of the blocks to make.
+        first_session: the numbers of its sessions begin there.
+    """
+
+    schema: pa.Schema
+    log_level: int
+    first_session: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """What goes beside the record batch of a block."""
+
+    key: int
+    session: int
+    metadata: Metadata
+    sizes: array[int]
+
+
+def send_event(channel: Channel, event: object) -> None:
+    """Send an event; waits while the other side does not read.
+
+    Raises:
+        OSError: the other side is gone.
+    """
+    if not isinstance(event, Delivered):
+        channel.send(event)
+        return
+    message = event.block.batch.serialize()
+    rows = _Rows(event.key, event.session, event.metadata, event.block.sizes)
+    if message.size < _INLINE_BYTES:
+        channel.send(rows, memoryview(message))
+        return
+    file = write_file([memoryview(message)])
+    try:
+        channel.send(rows, file=file)
+    finally:
+        os.close(file)
+
+
+def read_event(frame: Frame, schema: pa.Schema) -> Any:
+    """What came. A block is read where it is: in a mapped file, or in the bytes that came.
+
+    Args:
+        schema: of the blocks.
+    """
+    rows = frame.message
+    if not isinstance(rows, _Rows):
+        return rows
+    message = pa.py_buffer(frame.data) if frame.file is None else read_file(frame.file)
+    block = Block(pa.ipc.read_record_batch(message, schema), rows.sizes)
+    return Delivered(rows.key, rows.session, rows.metadata, block)

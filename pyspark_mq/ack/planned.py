@@ -1,0 +1,155 @@
+"""The epochs that are planned and not committed: which messages they have, and which of them are there. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+__all__ = ["Epoch", "Planned"]
+
+K = TypeVar("K", bound=Hashable)  #: identity of a message
+P = TypeVar("P")  #: whatever the caller wants back when the message is emitted
+
+
+@dataclass(slots=True)
+class Epoch(Generic[K, P]):
+    """One of them.
+
+    Attributes:
+        payloads: in planned order; None for what has not come yet.
+        memo: the encoded form of the IDs; None once it names others.
+        weight: bytes of the payloads that are there.
+        unbound: some of its handles are gone with their session.
+    """
+
+    number: int
+    payloads: dict[K, P | None] = field(default_factory=dict)
+    missing: int = 0
+    memo: str | None = None
+    weight: int = 0
+    unbound: bool = False
+
+
+class Planned(Generic[K, P]):
+    """All of them, by number and by message.
+
+    Args:
+        weigh: the bytes of payloads.
+    """
+
+    def __init__(self, weigh: Callable[[Sequence[P]], int]) -> None:
+        self._weigh = weigh
+        self._epoch_of: dict[K, Epoch[K, P]] = {}
+        self.epochs: dict[int, Epoch[K, P]] = {}
+
+    def __len__(self) -> int:
+        return len(self._epoch_of)
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._epoch_of
+
+    def get(self, key: K) -> Epoch[K, P] | None:
+        """The epoch of a message."""
+        return self._epoch_of.get(key)
+
+    def knows_none_of(self, keys: set[K]) -> bool:
+        """Is none of these planned?"""
+        return self._epoch_of.keys().isdisjoint(keys)
+
+    @property
+    def weight(self) -> int:
+        """Bytes of the payloads that are there."""
+        return sum(epoch.weight for epoch in self.epochs.values())
+
+    def numbers(self, upto: int) -> list[int]:
+        """The epochs up to and including a number."""
+        return [number for number in self.epochs if number <= upto]
+
+    def keys(self, epoch: int) -> tuple[K, ...]:
+        """The messages of an epoch, in order; none if it is committed or unknown."""
+        found = self.epochs.get(epoch)
+        return () if found is None else tuple(found.payloads)
+
+    def payloads(self, epoch: int) -> list[P]:
+        """What an epoch emits, in planned order."""
+        return [payload for payload in self.epochs[epoch].payloads.values() if payload is not None]
+
+    def missing(self, epoch: int) -> list[K]:
+        """The messages of an epoch that have no payload yet, in planned order."""
+        return [key for key, payload in self.epochs[epoch].payloads.items() if payload is None]
+
+    def put(
+        self, epoch: Epoch[K, P], keys: Collection[K], held: Sequence[P | None] | None, weight: int | None = None
+    ) -> None:
+        """Messages become a part of an epoch, behind those that are.
+
+        Args:
+            held: their payloads, None for one that has not come; None if none has.
+            weight: of the payloads; None if it is not known.
+        """
+        if held is None:
+            epoch.payloads.update(dict.fromkeys(keys))
+            epoch.missing += len(keys)
+        else:
+            epoch.payloads.update(zip(keys, held, strict=True))
+            if weight is None:
+                there = [payload for payload in held if payload is not None]
+                epoch.missing += len(held) - len(there)
+                weight = self._weigh(there)
+            epoch.weight += weight
+        self._epoch_of.update(dict.fromkeys(keys, epoch))
+
+    def take(self, keys: Iterable[K]) -> tuple[list[P | None], bool]:
+        """Messages leave their epochs.
+
+        Returns:
+            their payloads, None for one that has not come; and whether some may have lost their handles.
+        """
+        held: list[P | None] = []
+        unbound = False
+        for key in keys:
+            epoch = self._epoch_of.pop(key)
+            payload = epoch.payloads.pop(key)
+            held.append(payload)
+            if payload is None:
+                epoch.missing -= 1
+            else:
+                epoch.weight -= self._weigh([payload])
+            epoch.memo = None
+            unbound |= epoch.unbound or payload is None
+        return held, unbound
+
+    def take_whole(self, epochs: Sequence[Epoch[K, P]]) -> None:
+        """All messages of these epochs leave."""
+        if sum(len(epoch.payloads) for epoch in epochs) == len(self._epoch_of):
+            self._epoch_of = {}
+            return
+        for epoch in epochs:
+            for key in epoch.payloads:
+                del self._epoch_of[key]
+
+    def fill(self, keys: Iterable[K], payloads: Iterable[P]) -> list[K]:
+        """Payloads come; the keys of those that were there already, or are not planned."""
+        filled: dict[int, list[P]] = {}
+        others: list[K] = []
+        for key, payload in zip(keys, payloads, strict=True):
+            epoch = self._epoch_of.get(key)
+            if epoch is None or epoch.payloads[key] is not None:
+                others.append(key)
+                continue
+            epoch.payloads[key] = payload
+            epoch.missing -= 1
+            filled.setdefault(epoch.number, []).append(payload)
+        for number, came in filled.items():
+            self.epochs[number].weight += self._weigh(came)
+        return others
+
+    def exchange(self, key: K, payload: P) -> None:
+        """Another payload of the same weight in place of the one that is there."""
+        self._epoch_of[key].payloads[key] = payload
+
+    def unbind(self, keys: Collection[K]) -> None:
+        """Handles of these messages are gone."""
+        for key in self._epoch_of.keys() & keys:
+            self._epoch_of[key].unbound = True

@@ -1,0 +1,237 @@
+"""The connection of an AMQP 1.0 session: login, bytes both ways, heartbeats, and why it ended.
+
+One thread runs it, by :meth:`Amqp10Connection._turn`: it sends what the engine has, waits for the socket, and gives the
+engine what came. The first thing that ends the connection is kept and raised. Links and deliveries are the session's
+(:mod:`pyspark_mq.sources.amqp10.session`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from proton import SASL, Endpoint, ProtonException, Receiver, Session, Transport, symbol
+from proton import Connection as ProtonConnection
+
+from pyspark_mq.brokers.base import Amqp10Dialect
+from pyspark_mq.errors import MqError
+from pyspark_mq.sources.amqp10.errors import SPEAKS, open_error
+from pyspark_mq.sources.connections.consumer import Consumer, SessionLostError
+from pyspark_mq.sources.connections.socket_loop import SocketLoop, dial_error
+from pyspark_mq.sources.url import BrokerUrl
+
+__all__ = ["UNREADABLE", "Amqp10Connection"]
+
+#: Small frames make the incoming window, which counts frames, a fine measure of bytes.
+_FRAME_BYTES = 16 << 10
+_READ_BYTES = 256 << 10
+_CLOSE_TIMEOUT_S = 1.0
+#: Names and texts of AMQP 1.0 are UTF-8 (1.6.20), which the client library decodes when they are asked for.
+UNREADABLE = "what the broker says of itself cannot be read"
+
+
+class Amqp10Connection(Consumer):
+    """One connection, until it ends."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        dialect = self.endpoint.broker.amqp10
+        assert dialect is not None, "an option of the source names this protocol for a broker without it"
+        self._dialect: Amqp10Dialect = dialect
+        self._socket = SocketLoop()
+        self._transport = Transport(Transport.CLIENT)
+        self._proton = ProtonConnection()
+        self._session: Session | None = None
+        self._link: Receiver | None = None
+        self._window = 0
+        self._end: str | None = None
+        self._told = False
+        self._refused: ssl.SSLError | None = None
+
+    # -- what the session does
+
+    @abstractmethod
+    def _top_up(self) -> None:
+        """Before a turn: ask for more."""
+
+    @abstractmethod
+    def _take_deliveries(self) -> None:
+        """The engine has new bytes."""
+
+    @abstractmethod
+    def _watch_credit(self) -> None:
+        """Behind a look at the socket."""
+
+    @abstractmethod
+    def _look(self) -> None:
+        """Behind a turn: confirm what can be, and raise if something has been closed or taken back."""
+
+    @abstractmethod
+    def _due_s(self) -> float:
+        """When the session has something to do, also if nothing comes: seconds of `time.monotonic`."""
+
+    # -- login
+
+    def _begin(self, url: BrokerUrl) -> None:
+        """Say who we are; nothing is sent before the first turn."""
+        endpoint, proton = self.endpoint, self._proton
+        proton.container = self._container_id()
+        if url.virtual_host != "/" and self._dialect.virtual_host:
+            proton.hostname = self._dialect.virtual_host.format(name=url.virtual_host)
+        else:
+            proton.hostname = url.host
+        proton.properties = {symbol("product"): "pyspark-mq"}
+        username, password = endpoint.credentials(url)
+        sasl = SASL(self._transport)
+        sasl.allow_insecure_mechs = True  # PLAIN without TLS is the user's choice of URL
+        if username is not None:
+            proton.user, proton.password = username, password or ""
+            sasl.allowed_mechs("PLAIN")
+        elif url.tls and endpoint.tls.cert_file is not None:
+            sasl.allowed_mechs("EXTERNAL")
+        else:
+            sasl.allowed_mechs("ANONYMOUS")
+        self._transport.max_frame_size = _FRAME_BYTES
+        # The peer is asked for half of what we wait (proton advertises that half).
+        self._transport.idle_timeout = 2 * endpoint.heartbeat_s
+        self._transport.bind(proton)
+        proton.open()
+
+    def _container_id(self) -> str:
+        # The client identifier of JMS: a durable subscription belongs to it and its name.
+        subscription = self.endpoint.subscription
+        if subscription is None or self.endpoint.shared:
+            return f"pyspark-mq-{id(self):x}-{time.time_ns():x}"
+        return f"pyspark-mq.{subscription}"
+
+    def _version(self) -> str:
+        return self._property("version")
+
+    def _property(self, name: str) -> str:
+        """A property of the connection that the broker gave; empty if there is none."""
+        properties = self._proton.remote_properties
+        return str(properties.get(name, "")) if isinstance(properties, Mapping) else ""
+
+    # -- errors
+
+    def _condition(self) -> tuple[str, str] | None:
+        """What ended the session, by the nearest to the queue that says something."""
+        for place in (self._link, self._session, self._proton):
+            try:
+                condition = place.remote_condition if place is not None else None
+            except (UnicodeDecodeError, ProtonException) as unreadable:
+                return "amqp:decode-error", f"{UNREADABLE} ({unreadable})"
+            if condition is not None:
+                return str(condition.name), str(condition.description or "")
+        condition = self._transport.condition
+        return None if condition is None else (str(condition.name), str(condition.description or ""))
+
+    def _open_error(self, url: BrokerUrl) -> MqError:
+        if self._refused is not None:
+            return dial_error(self._refused, url, SPEAKS)
+        return open_error(
+            self._condition() or ("", self._end or "the connection was closed"),
+            url,
+            self.endpoint,
+            opened=bool(self._proton.state & Endpoint.REMOTE_ACTIVE),
+            login=self._transport.sasl().outcome in {SASL.AUTH, SASL.PERM},
+        )
+
+    def _ended(self, words: str) -> None:
+        if self._end is None:
+            condition = self._condition()
+            self._told = condition is not None and condition[0] != "amqp:connection:forced"
+            self._end = f"{words} ({condition[0]}: {condition[1]})" if condition is not None else words
+
+    # -- a turn
+
+    def _until(self, done: Callable[[], bool], deadline: float) -> None:
+        while not done():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            self._turn(left)
+
+    def _turn(self, timeout_s: float) -> None:
+        """Send, wait, receive; raises when there is nobody to do that with."""
+        if self._end is not None or not self._socket.connected:
+            raise SessionLostError(self._end or "not connected", told=self._told)
+        self._top_up()
+        try:
+            next_s = self._transport.tick(time.monotonic())
+            self._send()
+            if next_s:
+                timeout_s = min(timeout_s, next_s - time.monotonic())
+            self._socket.wait(min(timeout_s, self._due_s() - time.monotonic()))
+            self._receive()
+            self._send()
+            self._watch_credit()
+        except ssl.SSLError as error:
+            # TLS 1.3 reports what it refuses with the first bytes after the handshake.
+            self._refused = self._refused or error
+            self._ended(f"{type(error).__name__}: {error}")
+        except (OSError, UnicodeDecodeError, ProtonException) as error:
+            self._ended(f"{type(error).__name__}: {error}")
+        self._look()
+
+    def _send(self) -> None:
+        """Write what the transport has, as far as the socket takes it."""
+        transport, outgoing = self._transport, self._socket.outgoing
+        self._socket.write()
+        while not outgoing and (pending := transport.pending()) > 0:
+            outgoing += transport.peek(pending) or b""
+            transport.pop(pending)
+            self._socket.write()
+
+    def _receive(self) -> None:
+        """Read what there is, up to a bound so that requests are not kept waiting."""
+        transport, taken = self._transport, 0
+        while taken < _READ_BYTES:
+            capacity = transport.capacity()
+            if capacity < 0:
+                self._ended("the broker closed the connection")
+                return
+            if capacity > 0:
+                most = min(capacity, _READ_BYTES)
+                data = self._socket.read(most)
+                if data is None:
+                    break
+                if not data:
+                    transport.close_tail()
+                    self._ended("the broker closed the connection")
+                    return
+                transport.push(data)
+                taken += len(data)
+                self._take_deliveries()
+                if len(data) < most:
+                    break  # that was all, or TLS has more, of which the next wait knows
+                continue
+            self._take_deliveries()
+            if not transport.capacity():
+                break
+
+    @property
+    def behind(self) -> bool:
+        return self._socket.behind
+
+    def wake(self) -> None:
+        self._socket.wake()
+
+    def close(self) -> None:
+        if self._socket.connected:
+            with contextlib.suppress(Exception):  # the session is over, whatever the other side says
+                self._say_goodbye()
+        self._socket.close()
+
+    def _say_goodbye(self) -> None:
+        if self._end is not None:
+            return
+        # Closing a link would end a durable subscription; the end of the connection does not.
+        self._window = 0
+        self._link = None
+        self._proton.close()
+        self._until(lambda: bool(self._proton.state & Endpoint.REMOTE_CLOSED), time.monotonic() + _CLOSE_TIMEOUT_S)

@@ -1,0 +1,110 @@
+"""Who keeps the connections of a query: one factory, in this process or in others.
+
+A queue adds as many receivers as it has connections, asks them for things, and is told events. What is behind that,
+a thread of this process or N processes, makes no difference to it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from itertools import count
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from pyspark_mq.sources.connections.consumer import Consumer
+from pyspark_mq.sources.connections.events import Attended, Event, EventQueue, Stopped
+from pyspark_mq.sources.connections.host import Host
+from pyspark_mq.sources.connections.requests import Begin, Stop, ToHost
+from pyspark_mq.sources.runtime import Runtime, Task
+
+__all__ = ["FindConsumer", "LocalReceivers", "Receivers"]
+
+#: The consumer class of a protocol, by its name.
+FindConsumer: TypeAlias = Callable[[str], type[Consumer]]
+
+
+class Receivers(ABC):
+    """Receivers of a query, wherever they are. Called by the query's thread.
+
+    Nothing is in flight unseen: what a receiver has taken in is told, or it is not attended to yet.
+    """
+
+    def __init__(self) -> None:
+        self._keys = count(1)
+        self._routes: dict[int, EventQueue] = {}
+
+    def add(self, events: EventQueue) -> int:
+        """The key of a new receiver, whose events go there. It does nothing yet."""
+        key = next(self._keys)
+        self._routes[key] = events
+        return key
+
+    @abstractmethod
+    def send(self, message: ToHost) -> None:
+        """Ask whoever keeps a receiver for something. Never blocks, but for the end of a connection."""
+
+    @abstractmethod
+    def attended(self, key: int) -> tuple[int, float]:
+        """How often its host has stood still, and up to when everything that had come was told."""
+
+    @abstractmethod
+    def now_s(self) -> float:
+        """What time it is on the clock of that."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Close all connections."""
+
+    def _tell(self, event: Event) -> None:
+        """Called by any thread."""
+        route = self._routes.get(event.key)
+        if route is not None:
+            route.put(event)
+
+
+class LocalReceivers(Receivers):
+    """Receivers of this process, and one thread that takes from them.
+
+    Args:
+        find_consumer: the consumer class of a protocol.
+        schema: of the blocks to make.
+        runtime: time and threads.
+    """
+
+    def __init__(self, find_consumer: FindConsumer, schema: pa.Schema, runtime: Runtime) -> None:
+        super().__init__()
+        self._runtime = runtime
+        self._attended = (0, runtime.monotonic_s())
+        self._task: Task | None = None
+        self._host = Host(find_consumer, schema, self._hear, runtime, runtime.monotonic_s, count(1))
+
+    def send(self, message: ToHost) -> None:
+        if self._task is None:
+            self._task = self._runtime.spawn("pyspark-mq host", self._host.life(), self._host.arrived)
+        self._task.check()
+        if isinstance(message, Begin):
+            self._attended = (self._attended[0], max(self._attended[1], self.now_s()))
+        self._host.obey(message)
+
+    def attended(self, key: int) -> tuple[int, float]:  # noqa: ARG002 - one host has all
+        if self._task is not None:
+            self._task.check()
+        return self._attended
+
+    def now_s(self) -> float:
+        return self._runtime.monotonic_s()
+
+    def stop(self) -> None:
+        for key in list(self._routes):
+            self._host.obey(Stop(key))
+        self._host.end()
+
+    def _hear(self, event: Event | Attended) -> None:
+        if isinstance(event, Attended):
+            self._attended = (self._attended[0] + event.broke_off, event.until_s)
+        elif isinstance(event, Stopped):
+            self._routes.pop(event.key, None)
+        else:
+            self._tell(event)

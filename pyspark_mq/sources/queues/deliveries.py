@@ -1,0 +1,207 @@
+"""What is delivered goes into the ledger of its queue."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+from itertools import count
+from typing import Any
+
+from pyspark_mq.ack import Ledger, Settlement
+from pyspark_mq.dedup import SeenStore
+from pyspark_mq.sources.connections.block import Row, joined
+from pyspark_mq.sources.connections.connections import Connections
+from pyspark_mq.sources.connections.events import Delivered
+from pyspark_mq.sources.message_id import MessageIds
+from pyspark_mq.sources.settings import OnUnreadable, Settings
+
+__all__ = ["Deliveries"]
+
+_LOG = logging.getLogger("pyspark_mq")
+
+#: The confirmation of a replayed epoch is waited for this long before its session may be ended.
+_CONFIRM_MAX_S = 5.0
+#: What is kept of a block is copied if it is less than this part of it.
+_KEPT_PARTS = 2
+#: Blocks of fewer rows and bytes are put together when there are so many of them: a block has a price of kilobytes.
+_SMALL_ROWS = 64
+_SMALL_BYTES = 64 << 10
+_SMALL_BLOCKS = 64
+
+
+class Deliveries:
+    """Takes in what sessions of one queue deliver: finds out which message each is, and has the ledger decide.
+
+    Args:
+        settings: the query's, with this queue as its endpoint.
+        ledger: of the queue.
+        connections: of the queue.
+        store: where settled IDs are shared, beyond the checkpoint.
+        settle: has acknowledgements sent.
+
+    Attributes:
+        received_in: deliveries of each open session.
+        redelivered, rejected: counters.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        ledger: Ledger[Any, Row],
+        connections: Connections,
+        store: SeenStore,
+        settle: Callable[[Settlement | None], object],
+    ) -> None:
+        self._settings = settings
+        self._destination = settings.endpoint.destination
+        self._exact = settings.guarantee.identifies
+        self._ids = MessageIds.of(settings)
+        self._ledger = ledger
+        self._connections = connections
+        self._store = store
+        self._settle = settle
+        self._serial = count(1)
+        self._small: list[Sequence[tuple[Any, Row]]] = []
+        #: Deliveries that a replay had no use for, by session.
+        self._passed_over: dict[int, int] = {}
+        self._settling_since_s: float | None = None
+        self.received_in: dict[int, int] = {}
+        self.redelivered = self.rejected = 0
+
+    def begin(self, session: int) -> None:
+        """A session has opened."""
+        self.received_in[session] = 0
+
+    def end(self, session: int) -> None:
+        """A session has ended."""
+        del self.received_in[session]
+        self._passed_over.pop(session, None)
+
+    def passed_over_in(self, session: int) -> int:
+        """How many deliveries of a session were not taken in, and are not acknowledged."""
+        return self._passed_over.get(session, 0)
+
+    def enter(self, event: Delivered, *, crowded: bool) -> bool:
+        """Have the ledger decide about deliveries; did something come again that was waited for?
+
+        Args:
+            crowded: nothing new is to be held.
+
+        Raises:
+            MissingMessageIdError: one has no ID, and that is to fail the query.
+        """
+        session, metadata, block = event.session, event.metadata, event.block
+        self.received_in[session] += len(block)
+        self.redelivered += metadata.redelivered
+        tags: Sequence[int] = metadata.tags
+        rows = block.rows
+        keys: list[Any] = metadata.keys or [next(self._serial) for _ in metadata.tags]
+
+        left_out = self._refused(event) if metadata.unreadable or None in keys else {}
+        if left_out:
+            tags, keys, rows = _without(left_out, tags, keys, rows)
+        if self._exact:
+            if crowded:
+                tags, keys, rows = self._only_known(session, tags, keys, rows)
+            self._ask_store(keys)
+        ledger = self._ledger
+        buffered, exposed, rebound = ledger.buffered, ledger.carried.exposed, ledger.counters.rebound
+        self._settle(ledger.deliver(session, tags, keys, rows))
+        came_again = ledger.carried.exposed < exposed or ledger.counters.rebound > rebound
+        if ledger.buffered - buffered < len(block):
+            kept = [(keys[place], rows[place]) for place in ledger.held(keys, rows)]
+            if kept and _KEPT_PARTS * len(kept) < len(block):
+                self._join([kept])  # the rest would stay in memory with them
+                return came_again
+        if len(block) < _SMALL_ROWS and sum(block.sizes) < _SMALL_BYTES:
+            self._small.append(list(zip(keys, rows, strict=True)))
+            if len(self._small) == _SMALL_BLOCKS:
+                small, self._small = self._small, []
+                self._join(small)
+        return came_again
+
+    def _join(self, parts: Sequence[Sequence[tuple[Any, Row]]]) -> None:
+        """Hold rows of a block of their own in place of these, where they are held at all."""
+        held = [(key, row) for part in parts for key, row in part]
+        places = self._ledger.held([key for key, _ in held], [row for _, row in held])
+        if places:
+            block = joined([held[place][1] for place in places])
+            self._ledger.exchange([held[place][0] for place in places], block.rows)
+
+    def _refused(self, event: Delivered) -> dict[int, str]:
+        """Rows that are rejected, and why.
+
+        Raises:
+            MissingMessageIdError: one has no ID, and that is to fail the query.
+        """
+        tags, keys, unreadable = event.metadata.tags, event.metadata.keys, event.metadata.unreadable
+        refused: dict[int, str] = {}
+        if unreadable and self._settings.on_unreadable is OnUnreadable.REJECT:
+            refused = dict.fromkeys(unreadable, "cannot be decoded")
+            _LOG.error(
+                "%s: rejected %d message(s) that cannot be decoded, the first: %s. Without a dead-letter target the "
+                "broker drops them",
+                self._destination, len(unreadable), next(iter(unreadable.values())),
+            )  # fmt: skip
+        missing = [row for row, key in enumerate(keys) if key is None and row not in refused]
+        if missing:
+            self._ids.check(self._destination, len(missing), event.metadata.hidden)
+            refused |= dict.fromkeys(missing, "has no ID")
+            _LOG.error(
+                "%s: rejected %d message(s) without an ID under messageIdFrom='%s'",
+                self._destination, len(missing), self._ids.source,
+            )  # fmt: skip
+        if refused:
+            self.rejected += len(refused)
+            self._connections.reject(event.session, sorted(tags[row] for row in refused))
+        return refused
+
+    def _only_known(
+        self, session: int, tags: Sequence[int], keys: list[Any], rows: list[Row]
+    ) -> tuple[Sequence[int], list[Any], list[Row]]:
+        """What is planned, committed or here; the rest stays unacknowledged and is not looked at again."""
+        new = set(self._ledger.unseen(keys))
+        places = {place for place, key in enumerate(keys) if key in new}
+        if not places:
+            return tags, keys, rows
+        if not self._passed_over:
+            _LOG.warning(
+                "%s: more than %d bytes came that the replay does not wait for; what else comes before its messages "
+                "is asked for again later, which counts as a delivery",
+                self._destination, self._settings.max_bytes,
+            )  # fmt: skip
+        self._ledger.pass_over(session, tags[min(places)])
+        self._passed_over[session] = self._passed_over.get(session, 0) + len(places)
+        return _without(places, tags, keys, rows)
+
+    def _ask_store(self, keys: list[Any]) -> None:
+        """Learn of those that are not known here and were settled by somebody else."""
+        known = self._store.known(self._ledger.unseen(keys))
+        if known:
+            self._settle(self._ledger.restore_committed(known))
+
+    def take_back(self, now_s: float) -> None:
+        """Have what was passed over handed out again: the replay it was in the way of is settled, or about to be.
+
+        Only the end of a session does that on every broker.
+        """
+        if not self._passed_over:
+            self._settling_since_s = None
+            return
+        if self._settling_since_s is None:
+            self._settling_since_s = now_s
+        # Under load something is always unconfirmed; and over STOMP RabbitMQ confirms nothing behind what was passed
+        # over.
+        if self._ledger.carried.under_way() and now_s - self._settling_since_s < _CONFIRM_MAX_S:
+            return
+        for session, number in list(self._passed_over.items()):
+            del self._passed_over[session]
+            self._connections.renew(session, f"{number} messages that a replay had no use for are asked for again")
+
+
+def _without(
+    places: Collection[int], tags: Sequence[int], keys: Sequence[Any], rows: Sequence[Row]
+) -> tuple[list[int], list[Any], list[Row]]:
+    """The others, in order."""
+    kept = [place for place in range(len(rows)) if place not in places]
+    return [tags[place] for place in kept], [keys[place] for place in kept], [rows[place] for place in kept]

@@ -1,0 +1,264 @@
+"""The connection of a STOMP session: login, frames both ways, heartbeats, and why it ended.
+
+One thread runs it, by :meth:`StompConnection._turn`, which never waits but for the socket. What comes is handed to
+:meth:`~StompConnection._take`, frame by frame; the first thing that ends the connection is kept and raised by the next
+turn. What the frames mean for a queue is the session's (:mod:`pyspark_mq.sources.stomp.session`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from itertools import count
+from typing import Any
+
+from stomp.protocol import Protocol12
+from stomp.transport import BaseTransport
+
+from pyspark_mq.errors import BrokerUnavailableError, MessageError, MqError
+from pyspark_mq.logs import leave_out_own_lines
+from pyspark_mq.sources.connections.consumer import Consumer, SessionLostError
+from pyspark_mq.sources.connections.socket_loop import SocketLoop, dial_error, hint
+from pyspark_mq.sources.stomp.errors import dialect_of, login_error, said
+from pyspark_mq.sources.stomp.frames import FrameReader
+from pyspark_mq.sources.stomp.headers import parse
+from pyspark_mq.sources.url import BrokerUrl
+
+__all__ = ["PROVED", "StompConnection"]
+
+# stomp.py writes a warning for what this package reports itself.
+leave_out_own_lines("stomp.py")
+
+_SPEAKS = "STOMP"
+#: Milliseconds between what each side sends (STOMP 1.2, "Heart-beating").
+_HEART_BEAT = re.compile(r" *([0-9]{1,10}) *, *([0-9]{1,10}) *")
+_RECEIVE_BYTES = 256 * 1024
+#: Two heartbeats missed, and then some.
+_SILENCE = 2.5
+#: Heartbeats are sent at half the interval agreed on: brokers differ in how late one may be.
+_HASTE = 0.5
+#: So many heartbeats of the broker in a row, and that far apart, within the body of a message are none of it.
+_BEATS_WITHIN = 3
+_BEAT_BYTES = 2
+_BEAT_S = 0.5
+#: When a text that could end here has been followed by nothing for so long, the broker is asked to prove it; one that
+#: does not answer within the other time is not to be asked.
+_HUSH_S = 0.002
+_PROOF_S = 30.0
+PROVED = "proved"
+
+
+class _Transport(BaseTransport):  # type: ignore[misc]
+    """What stomp.py writes goes to the bytes to be sent. Never waits."""
+
+    def __init__(self, host: str, url: BrokerUrl, outgoing: bytearray) -> None:
+        super().__init__(auto_decode=False)
+        self.vhost = host
+        self.current_host_and_port = (url.host, url.port)
+        self._outgoing = outgoing
+
+    def send(self, encoded_frame: bytes) -> None:
+        self._outgoing += encoded_frame
+
+
+class StompConnection(Consumer):
+    """One connection, until it ends."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._dialect = dialect_of(self.endpoint)
+        self._url: Any = None
+        self._socket = SocketLoop()
+        self._transport: Any = None
+        self._protocol: Any = None
+        self._reader = FrameReader()
+        self._connected = False
+        self._server = ""
+        self._end: Exception | None = None
+        self._send_every_s = self._silence_s = float("inf")
+        self._beats_within = 0
+        #: When the broker was asked to prove the end of a text; -inf if no answer is due.
+        self._proof_s = -math.inf
+        self._numbers = count()
+        self._received_bytes = 0
+        #: When the queue is to be woken.
+        self._wake_s = float("inf")
+
+    # -- what the session does
+
+    @abstractmethod
+    def _take(self, frames: Iterable[tuple[str, bytes, bytes]]) -> None:
+        """Frames have come: command, block of headers, body."""
+
+    @abstractmethod
+    def _receipt(self, receipt: str | None) -> None:
+        """A RECEIPT has come."""
+
+    @abstractmethod
+    def _reading(self) -> bool:
+        """Is the socket to be read?"""
+
+    @abstractmethod
+    def _wake_queue(self, now: float) -> None:
+        """The queue was quiet until `_wake_s`."""
+
+    # -- login
+
+    def _log_in(self, url: BrokerUrl, deadline: float) -> None:
+        self._url = url
+        self._socket.dial(url, self.endpoint, deadline, _SPEAKS)
+        host = url.virtual_host if self._dialect.virtual_hosts else url.host
+        self._transport = _Transport(host, url, self._socket.outgoing)
+        # Questions are texts, which a length would make bytes of; nothing else with a body is sent.
+        self._protocol = Protocol12(self._transport, auto_content_length=False)
+        # With nobody named, the broker's default user or the client certificate counts.
+        self._protocol.connect(*self.endpoint.credentials(url), headers=self._connect_headers())
+        try:
+            self._until(lambda: self._connected, deadline)
+        except TimeoutError as late:
+            raise dial_error(late, url, _SPEAKS) from None
+        except (SessionLostError, MessageError) as ended:
+            raise self._open_error(ended, url) from None
+        self.endpoint.check_product(url, self._server)
+
+    def _connect_headers(self) -> dict[str, str]:
+        beat_ms = round(self.endpoint.heartbeat_s * 1000)
+        headers = {"heart-beat": f"{beat_ms},{beat_ms}"}
+        if self.endpoint.subscription is not None and self._dialect.client_id:
+            headers["client-id"] = self._dialect.client_id.format(subscription=self.endpoint.subscription)
+        return headers
+
+    def _open_error(self, ended: Exception, url: BrokerUrl) -> MqError:
+        if isinstance(ended.__cause__, OSError):
+            return dial_error(ended.__cause__, url, _SPEAKS)
+        if self._reader.spoken:
+            return login_error(str(ended), url, self.endpoint)
+        return BrokerUnavailableError(f"{url}: {ended}{hint(url, _SPEAKS)}")
+
+    def _welcome(self, headers: Mapping[str, str]) -> None:
+        """CONNECTED has come."""
+        beats = _HEART_BEAT.fullmatch(headers.get("heart-beat", "0,0"))
+        if beats is None:
+            self._ended(f"its heart-beat is {headers['heart-beat']!r:.60}", told=True)
+            return
+        self._connected = True
+        # What stomp.py asks before it writes DISCONNECT.
+        self._transport.set_connected(True)
+        self._server = headers.get("server", "")
+        sends_ms, wants_ms = map(int, beats.groups())
+        ours_ms = self.endpoint.heartbeat_s * 1000
+        # The slower side decides (STOMP 1.2, section "Heart-beating").
+        if wants_ms:
+            self._send_every_s = max(ours_ms, wants_ms) / 1000 * _HASTE
+        if sends_ms:
+            self._silence_s = max(ours_ms, sends_ms) / 1000 * _SILENCE
+
+    # -- a turn
+
+    def _until(self, came: Callable[[], bool], deadline: float) -> None:
+        while not came():
+            self._raise_if_ended()
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError
+            self._turn(left_s)
+
+    def _turn(self, wait_s: float) -> None:
+        """Send what is to be sent, wait for something to happen, and take it in."""
+        now = time.monotonic()
+        if now - self._socket.sent_s >= self._send_every_s:
+            self._transport.send(b"\n")
+        if now >= self._wake_s:
+            self._wake_queue(now)
+        self._send()
+        reading = self._reading()
+        held_s = self._held_until_s() if reading and self._reader.held else math.inf
+        wait_s = min(wait_s, self._socket.sent_s + self._send_every_s - now, self._wake_s - now, held_s - now)
+        if not self._socket.wait(wait_s, reading=reading):
+            self._ended("the broker closed the connection")
+        elif reading and not self._receive() and self._end is None and time.monotonic() >= held_s:
+            self._prove_end()
+
+    def _send(self) -> None:
+        """As much as the socket takes now."""
+        try:
+            self._socket.write()
+        except OSError as error:
+            # The broker may have said why it closed the connection.
+            while self._end is None and not self.paused and self._receive():
+                pass
+            self._ended(f"{type(error).__name__}: {error}", error)
+
+    def _receive(self) -> bool:
+        """Take in what there is, if anything."""
+        quiet_s = time.monotonic() - self._socket.heard_s
+        try:
+            data = self._socket.read(_RECEIVE_BYTES)
+        except OSError as error:
+            self._ended(f"{type(error).__name__}: {error}", error)
+            return False
+        if data is None:
+            silent_s = time.monotonic() - self._socket.heard_s
+            if silent_s > self._silence_s:
+                self._ended(f"nothing was heard from the broker for {silent_s:.0f} s")
+            return False
+        if not data:
+            after = "" if self._reader.spoken or not self._reader.rest else f", after {self._reader.rest!r}"
+            self._ended(f"the broker closed the connection{after}")
+            return False
+        self._received_bytes += len(data)
+        self._take(self._reader.feed(data))
+        # A message may be shorter than it says: on ActiveMQ Classic a property `content-length` hides the length.
+        beat = quiet_s >= _BEAT_S and len(data) <= _BEAT_BYTES and not data.strip(b"\r\n")
+        self._beats_within = self._beats_within + 1 if beat and self._reader.inside else 0
+        if self._beats_within >= _BEATS_WITHIN:
+            self._take(self._reader.idle())
+        return True
+
+    def _held_until_s(self) -> float:
+        return max(self._socket.heard_s + _HUSH_S, self._proof_s + _PROOF_S)
+
+    def _prove_end(self) -> None:
+        """Has a text come to its end, or is there more of it on the way?
+
+        A broker writes one frame after the other, so its answer to anything is behind all of the text. An empty
+        transaction is what it answers without a permission for it.
+        """
+        if self._proof_s > -math.inf:
+            self._proof_s = -math.inf
+            self._take(self._reader.quiet())
+            return
+        self._proof_s = time.monotonic()
+        transaction = f"{PROVED}-{next(self._numbers)}"
+        self._protocol.begin(transaction, headers={"receipt": PROVED})
+        self._protocol.abort(transaction)
+        self._send()
+
+    def _answered(self, command: str, block: bytes, body: bytes) -> None:
+        """A frame that is no message. Not by stomp.py, which fails with whatever it misses in one."""
+        headers = parse(block, self._dialect.last_header, escaped=command != "CONNECTED")
+        if command == "CONNECTED":
+            self._welcome(headers)
+        elif command == "RECEIPT":
+            self._receipt(headers.get("receipt-id"))
+        else:  # most brokers close the connection then; we do in any case
+            self._ended(said(headers, body), told=True)
+
+    def _raise_if_ended(self) -> None:
+        if self._end is not None:
+            raise self._end
+
+    def _ended(self, reason: str, cause: BaseException | None = None, *, told: bool = False) -> None:
+        if self._end is None:
+            self._end = SessionLostError(reason, told=told)
+            self._end.__cause__ = cause
+
+    @property
+    def behind(self) -> bool:
+        return self._socket.behind
+
+    def wake(self) -> None:
+        self._socket.wake()

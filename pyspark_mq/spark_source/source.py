@@ -1,0 +1,70 @@
+"""What runs in the one process that a query receives in. The others that Spark starts do not import it."""
+
+from __future__ import annotations
+
+import gc
+from functools import partial
+
+import pyarrow as pa
+
+from pyspark_mq.admin import ask_depth
+from pyspark_mq.admin.checks import worth_a_line
+from pyspark_mq.dedup import CheckpointOnly, SeenStore
+from pyspark_mq.sources.connections.parent import watch_parent
+from pyspark_mq.sources.connections.processes.pool import ProcessReceivers
+from pyspark_mq.sources.connections.receivers import LocalReceivers, Receivers
+from pyspark_mq.sources.epochs import EpochSource
+from pyspark_mq.sources.protocols import consumer_class
+from pyspark_mq.sources.runtime import Threads
+from pyspark_mq.sources.settings import Settings
+from pyspark_mq.spark_source.extras import redis_store_class
+from pyspark_mq.spark_source.offset import OffsetCodec
+from pyspark_mq.spark_source.options import Options
+
+__all__ = ["begin_source"]
+
+
+def begin_source(options: Options, codec: OffsetCodec, schema: pa.Schema) -> tuple[EpochSource, Receivers]:
+    """The source of a query, and who keeps its connections. It opens nothing yet.
+
+    Parameters
+    ----------
+    options : Options
+        the query's
+    codec : OffsetCodec
+        of its offsets
+    schema : pa.Schema
+        the columns of the blocks to make of deliveries
+    """
+    watch_parent()
+    # Tens of thousands of deliveries are held at a time and none of them is part of a cycle, so
+    # looking for cycles among them finds nothing and costs a tenth of the throughput.
+    gc.set_threshold(100_000, 50, 50)
+    settings, management, runtime = options.settings, options.management, Threads()
+    receivers: Receivers = (
+        ProcessReceivers(settings.receivers, schema, runtime)
+        if settings.receivers > 1
+        else LocalReceivers(consumer_class, schema, runtime)
+    )
+    # The depth of a topic is that of its subscriptions, which are many queues.
+    ask = None if management is None or settings.endpoint.topic is not None else partial(ask_depth, management)
+    source = EpochSource(
+        settings,
+        receivers,
+        partial(_store, options),
+        runtime,
+        list_queues=None if management is None else management.names,
+        ask_depth=ask,
+        judge=worth_a_line,
+        find_records=codec.records,
+    )
+    return source, receivers
+
+
+def _store(options: Options, queue: Settings) -> SeenStore:
+    """The store of one queue of the query."""
+    if options.dedup_store == "checkpoint":
+        return CheckpointOnly()
+    codec = OffsetCodec.of(queue)
+    name = f"{codec.broker}:{codec.ids}:{codec.source}"
+    return redis_store_class()(options.dedup_store, name, queue.dedup_window)

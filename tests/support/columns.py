@@ -1,0 +1,28 @@
+"""Columns of raw deliveries, as Spark gets them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from pyspark_mq.dedup import IdSource, OnMissing
+from pyspark_mq.sources.connections.block import make_block
+from pyspark_mq.sources.connections.decoder import Decoder
+from pyspark_mq.sources.message_id import MessageIds
+from pyspark_mq.spark_source.schema import BatchBuilder
+
+__all__ = ["BY_MESSAGE_ID", "built"]
+
+BY_MESSAGE_ID = MessageIds(IdSource("message-id"), OnMissing.FAIL, exact=False, odd_rows=False)
+
+
+def built(builder: BatchBuilder, raws: Sequence[Any], decoder: Decoder, ids: MessageIds = BY_MESSAGE_ID) -> pa.Table:
+    """All of them, checked as far as Arrow can."""
+    _, block = make_block(decoder, raws, ids, builder.block_schema)
+    batches = list(builder.build(block.rows, "orders"))
+    with pa.ipc.open_stream(builder.serialize(batches)) as stream:
+        table = stream.read_all()
+    table.validate(full=True)
+    return table
