@@ -91,8 +91,8 @@ def spark_python(version: str) -> Path:
     wanted_there = ("-q", f"pyspark=={version}", f"{_ROOT}[spark,all,dev]")
     try:
         # As set-up does, and for its reasons.
-        uncompressed = ("--config-settings-package", "pyspark:--build-option=--compression=stored")
-        _install(str(_UV), "pip", "install", "--python", str(python), *uncompressed, *wanted_there)
+        given = ("--compile-bytecode", "--config-settings-package", "pyspark:--build-option=--compression=stored")
+        _install(str(_UV), "pip", "install", "--python", str(python), *given, *wanted_there)
     except (NodeError, FileNotFoundError):
         _install(str(python), "-m", "pip", "install", *wanted_there)
     # The checkout is on the path instead.

@@ -217,7 +217,13 @@ install_with_uv() {
     # pyspark comes as source, and jars in a wheel gain nothing by being compressed again: 15 s.
     env ${index:+UV_DEFAULT_INDEX="$index"} ${PIP_CERT:+SSL_CERT_FILE="$PIP_CERT"} \
         "$venv/bin/uv" pip install --python "$venv/bin/python" --constraint "$lock" \
-        --config-settings-package pyspark:--build-option=--compression=stored "$@"
+        --config-settings-package pyspark:--build-option=--compression=stored "$@" && compile_modules
+}
+
+# As pip does. Where PYTHONDONTWRITEBYTECODE is set each process compiles all it imports, which takes one of Spark's
+# seconds. What cannot be compiled is of no business here: some packages have templates and tests for other versions.
+compile_modules() {
+    "$venv/bin/python" -m compileall -qq -j 0 "$venv/lib" || true
 }
 
 # Spark looks for its data sources with pkgutil, which does not see every kind of editable install.

@@ -108,6 +108,8 @@ def _serve(requests: socket.socket) -> bool:
             answer = 0
         else:
             answer = os.fork()
+            # A group of its own, from the first moment that somebody knows its number: by that all of it is killed.
+            os.setpgid(answer, 0)
             if answer == 0:
                 _become(argument, fds)
                 return True
@@ -117,7 +119,6 @@ def _serve(requests: socket.socket) -> bool:
 
 
 def _become(environment: dict[str, str], fds: list[int]) -> None:
-    os.setsid()
     for standard, fd in enumerate(fds):
         os.dup2(fd, standard)
         os.close(fd)
