@@ -349,7 +349,9 @@ def test_an_impurity_is_found(source: str) -> None:
     assert against_purity("dedup.new", source, imports_of(source))
 
 
-@pytest.mark.parametrize("source", ["from testbed.nodes import make_node", "def f():\n  import testcontainers.core"])
+@pytest.mark.parametrize(
+    "source", ["from testbed.brokers.factory import make_node", "def f():\n  import testcontainers.core"]
+)
 def test_an_import_of_what_is_not_shipped_is_found(source: str) -> None:
     assert len(against_shipping(imports_of(source))) == 1
 

@@ -156,17 +156,17 @@ def make_cluster(broker: str, version: str = "") -> Cluster:
         NodeError: what it needs is not installed.
     """
     if broker == "rabbitmq":
-        from testbed.rabbitmq_cluster import RabbitCluster  # noqa: PLC0415 - one of three is used
+        from testbed.clusters.rabbitmq import RabbitCluster  # noqa: PLC0415 - one of three is used
 
         return RabbitCluster(version=version)
     if version:
         raise NodeError(f"clusters of {broker!r} are of one version here, not of {version!r}")
     if broker == "artemis":
-        from testbed.artemis_pair import ArtemisPair  # noqa: PLC0415
+        from testbed.clusters.artemis import ArtemisPair  # noqa: PLC0415
 
         return ArtemisPair()
     if broker == "activemq":
-        from testbed.activemq_pair import ActiveMqPair  # noqa: PLC0415
+        from testbed.clusters.activemq import ActiveMqPair  # noqa: PLC0415
 
         return ActiveMqPair()
     raise NodeError(f"there is no cluster of {broker!r}")
