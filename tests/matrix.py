@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from testbed.clusters.cluster import CLUSTERS
+from testbed.clusters.factory import CLUSTERS
 from testbed.process import NodeError
 from testbed.storm import soak
 from tests.support.cells import ALL_CELLS, STORM_CELLS, Cell, cell_node

@@ -19,7 +19,8 @@ from typing import Any
 
 from rich.console import Console
 
-from testbed.clusters.cluster import CLUSTERS, Cluster, make_cluster
+from testbed.clusters.cluster import Cluster
+from testbed.clusters.factory import CLUSTERS, make_cluster
 from testbed.process import NodeError, poll
 from testbed.storm.audit import print_rows
 from testbed.storm.queues import ids_of

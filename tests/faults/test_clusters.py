@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from testbed.brokers.activemq import ActiveMqNode
-from testbed.clusters.cluster import Cluster, make_cluster
+from testbed.clusters.cluster import Cluster
+from testbed.clusters.factory import make_cluster
 from testbed.clusters.rabbitmq import DISCONNECTED_MS
 from testbed.process import NodeError, poll, unique_ids
 from testbed.storm.audit import verdict
