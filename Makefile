@@ -48,10 +48,10 @@ spark-matrix: ready ## Run the tests in real Sparks of each version, from PyPI; 
 	$(BIN)/python -m tests.spark_matrix $(ARGS)
 
 soak: ready ## Kill everything at random, count what arrives, have it judged; ARGS="--folder ..." goes on where it was
-	$(BIN)/python -m testbed.soak $(ARGS)
+	$(BIN)/python -m testbed.storm.soak $(ARGS)
 
 cluster-storm: ready ## Kill, freeze and cut off the brokers of a cluster: ARGS="--cluster rabbitmq --protocol stomp"
-	$(BIN)/python -m testbed.cluster_storm $(ARGS)
+	$(BIN)/python -m testbed.storm.cluster_storm $(ARGS)
 
 bench: ready ## Measure beside bare clients, PerfTest and Hazelcast, or a part of it: ARGS="growth --page"
 	$(BIN)/python -m benchmarks $(ARGS)

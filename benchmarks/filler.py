@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Iterator
 
 from benchmarks.contenders import Shape
-from testbed.rabbitmq_publisher import publish_confirmed
+from testbed.publishers.amqp091 import publish_confirmed
 
 __all__ = ["FILL_RATE_LEAST", "HEADERS", "bodies", "command", "ids"]
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from testbed import soak
-from testbed.clusters import CLUSTERS
+from testbed.clusters.factory import CLUSTERS
 from testbed.process import NodeError
+from testbed.storm import soak
 from tests.support.cells import ALL_CELLS, STORM_CELLS, Cell, cell_node
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -152,7 +152,7 @@ def _run_storm(cell: Cell, arguments: argparse.Namespace) -> dict[str, Any]:
     size = ["--messages", str(arguments.messages), "--rate", str(arguments.rate), "--faults", str(arguments.faults)]
     place = ["--broker", cell.broker, "--protocol", cell.protocol, "--version", cell.version]
     place += ["--quorum"] if cell.kind == "quorum" else []
-    _program("testbed.soak", *place, *size, "--report", str(report))
+    _program("testbed.storm.soak", *place, *size, "--report", str(report))
     counted: dict[str, Any] = json.loads(report.read_text("utf-8")) if report.exists() else {}
     return counted
 

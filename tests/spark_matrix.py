@@ -3,7 +3,7 @@
 Each version gets a virtual environment in ``build/spark``, from PyPI, with the checkout on its path. What was run
 leaves ``docs/matrix/spark-<version>.json``, so versions and parts can be run one by one, on any machine, and the page
 be written from all.
-What a Spark can do is asked of it (:func:`testbed.sparks.settles_at_once`), never read from its number.
+What a Spark can do is asked of it (:func:`testbed.spark.versions.settles_at_once`), never read from its number.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from testbed.brokers.rabbitmq import RabbitNode
 from testbed.distributions import find_java
 from testbed.process import NodeError
-from testbed.rabbitmq_node import RabbitNode
-from testbed.sparks import VERSIONS, settles_at_once
+from testbed.spark.versions import VERSIONS, settles_at_once
 from tests.support.spark_driver import POINTS, DriverMatrix
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -148,7 +148,7 @@ def run_storm(version: str, python: Path) -> dict[str, Any]:
     """A short soak."""
     report = _WORK / f"{version}.storm.json"
     report.unlink(missing_ok=True)
-    _program(python, "testbed.soak", *_STORM, "--report", str(report))
+    _program(python, "testbed.storm.soak", *_STORM, "--report", str(report))
     return json.loads(report.read_text("utf-8")) if report.exists() else {"holds": False, "faults in all": 0}
 
 

@@ -16,7 +16,7 @@ source tools/debian.sh
 readonly bin=${BIN:-.venv/bin}
 readonly logs=build/containers
 readonly ours=pyspark-mq-test
-# Of containers; the one in testbed/containers.py.
+# Of containers; the one in testbed/brokers/containers.py.
 readonly label=pyspark-mq
 daemon=
 place=

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import ParamSpec
 
 from testbed import quick_start
-from testbed.rabbitmq_node import RabbitNode
-from testbed.sparks import VERSIONS, settles_at_once
+from testbed.brokers.rabbitmq import RabbitNode
+from testbed.spark.versions import VERSIONS, settles_at_once
 
 __all__ = [
     "LOCK",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
-from testbed.nodes import make_node
+from testbed.brokers.factory import make_node
 from testbed.process import Node, NodeError, PublishError, QueueCounts
 from tests.conftest import missing
 from tests.support.cells import Cell, LiveCell

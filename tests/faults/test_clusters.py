@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from testbed.activemq_node import ActiveMqNode
-from testbed.audit import verdict
-from testbed.clusters import Cluster, make_cluster
+from testbed.brokers.activemq import ActiveMqNode
+from testbed.clusters.cluster import Cluster
+from testbed.clusters.factory import make_cluster
+from testbed.clusters.rabbitmq import DISCONNECTED_MS
 from testbed.process import NodeError, poll, unique_ids
-from testbed.rabbitmq_cluster import DISCONNECTED_MS
+from testbed.storm.audit import verdict
 from tests.conftest import missing
 from tests.support.engine import Engine, full_epochs
 
 if TYPE_CHECKING:
-    from testbed.activemq_pair import ActiveMqPair
-    from testbed.artemis_pair import ArtemisPair
-    from testbed.rabbitmq_cluster import RabbitCluster
+    from testbed.clusters.activemq import ActiveMqPair
+    from testbed.clusters.artemis import ArtemisPair
+    from testbed.clusters.rabbitmq import RabbitCluster
 
 pytestmark = pytest.mark.whole
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from testbed.process import poll
-from testbed.proxy import Direction, FaultProxy
+from testbed.storm.proxy import Direction, FaultProxy
 from tests.support.cells import LiveCell
 from tests.support.checks import assert_exactly_once
 from tests.support.engine import Engine

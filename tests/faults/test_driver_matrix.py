@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from testbed.process import poll
-from testbed.proxy import Direction
+from testbed.storm.proxy import Direction
 from tests.support.cells import LiveCell
 from tests.support.checks import assert_exactly_once
 from tests.support.engine import At, Crashed, Engine

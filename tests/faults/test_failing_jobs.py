@@ -6,8 +6,8 @@ import contextlib
 
 import pytest
 
+from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import poll
-from testbed.rabbitmq_node import RabbitNode
 from tests.support.checks import bodies
 from tests.support.engine import At, Crashed, Engine
 

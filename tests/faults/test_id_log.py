@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import poll
-from testbed.rabbitmq_node import RabbitNode
 from tests.support.checks import assert_ids_exactly_once, bodies
 from tests.support.engine import At, Crashed, Engine, ReaderError, full_epochs
 

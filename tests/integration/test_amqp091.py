@@ -14,9 +14,9 @@ from pathlib import Path
 import pika
 import pytest
 
+from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import TlsFiles, poll
-from testbed.proxy import Direction, FaultProxy
-from testbed.rabbitmq_node import RabbitNode
+from testbed.storm.proxy import Direction, FaultProxy
 from tests.support.certificates import Certificates
 from tests.support.checks import assert_ids_exactly_once, bodies, total
 from tests.support.engine import At, Crashed, Engine, ReaderError, full_epochs

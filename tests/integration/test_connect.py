@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import poll
-from testbed.rabbitmq_node import RabbitNode
 from tests.integration.test_spark import full_api
 from tests.support.checks import bodies, total
 from tests.support.connect import ADDRESS, connect_server

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from testbed.rabbitmq_node import RabbitNode
+from testbed.brokers.rabbitmq import RabbitNode
 
 JOB = Path(__file__).parents[2] / "examples" / "job.py"
 #: As Spark 4.3 words it, shortened in the middle.

@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 
 from testbed import distributions
-from testbed.activemq_node import ActiveMqNode
-from testbed.artemis_node import ArtemisNode
+from testbed.brokers.activemq import ActiveMqNode
+from testbed.brokers.artemis import ArtemisNode
+from testbed.brokers.java import READER, READER_PASSWORD, JavaNode, publish_java
 from testbed.distributions import ACTIVEMQ_VERSIONS, JOLOKIA, Distribution, fetch, newest
-from testbed.java_node import READER, READER_PASSWORD, JavaNode, publish_java
 from testbed.process import LOOPBACK, NodeError, PublishError, QueueCounts, TlsFiles, poll
-from testbed.stomp_publisher import publish_stomp
+from testbed.publishers.stomp import publish_stomp
 from tests.conftest import missing
 from tests.support.certificates import Certificates, Identity, make_certificates
 from tests.support.checks import total
@@ -188,7 +188,7 @@ def test_it_does_not_outlive_its_owner(tmp_path: Path) -> None:
     code = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from testbed.activemq_node import ActiveMqNode\n"
+        "from testbed.brokers.activemq import ActiveMqNode\n"
         "ActiveMqNode(data=Path(sys.argv[1])).start()\n"
         "print('started', flush=True)\n"
         "time.sleep(600)\n"
@@ -308,7 +308,7 @@ def test_who_publishes_has_to_know_the_password(node: JavaNode, protocol: str) -
 
 
 def publish(url: str, queue: str, bodies: list[bytes]) -> None:
-    from testbed.amqp10_publisher import OutgoingMessage, publish_amqp10
+    from testbed.publishers.amqp10 import OutgoingMessage, publish_amqp10
 
     if url.startswith("stomp"):
         publish_stomp(url, queue, ((body, {}) for body in bodies), timeout_s=TIMEOUT_S)

@@ -16,9 +16,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from pyspark_mq import QueueListener, readings
+from testbed.brokers.rabbitmq import RabbitNode
 from testbed.ports import free_port
 from testbed.process import poll
-from testbed.rabbitmq_node import RabbitNode
 from tests.integration.test_spark import Job, full_api
 from tests.support.checks import bodies
 from tests.support.engine import full_epochs

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from testbed.rabbitmq_node import RabbitNode
+from testbed.brokers.rabbitmq import RabbitNode
 
 PAGE = Path(__file__).parents[2] / "docs" / "migration.md"
 ENDS = importlib.util.find_spec("pyspark.sql.streaming.datasource") is not None

@@ -26,12 +26,12 @@ from typing import Any
 import pyspark
 import pytest
 
-from testbed.activemq_node import ActiveMqNode
-from testbed.artemis_node import ArtemisNode
+from testbed.brokers.activemq import ActiveMqNode
+from testbed.brokers.artemis import ArtemisNode
+from testbed.brokers.rabbitmq import RabbitNode
 from testbed.ports import free_port
 from testbed.process import NodeError, poll
 from testbed.quick_start import URL
-from testbed.rabbitmq_node import RabbitNode
 from tests.conftest import missing
 from tests.support.checks import bodies, total
 from tests.support.engine import full_epochs

@@ -12,8 +12,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from testbed.brokers.rabbitmq import RabbitNode
 from testbed.quick_start import URL
-from testbed.rabbitmq_node import RabbitNode
 from tests.conftest import missing
 from tests.support.checks import bodies, total
 from tests.support.connect import ADDRESS, SPARK, connect_server

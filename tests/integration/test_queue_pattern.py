@@ -11,11 +11,11 @@ from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from pyspark_mq.errors import BrokerUnavailableError, RefusedError
 from pyspark_mq.sources.settings import Settings
 from pyspark_mq.spark_source.options import parse_options
-from testbed.activemq_node import ActiveMqNode
-from testbed.artemis_node import ArtemisNode
-from testbed.java_node import JavaNode
+from testbed.brokers.activemq import ActiveMqNode
+from testbed.brokers.artemis import ArtemisNode
+from testbed.brokers.java import JavaNode
+from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import NodeError, poll
-from testbed.rabbitmq_node import RabbitNode
 from tests.conftest import missing
 from tests.support.engine import At, Crashed, Engine
 

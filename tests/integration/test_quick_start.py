@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from testbed import quick_start
+from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import poll
-from testbed.rabbitmq_node import RabbitNode
 
 #: Of another Spark no trigger ends.
 ENDS = importlib.util.find_spec("pyspark.sql.streaming.datasource") is not None

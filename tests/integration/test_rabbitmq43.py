@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
+from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import poll
-from testbed.rabbitmq_node import RabbitNode
 from tests.conftest import Nodes
 from tests.support.cells import Cell, LiveCell
 from tests.support.checks import assert_exactly_once

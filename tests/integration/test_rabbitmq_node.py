@@ -17,6 +17,7 @@ import pika
 import pytest
 from pika.exceptions import AMQPError
 
+from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import (
     LOOPBACK,
     Node,
@@ -29,7 +30,6 @@ from testbed.process import (
     listens,
     poll,
 )
-from testbed.rabbitmq_node import RabbitNode
 from tests.support.certificates import Certificates, Identity, make_certificates
 
 pytestmark = pytest.mark.whole
@@ -203,7 +203,7 @@ def test_it_does_not_outlive_its_owner(tmp_path: Path) -> None:
     code = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from testbed.rabbitmq_node import RabbitNode\n"
+        "from testbed.brokers.rabbitmq import RabbitNode\n"
         "RabbitNode(data=Path(sys.argv[1])).start()\n"
         "print('started', flush=True)\n"
         "time.sleep(600)\n"

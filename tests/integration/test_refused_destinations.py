@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from pyspark_mq.brokers.base import AMQP_1_0, STOMP
-from testbed.activemq_node import ActiveMqNode
-from testbed.artemis_node import ArtemisNode
+from testbed.brokers.activemq import ActiveMqNode
+from testbed.brokers.artemis import ArtemisNode
+from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import Node, NodeError
-from testbed.rabbitmq_node import RabbitNode
 from tests.conftest import missing
 from tests.support.engine import Engine, ReaderError
 

@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from pyspark_mq.brokers.base import AMQP_0_9_1, STOMP
+from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import NodeError, poll
-from testbed.proxy import FaultProxy
-from testbed.rabbitmq_node import RabbitNode
+from testbed.storm.proxy import FaultProxy
 from tests.conftest import missing
 from tests.support.certificates import openssl
 from tests.support.checks import bodies

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from testbed.audit import verdict
+from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import NodeError
-from testbed.rabbitmq_node import RabbitNode
+from testbed.storm.audit import verdict
 from tests.conftest import missing
 from tests.support.pages import blocks
 from tests.support.sink_jobs import SinkJob, drained, killed

@@ -12,10 +12,10 @@ import pytest
 
 from pyspark_mq.cli.checkpoint import read_checkpoint
 from pyspark_mq.cli.inspect import report
-from testbed.audit import verdict
+from testbed.brokers.rabbitmq import RabbitNode
 from testbed.distributions import KAFKA_JARS, SPARK_OF_JARS, fetch
 from testbed.process import NodeError, poll
-from testbed.rabbitmq_node import RabbitNode
+from testbed.storm.audit import verdict
 from tests.conftest import missing
 from tests.spark_matrix import spark_python
 from tests.support.delta import Commits

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from judge.check import check
+from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import poll
-from testbed.rabbitmq_node import RabbitNode
 
 ROOT = Path(__file__).parents[2]
 SIZE = ["--messages", "4000", "--rate", "400", "--faults", "2"]
@@ -32,7 +32,7 @@ class Soak:
         self.log = folder.parent / "soak.log"
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "testbed.soak", "--folder", str(self.folder), *arguments]
+        command = [sys.executable, "-m", "testbed.storm.soak", "--folder", str(self.folder), *arguments]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_MQ_TEST": str(self.folder)}
         with self.log.open("ab") as log:
             return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)

@@ -17,8 +17,8 @@ import pika
 import pytest
 
 from pyspark_mq.cli.main import main
+from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import poll
-from testbed.rabbitmq_node import RabbitNode
 from tests.support.checks import bodies, total
 from tests.support.engine import full_epochs
 

@@ -12,13 +12,13 @@ import psutil
 import pyspark
 import pytest
 
-from testbed.audit import output_marks, verdict
+from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import Command, NodeError, Process, poll
-from testbed.queues import PrivateBroker
 from testbed.quick_start import URL
-from testbed.rabbitmq_node import RabbitNode
-from testbed.spark_cluster import SparkCluster
-from testbed.storm import Job
+from testbed.spark.standalone import SparkCluster
+from testbed.storm.audit import output_marks, verdict
+from testbed.storm.queues import PrivateBroker
+from testbed.storm.storm import Job
 from tests.conftest import missing
 from tests.support.pages import ROOT, block
 

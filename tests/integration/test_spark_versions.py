@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import NodeError
-from testbed.rabbitmq_node import RabbitNode
-from testbed.sparks import settles_at_once
+from testbed.spark.versions import settles_at_once
 from tests.conftest import missing
 from tests.spark_matrix import spark_python
 from tests.support.spark_driver import POINTS, DriverMatrix

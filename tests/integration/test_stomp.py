@@ -17,9 +17,9 @@ from pyspark_mq.brokers.base import AMQP_1_0, STOMP
 from pyspark_mq.dedup import IdSource
 from pyspark_mq.errors import BrokerUnavailableError, MessageError, RefusedError
 from pyspark_mq.sources.endpoint import Tls
-from testbed.activemq_node import ActiveMqNode
+from testbed.brokers.activemq import ActiveMqNode
 from testbed.process import Node, NodeError, QueueCounts, TlsFiles, poll
-from testbed.proxy import Direction, FaultProxy
+from testbed.storm.proxy import Direction, FaultProxy
 from tests.conftest import missing
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.engine import At, Crashed, Engine, full_epochs

@@ -13,11 +13,11 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from testbed.audit import output_marks, verdict
+from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import Command, NodeError, Process, poll
 from testbed.quick_start import URL
-from testbed.rabbitmq_node import RabbitNode
-from testbed.yarn_cluster import YarnCluster
+from testbed.spark.yarn import YarnCluster
+from testbed.storm.audit import output_marks, verdict
 from tests.conftest import missing
 from tests.support.pages import ROOT, block
 

@@ -13,7 +13,7 @@ import pytest
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from pyspark_mq.dedup import IdSource
 from testbed.process import poll
-from testbed.stomp_publisher import publish_stomp
+from testbed.publishers.stomp import publish_stomp
 from tests.support.amqp10_messages import Message, V
 from tests.support.amqp10_send import send
 from tests.support.cells import LiveCell

@@ -10,7 +10,7 @@ import pytest
 from pyspark_mq.brokers.base import AMQP_1_0, STOMP
 from pyspark_mq.sources.connections.consumer import QueueDepth
 from testbed.process import poll
-from testbed.proxy import Direction
+from testbed.storm.proxy import Direction
 from tests.support.cells import LiveCell, Session
 from tests.support.engine import At, Crashed, Engine
 

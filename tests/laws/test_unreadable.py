@@ -12,8 +12,8 @@ from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from pyspark_mq.dedup import IdSource
 from pyspark_mq.errors import MessageError
 from pyspark_mq.sources.connections.decoder import UNREADABLE_PROPERTY
-from testbed.amqp10_publisher import OutgoingMessage, publish_amqp10
 from testbed.process import poll
+from testbed.publishers.amqp10 import OutgoingMessage, publish_amqp10
 from tests.support.amqp10_messages import Message, V, section
 from tests.support.amqp10_send import send
 from tests.support.cells import LiveCell

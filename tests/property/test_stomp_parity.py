@@ -1,4 +1,4 @@
-"""STOMP with headers kept as bytes, against the plain reading of :mod:`tests.support.stomp_reference`.
+"""STOMP with headers kept as bytes, against stomp.py and what was written (:mod:`tests.support.stomp_oracle`).
 
 Whatever bytes come, in whatever pieces: the same frames, columns, IDs and refusals.
 """
@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import process_time
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from pyspark_mq.brokers import BROKERS
@@ -21,7 +21,7 @@ from pyspark_mq.sources.stomp.decoder import StompDecoder
 from pyspark_mq.sources.stomp.frames import FrameError, FrameReader, UnreadableHeaders
 from pyspark_mq.sources.stomp.headers import parse, value
 from pyspark_mq.sources.stomp.table import HeaderTable
-from tests.support.stomp_reference import ReferenceDecoder, ReferenceUnreadable, frames_of
+from tests.support.stomp_oracle import Delivery, cut_by_stomp_py, headers_of
 
 #: Names with a meaning, names that begin or end like them, and names that are no text or escaped.
 NAMES = [
@@ -36,7 +36,7 @@ VALUES = [
     b"\xc2\xb2", b"\xd9\xa1", b"ID\\ca-1\\c2\\c3\\c4", b"ID:a:1:2:-3", b"12,34", b"12,\xff", b"a\\\\cb\\n\\r\\t\\",
     b"\xff\xfe", b"caf\xc3\xa9", b"\xc3", b"a:b:c", b":", b"ack:9", b"x\ry", b"4\r", b"\0",
 ]  # fmt: skip
-LENGTHS = [b"0", b"3", b"007", b"", b"-1", b"two", b"3 ", b"\xc2\xb2", b"9" * 15, b"9" * 16, b"9" * 5_000, b"\\c3"]
+LENGTHS_REFUSED = [b"", b"-1", b"two", b"3 ", b"\xc2\xb2", b"9" * 16, b"9" * 5_000, b"\\c3"]
 SOURCES = [
     IdSource("message-id"),
     IdSource("correlation-id"),
@@ -52,51 +52,112 @@ entries = st.one_of(
     st.builds(lambda name, text: name + b":" + text, st.sampled_from(NAMES), st.sampled_from(VALUES)),
     st.sampled_from(NAMES),
     st.binary(max_size=8).filter(lambda line: b"\n" not in line),
-)
+).filter(lambda line: line not in (b"", b"\r"))  # which ends the headers
 bodies = st.one_of(
     st.binary(max_size=12),
     st.lists(st.sampled_from([b"\0", b"\n", b"\r", b"M", b"MESSAGE\n", b"x", b"\n\n", b"\n\r\n"]), max_size=6).map(
         b"".join
     ),
 )
+#: Of frames without a length, or with one that is none: no frame begins in them.
+texts = st.lists(st.sampled_from([b"\n", b"\r", b"M", b"MESSAGES\n", b"x", b"\n\n", b"\n\r\n"]), max_size=6).map(
+    b"".join
+)
+split_texts = st.lists(texts, min_size=2, max_size=4).map(b"\0".join)
+
+
+@dataclass(frozen=True)
+class Written:
+    """A frame as it is written, and what it says.
+
+    Attributes:
+        lines: of its headers.
+        error: how the reason begins for which it cannot be read; empty if it can.
+        length: has it the right one?
+    """
+
+    data: bytes
+    command: str
+    lines: list[bytes]
+    body: bytes
+    error: str
+    length: bool
 
 
 @st.composite
-def message(draw: st.DrawFn) -> bytes:
+def written(draw: st.DrawFn) -> Written:
     """A frame, mostly one that a broker could send."""
-    command = draw(st.sampled_from([b"MESSAGE"] * 12 + [b"RECEIPT", b"ERROR", b"CONNECTED", b"SEND", b"MESSAGES"]))
+    command = draw(st.sampled_from(["MESSAGE"] * 12 + ["RECEIPT", "ERROR", "CONNECTED"]))
     lines = draw(st.lists(entries, max_size=6))
-    body = draw(bodies)
-    length = draw(st.sampled_from(["right"] * 6 + ["none"] * 4 + ["odd", "bare", "twice"]))
+    if command == "CONNECTED":  # which stomp.py takes for escaped
+        lines = [line for line in lines if b"\\" not in line]
+    length = draw(st.sampled_from(["right"] * 6 + ["none"] * 4 + ["twice", "odd", "bare", "short", "split"]))
+    body = draw(bodies if length in ("right", "twice") else texts)
+    error, announced = "", [b"content-length:%d" % len(body)]
+    if length == "twice":
+        announced.append(b"content-length:1")
+    if length == "none":
+        announced = []
+    if length == "odd":
+        odd = draw(st.sampled_from(LENGTHS_REFUSED))
+        announced, error = [b"content-length:" + odd], f"its content-length is {odd[:40]!r}"
+    if length == "bare":
+        announced, error = [b"content-length"], "its content-length is b''"
+    if length == "short":
+        body += b"x"
+        told = draw(st.integers(0, len(body) - 1))
+        announced, error = [b"content-length:%d" % told], f"no end of frame behind a body of {told} bytes"
+    if length == "split" and command == "MESSAGE":
+        body, announced, error = draw(split_texts), [], "a text with a NUL in it"
     at = draw(st.integers(0, len(lines)))
-    announced = {
-        "right": [b"content-length:%d" % len(body)],
-        "none": [],
-        "odd": [b"content-length:" + draw(st.sampled_from(LENGTHS))],
-        "bare": [b"content-length"],
-        "twice": [b"content-length:%d" % len(body), b"content-length:1"],
-    }[length]
     lines[at:at] = announced
     end = draw(st.sampled_from([b"\n"] * 6 + [b"\r\n"]))
-    behind = draw(st.sampled_from([b"\n", b"", b"\n\n\n", b"\r\n", b"x"]))
-    return end.join([command, *lines, b"", b""]) + body + b"\0" + behind
+    data = end.join([command.encode(), *lines, b"", b""]) + body + b"\0"
+    if end == b"\n":
+        lines = [line.removesuffix(b"\r") for line in lines]
+    # Two names of which one has an escape that means nothing may say the same.
+    assume(len(headers_of(lines)) == len({line.partition(b":")[0] for line in lines}))
+    return Written(data, command, lines, body, error if command == "MESSAGE" else "", length in ("right", "twice"))
 
 
-streams = st.one_of(
-    st.lists(message(), max_size=5).map(b"".join),
+ends_of_lines = st.sampled_from([b"\n", b"", b"\n\n\n", b"\r\n"])
+#: What is no frame.
+STRANGERS = [
+    b"x",
+    b"SEND\n\n\0",
+    b"MESSAGES\n",
+    b"HTTP/1.1 400 Bad Request\r\n\r\n",
+    b"AMQP\0\0\x09\x01",
+    b"\x15\x03\x03\0\x02",
+]
+anything = st.one_of(
+    st.lists(written(), max_size=4).map(lambda some: b"".join(one.data for one in some)),
     st.binary(max_size=60),
     st.binary(max_size=60).map(lambda some: b"MESSAGE\n" + some),
-    st.sampled_from([b"HTTP/1.1 400 Bad Request\r\n\r\n", b"AMQP\0\0\x09\x01", b"\x15\x03\x03\0\x02\x02\x46"]),
-)
+    st.lists(st.sampled_from([b"MESSAGE\n", b"\0", b"\n", b"\n\n", b"\r\n", b"SEND\n", b"a:1\n", b"content-length:3\n",
+                              b"content-length:x\n", b"\0\nMES", b"x"]), max_size=12).map(b"".join),
+    st.sampled_from(STRANGERS),
+)  # fmt: skip
+
+
+def cut(draw: st.DrawFn, data: bytes) -> list[bytes]:
+    """As it is read: in pieces of any size."""
+    cuts = sorted(draw(st.lists(st.integers(0, len(data)), max_size=6)))
+    return [data[start:end] for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True)]
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> tuple[list[Written], list[bytes], list[bytes]]:
+    """Frames, the ends of lines behind each, and their stream in pieces."""
+    frames = draw(st.lists(written(), max_size=5))
+    behind = [draw(ends_of_lines) for _ in frames]
+    return frames, behind, cut(draw, b"".join(one.data + end for one, end in zip(frames, behind, strict=True)))
 
 
 @st.composite
 def pieces(draw: st.DrawFn) -> list[bytes]:
-    """A stream as it is read: cut anywhere, and perhaps cut off."""
-    data = draw(streams)
-    data = data[: draw(st.integers(0, len(data)))] if draw(st.booleans()) else data
-    cuts = sorted(draw(st.lists(st.integers(0, len(data)), max_size=6)))
-    return [data[start:end] for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True)]
+    """Whatever may come, in pieces."""
+    return cut(draw, draw(anything))
 
 
 def read(some: Sequence[bytes]) -> tuple[list[Any], bool]:
@@ -112,32 +173,131 @@ def read(some: Sequence[bytes]) -> tuple[list[Any], bool]:
     return frames, False
 
 
+def expected_of(frames: Sequence[Written], last: str) -> list[Any]:
+    return [(one.command, headers_of(one.lines, last), one.error, one.body) for one in frames]
+
+
+def found_in(frames: Sequence[Any], last: str) -> list[Any]:
+    return [
+        (
+            command,
+            parse(block, last, escaped=command != "CONNECTED"),
+            block.error if type(block) is UnreadableHeaders else "",
+            body,
+        )
+        for command, block, body in frames
+    ]
+
+
+def same_frames(found: Sequence[Any], expected: Sequence[Any]) -> None:
+    assert [(command, headers, body) for command, headers, _, body in found] == [
+        (command, headers, body) for command, headers, _, body in expected
+    ]
+    for (_, _, error, _), (_, _, beginning, _) in zip(found, expected, strict=True):
+        assert error.startswith(beginning)
+        assert bool(error) == bool(beginning)
+
+
 @settings(max_examples=400, deadline=None)
-@given(pieces())
-@example([b"MESSAGE\nack\nack:1\n\n\0\nMESSAGE\nack2:1\nack:2\n\n\0"])
-@example([b"MESSAGE\ncontent-length2:9\ncontent-length:1\n\nx\0"])
-@example([b"MESSAGE\n\na\0", b"b\0", b"\nMES", b"SAGE\n\nx\0"])
-@example([b"MESSAGE\r\na:1\r\n", b"\r", b"\nx\0\r\n"])
-@example([b"MESSAGE\r\na:1\r\ncontent-length:2\r\n\r\n\nx\0\n"])
-@example([b"MESSAGE\na:1\n\nx\0\n\r", b"MESSAGES\n\n\0"])
-def test_the_same_frames_and_columns(some: list[bytes]) -> None:
+@given(streams())
+def test_the_frames_and_columns_that_were_written(given: tuple[list[Written], list[bytes], list[bytes]]) -> None:
+    written, _, some = given
     frames, refused = read(some)
+    assert not refused
     for dialect in DIALECTS:
         last = dialect.last_header
-        expected, expected_refused = frames_of(b"".join(some), last)
-        assert refused == expected_refused
-        assert [
-            (command, parse(block, last, escaped=command != "CONNECTED"), type(block) is UnreadableHeaders, body)
-            for command, block, body in frames
-        ] == [
-            (command, dict(headers), type(headers) is ReferenceUnreadable, body) for command, headers, body in expected
-        ]
+        expected = expected_of(written, last)
+        same_frames(found_in(frames, last), expected)
         raws = [(tag, *frame[1:], dialect) for tag, frame in enumerate(frames, 1) if frame[0] == "MESSAGE"]
-        plain = [(tag, *frame[1:], dialect) for tag, frame in enumerate(expected, 1) if frame[0] == "MESSAGE"]
+        plain = [
+            Delivery(tag, headers, body, dialect, error)
+            for tag, (command, headers, error, body) in enumerate(expected, 1)
+            if command == "MESSAGE"
+        ]
         same_columns(raws, plain)
         for raw, old in zip(raws, plain, strict=True):
             same_columns([raw] * 3, [old] * 3)
-            assert (value(raw[1], "ack", last) is None) == ("ack" not in old[1])
+            assert (value(raw[1], "ack", last) is None) == ("ack" not in old.headers)
+
+
+@settings(max_examples=400, deadline=None)
+@given(streams())
+def test_frames_are_cut_as_stomp_py_cuts_them(given: tuple[list[Written], list[bytes], list[bytes]]) -> None:
+    written, _, some = given
+    assume(not any(one.error or b"\0" in b"".join(one.lines) for one in written))
+    # Of a length that is wrong in another frame than a message it makes what it can.
+    assume(
+        all(one.command == "MESSAGE" or one.length or b"content-length" not in b"".join(one.lines) for one in written)
+    )
+    frames, _ = read(some)
+    assert [(command, body) for command, _, body in frames] == cut_by_stomp_py(b"".join(some))
+
+
+@settings(max_examples=400, deadline=None)
+@given(streams(), st.data())
+def test_of_a_stream_that_ends_anywhere_the_frames_that_have_ended(
+    given: tuple[list[Written], list[bytes], list[bytes]], data: st.DataObject
+) -> None:
+    written, behind, some = given
+    stream = b"".join(some)[: data.draw(st.integers(0, sum(map(len, some))))]
+    whole, at = [], 0
+    for one, end in zip(written, behind, strict=True):
+        at += len(one.data)
+        if at > len(stream):
+            # The first part of a text with a NUL in it is a text, and a length may be right for a while.
+            if one.error:
+                frames, _ = read(cut(data.draw, stream))
+                same_frames(found_in(frames[: len(whole)], ""), expected_of(whole, ""))
+                return
+            break
+        whole.append(one)
+        at += len(end)
+    frames, refused = read(cut(data.draw, stream))
+    same_frames(found_in(frames, ""), expected_of(whole, ""))
+    assert not refused
+
+
+@settings(max_examples=200, deadline=None)
+@given(streams(), st.sampled_from(STRANGERS), st.data())
+def test_what_is_no_frame_is_refused_behind_the_frames_before_it(
+    given: tuple[list[Written], list[bytes], list[bytes]], stranger: bytes, data: st.DataObject
+) -> None:
+    written, _, some = given
+    # Behind a text without a length it is more of the text.
+    assume(not written or written[-1].length)
+    frames, refused = read(cut(data.draw, b"".join(some) + stranger))
+    same_frames(found_in(frames, ""), expected_of(written, ""))
+    assert refused
+
+
+@settings(max_examples=400, deadline=None)
+@given(pieces())
+@example([b"MESSAGE\n\na\0", b"b\0", b"\nMES", b"SAGE\n\nx\0"])
+@example([b"MESSAGE\r\na:1\r\n", b"\r", b"\nx\0\r\n"])
+@example([b"MESSAGE\na:1\n\nx\0\n\r", b"MESSAGES\n\n\0"])
+def test_what_is_read_of_anything_does_not_depend_on_where_it_is_cut(some: list[bytes]) -> None:
+    whole, stream = read([b"".join(some)]), b"".join(some)
+    assert read(some) == whole
+    assert read([stream[at : at + 1] for at in range(len(stream))]) == whole
+
+
+@pytest.mark.parametrize(
+    ("stream", "headers", "body"),
+    [
+        (b"MESSAGE\nack\nack:1\n\n\0\nMESSAGE\nack2:1\nack:2\n\n\0", [{"ack": ""}, {"ack2": "1", "ack": "2"}], b""),
+        (
+            b"MESSAGE\ncontent-length2:9\ncontent-length:1\n\nx\0",
+            [{"content-length2": "9", "content-length": "1"}],
+            b"x",
+        ),
+        (b"MESSAGE\r\na:1\r\ncontent-length:2\r\n\r\n\nx\0\n", [{"a": "1", "content-length": "2"}], b"\nx"),
+    ],
+    ids=["name", "length", "line feed"],
+)
+def test_streams_that_were_once_read_wrongly(stream: bytes, headers: list[dict[str, str]], body: bytes) -> None:
+    frames, refused = read([stream])
+    assert not refused
+    assert [(parse(block), found) for _, block, found in frames] == [(one, body) for one in headers]
 
 
 #: Texts with NULs, lengths that are wrong or none, and what is no frame, as a hostile producer may have them.
@@ -187,31 +347,43 @@ def test_messages_that_are_alike_have_the_same_columns(
     messages: list[list[bytes]], end: bytes, body: bytes, size: int
 ) -> None:
     # Ends of lines may be mixed.
-    data = b"".join(
-        b"MESSAGE\n" + end.join([*lines, b"content-length:%d" % len(body), b"", b""]) + body + b"\0\n"
-        for lines in messages
-    )
-    some = [data[at : at + size] for at in range(0, len(data), size)]
-    frames, _ = read(some)
+    heads = [[*lines, b"content-length:%d" % len(body)] for lines in messages]
+    data = b"".join(b"MESSAGE\n" + end.join([*lines, b"", b""]) + body + b"\0\n" for lines in heads)
+    if end == b"\n":
+        heads = [[line.removesuffix(b"\r") for line in lines] for lines in heads]
+    assume(all(len(headers_of(lines)) == len({line.partition(b":")[0] for line in lines}) for lines in heads))
+    frames, _ = read([data[at : at + size] for at in range(0, len(data), size)])
     for dialect in DIALECTS:
-        expected, _ = frames_of(data, dialect.last_header)
         same_columns(
             [(tag, *frame[1:], dialect) for tag, frame in enumerate(frames, 1)],
-            [(tag, *frame[1:], dialect) for tag, frame in enumerate(expected, 1)],
+            [
+                Delivery(tag, headers_of(lines, dialect.last_header), body, dialect)
+                for tag, lines in enumerate(heads, 1)
+            ],
         )
 
 
-def same_columns(raws: list[Any], plain: list[Any]) -> None:
-    decoder, reference = StompDecoder(), ReferenceDecoder()
+def same_columns(raws: list[Any], plain: list[Delivery]) -> None:
+    decoder = StompDecoder()
     for given_raws in (raws, decoder.batch(raws, list(decoder.columns)), decoder.batch(raws, ["body", "priority"])):
-        assert decoder.tags(given_raws) == reference.tags(plain)
-        assert decoder.bodies(given_raws) == reference.bodies(plain)
+        assert decoder.tags(given_raws) == [one.tag for one in plain]
+        assert decoder.bodies(given_raws) == [one.body for one in plain]
         for source in SOURCES:
-            assert decoder.ids(given_raws, source) == reference.ids(plain, source)
-        assert decoder.hidden(given_raws) == reference.hidden(plain)
-        assert decoder.unreadable(given_raws) == reference.unreadable(plain)
+            assert decoder.ids(given_raws, source) == [one.id(source.kind, source.name) for one in plain]
+        assert decoder.hidden(given_raws) == [name for one in plain for name in one.hidden]
+        odd = [one for one in plain if one.error]
+        told = decoder.unreadable(given_raws)
+        assert [(one.tag, one.known, one.data) for one in told] == [(one.tag, one.known, one.body) for one in odd]
+        assert all(one.error.startswith(other.error) for one, other in zip(told, odd, strict=True))
         for name, column in decoder.columns.items():
-            assert column(given_raws) == reference.columns[name](plain), name
+            if name != "properties":
+                assert column(given_raws) == [one.column(name) for one in plain], name
+        for pairs, one in zip(decoder.columns["properties"](given_raws), plain, strict=True):
+            own = pairs[1:] if one.error else pairs
+            assert (len(own), dict(own)) == (len(one.properties), one.properties)
+            if one.error:
+                assert pairs[0][0] == "unreadable"
+                assert str(pairs[0][1]).startswith(one.error)
 
 
 @settings(max_examples=300, deadline=None)

@@ -19,14 +19,14 @@ from pyspark_mq.sources.connections.consumer import Consumer, Greeting
 from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.protocols import consumer_class
 from pyspark_mq.sources.url import parse_urls
-from testbed.amqp10_publisher import OutgoingMessage, publish_amqp10
-from testbed.containers import ContainerNode
-from testbed.java_node import READER, READER_PASSWORD, JavaNode
-from testbed.nodes import make_node
+from testbed.brokers.containers import ContainerNode
+from testbed.brokers.factory import make_node
+from testbed.brokers.java import READER, READER_PASSWORD, JavaNode
+from testbed.brokers.rabbitmq import RabbitNode, RabbitQueues
 from testbed.process import Node, QueueCounts, poll
-from testbed.proxy import FaultProxy
-from testbed.rabbitmq_node import RabbitNode, RabbitQueues
-from testbed.stomp_publisher import publish_stomp
+from testbed.publishers.amqp10 import OutgoingMessage, publish_amqp10
+from testbed.publishers.stomp import publish_stomp
+from testbed.storm.proxy import FaultProxy
 from tests.support.engine import Engine, full_epochs
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from testbed.audit import verdict
 from testbed.process import Node, poll
+from testbed.storm.audit import verdict
 from tests.support.cells import LiveCell
 from tests.support.engine import Engine
 

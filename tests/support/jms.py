@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pyspark_mq.brokers.base import AMQP_1_0
-from testbed.java_node import JavaNode
+from testbed.brokers.java import JavaNode
 from testbed.process import Node, NodeError
 
 __all__ = ["CORRELATION_ID", "GROUP_ID", "KINDS", "PRIORITY", "PROPERTIES", "REPLY_TO", "TYPE", "send"]

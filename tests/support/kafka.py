@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from testbed.distributions import KAFKA, fetch, find_java
 from testbed.ports import listens
 from testbed.process import LOOPBACK, Command, NodeError, Process, ReservedPort, Started, poll
-from testbed.proxy import Direction, FaultProxy
+from testbed.storm.proxy import Direction, FaultProxy
 
 __all__ = ["Kafka", "Record"]
 

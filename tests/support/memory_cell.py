@@ -116,7 +116,7 @@ class MemoryNode(Node):
 
 
 class MemoryProxy:
-    """A network that misbehaves: what tests use of :class:`testbed.proxy.FaultProxy`, for sessions opened through it.
+    """A network that misbehaves: what tests use of :class:`.FaultProxy`, for sessions opened through it.
 
     There are no bytes here: a cut after so many is one after so many messages, acknowledgements and answers.
     """

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import poll
-from testbed.rabbitmq_node import RabbitNode
-from testbed.storm import Job
+from testbed.storm.storm import Job
 
 __all__ = ["SinkJob", "drained", "emptied", "killed"]
 

@@ -23,7 +23,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from testbed.process import Node, poll
-from testbed.proxy import Direction, FaultProxy
+from testbed.storm.proxy import Direction, FaultProxy
 
 __all__ = ["POINTS", "DriverMatrix"]
 

@@ -18,7 +18,7 @@ from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.stomp.session import StompConsumer
 from pyspark_mq.sources.url import parse_urls
 from testbed.process import poll
-from tests.support.stomp_reference import escape
+from tests.support.stomp_oracle import escape
 
 __all__ = ["Session", "block", "lost", "publish", "session"]
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from pyspark_mq.brokers.base import STOMP
 from pyspark_mq.sources.url import parse_urls
-from testbed.activemq_node import ActiveMqNode
-from testbed.artemis_node import ArtemisNode
+from testbed.brokers.activemq import ActiveMqNode
+from testbed.brokers.artemis import ArtemisNode
+from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import Node
-from testbed.rabbitmq_node import RabbitNode
 from tests.support.stomp import publish
 
 __all__ = ["NODES", "Target"]

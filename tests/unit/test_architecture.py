@@ -6,7 +6,7 @@ import ast
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -113,16 +113,16 @@ def _is_module(name: str) -> bool:
     return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
 
 
-def _modules() -> dict[str, str]:
+def modules_of(package: str) -> dict[str, str]:
     """Name without that of the package -> source."""
     found = {}
-    for path in sorted((ROOT / PACKAGE).rglob("*.py")):
-        parts = path.relative_to(ROOT / PACKAGE).with_suffix("").parts
+    for path in sorted((ROOT / package).rglob("*.py")):
+        parts = path.relative_to(ROOT / package).with_suffix("").parts
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path.read_text("utf-8")
     return found
 
 
-MODULES = _modules()
+MODULES = modules_of(PACKAGE)
 IMPORTS = {name: imports_of(source) for name, source in MODULES.items()}
 PURE_MODULES = [name for name in MODULES if name.partition(".")[0] in {"ack", "dedup"} and name != REDIS_STORE]
 
@@ -155,6 +155,27 @@ def against_the_clients(name: str, imports: list[Import]) -> list[str]:
 
 def against_shipping(imports: list[Import]) -> list[str]:
     return [item.name for item in imports if item.top in NOT_SHIPPED]
+
+
+def loops_in(package: str, sources: Mapping[str, str]) -> list[list[str]]:
+    """Groups of modules that import each other around some corner, imports made by functions included."""
+    names = {name: f"{package}.{name}".rstrip(".") for name in sources}
+    below = {
+        names[name]: {item.name for item in imports_of(source) if not item.checking} & set(names.values())
+        for name, source in sources.items()
+    }
+
+    def reached(name: str) -> set[str]:
+        found: set[str] = set()
+        new = below[name]
+        while new:
+            found |= new
+            new = {inner for one in new for inner in below[one]} - found
+        return found
+
+    all_below = {name: reached(name) for name in below}
+    groups = {frozenset(other for other in found if name in all_below[other]) for name, found in all_below.items()}
+    return sorted(sorted(group) for group in groups if group)
 
 
 # -- the modules ------------------------------------------------------------------------------
@@ -243,6 +264,10 @@ def test_a_file_is_read_in_one_sitting_and_a_room_has_few_doors() -> None:
     assert {name: lines for name, source in MODULES.items() if (lines := source.count("\n")) > LINES_MAX} == {}
     rooms = {name.split(".")[1] for name in MODULES if name.startswith("sources.")}
     assert len(rooms) <= ROOMS_MAX
+
+
+def test_the_test_bed_has_no_import_loops() -> None:
+    assert loops_in("testbed", modules_of("testbed")) == []
 
 
 def test_the_store_in_redis_is_imported_by_the_reader_alone_when_it_is_asked_for() -> None:
@@ -349,7 +374,22 @@ def test_an_impurity_is_found(source: str) -> None:
     assert against_purity("dedup.new", source, imports_of(source))
 
 
-@pytest.mark.parametrize("source", ["from testbed.nodes import make_node", "def f():\n  import testcontainers.core"])
+def test_an_import_loop_is_found() -> None:
+    sources = {
+        "nodes": "from testbed.process import Node",
+        "process": "import os",
+        "clusters": "def make():\n  from testbed.pair import Pair",
+        "pair": "from testbed.more import Half\nfrom testbed.nodes import Node",
+        "more": "import testbed.clusters",
+        "storm": "from testbed.clusters import make\nif TYPE_CHECKING:\n  from testbed.soak import Soak",
+        "soak": "from testbed.storm import Storm",
+    }
+    assert loops_in("testbed", sources) == [["testbed.clusters", "testbed.more", "testbed.pair"]]
+
+
+@pytest.mark.parametrize(
+    "source", ["from testbed.brokers.factory import make_node", "def f():\n  import testcontainers.core"]
+)
 def test_an_import_of_what_is_not_shipped_is_found(source: str) -> None:
     assert len(against_shipping(imports_of(source))) == 1
 

@@ -11,8 +11,8 @@ import pytest
 from pyspark_mq.brokers import BROKERS, Broker
 from pyspark_mq.brokers.base import AMQP_1_0, STOMP
 from pyspark_mq.sources.protocols import CONSUMERS
-from testbed import soak
-from testbed.clusters import CLUSTERS
+from testbed.clusters.factory import CLUSTERS
+from testbed.storm import soak
 from tests import matrix
 from tests.support.cells import CELLS
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from judge.check import Findings, check, parse_edn
-from testbed.history import History, packed, unpacked
+from testbed.storm.history import History, packed, unpacked
 
 ROOT = Path(__file__).parents[2]
 FORMS = ["history.jsonl", "history.edn"]

@@ -100,4 +100,7 @@ def parse(module: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) ->
         program: Any = importlib.import_module("benchmarks.__main__")
         name = arguments.pop(0) if arguments and not arguments[0].startswith("-") else ""
         return name in program._PARTS or program._arguments(name, arguments)
-    return importlib.import_module(module)._arguments()
+    program = importlib.import_module(module)
+    if hasattr(program, "__path__"):
+        program = importlib.import_module(f"{module}.__main__")
+    return program._arguments()

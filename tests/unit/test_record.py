@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from testbed.audit import Output, output_marks
-from testbed.history import History
-from testbed.record import Numbering, Record, RecordedPublisher
-from testbed.soak import FAULTS, RECEIVER_FAULTS, fault_of
+from testbed.storm.audit import Output, output_marks
+from testbed.storm.history import History
+from testbed.storm.record import Numbering, Record, RecordedPublisher
+from testbed.storm.soak import FAULTS, RECEIVER_FAULTS, fault_of
 
 RUN = "0123456789abcdef01234567"
 

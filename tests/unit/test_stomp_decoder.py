@@ -14,7 +14,7 @@ from pyspark_mq.sources.stomp.decoder import StompDecoder
 from pyspark_mq.sources.stomp.frames import Frame, FrameError, FrameReader, UnreadableHeaders
 from pyspark_mq.sources.stomp.headers import parse, text, value
 from tests.support.stomp import block
-from tests.support.stomp_reference import escape
+from tests.support.stomp_oracle import escape
 
 DECODER = StompDecoder()
 MESSAGE_ID = IdSource("message-id")

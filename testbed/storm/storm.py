@@ -21,12 +21,12 @@ from typing import TypeAlias
 
 import psutil
 
-from testbed.audit import MARK_CHARS, Output, Verdict, marks, output_marks, verdict
 from testbed.process import PublishError
+from testbed.storm.audit import MARK_CHARS, Output, Verdict, marks, output_marks, verdict
 
 __all__ = ["Job", "Publisher", "Send", "Storm", "came_again"]
 
-_ROOT = Path(__file__).resolve().parent.parent
+_ROOT = Path(__file__).resolve().parents[2]
 _RETRY_S = 0.2
 _DRAIN_POLL_S = 2.0
 _HELD_S = 1.0

@@ -16,10 +16,10 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 from pyspark_mq.brokers.base import AMQP_1_0, STOMP
-from testbed.artemis_node import ArtemisNode
-from testbed.clusters import Cluster, Fault
-from testbed.java_node import PASSWORD, USER, logs_in
-from testbed.jmx import JolokiaError
+from testbed.brokers.artemis import ArtemisNode
+from testbed.brokers.java import PASSWORD, USER, logs_in
+from testbed.brokers.jmx import JolokiaError
+from testbed.clusters.cluster import Cluster, Fault
 from testbed.process import FROZEN_S, LOOPBACK, NodeError, listens
 
 __all__ = ["ArtemisPair"]
@@ -102,7 +102,7 @@ class ArtemisPair(Cluster):
     """A primary and a backup.
 
     Args:
-        version: as of :class:`~testbed.artemis_node.ArtemisNode`.
+        version: as of :class:`~testbed.brokers.artemis.ArtemisNode`.
         amqp_idle_timeout_ms: silence after which a connection of AMQP 1.0 is given up.
     """
 

@@ -15,9 +15,9 @@ from typing import Any
 from xml.sax.saxutils import quoteattr
 
 from pyspark_mq.brokers.base import AMQP_1_0, STOMP
-from testbed.activemq_node import ActiveMqNode
-from testbed.clusters import Cluster, Fault
-from testbed.java_node import logs_in
+from testbed.brokers.activemq import ActiveMqNode
+from testbed.brokers.java import logs_in
+from testbed.clusters.cluster import Cluster, Fault
 from testbed.process import FROZEN_S, listens
 
 __all__ = ["ActiveMqPair"]
@@ -55,7 +55,7 @@ class ActiveMqPair(Cluster):
     """A master and a slave.
 
     Args:
-        version: as of :class:`~testbed.activemq_node.ActiveMqNode`.
+        version: as of :class:`~testbed.brokers.activemq.ActiveMqNode`.
         amqp_idle_timeout_ms: silence after which a connection of AMQP 1.0 is given up.
     """
 

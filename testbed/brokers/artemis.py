@@ -21,9 +21,9 @@ from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
 from pyspark_mq.brokers.artemis import ARTEMIS
+from testbed.brokers.java import PASSWORD, READER, READER_PASSWORD, STORE_PASSWORD, USER, JavaNode, JavaQueues
+from testbed.brokers.jmx import ArtemisAdmin
 from testbed.distributions import ARTEMIS_VERSIONS, newest
-from testbed.java_node import PASSWORD, READER, READER_PASSWORD, STORE_PASSWORD, USER, JavaNode, JavaQueues
-from testbed.jmx import ArtemisAdmin
 from testbed.process import LOOPBACK, NodeError, TlsFiles, poll
 
 __all__ = ["ArtemisNode", "ArtemisQueues"]

@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from testbed.audit import MARK_CHARS, Output, Verdict, committed_files
-from testbed.history import History, packed, unpacked
-from testbed.storm import Publisher, Send
+from testbed.storm.audit import MARK_CHARS, Output, Verdict, committed_files
+from testbed.storm.history import History, packed, unpacked
+from testbed.storm.storm import Publisher, Send
 
 __all__ = ["Numbering", "Record", "RecordedPublisher"]
 
@@ -186,7 +186,7 @@ class Record:
     # -- the verdict
 
     def verdict(self, left: int) -> Verdict:
-        """As :func:`testbed.audit.verdict`, by numbers."""
+        """As :func:`testbed.storm.audit.verdict`, by numbers."""
         read = self._read[: self.sent].ljust(self.sent, b"\0")
         missing = read.count(0)
         beyond = len(self._read) - self._read.count(0, 0, len(self._read)) - (self.sent - missing)

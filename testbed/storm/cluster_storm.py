@@ -19,11 +19,12 @@ from typing import Any
 
 from rich.console import Console
 
-from testbed.audit import print_rows
-from testbed.clusters import CLUSTERS, Cluster, make_cluster
+from testbed.clusters.cluster import Cluster
+from testbed.clusters.factory import CLUSTERS, make_cluster
 from testbed.process import NodeError, poll
-from testbed.queues import ids_of
-from testbed.storm import Job, Publisher, Storm, came_again
+from testbed.storm.audit import print_rows
+from testbed.storm.queues import ids_of
+from testbed.storm.storm import Job, Publisher, Storm, came_again
 
 QUEUE = "storm"
 _HEARTBEAT = "2s"

@@ -24,17 +24,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.errors import MqError
 from pyspark_mq.sources.url import redact
-from testbed.audit import Verdict, print_rows
+from testbed.demo.prometheus import Prometheus, draw, panels
 from testbed.ports import LOOPBACK, ReservedPort
 from testbed.process import NodeError
-from testbed.prometheus import Prometheus, draw, panels
-from testbed.queues import OwnBroker, PrivateBroker
-from testbed.spark_cluster import SparkCluster
-from testbed.storm import Job, Publisher, Storm
+from testbed.spark.standalone import SparkCluster
+from testbed.storm.audit import Verdict, print_rows
+from testbed.storm.queues import OwnBroker, PrivateBroker
+from testbed.storm.storm import Job, Publisher, Storm
 
 #: Between two faults, from the first epoch after the last one.
 PAUSE_S = 2.0
-DASHBOARD = Path(__file__).resolve().parent.parent / "docs" / "grafana" / "pyspark-mq.json"
+DASHBOARD = Path(__file__).resolve().parents[2] / "docs" / "grafana" / "pyspark-mq.json"
 DRAIN_TIMEOUT_S = 120.0
 #: For how long messages wait for faults.
 SPREAD_S = 300.0

@@ -29,6 +29,7 @@ from typing import Any
 from urllib.parse import quote
 
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
+from testbed.brokers.rabbitmq_erlang import CATCH_UP, COUNTS, PRELOAD, SYNC
 from testbed.debian import fetch_rabbitmq, within
 from testbed.ports import speaks
 from testbed.process import (
@@ -44,8 +45,7 @@ from testbed.process import (
     poll,
     unique_ids,
 )
-from testbed.rabbitmq_erlang import CATCH_UP, COUNTS, PRELOAD, SYNC
-from testbed.rabbitmq_publisher import publish_confirmed
+from testbed.publishers.amqp091 import publish_confirmed
 
 __all__ = ["RabbitNode", "RabbitQueues", "speaks_amqp"]
 

@@ -14,12 +14,12 @@ from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from pyspark_mq.sources.connections.consumer import SessionLostError
 from pyspark_mq.sources.protocols import consumer_class
 from pyspark_mq.spark_source.options import parse_options
-from testbed.amqp10_publisher import OutgoingMessage, publish_amqp10
-from testbed.nodes import make_node
+from testbed.brokers.factory import make_node
+from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import FROZEN_S, Node
-from testbed.rabbitmq_node import RabbitNode
-from testbed.rabbitmq_publisher import publish_confirmed
-from testbed.stomp_publisher import publish_stomp
+from testbed.publishers.amqp091 import publish_confirmed
+from testbed.publishers.amqp10 import OutgoingMessage, publish_amqp10
+from testbed.publishers.stomp import publish_stomp
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -81,7 +81,7 @@ class PrivateBroker:
         return {"protocol": self.protocol, **ids_of(self.name, self.protocol)}
 
     def send(self, bodies: Sequence[bytes], ids: Sequence[str]) -> None:
-        """Publish, confirmed: a :data:`testbed.storm.Send`. Of several queues an ID has the same one each time."""
+        """Publish, confirmed: a :data:`.Send`. Of several queues an ID has the same one each time."""
         parts: dict[str, tuple[list[bytes], list[str]]] = {queue: ([], []) for queue in self._queues}
         for body, key in zip(bodies, ids, strict=True):
             part = parts[self._queues[crc32(key.encode()) % len(self._queues)]]
@@ -140,7 +140,7 @@ class OwnBroker:
         return {"protocol": self.protocol, **ids_of(self.name, self.protocol)}
 
     def send(self, bodies: Sequence[bytes], ids: Sequence[str]) -> None:
-        """Publish, confirmed: a :data:`testbed.storm.Send`."""
+        """Publish, confirmed: a :data:`.Send`."""
         broker, messages = BROKERS[self.name], zip(bodies, ids, strict=True)
         if self.protocol == STOMP and broker.stomp is not None:
             destination = broker.stomp.queue.format(name=self._queue)

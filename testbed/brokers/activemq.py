@@ -13,9 +13,9 @@ from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
 from pyspark_mq.brokers.activemq import ACTIVEMQ
+from testbed.brokers.java import PASSWORD, READER, READER_PASSWORD, STORE_PASSWORD, USER, JavaNode
+from testbed.brokers.jmx import ActiveMqAdmin
 from testbed.distributions import ACTIVEMQ_VERSIONS, newest
-from testbed.java_node import PASSWORD, READER, READER_PASSWORD, STORE_PASSWORD, USER, JavaNode
-from testbed.jmx import ActiveMqAdmin
 from testbed.process import LOOPBACK, TlsFiles
 
 __all__ = ["ActiveMqNode"]

@@ -23,9 +23,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
-from testbed.clusters import Cluster, Fault, at_once
+from testbed.brokers.rabbitmq import RabbitNode
+from testbed.clusters.cluster import Cluster, Fault, at_once
 from testbed.process import FROZEN_S, NodeError, QueueCounts, poll
-from testbed.rabbitmq_node import RabbitNode
 
 __all__ = ["DISCONNECTED_MS", "RabbitCluster"]
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from testbed.brokers.activemq import ActiveMqNode
+from testbed.brokers.artemis import ArtemisNode
+from testbed.brokers.containers import make_container
+from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import Node, NodeError
 
 __all__ = ["make_node"]
@@ -22,21 +26,13 @@ def make_node(broker: str, version: str = "", *, container: bool = False, **sett
         NodeError: what it needs is not installed, or there is no such broker or version.
     """
     if container:
-        from testbed.containers import make_container  # noqa: PLC0415 - needs testcontainers
-
         return make_container(broker, version, **settings)
     if broker == "rabbitmq":
-        from testbed.rabbitmq_node import RabbitNode  # noqa: PLC0415 - one of three is used
-
         return RabbitNode(version=version, plugins=("rabbitmq_stomp", "rabbitmq_amqp1_0"), **settings)
     if version:
         settings["version"] = version
     if broker == "activemq":
-        from testbed.activemq_node import ActiveMqNode  # noqa: PLC0415
-
         return ActiveMqNode(**settings)
     if broker == "artemis":
-        from testbed.artemis_node import ArtemisNode  # noqa: PLC0415
-
         return ArtemisNode(**settings)
     raise NodeError(f"there is no broker {broker!r}; known are rabbitmq, activemq, artemis")

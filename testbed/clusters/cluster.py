@@ -1,4 +1,4 @@
-"""Several brokers that serve one queue: what a storm and the tests do to any such cluster."""
+"""What a storm and the tests do to any cluster."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ from contextlib import ExitStack
 
 from testbed.process import Node, NodeError, PublishError, QueueCounts, Started, poll
 
-__all__ = ["CLUSTERS", "Cluster", "Fault", "at_once", "make_cluster"]
-
-#: Brokers that there is a cluster of, by the option `broker`.
-CLUSTERS = ("rabbitmq", "artemis", "activemq")
+__all__ = ["Cluster", "Fault", "at_once"]
 
 #: Does something to a cluster, and leaves it whole; returns whether it could be done.
 Fault = Callable[[], bool]
@@ -143,30 +140,3 @@ class Cluster(Started):
         if not poll(condition, timeout_s, interval_s=_POLL_S):
             tails = "\n".join(node.log_tail(_TAIL_LINES) for node in self.nodes)
             raise NodeError(f"{self.title}: {problem}; the ends of their logs:\n{tails}")
-
-
-def make_cluster(broker: str, version: str = "") -> Cluster:
-    """A cluster of private brokers by the name of the option `broker`, not started.
-
-    Args:
-        broker: `rabbitmq`, `artemis` or `activemq`.
-        version: of RabbitMQ, as its nodes take it; of the others there is one.
-
-    Raises:
-        NodeError: what it needs is not installed.
-    """
-    if broker == "rabbitmq":
-        from testbed.rabbitmq_cluster import RabbitCluster  # noqa: PLC0415 - one of three is used
-
-        return RabbitCluster(version=version)
-    if version:
-        raise NodeError(f"clusters of {broker!r} are of one version here, not of {version!r}")
-    if broker == "artemis":
-        from testbed.artemis_pair import ArtemisPair  # noqa: PLC0415
-
-        return ArtemisPair()
-    if broker == "activemq":
-        from testbed.activemq_pair import ActiveMqPair  # noqa: PLC0415
-
-        return ActiveMqPair()
-    raise NodeError(f"there is no cluster of {broker!r}")

@@ -25,15 +25,15 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark_mq.brokers.activemq import ACTIVEMQ
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
-from testbed.artemis_node import ArtemisQueues
-from testbed.java_node import PASSWORD, USER, JavaQueues, logs_in
-from testbed.jmx import ActiveMqAdmin, ArtemisAdmin, Jolokia
+from testbed.brokers.artemis import ArtemisQueues
+from testbed.brokers.java import PASSWORD, USER, JavaQueues, logs_in
+from testbed.brokers.jmx import ActiveMqAdmin, ArtemisAdmin, Jolokia
+from testbed.brokers.rabbitmq import RabbitQueues, speaks_amqp
 from testbed.ports import LOOPBACK, ReservedPort, speaks
 from testbed.process import Node, NodeError, poll
-from testbed.rabbitmq_node import RabbitQueues, speaks_amqp
 
 if TYPE_CHECKING:
-    from testbed.jmx import QueueAdmin
+    from testbed.brokers.jmx import QueueAdmin
 
 __all__ = ["ActiveMqContainer", "ArtemisContainer", "ContainerNode", "RabbitContainer", "make_container"]
 

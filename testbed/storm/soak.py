@@ -36,16 +36,16 @@ import psutil
 from rich.console import Console
 
 from pyspark_mq.brokers import BROKERS
-from testbed.audit import Verdict, print_rows
-from testbed.history import History
 from testbed.process import FROZEN_S, poll
-from testbed.proxy import Direction, FaultProxy
-from testbed.queues import PrivateBroker
-from testbed.record import Numbering, Record, RecordedPublisher
-from testbed.storm import Job, Storm, came_again
+from testbed.storm.audit import Verdict, print_rows
+from testbed.storm.history import History
+from testbed.storm.proxy import Direction, FaultProxy
+from testbed.storm.queues import PrivateBroker
+from testbed.storm.record import Numbering, Record, RecordedPublisher
+from testbed.storm.storm import Job, Storm, came_again
 
 QUEUE = "soak"
-_ROOT = Path(__file__).resolve().parent.parent
+_ROOT = Path(__file__).resolve().parents[2]
 #: Over AMQP 1.0 the broker alone decides when it gives a silent connection up: a minute by default. And a crash
 #: loop is what a limit of deliveries is there to end; here it is what is tested.
 _SETTINGS: dict[str, dict[str, Any]] = {

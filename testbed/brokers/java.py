@@ -13,9 +13,8 @@ from typing import Any
 from urllib.parse import quote
 
 from pyspark_mq.brokers.base import AMQP_1_0, STOMP, Broker
-from testbed.amqp10_publisher import OutgoingMessage, publish_amqp10
+from testbed.brokers.jmx import Jolokia, QueueAdmin
 from testbed.distributions import JOLOKIA, Distribution, fetch, find_java
-from testbed.jmx import Jolokia, QueueAdmin
 from testbed.ports import speaks
 from testbed.process import (
     LOOPBACK,
@@ -28,7 +27,8 @@ from testbed.process import (
     listens,
     unique_ids,
 )
-from testbed.stomp_publisher import publish_stomp
+from testbed.publishers.amqp10 import OutgoingMessage, publish_amqp10
+from testbed.publishers.stomp import publish_stomp
 
 __all__ = ["PASSWORD", "READER", "READER_PASSWORD", "USER", "JavaNode", "JavaQueues", "logs_in", "publish_java"]
 

@@ -1,0 +1,1 @@
+"""Several private brokers that serve one queue."""

@@ -1,0 +1,1 @@
+"""Confirmed publishing in bulk, a module for each protocol."""

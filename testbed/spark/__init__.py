@@ -1,0 +1,1 @@
+"""Clusters of Spark on this machine, and the versions that are tested."""
