@@ -22,8 +22,9 @@ from benchmarks.cpu import Usage, has_source, spark_usage, tree_usage
 from benchmarks.figures import Epoch, epoch_of, steady_rate
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from testbed.brokers.java import PASSWORD, USER, JavaNode
+from testbed.brokers.node import Node
 from testbed.distributions import Distribution, fetch, find_java, run_to_end
-from testbed.process import Node, NodeError, poll
+from testbed.process import NodeError, poll
 
 __all__ = ["BareDrain", "Drain", "DrainError", "HazelcastDrain", "HazelcastMember", "OurDrain", "PerfTestDrain",
            "RateDrain", "check_child", "close_child", "interval_rates", "make_session", "protocol_of_url",

@@ -21,8 +21,9 @@ from benchmarks.figures import Turn
 from benchmarks.filler import FILL_RATE_LEAST, HEADERS, bodies, command, ids
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from testbed.brokers.factory import make_node
+from testbed.brokers.node import Node, ProcessNode
 from testbed.brokers.rabbitmq import RabbitNode
-from testbed.process import Node, NodeError, ProcessNode, poll
+from testbed.process import NodeError, poll
 
 __all__ = ["Arena", "measure"]
 

@@ -16,8 +16,9 @@ import pytest
 
 from pyspark_mq.brokers.base import AMQP_0_9_1
 from pyspark_mq.sources.protocols import CONSUMERS
+from testbed.brokers.node import Node, TlsFiles
 from testbed.brokers.rabbitmq import RabbitNode
-from testbed.process import Node, NodeError, TlsFiles
+from testbed.process import NodeError
 from tests.support.cells import ALL_CELLS, CELLS, Cell, LiveCell, cell_node
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.memory_cell import MEMORY_CELL, MemoryCell, MemoryNode

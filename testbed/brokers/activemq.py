@@ -15,8 +15,9 @@ from xml.sax.saxutils import quoteattr
 from pyspark_mq.brokers.activemq import ACTIVEMQ
 from testbed.brokers.java import PASSWORD, READER, READER_PASSWORD, STORE_PASSWORD, USER, JavaNode
 from testbed.brokers.jmx import ActiveMqAdmin
+from testbed.brokers.node import TlsFiles
 from testbed.distributions import ACTIVEMQ_VERSIONS, newest
-from testbed.process import LOOPBACK, TlsFiles
+from testbed.ports import LOOPBACK
 
 __all__ = ["ActiveMqNode"]
 

@@ -23,8 +23,10 @@ from xml.sax.saxutils import escape, quoteattr
 from pyspark_mq.brokers.artemis import ARTEMIS
 from testbed.brokers.java import PASSWORD, READER, READER_PASSWORD, STORE_PASSWORD, USER, JavaNode, JavaQueues
 from testbed.brokers.jmx import ArtemisAdmin
+from testbed.brokers.node import TlsFiles
 from testbed.distributions import ARTEMIS_VERSIONS, newest
-from testbed.process import LOOPBACK, NodeError, TlsFiles, poll
+from testbed.ports import LOOPBACK
+from testbed.process import NodeError, poll
 
 __all__ = ["ArtemisNode", "ArtemisQueues"]
 

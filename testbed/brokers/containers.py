@@ -28,9 +28,11 @@ from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from testbed.brokers.artemis import ArtemisQueues
 from testbed.brokers.java import PASSWORD, USER, JavaQueues, logs_in
 from testbed.brokers.jmx import ActiveMqAdmin, ArtemisAdmin, Jolokia
+from testbed.brokers.node import Node
 from testbed.brokers.rabbitmq import RabbitQueues, speaks_amqp
 from testbed.ports import LOOPBACK, ReservedPort, speaks
-from testbed.process import Node, NodeError, poll
+from testbed.process import NodeError
+from testbed.server import TAIL_LINES, Server
 
 if TYPE_CHECKING:
     from testbed.brokers.jmx import QueueAdmin
@@ -40,9 +42,7 @@ __all__ = ["ActiveMqContainer", "ArtemisContainer", "ContainerNode", "RabbitCont
 _INSTALL = "install it with: pip install 'testcontainers>=4.15'"
 _LABEL = "pyspark-mq"
 _REAPER_OFF = "TESTCONTAINERS_RYUK_DISABLED"
-_POLL_S = 0.1
 _END_TIMEOUT_S = 30.0
-_TAIL_LINES = 80
 #: Exit code of what a SIGKILL has ended.
 _KILLED = 128 + 9
 
@@ -56,9 +56,10 @@ _AMQP = b"AMQP"
 _ERLANG_STRING = re.compile(r'"(.*)"')
 
 
-class ContainerNode(Node):
+class ContainerNode(Server, Node):
     """One broker in a container of its own."""
 
+    _poll_s = 0.1
     #: Image without its tag, the tag of the default version, and what overrides both.
     _repository: str
     _tag: str
@@ -81,8 +82,7 @@ class ContainerNode(Node):
         named = os.environ.get(f"{self._variable}_{version}") or os.environ.get(self._variable)
         self.image = named or f"{self._repository}:{version or self._tag}"
         self._wanted = version
-        self._start_timeout_s = start_timeout_s
-        self._stop_timeout_s = stop_timeout_s
+        super().__init__(start_timeout_s=start_timeout_s, stop_timeout_s=stop_timeout_s)
         self._owner: Any = _docker_container(self.image)
         #: Of docker-py; None until it is started first.
         self._container: Any = None
@@ -124,30 +124,26 @@ class ContainerNode(Node):
             self._container.reload()
             return bool(self._container.status == "running")
 
-    def start(self) -> None:
-        if self.running:
-            raise NodeError(f"{self.title} in {self.image} is running already")
+    @property
+    def _place(self) -> str:
+        return self.image
+
+    def _launch(self) -> None:
         self._started_at = time.time()
         with self._asking("start"):
             if self._container is None:
                 self._create()
             else:
                 self._container.start()
-        try:
-            self._wait_ready()
-        except BaseException:
-            self.kill()
-            raise
 
-    def stop(self) -> None:
+    def _terminate(self) -> bool:
         if not self.running:
-            return
+            return True
         with self._asking("stop"):
             # Docker kills what is not gone by then.
             self._container.stop(timeout=round(self._stop_timeout_s))
             code = self._container.wait(timeout=_END_TIMEOUT_S)["StatusCode"]
-        if code == _KILLED:
-            raise self._error(f"did not stop within {self._stop_timeout_s:g} s and was killed")
+        return bool(code != _KILLED)
 
     def kill(self) -> None:
         if not self.running:
@@ -166,7 +162,7 @@ class ContainerNode(Node):
             finally:
                 self._container.unpause()
 
-    def log_tail(self, lines: int = _TAIL_LINES) -> str:
+    def log_tail(self, lines: int = TAIL_LINES) -> str:
         if self._container is None:
             return ""
         with self._asking("show its log"):
@@ -215,11 +211,7 @@ class ContainerNode(Node):
             raise
         self._container = owner.get_wrapped_container()
 
-    def _wait_ready(self) -> None:
-        if not poll(lambda: self._ready() or not self.running, self._start_timeout_s, interval_s=_POLL_S):
-            raise self._error(f"was not ready within {self._start_timeout_s:g} s")
-        if not self.running:
-            raise self._error("ended while starting")
+    def _started(self) -> None:
         self._version = self._version or self._ask_version()
         if self._wanted and not f"{self._version}.".startswith(f"{self._wanted}."):
             raise NodeError(f"{self.title} {self._wanted} was asked for, {self._version} is in {self.image}")
@@ -245,9 +237,6 @@ class ContainerNode(Node):
             yield
         except (DockerException, RequestException, ContainerStartException) as error:
             raise NodeError(f"{self.title} in {self.image} could not {what}\n{error}") from error
-
-    def _error(self, problem: str) -> NodeError:
-        return NodeError(f"{self.title} in {self.image} {problem}; the end of its log:\n{self.log_tail()}")
 
 
 class RabbitContainer(RabbitQueues, ContainerNode):

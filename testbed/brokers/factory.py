@@ -7,8 +7,9 @@ from typing import Any
 from testbed.brokers.activemq import ActiveMqNode
 from testbed.brokers.artemis import ArtemisNode
 from testbed.brokers.containers import make_container
+from testbed.brokers.node import Node
 from testbed.brokers.rabbitmq import RabbitNode
-from testbed.process import Node, NodeError
+from testbed.process import NodeError
 
 __all__ = ["make_node"]
 

@@ -14,19 +14,10 @@ from urllib.parse import quote
 
 from pyspark_mq.brokers.base import AMQP_1_0, STOMP, Broker
 from testbed.brokers.jmx import Jolokia, QueueAdmin
+from testbed.brokers.node import Node, ProcessNode, QueueCounts, TlsFiles, unique_ids
 from testbed.distributions import JOLOKIA, Distribution, fetch, find_java
-from testbed.ports import speaks
-from testbed.process import (
-    LOOPBACK,
-    Command,
-    Node,
-    NodeError,
-    ProcessNode,
-    QueueCounts,
-    TlsFiles,
-    listens,
-    unique_ids,
-)
+from testbed.ports import LOOPBACK, listens, speaks
+from testbed.process import Command, NodeError
 from testbed.publishers.amqp10 import OutgoingMessage, publish_amqp10
 from testbed.publishers.stomp import publish_stomp
 

@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from testbed.process import NodeError, QueueCounts
+from testbed.brokers.node import QueueCounts
+from testbed.process import NodeError
 
 __all__ = ["ActiveMqAdmin", "ArtemisAdmin", "Jolokia", "JolokiaError", "QueueAdmin"]
 

@@ -29,23 +29,13 @@ from typing import Any
 from urllib.parse import quote
 
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
+from testbed.brokers.node import Node, ProcessNode, QueueCounts, TlsFiles, unique_ids
 from testbed.brokers.rabbitmq_erlang import CATCH_UP, COUNTS, PRELOAD, SYNC
 from testbed.debian import fetch_rabbitmq, within
-from testbed.ports import speaks
-from testbed.process import (
-    LOOPBACK,
-    Command,
-    Node,
-    NodeError,
-    Process,
-    ProcessNode,
-    QueueCounts,
-    TlsFiles,
-    listens,
-    poll,
-    unique_ids,
-)
+from testbed.ports import LOOPBACK, listens, speaks
+from testbed.process import Command, NodeError, poll
 from testbed.publishers.amqp091 import publish_confirmed
+from testbed.server import LocalServer
 
 __all__ = ["RabbitNode", "RabbitQueues", "speaks_amqp"]
 
@@ -218,6 +208,24 @@ class RabbitQueues(Node):
             raise NodeError(f"RabbitMQ refused: {error!r}") from error
 
 
+class _Epmd(LocalServer):
+    """What keeps the names of nodes, in the folder of one of them."""
+
+    title = "epmd"
+    _log_name = "epmd.log"
+
+    def __init__(self, command: Command, port: int, folder: Path) -> None:
+        super().__init__(folder=folder, start_timeout_s=_EPMD_TIMEOUT_S)
+        self._given = command
+        self._port = port
+
+    def _command(self) -> Command:
+        return self._given
+
+    def _ready(self) -> bool:
+        return listens(self._port)
+
+
 class RabbitNode(RabbitQueues, ProcessNode):
     """One RabbitMQ node with the user `guest`/`guest` and the virtual host `/`."""
 
@@ -264,7 +272,7 @@ class RabbitNode(RabbitQueues, ProcessNode):
         self._distribution_port = self._reserve_port()
         self._epmd_port = self._reserve_port()
         self._name = self._node_name()
-        self._epmd: Process | None = None
+        self._epmd: _Epmd | None = None
 
     # -- as any node
 
@@ -316,9 +324,9 @@ class RabbitNode(RabbitQueues, ProcessNode):
         arguments = [str(self._scripts / "rabbitmq-server"), "-noinput", "-sname", self._name]
         arguments += ["-start_epmd", "false", *self._distribution_arguments()]
         arguments += ["-eval", " ".join(PRELOAD.split()), "-s", "rabbit", "boot"]
-        return Command(self._started(arguments), self._environment())
+        return Command(self._run_by(arguments), self._environment())
 
-    def _started(self, command: Sequence[str]) -> list[str]:
+    def _run_by(self, command: Sequence[str]) -> list[str]:
         """How a program of its installation is started."""
         return list(command) if self._root is None else within(self._root, command)
 
@@ -459,15 +467,13 @@ class RabbitNode(RabbitQueues, ProcessNode):
         if self._epmd is not None and self._epmd.running:
             return
         arguments = ["epmd", "-address", LOOPBACK, "-port", str(self._epmd_port)]
-        command = Command(self._started(arguments), self._environment())
-        self._epmd = Process(command, log=self.data / "epmd.log", folder=self.data)
-        if not poll(lambda: listens(self._epmd_port), _EPMD_TIMEOUT_S):
-            raise NodeError(f"epmd did not start: {(self.data / 'epmd.log').read_text()}")
+        self._epmd = _Epmd(Command(self._run_by(arguments), self._environment()), self._epmd_port, self.data)
+        self._epmd.start()
 
     def _run(self, command: list[str], source: str | None, timeout_s: float) -> str:
         try:
             done = subprocess.run(
-                self._started(command),
+                self._run_by(command),
                 input=source,
                 capture_output=True,
                 encoding="utf-8",

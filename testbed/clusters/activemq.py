@@ -17,8 +17,9 @@ from xml.sax.saxutils import quoteattr
 from pyspark_mq.brokers.base import AMQP_1_0, STOMP
 from testbed.brokers.activemq import ActiveMqNode
 from testbed.brokers.java import logs_in
+from testbed.brokers.node import FROZEN_S
 from testbed.clusters.cluster import Cluster, Fault
-from testbed.process import FROZEN_S, listens
+from testbed.ports import listens
 
 __all__ = ["ActiveMqPair"]
 

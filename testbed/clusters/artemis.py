@@ -19,8 +19,10 @@ from pyspark_mq.brokers.base import AMQP_1_0, STOMP
 from testbed.brokers.artemis import ArtemisNode
 from testbed.brokers.java import PASSWORD, USER, logs_in
 from testbed.brokers.jmx import JolokiaError
+from testbed.brokers.node import FROZEN_S
 from testbed.clusters.cluster import Cluster, Fault
-from testbed.process import FROZEN_S, LOOPBACK, NodeError, listens
+from testbed.ports import LOOPBACK, listens
+from testbed.process import NodeError
 
 __all__ = ["ArtemisPair"]
 

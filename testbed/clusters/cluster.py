@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
-from testbed.process import Node, NodeError, PublishError, QueueCounts, Started, poll
+from testbed.brokers.node import Node, QueueCounts
+from testbed.process import NodeError, PublishError, poll
+from testbed.server import Started
 
-__all__ = ["Cluster", "Fault", "at_once"]
+__all__ = ["Cluster", "Fault"]
 
 #: Does something to a cluster, and leaves it whole; returns whether it could be done.
 Fault = Callable[[], bool]
@@ -20,18 +21,10 @@ _POLL_S = 0.1
 _TAIL_LINES = 30
 
 
-def at_once(*works: Callable[[], object]) -> None:
-    """Do all of this side by side; raises what the first of them raised, when all have ended."""
-    with ThreadPoolExecutor(len(works)) as pool:
-        running = [pool.submit(work) for work in works]
-    for one in running:
-        one.result()
-
-
 class Cluster(Started):
     """Private brokers that are one to their clients, on ports and with data that stay over kills and starts.
 
-    As a :class:`~testbed.process.Node`, it belongs to one thread; :meth:`publish` may be called from another.
+    As a :class:`~testbed.brokers.node.Node`, it belongs to one thread; :meth:`publish` may be called from another.
 
     Attributes:
         broker: value of the option.

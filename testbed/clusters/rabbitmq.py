@@ -23,9 +23,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
+from testbed.brokers.node import FROZEN_S, QueueCounts
 from testbed.brokers.rabbitmq import RabbitNode
-from testbed.clusters.cluster import Cluster, Fault, at_once
-from testbed.process import FROZEN_S, NodeError, QueueCounts, poll
+from testbed.clusters.cluster import Cluster, Fault
+from testbed.process import NodeError, poll
+from testbed.server import at_once
 
 __all__ = ["DISCONNECTED_MS", "RabbitCluster"]
 

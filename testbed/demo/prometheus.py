@@ -15,14 +15,14 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 from testbed.debian import run_or_fail
 from testbed.distributions import cache_folder, put_in_place
-from testbed.ports import LOOPBACK, ReservedPort, listens
-from testbed.process import Command, NodeError, Process, Started, poll
+from testbed.ports import LOOPBACK, listens
+from testbed.process import Command, NodeError
+from testbed.server import LocalServer
 
 __all__ = ["Prometheus", "Series", "draw", "fetch_prometheus", "panels"]
 
@@ -67,7 +67,7 @@ def fetch_prometheus() -> Path:
     return folder / "usr" / "bin" / "prometheus"
 
 
-class Prometheus(Started):
+class Prometheus(LocalServer):
     """One server that fetches from one address.
 
     Args:
@@ -77,40 +77,32 @@ class Prometheus(Started):
         NodeError: it cannot be had.
     """
 
+    title = "Prometheus"
+
     def __init__(self, target: str) -> None:
         self._program = fetch_prometheus()
-        self._stack = ExitStack()
-        self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="prometheus-")))
-        self._port = self._stack.enter_context(closing(ReservedPort()))
+        super().__init__(start_timeout_s=_START_TIMEOUT_S)
+        self._port = self._reserve_port()
         self.target = target
-        self._process: Process | None = None
 
     @property
     def url(self) -> str:
         """Of its own page."""
-        return f"http://{LOOPBACK}:{self._port.number}"
+        return f"http://{LOOPBACK}:{self._port}"
 
-    def start(self) -> None:
-        """Start it; returns when it listens."""
+    def _command(self) -> Command:
         jobs = [{"job_name": "pyspark-mq", "static_configs": [{"targets": [self.target]}]}]
         config = {"global": {"scrape_interval": f"{_SCRAPE_S}s"}, "scrape_configs": jobs}
         # YAML takes JSON.
-        (self._folder / "prometheus.yml").write_text(json.dumps(config), "utf-8")
+        (self.folder / "prometheus.yml").write_text(json.dumps(config), "utf-8")
         command = [
-            str(self._program), "--config.file=prometheus.yml", f"--storage.tsdb.path={self._folder / 'data'}",
-            f"--web.listen-address={LOOPBACK}:{self._port.number}", "--log.level=warn",
+            str(self._program), "--config.file=prometheus.yml", f"--storage.tsdb.path={self.folder / 'data'}",
+            f"--web.listen-address={LOOPBACK}:{self._port}", "--log.level=warn",
         ]  # fmt: skip
-        log = self._folder / "log"
-        process = self._process = Process(Command(command, os.environ), log=log, folder=self._folder)
-        poll(lambda: listens(self._port.number) or not process.running, _START_TIMEOUT_S)
-        if not listens(self._port.number):
-            raise NodeError(f"Prometheus did not start: {log.read_text('utf-8', 'replace')[-2000:]}")
+        return Command(command, os.environ)
 
-    def close(self) -> None:
-        """End it, and forget what it has."""
-        if self._process is not None:
-            self._process.kill()
-        self._stack.close()
+    def _ready(self) -> bool:
+        return listens(self._port)
 
     def over(
         self, expression: str, begin_s: float, end_s: float

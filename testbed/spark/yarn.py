@@ -10,6 +10,7 @@ import json
 import os
 import tempfile
 import urllib.request
+from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ from xml.sax.saxutils import escape
 import psutil
 
 from testbed.distributions import HADOOP, fetch, find_java
-from testbed.ports import LOOPBACK, ReservedPort
-from testbed.process import Command, NodeError, Process, Started, poll
+from testbed.ports import LOOPBACK, ReservedPort, listens
+from testbed.process import Command, NodeError
+from testbed.server import LocalServer, Started, at_once
 
 __all__ = ["YarnCluster"]
 
@@ -34,6 +36,24 @@ _DRIVER = "org.apache.spark.deploy.yarn.ApplicationMaster"
 _EXECUTOR = "org.apache.spark.executor.YarnCoarseGrainedExecutorBackend"
 
 
+class _Daemon(LocalServer):
+    """One of Hadoop's programs."""
+
+    title = "YARN"
+    _poll_s = 0.2
+
+    def __init__(self, command: Command, ready: Callable[[], bool]) -> None:
+        super().__init__(start_timeout_s=_START_TIMEOUT_S)
+        self._given = command
+        self._answers = ready
+
+    def _command(self) -> Command:
+        return self._given
+
+    def _ready(self) -> bool:
+        return self._answers()
+
+
 class YarnCluster(Started):
     """One node that gives containers of memory, and kills those that take more.
 
@@ -45,13 +65,22 @@ class YarnCluster(Started):
     """
 
     def __init__(self, memory_mb: int = 6_144) -> None:
-        self._home = fetch(HADOOP)
-        self._java = Path(find_java()).resolve()
+        home = fetch(HADOOP)
+        java = Path(find_java()).resolve()
         self._memory_mb = memory_mb
         self._stack = ExitStack()
         self.folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="yarn-")))
         self._web = self._port()
-        self._processes: dict[str, Process] = {}
+
+        def command(main: str) -> Command:
+            path = os.pathsep.join([str(self.configuration), str(home / "*")])
+            flags = ["-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", f"-Dyarn.log.dir={self.folder}"]
+            # Containers get it from here: they run `{{JAVA_HOME}}/bin/java`.
+            environment = {**os.environ, "JAVA_HOME": str(java.parents[1])}
+            return Command([str(java), *flags, "-cp", path, main], environment)
+
+        self._manager = _Daemon(command(_RESOURCE_MANAGER), lambda: listens(self._web))
+        self._node = _Daemon(command(_NODE_MANAGER), lambda: self._nodes() > 0)
 
     @property
     def configuration(self) -> Path:
@@ -61,18 +90,13 @@ class YarnCluster(Started):
     def start(self) -> None:
         """Start both; returns when the node has told of itself."""
         self._configure()
-        for name, main in (("resourcemanager", _RESOURCE_MANAGER), ("nodemanager", _NODE_MANAGER)):
-            self._processes[name] = self._run(name, main)
-        if not poll(lambda: self._nodes() > 0 or not self._all_run(), _START_TIMEOUT_S, interval_s=0.2):
-            raise NodeError(f"no node of YARN within {_START_TIMEOUT_S:.0f} s: {self._logs()}")
-        if not self._all_run():
-            raise NodeError(f"YARN ended: {self._logs()}")
+        at_once(self._manager.start, self._node.start)
 
     def close(self) -> None:
         """End all, also what runs in containers."""
         left = self._containers()
-        for process in self._processes.values():
-            process.kill()
+        self._manager.close()
+        self._node.close()
         for one in left:
             with suppress(psutil.NoSuchProcess):
                 one.kill()
@@ -151,22 +175,11 @@ class YarnCluster(Started):
         core = {"fs.defaultFS": "file:///", "hadoop.tmp.dir": self.folder / "tmp"}
         (self.configuration / "core-site.xml").write_text(_site(core), "utf-8")
 
-    def _run(self, name: str, main: str) -> Process:
-        path = os.pathsep.join([str(self.configuration), str(self._home / "*")])
-        flags = ["-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
-        command = [str(self._java), *flags, f"-Dyarn.log.dir={self.folder}", "-cp", path, main]
-        # Containers get it from here: they run `{{JAVA_HOME}}/bin/java`.
-        environment = {**os.environ, "JAVA_HOME": str(self._java.parents[1])}
-        return Process(Command(command, environment), log=self.folder / f"{name}.log", folder=self.folder)
-
     def _port(self) -> int:
         return self._stack.enter_context(closing(ReservedPort())).number
 
-    def _all_run(self) -> bool:
-        return all(process.running for process in self._processes.values())
-
     def _logs(self) -> str:
-        return "\n".join(f"{name}: {_end(self.folder / f'{name}.log')}" for name in self._processes)
+        return "\n".join(one.log_tail() for one in (self._manager, self._node))
 
     def _nodes(self) -> int:
         with suppress(OSError):
@@ -181,11 +194,8 @@ class YarnCluster(Started):
             return dict(json.load(answer))
 
     def _containers(self) -> list[psutil.Process]:
-        node = self._processes.get("nodemanager")
-        if node is None or not node.running:
-            return []
-        with suppress(psutil.NoSuchProcess):
-            found: list[psutil.Process] = psutil.Process(node.pid).children(recursive=True)
+        with suppress(NodeError, psutil.NoSuchProcess):
+            found: list[psutil.Process] = psutil.Process(self._node.pid).children(recursive=True)
             return found
         return []
 

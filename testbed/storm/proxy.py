@@ -26,7 +26,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
-from testbed.process import LOOPBACK, ReservedPort
+from testbed.ports import LOOPBACK, ReservedPort
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -15,8 +15,8 @@ from pyspark_mq.sources.connections.consumer import SessionLostError
 from pyspark_mq.sources.protocols import consumer_class
 from pyspark_mq.spark_source.options import parse_options
 from testbed.brokers.factory import make_node
+from testbed.brokers.node import FROZEN_S, Node
 from testbed.brokers.rabbitmq import RabbitNode
-from testbed.process import FROZEN_S, Node
 from testbed.publishers.amqp091 import publish_confirmed
 from testbed.publishers.amqp10 import OutgoingMessage, publish_amqp10
 from testbed.publishers.stomp import publish_stomp

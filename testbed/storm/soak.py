@@ -36,7 +36,8 @@ import psutil
 from rich.console import Console
 
 from pyspark_mq.brokers import BROKERS
-from testbed.process import FROZEN_S, poll
+from testbed.brokers.node import FROZEN_S
+from testbed.process import poll
 from testbed.storm.audit import Verdict, print_rows
 from testbed.storm.history import History
 from testbed.storm.proxy import Direction, FaultProxy

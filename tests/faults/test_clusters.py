@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from testbed.brokers.activemq import ActiveMqNode
+from testbed.brokers.node import unique_ids
 from testbed.clusters.cluster import Cluster
 from testbed.clusters.factory import make_cluster
 from testbed.clusters.rabbitmq import DISCONNECTED_MS
-from testbed.process import NodeError, poll, unique_ids
+from testbed.process import NodeError, poll
 from testbed.storm.audit import verdict
 from tests.conftest import missing
 from tests.support.engine import Engine, full_epochs

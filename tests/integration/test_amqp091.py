@@ -14,8 +14,9 @@ from pathlib import Path
 import pika
 import pytest
 
+from testbed.brokers.node import TlsFiles
 from testbed.brokers.rabbitmq import RabbitNode
-from testbed.process import TlsFiles, poll
+from testbed.process import poll
 from testbed.storm.proxy import Direction, FaultProxy
 from tests.support.certificates import Certificates
 from tests.support.checks import assert_ids_exactly_once, bodies, total

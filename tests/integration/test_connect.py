@@ -14,7 +14,7 @@ from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import poll
 from tests.integration.test_spark import full_api
 from tests.support.checks import bodies, total
-from tests.support.connect import ADDRESS, connect_server
+from tests.support.connect import ADDRESS, ConnectServer
 from tests.support.pages import block
 
 pytestmark = [pytest.mark.whole, full_api]
@@ -25,8 +25,8 @@ CLIENT = Path(__file__).parents[1] / "support" / "connect_client.py"
 @pytest.fixture(scope="module")
 def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     pytest.importorskip("grpc_status", reason="pip install 'pyspark[connect]'")
-    with connect_server(tmp_path_factory.mktemp("connect")) as address:
-        yield address
+    with ConnectServer(tmp_path_factory.mktemp("connect")) as server:
+        yield server.address
 
 
 @pytest.mark.parametrize("what", ["plain", "listener"])

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from testbed.brokers.node import TlsFiles
 from testbed.brokers.rabbitmq import RabbitNode
-from testbed.process import TlsFiles
 from tests.support.certificates import Certificates
 from tests.support.checks import assert_ids_exactly_once, bodies
 from tests.support.engine import Engine, ReaderError

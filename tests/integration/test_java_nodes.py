@@ -19,8 +19,10 @@ from testbed import distributions
 from testbed.brokers.activemq import ActiveMqNode
 from testbed.brokers.artemis import ArtemisNode
 from testbed.brokers.java import READER, READER_PASSWORD, JavaNode, publish_java
+from testbed.brokers.node import QueueCounts, TlsFiles
 from testbed.distributions import ACTIVEMQ_VERSIONS, JOLOKIA, Distribution, fetch, newest
-from testbed.process import LOOPBACK, NodeError, PublishError, QueueCounts, TlsFiles, poll
+from testbed.ports import LOOPBACK
+from testbed.process import NodeError, PublishError, poll
 from testbed.publishers.stomp import publish_stomp
 from tests.conftest import missing
 from tests.support.certificates import Certificates, Identity, make_certificates

@@ -16,7 +16,7 @@ from testbed.brokers.rabbitmq import RabbitNode
 from testbed.quick_start import URL
 from tests.conftest import missing
 from tests.support.checks import bodies, total
-from tests.support.connect import ADDRESS, SPARK, connect_server
+from tests.support.connect import ADDRESS, SPARK, ConnectServer
 from tests.support.pages import block
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(600)]
@@ -34,8 +34,8 @@ def server(tmp_path: Path) -> Iterator[str]:
         missing("pip install 'pyspark[pipelines]'")
     folder = tmp_path / "server"
     folder.mkdir()
-    with connect_server(folder) as address:
-        yield address
+    with ConnectServer(folder) as server:
+        yield server.address
 
 
 def test_a_table_of_a_pipeline_has_each_message_once_and_outlives_a_full_refresh(

@@ -17,19 +17,10 @@ import pika
 import pytest
 from pika.exceptions import AMQPError
 
+from testbed.brokers.node import Node, QueueCounts, TlsFiles
 from testbed.brokers.rabbitmq import RabbitNode
-from testbed.process import (
-    LOOPBACK,
-    Node,
-    NodeError,
-    PublishError,
-    QueueCounts,
-    ReservedPort,
-    TlsFiles,
-    free_ports,
-    listens,
-    poll,
-)
+from testbed.ports import LOOPBACK, ReservedPort, free_ports, listens
+from testbed.process import NodeError, PublishError, poll
 from tests.support.certificates import Certificates, Identity, make_certificates
 
 pytestmark = pytest.mark.whole

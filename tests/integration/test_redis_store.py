@@ -14,7 +14,9 @@ import pytest
 from pyspark_mq.dedup import Key, SeenStore, body_keys
 from pyspark_mq.dedup.identity import DIGEST_BYTES
 from pyspark_mq.errors import BrokerUnavailableError, OptionError
-from testbed.process import LOOPBACK, Command, Process, free_port, listens, poll
+from testbed.ports import LOOPBACK, free_port, listens
+from testbed.process import Command
+from testbed.server import LocalServer
 
 try:
     import redis
@@ -27,44 +29,34 @@ except ImportError:
 
 PASSWORD = "Xq7hushhushZw9"
 SOURCE = "queue 'orders' in virtual host '/'"
-START_TIMEOUT_S = 30.0
 
 
-class Server:
+class RedisServer(LocalServer):
     """A Redis server of one's own, with nothing on disk, that can be killed and started again."""
 
-    def __init__(self, program: str, folder: Path, *arguments: str) -> None:
-        self.port = free_port()
+    title = "Redis"
+
+    def __init__(self, program: str, *arguments: str) -> None:
+        super().__init__()
+        self.port = self._reserve_port()
         self.url = f"redis://:{PASSWORD}@{LOOPBACK}:{self.port}/0"
-        self._log = folder / "redis.log"
-        self._folder = folder
-        self._command = Command(
-            [program, "--bind", LOOPBACK, "--port", str(self.port), "--dir", str(folder), "--save", "",
-             "--appendonly", "no", "--requirepass", PASSWORD, *arguments],
-            environment={"PATH": os.defpath, "LC_ALL": "C"},
+        self._arguments = (
+            program, "--bind", LOOPBACK, "--port", str(self.port), "--dir", str(self.folder), "--save", "",
+            "--appendonly", "no", "--requirepass", PASSWORD, *arguments,
         )  # fmt: skip
-        self._process: Process | None = None
 
-    def start(self) -> None:
-        self._process = Process(self._command, log=self._log, folder=self._folder)
-        if not poll(lambda: listens(self.port), START_TIMEOUT_S):
-            pytest.fail(f"Redis does not answer: {self._log.read_text()[-2000:]}")
+    def _command(self) -> Command:
+        return Command(self._arguments, environment={"PATH": os.defpath, "LC_ALL": "C"})
 
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process = None
+    def _ready(self) -> bool:
+        return listens(self.port)
 
     def pause(self) -> None:
         """It keeps its connections and says nothing, as behind a network that drops everything."""
-        os.kill(self._running().pid, signal.SIGSTOP)
+        os.kill(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        os.kill(self._running().pid, signal.SIGCONT)
-
-    def _running(self) -> Process:
-        assert self._process is not None
-        return self._process
+        os.kill(self.pid, signal.SIGCONT)
 
     def store(self, source: str = SOURCE, window: int = 1000) -> SeenStore:
         return redis_store.RedisStore(self.url, source, window)
@@ -80,15 +72,13 @@ def program() -> str:
 
 
 @pytest.fixture(scope="module")
-def shared(program: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(program, tmp_path_factory.mktemp("redis"))
-    server.start()
-    yield server
-    server.kill()
+def shared(program: str) -> Iterator[RedisServer]:
+    with RedisServer(program) as server:
+        yield server
 
 
 @pytest.fixture
-def server(shared: Server) -> Server:
+def server(shared: RedisServer) -> RedisServer:
     """An empty one."""
     with redis.Redis.from_url(shared.url) as client:
         client.flushall()
@@ -96,12 +86,10 @@ def server(shared: Server) -> Server:
 
 
 @pytest.fixture
-def own_server(program: str, tmp_path: Path) -> Iterator[Server]:
+def own_server(program: str) -> Iterator[RedisServer]:
     """One that the test may kill."""
-    server = Server(program, tmp_path)
-    server.start()
-    yield server
-    server.kill()
+    with RedisServer(program) as server:
+        yield server
 
 
 def ids(first: int, last: int) -> list[Key]:
@@ -111,23 +99,23 @@ def ids(first: int, last: int) -> list[Key]:
 # -- what is known ----------------------------------------------------------------------------
 
 
-def test_nothing_is_known_at_first(server: Server) -> None:
+def test_nothing_is_known_at_first(server: RedisServer) -> None:
     assert server.store().known(["a", b"d" * DIGEST_BYTES]) == set()
 
 
-def test_what_was_remembered_is_known_and_nothing_else(server: Server) -> None:
+def test_what_was_remembered_is_known_and_nothing_else(server: RedisServer) -> None:
     store = server.store()
     store.remember(["a", "b", *body_keys([b"x"])])
     assert store.known(["a", "c", "A", "a ", *body_keys([b"x", b"y"])]) == {"a", *body_keys([b"x"])}
 
 
-def test_no_ids_at_all_are_none(server: Server) -> None:
+def test_no_ids_at_all_are_none(server: RedisServer) -> None:
     store = server.store()
     store.remember([])
     assert store.known([]) == set()
 
 
-def test_ids_may_be_repeated(server: Server) -> None:
+def test_ids_may_be_repeated(server: RedisServer) -> None:
     store = server.store()
     store.remember(["a", "a", "b", "a"])
     store.remember(["a"])
@@ -135,14 +123,14 @@ def test_ids_may_be_repeated(server: Server) -> None:
 
 
 @pytest.mark.parametrize("key", [" ", "\0", "\n", "a\r\nb", "é🐇", "\ud800", "x" * 255, "*", "[a]", "-inf"])
-def test_any_text_is_an_id(server: Server, key: str) -> None:
+def test_any_text_is_an_id(server: RedisServer, key: str) -> None:
     store = server.store()
     assert store.known([key]) == set()
     store.remember([key])
     assert store.known([key, key + "2", "2" + key]) == {key}
 
 
-def test_text_and_digests_never_meet(server: Server) -> None:
+def test_text_and_digests_never_meet(server: RedisServer) -> None:
     digest, text = b"t" * DIGEST_BYTES, "t" * DIGEST_BYTES
     store = server.store()
     store.remember([digest])
@@ -155,14 +143,14 @@ def test_text_and_digests_never_meet(server: Server) -> None:
 # -- the window -------------------------------------------------------------------------------
 
 
-def test_the_oldest_are_forgotten_beyond_the_window(server: Server) -> None:
+def test_the_oldest_are_forgotten_beyond_the_window(server: RedisServer) -> None:
     store = server.store(window=10)
     for number in range(1, 31):
         store.remember([f"id-{number}"])
     assert store.known(ids(1, 30)) == set(ids(21, 30))
 
 
-def test_as_many_as_the_window_are_known_when_more_come_at_once(server: Server) -> None:
+def test_as_many_as_the_window_are_known_when_more_come_at_once(server: RedisServer) -> None:
     store = server.store(window=10)
     store.remember(ids(1, 30))
     assert len(store.known(ids(1, 30))) == 10
@@ -170,7 +158,7 @@ def test_as_many_as_the_window_are_known_when_more_come_at_once(server: Server) 
     assert store.known(ids(1, 40)) == set(ids(31, 40))
 
 
-def test_an_id_that_is_remembered_again_is_new_again(server: Server) -> None:
+def test_an_id_that_is_remembered_again_is_new_again(server: RedisServer) -> None:
     store = server.store(window=3)
     for key in ["a", "b", "c", "a", "d"]:
         store.remember([key])
@@ -178,14 +166,14 @@ def test_an_id_that_is_remembered_again_is_new_again(server: Server) -> None:
 
 
 @pytest.mark.parametrize("window", [0, 1])
-def test_the_smallest_window_is_one(server: Server, window: int) -> None:
+def test_the_smallest_window_is_one(server: RedisServer, window: int) -> None:
     store = server.store(window=window)
     store.remember(["a"])
     store.remember(["b"])
     assert store.known(["a", "b"]) == {"b"}
 
 
-def test_each_source_has_a_window_of_its_own(server: Server) -> None:
+def test_each_source_has_a_window_of_its_own(server: RedisServer) -> None:
     one, two = server.store("one", window=2), server.store("two", window=2)
     one.remember(["a", "b"])
     two.remember(["c", "d", "e", "f"])
@@ -195,7 +183,7 @@ def test_each_source_has_a_window_of_its_own(server: Server) -> None:
 # -- who shares -------------------------------------------------------------------------------
 
 
-def test_stores_of_one_source_share_what_they_know(server: Server) -> None:
+def test_stores_of_one_source_share_what_they_know(server: RedisServer) -> None:
     one, two = server.store(), server.store()
     one.remember(["a"])
     two.remember(["b"])
@@ -203,19 +191,19 @@ def test_stores_of_one_source_share_what_they_know(server: Server) -> None:
 
 
 @pytest.mark.parametrize("other", ["queue 'orders' in virtual host '/a'", "queue 'Orders' in virtual host '/'", ""])
-def test_stores_of_different_sources_share_nothing(server: Server, other: str) -> None:
+def test_stores_of_different_sources_share_nothing(server: RedisServer, other: str) -> None:
     server.store().remember(["a"])
     assert server.store(other).known(["a"]) == set()
 
 
-def test_what_a_closed_store_remembered_is_known_to_the_next(server: Server) -> None:
+def test_what_a_closed_store_remembered_is_known_to_the_next(server: RedisServer) -> None:
     store = server.store()
     store.remember(["a"])
     store.close()
     assert server.store().known(["a"]) == {"a"}
 
 
-def test_an_epoch_of_50_000_ids_takes_seconds_at_most(server: Server) -> None:
+def test_an_epoch_of_50_000_ids_takes_seconds_at_most(server: RedisServer) -> None:
     store = server.store(window=100_000)
     before, keys, digests = (
         ids(1, 50_000),
@@ -262,7 +250,7 @@ def test_no_redis_is_an_error_in_bounded_time_without_the_password(method: str) 
     assert_hidden(text)
 
 
-def test_a_silent_redis_is_an_error_in_bounded_time(own_server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_redis_is_an_error_in_bounded_time(own_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redis_store, "_TIMEOUT_S", 0.3)
     monkeypatch.setattr(redis_store, "_RETRIES", 1)
     store = own_server.store()
@@ -275,7 +263,7 @@ def test_a_silent_redis_is_an_error_in_bounded_time(own_server: Server, monkeypa
     assert store.known(["a"]) == {"a"}
 
 
-def test_a_store_goes_on_when_redis_is_back(own_server: Server) -> None:
+def test_a_store_goes_on_when_redis_is_back(own_server: RedisServer) -> None:
     store = own_server.store()
     store.remember(["a"])
     own_server.kill()
@@ -286,7 +274,7 @@ def test_a_store_goes_on_when_redis_is_back(own_server: Server) -> None:
     assert store.known(["a", "b"]) == {"b"}
 
 
-def test_a_restart_of_redis_between_two_calls_is_not_noticed(own_server: Server) -> None:
+def test_a_restart_of_redis_between_two_calls_is_not_noticed(own_server: RedisServer) -> None:
     store = own_server.store()
     store.remember(["a"])
     own_server.kill()
@@ -295,7 +283,7 @@ def test_a_restart_of_redis_between_two_calls_is_not_noticed(own_server: Server)
     assert store.known(["a", "b"]) == {"b"}
 
 
-def test_a_wrong_password_is_an_error_without_it(server: Server) -> None:
+def test_a_wrong_password_is_an_error_without_it(server: RedisServer) -> None:
     url = f"redis://:{PASSWORD}wrong@{LOOPBACK}:{server.port}/0"
     text = unavailable(redis_store.RedisStore(url, SOURCE, 10).known, seconds=15)
     assert "AuthenticationError" in text
@@ -308,15 +296,11 @@ def test_a_redis_that_quotes_what_it_does_not_know_is_an_error_without_the_passw
     program: str, tmp_path: Path, user: str, protocol: str
 ) -> None:
     # Servers before 6 do not know HELLO, and managed ones rename AUTH.
-    server = Server(program, tmp_path, "--rename-command", "HELLO", "", "--rename-command", "AUTH", "")
-    server.start()
-    try:
+    with RedisServer(program, "--rename-command", "HELLO", "", "--rename-command", "AUTH", "") as server:
         url = f"redis://{user}:{PASSWORD}@{LOOPBACK}:{server.port}/0{protocol}"
         text = unavailable(redis_store.RedisStore(url, SOURCE, 10).known, seconds=15)
         assert "unknown command" in text
         assert_hidden(text)
-    finally:
-        server.kill()
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ import pytest
 from pyspark_mq.brokers.base import AMQP_1_0, STOMP
 from testbed.brokers.activemq import ActiveMqNode
 from testbed.brokers.artemis import ArtemisNode
+from testbed.brokers.node import Node
 from testbed.brokers.rabbitmq import RabbitNode
-from testbed.process import Node, NodeError
+from testbed.process import NodeError
 from tests.conftest import missing
 from tests.support.engine import Engine, ReaderError
 

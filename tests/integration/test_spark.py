@@ -587,7 +587,7 @@ def test_an_unknown_queue_or_virtual_host_fails_in_words(
 
 
 def test_a_broker_that_is_away_fails_within_the_connect_timeout(spark: Any, rabbit: RabbitNode, tmp_path: Path) -> None:
-    from testbed.process import free_port
+    from testbed.ports import free_port
 
     job = Job(spark, tmp_path, rabbit, "any", connectTimeout="2s")
     job.options["url"] = f"amqp://u:s3cr3t-pw@127.0.0.1:{free_port()}/"

@@ -18,7 +18,8 @@ from pyspark_mq.dedup import IdSource
 from pyspark_mq.errors import BrokerUnavailableError, MessageError, RefusedError
 from pyspark_mq.sources.endpoint import Tls
 from testbed.brokers.activemq import ActiveMqNode
-from testbed.process import Node, NodeError, QueueCounts, TlsFiles, poll
+from testbed.brokers.node import Node, QueueCounts, TlsFiles
+from testbed.process import NodeError, poll
 from testbed.storm.proxy import Direction, FaultProxy
 from tests.conftest import missing
 from tests.support.certificates import Certificates, make_certificates

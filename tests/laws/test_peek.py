@@ -9,7 +9,8 @@ import pytest
 
 from pyspark_mq.brokers.base import AMQP_0_9_1
 from pyspark_mq.cli.main import main
-from testbed.process import QueueCounts, poll
+from testbed.brokers.node import QueueCounts
+from testbed.process import poll
 from tests.support.cells import LiveCell
 
 pytestmark = [pytest.mark.network, pytest.mark.sampled]

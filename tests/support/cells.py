@@ -22,8 +22,9 @@ from pyspark_mq.sources.url import parse_urls
 from testbed.brokers.containers import ContainerNode
 from testbed.brokers.factory import make_node
 from testbed.brokers.java import READER, READER_PASSWORD, JavaNode
+from testbed.brokers.node import Node, QueueCounts
 from testbed.brokers.rabbitmq import RabbitNode, RabbitQueues
-from testbed.process import Node, QueueCounts, poll
+from testbed.process import poll
 from testbed.publishers.amqp10 import OutgoingMessage, publish_amqp10
 from testbed.publishers.stomp import publish_stomp
 from testbed.storm.proxy import FaultProxy

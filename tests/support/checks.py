@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from testbed.process import Node, poll
+from testbed.brokers.node import Node
+from testbed.process import poll
 from testbed.storm.audit import verdict
 from tests.support.cells import LiveCell
 from tests.support.engine import Engine

@@ -4,50 +4,54 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pyspark
 
-from testbed.ports import free_port, listens
-from testbed.process import Command, Process, poll
+from testbed.ports import LOOPBACK, listens
+from testbed.process import Command
+from testbed.server import LocalServer
 
-__all__ = ["ADDRESS", "SPARK", "connect_server"]
+__all__ = ["ADDRESS", "SPARK", "ConnectServer"]
 
 #: Of the server on the pages.
 ADDRESS = "sc://server:15002"
 SPARK = Path(pyspark.__file__).parent
-_START_TIMEOUT_S = 120
-_END_TIMEOUT_S = 10
+_START_TIMEOUT_S = 120.0
 
 
-@contextmanager
-def connect_server(folder: Path) -> Iterator[str]:
-    """Start one with this package; its address.
+class ConnectServer(LocalServer):
+    """A server with this package.
 
     Args:
         folder: for its log, and for tables below `warehouse`.
     """
-    port = free_port()
-    settings = {
-        "spark.connect.grpc.binding.address": "127.0.0.1",
-        "spark.connect.grpc.binding.port": str(port),
-        "spark.ui.enabled": "false",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.sql.warehouse.dir": str(folder / "warehouse"),
-    }
-    given = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
-    command = [
-        str(SPARK / "bin" / "spark-submit"), "--master", "local[2]", *given,
-        "--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal",
-    ]  # fmt: skip
-    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_HOME": str(SPARK)}
-    server = Process(Command(command, environment), log=folder / "log", folder=folder)
-    try:
-        assert poll(lambda: listens(port) or not server.running, _START_TIMEOUT_S)
-        assert server.running, (folder / "log").read_text()
-        yield f"sc://127.0.0.1:{port}"
-    finally:
-        server.terminate(_END_TIMEOUT_S)
-        server.kill()
+
+    title = "Spark-Connect"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder=folder, start_timeout_s=_START_TIMEOUT_S)
+        self._port = self._reserve_port()
+
+    @property
+    def address(self) -> str:
+        """For clients."""
+        return f"sc://{LOOPBACK}:{self._port}"
+
+    def _command(self) -> Command:
+        settings = {
+            "spark.connect.grpc.binding.address": LOOPBACK,
+            "spark.connect.grpc.binding.port": str(self._port),
+            "spark.ui.enabled": "false",
+            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.warehouse.dir": str(self.folder / "warehouse"),
+        }
+        given = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
+        command = [
+            str(SPARK / "bin" / "spark-submit"), "--master", "local[2]", *given,
+            "--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal",
+        ]  # fmt: skip
+        return Command(command, {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_HOME": str(SPARK)})
+
+    def _ready(self) -> bool:
+        return listens(self._port)

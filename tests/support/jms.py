@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 
 from pyspark_mq.brokers.base import AMQP_1_0
 from testbed.brokers.java import JavaNode
-from testbed.process import Node, NodeError
+from testbed.brokers.node import Node
+from testbed.process import NodeError
 
 __all__ = ["CORRELATION_ID", "GROUP_ID", "KINDS", "PRIORITY", "PROPERTIES", "REPLY_TO", "TYPE", "send"]
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import base64
 import os
 import subprocess
-import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,13 +15,13 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from testbed.distributions import KAFKA, fetch, find_java
-from testbed.ports import listens
-from testbed.process import LOOPBACK, Command, NodeError, Process, ReservedPort, Started, poll
+from testbed.ports import LOOPBACK, listens
+from testbed.process import Command, NodeError
+from testbed.server import LocalServer
 from testbed.storm.proxy import Direction, FaultProxy
 
 __all__ = ["Kafka", "Record"]
 
-_START_TIMEOUT_S = 60.0
 _ASKED_TIMEOUT_S = 30.0
 _SETTINGS = """\
 process.roles=broker,controller
@@ -51,11 +50,14 @@ class Record:
     value: bytes
 
 
-class Kafka(Started):
+class Kafka(LocalServer):
     """One broker, its own controller, with data and ports of its own.
 
     Jobs come to it through a proxy, the test does not.
     """
+
+    title = "Kafka"
+    _poll_s = 0.1
 
     def __init__(self) -> None:
         """Nothing is started yet; the broker is fetched if it is not in the cache.
@@ -65,45 +67,41 @@ class Kafka(Started):
         """
         self._java = find_java()
         self._path = str(fetch(KAFKA) / "*")
-        self._stack = ExitStack()
-        self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="pyspark-mq-kafka-")))
-        self._jobs, self._tests, self._controller = (
-            self._stack.enter_context(closing(ReservedPort())).number for _ in range(3)
-        )
-        self._proxy = self._stack.enter_context(FaultProxy(LOOPBACK, self._jobs))
-        self._process: Process | None = None
+        super().__init__()
+        self._jobs, self._tests, self._controller = (self._reserve_port() for _ in range(3))
+        self._proxy = FaultProxy(LOOPBACK, self._jobs)
 
     @property
     def servers(self) -> str:
         """Where jobs connect to."""
         return f"{LOOPBACK}:{self._proxy.port}"
 
-    def start(self) -> None:
-        """Make its data and start it; returns when it serves clients.
+    def _command(self) -> Command:
+        settings = self.folder / "server.properties"
+        if not settings.exists():
+            self._make_data(settings)
+        return Command([*self._jvm(), "kafka.Kafka", str(settings)], dict(os.environ))
 
-        Raises:
-            NodeError: it did not come up; with the end of its log.
-        """
-        settings, log = self._folder / "server.properties", self._folder / "log"
+    def _make_data(self, settings: Path) -> None:
         ports = {"jobs": self._jobs, "tests": self._tests, "controller": self._controller, "proxy": self._proxy.port}
-        settings.write_text(_SETTINGS.format(host=LOOPBACK, folder=self._folder, **ports), "ascii")
+        settings.write_text(_SETTINGS.format(host=LOOPBACK, folder=self.folder, **ports), "ascii")
         name = base64.b64encode(uuid.uuid4().bytes, b"ab").decode().rstrip("=")
         made = subprocess.run(
             [*self._jvm(), "kafka.tools.StorageTool", "format", "--cluster-id", name, "--config", settings],
-            capture_output=True, text=True, check=False, cwd=self._folder,
+            capture_output=True, text=True, check=False, cwd=self.folder,
         )  # fmt: skip
         if made.returncode:
             raise NodeError(f"Kafka's storage tool ended with {made.returncode}: {(made.stdout + made.stderr)[-2000:]}")
-        command = Command([*self._jvm(), "kafka.Kafka", str(settings)], dict(os.environ))
-        self._process = Process(command, log=log, folder=self._folder)
-        if not poll(self._serves, _START_TIMEOUT_S, interval_s=0.1):
-            raise NodeError(f"Kafka does not answer: {log.read_text('utf-8', 'replace')[-2000:]}")
+
+    def _ready(self) -> bool:
+        return listens(self._jobs) and listens(self._tests)
 
     def close(self) -> None:
         """End it and delete its data."""
-        if self._process is not None:
-            self._process.kill()
-        self._stack.close()
+        try:
+            super().close()
+        finally:
+            self._proxy.close()
 
     def make_topic(self, topic: str, partitions: int = 2) -> None:
         """Make a topic, and wait until it is there."""
@@ -146,8 +144,3 @@ class Kafka(Started):
 
     def _jvm(self) -> list[str]:
         return [self._java, "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", self._path]
-
-    def _serves(self) -> bool:
-        if self._process is not None and not self._process.running:
-            raise NodeError(f"Kafka ended: {(self._folder / 'log').read_text('utf-8', 'replace')[-2000:]}")
-        return listens(self._jobs) and listens(self._tests)

@@ -29,7 +29,7 @@ from pyspark_mq.sources.connections.consumer import Consumer, Greeting, QueueDep
 from pyspark_mq.sources.connections.decoder import Decoder, Unreadable
 from pyspark_mq.sources.runtime import Runtime, Threads
 from pyspark_mq.sources.url import BrokerUrl
-from testbed.process import QueueCounts
+from testbed.brokers.node import QueueCounts
 
 __all__ = ["MEMORY", "PROTOCOL", "MemoryBroker", "MemoryConsumer", "MemoryDecoder", "MemoryQueue", "MemoryStore",
            "Weather", "memory_consumer"]  # fmt: skip

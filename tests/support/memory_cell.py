@@ -22,7 +22,7 @@ from pyspark_mq.sources.runtime import Threads
 from pyspark_mq.spark_source.options import Options, parse_options
 from pyspark_mq.spark_source.reader import MqStreamReader
 from pyspark_mq.spark_source.schema import SCHEMA
-from testbed.process import Node, QueueCounts, unique_ids
+from testbed.brokers.node import Node, QueueCounts, unique_ids
 from tests.support.cells import Cell, LiveCell
 from tests.support.engine import Crashed, Engine, ReaderError
 from tests.support.memory import MEMORY, PROTOCOL, MemoryBroker, MemoryConsumer, memory_consumer

@@ -7,7 +7,6 @@ import secrets
 import shutil
 import signal
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,17 +14,18 @@ from typing import Any
 
 import psycopg
 
-from testbed.process import LOOPBACK, Command, NodeError, Process, ReservedPort, Started, poll
+from testbed.ports import LOOPBACK
+from testbed.process import Command, NodeError, poll
+from testbed.server import LocalServer
 
 __all__ = ["Postgres"]
 
-_START_TIMEOUT_S = 60.0
 _HELD_TIMEOUT_S = 240.0
 _STOP_TIMEOUT_S = 20.0
 _USER = "postgres"
 
 
-class Postgres(Started):
+class Postgres(LocalServer):
     """A server with the newest programs of the machine, on a port and with data of its own.
 
     It refuses to run as root, so then it runs as the user `postgres` that Debian's package makes.
@@ -34,6 +34,10 @@ class Postgres(Started):
         password: of its only user, for `PGPASSWORD`.
     """
 
+    title = "PostgreSQL"
+    _poll_s = 0.1
+    _stop_signal = signal.SIGINT  # without waiting for its clients
+
     def __init__(self) -> None:
         """Nothing is started yet.
 
@@ -41,57 +45,56 @@ class Postgres(Started):
             NodeError: PostgreSQL is not installed.
         """
         self._programs = _programs()
-        self._folder = Path(tempfile.mkdtemp(prefix="pyspark-mq-postgres-"))
-        self._port = ReservedPort()
+        super().__init__(stop_timeout_s=_STOP_TIMEOUT_S)
+        self._port = self._reserve_port()
         self.password = secrets.token_hex(8)
-        self._process: Process | None = None
 
     @property
     def url(self) -> str:
         """Where clients connect to, without the password."""
-        return f"postgresql://{_USER}@{LOOPBACK}:{self._port.number}/postgres"
+        return f"postgresql://{_USER}@{LOOPBACK}:{self._port}/postgres"
 
-    def start(self) -> None:
-        """Make its data and start it.
-
-        Raises:
-            NodeError: it did not come up; with the end of its log.
-        """
-        data, secret, log = self._folder / "data", self._folder / "password", self._folder / "log"
-        secret.write_text(self.password, "utf-8")
-        if os.geteuid() == 0:
-            for path in (self._folder, secret):
-                shutil.chown(path, _USER, _USER)
-        made = subprocess.run(
-            [*_as_user(), self._programs / "initdb", "--no-sync", "--username", _USER, "--pwfile", secret,
-             "--auth", "scram-sha-256", "--encoding", "UTF8", "--locale", "C.UTF-8", "--pgdata", data],
-            capture_output=True, text=True, check=False, cwd=self._folder,
-        )  # fmt: skip
-        if made.returncode:
-            raise NodeError(f"initdb ended with {made.returncode}: {made.stderr[-2000:]}")
+    def _command(self) -> Command:
+        data = self.folder / "data"
+        if not data.exists():
+            self._make_data(data)
         settings = {
             "listen_addresses": LOOPBACK,
-            "port": self._port.number,
+            "port": self._port,
             "unix_socket_directories": "",
             "fsync": "off",
         }
         given = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
         command = [*_as_user(), str(self._programs / "postgres"), "-D", str(data), *given]
-        self._process = Process(
-            Command(command, environment={"PATH": os.defpath, "LC_ALL": "C.UTF-8"}), log=log, folder=self._folder
-        )
-        if not poll(self._serves, _START_TIMEOUT_S, interval_s=0.1):
-            raise NodeError(f"PostgreSQL does not answer: {log.read_text('utf-8')[-2000:]}")
+        return Command(command, environment={"PATH": os.defpath, "LC_ALL": "C.UTF-8"})
+
+    def _make_data(self, data: Path) -> None:
+        secret = self.folder / "password"
+        secret.write_text(self.password, "utf-8")
+        if os.geteuid() == 0:
+            for path in (self.folder, secret):
+                shutil.chown(path, _USER, _USER)
+        made = subprocess.run(
+            [*_as_user(), self._programs / "initdb", "--no-sync", "--username", _USER, "--pwfile", secret,
+             "--auth", "scram-sha-256", "--encoding", "UTF8", "--locale", "C.UTF-8", "--pgdata", data],
+            capture_output=True, text=True, check=False, cwd=self.folder,
+        )  # fmt: skip
+        if made.returncode:
+            raise NodeError(f"initdb ended with {made.returncode}: {made.stderr[-2000:]}")
+
+    def _ready(self) -> bool:
+        try:
+            self.ask("SELECT 1")
+        except psycopg.OperationalError:
+            return False
+        return True
 
     def close(self) -> None:
-        """End it and delete its data."""
-        if self._process is not None:
-            if self._process.running:
-                os.kill(self._process.pid, signal.SIGINT)  # without waiting for its clients
-                poll(lambda: self._process is None or not self._process.running, _STOP_TIMEOUT_S)
-            self._process.kill()
-        self._port.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        """End it, in order if it can be, as it has memory that outlives it; and delete its data."""
+        try:
+            self.stop()
+        finally:
+            super().close()
 
     def ask(self, query: str) -> list[tuple[Any, ...]]:
         """The rows of a query, or of a statement that is a transaction by itself."""
@@ -135,13 +138,6 @@ class Postgres(Started):
 
     def _connect(self) -> psycopg.Connection[tuple[Any, ...]]:
         return psycopg.connect(self.url, password=self.password, autocommit=True)
-
-    def _serves(self) -> bool:
-        try:
-            self.ask("SELECT 1")
-        except psycopg.OperationalError:
-            return False
-        return True
 
     def _rows(self, query: str) -> list[tuple[Any, ...]]:
         try:

@@ -18,18 +18,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from pyspark_mq.dedup import IdSource, OnMissing, SeenStore
+from pyspark_mq.dedup import SeenStore
 from pyspark_mq.errors import BrokerUnavailableError
 from pyspark_mq.sources.connections.block import block_schema, values_of
 from pyspark_mq.sources.connections.processes.pool import ProcessReceivers
 from pyspark_mq.sources.connections.receivers import LocalReceivers
-from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.epochs import EpochSource, Limit, Position, Run
 from pyspark_mq.sources.queues.reader import QueueReader
 from pyspark_mq.sources.runtime import Runtime, Task
-from pyspark_mq.sources.settings import Guarantee, Settings
-from pyspark_mq.sources.url import parse_urls
+from pyspark_mq.sources.settings import Settings
 from pyspark_mq.spark_source.offset import OffsetCodec
+from pyspark_mq.spark_source.options import parse_options
 from tests.support.engine import At, Crashed
 from tests.support.memory import MEMORY, PROTOCOL, MemoryBroker, MemoryConsumer, MemoryQueue, MemoryStore
 from tests.support.played import PlayedProcesses
@@ -37,6 +36,8 @@ from tests.support.played import PlayedProcesses
 __all__ = ["Process", "Query", "World", "ids_of", "make_settings"]
 
 QUEUE = "orders"
+#: Smaller than by default, so that few messages meet the limits.
+_SIZES = {"maxMessagesPerTrigger": "50", "maxBytesPerTrigger": "1m", "prefetch": "100", "dedupWindow": "1000"}
 #: What a query asks for here.
 _SCHEMA = block_schema(pa.schema([("messageId", pa.string())]))
 #: Time passes in steps of this size, or of a fortieth of what is waited for.
@@ -185,26 +186,12 @@ class _Task(Task):
 
 
 def make_settings(**changes: Any) -> Settings:
-    """Settings of a query on the queue in memory; on several with `queues`."""
-    text = ",".join(changes.get("queues") or (QUEUE,))
-    endpoint = Endpoint(broker=MEMORY, protocol=PROTOCOL, urls=parse_urls("amqp://memory:5672/"), queue=text)
+    """Settings of a query on the queue in memory; on several with `queues`. Sizes are small, the rest is by default."""
+    queue = ",".join(changes.get("queues") or (QUEUE,))
+    settings = parse_options({"broker": "rabbitmq", "url": "amqp://memory:5672/", "queue": QUEUE, **_SIZES}).settings
+    endpoint = replace(settings.endpoint, broker=MEMORY, protocol=PROTOCOL, queue=queue)
     endpoint = replace(endpoint, **{name: changes.pop(name) for name in list(changes) if hasattr(endpoint, name)})
-    defaults: dict[str, Any] = {
-        "guarantee": Guarantee.EXACTLY_ONCE,
-        "id_source": IdSource("message-id"),
-        "on_missing": OnMissing.FAIL,
-        "max_messages": 50,
-        "max_bytes": 1 << 20,
-        "min_messages": 1,
-        "max_delay_s": 900.0,
-        "prefetch": 100,
-        "consumers": 1,
-        "dedup_window": 1_000,
-        "settle_grace_s": 5.0,
-        "fail_on_data_loss": True,
-        "replay_timeout_s": 300.0,
-    }
-    return Settings(endpoint=endpoint, **{**defaults, **changes})
+    return replace(settings, **{"endpoint": endpoint, "max_offset_bytes": None, **changes})
 
 
 def ids_of(runs: Sequence[Run]) -> list[str]:

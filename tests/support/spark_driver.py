@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from testbed.process import Node, poll
+from testbed.brokers.node import Node
+from testbed.process import poll
 from testbed.storm.proxy import Direction, FaultProxy
 
 __all__ = ["POINTS", "DriverMatrix"]

@@ -10,8 +10,8 @@ from pyspark_mq.brokers.base import STOMP
 from pyspark_mq.sources.url import parse_urls
 from testbed.brokers.activemq import ActiveMqNode
 from testbed.brokers.artemis import ArtemisNode
+from testbed.brokers.node import Node
 from testbed.brokers.rabbitmq import RabbitNode
-from testbed.process import Node
 from tests.support.stomp import publish
 
 __all__ = ["NODES", "Target"]
