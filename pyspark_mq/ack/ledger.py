@@ -94,7 +94,8 @@ class Ledger(Generic[K, P]):
         weigh: the bytes of payloads.
 
     Attributes:
-        planned: epochs that are planned and not committed. To be looked at.
+        received: what is not planned yet, oldest first. To be looked at, as the next two are.
+        planned: epochs that are planned and not committed.
         carried: what is committed and may come again, or is remembered. The caller tells it the time.
     """
 
@@ -102,7 +103,7 @@ class Ledger(Generic[K, P]):
         self, *, grace_s: float, window: int, remember: bool = True, weigh: Callable[[Sequence[P]], int] = len
     ) -> None:
         self._open: OpenDeliveries[K] = OpenDeliveries()
-        self._received: Buffer[K, P] = Buffer(weigh)
+        self.received: Buffer[K, P] = Buffer(weigh)
         self.planned: Planned[K, P] = Planned(weigh)
         self.carried: Carried[K] = Carried(grace_s, window, remember=remember)
         self._count: Counter[str] = Counter()
@@ -126,22 +127,12 @@ class Ledger(Generic[K, P]):
 
     def state(self, key: K) -> State:
         """Where the message with this ID stands."""
-        if key in self._received:
+        if key in self.received:
             return State.RECEIVED
         if key in self.planned:
             return State.PLANNED
         batch = self.carried.get(key)
         return State.UNSEEN if batch is None else batch.state
-
-    @property
-    def buffered(self) -> int:
-        """Messages received and not planned."""
-        return len(self._received)
-
-    @property
-    def buffered_bytes(self) -> int:
-        """Bytes of the payloads received and not planned."""
-        return self._received.weight
 
     @property
     def counters(self) -> Counters:
@@ -165,15 +156,6 @@ class Ledger(Generic[K, P]):
     def expected(self) -> int:
         """Messages that a new session may be handed again: planned, or committed and carried."""
         return len(self.planned) + self.carried.live
-
-    @property
-    def buffered_keys(self) -> Iterable[K]:
-        """The IDs that were received and not planned, oldest first."""
-        return self._received.order
-
-    def buffered_payloads(self, limit: int) -> Iterable[P]:
-        """The payloads that the next :meth:`plan` would take, oldest first."""
-        return self._received.oldest(limit)
 
     # -- receiving -------------------------------------------------------------------------
 
@@ -231,14 +213,14 @@ class Ledger(Generic[K, P]):
     def exchange(self, keys: Iterable[K], payloads: Iterable[P]) -> None:
         """Hold other payloads of the same weight in place of those that are held for these messages."""
         for key, payload in zip(keys, payloads, strict=True):
-            if key in self._received:
-                self._received.exchange(key, payload)
+            if key in self.received:
+                self.received.exchange(key, payload)
             else:
                 self.planned.exchange(key, payload)
 
     def _payload(self, key: K) -> P | None:
         epoch = self.planned.get(key)
-        return self._received.get(key) if epoch is None else epoch.payloads[key]
+        return self.received.get(key) if epoch is None else epoch.payloads[key]
 
     def pass_over(self, session: int, tag: int) -> None:
         """A delivery is not taken in and has to stay open: nothing from it on is acknowledged cumulatively.
@@ -250,14 +232,14 @@ class Ledger(Generic[K, P]):
 
     def _all_unseen(self, keys: set[K]) -> bool:
         return (
-            self._received.knows_none_of(keys) and self.planned.knows_none_of(keys) and self.carried.knows_none_of(keys)
+            self.received.knows_none_of(keys) and self.planned.knows_none_of(keys) and self.carried.knows_none_of(keys)
         )
 
     def lose(self, session: int) -> None:
         """The session is gone, and every handle it gave with it (rule 6)."""
         held = dict.fromkeys(self._open[session].messages())
         elsewhere = self._open.held(besides=session)
-        received = [key for key in held if key in self._received]
+        received = [key for key in held if key in self.received]
         only_here = [key for key in received if key not in elsewhere]
         # Another session holds these too: they lose one of their handles, and nothing happens to them.
         self._unbind(_Group([key for key in received if key in elsewhere], session), _Moved())
@@ -283,7 +265,7 @@ class Ledger(Generic[K, P]):
             epoch: number above all earlier ones.
             memo: called with the IDs in order; its result stays with the epoch's batch.
         """
-        keys = tuple(islice(self._received.order, count))
+        keys = tuple(islice(self.received.order, count))
         planned: Epoch[K, P] = Epoch(epoch)
         self._meet(Event.PLAN, {State.RECEIVED: _Group(keys, into=planned)})
         if memo is not None:
@@ -434,7 +416,7 @@ class Ledger(Generic[K, P]):
         return self._open.take(keys)
 
     def _take_received(self, group: _Group[K, P]) -> _Moved[P]:
-        held, weight = self._received.take(group.keys)
+        held, weight = self.received.take(group.keys)
         return _Moved(held, weight)
 
     def _take_planned(self, group: _Group[K, P]) -> _Moved[P]:
@@ -451,7 +433,7 @@ class Ledger(Generic[K, P]):
         if target is State.RECEIVED:
             if moved.held is None:
                 raise InternalError("a message without a payload cannot be received")
-            self._received.put(group.keys, [payload for payload in moved.held if payload is not None])
+            self.received.put(group.keys, [payload for payload in moved.held if payload is not None])
         elif target is State.PLANNED:
             if group.into is None:
                 raise InternalError("a message cannot be planned without an epoch")

@@ -148,7 +148,7 @@ class Admission:
         if not self._buffered(queues):
             self._await_confirmations()
         self._fill(limit)
-        sizes = self._sizes(limit, {queue: queue.ledger.buffered for queue in queues})
+        sizes = self._sizes(limit, {queue: len(queue.ledger.received) for queue in queues})
         return sizes if self._worth_it(sum(sizes.values()), limit) else {}
 
     def _wait(self, seconds: float) -> None:
@@ -157,7 +157,7 @@ class Admission:
 
     @staticmethod
     def _buffered(queues: Iterable[QueueReader]) -> int:
-        return sum(queue.ledger.buffered for queue in queues)
+        return sum(len(queue.ledger.received) for queue in queues)
 
     def _steady(self) -> list[QueueReader]:
         """Rule 14: a connection that breaks faster than anything can be found out must not fill the offset.
@@ -253,13 +253,13 @@ class Admission:
             for queue in ends.keys() - unread:
                 # It may be written to for ever; what it holds takes the room of others, and goes back when the run ends
                 # in any case.
-                if queue.ledger.buffered and not queue.has_open_epochs and not queue.ledger.carried.under_way():
+                if queue.ledger.received and not queue.has_open_epochs and not queue.ledger.carried.under_way():
                     queue.connections.stop()
             steady = self._steady()
             ready = [queue for queue in unread if queue in steady]
             if self._buffered(ready):
                 self._fill(limit)
-                some = {queue: int(min(queue.ledger.buffered, ends[queue].left)) for queue in ready}
+                some = {queue: int(min(len(queue.ledger.received), ends[queue].left)) for queue in ready}
                 sizes = {queue: ends[queue].fitting(size) for queue, size in self._sizes(limit, some).items()}
                 if any(sizes.values()):
                     return sizes
@@ -302,7 +302,7 @@ class Admission:
         # stand still until that is acknowledged.
         epochs = 1 if self._settings.guarantee.acknowledges_first else _EPOCHS_IN_WINDOW
         growing = [
-            queue for queue in self._queues if epochs * queue.ledger.buffered < queue.window > queue.ledger.unacked
+            queue for queue in self._queues if epochs * len(queue.ledger.received) < queue.window > queue.ledger.unacked
         ]
         for queue in growing:
             queue.connections.refresh_depth()
@@ -311,10 +311,9 @@ class Admission:
         untold = [queue for queue in growing if not queue.connections.depths()]
         if not untold:
             return False
-        if came >= _FILL_STEP_MESSAGES or any(queue.connections.behind for queue in untold):
-            return True
-        # A trickle could not wait for unused credit to show; a first epoch can.
-        return self._planned_s == -math.inf and any(queue.connections.starved is False for queue in untold)
+        # A first epoch can wait for a broker that begins slowly; a trickle could not.
+        enough = 1 if self._planned_s == -math.inf else _FILL_STEP_MESSAGES
+        return came >= enough or any(queue.connections.behind for queue in untold)
 
     # -- how many
 
@@ -332,7 +331,7 @@ class Admission:
         sizes = dict(zip(queues, fair_shares(self._most(limit, sum(wanted)), wanted), strict=True))
         most_bytes = self._settings.max_bytes
         if self._queues.buffered_bytes > most_bytes:
-            rooms = fair_shares(most_bytes, [queue.ledger.buffered_bytes for queue in queues])
+            rooms = fair_shares(most_bytes, [queue.ledger.received.weight for queue in queues])
             sizes = {queue: _fitting(queue, sizes[queue], room) for queue, room in zip(queues, rooms, strict=True)}
             if queues:  # the first in turn, so that a message which is larger than any share gets on
                 sizes[queues[0]] = max(1, sizes[queues[0]])
@@ -345,7 +344,7 @@ class Admission:
         if room is None or not self._settings.guarantee.identifies or not self._queues.buffered:
             return most
         if self._id_bytes is None:
-            fullest = max(self._queues, key=lambda queue: queue.ledger.buffered)
+            fullest = max(self._queues, key=lambda queue: len(queue.ledger.received))
             self._id_bytes = fullest.id_bytes(_SIZING_IDS)
         return max(1, min(most, int(room / max(self._id_bytes, _ID_BYTES_MIN))))
 
@@ -377,7 +376,7 @@ class Admission:
 def _fitting(queue: QueueReader, most: int, most_bytes: int) -> int:
     """How many of the first `most` buffered messages have no more bytes than that."""
     taken = held = 0
-    rows = iter(queue.ledger.buffered_payloads(most))
+    rows = iter(queue.ledger.received.oldest(most))
     while chunk := list(islice(rows, _SIZING_ROWS)):
         ends = list(accumulate(sizes_of(chunk), initial=held))[1:]
         fit = bisect_right(ends, most_bytes)

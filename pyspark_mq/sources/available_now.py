@@ -68,7 +68,7 @@ class EndOfRun:
         if left < math.inf:
             return min(size, max(0, int(left)))
         now_us = self._runtime.utc_us()
-        stamps = values_of(list(self._queue.ledger.buffered_payloads(size)), "timestamp")
+        stamps = values_of(list(self._queue.ledger.received.oldest(size)), "timestamp")
         # One from the future says nothing but that somebody's clock is wrong.
         old = sum(1 for _ in takewhile(lambda stamp: stamp is None or not self._since_us < stamp <= now_us, stamps))
         if old < size:

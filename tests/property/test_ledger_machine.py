@@ -170,7 +170,7 @@ class LedgerMachine(RuleBasedStateMachine):
             (not self.connected, self.connect),
             (self.connected and bool(self.broker.ready), self.deliver),
             (not self.running and self.proven < self.committed, self.prove_the_commit),
-            (not self.running and self.proven == self.committed and self.ledger.buffered > 0, self.plan),
+            (not self.running and self.proven == self.committed and len(self.ledger.received) > 0, self.plan),
             (self.complete, self.write_to_the_sink),
             (self.complete and self.planned in self.sink, self.write_the_commit_log),
             (bool(self.wire), self.the_broker_takes_an_acknowledgement),
@@ -285,7 +285,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(what=st.sampled_from(["connection", "broker", "driver", "broker and driver", "before the offset log"]))
     def something_is_killed(self, what: str) -> None:
         if what == "before the offset log":
-            if self.running or self.proven < self.committed or not self.ledger.buffered:
+            if self.running or self.proven < self.committed or not self.ledger.received:
                 return
             self.plan()
             del self.offsets[self.planned]
@@ -340,9 +340,9 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_bytes_are_those_of_the_payloads_that_are_held(self) -> None:
-        buffered = list(self.ledger.buffered_payloads(self.ledger.buffered))
-        assert len(buffered) == self.ledger.buffered
-        assert self.ledger.buffered_bytes == weigh(buffered)
+        buffered = list(self.ledger.received.oldest(len(self.ledger.received)))
+        assert len(buffered) == len(self.ledger.received)
+        assert self.ledger.received.weight == weigh(buffered)
         held = [
             payload
             for epoch in self.ledger.planned.numbers(self.planned)

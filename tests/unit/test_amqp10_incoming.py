@@ -1,23 +1,24 @@
-"""What is used of proton below its classes does what the classes do: two engines of the library, joined in memory."""
+"""Receiving by what lies below proton's classes: two engines of the library, joined in memory; its classes send."""
 
 from __future__ import annotations
 
 import base64
 import gc
 import json
-import logging
+import sys
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from proton import Connection, Delivery, Endpoint, Receiver, Sender, Transport
 
 from pyspark_mq.dedup import IdSource
+from pyspark_mq.errors import MissingExtraError
 from pyspark_mq.sources.amqp10 import incoming
 from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder
-from pyspark_mq.sources.amqp10.incoming import DirectIncoming, Incoming, WrappedIncoming, incoming_of
+from pyspark_mq.sources.amqp10.incoming import Incoming
 from pyspark_mq.sources.amqp10.sections import SectionReader
+from pyspark_mq.sources.protocols import consumer_class
 from tests.support.amqp10_messages import Message, V
 
 _FRAME_BYTES = 1 << 10
@@ -80,10 +81,9 @@ def pair() -> Pair:
     return Pair()
 
 
-@pytest.fixture(params=[DirectIncoming, WrappedIncoming])
-def side(request: pytest.FixtureRequest, pair: Pair) -> Incoming:
-    made: Incoming = request.param(pair.receiver)
-    return made
+@pytest.fixture
+def side(pair: Pair) -> Incoming:
+    return Incoming(pair.receiver)
 
 
 def taken(side: Incoming) -> tuple[list[Any], list[bytes]]:
@@ -91,28 +91,14 @@ def taken(side: Incoming) -> tuple[list[Any], list[bytes]]:
     return [handle for handle, _ in pairs], [data for _, data in pairs]
 
 
-def test_the_installed_library_has_all_that_is_used(pair: Pair) -> None:
-    assert type(incoming_of(pair.receiver)) is DirectIncoming
-
-
-@pytest.mark.parametrize("lacking", ["pn_link_recv", "pn_delivery_remote_state", None])
-def test_a_library_without_it_is_used_by_its_classes_and_that_is_said_once(
-    lacking: str | None, pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_version_of_the_library_that_works_otherwise_is_refused_with_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    present = {name: getattr(incoming.lib, name) for name in dir(incoming.lib) if name.startswith("pn_")}
-    monkeypatch.setattr(incoming, "_told", False)
-    if lacking is None:
-        monkeypatch.setattr(incoming, "ffi", None)
-    else:
-        del present[lacking]
-        monkeypatch.setattr(incoming, "lib", SimpleNamespace(**present))
-    caplog.set_level(logging.INFO, "pyspark_mq")
-    made = [incoming_of(pair.receiver) for _ in range(3)]
-    assert {type(one) for one in made} == {WrappedIncoming}
-    assert [record.levelname for record in caplog.records] == ["INFO"]
-    pair.send(b"body")
-    pair.pump()
-    assert taken(made[0])[1] == [b"body"]
+    for name in [name for name in sys.modules if name.startswith("pyspark_mq.sources.amqp10")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "cproton_ffi", None)
+    with pytest.raises(MissingExtraError, match=r"0\.39 and 0\.40, and .* is installed; run: .*'pyspark-mq\[amqp10\]'"):
+        consumer_class("amqp-1.0")
 
 
 @pytest.mark.parametrize("size", [1, 500, _FRAME_BYTES, 5_000, (64 << 10) - 1, 64 << 10, (64 << 10) + 1, 300_000])
@@ -141,8 +127,7 @@ def test_what_was_read_stays_when_the_memory_of_the_library_is_used_again(side: 
         pair.send(bytes([number]) * 500)
         pair.pump()
         taken(side)
-    if isinstance(side, DirectIncoming):
-        incoming.ffi.memmove(side._buffer, b"!" * len(side._buffer), len(side._buffer))
+    incoming.ffi.memmove(side._buffer, b"!" * len(side._buffer), len(side._buffer))
     for text, raw in zip(own, raws, strict=True):
         encoded = base64.b64encode(text).decode()
         assert json.loads(raw.body) == [encoded, encoded]

@@ -175,20 +175,6 @@ def test_the_depth_is_asked_for_and_not_too_often() -> None:
     assert scene.connections.depths() == [7]
 
 
-@pytest.mark.parametrize(
-    ("signs", "expected"),
-    [((None, None), None), ((True, None), None), ((True, False), False), ((False, False), False), ((True, True), True)],
-)
-def test_they_are_starved_when_each_of_them_is(signs: tuple[bool | None, ...], expected: bool | None) -> None:
-    scene = Scene(consumers=2)
-    assert scene.connections.starved is None
-    scene.run()
-    for session, sign in zip(scene.queue.sessions, signs, strict=True):
-        session.consumer.starved = sign
-    scene.run()
-    assert scene.connections.starved is expected
-
-
 def test_a_pause_goes_on_until_what_it_waits_for_is_taken() -> None:
     scene = Scene()
     scene.run()

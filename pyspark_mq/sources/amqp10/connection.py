@@ -63,16 +63,8 @@ class Amqp10Connection(Consumer):
         """The engine has new bytes."""
 
     @abstractmethod
-    def _watch_credit(self) -> None:
-        """Behind a look at the socket."""
-
-    @abstractmethod
     def _look(self) -> None:
         """Behind a turn: confirm what can be, and raise if something has been closed or taken back."""
-
-    @abstractmethod
-    def _due_s(self) -> float:
-        """When the session has something to do, also if nothing comes: seconds of `time.monotonic`."""
 
     # -- login
 
@@ -166,10 +158,9 @@ class Amqp10Connection(Consumer):
             self._send()
             if next_s:
                 timeout_s = min(timeout_s, next_s - time.monotonic())
-            self._socket.wait(min(timeout_s, self._due_s() - time.monotonic()))
+            self._socket.wait(timeout_s)
             self._receive()
             self._send()
-            self._watch_credit()
         except ssl.SSLError as error:
             # TLS 1.3 reports what it refuses with the first bytes after the handshake.
             self._refused = self._refused or error

@@ -19,7 +19,7 @@ from proton import Message, Sender
 
 from pyspark_mq.brokers.facts import NOTHING_KNOWN, QueueFacts, artemis_answer, of_artemis, of_artemis_settings
 from pyspark_mq.errors import MqError
-from pyspark_mq.sources.amqp10.incoming import incoming_of
+from pyspark_mq.sources.amqp10.incoming import Incoming
 from pyspark_mq.sources.amqp10.session import Amqp10Consumer
 from pyspark_mq.sources.connections.consumer import SessionLostError, drained
 from pyspark_mq.sources.endpoint import Endpoint
@@ -69,7 +69,7 @@ class _Asker(Amqp10Consumer):
         self._to.target.address = self._dialect.management
         link.open()
         self._to.open()
-        self._session, self._link, self._incoming = session, link, incoming_of(link)
+        self._session, self._link, self._incoming = session, link, Incoming(link)
 
     def _attached(self) -> bool:
         return super()._attached() and bool(self._to.state & State.REMOTE_ACTIVE)

@@ -17,7 +17,6 @@ says that they were processed, not that they are on disk.
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -43,7 +42,7 @@ from pyspark_mq.sources.amqp10.connection import UNREADABLE, Amqp10Connection
 from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder, UnreadableRaw
 from pyspark_mq.sources.amqp10.depth import Management, QueueInfo
 from pyspark_mq.sources.amqp10.errors import SPEAKS
-from pyspark_mq.sources.amqp10.incoming import Handle, Incoming, incoming_of
+from pyspark_mq.sources.amqp10.incoming import Handle, Incoming
 from pyspark_mq.sources.amqp10.sections import SectionReader
 from pyspark_mq.sources.connections.consumer import Greeting, QueueDepth, SessionLostError
 from pyspark_mq.sources.connections.decoder import Decoder
@@ -59,8 +58,6 @@ _ASK_TIMEOUT_S = 5.0
 _CLOSING_LINKS_MAX = 100
 #: Credit is topped up when a tenth of the window is free: each top-up is a frame.
 _TOP_UP_PARTS = 10
-#: Credit that a broker with messages leaves unused for so long: it hands out thousands in that time.
-_STARVED_S = 0.1
 _SELECTOR = "apache.org:selector-filter:string"
 
 
@@ -75,10 +72,8 @@ class Amqp10Consumer(Amqp10Connection):
         self._sections = SectionReader(counts_acquirers=self._dialect.counts_acquirers)
         self._incoming: Incoming | None = None
         self._open: dict[int, Handle] = {}
-        #: Tags of the newest delivery: now, and at the last look at the credit.
-        self._newest = self._seen = 0
-        self._unused_since_s: float | None = None
-        self.starved = False
+        #: Tag of the newest delivery.
+        self._newest = 0
         self._requests: deque[tuple[int, deque[Handle]]] = deque()
         self._closing: deque[Link] = deque()
         #: Settlements without a barrier yet; the barrier that is on its way, and those that it is for.
@@ -161,7 +156,7 @@ class Amqp10Consumer(Amqp10Connection):
         link.snd_settle_mode = Link.SND_UNSETTLED
         link.rcv_settle_mode = Link.RCV_FIRST
         link.open()
-        self._session, self._link, self._incoming = session, link, incoming_of(link)
+        self._session, self._link, self._incoming = session, link, Incoming(link)
 
     def _address(self) -> str:
         if self.endpoint.topic is not None:
@@ -229,22 +224,6 @@ class Amqp10Consumer(Amqp10Connection):
     def _deliveries(self) -> Incoming:
         assert self._incoming is not None, "nothing is received and settled before the link is attached"
         return self._incoming
-
-    def _due_s(self) -> float:
-        idle = self._unused_since_s is None or self.starved
-        return math.inf if idle or self._unused_since_s is None else self._unused_since_s + _STARVED_S
-
-    def _watch_credit(self) -> None:
-        """After a look at the socket: does the broker leave credit unused?"""
-        link, came = self._link, self._newest != self._seen
-        self._seen = self._newest
-        if link is None or self.paused or link.credit <= 0 or came or self._deliveries.begun:
-            self._unused_since_s, self.starved = None, False
-            return
-        now = time.monotonic()
-        if self._unused_since_s is None:
-            self._unused_since_s = now
-        self.starved = now - self._unused_since_s >= _STARVED_S
 
     def _take_deliveries(self) -> None:
         if self._link is None or self.paused:

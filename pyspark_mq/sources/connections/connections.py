@@ -76,7 +76,6 @@ class _Session:
     bytes_taken: int = 0
     paused: bool = False
     behind: bool = False
-    starved: bool | None = None
 
 
 class Connections:
@@ -173,7 +172,7 @@ class Connections:
             self._note_depth(event.key, event.depth)
         elif isinstance(event, Standing) and event.session in self._live:
             session = self._live[event.session]
-            session.paused, session.behind, session.starved = event.paused, event.behind, event.starved
+            session.paused, session.behind = event.paused, event.behind
 
     def _taken(self, event: Delivered) -> Delivered:
         self._live[event.session].bytes_taken += sum(event.block.sizes)
@@ -224,15 +223,6 @@ class Connections:
     def behind(self) -> bool:
         """Has more come to a session than it has read? Then more waits at the broker, or on its way."""
         return any(session.behind for session in self._live.values())
-
-    @property
-    def starved(self) -> bool | None:
-        """Has every session room that the broker leaves unused? None where a protocol does not show that.
-
-        See :attr:`.Consumer.starved`.
-        """
-        signs = [session.starved for session in self._live.values()]
-        return None if not signs or None in signs else all(signs)
 
     # -- requests
 

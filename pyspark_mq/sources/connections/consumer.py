@@ -116,12 +116,6 @@ class Consumer(ABC):
     #: Look through the queue without taking anything, where the broker has that for the protocol. Set before
     #: :meth:`open`.
     browses: bool = False
-    #: Optional: has the broker had room for more messages for a while, as far as the session has told it, and sent
-    #: none? Then its queue is probably empty. None where the protocol does not show that. Written by the receiving
-    #: thread only, which has looked for what came before it says so: a thread that gets no turn says nothing new.
-    #: It is a sign, no proof: a broker may pause for longer. So an epoch may be cut by it, but nothing may be
-    #: settled and no bounded run may end by it.
-    starved: bool | None = None
     #: Where another process receives: how often it stood still, and up to when (seconds of `time.monotonic`) everything
     #: that came has been put into the inbox. None where that is done at once.
     attended: tuple[int, float] | None = None

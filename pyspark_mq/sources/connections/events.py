@@ -72,7 +72,6 @@ class Standing:
     session: int
     paused: bool
     behind: bool
-    starved: bool | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -243,7 +243,7 @@ class Host:
         if consumer is None:
             return
         behind = consumer.behind or bool(consumer.inbox)
-        standing = Standing(seat.begin.key, consumer.session, consumer.paused, behind, consumer.starved)
+        standing = Standing(seat.begin.key, consumer.session, consumer.paused, behind)
         if standing != seat.standing:
             seat.standing = standing
             self._tell(standing)

@@ -105,10 +105,10 @@ class Deliveries:
                 tags, keys, rows = self._only_known(session, tags, keys, rows)
             self._ask_store(keys)
         ledger = self._ledger
-        buffered, exposed, rebound = ledger.buffered, ledger.carried.exposed, ledger.counters.rebound
+        buffered, exposed, rebound = len(ledger.received), ledger.carried.exposed, ledger.counters.rebound
         self._settle(ledger.deliver(session, tags, keys, rows))
         came_again = ledger.carried.exposed < exposed or ledger.counters.rebound > rebound
-        if ledger.buffered - buffered < len(block):
+        if len(ledger.received) - buffered < len(block):
             kept = [(keys[place], rows[place]) for place in ledger.held(keys, rows)]
             if kept and _KEPT_PARTS * len(kept) < len(block):
                 self._join([kept])  # the rest would stay in memory with them

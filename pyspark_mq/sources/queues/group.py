@@ -149,12 +149,12 @@ class QueueGroup:
     @property
     def buffered(self) -> int:
         """Messages received and not planned."""
-        return sum(queue.ledger.buffered for queue in self)
+        return sum(len(queue.ledger.received) for queue in self)
 
     @property
     def buffered_bytes(self) -> int:
         """Bytes of their bodies."""
-        return sum(queue.ledger.buffered_bytes for queue in self)
+        return sum(queue.ledger.received.weight for queue in self)
 
     @property
     def planned_bytes(self) -> int:

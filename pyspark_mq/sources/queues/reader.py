@@ -252,7 +252,7 @@ class QueueReader:
     @property
     def held_bytes(self) -> int:
         """Bytes of bodies in this process that were taken in; what was dropped does not count."""
-        return self.ledger.buffered_bytes + self.ledger.planned.weight + self._retained_bytes
+        return self.ledger.received.weight + self.ledger.planned.weight + self._retained_bytes
 
     def share_bytes(self, most: float, *, resumes: bool) -> None:
         """Tell the sessions how many bytes they may pile up, those to be opened too.
@@ -329,7 +329,7 @@ class QueueReader:
         Args:
             most: that are looked at.
         """
-        keys = list(islice(self.ledger.buffered_keys, most))
+        keys = list(islice(self.ledger.received.order, most))
         return len(encode_ids(keys)) / len(keys) if keys else 0.0
 
     def plan(self, epoch: int, size: int, highest: int) -> Part:
@@ -474,7 +474,7 @@ class QueueReader:
             rejected=self._deliveries.rejected,
             reconnects=self._reconnects,
             unacked=ledger.unacked,
-            buffered=ledger.buffered,
+            buffered=len(ledger.received),
             carried=ledger.expected,
             backlog=self.connections.newest_depth,
         )
