@@ -1,9 +1,9 @@
 """Epochs: the protocol between Spark's checkpoint and the broker, without Spark.
 
 One micro-batch is one epoch of a two-phase commit. :class:`EpochSource` is what Spark's calls come down
-to: plan, replay, settle. Each queue has a queue: the intake takes in what its receivers bring, the ledger keeps the
-books; and an epoch goes over all queues. The filling decides how much goes into it. All of it runs on the thread that
-Spark calls; receivers work on beside it, so receiving and heartbeats go on while Spark is busy.
+to: plan, replay, settle. Each queue has a :class:`.QueueReader`, which takes in what its receivers bring and has a
+ledger; an epoch goes over all queues, and :class:`.Admission` decides how much goes into it. All of it runs on the
+thread that Spark calls. Receivers work on beside it, so receiving and heartbeats go on while Spark is busy.
 
 Guarantee: with `exactly-once`, every message is in exactly one committed epoch, and an epoch that
 is asked for again after a crash has the same messages in the same order.
@@ -26,6 +26,7 @@ from pyspark_mq.ack.counters import Counters
 from pyspark_mq.dedup import CheckpointOnly
 from pyspark_mq.errors import BrokerError, InternalError
 from pyspark_mq.sources.admission import Admission
+from pyspark_mq.sources.blind import BlindPlanning
 from pyspark_mq.sources.connections.block import Run
 from pyspark_mq.sources.connections.receivers import Receivers
 from pyspark_mq.sources.position import FindRecords, Limit, Part, Position
@@ -42,8 +43,6 @@ __all__ = ["EpochSource", "Limit", "Part", "Position", "Run"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: Room for an epoch that waits to be settled and for the next one.
-_WINDOW_LEAST = 2
 #: Queues that are no longer read and of which IDs are still carried.
 _AWAY_MAX = 16
 
@@ -101,8 +100,7 @@ class EpochSource:
         self._away: dict[str, Part] = {}
         self._planned_here = False
         self._replay = Replay(settings, self._queues, self._runtime, find_records)
-        #: The epoch that was planned before anything was known (Spark before 4.2).
-        self._blind_epoch = 0
+        self._blind = BlindPlanning(self._queues, self._runtime)
 
     # -- Spark's calls, in its order -----------------------------------------------------------
 
@@ -121,7 +119,7 @@ class EpochSource:
         """Phase two of the epoch that ends at `start`, then phase one of the next.
 
         Args:
-            start: the last committed position; None where Spark does not say (before 4.2).
+            start: the last committed position; None where Spark does not say (:mod:`.blind`).
             limit: how much to take.
 
         Returns:
@@ -137,10 +135,7 @@ class EpochSource:
             if start.epoch > self._last.epoch:
                 raise self._unexpected(f"Spark goes on from epoch {start.epoch}, the last here is {self._last.epoch}")
         else:
-            # Before 4.2 Spark plans after a restart without showing what is committed: it is shown later,
-            # and what was planned twice is taken out then.
-            for queue in self._queues:
-                queue.taking = True
+            self._blind.begin()
         behind = start is not None and start.epoch < self._last.epoch
         if behind or (self._is_open(self._last.epoch) and self._last.epoch not in self._begun):
             return self._last  # planned before and never begun: it stays as it was written
@@ -154,16 +149,18 @@ class EpochSource:
             # Those whose depth no session is told.
             self._backlog.begin([queue.name for queue in self._queues if queue.connections.newest_depth is None])
         if start is None:
-            for queue in self._queues:
-                queue.connections.widen(_WINDOW_LEAST)
-            limit = self._shared_window(limit)
+            limit = self._blind.share_window(limit)
         elif limit.messages is None:
             # The one epoch of this run, and everything before it is committed: take what there is.
             self._open_wide()
         sizes = self._admission.gather(limit)
         self._timings.gathered()
         self._timings.look()
-        if sizes or self._replay.gave_up or (start is None and self._in_the_way()):
+        if (
+            sizes
+            or self._replay.gave_up
+            or (start is None and self._blind.needs_empty_epoch(running=bool(self._begun)))
+        ):
             return self._plan(sizes)
         return self._last
 
@@ -174,20 +171,6 @@ class EpochSource:
     def _is_open(self, epoch: int) -> bool:
         """Is this epoch planned and not committed?"""
         return any(epoch in queue.ledger.planned.epochs for queue in self._queues.with_ended())
-
-    def _in_the_way(self) -> bool:
-        """Is no room left by an epoch that only the next one has settled (Spark before 4.2)?
-
-        As when a producer has sent its messages many times and every window of a queue is taken, or when the epoch is
-        as large as may be held. Then the next one is planned without messages.
-        """
-        return bool(self._begun) and (any(queue.blocked for queue in self._queues) or self._queues.full)
-
-    def _shared_window(self, limit: Limit) -> Limit:
-        """Phase two comes an epoch late before Spark 4.2: two epochs share the window."""
-        windows = [queue.window or queue.first_window for queue in self._queues]
-        most = max(1, sum(windows) // 2)
-        return Limit(most if limit.messages is None else min(most, limit.messages))
 
     def payload(self, start: Position, end: Position) -> list[Run]:
         """The deliveries of the epoch from `start` to `end`, in planned order.
@@ -338,8 +321,8 @@ class EpochSource:
     # -- phase one -----------------------------------------------------------------------------
 
     def _plan(self, sizes: Mapping[QueueReader, int]) -> Position:
-        before, self._highest = self._highest, self._next_epoch()
-        epoch = self._highest
+        before = self._highest
+        epoch = self._highest = before + 1 if self._adopted else self._blind.number(before)
         records = self._find_records(self._last) if self._exact and not self._planned_here else None
         if records is not None:
             records.forget_records(epoch)
@@ -349,22 +332,13 @@ class EpochSource:
         parts = {queue.name: queue.plan(epoch, sizes.get(queue, 0), before) for queue in self._queues}
         self._admission.planned(sum(sizes.values()), sum(len(part.planned) for part in parts.values()))
         broker_id = next((queue.broker_id for queue in self._queues if queue.broker_id), "")
-        self._last = Position(epoch, {**parts, **self._away}, broker_id, blind=epoch == self._blind_epoch)
+        self._last = Position(epoch, {**parts, **self._away}, broker_id, blind=self._blind.planned(epoch))
         self._timings.planned(epoch, sum(sizes.values()), self._queues.planned_bytes - bytes_before)
         if self._settings.guarantee.acknowledges_first:
             self._hold(self._last)
             for queue in self._queues:
                 queue.acknowledge_first(epoch)
         return self._last
-
-    def _next_epoch(self) -> int:
-        if self._adopted:
-            return self._highest + 1
-        # Spark before 4.2 plans after a restart without showing the committed offset. It has to be another
-        # one, as Spark compares them; that the clock is usually above all earlier numbers is of no
-        # importance (rule 16).
-        self._blind_epoch = max(self._highest + 1, self._runtime.utc_us())
-        return self._blind_epoch
 
     def _hold(self, end: Position) -> None:
         """Keep what an epoch emits until it is committed: Spark may ask for it again."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark_mq.sources.connections.host import Host
 from pyspark_mq.sources.connections.processes.wire import Hello
-from pyspark_mq.sources.connections.requests import Begin
+from pyspark_mq.sources.connections.requests import Begin, Stop
 from tests.support.memory import MemoryBroker, MemoryConsumer
 
 if TYPE_CHECKING:
@@ -38,9 +38,17 @@ class PlayedProcess:
         self.process.spawn("host", self._host.life(), self._host.arrived)
 
     def send(self, message: Any) -> None:
+        # As over a socket: nothing is shared. The broker in memory is none of those that are known by name.
+        heard = message if isinstance(message, Begin) else pickle.loads(pickle.dumps(message))
+        if isinstance(message, Stop):
+            # A process ends a connection on a thread of its own: whoever asks for it does not wait.
+            self._world.at(0, lambda: self._obey(heard))
+        else:
+            self._obey(heard)
+
+    def _obey(self, message: Any) -> None:
         if not self.gone:
-            # As over a socket: nothing is shared. The broker in memory is none of those that are known by name.
-            self._host.obey(message if isinstance(message, Begin) else pickle.loads(pickle.dumps(message)))
+            self._host.obey(message)
 
     def receive(self, timeout_s: float) -> Any:
         if self._said:
