@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from benchmarks.contenders import Shape
 from testbed.publishers.amqp091 import publish_confirmed
 
-__all__ = ["FILL_RATE_LEAST", "HEADERS", "bodies", "command", "ids"]
+__all__ = ["FILL_RATE_MIN", "HEADERS", "bodies", "command", "ids"]
 
 #: What applications put there: short texts, a number as text.
 HEADERS = {"tenant": "north-7", "trace-id": "4bf92f3577b34da6a3ce929d0e0e4736", "schema": "order.v3", "attempt": "1",
            "source": "checkout-service", "region": "eu-central-1"}  # fmt: skip
 #: Messages a second that a producer manages on a busy machine.
-FILL_RATE_LEAST = 4_000
+FILL_RATE_MIN = 4_000
 
 
 def command(url: str, queue: str, shape: Shape, messages: int) -> list[str]:
@@ -47,7 +47,7 @@ def main(url: str, queue: str, size: int, headers: bool, messages: int) -> None:
         (body, pika.BasicProperties(message_id=key, delivery_mode=2, headers=HEADERS if headers else None))
         for body, key in zip(bodies(size, messages), ids(messages), strict=True)
     )
-    publish_confirmed(pika.URLParameters(url), queue, told, timeout_s=60 + messages / FILL_RATE_LEAST)
+    publish_confirmed(pika.URLParameters(url), queue, told, timeout_s=60 + messages / FILL_RATE_MIN)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ _BODY_BYTES = 200
 #: Of a size as many turns as this is in all, at most `--rounds`.
 _MESSAGES_OF_A_SIZE = 1_000_000
 #: Of a larger backlog so many are read, by ours and then by the bare client.
-_READ_MOST = 2_000_000
+_READ_MAX = 2_000_000
 #: How many messages behind the moment at which the window of IDs is full are measured.
 _BEHIND_WINDOW = 100_000
 #: So many bytes more than twice the limit are in the queue when that is looked at.
@@ -159,7 +159,7 @@ def _backlogs(arena: Arena, sizes: Sequence[int], rounds: int, say: Say) -> list
             # that is five seconds by default, which a small backlog does not last.
             options = {"maxMessagesPerTrigger": str(max(1, min(sizes) // 2)), "dedupWindow": str(min(sizes)),
                        "settleGrace": "0s"}  # fmt: skip
-            read = min(size, _READ_MOST)
+            read = min(size, _READ_MAX)
             queue = arena.filled(_CONTENDER, shape, size)
             drain = LoneDrain(arena.node.url(), queue, read, options, "drain" if read == size else "read")
             ours = measure(arena, queue, drain, read, None if read == size else size)
@@ -333,7 +333,7 @@ def _backlog_table(measured: Sequence[Mapping[str, Any]], broker: str) -> Table:
         (
             f"{broker}, AMQP 0-9-1, {_BODY_BYTES}-byte bodies, medians of the turns; epochs of half the smallest "
             "backlog, a window of IDs as large as that, and `settleGrace` 0, so that each fills what is bounded by "
-            f"these and not by the backlog. Of a backlog above {_READ_MOST:,} so many are read, by each. From least to "
+            f"these and not by the backlog. Of a backlog above {_READ_MAX:,} so many are read, by each. From least to "
             f"most: rate {flat([one[2] for one in medians]):.0%}, of bare "
             f"{flat([one[2] / one[3] for one in medians]):.0%}, CPU of the source "
             f"{flat([one[4] for one in medians]):.0%}, memory {flat([one[6] for one in medians]):.0%}.",

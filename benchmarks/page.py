@@ -15,7 +15,7 @@ __all__ = ["FOLDER", "markers", "replaced", "rewrite", "said_of_others", "write_
 #: Of plots and JSON files, beside the page.
 FOLDER = "performance"
 #: Cores that others take from which on the page says so.
-_TAKEN_MOST = 0.2
+_TAKEN_MAX = 0.2
 
 
 def write_page(page: Path, runs: Sequence[Run], part: str = "") -> None:
@@ -46,7 +46,7 @@ def rewrite(page: Path, part: str, written: str) -> None:
 
 def said_of_others(cores: float | None) -> str:
     """What the page says when other programs used the machine; empty if they hardly did, or nobody looked."""
-    if cores is None or cores < _TAKEN_MOST:
+    if cores is None or cores < _TAKEN_MAX:
         return ""
     return f" Other programs took {cores:g} of the cores: only the ratios of this run say something."
 

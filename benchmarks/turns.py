@@ -18,7 +18,7 @@ from benchmarks.contenders import Contender, Shape
 from benchmarks.cpu import Usage, difference, tree_usage
 from benchmarks.drains import Drain, DrainError, spawn
 from benchmarks.figures import Turn
-from benchmarks.filler import FILL_RATE_LEAST, HEADERS, bodies, command, ids
+from benchmarks.filler import FILL_RATE_MIN, HEADERS, bodies, command, ids
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from testbed.brokers.factory import make_node
 from testbed.brokers.node import Node, ProcessNode
@@ -80,7 +80,7 @@ class Arena:
             ids=ids(messages),
             headers=HEADERS if shape.headers else None,
             protocol=protocol,
-            timeout_s=max(_FILL_TIMEOUT_S, messages / FILL_RATE_LEAST),
+            timeout_s=max(_FILL_TIMEOUT_S, messages / FILL_RATE_MIN),
         )
 
     def _publishing_protocol(self, contender: Contender) -> str:

@@ -61,11 +61,11 @@ class MqError(Exception):
 
     @property
     def text(self) -> str:
-        """What is said, without the short name, as texts quote it that have one of their own."""
+        """The text without the short name, for texts that quote it and have one of their own."""
         return shown(super().__str__())
 
     def __str__(self) -> str:
-        """What is said, after the short name."""
+        """The text behind the short name."""
         return f"[mq:{self.short_name}] {self.text}"
 
 

@@ -1,4 +1,4 @@
-"""What is received and not planned: the messages, oldest first, and their payloads. Pure."""
+"""The buffer: messages that are received and not planned, oldest first, and their payloads. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may come again: the IDs of committed messages, and for how long each is carried. Pure.
+"""Carried IDs: those of committed messages that may come again, and for how long each is carried. Pure.
 
 The IDs that are acknowledged together are one :class:`Batch`. A batch is *carried*, that is
 repeated in every new offset, for as long as its messages may come again (rule 5):
@@ -39,7 +39,7 @@ K = TypeVar("K", bound=Hashable)  #: identity of a message
 
 
 class Exposure(Enum):
-    """What a session that ended had made of a batch."""
+    """The part of a batch that a session had when it ended."""
 
     UNCONFIRMED = "unconfirmed"
     CONFIRMED = "confirmed"

@@ -14,7 +14,7 @@ __all__ = ["Counters"]
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What this process has counted since it started, and four readings of this moment.
+    """Counts since this process started, and four readings of this moment.
 
     Attributes:
         received: deliveries taken in, first or again, without rejected ones.

@@ -62,7 +62,7 @@ class _Group(Generic[K, P]):
 
 @dataclass(slots=True)
 class _Moved(Generic[P]):
-    """What was taken out of the container of a state with the messages of a group.
+    """The content that leaves the container of a state with the messages of a group.
 
     Attributes:
         held: their payloads, None for one that has not come; None if none move.
@@ -136,7 +136,7 @@ class Ledger(Generic[K, P]):
 
     @property
     def counters(self) -> Counters:
-        """What happened until now."""
+        """Counts until now."""
         return Counters(**self._count)
 
     @property

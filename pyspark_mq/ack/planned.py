@@ -72,7 +72,7 @@ class Planned(Generic[K, P]):
         return () if found is None else tuple(found.payloads)
 
     def payloads(self, epoch: int) -> list[P]:
-        """What an epoch emits, in planned order."""
+        """The payloads that an epoch emits, in planned order."""
         return [payload for payload in self.epochs[epoch].payloads.values() if payload is not None]
 
     def missing(self, epoch: int) -> list[K]:

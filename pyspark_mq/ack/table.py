@@ -63,7 +63,7 @@ class State(Enum):
 
 
 class Event(Enum):
-    """What can happen to a message."""
+    """An event in the life of a message."""
 
     DELIVER = "deliver"  #: a delivery with its ID arrives, first or again
     PLAN = "plan"  #: it is cut into an epoch
@@ -78,7 +78,7 @@ class Event(Enum):
 
 
 class Action(Enum):
-    """What the transition asks the ledger to do."""
+    """An action that a transition asks of the ledger."""
 
     NOTHING = "nothing"
     KEEP = "keep"  #: hold payload and handle

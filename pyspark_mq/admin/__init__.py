@@ -20,7 +20,7 @@ __all__ = ["Management", "ask_beside", "ask_depth", "ask_queue", "ask_server"]
 
 
 class _Admin(Protocol):
-    """What is asked of one broker."""
+    """The questions to one broker."""
 
     def ask_server(self, management: Management) -> str: ...
     def ask_queue(self, management: Management, queue: str) -> QueueFacts: ...
@@ -31,7 +31,7 @@ _ADMINS: Mapping[str, _Admin] = MappingProxyType({"rabbitmq": rabbitmq, "activem
 
 
 def ask_server(management: Management) -> str:
-    """What the broker calls itself, `product/version`.
+    """The broker's own name for itself, `product/version`.
 
     Raises:
         BrokerUnavailableError: the management does not answer.
@@ -41,7 +41,7 @@ def ask_server(management: Management) -> str:
 
 
 def ask_queue(management: Management, queue: str) -> QueueFacts:
-    """What is told of a queue.
+    """Facts of a queue.
 
     Raises:
         BrokerUnavailableError: the management does not answer.
@@ -61,7 +61,7 @@ def ask_depth(management: Management, queue: str) -> int | None:
 
 
 def ask_beside(endpoint: Endpoint) -> QueueFacts:
-    """What the broker tells of a queue over a second connection, where sessions with the queue do not ask."""
+    """Facts that the broker tells over a second connection, where sessions with the queue do not ask."""
     dialect = endpoint.broker.amqp10
     if endpoint.protocol != AMQP_1_0 or dialect is None or not dialect.management or endpoint.queue is None:
         return NOTHING_KNOWN

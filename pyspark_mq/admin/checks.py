@@ -1,4 +1,4 @@
-"""What bites who acknowledges late, judged from facts. Pure: facts in, findings out.
+"""Checks a queue's settings against late acknowledgement. Pure: facts in, findings out.
 
 The command `doctor` shows all findings; a query logs, once when it starts, the warnings and problems that follow from
 what its own connection tells. Both get their words here. What a broker's operator does about one is in
@@ -49,7 +49,7 @@ class Level(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check gave.
+    """The result of one check.
 
     Attributes:
         check: its name, in docs/command-line.md.
@@ -86,13 +86,13 @@ class Sample:
 
 
 def worth_a_line(facts: QueueFacts, settings: Settings) -> list[str]:
-    """What to log when a query starts, by what its connection tells."""
+    """Lines to log when a query starts, from what its connection tells."""
     found = judge_queue(facts, settings, "")
     return [str(one) for one in found if one.level >= Level.WARNING and one.check not in _NOT_LOGGED]
 
 
 def judge_queue(facts: QueueFacts, settings: Settings, to_know: str) -> list[Finding]:
-    """What follows from what is known of a queue.
+    """Judges the facts of a queue.
 
     Args:
         settings: of the query that reads it.
@@ -346,7 +346,7 @@ def _lowered(text: str) -> str:
 
 
 def judge_sample(sample: Sample, settings: Settings) -> list[Finding]:
-    """What follows from some messages of a queue."""
+    """Judges some messages of a queue."""
     found = [] if not sample.cut_short else [_cut_short(sample, settings)]
     count = len(sample.sizes)
     if not count:

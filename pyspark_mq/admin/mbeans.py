@@ -1,4 +1,4 @@
-"""What the MBeans of both ActiveMQ brokers have in common."""
+"""MBeans over Jolokia, as both ActiveMQ brokers have them."""
 
 from __future__ import annotations
 

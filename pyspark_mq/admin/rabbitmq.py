@@ -54,7 +54,7 @@ def ask_depth(management: Management, queue: str) -> int | None:
 
 
 def _policy(management: Management, host: str, queue: str, kind: str) -> dict[str, Any]:
-    """What policies say for a queue, taken from their list.
+    """The arguments that policies set for a queue, taken from their list.
 
     The queue itself tells it too, but with its statistics: a policy was not there 20 s after it was set (4.3).
     """

@@ -1,4 +1,4 @@
-"""What differs between brokers, as data."""
+"""Differences between brokers, as data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What differs between brokers, as data.
+"""Differences between brokers, as data.
 
 Nothing outside this folder and the protocol modules of ``sources/`` knows a broker by name: the
 rest of the package reads a :class:`Broker`.

@@ -1,4 +1,4 @@
-"""What is known of a queue, and how the answers of brokers are read for it. Pure: no I/O, no clock.
+"""Facts of a queue, and how the answers of brokers are read for them. Pure: no I/O, no clock.
 
 A fact is None where it is not known: not told over this connection, or to this user. What a broker is known not to have
 is a value, as 0 seconds or infinitely many. Answers come as decoded JSON, or as the same values over AMQP 1.0.
@@ -34,7 +34,7 @@ _DELAY_FACTOR = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueFacts:
-    """What is known of a queue; None for what is not.
+    """Facts of a queue; None for those that are not known.
 
     Attributes:
         kind: RabbitMQ's type of the queue: classic, quorum, stream.
@@ -327,7 +327,7 @@ def of_artemis(queue: Mapping[str, Any]) -> QueueFacts:
 
 
 def artemis_answer(body: bytes) -> Any:
-    """What a management message of Artemis answers: JSON as a text in a list in JSON. None if it is something else."""
+    """The answer in a management message of Artemis: JSON as a text in a list in JSON. None if it is something else."""
     try:
         (told,) = json.loads(body)
         return json.loads(told)
@@ -336,7 +336,7 @@ def artemis_answer(body: bytes) -> Any:
 
 
 def of_artemis_settings(settings: Mapping[str, Any]) -> QueueFacts:
-    """What the settings of an address say, as `getAddressSettingsAsJSON` gives them: without what nobody has set."""
+    """The settings of an address, as `getAddressSettingsAsJSON` gives them: without those that nobody has set."""
     attempts = _number(settings.get("maxDeliveryAttempts"))
     target = str(settings.get("deadLetterAddress") or "")
     threshold = _number(settings.get("slowConsumerThreshold"))

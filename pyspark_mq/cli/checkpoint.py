@@ -49,7 +49,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a query has left behind.
+    """The checkpoint that a query has left behind.
 
     Attributes:
         place: the folder, without credentials.
@@ -63,7 +63,7 @@ class Checkpoint:
     epochs: Mapping[int, list[Planned]]
 
     def open(self, source: int) -> Planned | None:
-        """What a restart would run again of a source; None if all was committed.
+        """The epoch of a source that a restart would run again; None if all was committed.
 
         A batch of a query with several sources repeats the offset of one that had nothing new.
         """
@@ -71,7 +71,7 @@ class Checkpoint:
         return None if before is not None and before.offset == newest.offset else newest
 
     def committed_of(self, source: int) -> Planned | None:
-        """What a restart would go on from."""
+        """The offset that a restart would go on from."""
         if self.committed is None:
             return None
         return next((one for one in self.epochs[source] if one.batch <= self.committed), None)
@@ -144,7 +144,7 @@ def _numbers(folder: Folder, place: str) -> list[int]:
 
 
 def failure(place: str, what: str, failed: Exception) -> CheckpointError:
-    """What could not be done with a checkpoint, and why, without credentials."""
+    """An error about a checkpoint, without credentials."""
     return CheckpointError(f"{redact(place)}: {what} ({type(failed).__name__}: {redact_in(str(failed), place)})")
 
 
@@ -189,7 +189,7 @@ def _loaded(line: str) -> dict[str, Any]:
 
 
 def _position(offset: Mapping[str, Any], id_log: str | None) -> Position:
-    """What an offset says, whoever's it is."""
+    """Describes an offset, whoever's it is."""
     source = str(offset["source"])
     several = source.startswith("queues")
     codec = OffsetCodec(

@@ -111,7 +111,7 @@ def open_first(consumer: Consumer, settings: Settings) -> Greeting:
 
 
 def received(consumer: Consumer, most: int, patience_s: float) -> list[Any]:
-    """What comes to a session that consumes, at most so many, until none came for so long.
+    """Takes deliveries of a session that consumes, at most so many, until none came for so long.
 
     Raises:
         SessionLostError: the session has ended.

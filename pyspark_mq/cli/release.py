@@ -50,7 +50,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a look into one queue gave.
+    """The result of a look into one queue.
 
     Attributes:
         planned: how many messages of it the epoch has.

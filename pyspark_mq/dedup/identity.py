@@ -1,4 +1,4 @@
-"""What identifies a message: from whatever the broker delivers to one hashable key.
+"""Message IDs: from whatever the broker delivers to one hashable key.
 
 A key is the ID itself where that is a reasonable string, and a digest (``bytes``) where it is
 not: an ID of a megabyte would go into every offset, and an ID that is not text cannot be written
@@ -27,7 +27,7 @@ DIGEST_BYTES = 20
 
 
 class OnMissing(Enum):
-    """What to do with a message without an ID (option `onMissingMessageId`)."""
+    """The handling of a message without an ID (option `onMissingMessageId`)."""
 
     FAIL = "fail"
     BODY_HASH = "body-hash"

@@ -329,9 +329,9 @@ class Admission:
         queues = [queue for queue in names[turn:] + names[:turn] if some[queue]]
         wanted = [some[queue] for queue in queues]
         sizes = dict(zip(queues, fair_shares(self._most(limit, sum(wanted)), wanted), strict=True))
-        most_bytes = self._settings.max_bytes
-        if self._queues.buffered_bytes > most_bytes:
-            rooms = fair_shares(most_bytes, [queue.ledger.received.weight for queue in queues])
+        max_bytes = self._settings.max_bytes
+        if self._queues.buffered_bytes > max_bytes:
+            rooms = fair_shares(max_bytes, [queue.ledger.received.weight for queue in queues])
             sizes = {queue: _fitting(queue, sizes[queue], room) for queue, room in zip(queues, rooms, strict=True)}
             if queues:  # the first in turn, so that a message which is larger than any share gets on
                 sizes[queues[0]] = max(1, sizes[queues[0]])
@@ -373,13 +373,13 @@ class Admission:
         return False
 
 
-def _fitting(queue: QueueReader, most: int, most_bytes: int) -> int:
+def _fitting(queue: QueueReader, most: int, max_bytes: int) -> int:
     """How many of the first `most` buffered messages have no more bytes than that."""
     taken = held = 0
     rows = iter(queue.ledger.received.oldest(most))
     while chunk := list(islice(rows, _SIZING_ROWS)):
         ends = list(accumulate(sizes_of(chunk), initial=held))[1:]
-        fit = bisect_right(ends, most_bytes)
+        fit = bisect_right(ends, max_bytes)
         taken += fit
         if fit < len(chunk):
             break
@@ -411,7 +411,7 @@ def fair_shares(total: int, wants: Sequence[int]) -> list[int]:
 
 
 class TriggerCost:
-    """What a trigger costs Spark beyond its rows, learnt from the triggers before.
+    """The price of a trigger for Spark beyond its rows, learnt from the triggers before.
 
     Planning, two logs and the start of tasks have a price that is the same for one row and for fifty thousand: 0.2 to
     0.3 s on a machine with cores to spare, seconds on one without, and whatever the sink takes for a commit. It comes

@@ -23,7 +23,7 @@ _WITHHELD_S = 60.0
 
 
 class EndOfRun:
-    """What one queue held when the run began, as far as that can be known.
+    """The end of a bounded run in one queue: what it held when the run began, as far as that can be known.
 
     Where the broker does not report how much that is, the end is the first message with a
     timestamp after that moment, or three seconds without any.

@@ -142,7 +142,7 @@ class Endpoint:
 
 
 def _secret_in(file: str) -> str:
-    """What a file holds, without the end of its line."""
+    """The content of a file, without the end of its line."""
     try:
         secret = Path(file).read_text("utf-8").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as failed:

@@ -224,7 +224,7 @@ class EpochSource:
         self._queues.stop()
 
     def counters(self) -> Counters:
-        """What a user sees in the query's progress (rule 8)."""
+        """The counters that a user sees in the query's progress (rule 8)."""
         return sum(map(self._counters_of, self._queues), self._queues.ended_counters)
 
     def _counters_of(self, queue: QueueReader) -> Counters:
@@ -371,7 +371,7 @@ class EpochSource:
         self._keep_away(known)
 
     def _keep_away(self, start: Position) -> None:
-        """What was committed of queues that are not read now may come again when they are read again."""
+        """Keep what was committed of queues that are not read now: it may come again when they are read again."""
         away = {name: part.committed() for name, part in start.parts.items() if self._queues.get(name) is None}
         away = {name: part for name, part in away.items() if part.carried}
         if away:

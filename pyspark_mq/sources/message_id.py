@@ -39,7 +39,7 @@ class MessageIds:
         return cls(settings.id_source, settings.on_missing, exact, settings.on_unreadable is OnUnreadable.ROW)
 
     def values(self, decoder: Decoder, raws: Sequence[Any]) -> list[Any]:
-        """What each delivery has under the source; it is looked for once, for keys and texts."""
+        """The value of each delivery under the source; it is looked for once, for keys and texts."""
         if self.source.kind == "body-hash":
             return body_keys(decoder.bodies(raws))
         return decoder.ids(raws, self.source)
@@ -59,7 +59,7 @@ class MessageIds:
         return keys
 
     def hidden(self, decoder: Decoder, raws: Sequence[Any]) -> list[str]:
-        """What hides the ID that the broker has given, where one is missing."""
+        """Values that hide the ID that the broker has given, where one is missing."""
         return decoder.hidden(raws) if self.source == _MESSAGE_ID else []
 
     def texts(self, decoder: Decoder, raws: Sequence[Any], values: list[Any]) -> list[str | None]:

@@ -25,7 +25,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a position says of one queue.
+    """One queue in a position.
 
     Attributes:
         planned: the epoch's IDs of this queue in order, encoded.
@@ -89,13 +89,13 @@ class Position:
         return replace(self, parts=parts)
 
     def before(self) -> Position:
-        """What its offset says of earlier epochs."""
+        """The part of its offset that is about earlier epochs."""
         parts = {name: replace(part, planned="") for name, part in self.parts.items()}
         return replace(self, parts=parts)
 
 
 class Records(Protocol):
-    """What was given up of epochs, kept beside the checkpoint: an offset cannot be changed (rule 15)."""
+    """Records of what was given up of epochs, kept beside the checkpoint: an offset cannot be changed (rule 15)."""
 
     def write_record(self, end: Position, given_up: Mapping[str, str]) -> None:
         """Keep what was given up of an epoch; durable when it returns.
@@ -117,7 +117,7 @@ class Records(Protocol):
         """
 
     def read_record(self, end: Position) -> Mapping[str, str]:
-        """What was given up of an epoch; empty for nothing.
+        """The messages of an epoch that were given up; empty for none.
 
         Raises:
             CheckpointError: that cannot be found out.

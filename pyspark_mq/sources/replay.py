@@ -61,7 +61,7 @@ class Replay:
         self.gave_up = False
 
     def given_up_of(self, position: Position) -> Mapping[str, str]:
-        """What was given up of an epoch before it was emitted: name of a queue -> encoded IDs."""
+        """Messages of an epoch that were given up before it was emitted: name of a queue -> encoded IDs."""
         records = self._find_records(position) if self._exact and position.epoch else None
         return {} if records is None else records.read_record(position)
 

@@ -1,4 +1,4 @@
-"""What the options of a query say, in the terms of this package."""
+"""The options of a query, in the terms of this package."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from enum import Enum
 from pyspark_mq.dedup import IdSource, OnMissing
 from pyspark_mq.sources.endpoint import Endpoint
 
-__all__ = ["CONNECTIONS_MAX", "PREFETCH_LEAST", "Guarantee", "OnUnreadable", "Settings"]
+__all__ = ["CONNECTIONS_MAX", "PREFETCH_MIN", "Guarantee", "OnUnreadable", "Settings"]
 
 #: Connections of a query: each has a thread and a socket.
 CONNECTIONS_MAX = 256
 #: Unacknowledged messages of one queue that may be handed out, however many queues share a default `prefetch`.
-PREFETCH_LEAST = 1_000
+PREFETCH_MIN = 1_000
 
 
 class Guarantee(Enum):
@@ -48,7 +48,7 @@ class OnUnreadable(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the options of a query say, beyond the endpoint. Times in seconds, sizes in bytes."""
+    """The options of a query, beyond the endpoint. Times in seconds, sizes in bytes."""
 
     endpoint: Endpoint
     guarantee: Guarantee
@@ -81,7 +81,7 @@ class Settings:
 
     @property
     def destination(self) -> str:
-        """What the query reads, as errors call it."""
+        """The queues or the topic of the query, as errors call them."""
         if self.pattern is not None:
             return f"queues matching '{self.pattern}'"
         if self.queues:
@@ -96,7 +96,7 @@ class Settings:
 
     def of_queue(self, name: str, among: int) -> Settings:
         """The same for one queue of so many."""
-        shared = max(min(self.prefetch, PREFETCH_LEAST), self.prefetch // among)
+        shared = max(min(self.prefetch, PREFETCH_MIN), self.prefetch // among)
         return replace(
             self,
             endpoint=replace(self.endpoint, queue=name),

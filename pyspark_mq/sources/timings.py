@@ -63,7 +63,7 @@ class Timings:
         self._committed.append((epoch, self._runtime.monotonic_s(), under_way))
 
     def look(self) -> None:
-        """What was confirmed by now?"""
+        """Note the epochs that are confirmed by now."""
         while self._committed and not self._committed[0][2]():
             epoch, since_s, _ = self._committed.popleft()
             self._confirm(epoch, since_s)

@@ -15,7 +15,7 @@ __all__ = ["CONTROL", "ESCAPES", "SCHEMES", "BrokerUrl", "Scheme", "parse_urls",
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """What the scheme of a URL says.
+    """The meaning of the scheme of a URL.
 
     Attributes:
         port: where the URL names none (IANA for AMQP, the brokers' own default for STOMP).
@@ -105,7 +105,7 @@ def redact(text: str) -> str:
 
 
 def redact_in(text: str, url: str) -> str:
-    """What a library says of a URL, without what is or may be a user name, a password or a parameter in that."""
+    """A library's words about a URL, without what is or may be a user name, a password or a parameter in that."""
     user = url.partition("://")[2].rpartition("@")[0]
     password, parameters = user.partition(":")[2], url.partition("?")[2]
     text = text.replace(url, redact(url))

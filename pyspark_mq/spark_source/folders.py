@@ -104,7 +104,7 @@ class _Local(Folder):
 
 
 class _Remote(Folder):
-    """What `pyarrow.fs` opens: S3, GCS, HDFS, and others."""
+    """Folders that `pyarrow.fs` opens: S3, GCS, HDFS, and others."""
 
     def __init__(self, uri: str, below: str) -> None:
         from pyarrow import fs  # noqa: PLC0415 - some installations are built without it

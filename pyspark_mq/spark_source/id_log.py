@@ -129,7 +129,7 @@ class IdLog:
                     folder.remove(name)
 
     def read_record(self, end: Position) -> Mapping[str, str]:
-        """What an epoch was run without, see :class:`Records <pyspark_mq.sources.position.Records>`."""
+        """Messages that an epoch was run without, see :class:`Records <pyspark_mq.sources.position.Records>`."""
         with self._or_say(
             f"what epoch {end.epoch} was run without cannot be looked up",
             "Have the folder readable for the user of the driver, or restore the file",
@@ -154,7 +154,7 @@ class IdLog:
             return False
 
     def read(self, name: str) -> bytes:
-        """What a file holds.
+        """The content of a file.
 
         Raises:
             CheckpointError: it is not there, or not what was written.
@@ -170,7 +170,7 @@ class IdLog:
         return data
 
     def _read_patiently(self, name: str) -> bytes:
-        """What a file holds; a store that fails for a moment is asked again."""
+        """The content of a file; a store that fails for a moment is asked again."""
         for rest_s in _RESTS_S:
             try:
                 return self._opened().read(name)

@@ -183,7 +183,7 @@ def _label(name: str | None, query_id: Any) -> str:
 
 
 def _growth(before: Reading | None, now: Reading) -> dict[str, int]:
-    """What was counted since; all of it where the source's process is another one."""
+    """Counts since then; all of them where the source's process is another one."""
     counts = {name: value for name, value in now.counters.report().items() if name not in NOW and value is not None}
     if before is None:
         return counts

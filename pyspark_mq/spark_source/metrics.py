@@ -90,7 +90,7 @@ class Metrics:
         )
 
     def add(self, label: str, now: Reading, grown: Mapping[str, int]) -> None:
-        """What was counted since the last progress, and what is read now."""
+        """Counts since the last progress, and readings of this moment."""
         if self._meter is None:
             return
         attributes = {"query": label, "source": str(now.source), "messaging.destination.name": now.reads}

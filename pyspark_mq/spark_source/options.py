@@ -149,13 +149,13 @@ class _Parser:
 
         return self._matched(name, parse, f"a whole number from {least} to {most}")
 
-    def _duration_s(self, name: str, least_s: float = 0.0, most_s: float = _DURATION_MAX_S) -> float:
+    def _duration_s(self, name: str, min_s: float = 0.0, max_s: float = _DURATION_MAX_S) -> float:
         def parse(text: str) -> float | None:
             found = _DURATION.fullmatch(text)
             seconds = float(found[1]) * _SECONDS[found[2]] if found else math.nan
-            return seconds if least_s <= seconds <= most_s else None
+            return seconds if min_s <= seconds <= max_s else None
 
-        accepted = f"a time with its unit such as 500ms, 30s, 10m, 1h, from {least_s:g}s to {most_s:.0f}s"
+        accepted = f"a time with its unit such as 500ms, 30s, 10m, 1h, from {min_s:g}s to {max_s:.0f}s"
         return self._matched(name, parse, accepted)
 
     def _size_bytes(self, name: str) -> int:
@@ -460,7 +460,7 @@ class _Parser:
 
 
 def _check_characters(name: str, value: str) -> None:
-    """What ends a text, or a line of a protocol, would add to it what nobody has meant.
+    """Refuses characters that end a text or a line of a protocol: they would add to it what nobody has meant.
 
     Raises:
         OptionError: the value has such a character; a secret is not shown.
@@ -487,7 +487,7 @@ def _is_url(text: str) -> bool:
 
 
 def _misplaced(name: str, value: str) -> str:
-    """What to say of an option that Spark's users put here although it belongs elsewhere; empty if it is none."""
+    """Advice about an option that Spark's users put here although it belongs elsewhere; empty if it is none."""
     if name == "path":
         return f"{value!r}: a queue has no path; use .option('queue', {value!r}) and load() without an argument"
     return ""

@@ -1,4 +1,4 @@
-"""What the progress of a query says of its sources of format `mq`, as types."""
+"""Types for what the progress of a query says of its sources of format `mq`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOW = ("unacked", "buffered", "carried", "backlog")
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the progress of a query says of one source of format `mq`.
+    """One source of format `mq` in the progress of a query.
 
     Attributes:
         source: its place in the query.

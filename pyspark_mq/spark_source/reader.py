@@ -133,7 +133,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Limit(getattr(limit, "max_rows", self._options.settings.max_messages))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """What is read, and the counters: Spark shows them in the progress as the source's `latestOffset`."""
+        """Queues and counters. Spark shows them in the progress as the source's `latestOffset`."""
         return None if self._epochs is None else self._epochs.report()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:

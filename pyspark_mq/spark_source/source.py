@@ -1,4 +1,4 @@
-"""What runs in the one process that a query receives in. The others that Spark starts do not import it."""
+"""Begins the source, in the one process that a query receives in. The others that Spark starts do not import it."""
 
 from __future__ import annotations
 

@@ -268,7 +268,7 @@ def judge_certificate(whose: str, end: datetime, now: datetime) -> Finding:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What a session with a queue gave.
+    """The result of a session with a queue.
 
     Attributes:
         greeting: None if it could not be opened.
@@ -320,7 +320,7 @@ def _queue(
 
 
 def _ask(settings: Settings, management: Management | None) -> tuple[QueueFacts, str]:
-    """What the management tells of a queue, and what would let be known what it does not."""
+    """Facts of a queue from the management, and what is missing for those that it does not tell."""
     if management is None:
         return ask_beside(settings.endpoint), _how_to_know(settings)
     try:

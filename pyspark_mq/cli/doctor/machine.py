@@ -1,4 +1,4 @@
-"""What this machine has: Python, the package, Spark, Java, for the driver and for Python workers.
+"""The doctor's look at this machine: Python, the package, Spark, Java, for the driver and for Python workers.
 
 An interpreter is asked in a process of its own, as Spark does, so that what is told is what Spark would find.
 """
@@ -74,7 +74,7 @@ class Interpreter:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What is installed here.
+    """The installation of this machine.
 
     Attributes:
         driver: the Python that runs this command.
@@ -115,7 +115,7 @@ def _ask(name: str, modules: Sequence[str]) -> Interpreter:
 
 
 def _java() -> tuple[str, int]:
-    """What Spark's scripts would start."""
+    """The Java that Spark's scripts would start."""
     home = os.environ.get("JAVA_HOME")
     program = str(Path(home, "bin", "java")) if home else shutil.which("java")
     if program is None:
@@ -133,7 +133,7 @@ def _java() -> tuple[str, int]:
 
 
 def judge_machine(machine: Machine, protocol: str) -> list[Finding]:
-    """What follows from it. Pure.
+    """Judges the installation. Pure.
 
     Args:
         protocol: of the query, whose client library has to be there.

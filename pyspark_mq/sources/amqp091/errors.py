@@ -1,4 +1,4 @@
-"""What pika raises and RabbitMQ says, as errors of this package."""
+"""Errors of pika and words of RabbitMQ, as errors of this package."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _closed_with(cause: BaseException, code: int) -> bool:
 
 
 def handshake_hint(causes: Sequence[BaseException], url: BrokerUrl) -> str:
-    """What else the port may be, if these are why a connection was not made."""
+    """A hint at what else the port may be, if these are why a connection was not made."""
     refused = any(isinstance(cause, ConnectionRefusedError | socket.gaierror) for cause in causes)
     if refused or url.tls:
         return ""

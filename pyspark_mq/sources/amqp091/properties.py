@@ -49,7 +49,7 @@ _DEPTH_MAX = 64
 
 
 def _steps(flags: int) -> list[int]:
-    """What the fields are that these flags announce."""
+    """The fields that these flags announce."""
     return [kind for bit, kind in enumerate(_FIELDS.values()) if flags & (0x8000 >> bit)]
 
 
@@ -185,7 +185,7 @@ def _check_value(block: bytes, at: int, end: int, depth: int) -> int:
 
 
 def unreadable(raw: Raw, error: str, method: bytes) -> UnreadableRaw:
-    """What stands for a delivery whose properties cannot be read."""
+    """A stand-in for a delivery whose properties cannot be read."""
     tag, redelivered, block, body = raw
     return UnreadableRaw((tag, redelivered, _readable(block, error), body, block, error, method))
 

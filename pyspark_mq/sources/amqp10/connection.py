@@ -111,7 +111,7 @@ class Amqp10Connection(Consumer):
     # -- errors
 
     def _condition(self) -> tuple[str, str] | None:
-        """What ended the session, by the nearest to the queue that says something."""
+        """The end of the session, in the words of whoever is nearest to the queue and says something."""
         for place in (self._link, self._session, self._proton):
             try:
                 condition = place.remote_condition if place is not None else None

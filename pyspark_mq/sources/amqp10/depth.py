@@ -1,4 +1,4 @@
-"""What RabbitMQ tells of a queue over AMQP 1.0, from 4.0 on: a pair of links to its management node.
+"""Asks RabbitMQ about a queue over AMQP 1.0, from 4.0 on, by a pair of links to its management node.
 
 A request is a message with the method as its subject and the path as its address, the answer one with the status
 as its subject (RabbitMQ's documentation, "AMQP 1.0", "Management"). A user who may read the queue may ask.
@@ -28,7 +28,7 @@ _NULL_VALUE = b"\x00\x53\x77\x40"
 
 
 class QueueInfo:
-    """What is known of a queue.
+    """Facts of a queue.
 
     Attributes:
         ready: messages waiting.
@@ -91,7 +91,7 @@ class Management:
         self._to.advance()
 
     def answer(self) -> QueueInfo | None:
-        """What came since the last time, the newest; None if nothing did that says something."""
+        """The newest answer since the last time; None if there is none that says something."""
         found = None
         while (delivery := self._from.current) is not None and delivery.readable and not delivery.partial:
             found = self._read(delivery) or found

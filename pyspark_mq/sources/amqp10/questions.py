@@ -1,4 +1,4 @@
-"""What Artemis tells of a queue over AMQP 1.0: questions to its management address, over a connection for them alone.
+"""Asks Artemis about a queue over AMQP 1.0, at its management address, over a connection for that alone.
 
 As over STOMP (:mod:`pyspark_mq.sources.stomp.depth`), a question names an operation in its properties and has the
 arguments in its body, as JSON (Artemis' manual, "Using Management Message API"). The answers come to an address that
@@ -32,7 +32,7 @@ _CREDIT = 10
 
 
 def ask_queue(endpoint: Endpoint, url: BrokerUrl) -> QueueFacts:
-    """What is told of the queue and of its address; nothing is known where this user may not ask."""
+    """Facts of the queue and of its address; nothing is known where this user may not ask."""
     asker = _Asker(replace(endpoint, selector=None, subscription=None), 1, threading.Event())
     facts = NOTHING_KNOWN
     try:

@@ -112,7 +112,7 @@ class Scanner:
         return known
 
     def _annotations_at(self, data: bytes, at: int) -> tuple[Named, int]:
-        """What they say, if all of them are plain; and where they end."""
+        """The entries, if all of them are plain; and where they end."""
         end = map_at(data, at)[2]
         section = data[at:end]
         named = self._annotations.get(section)
@@ -138,7 +138,7 @@ def jms_kind(value: object) -> Named:
 
 
 def header_at(data: bytes, at: int, *, counts_acquirers: bool) -> tuple[Header, int]:
-    """What the header says whose list begins there, and where it ends. An empty list says what no header says (3.2.1).
+    """The header whose list begins there, and where it ends. An empty list says what no header says (3.2.1).
 
     Args:
         counts_acquirers: is it a redelivery without `first-acquirer`?

@@ -54,7 +54,7 @@ _TYPES = {
 
 
 class Sections(NamedTuple):
-    """What a message says.
+    """The sections of a message.
 
     Attributes:
         header, message_id, properties, named: as :func:`~pyspark_mq.sources.amqp10.decoder.make_raw` takes them.
@@ -129,7 +129,7 @@ def read_sections(data: bytes, *, counts_acquirers: bool = False) -> Sections:
 
 
 def _content_at(number: int, data: bytes, at: int, values: Values, *, counts_acquirers: bool) -> tuple[Any, int]:
-    """What a section has, and where it ends; of `properties` a pair of the message ID and the others."""
+    """The content of a section, and where it ends; of `properties` a pair of the message ID and the others."""
     if number == _HEADER:
         return header_at(data, at, counts_acquirers=counts_acquirers)
     if number == _PROPERTIES:
@@ -174,7 +174,7 @@ def _application(pairs: Pairs) -> dict[str, object]:
 
 
 def _unreadable(tag: int, data: bytes, broken: Exception) -> UnreadableRaw:
-    """What stands for a message that cannot be read, with what its properties section says, if that can be read."""
+    """A stand-in for a message that cannot be read, with its properties section, if that can be read."""
     message_id, subject, correlation_id = None, None, None
     with contextlib.suppress(Exception):
         values, at, number = Values(data), 0, 0

@@ -109,7 +109,7 @@ class Amqp10Consumer(Amqp10Connection):
         return Greeting(url, broker_id or "", self._depth(info), info.redelivery_delay_s, server, facts)
 
     def _ask_queue(self, deadline: float) -> QueueInfo | None:
-        """What the broker tells of the queue, if it does."""
+        """Facts of the queue, if the broker tells them."""
         if self.endpoint.queue is None or not self._dialect.answers(self._version()):
             return None
         assert self._session is not None

@@ -50,7 +50,7 @@ _NUMBERS = tuple(range(5_000))
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """What is asked of each delivery when it is taken in, by row.
+    """Values that are asked of each delivery when it is taken in, by row.
 
     Attributes:
         tags: handles, ascending.

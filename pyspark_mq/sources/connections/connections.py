@@ -129,7 +129,7 @@ class Connections:
     # -- what happened
 
     def news(self, *, taking: bool) -> Iterator[Opened | Lost | Confirmed | Delivered]:
-        """What receivers told since the last time, in order.
+        """Events of the receivers since the last time, in order.
 
         A session whose opening makes the caller raise never counts as living: nothing is taken from it.
 
@@ -304,11 +304,11 @@ class Connections:
         return [depth.ready for depth in self._told()]
 
     def _told(self) -> list[QueueDepth]:
-        """What was last reported to each receiver, where something was."""
+        """The last report to each receiver, where there was one."""
         return [receiver.depth for receiver in self._receivers.values() if receiver.depth is not None]
 
     def depth_in(self, session: int) -> QueueDepth | None:
-        """What was last reported to the receiver of a session that lives."""
+        """The last report to the receiver of a session that lives."""
         return self._receivers[self._live[session].key].depth
 
     @property

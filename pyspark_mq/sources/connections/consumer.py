@@ -53,7 +53,7 @@ class SessionLostError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class QueueDepth:
-    """What the broker reports about the queue.
+    """The broker's report about the queue.
 
     Attributes:
         ready: messages waiting to be handed out.
@@ -71,7 +71,7 @@ class QueueDepth:
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """What is known once a session is open.
+    """Facts that are known once a session is open.
 
     Attributes:
         url: the candidate that answered.
@@ -93,7 +93,7 @@ class Greeting:
 
 
 def drained(inbox: deque[Any], most: int | None = None) -> list[Any]:
-    """What is taken out of an inbox: all that is in it now, or the first `most`."""
+    """Take deliveries out of an inbox: all that are in it now, or the first `most`."""
     raws: list[Any] = []
     try:
         for _ in range(len(inbox) if most is None else min(most, len(inbox))):

@@ -65,10 +65,10 @@ class Decoder(ABC):
 
     @abstractmethod
     def ids(self, raws: Sequence[Any], source: IdSource) -> list[object]:
-        """What the message has under the source; None where it has nothing."""
+        """The value of each message under the source; None where it has nothing."""
 
     def hidden(self, raws: Sequence[Any]) -> list[str]:  # noqa: ARG002 - for those that override it
-        """What hides the ID that the broker has given; usually nothing does."""
+        """Values that hide the ID that the broker has given; usually there are none."""
         return []
 
     def unreadable(self, raws: Sequence[Any]) -> list[Unreadable]:  # noqa: ARG002 - for those that override it

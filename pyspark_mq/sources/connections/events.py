@@ -1,4 +1,4 @@
-"""What a receiver tells the query's thread. One language, from a thread of this process or from another process.
+"""Events that a receiver tells the query's thread: one set, from a thread of this process or from another process.
 
 The order is that of what happened (rules 6 and 10): what was delivered before a confirmation, or before a word on the
 depth of the queue, is told before it, and nothing of a session is told behind its end.

@@ -185,7 +185,7 @@ class Host:
                 yield max(0.0, said_s + _WORD_S - self._now_s())
 
     def _look(self) -> float:
-        """What time it is; whoever finds it much later than the last time has stood still."""
+        """Look at the clock; whoever finds it much later than the last time has stood still."""
         now_s = self._now_s()
         self._broke_off = self._broke_off or now_s - self._looked_s > _BREAK_S
         self._looked_s = now_s

@@ -51,7 +51,7 @@ class Receivers(ABC):
 
     @abstractmethod
     def now_s(self) -> float:
-        """What time it is on the clock of that."""
+        """The time on its clock."""
 
     @abstractmethod
     def stop(self) -> None:

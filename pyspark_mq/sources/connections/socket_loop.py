@@ -115,7 +115,7 @@ class SocketLoop:
             self._poll.register(connected, events)
 
     def read(self, most: int) -> bytes | None:
-        """What came in, at most so many bytes; None for nothing now, no bytes for the end of the connection.
+        """Read at most so many bytes; None for nothing now, no bytes for the end of the connection.
 
         Raises:
             OSError: the connection is broken.
@@ -183,7 +183,7 @@ def dial_error(error: BaseException, url: BrokerUrl, speaks: str) -> MqError:
 
 
 def hint(url: BrokerUrl, speaks: str) -> str:
-    """What else the port may be."""
+    """A hint at what else the port may be."""
     if url.tls:
         return f"; does the port speak TLS, and {speaks}?"
     return f"; does the port speak {speaks}? A TLS port needs {url.partner}://"

@@ -1,4 +1,4 @@
-"""What is delivered goes into the ledger of its queue."""
+"""Takes deliveries into the ledger of their queue."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class Deliveries:
     def _only_known(
         self, session: int, tags: Sequence[int], keys: list[Any], rows: list[Row]
     ) -> tuple[Sequence[int], list[Any], list[Row]]:
-        """What is planned, committed or here; the rest stays unacknowledged and is not looked at again."""
+        """Keep what is planned, committed or here; the rest stays unacknowledged and is not looked at again."""
         new = set(self._ledger.unseen(keys))
         places = {place for place, key in enumerate(keys) if key in new}
         if not places:

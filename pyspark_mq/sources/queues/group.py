@@ -93,7 +93,7 @@ class QueueGroup:
 
     @property
     def ended_counters(self) -> Counters:
-        """What was counted in the queues that are no longer there."""
+        """Counts of the queues that are no longer there."""
         return sum((queue.counters().counted() for queue in self._ended.values()), self._forgotten)
 
     def stop(self) -> None:

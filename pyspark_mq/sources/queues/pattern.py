@@ -113,7 +113,7 @@ class QueueWatch:
         return names
 
     def seen(self) -> list[str]:
-        """What matched when it was looked last.
+        """The names that matched when it was looked last.
 
         Raises:
             MqError: it is not looked any more.

@@ -372,7 +372,7 @@ class QueueReader:
             self._emitted[epoch] = self.ledger.planned.payloads(epoch)
 
     def emitted(self, epoch: int) -> list[Row]:
-        """What is kept of it, in planned order."""
+        """The rows that are kept of an epoch, in planned order."""
         return self._emitted.get(epoch, [])
 
     # -- phase two
@@ -466,7 +466,7 @@ class QueueReader:
     # -- what it says of itself
 
     def counters(self) -> Counters:
-        """What a user sees in the query's progress (rule 8)."""
+        """The counters that a user sees in the query's progress (rule 8)."""
         ledger = self.ledger
         return replace(
             ledger.counters,

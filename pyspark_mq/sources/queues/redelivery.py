@@ -92,7 +92,7 @@ class Horizon:
 
     @property
     def horizon_s(self) -> float:
-        """What was ready at this moment of connected time has come."""
+        """Everything that was ready at this moment of connected time has come."""
         return self._horizon_s
 
     def interrupt(self) -> None:

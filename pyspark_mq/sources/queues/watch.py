@@ -1,4 +1,4 @@
-"""What is seen of a queue beside its deliveries: its depth, other consumers, silence."""
+"""Watches a queue beside its deliveries: its depth, other consumers, silence."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class BacklogWatch:
             self._task = self._runtime.spawn("pyspark-mq backlog", self._life(), self._stopping)
 
     def seen(self, queue: str) -> int | None:
-        """What waited there when it was looked last; None if that is not known, or was too long ago.
+        """The depth when it was looked last; None if that is not known, or was too long ago.
 
         Raises:
             MqError: it is not looked any more.
@@ -82,7 +82,7 @@ class BacklogWatch:
 
 
 def other_consumers(count: int) -> str:
-    """What it means that the broker reports so many other consumers."""
+    """The warning about so many other consumers."""
     return (
         f"the broker reports {count} other consumer(s). What they are handed is missing here; a query that reads "
         "a queue twice, as a self-join does, sees each message on one side only. Give each reader a queue of "

@@ -52,7 +52,7 @@ PROVED = "proved"
 
 
 class _Transport(BaseTransport):  # type: ignore[misc]
-    """What stomp.py writes goes to the bytes to be sent. Never waits."""
+    """A transport for stomp.py that adds what it writes to the bytes to be sent. Never waits."""
 
     def __init__(self, host: str, url: BrokerUrl, outgoing: bytearray) -> None:
         super().__init__(auto_decode=False)

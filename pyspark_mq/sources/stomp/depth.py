@@ -1,4 +1,4 @@
-"""What Artemis tells of a queue over STOMP: questions to its management address. Pure: no socket, no clock.
+"""Asks Artemis about a queue over STOMP, at its management address. Pure: no socket, no clock.
 
 A question is a message that names an operation in its properties and has the arguments in its body, as JSON; the answer
 goes to the address it names for that (Artemis' manual, "Using Management Message API"). So it takes a user who may
@@ -27,7 +27,7 @@ _ANSWERS = "pyspark-mq.answers"
 
 
 class QueueInfo:
-    """What is known of a queue.
+    """Facts of a queue.
 
     Attributes:
         messages: those it has, handed out or not, without those it holds back for later.
@@ -114,7 +114,7 @@ class Questions:
         return value(block, "subscription") == self.SUBSCRIPTION.encode()
 
     def answer(self, body: bytes) -> QueueInfo | None:
-        """What an answer says; None if it says nothing of the queue."""
+        """Read an answer; None if it says nothing of the queue."""
         self.asked = False
         if self._of_settings:
             self._of_settings, self.settings = False, _settings(body)
@@ -129,6 +129,6 @@ class Questions:
 
 
 def _settings(body: bytes) -> dict[str, Any] | None:
-    """What an answer says of an address; None if it says nothing."""
+    """Read an answer about an address; None if it says nothing."""
     settings = artemis_answer(body)
     return settings if isinstance(settings, dict) else None

@@ -1,4 +1,4 @@
-"""What ERROR frames say, as errors of this package."""
+"""ERROR frames, as errors of this package."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def dialect_of(endpoint: Endpoint) -> StompDialect:
 
 
 def said(headers: Mapping[str, str], body: bytes) -> str:
-    """What an ERROR frame says: a word or a line in the header, the reason or a stack trace in the body."""
+    """The text of an ERROR frame: a word or a line in the header, the reason or a stack trace in the body."""
     title = as_text(headers.get("message")) or ""
     lines = body.decode("utf-8", "backslashreplace").strip().splitlines()
     first = lines[0].strip() if lines else ""

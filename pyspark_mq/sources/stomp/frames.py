@@ -52,7 +52,7 @@ _LENGTH = b"\ncontent-length"
 
 
 class FrameError(Exception):
-    """What was received is not a STOMP frame."""
+    """The bytes that were received are not a STOMP frame."""
 
 
 class UnreadableHeaders(bytes):
@@ -164,7 +164,7 @@ class FrameReader:
             self._keep(data, position)
 
     def _keep(self, data: bytes, position: int) -> None:
-        """What is left, with what is known of it counted from there."""
+        """The rest, with what is known of it counted from there."""
         with memoryview(data) as view:
             self._buffer += view[position:]
         self._scanned = max(0, self._scanned - position)

@@ -213,7 +213,7 @@ class StompConsumer(StompConnection):
         return size
 
     def _message_bytes(self) -> float:
-        """What a message counts in a window of bytes: its frame, as received so far."""
+        """The bytes of a message that count in a window: its frame, as received so far."""
         return self._received_bytes / self._tag if self._tag else self._dialect.window_bytes
 
     def _destination(self) -> str:

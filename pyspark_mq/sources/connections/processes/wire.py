@@ -1,4 +1,4 @@
-"""What a receiver process and the source process say to each other, over a Unix socket.
+"""The wire between a receiver process and the source process: a Unix socket.
 
 A frame is a pickled object, bytes beside it, and maybe a file without a name: the events and requests of
 :mod:`pyspark_mq.sources.connections`, where a block travels as the Arrow message of its record batch. Both sides are of
@@ -41,7 +41,7 @@ _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What came.
+    """A frame as it came.
 
     Attributes:
         message: the object.
@@ -172,7 +172,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """What goes beside the record batch of a block."""
+    """The parts of a block beside its record batch."""
 
     key: int
     session: int
@@ -202,7 +202,7 @@ def send_event(channel: Channel, event: object) -> None:
 
 
 def read_event(frame: Frame, schema: pa.Schema) -> Any:
-    """What came. A block is read where it is: in a mapped file, or in the bytes that came.
+    """Read an event. A block is read where it is: in a mapped file, or in the bytes that came.
 
     Args:
         schema: of the blocks.
