@@ -1,7 +1,7 @@
 """Differences between brokers, as data.
 
-Nothing outside this folder and the protocol modules of ``sources/`` knows a broker by name: the
-rest of the package reads a :class:`Broker`.
+Outside this folder a broker is known by its name in ``admin/``, which asks each at its management, and in the protocol
+modules of ``sources/`` that ask one at its own address. The rest of the package reads a :class:`Broker`.
 """
 
 from __future__ import annotations

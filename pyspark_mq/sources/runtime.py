@@ -1,8 +1,9 @@
 """Time, waiting and threads: all that receiving asks of the machine it runs on.
 
-Everything under ``sources/`` but the protocols takes them from a :class:`Runtime`, so that a whole
-source can be run through hours of bad weather in a moment, on one thread and in an order that can be
-repeated. A protocol has sockets and deadlines of its own and uses the machine's clock.
+Epochs, queues, receivers and their pool take them from a :class:`Runtime`, so that a whole source can be run through
+hours of bad weather in a moment, on one thread and in an order that can be repeated. Only what talks to the operating
+system uses the machine's clock and threads: consumers, which have sockets and deadlines, the main thread of a receiver
+process, and the watch on its parent.
 """
 
 from __future__ import annotations
@@ -48,11 +49,6 @@ class Task(ABC):
     """
 
     died: Exception | None = None
-
-    @property
-    @abstractmethod
-    def alive(self) -> bool:
-        """Has it begun and not ended?"""
 
     @abstractmethod
     def join(self, timeout_s: float) -> None:
@@ -193,10 +189,6 @@ class _Thread(Task):
 
     def end(self, error: Exception) -> None:
         self.died = error
-
-    @property
-    def alive(self) -> bool:
-        return self.thread.is_alive()
 
     def join(self, timeout_s: float) -> None:
         self.thread.join(timeout_s)

@@ -177,10 +177,6 @@ class _Task(Task):
         except StopIteration:
             self._done = True
 
-    @property
-    def alive(self) -> bool:
-        return not self._done
-
     def join(self, timeout_s: float) -> None:
         self._process.world.let_pass(timeout_s, lambda: self._done)
 

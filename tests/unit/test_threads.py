@@ -72,7 +72,7 @@ def test_a_thread_that_dies_of_an_error_of_ours_fails_the_query_with_it() -> Non
         raise RefusedError("no")
 
     task = Threads().spawn("a", life(), ended)
-    assert poll(lambda: not task.alive, 10)
+    task.join(10)
     with pytest.raises(RefusedError, match="no"):
         task.check()
 

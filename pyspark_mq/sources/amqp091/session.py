@@ -193,7 +193,7 @@ class Amqp091Consumer(Consumer):
         self._consumer_tags: list[str] = []
         # What the consumers may hold; all they were ever told they may; deliveries so far; was one given back?
         self._window = self._granted = self._last_tag = 0
-        self._settled = self._sipping = False
+        self._settled = self._dripping = False
         self._counts_lost = True
         self._end: object = None
 
@@ -384,7 +384,7 @@ class Amqp091Consumer(Consumer):
         self._last_tag = last
         self.deliveries += len(raws)
         self.bytes_arrived += sum(map(len, self.decoder.bodies(raws)))
-        if self.full and (not self.paused or self._sipping):
+        if self.full and (not self.paused or self._dripping):
             self._pause()
         if not self.arrived.is_set():
             self.arrived.set()
@@ -396,11 +396,11 @@ class Amqp091Consumer(Consumer):
     def _pause(self) -> None:
         # Cancelling would cost deliveries, and have the broker count a consumer less while it holds messages.
         self.paused = True
-        self._sipping = False
+        self._dripping = False
         self._loop.hold()
 
     def resume(self) -> None:
-        self.paused = self._sipping = False
+        self.paused = self._dripping = False
         self._loop.release()
 
     @property
@@ -412,8 +412,8 @@ class Amqp091Consumer(Consumer):
         if self.paused and self._pika is not None:
             # What the broker has sent meanwhile is not looked at: pika counts bytes to know that it lives.
             self._pika.bytes_received += 1
-            if self.sips and not self._sipping:
-                self._sipping = True
+            if self.drips and not self._dripping:
+                self._dripping = True
                 self._loop.release()
         timer = self._loop.call_later(timeout_s, self._loop.stop)
         try:

@@ -1,13 +1,24 @@
 """The contract of a consumer: one connection to a broker, from its opening to its end.
 
-A consumer object is one *session*. It never reconnects: when the connection, the channel or the
-subscription ends, it raises :class:`SessionLostError` and is thrown away, and with it every
-handle it gave (rule 10: a handle used in another session acknowledges another message). The
-receiver then makes a new one.
+A consumer object is one *session*. It never reconnects: when the connection, the channel or the subscription ends, it
+raises :class:`SessionLostError` and is thrown away, and with it every handle it gave (rule 10: a handle used in another
+session acknowledges another message). The receiver then makes a new one.
 
-One thread, the receiver's, calls everything here but :meth:`Consumer.wake`. What the consumer
-takes in goes into its `inbox`, which another thread empties from the left; an append to a deque
-is all that happens per message on the receiving side.
+What may be called when: :meth:`~Consumer.open` once; then :meth:`~Consumer.consume`, again to widen the window;
+then :meth:`~Consumer.run`, again and again, with the requests (acknowledge, reject, ask, resume) between two runs;
+:meth:`~Consumer.close` at any time. One thread, the receiver's, calls all of them. :meth:`~Consumer.wake` is for
+other threads.
+
+What may block: `open` for its timeout, `run` for its timeout, `close` for a moment. Requests only write down what the
+next `run` sends.
+
+A message that comes goes into the `inbox`, which another thread empties from the left. An append to a deque is all that
+happens per message on the receiving side.
+
+What survives a crash: nothing. The broker hands out again what was not acknowledged.
+
+Guarantee: a message is acknowledged only by :meth:`~Consumer.acknowledge` and refused only by
+:meth:`~Consumer.reject`; the end of the session for any reason gives all others back.
 """
 
 from __future__ import annotations
@@ -34,7 +45,7 @@ TRANSIT_S = 0.5
 #: A broker that cannot write for a while gives up the connection, and everything handed out over it counts as
 #: delivered once more: RabbitMQ (`tcp_listen_options.send_timeout`, 15 s) and ActiveMQ Classic over STOMP after
 #: 30 s. So a consumer that does not read while paused takes one delivery at this interval.
-SIP_S = 5.0
+DRIP_S = 5.0
 
 
 class SessionLostError(Exception):
@@ -104,11 +115,7 @@ def drained(inbox: deque[Any], most: int | None = None) -> list[Any]:
 
 
 class Consumer(ABC):
-    """One session; who may call what is said in the module's docstring.
-
-    Guarantee: a message is acknowledged only by :meth:`acknowledge` and refused only by
-    :meth:`reject`; the end of the session for any reason gives all others back.
-    """
+    """One session; see the contract at the top of this module."""
 
     decoder: ClassVar[Decoder]
     #: Are messages that cannot be decoded put into the inbox like others? If not, :meth:`run` raises for the first.
@@ -116,9 +123,6 @@ class Consumer(ABC):
     #: Look through the queue without taking anything, where the broker has that for the protocol. Set before
     #: :meth:`open`.
     browses: bool = False
-    #: Where another process receives: how often it stood still, and up to when (seconds of `time.monotonic`) everything
-    #: that came has been put into the inbox. None where that is done at once.
-    attended: tuple[int, float] | None = None
 
     def __init__(self, endpoint: Endpoint, session: int, arrived: threading.Event) -> None:
         """Nothing is opened yet.
@@ -141,7 +145,7 @@ class Consumer(ABC):
         #: Pause when more bytes than this wait in the inbox; written by the emptying thread only.
         self.bytes_allowed = float("inf")
         self._paused = False
-        self._sip_s = 0.0
+        self._drip_s = 0.0
         #: It has been paused at least once.
         self.ever_paused = False
         #: Called on the receiving thread when an acknowledgement is confirmed, with its number.
@@ -157,7 +161,7 @@ class Consumer(ABC):
     @paused.setter
     def paused(self, paused: bool) -> None:
         self._paused = paused
-        self._sip_s = time.monotonic() + SIP_S
+        self._drip_s = time.monotonic() + DRIP_S
         self.ever_paused = self.ever_paused or paused
 
     @property
@@ -166,9 +170,9 @@ class Consumer(ABC):
         return self.bytes_arrived - self.bytes_taken > self.bytes_allowed
 
     @property
-    def sips(self) -> bool:
+    def drips(self) -> bool:
         """Paused, and due to take one delivery all the same. Pausing again puts off the next one."""
-        return self._paused and time.monotonic() >= self._sip_s
+        return self._paused and time.monotonic() >= self._drip_s
 
     @property
     def behind(self) -> bool:

@@ -1,4 +1,16 @@
-"""The contract of a decoder: columns of raw deliveries, for one protocol."""
+"""The contract of a decoder: from the bytes that a consumer has received to IDs and columns, for one protocol.
+
+A consumer appends *raw deliveries* to its inbox, in a form of its own, with as little work as it can. Its decoder
+knows the form. :func:`.make_block` asks it for tags, IDs, bodies and the columns of the query, once for some hundred
+or thousand deliveries at a time, and keeps none of the raw deliveries.
+
+What may be called when: everything, on any thread and any number of times. A decoder has no state, so a delivery says
+the same alone, beside others, and behind others. Nothing blocks. Nothing raises for what a message holds: one that
+cannot be decoded is a delivery like any other, with an ID if that can be read, with nulls for columns, and
+:meth:`Decoder.unreadable` says why.
+
+Guarantee: the same delivery, handed out again by the broker, has the same ID; and no delivery has another one's.
+"""
 
 from __future__ import annotations
 
@@ -48,9 +60,6 @@ class Decoder(ABC):
     A raw delivery is whatever the consumer appends to its inbox.
     """
 
-    #: Does a raw delivery keep in memory what came together with it? Then :meth:`compact` is worth its while.
-    shares_memory: ClassVar[bool] = False
-
     @abstractmethod
     def tags(self, raws: Sequence[Any]) -> list[int]:
         """Handles, ascending in the order of arrival, unique within the session."""
@@ -81,10 +90,6 @@ class Decoder(ABC):
 
     def batch(self, raws: Sequence[Any], names: Collection[str]) -> Sequence[Any]:  # noqa: ARG002 - for those that override it
         """The same deliveries, in the form from which columns of these names are made best. Usually as they are."""
-        return raws
-
-    def compact(self, raws: Sequence[Any]) -> Sequence[Any]:
-        """The same deliveries, in order, without what shares memory with them."""
         return raws
 
     #: column name -> function from raw deliveries to a list of values: str, int, bool, a list of

@@ -1,10 +1,18 @@
-"""The receiver: keeps one session alive after another, on a thread of its own.
+"""The contract of a receiver: it keeps one session alive after another, on a thread of its own.
 
-It owns the connection, so heartbeats go on while Spark is busy for minutes; it connects again
-when the session ends; and it carries out what the query's thread asks for, in order, in the
-session it was meant for and in no other.
+It owns the connection, so heartbeats go on while Spark is busy for minutes. It connects again when the session ends,
+after the rest that :mod:`.backoff` has for that end. It carries out what the query's thread asks for, in order, in the
+session it was meant for and in no other: a request for a session that has ended is dropped, as its handles are void.
 
-Everything it has to say goes into one queue of events, which its host passes on. Nothing here decides about messages.
+What may be called when: :meth:`~Receiver.start` once; :meth:`~Receiver.ask` and :meth:`~Receiver.limit` by any thread,
+at any time, before, within and after a session; :meth:`~Receiver.stop` last. Only `stop` blocks, for the close of the
+connection, at most for its timeout.
+
+Everything it has to say goes into one queue of events, which its host passes on: opened, confirmed, told, lost, failed.
+Each session is opened once and lost once, and everything about it comes between the two. `failed` is the last event.
+Nothing here decides about messages, and nothing here survives a crash.
+
+Guarantee: what was handed out in a session is acknowledged in it or not at all.
 """
 
 from __future__ import annotations

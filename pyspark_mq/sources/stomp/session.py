@@ -235,7 +235,7 @@ class StompConsumer(StompConnection):
     def _reading(self) -> bool:
         """Not while paused, nor beyond a window that the broker counts in bytes, unless it has to confirm."""
         if self.paused:
-            return self.sips
+            return self.drips
         full = self._window > 0 and len(self._settling.open) >= self._window
         return not full or not self._dialect.window_bytes or bool(self._answers) or self._settling.unconfirmed
 
