@@ -19,7 +19,7 @@ from pyspark_mq.spark_source.folders import Folder, as_uri, open_folder
 from pyspark_mq.spark_source.id_log import IdLog
 from pyspark_mq.spark_source.offset import OffsetCodec
 
-__all__ = ["Checkpoint", "Planned", "failure", "read_checkpoint", "rewrite"]
+__all__ = ["Checkpoint", "PlannedEpoch", "failure", "read_checkpoint", "rewrite"]
 
 _VERSION = "v1"
 #: How an offset of this source begins, in the order in which it is written.
@@ -29,7 +29,7 @@ _LINES_BEFORE = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedEpoch:
     """One epoch of one source, as its offset has it.
 
     Attributes:
@@ -60,9 +60,9 @@ class Checkpoint:
 
     place: str
     committed: int | None
-    epochs: Mapping[int, list[Planned]]
+    epochs: Mapping[int, list[PlannedEpoch]]
 
-    def open(self, source: int) -> Planned | None:
+    def open(self, source: int) -> PlannedEpoch | None:
         """The epoch of a source that a restart would run again; None if all was committed.
 
         A batch of a query with several sources repeats the offset of one that had nothing new.
@@ -70,7 +70,7 @@ class Checkpoint:
         newest, before = self.epochs[source][0], self.committed_of(source)
         return None if before is not None and before.offset == newest.offset else newest
 
-    def committed_of(self, source: int) -> Planned | None:
+    def committed_of(self, source: int) -> PlannedEpoch | None:
         """The offset that a restart would go on from."""
         if self.committed is None:
             return None
@@ -96,7 +96,7 @@ def read_checkpoint(place: str, id_log: str | None = None) -> Checkpoint:
         )
     commits = _numbers(_opened(place, "commits"), place)
     committed = max(commits, default=None)
-    epochs: dict[int, list[Planned]] = {}
+    epochs: dict[int, list[PlannedEpoch]] = {}
     for batch in sorted(batches, reverse=True):
         for source, planned in _read_batch(offsets, batch, place, id_log).items():
             epochs.setdefault(source, []).append(planned)
@@ -148,7 +148,7 @@ def failure(place: str, what: str, failed: Exception) -> CheckpointError:
     return CheckpointError(f"{redact(place)}: {what} ({type(failed).__name__}: {redact_in(str(failed), place)})")
 
 
-def _read_batch(folder: Folder, batch: int, place: str, id_log: str | None) -> dict[int, Planned]:
+def _read_batch(folder: Folder, batch: int, place: str, id_log: str | None) -> dict[int, PlannedEpoch]:
     """Of each source of this kind, by its place, what its line of a batch says."""
     try:
         text = folder.read(str(batch)).decode("utf-8")
@@ -170,7 +170,7 @@ def _read_batch(folder: Folder, batch: int, place: str, id_log: str | None) -> d
             raise _damaged(place, batch, f"the offset of source {source} ends after {len(line)} characters")
         if {"v", "broker", "source", "crc"} <= offset.keys():
             at_s = written_at_ms / 1000 if isinstance(written_at_ms, int) and written_at_ms else None
-            planned[source] = Planned(batch, at_s, offset, _position(offset, id_log), len(line))
+            planned[source] = PlannedEpoch(batch, at_s, offset, _position(offset, id_log), len(line))
     return planned
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from pyspark_mq.cli.checkpoint import Checkpoint, Planned
+from pyspark_mq.cli.checkpoint import Checkpoint, PlannedEpoch
 from pyspark_mq.dedup import key_text
 from pyspark_mq.sources.position import Part, decode
 
@@ -38,7 +38,7 @@ def report(checkpoint: Checkpoint, *, ids: bool, now_s: float | None = None) -> 
     return {"checkpoint": checkpoint.place, "committedBatch": checkpoint.committed, "sources": sources}
 
 
-def _epoch(planned: Planned, now_s: float, *, ids: bool) -> dict[str, Any]:
+def _epoch(planned: PlannedEpoch, now_s: float, *, ids: bool) -> dict[str, Any]:
     queues = {name: _queue(part, now_s, ids=ids) for name, part in planned.position.parts.items()}
     return {
         "batch": planned.batch,

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
-from pyspark_mq.cli.checkpoint import Checkpoint, Planned, failure, rewrite
+from pyspark_mq.cli.checkpoint import Checkpoint, PlannedEpoch, failure, rewrite
 from pyspark_mq.cli.peek import look
 from pyspark_mq.dedup import Key, key_text
 from pyspark_mq.errors import CheckpointError
@@ -44,7 +44,7 @@ class Open:
     """
 
     source: int
-    planned: Planned
+    planned: PlannedEpoch
     keys: Mapping[str, Sequence[Key]]
 
 

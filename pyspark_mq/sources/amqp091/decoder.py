@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from pyspark_mq.dedup import IdSource
 from pyspark_mq.sources.amqp091.frames import Raw
-from pyspark_mq.sources.amqp091.properties import Batch, Field, UnreadableRaw, header, headers
+from pyspark_mq.sources.amqp091.properties import Field, FlaggedDeliveries, UnreadableRaw, header, headers
 from pyspark_mq.sources.connections.decoder import Decoder, Unreadable
 
 __all__ = ["Amqp091Decoder", "as_text"]
@@ -132,7 +132,7 @@ class Amqp091Decoder(Decoder):
 
     def batch(self, raws: Sequence[Raw], names: Collection[str]) -> Sequence[Raw]:  # noqa: ARG002 - the same for all
         """With what all columns look at."""
-        return Batch(raws)
+        return FlaggedDeliveries(raws)
 
     def tags(self, raws: Sequence[Raw]) -> list[int]:
         """Delivery tags: 1, 2, 3… on each channel (AMQP 0-9-1, domain delivery-tag)."""

@@ -19,7 +19,7 @@ from typing import Any
 from pyspark_mq.sources.amqp091.frames import Raw
 from pyspark_mq.sources.connections.decoder import UNREADABLE_PROPERTY
 
-__all__ = ["Batch", "Field", "UnreadableRaw", "check", "header", "headers", "unreadable"]
+__all__ = ["Field", "FlaggedDeliveries", "UnreadableRaw", "check", "header", "headers", "unreadable"]
 
 _TEXT, _TABLE = 0, -1
 #: Fields of class basic in the order of their flags, the highest bit first, and the octets of those that have a size.
@@ -227,7 +227,7 @@ def _flags_of(raws: Sequence[Raw]) -> int:
     return together
 
 
-class Batch(list[Raw]):
+class FlaggedDeliveries(list[Raw]):
     """Deliveries of which many columns are made: their flags are looked at once."""
 
     def __init__(self, raws: Sequence[Raw]) -> None:
@@ -277,7 +277,7 @@ class Field:
 
     def _nowhere(self, raws: Sequence[Raw]) -> bool:
         """Has none of them the field? Most producers set the same fields in all messages."""
-        flags = raws.flags if isinstance(raws, Batch) else _flags_of(raws)
+        flags = raws.flags if isinstance(raws, FlaggedDeliveries) else _flags_of(raws)
         return not flags & (0x8000 >> self._place)
 
     def _starts(self, raws: Sequence[Raw]) -> Iterator[int]:

@@ -17,7 +17,7 @@ from pyspark_mq.brokers.facts import delayed_retry_s
 from pyspark_mq.sources.amqp10.encoding import Pairs
 from pyspark_mq.sources.amqp10.sections import read_sections
 
-__all__ = ["Management", "QueueInfo"]
+__all__ = ["ManagementLinks", "QueueInfo"]
 
 _ADDRESS = "/management"
 _NAME = "pyspark-mq-management"
@@ -50,7 +50,7 @@ def _number(value: object) -> int:
     return int(value) if isinstance(value, int) else 0
 
 
-class Management:
+class ManagementLinks:
     """Asks for one queue. Nothing of it ever ends the session: what is refused is not known.
 
     Args:

@@ -40,7 +40,7 @@ from pyspark_mq.brokers.facts import of_rabbitmq, version_of
 from pyspark_mq.errors import BrokerUnavailableError
 from pyspark_mq.sources.amqp10.connection import UNREADABLE, Amqp10Connection
 from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder, UnreadableRaw
-from pyspark_mq.sources.amqp10.depth import Management, QueueInfo
+from pyspark_mq.sources.amqp10.depth import ManagementLinks, QueueInfo
 from pyspark_mq.sources.amqp10.errors import SPEAKS
 from pyspark_mq.sources.amqp10.incoming import Handle, Incoming
 from pyspark_mq.sources.amqp10.sections import SectionReader
@@ -68,7 +68,7 @@ class Amqp10Consumer(Amqp10Connection):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._management: Management | None = None
+        self._management: ManagementLinks | None = None
         self._sections = SectionReader(counts_acquirers=self._dialect.counts_acquirers)
         self._incoming: Incoming | None = None
         self._open: dict[int, Handle] = {}
@@ -113,7 +113,7 @@ class Amqp10Consumer(Amqp10Connection):
         if self.endpoint.queue is None or not self._dialect.answers(self._version()):
             return None
         assert self._session is not None
-        self._management = management = Management(self._session, self.endpoint.queue)
+        self._management = management = ManagementLinks(self._session, self.endpoint.queue)
         management.ask()
         answers: list[QueueInfo] = []
 

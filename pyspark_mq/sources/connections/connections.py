@@ -32,11 +32,11 @@ from pyspark_mq.sources.connections.requests import (
     Begin,
     Consume,
     End,
-    Limit,
     Limits,
     Reject,
     Request,
     Resume,
+    SetLimits,
     Stop,
 )
 from pyspark_mq.sources.message_id import MessageIds
@@ -284,7 +284,7 @@ class Connections:
             limits = Limits(self.first_window, self._bytes_allowed, number, taken)
             if limits != receiver.limits:
                 receiver.limits = limits
-                self._host.send(Limit(key, limits))
+                self._host.send(SetLimits(key, limits))
             if session is not None and session.paused and resume and not self._waiting:
                 self._ask(number, Resume())  # what it waits for is taken first
 

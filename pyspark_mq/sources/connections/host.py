@@ -43,7 +43,7 @@ from pyspark_mq.sources.connections.events import (
     Told,
 )
 from pyspark_mq.sources.connections.receiver import Receiver
-from pyspark_mq.sources.connections.requests import Ask, Begin, Limit, Stop, ToHost
+from pyspark_mq.sources.connections.requests import Ask, Begin, SetLimits, Stop, ToHost
 from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.runtime import Runtime, begin_thread
 
@@ -126,7 +126,7 @@ class Host:
             return
         if isinstance(message, Ask):
             seat.receiver.ask(message.session, message.request)
-        elif isinstance(message, Limit):
+        elif isinstance(message, SetLimits):
             seat.receiver.limit(message.limits)
         elif isinstance(message, Stop):
             seat.receiver.stop()

@@ -15,7 +15,7 @@ from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.message_id import MessageIds
 
 __all__ = [
-    "Acknowledge", "Ask", "AskDepth", "Begin", "Consume", "End", "Limit", "Limits", "Reject", "Request", "Resume",
+    "Acknowledge", "Ask", "AskDepth", "Begin", "Consume", "End", "Limits", "Reject", "Request", "Resume", "SetLimits",
     "Stop", "ToHost",
 ]  # fmt: skip
 
@@ -136,7 +136,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class SetLimits:
     """Other limits hold from now on."""
 
     key: int
@@ -150,4 +150,4 @@ class Stop:
     key: int
 
 
-ToHost: TypeAlias = "Begin | Ask | Limit | Stop"
+ToHost: TypeAlias = "Begin | Ask | SetLimits | Stop"

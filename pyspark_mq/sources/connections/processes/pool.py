@@ -37,7 +37,7 @@ from pyspark_mq.sources.connections.events import (
 from pyspark_mq.sources.connections.processes.child import BOOT
 from pyspark_mq.sources.connections.processes.wire import Channel, Hello, read_event
 from pyspark_mq.sources.connections.receivers import Receivers
-from pyspark_mq.sources.connections.requests import Begin, Limit, Stop, ToHost
+from pyspark_mq.sources.connections.requests import Begin, SetLimits, Stop, ToHost
 from pyspark_mq.sources.runtime import Runtime, Task, begin_thread
 
 __all__ = ["Peer", "ProcessReceivers", "StartPeer"]
@@ -184,7 +184,7 @@ class _Process:
             known = self._receivers.get(message.key)
             if isinstance(message, Begin):
                 self._receivers[message.key] = message
-            elif isinstance(message, Limit) and known is not None:
+            elif isinstance(message, SetLimits) and known is not None:
                 self._receivers[message.key] = replace(known, limits=message.limits)
             elif isinstance(message, Stop):
                 self._receivers.pop(message.key, None)
