@@ -225,6 +225,19 @@ def test_a_receiver_process_that_stands_still_is_no_time_in_which_messages_could
 # -- what a replay needs -------------------------------------------------------------------------------
 
 
+def test_a_replay_asks_for_more_though_the_broker_answers_questions_meanwhile() -> None:
+    # What is carried cannot be found out about while every window is full, so it is asked about again and again.
+    scene = Scene(max_messages=5, prefetch=5, dedup_window=0, replay_timeout_s=200.0)
+    scene.publish(100)
+    assert scene.query.trigger() == 5
+    with pytest.raises(Crashed):
+        scene.query.trigger(At.AFTER_OFFSET_LOG)
+    scene.queue.take_away(1)
+    scene.world.at(30.0, scene.queue.bring_back)
+    assert scene.query.trigger() == 5
+    scene.assert_exactly_once()
+
+
 @pytest.mark.parametrize("urls", ["amqp://a/", "amqp://a/,amqp://b/"])
 def test_a_replay_has_the_window_that_its_epoch_had_whatever_prefetch_is_now(urls: str) -> None:
     scene = Scene(max_messages=2_000, prefetch=4_000, replay_timeout_s=60.0, urls=parse_urls(urls))

@@ -76,7 +76,8 @@ class QueueReader:
         broker_id: the name the broker gives itself; empty while unknown.
         ever_opened: has there been a session?
         ready_at_first: messages the broker had when it was first asked; None if it does not report it.
-        last_sign_s: when something last came from the broker.
+        last_sign_s: when a delivery last came, or the confirmation of an acknowledgement. What is asked for its answer
+            alone says nothing of either, and may be asked for ever.
         overdue: IDs of the offset are carried for longer than a broker keeps what it has handed out.
         coming_again: deliveries of planned and committed messages whose session ended.
         replaying: is nothing but planned messages wanted? What else comes is passed over when it is too much.
@@ -160,9 +161,11 @@ class QueueReader:
                 if self._deliveries.enter(event, crowded=crowded):
                     self.clock.came_again()
             elif isinstance(event, Confirmed):
-                self.last_sign_s = self._runtime.monotonic_s()
+                now_s = self._runtime.monotonic_s()
+                if event.number > 0:  # and not the answer to a question of the clock
+                    self.last_sign_s = now_s
                 self.clock.answered(event.number, event.session)
-                self.ledger.confirm(event.number, event.session, self.last_sign_s)
+                self.ledger.confirm(event.number, event.session, now_s)
             elif isinstance(event, Opened):
                 self._open(event)
             else:
