@@ -208,7 +208,7 @@ class Ledger(Generic[K, P]):
 
     def held(self, keys: Sequence[K], payloads: Sequence[P]) -> list[int]:
         """Which of these payloads are held here, by their places: those that the last :meth:`deliver` did not drop."""
-        return [place for place, key in enumerate(keys) if self._payload(key) is payloads[place]]
+        return [place for place, key in enumerate(keys) if self._payload(key) == payloads[place]]
 
     def exchange(self, keys: Iterable[K], payloads: Iterable[P]) -> None:
         """Hold other payloads of the same weight in place of those that are held for these messages."""

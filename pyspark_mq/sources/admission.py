@@ -255,6 +255,7 @@ class Admission:
                 # in any case.
                 if queue.ledger.received and not queue.has_open_epochs and not queue.ledger.carried.under_way():
                     queue.connections.stop()
+                    ends[queue].finish()
             steady = self._steady()
             ready = [queue for queue in unread if queue in steady]
             if self._buffered(ready):

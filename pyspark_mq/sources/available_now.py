@@ -40,6 +40,7 @@ class EndOfRun:
         self._coming_again_before = queue.coming_again
         ready = queue.ready_at_first
         self._wanted = math.inf if ready is None else ready
+        self._finished = False
         self.begin()
 
     def begin(self) -> None:
@@ -50,6 +51,8 @@ class EndOfRun:
     @property
     def left(self) -> float:
         """Messages still to be read; infinity where that is not known, 0 or less at the end."""
+        if self._finished:
+            return 0
         # What was planned before a session ended comes once more and is dropped then: none of those.
         return self._wanted + self._queue.coming_again - self._coming_again_before - self._done
 
@@ -57,6 +60,10 @@ class EndOfRun:
     def _done(self) -> int:
         counted = self._queue.ledger.counters
         return counted.planned + counted.rebound + counted.duplicates_dropped + self._queue.counters().rejected
+
+    def finish(self) -> None:
+        """The queue is not read on, whatever comes again of it."""
+        self._finished = True
 
     def reached(self) -> None:
         """There is no more to be had."""
@@ -80,7 +87,10 @@ class EndOfRun:
         """Nothing is buffered: has the queue been read to its end, as somebody else took the rest?"""
         queue, now_s = self._queue, self._runtime.monotonic_s()
         queue.connections.refresh_depth()
-        if not queue.connections.complete or queue.connections.late or any(queue.connections.depths()):
+        if not queue.connections.complete or queue.connections.late:
+            self.begin()  # nothing can come; who tries to connect gives up by `reconnectTimeout`
+            return
+        if any(queue.connections.depths()):
             self._empty_since_s = None
         elif self._empty_since_s is None:
             self._empty_since_s = now_s

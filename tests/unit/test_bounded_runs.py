@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pyspark_mq.sources.available_now import EndOfRun
 from tests.support.engine import At, Crashed
 from tests.support.memory import MemoryBroker
 from tests.support.scene import Scene
@@ -101,3 +102,29 @@ def test_a_queue_at_its_end_that_is_written_to_leaves_the_bytes_to_the_others(ra
     assert sorted(query.emitted) == sorted(sent)
     world.cancel()
     assert done.dead_letters == []
+
+
+def test_a_queue_at_its_end_is_not_read_on_whatever_comes_again_of_it() -> None:
+    scene = Scene(max_messages=100, prefetch=100)
+    scene.publish(10)
+    scene.query.trigger()
+    (queue,) = scene.query.source._queues
+    end = EndOfRun(queue, scene.query.process)
+    queue.coming_again += 5
+    assert end.left > 0
+    end.finish()
+    assert end.left == 0
+    queue.coming_again += 5
+    assert end.left == 0
+
+
+def test_a_broker_that_is_away_for_minutes_does_not_end_a_run() -> None:
+    scene = Scene(max_messages=10, prefetch=10, reconnect_timeout_s=600.0)
+    scene.publish(50)
+    scene.queue.weather.forgets_s = 0.0
+    scene.query.between = lambda: scene.world.let_pass(1.0)
+    scene.world.at(2.5, scene.broker.kill)
+    scene.world.at(200.0, scene.broker.start)
+    assert scene.query.run_available() == 50
+    assert scene.world.now_s > 1_200
+    scene.assert_exactly_once()

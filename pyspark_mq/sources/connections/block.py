@@ -75,7 +75,7 @@ class Block:
         sizes: bytes of the bodies, by row.
     """
 
-    __slots__ = ("batch", "sizes")
+    __slots__ = ("__weakref__", "batch", "sizes")
 
     def __init__(self, batch: pa.RecordBatch, sizes: array[int]) -> None:
         self.batch = batch

@@ -7,7 +7,6 @@ depth of the queue, is told before it, and nothing of a session is told behind i
 from __future__ import annotations
 
 import threading
-from collections import deque
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -128,13 +127,27 @@ class EventQueue:
 
     def __init__(self, arrived: threading.Event | None = None) -> None:
         self.arrived = arrived or threading.Event()
-        self._events: deque[Event] = deque()
+        self._lock = threading.Lock()
+        self._events: list[Event] = []
 
     def put(self, event: Event) -> None:
-        """Called by any thread."""
-        self._events.append(event)
+        """Called by any thread.
+
+        What a session had delivered when it ended is void (rule 6) and comes again, so it does not wait here: while
+        Spark is busy any number of sessions may end.
+        """
+        with self._lock:
+            if isinstance(event, Lost):
+                self._events = [one for one in self._events if not _is_delivered_in(one, event.key, event.session)]
+            self._events.append(event)
         self.arrived.set()
 
     def take(self) -> list[Event]:
         """Called by the one thread: the events so far, in order."""
-        return [self._events.popleft() for _ in range(len(self._events))]
+        with self._lock:
+            events, self._events = self._events, []
+        return events
+
+
+def _is_delivered_in(event: Event, key: int, session: int) -> bool:
+    return isinstance(event, Delivered) and event.key == key and event.session == session

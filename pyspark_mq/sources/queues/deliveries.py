@@ -6,10 +6,11 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from itertools import count
 from typing import Any
+from weakref import ref
 
 from pyspark_mq.ack import Ledger, Settlement
 from pyspark_mq.dedup import SeenStore
-from pyspark_mq.sources.connections.block import Row, joined
+from pyspark_mq.sources.connections.block import Block, Row, joined
 from pyspark_mq.sources.connections.connections import Connections
 from pyspark_mq.sources.connections.events import Delivered
 from pyspark_mq.sources.message_id import MessageIds
@@ -21,8 +22,10 @@ _LOG = logging.getLogger("pyspark_mq")
 
 #: The confirmation of a replayed epoch is waited for this long before its session may be ended.
 _CONFIRM_MAX_S = 5.0
-#: What is kept of a block is copied if it is less than this part of it.
+#: What is kept of a block is copied if it is less than this part of it, in bytes.
 _KEPT_PARTS = 2
+#: A row counts for so much beside its body.
+_ROW_BYTES = 100
 #: Blocks of fewer rows and bytes are put together when there are so many of them: a block has a price of kilobytes.
 _SMALL_ROWS = 64
 _SMALL_BYTES = 64 << 10
@@ -61,7 +64,8 @@ class Deliveries:
         self._store = store
         self._settle = settle
         self._serial = count(1)
-        self._small: list[Sequence[tuple[Any, Row]]] = []
+        #: Small blocks that came, and their rows with the keys: those that are still held are put together.
+        self._small: list[tuple[ref[Block], list[tuple[Any, int]]]] = []
         #: Deliveries that a replay had no use for, by session.
         self._passed_over: dict[int, int] = {}
         self._settling_since_s: float | None = None
@@ -110,23 +114,22 @@ class Deliveries:
         came_again = ledger.carried.exposed < exposed or ledger.counters.rebound > rebound
         if len(ledger.received) - buffered < len(block):
             kept = [(keys[place], rows[place]) for place in ledger.held(keys, rows)]
-            if kept and _KEPT_PARTS * len(kept) < len(block):
-                self._join([kept])  # the rest would stay in memory with them
+            if _KEPT_PARTS * _weight([block.sizes[row] for _, (_, row) in kept]) < _weight(block.sizes):
+                self._join(kept)  # the rest would stay in memory with them
                 return came_again
-        if len(block) < _SMALL_ROWS and sum(block.sizes) < _SMALL_BYTES:
-            self._small.append(list(zip(keys, rows, strict=True)))
+        if len(block) < _SMALL_ROWS and block.batch.nbytes < _SMALL_BYTES:
+            self._small.append((ref(block), [(key, row) for key, (_, row) in zip(keys, rows, strict=True)]))
             if len(self._small) == _SMALL_BLOCKS:
                 small, self._small = self._small, []
-                self._join(small)
+                self._join([(key, (held, row)) for one, pairs in small if (held := one()) for key, row in pairs])
         return came_again
 
-    def _join(self, parts: Sequence[Sequence[tuple[Any, Row]]]) -> None:
+    def _join(self, pairs: Sequence[tuple[Any, Row]]) -> None:
         """Hold rows of a block of their own in place of these, where they are held at all."""
-        held = [(key, row) for part in parts for key, row in part]
-        places = self._ledger.held([key for key, _ in held], [row for _, row in held])
+        places = self._ledger.held([key for key, _ in pairs], [row for _, row in pairs])
         if places:
-            block = joined([held[place][1] for place in places])
-            self._ledger.exchange([held[place][0] for place in places], block.rows)
+            block = joined([pairs[place][1] for place in places])
+            self._ledger.exchange([pairs[place][0] for place in places], block.rows)
 
     def _refused(self, event: Delivered) -> dict[int, str]:
         """Rows that are rejected, and why.
@@ -197,6 +200,10 @@ class Deliveries:
         for session, number in list(self._passed_over.items()):
             del self._passed_over[session]
             self._connections.renew(session, f"{number} messages that a replay had no use for are asked for again")
+
+
+def _weight(sizes: Collection[int]) -> int:
+    return sum(sizes) + _ROW_BYTES * len(sizes)
 
 
 def _without(

@@ -133,7 +133,10 @@ class ChildProcess:
         self._sender.join()
         self._channel.close()
         code = self._process.wait()
-        return f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
+        if code >= 0:
+            return f"exit code {code}"
+        known = [one.name for one in signal.Signals if one == -code]  # real-time signals have no names
+        return f"signal {-code} ({known[0]})" if known else f"signal {-code}"
 
 
 class _Process:
@@ -248,7 +251,10 @@ class _Process:
         finally:
             with self._lock:
                 self._peer = None
-            end = peer.end()
+            try:
+                end = peer.end()
+            except Exception as error:  # noqa: BLE001 - whatever it is, its sessions are gone
+                end = f"{type(error).__name__}: {error}"
             for key, session in self._sessions.items():
                 self._tell(Lost(key, session, ever_paused=True))
             self._sessions.clear()
@@ -341,15 +347,19 @@ class ProcessReceivers(Receivers):
         return key
 
     def send(self, message: ToHost) -> None:
+        process = self._dealt.get(message.key)
+        if process is None:
+            return  # it was stopped
         ended = self._ends.setdefault(message.key, threading.Event()) if isinstance(message, Stop) else None
-        self._dealt[message.key].send(message)
+        process.send(message)
         if ended is not None:
             self._runtime.wait(ended, _END_TIMEOUT_S)
-            self._ends.pop(message.key, None)
-            self._routes.pop(message.key, None)
+            for known in (self._ends, self._routes, self._dealt):
+                known.pop(message.key, None)
 
     def attended(self, key: int) -> tuple[int, float]:
-        return self._dealt[key].attended
+        process = self._dealt.get(key)
+        return (0, self.now_s()) if process is None else process.attended
 
     def now_s(self) -> float:
         return self._runtime.machine_s()

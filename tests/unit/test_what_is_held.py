@@ -1,0 +1,167 @@
+"""Nothing is kept alive beyond what is counted: blocks in any form, of sessions dead and alive."""
+
+from __future__ import annotations
+
+import gc
+import signal
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pyspark_mq.sources.connections.block import Block
+from pyspark_mq.sources.connections.events import Confirmed, Delivered, EventQueue, Lost, Opened
+from pyspark_mq.sources.connections.processes.pool import ChildProcess, ProcessReceivers
+from pyspark_mq.sources.connections.processes.wire import Hello
+from pyspark_mq.sources.queues.reader import QueueReader
+from pyspark_mq.spark_source.schema import SCHEMA, BatchBuilder
+from tests.support.memory import MemoryBroker
+from tests.support.played import PlayedProcess
+from tests.support.simulation import Query, World, make_settings
+
+_MIB = 1 << 20
+
+
+class Scene:
+    """A query on queues in memory."""
+
+    def __init__(self, *names: str, processes: int = 0, **settings: Any) -> None:
+        self.world = World()
+        self.broker = MemoryBroker(self.world.process(), 1)
+        self.queues = [self.broker.declare(name) for name in names]
+        chosen = make_settings(queues=names, max_bytes=_MIB, max_messages=100_000, prefetch=100_000, **settings)
+        self.query = Query(self.world, self.broker, chosen, processes=processes)
+        self.query.trigger()
+
+    @property
+    def readers(self) -> list[QueueReader]:
+        return list(self.query.source._queues)
+
+    def receive(self, seconds: float = 0.4) -> None:
+        for _ in range(round(seconds / 0.05)):
+            self.world.let_pass(0.05)
+            self.query.source._queues.pump()
+
+
+def bytes_alive() -> int:
+    """Of the bodies of all blocks that anybody refers to, whatever columns they have."""
+    gc.collect()
+    return sum(sum(one.sizes) for one in gc.get_objects() if type(one) is Block)
+
+
+@pytest.fixture(autouse=True)
+def alive_before() -> int:
+    return bytes_alive()
+
+
+def test_small_blocks_do_not_outlive_their_epoch(alive_before: int) -> None:
+    scene = Scene("a", "b", "c", "d")
+    for turn in range(40):
+        for queue in scene.queues:
+            queue.publish(bytes(60_000), f"{queue.name}-{turn}")
+        scene.query.drain()
+    assert len(scene.query.emitted) == 160
+    assert bytes_alive() - alive_before < _MIB
+
+
+def test_small_blocks_that_are_held_are_put_together_and_all_there() -> None:
+    scene = Scene("a")
+    for turn in range(200):
+        scene.queues[0].publish(b"%d" % turn, f"m{turn}")
+        scene.receive(0.1)
+    (reader,) = scene.readers
+    blocks = {id(block) for block, _ in reader.ledger.received.oldest(1_000)}
+    assert len(reader.ledger.received) == 200
+    assert len(blocks) < 100
+    scene.query.drain()
+    assert scene.query.emitted == [f"m{turn} of a" for turn in range(200)]
+
+
+@pytest.mark.parametrize("large_of_ten", [1, 4, 5, 9])
+def test_a_few_bytes_do_not_keep_the_large_duplicates_that_they_came_with(large_of_ten: int, alive_before: int) -> None:
+    scene = Scene("a")
+    (queue,) = scene.queues
+    queue.publish(bytes(10_000), "large")
+    scene.query.drain()
+    for turn in range(20):
+        for number in range(200):
+            if number % 10 < large_of_ten:
+                queue.publish(bytes(10_000), "large")
+            else:
+                queue.publish(b"small", f"{turn}-{number}")
+        scene.receive()
+    (reader,) = scene.readers
+    assert len(reader.ledger.received) == 20 * 20 * (10 - large_of_ten)
+    assert bytes_alive() - alive_before < 2 * _MIB
+    scene.query.drain()
+    assert len(scene.query.emitted) == 1 + 20 * 20 * (10 - large_of_ten)
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_what_dead_sessions_had_delivered_does_not_wait_while_spark_is_busy(processes: int, alive_before: int) -> None:
+    scene = Scene("a", processes=processes)
+    (queue,) = scene.queues
+    for number in range(300):
+        queue.publish(bytes(10_000), f"m{number}")
+    for _ in range(6):  # Spark asks for nothing meanwhile
+        scene.world.let_pass(3.0)
+        scene.broker.cut()
+    scene.world.let_pass(3.0)
+    assert bytes_alive() - alive_before < 2.5 * _MIB
+    scene.query.drain()
+    assert sorted(scene.query.emitted) == sorted(f"m{number} of a" for number in range(300))
+
+
+def test_the_end_of_a_session_takes_back_its_deliveries_and_nothing_else() -> None:
+    events = EventQueue()
+    block: Any = SimpleNamespace()
+
+    def delivered(key: int, session: int) -> Delivered:
+        return Delivered(key, session, block, block)
+
+    opened = Opened(1, 7, block, 10)
+    told = [opened, delivered(1, 6), delivered(1, 7), Confirmed(1, 7, 1), delivered(2, 7), delivered(1, 7)]
+    for event in told:
+        events.put(event)
+    lost = Lost(1, 7, ever_paused=False)
+    events.put(lost)
+    assert events.take() == [opened, delivered(1, 6), Confirmed(1, 7, 1), delivered(2, 7), lost]
+    assert events.take() == []
+
+
+def test_queues_that_come_and_go_leave_nothing_with_the_processes() -> None:
+    scene = Scene("a", "b", processes=2)
+    receivers = scene.query.source._queues._receivers
+    assert isinstance(receivers, ProcessReceivers)
+    for reader in scene.readers:
+        reader.stop()
+        reader.stop()
+    assert not receivers._dealt
+    assert not receivers._routes
+
+
+# -- ends of processes -------------------------------------------------------------------------------
+
+
+def test_a_process_that_dies_of_a_signal_without_a_name_is_one_that_died(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = ChildProcess(Hello(BatchBuilder(SCHEMA).block_schema, 20, 1))
+    monkeypatch.setattr(process._process, "kill", lambda: process._process.send_signal(signal.SIGRTMIN + 6))
+    assert process.end() == f"signal {signal.SIGRTMIN + 6}"
+
+
+def test_whatever_the_end_of_a_process_raises_its_sessions_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene("a", processes=1)
+    (queue,) = scene.queues
+    for number in range(20):
+        queue.publish(b"x", f"m{number}")
+    scene.query.trigger()
+
+    def end(self: PlayedProcess) -> str:
+        raise ValueError("40 is not a valid Signals")
+
+    monkeypatch.setattr(PlayedProcess, "end", end)
+    assert scene.query.played is not None
+    scene.query.played.kill()
+    queue.publish(b"x", "later")
+    scene.query.drain()
+    assert len(scene.query.emitted) == 21
