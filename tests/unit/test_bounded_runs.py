@@ -118,10 +118,11 @@ def test_a_queue_at_its_end_is_not_read_on_whatever_comes_again_of_it() -> None:
     assert end.left == 0
 
 
-def test_a_broker_that_is_away_for_minutes_does_not_end_a_run() -> None:
+@pytest.mark.parametrize("forgets_s", [0.0, 0.5])
+def test_a_broker_that_is_away_for_minutes_does_not_end_a_run(forgets_s: float) -> None:
     scene = Scene(max_messages=10, prefetch=10, reconnect_timeout_s=600.0)
     scene.publish(50)
-    scene.queue.weather.forgets_s = 0.0
+    scene.queue.weather.forgets_s = forgets_s
     scene.query.between = lambda: scene.world.let_pass(1.0)
     scene.world.at(2.5, scene.broker.kill)
     scene.world.at(200.0, scene.broker.start)

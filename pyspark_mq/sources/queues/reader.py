@@ -79,7 +79,8 @@ class QueueReader:
         last_sign_s: when a delivery last came, or the confirmation of an acknowledgement. What is asked for its answer
             alone says nothing of either, and may be asked for ever.
         overdue: IDs of the offset are carried for longer than a broker keeps what it has handed out.
-        coming_again: deliveries of planned and committed messages whose session ended.
+        coming_again: planned and committed messages that the ends of sessions have left open, so that they may come
+            again. Not all of them do: the broker may have taken the acknowledgement.
         replaying: is nothing but planned messages wanted? What else comes is passed over when it is too much.
     """
 
@@ -203,9 +204,10 @@ class QueueReader:
         self.clock.lost(ever_paused=lost.ever_paused)
         self._deliveries.end(lost.session)
         self._silence.forget(lost.session)
-        held, returned = self.ledger.unacked_in(lost.session), self.ledger.counters.returned
-        self.ledger.lose(lost.session)
-        self.coming_again += held - (self.ledger.counters.returned - returned)
+        ledger = self.ledger
+        held, returned, exposed = ledger.unacked_in(lost.session), ledger.counters.returned, ledger.carried.exposed
+        ledger.lose(lost.session)
+        self.coming_again += held - (ledger.counters.returned - returned) + ledger.carried.exposed - exposed
 
     def expect_broker(self, broker_id: str) -> None:
         """The checkpoint was written with that broker, as far as its name is known.
