@@ -312,6 +312,39 @@ def test_offsets_stay_bounded_for_any_period_of_reconnects(period_s: float, cons
     scene.assert_exactly_once()
 
 
+@pytest.mark.parametrize("away_s", [0.0, 0.3])
+@pytest.mark.parametrize(("period_s", "gets_on"), [(1.3, False), (1.6, False), (2.1, True), (2.5, True)])
+def test_a_backlog_and_connections_that_break_before_it_is_known_what_came_again(
+    period_s: float, gets_on: bool, away_s: float
+) -> None:
+    scene = Scene(max_messages=20, prefetch=40, dedup_window=0, reconnect_timeout_s=1e6)
+
+    def flap() -> None:
+        if away_s:
+            scene.broker.kill()
+            scene.world.at(away_s, scene.broker.start)
+        else:
+            scene.broker.cut()
+
+    scene.queue.weather.forgets_s = 0.0
+    for number in range(1, int(400 / period_s)):
+        scene.world.at(number * period_s, flap)
+    carried = []
+    until_s = scene.world.now_s + 400
+    while scene.world.now_s < until_s:
+        scene.publish(8)
+        scene.query.trigger()
+        scene.world.let_pass(0.25)
+        carried.append(scene.counters.carried)
+    assert max(carried) < 20 * 40
+    assert not gets_on or len(scene.query.emitted) > 2_000
+    scene.assert_exactly_once()
+    for _ in range(200):
+        scene.world.let_pass(0.5)
+        scene.query.trigger()
+    assert scene.query.source.counters().carried == 0
+
+
 def test_one_session_that_flaps_does_not_keep_what_the_other_settled() -> None:
     scene = Scene(max_messages=20, prefetch=40, dedup_window=0, consumers=2, reconnect_timeout_s=1e6)
     scene.publish(20)

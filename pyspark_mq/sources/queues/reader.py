@@ -54,6 +54,9 @@ Judge: TypeAlias = Callable[[QueueFacts, Settings], Sequence[str]]
 #: those expected again. Each end of a session counts towards the delivery limit of everything that
 #: was handed out, so a job that crashes at once should not age its whole queue.
 _SLOW_START_WINDOW = 2_000
+#: What a connection that breaks again and again is handed, in parts of the prefetch: less comes to an end unsettled,
+#: and two windows, behind which the horizon moves, are taken in sooner.
+_UNSTEADY_PARTS = 10
 #: For IDs past their time: just long enough for the broker to have had its chance.
 _OVERDUE_WAIT_S = 0.01
 
@@ -81,6 +84,8 @@ class QueueReader:
         overdue: IDs of the offset are carried for longer than a broker keeps what it has handed out.
         coming_again: planned and committed messages that the ends of sessions have left open, so that they may come
             again. Not all of them do: the broker may have taken the acknowledgement.
+        unsteady: do connections end before it is known what came again, so that ever more may? Then new ones are handed
+            less.
         replaying: is nothing but planned messages wanted? What else comes is passed over when it is too much.
     """
 
@@ -117,7 +122,7 @@ class QueueReader:
         self._bytes_max = float(settings.max_bytes)
         #: The epoch that was replayed last.
         self._replayed = 0
-        self.ended = self.taking = self.ever_opened = self.overdue = self.replaying = False
+        self.ended = self.taking = self.ever_opened = self.overdue = self.replaying = self.unsteady = False
         self.broker_id = ""
         self.ready_at_first: int | None = None
         self.last_sign_s = -math.inf
@@ -298,6 +303,8 @@ class QueueReader:
         window = settings.prefetch
         if settings.endpoint.broker.counts_drops:
             window = min(window, max(_SLOW_START_WINDOW, settings.min_messages) + self.ledger.expected)
+        if self.unsteady:
+            window = min(window, max(1, settings.prefetch // _UNSTEADY_PARTS))
         # An epoch comes again whole, whatever the prefetch is by now.
         return max(window, len(self.ledger.planned))
 
@@ -396,7 +403,7 @@ class QueueReader:
             self._store.remember(self.ledger.planned.keys(epoch))
         # Before the acknowledgements make room: where a wider window is a new consumer, it is had while
         # nothing is on its way.
-        self.connections.widen(self.settings.prefetch)
+        self.connections.widen(self._slow_start if self.unsteady else self.settings.prefetch)
         self._emitted = {epoch: rows for epoch, rows in self._emitted.items() if epoch > upto}
         self._retain()
         return self._settle(self.ledger.commit(upto))
