@@ -54,12 +54,12 @@ _PARTITION_BYTES_MAX = 32 << 20
 class _EpochPartition(InputPartition):
     """Part of an epoch: an Arrow stream. Holds no options, so no password reaches an executor."""
 
-    def __init__(self, stream: bytes) -> None:
+    def __init__(self, stream: pa.Buffer) -> None:
         super().__init__(None)
         self.stream = stream
 
     def __repr__(self) -> str:
-        return f"_EpochPartition({len(self.stream)} bytes)"
+        return f"_EpochPartition({self.stream.size} bytes)"
 
 
 class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

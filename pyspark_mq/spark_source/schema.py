@@ -148,14 +148,21 @@ class BatchBuilder:
                 schema=self._schema,
             )
 
-    def serialize(self, batches: Iterable[pa.RecordBatch]) -> bytes:
+    def serialize(self, batches: Iterable[pa.RecordBatch]) -> pa.Buffer:
         """The batches as an Arrow stream."""
-        sink = pa.BufferOutputStream()
+        ready = list(batches)
+        # Counted first: a stream of unknown size doubles its memory each time it is full, and copies what it has.
+        counted = pa.MockOutputStream()
+        self._write(counted, ready)
+        stream = pa.allocate_buffer(counted.size())
+        with pa.FixedSizeBufferWriter(stream) as sink:
+            self._write(sink, ready)
+        return stream
+
+    def _write(self, sink: pa.NativeFile, ready: Iterable[pa.RecordBatch]) -> None:
         with pa.ipc.new_stream(sink, self._schema) as writer:
-            for batch in batches:
+            for batch in ready:
                 writer.write_batch(batch)
-        data: bytes = sink.getvalue().to_pybytes()
-        return data
 
 
 def _check(field: StructField) -> None:
