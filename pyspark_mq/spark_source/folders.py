@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from urllib.parse import urlsplit
 
-__all__ = ["ID_FOLDER", "Folder", "as_uri", "below", "open_folder"]
+__all__ = ["ID_FOLDER", "Folder", "as_uri", "below", "is_uri", "open_folder"]
 
 #: Folder of a checkpoint that has the ID log of its sources. Spark has none of that name.
 ID_FOLDER = "mq-ids"
@@ -27,7 +27,15 @@ def open_folder(place: str, below: str = "") -> Folder:
     Raises:
         Exception: whatever `pyarrow.fs` has against the URI.
     """
-    return _Remote(place, below) if len(urlsplit(place).scheme) > 1 else _Local(Path(place, below))
+    return _Remote(place, below) if is_uri(place) else _Local(Path(place, below))
+
+
+def is_uri(place: str) -> bool:
+    """Is it a URI, and not a path?"""
+    try:
+        return len(urlsplit(place).scheme) > 1
+    except ValueError:  # brackets that are no address
+        return False
 
 
 def as_uri(place: str) -> str:
@@ -40,7 +48,7 @@ def as_uri(place: str) -> str:
 
 def below(place: str, name: str) -> str:
     """The place of a folder in another."""
-    path, mark, parameters = place.partition("?") if len(urlsplit(place).scheme) > 1 else (place, "", "")
+    path, mark, parameters = place.partition("?") if is_uri(place) else (place, "", "")
     return f"{path.rstrip('/')}/{name}{mark}{parameters}"
 
 

@@ -1,7 +1,8 @@
 """Every option of the source: its name, its default, and what it means.
 
-The one place for all three. :mod:`pyspark_mq.spark_source.options` parses what is named here, and ``make docs`` writes
-the tables of docs/options.md from it. The texts are Markdown, with links as they are from that page.
+The one place for an option: with its kind, its bounds and the field that it sets. What depends on several options is in
+:mod:`pyspark_mq.spark_source.options`, which parses what is named here. ``make docs`` writes the tables of
+docs/options.md. The texts are Markdown, with links as they are from that page.
 """
 
 from __future__ import annotations
@@ -10,7 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from pyspark_mq.dedup import OnMissing
+from pyspark_mq.sources.settings import Guarantee, OnUnreadable
+from pyspark_mq.spark_source.option_kinds import FLAG, SIZE_BYTES, Kind, count, duration_s, member
+
 __all__ = ["OPTIONS", "Option"]
+
+#: connection.tune has 16 bits for seconds (AMQP 0-9-1, class connection, method tune). AMQP counts heartbeats in whole
+#: seconds; without them a silent peer is never noticed.
+_HEARTBEAT_MAX_S = 65_535.0
 
 _READ = "What is read"
 _IDENTITY = "Guarantee and identity"
@@ -28,6 +37,10 @@ class Option:
         text: what it means, what it takes, and its limits.
         default: as a user would write it; None if what is not set is not the same as any value.
         unset: what holds without it, where there is no `default`; empty for nothing.
+        kind: how its text becomes a value, and which are accepted; None where that depends on other options or is
+            more than a kind.
+        sets: the field of :class:`.Settings` or :class:`.Endpoint` that has the value as it is; empty where it depends
+            on other options.
     """
 
     name: str
@@ -35,6 +48,8 @@ class Option:
     text: str
     default: str | None = None
     unset: str = ""
+    kind: Kind | None = None
+    sets: str = ""
 
 
 _TABLE = (
@@ -99,6 +114,8 @@ _TABLE = (
         _READ,
         "how often they are looked up, at least `1s`. A run of `Trigger.AvailableNow` keeps to those it began with",
         default="1m",
+        kind=duration_s(1),
+        sets="pattern_interval_s",
     ),
     Option(
         "managementUrl",
@@ -132,6 +149,8 @@ _TABLE = (
         _IDENTITY,
         "`exactly-once`, `at-least-once`, `none`; see [guarantees](guarantees.md)",
         default="exactly-once",
+        kind=member(Guarantee),
+        sets="guarantee",
     ),
     Option(
         "messageIdFrom",
@@ -150,6 +169,8 @@ _TABLE = (
         "ActiveMQ Classic moves it to the dead-letter queue and Artemis **drops** it; over AMQP 1.0 they get the "
         "outcome `rejected`",
         default="fail",
+        kind=member(OnMissing),
+        sets="on_missing",
     ),
     Option(
         "onUnreadableMessage",
@@ -160,12 +181,15 @@ _TABLE = (
         "its body, the reason in `properties` under `unreadable`, and null where nothing is known; without a readable "
         "ID its bytes tell it apart",
         default="fail",
+        kind=member(OnUnreadable),
+        sets="on_unreadable",
     ),
     Option(
         "maxMessagesPerTrigger",
         _SIZE,
         "messages in an epoch, at most; also never more than `prefetch` times `consumers`",
         unset="`50000`; ActiveMQ Classic `10000`",
+        kind=count(1),
     ),
     Option(
         "maxBytesPerTrigger",
@@ -173,6 +197,8 @@ _TABLE = (
         "bytes of bodies in an epoch; a single larger message is an epoch of its own. Also bounds memory, see "
         "[operating](operating.md#memory-and-prefetch)",
         default="64m",
+        kind=SIZE_BYTES,
+        sets="max_bytes",
     ),
     Option(
         "minMessagesPerTrigger",
@@ -180,12 +206,15 @@ _TABLE = (
         "wait for so many, unless `maxTriggerDelay` is over or `maxBytesPerTrigger` is reached. An error if above "
         "what an epoch can hold. Not applied by `Trigger.AvailableNow`",
         default="1",
+        kind=count(1),
     ),
     Option(
         "maxTriggerDelay",
         _SIZE,
         "longest wait for `minMessagesPerTrigger`",
         default="15m",
+        kind=duration_s(),
+        sets="max_delay_s",
     ),
     Option(
         "prefetch",
@@ -200,6 +229,7 @@ _TABLE = (
         "connections, 1 to 64. With more than one, the order among messages is not the queue's. For a `topic` see "
         "[above](#topics)",
         unset="`1`; of a `queue` as many as `receivers`",
+        kind=count(1, 64),
     ),
     Option(
         "receivers",
@@ -208,6 +238,8 @@ _TABLE = (
         "with cores to spare, see [operating](operating.md#receivers-in-processes). A process needs a connection: "
         "never more than `consumers` are started",
         default="1",
+        kind=count(1, 64),
+        sets="receivers",
     ),
     Option(
         "numPartitions",
@@ -215,6 +247,7 @@ _TABLE = (
         "input partitions of an epoch, 1 to 10,000; never more than messages. Whatever is set, a partition over 32 "
         "MiB of bodies is split",
         unset="cores of the driver's machine, fewer if that were under 2,000 messages each",
+        kind=count(1, 10_000),
     ),
     Option(
         "dedupWindow",
@@ -222,6 +255,8 @@ _TABLE = (
         "settled IDs that the running query still remembers, beyond the carried ones; 0 to 1,000,000,000. With Redis, "
         "also the size of the shared set",
         default="100000",
+        kind=count(0),
+        sets="dedup_window",
     ),
     Option(
         "settleGrace",
@@ -229,6 +264,8 @@ _TABLE = (
         "how long an ID is carried after its acknowledgement was confirmed. RabbitMQ's classic queues need more than "
         "0.5 s; see [confirmation](guarantees.md#a-broker-that-forgets)",
         default="5s",
+        kind=duration_s(),
+        sets="settle_grace_s",
     ),
     Option(
         "redeliveryDelay",
@@ -238,6 +275,8 @@ _TABLE = (
         "below `replayTimeout`. Over AMQP 1.0 RabbitMQ 4 tells what a queue's arguments say; see [redeliveries that "
         "come late](guarantees.md#redeliveries-that-come-late)",
         default="0s",
+        kind=duration_s(),
+        sets="redelivery_delay_s",
     ),
     Option(
         "dedupStore",
@@ -264,6 +303,7 @@ _TABLE = (
         "without `checkpointLocation` or `idLog`: how many bytes the IDs of one epoch may take in its offset; about "
         "3,800 random UUIDs, or any number that count up. An epoch has one message at least",
         default="80k",
+        kind=SIZE_BYTES,
     ),
     Option(
         "failOnDataLoss",
@@ -271,30 +311,40 @@ _TABLE = (
         "`true`: a replay with missing messages fails the query. `false`: it is logged, counted as `lost`, and the "
         "query goes on",
         default="true",
+        kind=FLAG,
+        sets="fail_on_data_loss",
     ),
     Option(
         "replayTimeout",
         _IDENTITY,
         "how long a replay waits for its messages while every connection is up; from 1 s",
         default="5m",
+        kind=duration_s(1),
+        sets="replay_timeout_s",
     ),
     Option(
         "connectTimeout",
         _CONNECTION,
         "for the first connection of a run, all attempts together, and for each single attempt; from 0.1 s",
         default="30s",
+        kind=duration_s(0.1),
+        sets="connect_timeout_s",
     ),
     Option(
         "heartbeat",
         _CONNECTION,
         "1 s to 65535 s; see [below](#heartbeat)",
         default="60s",
+        kind=duration_s(1, _HEARTBEAT_MAX_S),
+        sets="heartbeat_s",
     ),
     Option(
         "reconnectTimeout",
         _CONNECTION,
         "for a lost connection; past it the query fails; from 0.1 s",
         default="10m",
+        kind=duration_s(0.1),
+        sets="reconnect_timeout_s",
     ),
     Option(
         "tls.caFile",
@@ -318,6 +368,7 @@ _TABLE = (
         _CONNECTION,
         "`false` accepts any certificate and host name",
         default="true",
+        kind=FLAG,
     ),
 )
 

@@ -7,24 +7,24 @@ are, and their defaults, is in :mod:`pyspark_mq.spark_source.option_table`.
 from __future__ import annotations
 
 import difflib
-import math
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from pyspark_mq.brokers import BROKERS, Broker
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0
-from pyspark_mq.dedup import IdSource, OnMissing
+from pyspark_mq.dedup import IdSource
 from pyspark_mq.errors import OptionError
 from pyspark_mq.sources.endpoint import Endpoint, Tls
 from pyspark_mq.sources.protocols import CONSUMERS
-from pyspark_mq.sources.settings import CONNECTIONS_MAX, Guarantee, OnUnreadable, Settings
+from pyspark_mq.sources.settings import CONNECTIONS_MAX, Guarantee, Settings
 from pyspark_mq.sources.url import CONTROL, ESCAPES, BrokerUrl, parse_urls, redact
-from pyspark_mq.spark_source.folders import ID_FOLDER, as_uri, below
+from pyspark_mq.spark_source.folders import ID_FOLDER, as_uri, below, is_uri
+from pyspark_mq.spark_source.option_kinds import Kind, choice, count
 from pyspark_mq.spark_source.option_table import OPTIONS
 
 if TYPE_CHECKING:
@@ -40,17 +40,6 @@ OPTION_NAMES = tuple(OPTIONS)
 #: A comma between two names, and what is written for one within a name.
 _COMMA = re.compile(r"(?<!\\),")
 _ESCAPED = re.compile(r"\\(,)")
-_DURATION = re.compile(r"(\d{1,18}(?:\.\d+)?)\s*(ms|s|m|min|h|d)")
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
-_SIZE = re.compile(r"(\d{1,18})\s*([kmg]?)(?:i?b)?")
-_BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-_COUNT_MAX = 1_000_000_000
-#: Waiting for centuries overflows clocks.
-_DURATION_MAX_S = 365 * 86_400.0
-#: connection.tune has 16 bits for seconds (AMQP 0-9-1, class connection, method tune).
-_HEARTBEAT_MAX_S = 65_535.0
-_CONSUMERS_MAX = 64
-_RECEIVERS_MAX = 64
 #: Values of these are never shown.
 _SECRET = frozenset({"password", "username"})
 #: A frame CONNECT of STOMP escapes nothing, so these would become headers of it (STOMP 1.2, "Value Encoding").
@@ -128,60 +117,34 @@ class _Parser:
             raise OptionError(name, f"is required; {example}")
         return value
 
-    def _choice(self, name: str, accepted: Mapping[str, T]) -> T:
-        text = self._text(name) or ""
-        if text.lower() not in accepted:
-            raise OptionError(name, f"{text!r} is not accepted; accepted are {', '.join(accepted)}")
-        return accepted[text.lower()]
-
-    def _matched(self, name: str, parse: Callable[[str], T | None], accepted: str) -> T:
-        text = self._text(name) or ""
-        value = parse(text.lower())
+    def _value(self, name: str, kind: Kind | None = None) -> Any:
+        """Its value, by the kind that the table has for it unless another is given."""
+        kind, text = kind or OPTIONS[name].kind, self._text(name) or ""
+        assert kind is not None, f"option '{name}' has no kind"
+        value = kind.parse(text.lower())
         if value is None:
-            raise OptionError(name, f"{text!r} is not accepted; accepted is {accepted}")
+            raise OptionError(name, f"{text!r} is not accepted; accepted {kind.accepted}")
         return value
 
-    def _count(self, name: str, least: int, most: int = _COUNT_MAX) -> int:
-        def parse(text: str) -> int | None:
-            # Python refuses to convert thousands of digits.
-            number = int(text) if text.isascii() and text.isdecimal() and len(text) <= 18 else -1
-            return number if least <= number <= most else None
-
-        return self._matched(name, parse, f"a whole number from {least} to {most}")
-
-    def _duration_s(self, name: str, min_s: float = 0.0, max_s: float = _DURATION_MAX_S) -> float:
-        def parse(text: str) -> float | None:
-            found = _DURATION.fullmatch(text)
-            seconds = float(found[1]) * _SECONDS[found[2]] if found else math.nan
-            return seconds if min_s <= seconds <= max_s else None
-
-        accepted = f"a time with its unit such as 500ms, 30s, 10m, 1h, from {min_s:g}s to {max_s:.0f}s"
-        return self._matched(name, parse, accepted)
-
-    def _size_bytes(self, name: str) -> int:
-        def parse(text: str) -> int | None:
-            found = _SIZE.fullmatch(text)
-            return (int(found[1]) * _BYTES[found[2]] or None) if found else None
-
-        return self._matched(name, parse, "a number of bytes above 0 such as 1048576, 512k, 64m, 1g")
-
-    def _flag(self, name: str) -> bool:
-        return self._choice(name, {"true": True, "false": False})
+    def _fields(self, of: type) -> dict[str, Any]:
+        """Values of the options that are fields as they are, whatever else is set."""
+        known = {one.name for one in fields(of)}
+        return {option.sets: self._value(name) for name, option in OPTIONS.items() if option.sets in known}
 
     # -- the whole
 
     def parse(self) -> Options:
         """All options, checked one by one and then against each other."""
         broker = self._choice_of_broker()
-        guarantee = self._choice("guarantee", {kind.value: kind for kind in Guarantee})
+        guarantee: Guarantee = self._value("guarantee")
         endpoint = self._endpoint(broker, guarantee)
         prefetch_max = broker.prefetch_max[endpoint.protocol]
         max_messages = self._max_messages(broker)
         prefetch_is_shared = self._text("prefetch") is None
-        prefetch = (
-            min(2 * max_messages, prefetch_max) if prefetch_is_shared else self._count("prefetch", 1, prefetch_max)
-        )
-        receivers = self._count("receivers", 1, _RECEIVERS_MAX)
+        prefetch = min(2 * max_messages, prefetch_max)
+        if not prefetch_is_shared:
+            prefetch = self._value("prefetch", count(1, prefetch_max))
+        receivers = self._value("receivers")
         consumers = self._consumers(endpoint, receivers)
         if consumers > 1 and endpoint.topic is not None:
             endpoint = self._shared(endpoint, consumers)
@@ -189,27 +152,16 @@ class _Parser:
         most = min(max_messages, prefetch * consumers * (1 if prefetch_is_shared else max(1, len(queues))))
         settings = Settings(
             endpoint=endpoint,
-            guarantee=guarantee,
             id_source=self._id_source(),
-            on_missing=self._choice("onMissingMessageId", {kind.value: kind for kind in OnMissing}),
             max_messages=most,
-            max_bytes=self._size_bytes("maxBytesPerTrigger"),
             min_messages=self._min_messages(most),
-            max_delay_s=self._duration_s("maxTriggerDelay"),
             prefetch=prefetch,
             consumers=consumers,
-            receivers=receivers,
-            dedup_window=self._count("dedupWindow", 0),
-            settle_grace_s=self._duration_s("settleGrace"),
-            fail_on_data_loss=self._flag("failOnDataLoss"),
-            replay_timeout_s=self._duration_s("replayTimeout", 1),
-            on_unreadable=self._choice("onUnreadableMessage", {kind.value: kind for kind in OnUnreadable}),
-            redelivery_delay_s=self._duration_s("redeliveryDelay"),
             max_offset_bytes=self._max_offset_bytes(),
             queues=queues,
             pattern=self._pattern(),
-            pattern_interval_s=self._duration_s("queuePatternInterval", 1),
             prefetch_is_shared=prefetch_is_shared,
+            **self._fields(Settings),
         )
         if settings.redelivery_delay_s and settings.redelivery_delay_s >= settings.replay_timeout_s:
             raise OptionError(
@@ -217,7 +169,7 @@ class _Parser:
                 f"{settings.redelivery_delay_s:g}s is not below 'replayTimeout' ({settings.replay_timeout_s:g}s): no "
                 "replay could wait for its messages. Raise 'replayTimeout', or have the broker wait for less",
             )
-        num_partitions = None if self._text("numPartitions") is None else self._count("numPartitions", 1, 10_000)
+        num_partitions = None if self._text("numPartitions") is None else self._value("numPartitions")
         management = self._management(endpoint)
         return Options(settings, num_partitions, self._dedup_store(guarantee), self._id_log(), management)
 
@@ -274,7 +226,7 @@ class _Parser:
 
     def _consumers(self, endpoint: Endpoint, receivers: int) -> int:
         if self._text("consumers") is not None:
-            return self._count("consumers", 1, _CONSUMERS_MAX)
+            return int(self._value("consumers"))
         # A process without a connection has nothing to do. Those of a topic cannot share it everywhere, and how many
         # queues match a pattern is not known.
         if endpoint.topic is not None or self._text("queuePattern") is not None:
@@ -294,15 +246,16 @@ class _Parser:
 
     def _choice_of_broker(self) -> Broker:
         self._required("broker", f"accepted are {', '.join(BROKERS)}")
-        return self._choice("broker", BROKERS)
+        found: Broker = self._value("broker", choice(BROKERS))
+        return found
 
     def _max_messages(self, broker: Broker) -> int:
         if self._text("maxMessagesPerTrigger") is None:
             return broker.epoch_messages
-        return self._count("maxMessagesPerTrigger", 1)
+        return int(self._value("maxMessagesPerTrigger"))
 
     def _min_messages(self, most: int) -> int:
-        least = self._count("minMessagesPerTrigger", 1)
+        least: int = self._value("minMessagesPerTrigger")
         if least > most:
             text = f"{least} can never be reached: an epoch holds at most {most} messages"
             raise OptionError("minMessagesPerTrigger", f"{text} (see 'maxMessagesPerTrigger', 'prefetch')")
@@ -325,10 +278,7 @@ class _Parser:
             password=self._text("password"),
             password_file=self._text("passwordFile"),
             tls=self._tls(urls),
-            connect_timeout_s=self._duration_s("connectTimeout", 0.1),
-            reconnect_timeout_s=self._duration_s("reconnectTimeout", 0.1),
-            # Without heartbeats a silent peer is never noticed; AMQP counts them in whole seconds.
-            heartbeat_s=self._duration_s("heartbeat", 1, _HEARTBEAT_MAX_S),
+            **self._fields(Endpoint),
         )
         if endpoint.password is not None and endpoint.password_file is not None:
             raise OptionError("passwordFile", "is set, and 'password' too: give one of them")
@@ -359,7 +309,7 @@ class _Parser:
             raise OptionError("url", f"{url} cannot be used with broker '{broker.name}'; accepted are {schemes}")
         if self._text("protocol") is None:
             return usable[0]
-        return self._choice("protocol", {protocol: protocol for protocol in usable})
+        return str(self._value("protocol", choice({protocol: protocol for protocol in usable})))
 
     def _destination(self, broker: Broker, protocol: str, guarantee: Guarantee) -> dict[str, Any]:
         names, topic, pattern = self._names(), self._text("topic"), self._pattern()
@@ -405,7 +355,7 @@ class _Parser:
             ca_file=self._text("tls.caFile"),
             cert_file=self._text("tls.certFile"),
             key_file=self._text("tls.keyFile"),
-            verify=self._flag("tls.verify"),
+            verify=self._value("tls.verify"),
         )
         if secured:
             tls.context()  # the files are read now, so that a wrong one is an error of load()
@@ -422,7 +372,7 @@ class _Parser:
         raise OptionError("messageIdFrom", f"{text!r} is not accepted; accepted are {accepted}")
 
     def _max_offset_bytes(self) -> int | None:
-        most = self._size_bytes("maxOffsetBytes")
+        most: int = self._value("maxOffsetBytes")
         log = next((name for name in ("idLog", "checkpointLocation") if self._text(name) is not None), None)
         if log is None:
             return most
@@ -439,7 +389,7 @@ class _Parser:
         place = self._text(name)
         if place is None:
             return None
-        if not os.path.isabs(place) and len(urlsplit(place).scheme) < 2:
+        if not os.path.isabs(place) and not is_uri(place):
             accepted = "an absolute path, or a URI of pyarrow.fs such as s3://, gs://, hdfs://"
             raise OptionError(name, f"{redact(place)!r} is not accepted; accepted is {accepted}")
         return as_uri(place)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pyspark_mq.brokers import BROKERS
@@ -927,6 +927,7 @@ ODD_TEXTS = st.one_of(
 
 @settings(max_examples=500, deadline=None)
 @given(st.dictionaries(st.sampled_from(NAMES), ODD_TEXTS, max_size=5), st.sampled_from(["queue", "topic", "none"]))
+@example({"checkpointLocation": "A://["}, "queue")
 def test_whatever_is_given_is_taken_or_refused_in_words(options: dict[str, str], reads: str) -> None:
     base = {"queue": NEEDED, "topic": TOPIC, "none": {}}[reads]
     with suppress(OptionError):

@@ -1,0 +1,74 @@
+"""Kinds of options: how a text becomes a value, and what errors say is accepted. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+__all__ = ["FLAG", "SIZE_BYTES", "Kind", "choice", "count", "duration_s", "member"]
+
+_DURATION = re.compile(r"(\d{1,18}(?:\.\d+)?)\s*(ms|s|m|min|h|d)")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
+_SIZE = re.compile(r"(\d{1,18})\s*([kmg]?)(?:i?b)?")
+_BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_COUNT_MAX = 1_000_000_000
+#: Waiting for centuries overflows clocks.
+_DURATION_MAX_S = 365 * 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind.
+
+    Attributes:
+        parse: the value of a text in lower case; None if it is not accepted.
+        accepted: what is, with its verb, for errors.
+    """
+
+    parse: Callable[[str], Any]
+    accepted: str
+
+
+def choice(values: Mapping[str, Any]) -> Kind:
+    """One of some names."""
+    return Kind(values.get, f"are {', '.join(values)}")
+
+
+def member(kind: type[Enum]) -> Kind:
+    """A member of an enumeration, by its value."""
+    return choice({one.value: one for one in kind})
+
+
+def count(min_count: int, max_count: int = _COUNT_MAX) -> Kind:
+    """A whole number."""
+
+    def parse(text: str) -> int | None:
+        # Python refuses to convert thousands of digits.
+        number = int(text) if text.isascii() and text.isdecimal() and len(text) <= 18 else -1
+        return number if min_count <= number <= max_count else None
+
+    return Kind(parse, f"is a whole number from {min_count} to {max_count}")
+
+
+def duration_s(min_s: float = 0.0, max_s: float = _DURATION_MAX_S) -> Kind:
+    """A time with its unit; the value is in seconds."""
+
+    def parse(text: str) -> float | None:
+        found = _DURATION.fullmatch(text)
+        seconds = float(found[1]) * _SECONDS[found[2]] if found else math.nan
+        return seconds if min_s <= seconds <= max_s else None
+
+    return Kind(parse, f"is a time with its unit such as 500ms, 30s, 10m, 1h, from {min_s:g}s to {max_s:.0f}s")
+
+
+def _size_bytes(text: str) -> int | None:
+    found = _SIZE.fullmatch(text)
+    return (int(found[1]) * _BYTES[found[2]] or None) if found else None
+
+
+FLAG = choice({"true": True, "false": False})
+SIZE_BYTES = Kind(_size_bytes, "is a number of bytes above 0 such as 1048576, 512k, 64m, 1g")
