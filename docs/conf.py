@@ -4,6 +4,10 @@ The pages are Markdown that reads well on GitHub. Two things of GitHub's Sphinx 
 
 - A link out of this folder (``../CONTRIBUTING.md``) becomes one to the repository. What it names has to exist.
 - An anchor written as HTML (``<a id="rule-1"></a>``) can be linked to.
+
+Why Sphinx, with MyST for Markdown and the theme Furo: MkDocs has had no release since August 2024, its next version
+drops plugins, and Material for MkDocs is in maintenance only, promised until November 2026. Their successor, Zensical,
+is at 0.1 and changes. Sphinx is released several times a year, and checks anchors by itself.
 """
 
 from __future__ import annotations
