@@ -59,9 +59,11 @@ _STEP_S = 0.005
 _OVERDUE_MAX_S = 2 * TRANSIT_S
 #: From how many IDs on, in windows, that the ends of sessions left open epochs need a connection that holds ...
 _EXPOSED_WINDOWS = 4
-#: ... for so long, and for longer once there are so many times as many.
+#: ... for so long, and for longer once so many left ever more behind.
 _STEADY_S = 2 * TRANSIT_S
-_CROWD = 4
+_ENDS_AT_LAST = 16
+#: New connections are handed less once so many did.
+_ENDS_IN_VAIN = 4
 #: A confirmation is waited for at most this long when there is nothing else to do.
 _CONFIRM_WAIT_S = 5.0
 #: IDs looked at to know how much room one takes, and how many an epoch needs for that to be known from it.
@@ -94,6 +96,7 @@ class Admission:
         self._runtime = runtime
         self._waiting_since_s: float | None = None
         self._ends: dict[QueueReader, EndOfRun] | None = None
+        self._unsteady: set[QueueReader] = set()
         self._cost = TriggerCost()
         self._running: tuple[int, float] | None = None
         self._on_time = False
@@ -166,23 +169,25 @@ class Admission:
         session that has not shown that it holds.
         """
         queues = []
+        most = _EXPOSED_WINDOWS * self._settings.consumers
         for queue in self._queues:
             exposed = queue.ledger.carried.exposed
-            crowd = exposed / (_EXPOSED_WINDOWS * self._settings.consumers * queue.settings.prefetch)
-            if crowd < 1:
-                if queue.unsteady:
-                    queue.unsteady = False
-                    queue.open_wide()
-            elif not queue.unsteady:
-                queue.unsteady = True
-                _LOG.warning(
-                    "%s: the connection ended %d times, and %d message IDs may still come again; epochs are "
-                    "planned only while it holds for a second, and longer the more there are",
-                    queue.destination, queue.counters().reconnects, exposed,
-                )  # fmt: skip
+            if exposed < most * queue.settings.prefetch:
+                self._unsteady.discard(queue)
+                queue.settle_down()
             # At last a connection has to hold for longer than any did: then none leaves more behind.
-            if crowd < 1 or queue.clock.steady_s >= max(1.0, crowd / _CROWD) * _STEADY_S:
-                queues.append(queue)
+            elif queue.clock.steady_s < max(1.0, queue.ends_in_vain / _ENDS_AT_LAST) * _STEADY_S:
+                if queue not in self._unsteady:
+                    _LOG.warning(
+                        "%s: the connection ended %d times, and %d message IDs may still come again; epochs are "
+                        "planned only while it holds for a second, and longer the more often it does not",
+                        queue.destination, queue.counters().reconnects, exposed,
+                    )  # fmt: skip
+                self._unsteady.add(queue)
+                if queue.ends_in_vain >= _ENDS_IN_VAIN:
+                    queue.unsteady = True
+                continue
+            queues.append(queue)
         return queues
 
     def await_sessions(self) -> None:

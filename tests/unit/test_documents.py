@@ -11,7 +11,9 @@ import pytest
 import pyspark_mq
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(path for name in ("docs", "tests", "testbed") for path in (ROOT / name).glob("*.md"))])
+DOCUMENTS = sorted(
+    [*ROOT.glob("*.md"), *(path for name in ("docs", "tests", "testbed") for path in (ROOT / name).glob("*.md"))]
+)
 REPOSITORY = "https://github.com/pyspark-mq/pyspark-mq"
 #: A picture or a link, with its target; none of them has blanks or a title.
 LINK = re.compile(r"\]\(([^)\s]+)\)")

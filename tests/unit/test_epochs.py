@@ -345,6 +345,21 @@ def test_a_backlog_and_connections_that_break_before_it_is_known_what_came_again
     assert scene.query.source.counters().carried == 0
 
 
+def test_one_end_of_a_session_that_leaves_many_ids_behind_stops_nothing_for_long() -> None:
+    scene = Scene(max_messages=20, prefetch=20, dedup_window=0, settle_grace_s=60.0)
+    scene.publish(4_000)
+    while scene.query.trigger():
+        pass
+    assert scene.counters.carried == 4_000
+    scene.broker.cut()
+    scene.publish(100)
+    began_s = scene.world.now_s
+    while len(scene.query.emitted) < 4_100:
+        scene.query.trigger()
+    assert scene.world.now_s - began_s < 5.0
+    scene.assert_exactly_once()
+
+
 def test_one_session_that_flaps_does_not_keep_what_the_other_settled() -> None:
     scene = Scene(max_messages=20, prefetch=40, dedup_window=0, consumers=2, reconnect_timeout_s=1e6)
     scene.publish(20)

@@ -84,8 +84,9 @@ class QueueReader:
         overdue: IDs of the offset are carried for longer than a broker keeps what it has handed out.
         coming_again: planned and committed messages that the ends of sessions have left open, so that they may come
             again. Not all of them do: the broker may have taken the acknowledgement.
-        unsteady: do connections end before it is known what came again, so that ever more may? Then new ones are handed
-            less.
+        ends_in_vain: how many sessions left more IDs behind, one after another, while the horizon stood still: nobody
+            knew yet what had come again.
+        unsteady: was that so often that new sessions are to be handed less?
         replaying: is nothing but planned messages wanted? What else comes is passed over when it is too much.
     """
 
@@ -126,7 +127,8 @@ class QueueReader:
         self.broker_id = ""
         self.ready_at_first: int | None = None
         self.last_sign_s = -math.inf
-        self.coming_again = 0
+        self.coming_again = self.ends_in_vain = 0
+        self._horizon_s = 0.0
         # Whether there was a former process is not known yet.
         self.connections.first_window = self._slow_start
 
@@ -212,6 +214,9 @@ class QueueReader:
         ledger = self.ledger
         held, returned, exposed = ledger.unacked_in(lost.session), ledger.counters.returned, ledger.carried.exposed
         ledger.lose(lost.session)
+        if self.clock.horizon_s > self._horizon_s:
+            self.ends_in_vain, self._horizon_s = 0, self.clock.horizon_s
+        self.ends_in_vain += ledger.carried.exposed > exposed
         self.coming_again += held - (ledger.counters.returned - returned) + ledger.carried.exposed - exposed
 
     def expect_broker(self, broker_id: str) -> None:
@@ -316,6 +321,12 @@ class QueueReader:
         """There was no former process, or everything that it planned is committed: there is no crash loop."""
         self.connections.first_window = self.settings.prefetch
         self.connections.widen(self.settings.prefetch)
+
+    def settle_down(self) -> None:
+        """Few IDs are left of which it is not known whether they come again."""
+        if self.unsteady:
+            self.unsteady = False
+            self.open_wide()
 
     def open_windows_for_replay(self, missing: int, gap_s: float) -> bool:
         """Ask for more if everything handed out is something else, and that for so long; was it done?"""
