@@ -18,8 +18,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import psutil
+import pyarrow as pa
 
+from pyspark_mq.sources.protocols import consumer_class
 from pyspark_mq.spark_source.datasource import MqDataSource
+from pyspark_mq.spark_source.options import parse_options
 from pyspark_mq.spark_source.schema import BatchBuilder
 
 
@@ -28,12 +31,14 @@ class Lone:
 
     def __init__(self, options: Mapping[str, str]) -> None:
         source = MqDataSource(options)
+        consumer_class(parse_options(options).settings.endpoint.protocol)
         self._reader = source.streamReader(source.schema())
         self._process = psutil.Process()
         self._offset = self._reader.initialOffset()
-        # What the first batch of a process loads (pandas, by way of pyarrow) is no message's.
+        # What the first column of a process loads (pandas, by way of pyarrow) is no message's.
         builder = BatchBuilder(source.schema())
-        builder.serialize(builder.build([], ""))
+        builder.serialize([])
+        pa.array([0])
 
     def trigger(self) -> bool:
         """One trigger: was there an epoch?"""
@@ -45,7 +50,7 @@ class Lone:
         partitions = self._reader.partitions(start, end)
         self._offset = end
         took = time.perf_counter() - began
-        body = sum(len(getattr(partition, "stream", b"")) for partition in partitions)
+        body = sum(partition.stream.size for partition in partitions if hasattr(partition, "stream"))
         say(
             at_s=time.time(),
             took_s=took,

@@ -127,9 +127,11 @@ def _java() -> tuple[str, int]:
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):
         return "", 0
-    first = next(iter((done.stderr + done.stdout).splitlines()), "")
-    found = re.search(r'version "(?:1\.)?(\d+)', first)
-    return first, int(found[1]) if found else 0
+    # Before it the virtual machine names the variables whose options it has picked up.
+    lines = (done.stderr + done.stdout).splitlines()
+    told = next((line for line in lines if " version " in line), next(iter(lines), ""))
+    found = re.search(r'version "(?:1\.)?(\d+)', told)
+    return told, int(found[1]) if found else 0
 
 
 def judge_machine(machine: Machine, protocol: str) -> list[Finding]:
