@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
+import pika
 import pytest
 
 from testbed.brokers.rabbitmq import RabbitNode
@@ -37,5 +38,26 @@ def test_failing_jobs_do_not_empty_a_queue_with_a_delivery_limit(
             # A query without a checkpoint is handed all of its prefetch once; then a little is, again and again.
             left = rabbit.counts(queue).ready
             assert left >= MESSAGES - SLOW_START - 2 * EPOCH
+    finally:
+        rabbit.delete(queue)
+
+
+def test_what_a_killed_session_held_comes_back_in_order(rabbit: RabbitNode, name: str) -> None:
+    """Also where it held it by two consumers: a quorum queue takes back what each held by itself."""
+    queue = f"{name}-killed"
+    rabbit.declare(queue, quorum=True)
+    try:
+        for _ in range(4):
+            sent = bodies(3_000)
+            rabbit.publish(queue, sent)
+            with Engine(url=rabbit.url(), queue=queue, maxMessagesPerTrigger=EPOCH, prefetch=3_000) as run:
+                run.reader.call("prepareForTriggerAvailableNow")
+                with contextlib.suppress(Crashed):
+                    run.trigger(At.AFTER_SINK)
+                    pytest.fail("it was not killed")
+            assert poll(lambda: rabbit.counts(queue).unacked == 0, 30)
+            with contextlib.closing(pika.BlockingConnection(pika.URLParameters(rabbit.url()))) as connection:
+                channel = connection.channel()
+                assert [channel.basic_get(queue, auto_ack=True)[2] for _ in sent] == sent
     finally:
         rabbit.delete(queue)

@@ -196,7 +196,9 @@ class StompConsumer(StompConnection):
             headers["browser"] = "true"
         headers[dialect.window_header] = str(self._grant(window))
         mode = "client" if dialect.cumulative else "client-individual"
-        self._protocol.subscribe(self._destination(), str(next(self._numbers)), mode, headers=headers | more)
+        # Of one length, so that they ascend: RabbitMQ's consumer tags (see the consumer for AMQP 0-9-1).
+        number = f"{next(self._numbers):06}"
+        self._protocol.subscribe(self._destination(), number, mode, headers=headers | more)
         self._subscriptions += 1
         self._show_life()
 
