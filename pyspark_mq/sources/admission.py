@@ -1,7 +1,7 @@
 """Admission: how long messages are waited for, and how many the next epoch takes.
 
-A trigger has a price whatever its size (see :class:`TriggerCost`). So while a backlog flows in an epoch is given time
-to grow until that is a fifth of the time from epoch to epoch; a trickle is not delayed. A bounded run
+A trigger has a price whatever its size: planning, two logs and the start of tasks. So while a backlog flows in an epoch
+is given time to grow; a trickle is not delayed. A bounded run
 (`Trigger.AvailableNow`) has an end for each queue besides, and gives no empty answer before they are reached, as that
 ends the query.
 
@@ -25,7 +25,7 @@ from pyspark_mq.sources.queues.redelivery import TRANSIT_S
 from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.settings import Settings
 
-__all__ = ["IDLE_WAIT_S", "Admission", "TriggerCost", "fair_shares"]
+__all__ = ["IDLE_WAIT_S", "Admission", "fair_shares"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
@@ -38,15 +38,12 @@ _IDLE_DEPTH_S = 5.0
 _LEADER_WAIT_S = 1.0
 #: How long the first messages of a queue that is not empty are waited for.
 _FIRST_WAIT_S = 2.0
-#: While a backlog waits at the broker, an epoch is filled until the price of its trigger is this part of the time
-#: since the last one ...
-_PRICE_PARTS = 5
-#: ... for at most this long ...
-_FILL_MAX_S = 15.0
-#: ... and so long at first, when the price is not known.
+#: While a backlog waits at the broker, an epoch is filled until so long after the last one: five times what a trigger
+#: without rows takes on a machine with cores to spare. Where one takes longer, it is filled meanwhile. (A price learnt
+#: from the triggers before gave the same epochs and rates, also beside busy processes and with a slow broker.)
+_FILL_S = 1.25
+#: The first one for so long: the processes that run it are not there yet.
 _FIRST_FILL_S = 3.0
-#: A trigger that begins so shortly after a whole second, as the one before it did, was waited for.
-_ON_TIME_US = 200_000
 #: So many epochs share a window: one runs while the next is filled.
 _EPOCHS_IN_WINDOW = 2
 #: It is looked at so often: each look takes the interpreter away from the receiving thread.
@@ -73,12 +70,6 @@ _SIZING_MIN = 100
 _ID_BYTES_MIN = 0.01
 #: Bodies looked at together while an epoch of limited bytes is sized.
 _SIZING_ROWS = 1_000
-#: Before anything is known: on a machine with cores to spare.
-_FIXED_FIRST_S = 0.25
-#: What a trigger counts for when the next one is observed.
-_KEPT = 0.8
-#: Rows have to differ by so much of their mean (standard deviation) to tell something about the price of a row.
-_SPREAD = 0.1
 
 
 class Admission:
@@ -97,26 +88,11 @@ class Admission:
         self._waiting_since_s: float | None = None
         self._ends: dict[QueueReader, EndOfRun] | None = None
         self._unsteady: set[QueueReader] = set()
-        self._cost = TriggerCost()
-        self._running: tuple[int, float] | None = None
-        self._on_time = False
         self._id_bytes: float | None = None
         self._planned_s = -math.inf
         self._received_before = 0
         #: Which queue comes first, where not all can.
         self._turn = 0
-
-    def asked(self) -> None:
-        """Spark asks for the next epoch: the trigger of the one before, if there was one, is over."""
-        # Spark begins triggers that have an interval (`processingTime`) at multiples of it since 1970
-        # (TriggerExecutor.scala, nextBatchTime). Then it has waited, and that is no price.
-        on_time, self._on_time = self._on_time, self._runtime.utc_us() % 1_000_000 < _ON_TIME_US
-        if self._running is None:
-            return
-        rows, since_s = self._running
-        self._running = None
-        if not (on_time and self._on_time):
-            self._cost.observe(rows, self._runtime.monotonic_s() - since_s)
 
     def planned(self, size: int, id_bytes: int) -> None:
         """An epoch is planned, and its trigger begins.
@@ -130,7 +106,6 @@ class Admission:
         self._turn += 1
         self._planned_s = self._runtime.monotonic_s()
         self._received_before = self._queues.received
-        self._running = (size, self._planned_s)
 
     def gather(self, limit: Limit) -> dict[QueueReader, int]:
         """Wait for the messages of the next epoch.
@@ -290,7 +265,7 @@ class Admission:
         """Let the epoch grow while a backlog keeps flowing in."""
         now_s = self._runtime.monotonic_s()
         if self._planned_s > -math.inf:
-            until_s = min(self._planned_s + _PRICE_PARTS * self._cost.fixed_s, now_s + _FILL_MAX_S)
+            until_s = self._planned_s + _FILL_S
             since_s = max(now_s - self._planned_s, _FILL_STEP_S)
             came = (self._queues.received - self._received_before) * _FILL_STEP_S / since_s
         else:
@@ -416,46 +391,3 @@ def fair_shares(total: int, wants: Sequence[int]) -> list[int]:
             left -= more
         hungry = [at for at in hungry if shares[at] < wants[at]]
     return shares
-
-
-class TriggerCost:
-    """The price of a trigger for Spark beyond its rows, learnt from the triggers before.
-
-    Planning, two logs and the start of tasks have a price that is the same for one row and for fifty thousand: 0.2 to
-    0.3 s on a machine with cores to spare, seconds on one without, and whatever the sink takes for a commit. It comes
-    from a line through rows and durations, of which older ones count ever less. The first trigger says nothing: it is
-    the JVM that is slow then.
-    """
-
-    def __init__(self) -> None:
-        self._seen = 0
-        self._weight = self._rows = self._took = self._rows_rows = self._rows_took = 0.0
-        self._row_s = 0.0
-
-    def observe(self, rows: int, took_s: float) -> None:
-        """A trigger has run.
-
-        Args:
-            rows: of its epoch.
-            took_s: from the plan of its epoch to when Spark asked for the next one.
-        """
-        self._seen += 1
-        if self._seen == 1:
-            return
-        self._weight = self._weight * _KEPT + 1
-        self._rows = self._rows * _KEPT + rows
-        self._took = self._took * _KEPT + took_s
-        self._rows_rows = self._rows_rows * _KEPT + rows * rows
-        self._rows_took = self._rows_took * _KEPT + rows * took_s
-        mean = self._rows / self._weight
-        variance = self._rows_rows / self._weight - mean * mean
-        if variance > (_SPREAD * mean) ** 2:
-            self._row_s = (self._rows_took / self._weight - mean * self._took / self._weight) / variance
-
-    @property
-    def fixed_s(self) -> float:
-        """The price of a trigger without rows, in seconds; from nothing to what all of it took."""
-        if not self._weight:
-            return _FIXED_FIRST_S
-        mean_s, mean = self._took / self._weight, self._rows / self._weight
-        return max(0.0, mean_s - max(0.0, self._row_s) * mean)

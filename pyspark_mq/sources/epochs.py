@@ -125,7 +125,6 @@ class EpochSource:
         Returns:
             The end of a new epoch, or the last position if there is nothing new.
         """
-        self._admission.asked()
         self._timings.asked()
         self._find_queues(start or Position(0))
         if start is not None:

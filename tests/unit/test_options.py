@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import ssl
 from collections.abc import Callable, Mapping
@@ -17,7 +18,9 @@ from hypothesis import strategies as st
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.dedup import IdSource, OnMissing
 from pyspark_mq.errors import OptionError
-from pyspark_mq.sources.settings import Guarantee, OnUnreadable
+from pyspark_mq.sources.endpoint import Endpoint
+from pyspark_mq.sources.settings import Guarantee, OnUnreadable, Settings
+from pyspark_mq.spark_source import option_table
 from pyspark_mq.spark_source.options import OPTION_NAMES, Options, parse_options
 from tests.support.certificates import Certificates, make_certificates
 
@@ -292,6 +295,11 @@ def test_the_documentation_has_every_option_once_and_no_other() -> None:
     tables = re.findall(r"^\| option \|.*\n((?:\|.*\n)+)", section, re.MULTILINE)
     rows = [row.partition("|")[2].partition("|")[0] for table in tables for row in table.splitlines()[1:]]
     assert sorted(name for row in rows for name in re.findall(r"`([\w.]+)`", row)) == sorted(NAMES)
+
+
+def test_what_an_option_sets_is_a_field() -> None:
+    known = {one.name for of in (Settings, Endpoint) for one in dataclasses.fields(of)}
+    assert {option.sets for option in option_table.OPTIONS.values() if option.sets} <= known
 
 
 def test_every_option_but_the_required_ones_has_a_checked_default() -> None:

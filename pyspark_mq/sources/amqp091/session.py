@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import select
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -22,18 +21,17 @@ from functools import partial
 from typing import Any, ClassVar
 
 import pika
-from pika.adapters.select_connection import IOLoop, SelectConnection
 
 from pyspark_mq.brokers.base import AMQP_0_9_1
 from pyspark_mq.errors import BrokerUnavailableError, MessageError, OptionError
 from pyspark_mq.logs import leave_out_own_lines
+from pyspark_mq.sources.amqp091.client import Answer, Connection, Loop
 from pyspark_mq.sources.amqp091.decoder import Amqp091Decoder, as_text
 from pyspark_mq.sources.amqp091.errors import connect_error, handshake_hint, queue_error, reason_of, was_told
-from pyspark_mq.sources.amqp091.frames import DeliveryReader, FrameError, Raw
+from pyspark_mq.sources.amqp091.frames import FrameError, Raw
 from pyspark_mq.sources.amqp091.properties import check, unreadable
 from pyspark_mq.sources.connections.consumer import Consumer, Greeting, QueueDepth, SessionLostError
 from pyspark_mq.sources.connections.decoder import Decoder
-from pyspark_mq.sources.connections.socket_loop import unread_bytes
 from pyspark_mq.sources.url import BrokerUrl
 
 __all__ = ["Amqp091Consumer"]
@@ -45,137 +43,6 @@ leave_out_own_lines("pika")
 _CLOSE_TIMEOUT_S = 1.0
 #: How often the file of a secret is looked at. Tokens are replaced minutes before they end.
 _SECRET_LOOK_S = 5.0
-#: pika reads 4 KiB at a time: every read is a turn of the interpreter, which the query's thread waits for.
-_READ_BYTES = 64 << 10
-#: The other side is gone; noticed even while nothing is read. Linux only.
-_HANG_UP = getattr(select, "POLLRDHUP", 0)
-
-
-class _Loop(IOLoop):  # type: ignore[misc]
-    """pika's loop, which can also leave incoming bytes in the socket. pika itself reads whatever comes.
-
-    Args:
-        hung_up: called when the other side ends the connection while it is not read.
-    """
-
-    def __init__(self, hung_up: Callable[[], None]) -> None:
-        super().__init__()
-        self._hung_up = hung_up
-        self._wanted: dict[int, int] = {}
-        self._holding = False
-        self._late: list[Callable[[], None]] = []
-
-    def start(self) -> None:
-        """Run until stopped. pika makes a poller each time, and tells it of the events it has names for."""
-        if self._holding:
-            super().add_callback_threadsafe(self._watch)
-        super().start()
-
-    def hold(self) -> None:
-        """Read nothing until :meth:`release`."""
-        self._holding = True
-        self._watch()
-
-    def release(self) -> None:
-        """Read again."""
-        self._holding = False
-        self._watch()
-        while self._late:
-            self.add_callback_threadsafe(self._late.pop(0))
-
-    @property
-    def behind(self) -> bool:
-        """Have bytes come that were not read? For any thread."""
-        return any(unread_bytes(fd) for fd in list(self._wanted))
-
-    def _watch(self) -> None:
-        for fd, events in self._wanted.items():
-            super().update_handler(fd, self._now(events))
-
-    def _now(self, events: int) -> int:
-        return events & ~IOLoop.READ | IOLoop.ERROR | _HANG_UP if self._holding else events
-
-    def add_handler(self, fd: int, handler: Callable[[int, int], None], events: int) -> None:
-        """Watch a socket."""
-
-        def handle(fd: int, events: int) -> None:
-            if self._holding and events & ~IOLoop.WRITE:
-                self._hung_up()
-            else:
-                handler(fd, events)
-
-        self._wanted[fd] = events
-        super().add_handler(fd, handle, self._now(events))
-
-    def update_handler(self, fd: int, events: int) -> None:
-        """Watch it for something else."""
-        self._wanted[fd] = events
-        super().update_handler(fd, self._now(events))
-
-    def remove_handler(self, fd: int) -> None:
-        """Watch it no more."""
-        self._wanted.pop(fd, None)
-        super().remove_handler(fd)
-
-    def add_callback_threadsafe(self, callback: Callable[[], None]) -> None:
-        """Call something soon. With TLS, pika asks for what is left to be read this way."""
-        if self._holding and getattr(callback, "__name__", "") == "_on_socket_readable":
-            self._late.append(callback)
-        else:
-            super().add_callback_threadsafe(callback)
-
-    add_callback = add_callback_threadsafe
-
-
-class _Answer:
-    """A callback that keeps what it was given and stops the loop."""
-
-    def __init__(self, loop: IOLoop) -> None:
-        self._loop = loop
-        self.came = False
-        self.value: Any = None
-
-    def __call__(self, value: object) -> None:
-        self.came = True
-        self.value = value
-        self._loop.stop()
-
-
-class _Connection(SelectConnection):  # type: ignore[misc]
-    """pika's connection, whose deliveries are cut out of what it reads before it sees them.
-
-    The seam is private to pika: its contract is in `tests/integration/test_pika_versions.py`, for each supported
-    version. Where it is not there, pika calls back with deliveries that it has decoded.
-    """
-
-    _reader: DeliveryReader | None = None
-    _frame_buffer: bytes
-    bytes_received: int
-
-    def read_deliveries(self, channel: int, deliver: Callable[[list[Raw], list[bytes]], None]) -> bool:
-        """From now on have deliveries on that channel handed over as they are; False if that is not possible."""
-        if not _HAS_SEAM or not isinstance(getattr(self, "_frame_buffer", None), bytes):
-            return False
-        self._reader = DeliveryReader(channel, self.params.frame_max, deliver, super()._on_data_available)
-        self._transport._MAX_RECV_BYTES = _READ_BYTES  # noqa: SLF001 - it has no other name
-        begun, self._frame_buffer = self._frame_buffer, b""
-        if begun:
-            self._on_data_available(begun)
-        return True
-
-    def _on_data_available(self, data_in: bytes) -> None:
-        reader = self._reader
-        if reader is None:
-            super()._on_data_available(data_in)
-            return
-        # pika counts what it takes off its buffer, to know whether the broker lives.
-        before = self.bytes_received
-        reader.feed(data_in)
-        self.bytes_received = before + len(data_in)
-
-
-#: What :class:`_Connection` relies on; pika 1.3.2 and 1.4.4 have it.
-_HAS_SEAM = all(hasattr(SelectConnection, name) for name in ("_on_data_available", "_trim_frame_buffer"))
 
 
 class Amqp091Consumer(Consumer):
@@ -186,8 +53,8 @@ class Amqp091Consumer(Consumer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._secret: str | None = None
-        self._loop = _Loop(lambda: self._ended(SessionLostError("the broker closed the connection")))
-        self._pika: _Connection | None = None
+        self._loop = Loop(lambda: self._ended(SessionLostError("the broker closed the connection")))
+        self._pika: Connection | None = None
         self._channel: Any = None
         self._queue = self.endpoint.queue or ""
         self._consumer_tags: list[str] = []
@@ -202,8 +69,8 @@ class Amqp091Consumer(Consumer):
 
     def open(self, url: BrokerUrl, timeout_s: float) -> Greeting:
         deadline = time.monotonic() + timeout_s
-        opened = _Answer(self._loop)
-        self._pika = _Connection(
+        opened = Answer(self._loop)
+        self._pika = Connection(
             self._parameters(url, timeout_s),
             on_open_callback=opened,
             on_open_error_callback=lambda _, error: self._ended(error),
@@ -288,7 +155,7 @@ class Amqp091Consumer(Consumer):
         )
 
     def _open_queue(self, deadline: float) -> QueueDepth:
-        opened = _Answer(self._loop)
+        opened = Answer(self._loop)
         assert self._pika is not None
         self._channel = self._pika.channel(on_open_callback=opened)
         self._channel.add_on_close_callback(lambda _, error: self._ended(error))
@@ -317,7 +184,7 @@ class Amqp091Consumer(Consumer):
 
     def _call(self, deadline: float, method: Callable[..., object], *args: Any, **kwargs: Any) -> Any:
         """A synchronous method of the channel, waited for."""
-        answer = _Answer(self._loop)
+        answer = Answer(self._loop)
         method(*args, **kwargs, callback=answer)
         self._until(answer, deadline)
         return answer.value
@@ -326,7 +193,7 @@ class Amqp091Consumer(Consumer):
         counted = frame.method.consumer_count
         return QueueDepth(frame.method.message_count, counted - own, own, counts_lost=self._counts_lost)
 
-    def _until(self, answer: _Answer, deadline: float) -> None:
+    def _until(self, answer: Answer, deadline: float) -> None:
         while not answer.came:
             self.run(max(0.0, deadline - time.monotonic()))
             if not answer.came and time.monotonic() >= deadline:

@@ -304,8 +304,7 @@ class QueueReader:
     @property
     def _slow_start(self) -> int:
         """How many messages a new session may be handed before it has proved to get anywhere."""
-        settings = self.settings
-        window = settings.prefetch
+        settings, window = self.settings, self.settings.prefetch
         if settings.endpoint.broker.counts_drops:
             window = min(window, max(_SLOW_START_WINDOW, settings.min_messages) + self.ledger.expected)
         if self.unsteady:
@@ -332,17 +331,15 @@ class QueueReader:
         """Ask for more if everything handed out is something else, and that for so long; was it done?"""
         if self.connections.late or self._runtime.monotonic_s() - self.last_sign_s < gap_s:
             return False
-        opened = False
-        for session, window in self.connections.windows.items():
-            if self._unacked_in(session) < window:
-                continue
-            opened = True
+        windows = self.connections.windows
+        full = {session: window for session, window in windows.items() if self._unacked_in(session) >= window}
+        for session, window in full.items():
             _LOG.warning(
                 "%s: %d planned messages are not among the first %d handed out; asking for more",
                 self.destination, missing, window,
             )  # fmt: skip
             self.connections.set_window(session, 2 * window)
-        return opened
+        return bool(full)
 
     # -- phase one
 

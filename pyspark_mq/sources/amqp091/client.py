@@ -1,0 +1,146 @@
+"""pika's connection and loop as the consumer uses them: bytes may be left in the socket, deliveries stay undecoded."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Callable
+from typing import Any
+
+from pika.adapters.select_connection import IOLoop, SelectConnection
+
+from pyspark_mq.sources.amqp091.frames import DeliveryReader, Raw
+from pyspark_mq.sources.connections.socket_loop import unread_bytes
+
+__all__ = ["Answer", "Connection", "Loop"]
+
+#: pika reads 4 KiB at a time: every read is a turn of the interpreter, which the query's thread waits for.
+_READ_BYTES = 64 << 10
+#: The other side is gone; noticed even while nothing is read. Linux only.
+_HANG_UP = getattr(select, "POLLRDHUP", 0)
+
+
+class Loop(IOLoop):  # type: ignore[misc]
+    """pika's loop, which can also leave incoming bytes in the socket. pika itself reads whatever comes.
+
+    Args:
+        hung_up: called when the other side ends the connection while it is not read.
+    """
+
+    def __init__(self, hung_up: Callable[[], None]) -> None:
+        super().__init__()
+        self._hung_up = hung_up
+        self._wanted: dict[int, int] = {}
+        self._holding = False
+        self._late: list[Callable[[], None]] = []
+
+    def start(self) -> None:
+        """Run until stopped. pika makes a poller each time, and tells it of the events it has names for."""
+        if self._holding:
+            super().add_callback_threadsafe(self._watch)
+        super().start()
+
+    def hold(self) -> None:
+        """Read nothing until :meth:`release`."""
+        self._holding = True
+        self._watch()
+
+    def release(self) -> None:
+        """Read again."""
+        self._holding = False
+        self._watch()
+        while self._late:
+            self.add_callback_threadsafe(self._late.pop(0))
+
+    @property
+    def behind(self) -> bool:
+        """Have bytes come that were not read? For any thread."""
+        return any(unread_bytes(fd) for fd in list(self._wanted))
+
+    def _watch(self) -> None:
+        for fd, events in self._wanted.items():
+            super().update_handler(fd, self._now(events))
+
+    def _now(self, events: int) -> int:
+        return events & ~IOLoop.READ | IOLoop.ERROR | _HANG_UP if self._holding else events
+
+    def add_handler(self, fd: int, handler: Callable[[int, int], None], events: int) -> None:
+        """Watch a socket."""
+
+        def handle(fd: int, events: int) -> None:
+            if self._holding and events & ~IOLoop.WRITE:
+                self._hung_up()
+            else:
+                handler(fd, events)
+
+        self._wanted[fd] = events
+        super().add_handler(fd, handle, self._now(events))
+
+    def update_handler(self, fd: int, events: int) -> None:
+        """Watch it for something else."""
+        self._wanted[fd] = events
+        super().update_handler(fd, self._now(events))
+
+    def remove_handler(self, fd: int) -> None:
+        """Watch it no more."""
+        self._wanted.pop(fd, None)
+        super().remove_handler(fd)
+
+    def add_callback_threadsafe(self, callback: Callable[[], None]) -> None:
+        """Call something soon. With TLS, pika asks for what is left to be read this way."""
+        if self._holding and getattr(callback, "__name__", "") == "_on_socket_readable":
+            self._late.append(callback)
+        else:
+            super().add_callback_threadsafe(callback)
+
+    add_callback = add_callback_threadsafe
+
+
+class Answer:
+    """A callback that keeps what it was given and stops the loop."""
+
+    def __init__(self, loop: IOLoop) -> None:
+        self._loop = loop
+        self.came = False
+        self.value: Any = None
+
+    def __call__(self, value: object) -> None:
+        self.came = True
+        self.value = value
+        self._loop.stop()
+
+
+class Connection(SelectConnection):  # type: ignore[misc]
+    """pika's connection, whose deliveries are cut out of what it reads before it sees them.
+
+    The seam is private to pika: its contract is in `tests/integration/test_pika_versions.py`, for each supported
+    version. Where it is not there, pika calls back with deliveries that it has decoded.
+    """
+
+    _reader: DeliveryReader | None = None
+    _frame_buffer: bytes
+    bytes_received: int
+
+    def read_deliveries(self, channel: int, deliver: Callable[[list[Raw], list[bytes]], None]) -> bool:
+        """From now on have deliveries on that channel handed over as they are; False if that is not possible."""
+        if not _HAS_SEAM or not isinstance(getattr(self, "_frame_buffer", None), bytes):
+            return False
+        self._reader = DeliveryReader(channel, self.params.frame_max, deliver, super()._on_data_available)
+        self._transport._MAX_RECV_BYTES = _READ_BYTES  # noqa: SLF001 - it has no other name
+        begun, self._frame_buffer = self._frame_buffer, b""
+        if begun:
+            self._on_data_available(begun)
+        return True
+
+    def _on_data_available(self, data_in: bytes) -> None:
+        reader = self._reader
+        if reader is None:
+            super()._on_data_available(data_in)
+            return
+        # pika counts what it takes off its buffer, to know whether the broker lives.
+        before = self.bytes_received
+        reader.feed(data_in)
+        self.bytes_received = before + len(data_in)
+
+
+#: What :class:`Connection` relies on; pika 1.3.2 and 1.4.4 have it.
+_HAS_SEAM = all(hasattr(SelectConnection, name) for name in ("_on_data_available", "_trim_frame_buffer"))
