@@ -167,6 +167,8 @@ class YarnCluster(Started):
             "yarn.nodemanager.resource.memory.enforced": "false",
             # How full the disk is belongs to others.
             "yarn.nodemanager.disk-health-checker.enable": "false",
+            # What looks at the disks no more has looked once: a disk that is used by 90 % would take nothing.
+            "yarn.nodemanager.disk-health-checker.max-disk-utilization-per-disk-percentage": 100,
         }  # fmt: skip
         # Folders that the web servers look for, even where nobody looks at them.
         for name in ("webapps/cluster", "webapps/node"):
