@@ -20,22 +20,33 @@ An ID belongs to one batch at a time, the newest that acknowledged it. A batch t
 carried stays in the window of remembered IDs until newer ones push it out; that window serves the
 running process only. Nothing that the last offset names leaves it before the next one is planned:
 a message with such an ID would count as committed in the replay of the epoch it was planned in.
+Of a large window most IDs are in :class:`.Aged`, whose batches are forgotten; they leave it by the
+thousand, so a few more than the window may be remembered.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Generic, TypeVar
+from itertools import takewhile
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from pyspark_mq.ack.table import Action, Event, State, step
 from pyspark_mq.errors import InternalError
 
+if TYPE_CHECKING:
+    from pyspark_mq.ack.aged import Aged
+
 __all__ = ["Batch", "Carried", "Exposure"]
 
 K = TypeVar("K", bound=Hashable)  #: identity of a message
+
+#: A window from so many IDs on is packed, by so large a part of it at a time. It costs half a microsecond a message.
+_PACKED_WINDOW = 262_144
+_GENERATIONS = 16
 
 
 class Exposure(Enum):
@@ -114,12 +125,15 @@ class Carried(Generic[K]):
         grace_s: seconds a confirmed ID is still carried (`settleGrace`).
         window: settled IDs remembered beyond the carried ones (`dedupWindow`).
         remember: False where nothing is kept of what was committed.
+        second_hash: of an ID, independent of `hash`; None where IDs cannot be had in little room.
 
     Attributes:
         delay_s: seconds the broker holds back what comes again, once it could.
     """
 
-    def __init__(self, grace_s: float, window: int, *, remember: bool) -> None:
+    def __init__(
+        self, grace_s: float, window: int, *, remember: bool, second_hash: Callable[[K], int] | None = None
+    ) -> None:
         self.delay_s = 0.0
         self.window = window
         self._grace_s = grace_s
@@ -128,6 +142,15 @@ class Carried(Generic[K]):
         self._carried: dict[int, Batch[K]] = {}
         #: Batches that are remembered and not carried, in the order in which that came to be.
         self._aged: OrderedDict[int, Batch[K]] = OrderedDict()
+        #: What such batches became, in a large window.
+        self._packed: Aged[K] | None = None
+        if second_hash is not None and window >= _PACKED_WINDOW:
+            # Nobody else needs NumPy, which comes with pandas and that with Spark for sources in Python.
+            with suppress(ImportError):
+                from pyspark_mq.ack.aged import Aged  # noqa: PLC0415
+
+                self._packed = Aged(second_hash)
+        self._generation = max(1, window // _GENERATIONS)
         self._next_number = 1
         self._plans = 0
 
@@ -135,15 +158,18 @@ class Carried(Generic[K]):
 
     def __len__(self) -> int:
         """IDs that are known here."""
-        return len(self._batch_of)
+        return len(self._batch_of) + (0 if self._packed is None else len(self._packed))
 
-    def get(self, key: K) -> Batch[K] | None:
-        """The batch of an ID."""
-        return self._batch_of.get(key)
+    def state(self, key: K) -> State:
+        """Where the message with this ID stands, as far as it is known here."""
+        batch = self._batch_of.get(key)
+        if batch is not None:
+            return batch.state
+        return State.SETTLED if self._packed is not None and key in self._packed else State.UNSEEN
 
     def knows_none_of(self, keys: set[K]) -> bool:
         """Is none of these known here?"""
-        return self._batch_of.keys().isdisjoint(keys)
+        return self._batch_of.keys().isdisjoint(keys) and (self._packed is None or self._packed.knows_none_of(keys))
 
     @property
     def live(self) -> int:
@@ -229,6 +255,8 @@ class Carried(Generic[K]):
             if batch is not None:
                 batch.live -= 1
                 older[batch.number] = batch
+            elif self._packed is not None:
+                self._packed.take(key)
         for batch in older.values():
             logged = max(logged, batch.logged)
             self._drop_if_dead(batch)
@@ -279,26 +307,55 @@ class Carried(Generic[K]):
 
     def expire(self, now_s: float, connected_s: float) -> None:
         """Stop carrying what is past its deadline, and keep the window within its bound."""
-        for batch in [batch for batch in self._carried.values() if batch.over(now_s, connected_s)]:
+        over = [batch for batch in self._carried.values() if batch.over(now_s, connected_s)]
+        for batch in over:
             batch.meet(Event.EXPIRE)
             batch.memo = None
             del self._carried[batch.number]
             if self._remember:
                 self._aged[batch.number] = batch
         self._trim_window()
+        if over:
+            self._pack()
+
+    def _pack(self) -> None:
+        """Put aged batches into little room, once they have enough together."""
+        if self._packed is None:
+            return
+        # What the last offset names stays a batch, and so does what is behind it: the oldest leave first.
+        batches = list(takewhile(lambda batch: batch.logged != self._plans, self._aged.values()))
+        if sum(batch.live for batch in batches) < self._generation:
+            return
+        keys = [key for batch in batches for key in batch.keys if self._batch_of.get(key) is batch]
+        for key in keys:
+            del self._batch_of[key]
+        for batch in batches:
+            del self._aged[batch.number]
+        for begin in range(0, len(keys), self._generation):
+            self._packed.add(keys[begin : begin + self._generation])
 
     def _trim_window(self) -> None:
-        excess = len(self._batch_of) - self.window - self.live
+        excess = len(self) - self.window - self.live
+        if excess <= 0:
+            return
+        if step(State.SETTLED, Event.EVICT) != (State.UNSEEN, Action.FORGET):
+            raise InternalError("what is evicted is forgotten")
+        packed = self._packed
+        if packed is not None:
+            # What was taken out of it takes room as well.
+            while packed.size and (packed.oldest <= excess or packed.size > 2 * self.window):
+                excess -= packed.oldest
+                packed.drop()
+            if packed.size:
+                return
         victims: list[K] = []
-        for batch in self._aged.values() if excess > 0 else ():
+        for batch in self._aged.values():
             if batch.logged == self._plans:
                 continue  # the last offset names it
             begin, batch.evicted = batch.evicted, batch.evicted + excess - len(victims)
             victims += [key for key in batch.keys[begin : batch.evicted] if self._batch_of.get(key) is batch]
             if len(victims) == excess:
                 break
-        if victims and step(State.SETTLED, Event.EVICT) != (State.UNSEEN, Action.FORGET):
-            raise InternalError("what is evicted is forgotten")
         self.take(victims)
 
     def _drop_if_dead(self, batch: Batch[K]) -> None:

@@ -92,6 +92,7 @@ class Ledger(Generic[K, P]):
         remember: False for the lower guarantees. The keys are then mere serial numbers of
             deliveries, and nothing is kept once an epoch is committed.
         weigh: the bytes of payloads.
+        second_hash: of a key, independent of `hash`; without one a large window takes more memory.
 
     Attributes:
         received: what is not planned yet, oldest first. To be looked at, as the next two are.
@@ -100,12 +101,18 @@ class Ledger(Generic[K, P]):
     """
 
     def __init__(
-        self, *, grace_s: float, window: int, remember: bool = True, weigh: Callable[[Sequence[P]], int] = len
+        self,
+        *,
+        grace_s: float,
+        window: int,
+        remember: bool = True,
+        weigh: Callable[[Sequence[P]], int] = len,
+        second_hash: Callable[[K], int] | None = None,
     ) -> None:
         self._open: OpenDeliveries[K] = OpenDeliveries()
         self.received: Buffer[K, P] = Buffer(weigh)
         self.planned: Planned[K, P] = Planned(weigh)
-        self.carried: Carried[K] = Carried(grace_s, window, remember=remember)
+        self.carried: Carried[K] = Carried(grace_s, window, remember=remember, second_hash=second_hash)
         self._count: Counter[str] = Counter()
         self._act: Mapping[Action, Callable[[_Group[K, P], _Moved[P]], None]] = {
             Action.NOTHING: lambda *_: None,
@@ -131,8 +138,7 @@ class Ledger(Generic[K, P]):
             return State.RECEIVED
         if key in self.planned:
             return State.PLANNED
-        batch = self.carried.get(key)
-        return State.UNSEEN if batch is None else batch.state
+        return self.carried.state(key)
 
     @property
     def counters(self) -> Counters:

@@ -1,7 +1,7 @@
 """Which messages were seen: keys, their compact form in offsets, and the stores that share them."""
 
 from pyspark_mq.dedup.codec import CodecError, decode_ids, encode_ids
-from pyspark_mq.dedup.identity import IdSource, Key, OnMissing, body_keys, id_keys, key_text
+from pyspark_mq.dedup.identity import IdSource, Key, OnMissing, body_keys, id_keys, key_text, second_hash
 from pyspark_mq.dedup.store import CheckpointOnly, SeenStore
 
 __all__ = [
@@ -16,4 +16,5 @@ __all__ = [
     "encode_ids",
     "id_keys",
     "key_text",
+    "second_hash",
 ]

@@ -14,7 +14,7 @@ from hashlib import blake2b
 from typing import TypeAlias
 
 __all__ = ["DIGEST_BYTES", "ID_CHARS_MAX", "IdSource", "Key", "OnMissing", "body_keys", "id_keys",
-           "key_text"]  # fmt: skip
+           "key_text", "second_hash"]  # fmt: skip
 
 Key: TypeAlias = "str | bytes"
 
@@ -86,3 +86,12 @@ def _digest(data: bytes, person: bytes) -> bytes:
 def key_text(key: Key) -> str:
     """The key for a person to read."""
     return key if isinstance(key, str) else key.hex()
+
+
+def second_hash(key: Key) -> int:
+    """64 bits that nothing is known of from `hash(key)`: both together tell keys apart within this process.
+
+    `hash` is SipHash (PEP 456) of what a string has in memory: text and bytes may share it, and texts of another width.
+    None of these share both.
+    """
+    return hash(key + "\0") if isinstance(key, str) else hash(key + b"\1")

@@ -27,8 +27,8 @@ ALLOWED = {
 }
 #: All that `ack` and `dedup` need: nothing here reads, writes, waits, or knows the time.
 PURE = {
-    "__future__", "abc", "array", "base64", "bisect", "collections", "dataclasses", "enum", "functools",
-    "hashlib", "heapq", "itertools", "math", "operator", "re", "struct", "types", "typing", "zlib",
+    "__future__", "abc", "array", "base64", "bisect", "collections", "contextlib", "dataclasses", "enum", "functools",
+    "hashlib", "heapq", "itertools", "math", "numpy", "operator", "re", "struct", "types", "typing", "zlib",
 }  # fmt: skip
 IMPURE_BUILTINS = {"open", "input", "print", "exec", "eval", "compile", "__import__", "breakpoint"}
 #: Client library -> the one module, or folder of a protocol, that may import it when it is imported itself.
