@@ -28,6 +28,7 @@ class Counters:
         reconnects: sessions that ended.
         replays: epochs of a former process that were asked for again.
         lost: planned messages given up (`failOnDataLoss=false`, or released).
+        cut_short: epochs that left messages behind, as an offset had no room for more IDs (set `checkpointLocation`).
         unacked: now: deliveries for which no acknowledgement was sent yet.
         buffered: now: messages received and not planned.
         carried: now: messages a new session may be handed again, planned ones and carried IDs.
@@ -45,6 +46,7 @@ class Counters:
     reconnects: int = 0
     replays: int = 0
     lost: int = 0
+    cut_short: int = 0
     unacked: int = 0
     buffered: int = 0
     carried: int = 0

@@ -66,6 +66,8 @@ _CONFIRM_WAIT_S = 5.0
 #: IDs looked at to know how much room one takes, and how many an epoch needs for that to be known from it.
 _SIZING_IDS = 500
 _SIZING_MIN = 100
+#: So many epochs that the room for IDs has ended are said.
+_CUT_SAID = 3
 #: IDs that count up take next to nothing.
 _ID_BYTES_MIN = 0.01
 #: Bodies looked at together while an epoch of limited bytes is sized.
@@ -89,6 +91,7 @@ class Admission:
         self._ends: dict[QueueReader, EndOfRun] | None = None
         self._unsteady: set[QueueReader] = set()
         self._id_bytes: float | None = None
+        self._cut = 0
         self._planned_s = -math.inf
         self._received_before = 0
         #: Which queue comes first, where not all can.
@@ -101,11 +104,29 @@ class Admission:
             size: its messages.
             id_bytes: their IDs in the offset.
         """
+        fits = self._fits()
+        if fits is not None and size >= fits:
+            self._cut_short(size)
         if size >= _SIZING_MIN:
             self._id_bytes = id_bytes / size
         self._turn += 1
         self._planned_s = self._runtime.monotonic_s()
         self._received_before = self._queues.received
+
+    def _cut_short(self, size: int) -> None:
+        """The room for IDs has ended an epoch. Said once, when it was no exception."""
+        left = [queue for queue in self._queues if queue.ledger.received]
+        for queue in left:
+            queue.cut_short += 1
+        self._cut += bool(left)
+        if left and self._cut == _CUT_SAID:
+            _LOG.warning(
+                "%s: epochs end at %s messages, with %s more received, as their IDs take the %s bytes that an offset "
+                "has for them (maxOffsetBytes). Set 'checkpointLocation' at the source, to the same as at the writer: "
+                "IDs are then kept in files of it, and epochs are as large as maxMessagesPerTrigger lets them be",
+                self._settings.destination, f"{size:,}", f"{self._queues.buffered:,}",
+                f"{self._settings.max_offset_bytes:,}",
+            )  # fmt: skip
 
     def gather(self, limit: Limit) -> dict[QueueReader, int]:
         """Wait for the messages of the next epoch.
@@ -323,13 +344,20 @@ class Admission:
     def _most(self, limit: Limit, without_limit: int) -> int:
         """How many messages an epoch may have, by their number and by the room for their IDs in the offset."""
         most = without_limit if limit.messages is None else limit.messages
+        fits = self._fits()
+        return most if fits is None else min(most, fits)
+
+    def _fits(self) -> int | None:
+        """For how many IDs the offset has room; None if that is no limit, or nothing is known of them."""
         room = self._settings.max_offset_bytes
-        if room is None or not self._settings.guarantee.identifies or not self._queues.buffered:
-            return most
+        if room is None or not self._settings.guarantee.identifies:
+            return None
         if self._id_bytes is None:
-            fullest = max(self._queues, key=lambda queue: len(queue.ledger.received))
+            fullest = max(self._queues, key=lambda queue: len(queue.ledger.received), default=None)
+            if fullest is None or not fullest.ledger.received:
+                return None
             self._id_bytes = fullest.id_bytes(_SIZING_IDS)
-        return max(1, min(most, int(room / max(self._id_bytes, _ID_BYTES_MIN))))
+        return max(1, int(room / max(self._id_bytes, _ID_BYTES_MIN)))
 
     def _worth_it(self, size: int, limit: Limit) -> bool:
         """`minMessagesPerTrigger`, `maxTriggerDelay`: a small epoch waits, but not for ever, nor for what cannot come.

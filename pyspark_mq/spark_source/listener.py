@@ -200,7 +200,7 @@ def _line(sums: Counter[str], counters: Counters) -> str:
         f"{sums[name]:,} {words}"
         for name, words in (
             ("duplicatesDropped", "duplicates dropped"), ("rejected", "rejected"), ("lost", "lost"),
-            ("reconnects", "reconnects"), ("replays", "replays"),
+            ("reconnects", "reconnects"), ("replays", "replays"), ("cutShort", "epochs cut short by their IDs"),
         )
         if sums[name]
     ]  # fmt: skip

@@ -345,6 +345,7 @@ def test_the_progress_shows_the_counters(spark: Any, rabbit: RabbitNode, tmp_pat
         "reconnects",
         "replays",
         "lost",
+        "cutShort",
         "backlog",
     } <= counters.keys()
 

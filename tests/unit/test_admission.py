@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import uuid
 from itertools import pairwise
 
@@ -120,6 +121,21 @@ def test_the_ids_of_an_epoch_fit_into_its_offset(world: World, ids: str, least: 
     assert len(query.emitted) == len(set(query.emitted)) == sum(sizes)
     assert min(sizes[:-1], default=sizes[0]) >= least
     assert query.left == 0
+
+
+@pytest.mark.parametrize(("room", "cut"), [(20_000, 3), (None, 0)])
+def test_epochs_that_the_room_for_ids_has_ended_are_counted_and_said_once(
+    world: World, caplog: pytest.LogCaptureFixture, room: int | None, cut: int
+) -> None:
+    query = query_of(world, max_offset_bytes=room)
+    for number in range(3_000):
+        query.queue.publish(b"x", str(uuid.UUID(bytes=random.Random(number).randbytes(16))))
+    while query.trigger():
+        pass
+    said = [record.getMessage() for record in caplog.records if "checkpointLocation" in record.getMessage()]
+    assert query.source.counters().cut_short == cut
+    assert len(said) == bool(cut)
+    assert not cut or re.search(r"epochs end at 9\d\d messages, with \d+ more received, .* 20,000 bytes", said[0])
 
 
 def test_a_bounded_run_ends_where_the_broker_keeps_what_it_reports(

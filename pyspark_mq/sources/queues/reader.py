@@ -28,7 +28,7 @@ from typing import Any, TypeAlias
 from pyspark_mq.ack import Batch, Ledger, Settlement
 from pyspark_mq.ack.counters import Counters
 from pyspark_mq.brokers.facts import QueueFacts
-from pyspark_mq.dedup import SeenStore, encode_ids
+from pyspark_mq.dedup import SeenStore, encode_ids, second_hash
 from pyspark_mq.errors import CheckpointError
 from pyspark_mq.sources.connections.block import Row, sizes_of
 from pyspark_mq.sources.connections.connections import Connections
@@ -54,8 +54,8 @@ Judge: TypeAlias = Callable[[QueueFacts, Settings], Sequence[str]]
 #: those expected again. Each end of a session counts towards the delivery limit of everything that
 #: was handed out, so a job that crashes at once should not age its whole queue.
 _SLOW_START_WINDOW = 2_000
-#: What a connection that breaks again and again is handed, in parts of the prefetch: less comes to an end unsettled,
-#: and two windows, behind which the horizon moves, are taken in sooner.
+#: The part of the prefetch for connections that break again and again: less is left unsettled, and two windows, behind
+#: which the horizon moves, are taken in sooner.
 _UNSTEADY_PARTS = 10
 #: For IDs past their time: just long enough for the broker to have had its chance.
 _OVERDUE_WAIT_S = 0.01
@@ -74,18 +74,16 @@ class QueueReader:
 
     Attributes:
         ended: the queue is no longer there.
-        taking: may deliveries be taken? Not before Spark has shown what is planned and committed:
-            until then nobody here can tell new from old.
+        taking: may deliveries be taken? Before Spark has shown what is committed nobody can tell new from old.
         broker_id: the name the broker gives itself; empty while unknown.
         ever_opened: has there been a session?
         ready_at_first: messages the broker had when it was first asked; None if it does not report it.
-        last_sign_s: when a delivery last came, or the confirmation of an acknowledgement. What is asked for its answer
-            alone says nothing of either, and may be asked for ever.
+        last_sign_s: when a delivery or a confirmation last came; what is asked for its answer alone does not count.
         overdue: IDs of the offset are carried for longer than a broker keeps what it has handed out.
+        cut_short: epochs that left messages of the queue, as their offset had no room for more IDs.
         coming_again: planned and committed messages that the ends of sessions have left open, so that they may come
             again. Not all of them do: the broker may have taken the acknowledgement.
-        ends_in_vain: how many sessions left more IDs behind, one after another, while the horizon stood still: nobody
-            knew yet what had come again.
+        ends_in_vain: how many sessions left more IDs behind, one after another, while the horizon stood still.
         unsteady: was that so often that new sessions are to be handed less?
         replaying: is nothing but planned messages wanted? What else comes is passed over when it is too much.
     """
@@ -106,6 +104,7 @@ class QueueReader:
             window=settings.dedup_window,
             remember=self.exact,
             weigh=lambda rows: sum(sizes_of(rows)),
+            second_hash=second_hash,
         )
         self.connections = Connections(settings, receivers, runtime, events)
         self.clock = RedeliveryClock(settings)
@@ -127,7 +126,7 @@ class QueueReader:
         self.broker_id = ""
         self.ready_at_first: int | None = None
         self.last_sign_s = -math.inf
-        self.coming_again = self.ends_in_vain = 0
+        self.coming_again = self.ends_in_vain = self.cut_short = 0
         self._horizon_s = 0.0
         # Whether there was a former process is not known yet.
         self.connections.first_window = self._slow_start
@@ -493,6 +492,7 @@ class QueueReader:
             redelivered=self._deliveries.redelivered,
             rejected=self._deliveries.rejected,
             reconnects=self._reconnects,
+            cut_short=self.cut_short,
             unacked=ledger.unacked,
             buffered=len(ledger.received),
             carried=ledger.expected,
