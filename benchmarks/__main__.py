@@ -17,6 +17,7 @@ from rich.progress import Progress
 
 from benchmarks.contenders import (
     BARE,
+    CEILING,
     GUARANTEES,
     HAZELCAST,
     KINDS,
@@ -27,6 +28,7 @@ from benchmarks.contenders import (
     Contender,
     Shape,
     choose,
+    family,
     order_of,
 )
 from benchmarks.drains import (
@@ -47,13 +49,14 @@ from benchmarks.page import FOLDER, write_page
 from benchmarks.parts import Part, machine, run_part, taken_by_others, today, whole_numbers
 from benchmarks.recovery import Recovery
 from benchmarks.report import Run, as_json, from_json, tables
+from benchmarks.steps import Steps
 from benchmarks.turns import Arena, measure
 from testbed.process import NodeError
 
 _BROKERS = ("rabbitmq", "activemq", "artemis")
 _PAGE = Path(__file__).resolve().parent.parent / "docs" / "performance.md"
 _WARM_UP_SHARE = 0.4
-_PARTS: dict[str, Part] = {part.name: part for part in (Growth(), Latency(), Recovery())}
+_PARTS: dict[str, Part] = {part.name: part for part in (Growth(), Latency(), Recovery(), Steps())}
 #: Parts that are a choice of what is measured side by side: its options; those given behind the name come later.
 _CHOICES: dict[str, list[str]] = {
     "guarantees": ["--brokers=rabbitmq", "--contenders=ours", "--protocols=amqp-0-9-1", "--rounds=5"],
@@ -65,7 +68,7 @@ _CHOICES: dict[str, list[str]] = {
 #: Takes a core for as long as its parent lives.
 _BUSY = "import os; parent = os.getppid()\nwhile os.getppid() == parent: sum(range(10_000))"
 #: Processes that are new in each turn have nothing to warm up.
-_COLD = frozenset({BARE, PERF_TEST})
+_COLD = frozenset({BARE, CEILING, PERF_TEST})
 
 
 class Bench:
@@ -233,7 +236,8 @@ def _show(progress: Progress, task: Any, text: str) -> None:
 def _arguments(name: str, words: Sequence[str]) -> argparse.Namespace:
     epilog = f"Parts, each with --help: {', '.join([*_CHOICES, *_PARTS])}."
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks {name}".strip(), description=__doc__, epilog=epilog)
-    parser.add_argument("--brokers", type=_words(_BROKERS), default=list(_BROKERS), help="comma-separated")
+    parser.add_argument("--brokers", type=_brokers, default=list(_BROKERS),
+                        help="comma-separated, with a version and 'quorum' if wanted: rabbitmq-4.3-quorum")  # fmt: skip
     parser.add_argument("--contenders", type=_words(KINDS), default=list(KINDS), help=f"of {', '.join(KINDS)}")
     parser.add_argument("--protocols", type=_words(PROTOCOLS), default=list(PROTOCOLS), help="not of Hazelcast")
     parser.add_argument("--guarantees", type=_words(GUARANTEES), default=list(GUARANTEES), help="of our source")
@@ -255,6 +259,11 @@ def _arguments(name: str, words: Sequence[str]) -> argparse.Namespace:
     if args.json and args.load:
         parser.error("--json writes what was measured; --load measures nothing")
     return args
+
+
+def _brokers(text: str) -> list[str]:
+    _words(_BROKERS)(",".join(map(family, text.split(","))))
+    return text.split(",")
 
 
 def _words(known: Sequence[str]) -> Callable[[str], list[str]]:

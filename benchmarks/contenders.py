@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 
 __all__ = [
     "BARE",
+    "CEILING",
     "CONTENDERS",
+    "EXACTLY_ONCE",
     "GUARANTEES",
     "HAZELCAST",
     "KINDS",
@@ -21,14 +23,17 @@ __all__ = [
     "Contender",
     "Shape",
     "choose",
+    "family",
     "order_of",
 ]
 
-OURS, BARE, PERF_TEST, HAZELCAST, RATE = "ours", "bare", "perftest", "hazelcast", "rate"
-KINDS = (OURS, BARE, PERF_TEST, HAZELCAST, RATE)
+OURS, BARE, CEILING, PERF_TEST, HAZELCAST, RATE = "ours", "bare", "ceiling", "perftest", "hazelcast", "rate"
+KINDS = (OURS, BARE, CEILING, PERF_TEST, HAZELCAST, RATE)
 EXACTLY_ONCE, AT_LEAST_ONCE, NONE = GUARANTEES = ("exactly-once", "at-least-once", "none")
 PROTOCOLS = (AMQP_0_9_1, STOMP, AMQP_1_0)
 _JMS = "JMS"
+#: Unacknowledged messages of a ceiling: as many as bare clients have, and as the window of a channel lets ours have.
+CEILINGS = (10_000, 65_535)
 _CLIENTS = {AMQP_0_9_1: "pika", AMQP_1_0: "proton", STOMP: "stomp.py"}
 
 
@@ -40,11 +45,14 @@ class Contender:
     """Somebody who empties a queue.
 
     Attributes:
-        broker: value of the option `broker`.
+        broker: value of the option `broker`; with a version and a kind of queue where another one is wanted than is
+            installed, or than a classic queue: `rabbitmq-4.3-quorum`.
         kind: one of :data:`KINDS`.
         protocol: value of the option `protocol`; for others than us and bare clients what they speak.
         guarantee: ours alone.
         consumers: Hazelcast's alone.
+        id_files: ours alone: are IDs kept in files of the checkpoint? Else `checkpointLocation` is not given.
+        unacknowledged: a ceiling's alone: so many messages, of which half are acknowledged at a time.
         share: of the messages of a turn: who is slow gets fewer, as rates are compared.
     """
 
@@ -54,12 +62,17 @@ class Contender:
     guarantee: str = EXACTLY_ONCE
     consumers: int = 1
     share: float = 1.0
+    id_files: bool = True
+    unacknowledged: int = 0
 
     @property
     def name(self) -> str:
         """For tables; unique for a broker."""
         if self.kind == OURS:
-            return f"pyspark-mq {self.protocol}" + ("" if self.guarantee == EXACTLY_ONCE else f", {self.guarantee}")
+            said = [f"pyspark-mq {self.protocol}", "" if self.guarantee == EXACTLY_ONCE else self.guarantee]
+            return ", ".join(filter(None, [*said, "" if self.id_files else "without checkpointLocation"]))
+        if self.kind == CEILING:
+            return f"ceiling, {self.unacknowledged:,} unacknowledged"
         if self.kind == BARE:
             return f"bare {_CLIENTS[self.protocol]}"
         if self.kind == HAZELCAST:
@@ -96,6 +109,11 @@ class Shape:
         return f"{self.body_bytes}{'-headers' if self.headers else ''}{f'-busy-{self.busy}' if self.busy else ''}"
 
 
+def family(broker: str) -> str:
+    """The value of the option `broker`, of a broker with a version."""
+    return broker.partition("-")[0]
+
+
 def _of_broker(broker: str, protocols: Sequence[str], share: float, hazelcast: float) -> list[Contender]:
     """Ours and the bare client over each protocol, and Hazelcast."""
     found = []
@@ -111,8 +129,10 @@ def _of_broker(broker: str, protocols: Sequence[str], share: float, hazelcast: f
 #: In the order of the tables. ActiveMQ Classic acknowledges message by message with a write to its disk: smaller turns.
 CONTENDERS: tuple[Contender, ...] = (
     *_of_broker("rabbitmq", (AMQP_0_9_1, STOMP, AMQP_1_0), 1.0, 0.15),
+    Contender("rabbitmq", OURS, AMQP_0_9_1, share=0.5, id_files=False),
     Contender("rabbitmq", OURS, AMQP_0_9_1, guarantee=AT_LEAST_ONCE),
     Contender("rabbitmq", OURS, AMQP_0_9_1, guarantee=NONE),
+    *(Contender("rabbitmq", CEILING, AMQP_0_9_1, unacknowledged=count) for count in CEILINGS),
     Contender("rabbitmq", PERF_TEST, AMQP_0_9_1),
     *_of_broker("activemq", (STOMP, AMQP_1_0), 0.25, 0.15),
     *_of_broker("artemis", (STOMP, AMQP_1_0), 0.5, 0.5),
@@ -130,16 +150,16 @@ def choose(
     Args:
         brokers: in the order wanted.
         kinds: of :data:`KINDS`.
-        protocols: of ours, bare clients and PerfTest.
+        protocols: of ours, bare clients, ceilings and PerfTest.
         guarantees: of ours.
     """
     wanted, spoken, given = set(kinds), {*protocols, _JMS}, set(guarantees)
     chosen: dict[str, list[Contender]] = {}
     for broker in brokers:
         found = [
-            one
+            replace(one, broker=broker)
             for one in CONTENDERS
-            if one.broker == broker and one.kind in wanted and one.protocol in spoken and one.guarantee in given
+            if one.broker == family(broker) and one.kind in wanted and one.protocol in spoken and one.guarantee in given
         ]
         if RATE in wanted and not chosen:
             found.append(Contender(broker, RATE, "-"))

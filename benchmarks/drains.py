@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
 
-from benchmarks.contenders import Contender
+from benchmarks.contenders import EXACTLY_ONCE, Contender, family
 from benchmarks.cpu import Usage, has_source, spark_usage, tree_usage
 from benchmarks.figures import Epoch, epoch_of, steady_rate
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
@@ -96,22 +96,26 @@ class Drain(ABC):
 
 
 class BareDrain(Drain):
-    """A process of :mod:`benchmarks.bare`."""
+    """A process of :mod:`benchmarks.bare`, or of :mod:`benchmarks.ceiling`."""
 
     def __init__(self, contender: Contender, url: str, queue: str, messages: int) -> None:
-        self._command = [sys.executable, "-m", "benchmarks.bare", contender.protocol, contender.broker, url, queue]
-        self._command.append(str(messages))
+        self._name = contender.name
+        words = ["bare", contender.protocol, family(contender.broker), url, queue, str(messages)]
+        if contender.unacknowledged:
+            window = contender.unacknowledged
+            words = ["ceiling", url, queue, str(messages), str(window), str(window // 2)]
+        self._command = [sys.executable, "-m", f"benchmarks.{words[0]}", *words[1:]]
 
     def start(self) -> None:
         self._child = spawn(self._command)
 
     def check(self) -> None:
-        check_child(self._child, "the bare client")
+        check_child(self._child, self._name)
 
     def wait(self) -> None:
         assert self._child.stdout is not None
         if self._child.stdout.readline().strip() != "done":
-            raise DrainError(f"the bare client ended with {self._child.wait()}")
+            raise DrainError(f"{self._name} ended with {self._child.wait()}")
 
     def usage(self) -> Usage:
         return tree_usage("source", self._child.pid)
@@ -239,7 +243,7 @@ class HazelcastDrain(Drain):
             parts = urlsplit(node.url(AMQP_0_9_1))
             url, user, password = node.url(AMQP_0_9_1) + "%2F", parts.username or "", parts.password or ""
         self._member = member
-        self._words = [contender.broker, url, user, password, queue, str(messages), str(contender.consumers)]
+        self._words = [family(contender.broker), url, user, password, queue, str(messages), str(contender.consumers)]
 
     def start(self) -> None:
         self._member.begin(self._words)
@@ -351,19 +355,25 @@ class _QueryDrain(Drain):
 
 
 class OurDrain(_QueryDrain):
-    """This source. Message IDs go to files below the checkpoint, as the guide advises."""
+    """This source with the lines of the README, and what the contender differs in."""
 
     def __init__(
         self, spark: Any, contender: Contender, url: str, queue: str, messages: int, options: Mapping[str, str]
     ) -> None:
         super().__init__(spark, messages)
-        self._exactly_once = contender.guarantee == "exactly-once"
-        self._options = {"broker": contender.broker, "protocol": contender.protocol, "url": url, "queue": queue,
-                         "guarantee": contender.guarantee, **options}  # fmt: skip
+        self._contender = contender
+        self._options = {"broker": family(contender.broker), "url": url, "queue": queue}
+        if contender.protocol == AMQP_1_0:
+            self._options["protocol"] = contender.protocol
+        if contender.guarantee != EXACTLY_ONCE:
+            self._options["guarantee"] = contender.guarantee
+        self._options |= options
 
     def _stream(self, checkpoint: str) -> Any:
-        kept = {"idLog": str(Path(checkpoint, "ids"))} if self._exactly_once else {}
-        return self._spark.readStream.format("mq").options(**kept, **self._options).load()
+        options = {**self._options}
+        if self._contender.id_files and self._contender.guarantee == EXACTLY_ONCE:
+            options = {"checkpointLocation": checkpoint, **options}
+        return self._spark.readStream.format("mq").options(**options).load()
 
 
 class RateDrain(_QueryDrain):

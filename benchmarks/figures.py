@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from benchmarks.contenders import BARE, HAZELCAST, OURS, Contender, Shape
+from benchmarks.contenders import BARE, CEILING, HAZELCAST, OURS, PERF_TEST, Contender, Shape
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 
 __all__ = [
@@ -131,7 +131,13 @@ def summarise(contender: Contender, shape: Shape, turns: Sequence[Turn]) -> Figu
 
 
 def find(
-    figures: Sequence[Figures], broker: str, kind: str, protocol: str | None = None, guarantee: str = "exactly-once"
+    figures: Sequence[Figures],
+    broker: str,
+    kind: str,
+    protocol: str | None = None,
+    guarantee: str = "exactly-once",
+    *,
+    id_files: bool = True,
 ) -> list[Figures]:
     """Those of a broker and kind that were measured, the fastest first."""
     found = [
@@ -139,6 +145,7 @@ def find(
         for one in figures
         if one.contender.broker == broker and one.contender.kind == kind and not one.problem
         and protocol in {None, one.contender.protocol} and one.contender.guarantee == guarantee
+        and one.contender.id_files is id_files
     ]  # fmt: skip
     return sorted(found, key=lambda one: -one.best_known_rate)
 
@@ -153,15 +160,33 @@ def ratios(figures: Sequence[Figures]) -> list[tuple[str, float]]:
             if ours and bare:
                 found.append((f"{broker} {protocol}: ours / bare client", ours[0].best_known_rate / bare[0].rate))
                 found += _source_cpu(f"{broker} {protocol}: CPU of our source / bare client", ours[0], bare[0])
+        found += _to_the_limit(figures, broker)
         found += _best_of_all(figures, broker)
         found += _of_two(figures, broker, f"{broker}: ours over AMQP 1.0 / ours over STOMP", (AMQP_1_0, STOMP))
-    plain = find(figures, "rabbitmq", OURS, AMQP_0_9_1)
-    for guarantee in ("at-least-once", "none"):
-        less = find(figures, "rabbitmq", OURS, AMQP_0_9_1, guarantee)
-        if plain and less:
-            name = f"rabbitmq {AMQP_0_9_1}: exactly-once / {guarantee}"
-            found.append((name, plain[0].best_known_rate / less[0].best_known_rate))
     return found
+
+
+def _to_the_limit(figures: Sequence[Figures], broker: str) -> list[tuple[str, float]]:
+    """Ours over AMQP 0-9-1 by what the broker hands out to whoever takes it, and by what less would be."""
+    name = f"{broker} {AMQP_0_9_1}"
+    plain = find(figures, broker, OURS, AMQP_0_9_1)
+    if not plain:
+        return []
+    rate = plain[0].best_known_rate
+    found = [
+        (f"{name}: ours / {other.contender.name}", rate / other.best_known_rate)
+        for kind in (CEILING, PERF_TEST)
+        for other in sorted(find(figures, broker, kind), key=lambda one: one.contender.unacknowledged)
+    ]
+    found += [
+        (f"{name}: without checkpointLocation / with it", other.best_known_rate / rate)
+        for other in find(figures, broker, OURS, AMQP_0_9_1, id_files=False)
+    ]
+    return found + [
+        (f"{name}: exactly-once / {guarantee}", rate / other.best_known_rate)
+        for guarantee in ("at-least-once", "none")
+        for other in find(figures, broker, OURS, AMQP_0_9_1, guarantee)
+    ]
 
 
 def kept_ratios(figures: Sequence[Figures]) -> list[tuple[str, float]]:

@@ -27,6 +27,8 @@ from testbed.process import NodeError, poll
 
 __all__ = ["Arena", "measure"]
 
+#: How the name of a broker ends whose queues are to be quorum queues.
+_QUORUM = "-quorum"
 _POLL_S = 0.01
 _SETTLED_POLL_S = 0.03
 _FIRST_TIMEOUT_S = 60.0
@@ -39,17 +41,22 @@ _REST_S = 1.0
 
 
 class Arena:
-    """A private broker, and what is done to it between turns."""
+    """A private broker, and what is done to it between turns.
+
+    Args:
+        broker: its name, and as :class:`.Contender` has it a version and `quorum`.
+    """
 
     def __init__(self, broker: str) -> None:
-        self.broker = broker
-        node = make_node(broker)
+        self.broker, _, version = broker.removesuffix(_QUORUM).partition("-")
+        self._quorum = {"quorum": True} if broker.endswith(_QUORUM) else {}
+        node = make_node(self.broker, version)
         assert isinstance(node, ProcessNode)
         self.node: ProcessNode = node
 
     @property
     def title(self) -> str:
-        return f"{self.node.title} {self.node.version}"
+        return f"{self.node.title} {self.node.version}" + (", quorum queues" if self._quorum else "")
 
     def filled(self, contender: Contender, shape: Shape, messages: int) -> str:
         """A new durable queue with persistent messages and random UUIDs; its name.
@@ -57,7 +64,7 @@ class Arena:
         The UUIDs are the IDs; where the broker gives its own (STOMP on ActiveMQ brokers) they are correlation IDs.
         """
         queue = f"bench-{uuid.uuid4().hex[:8]}"
-        self.node.declare(queue)
+        self.node.declare(queue, **self._quorum)
         if messages:
             self.fill(queue, shape, messages, self._publishing_protocol(contender))
         if not poll(lambda: self.node.counts(queue).ready == messages, _FIRST_TIMEOUT_S, interval_s=0.1):

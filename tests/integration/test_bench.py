@@ -29,7 +29,7 @@ def measured(folder: Path, *words: str, timeout_s: float = 200) -> Any:
 @pytest.mark.parametrize("headers", [(), ("--headers",)])
 def test_bare_clients_empty_a_queue_over_each_protocol(tmp_path: Path, headers: tuple[str, ...]) -> None:
     written = tmp_path / "bench.json"
-    command = [sys.executable, "-m", "benchmarks", "--brokers", "rabbitmq", "--contenders", "bare"]
+    command = [sys.executable, "-m", "benchmarks", "--brokers", "rabbitmq", "--contenders", "bare,ceiling"]
     command += ["--messages", "2000", "--rounds", "1", "--bodies", "4096", "--json", str(written), *headers]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8", timeout=120, check=False)
     assert done.returncode == 0, done.stderr
@@ -38,6 +38,8 @@ def test_bare_clients_empty_a_queue_over_each_protocol(tmp_path: Path, headers: 
         ("amqp-0-9-1", ""),
         ("stomp", ""),
         ("amqp-1.0", ""),
+        ("amqp-0-9-1", ""),
+        ("amqp-0-9-1", ""),
     ]
     for one in figures:
         assert one["shape"] == {"body_bytes": 4096, "headers": bool(headers), "busy": 0}

@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from benchmarks.bars import COLOURS, bars, stacked
 from benchmarks.contenders import (
     BARE,
+    CEILING,
     CONTENDERS,
     HAZELCAST,
     KINDS,
@@ -24,16 +26,18 @@ from benchmarks.contenders import (
     Contender,
     Shape,
     choose,
+    family,
     order_of,
 )
 from benchmarks.cpu import difference, tree_usage
-from benchmarks.drains import interval_rates
+from benchmarks.drains import OurDrain, interval_rates
 from benchmarks.figures import Epoch, Figures, Turn, epoch_of, kept_ratios, ratios, steady_rate, summarise
 from benchmarks.page import markers, replaced, said_of_others, write_page
 from benchmarks.report import HEADINGS, Run, as_json, from_json, row, tables
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 
+README = Path(__file__).parents[2] / "README.md"
 SHAPE = Shape(200, headers=False)
 BEGIN, END = markers()
 OURS_PIKA = Contender("rabbitmq", OURS, AMQP_0_9_1)
@@ -71,14 +75,61 @@ def test_only_what_is_asked_for_is_chosen() -> None:
 
 def test_a_guarantee_is_chosen_and_a_protocol_but_not_that_of_others() -> None:
     chosen = choose(["rabbitmq"], [OURS, BARE, HAZELCAST], [AMQP_0_9_1], ["exactly-once"])["rabbitmq"]
-    assert [(one.kind, one.protocol, one.guarantee) for one in chosen] == [
-        (OURS, AMQP_0_9_1, "exactly-once"),
-        (BARE, AMQP_0_9_1, "exactly-once"),
-        (HAZELCAST, "JMS", "exactly-once"),
-        (HAZELCAST, "JMS", "exactly-once"),
+    assert [(one.kind, one.protocol, one.guarantee, one.id_files) for one in chosen] == [
+        (OURS, AMQP_0_9_1, "exactly-once", True),
+        (BARE, AMQP_0_9_1, "exactly-once", True),
+        (HAZELCAST, "JMS", "exactly-once", True),
+        (HAZELCAST, "JMS", "exactly-once", True),
+        (OURS, AMQP_0_9_1, "exactly-once", False),
     ]
     guarantees = [one.guarantee for one in choose(["rabbitmq"], [OURS], [AMQP_0_9_1])["rabbitmq"]]
-    assert guarantees == ["exactly-once", "at-least-once", "none"]
+    assert guarantees == ["exactly-once", "exactly-once", "at-least-once", "none"]
+
+
+def test_the_first_of_the_first_table_has_the_lines_of_the_readme() -> None:
+    first = next(iter(choose(["rabbitmq"], KINDS)["rabbitmq"]))
+    asked: dict[str, str] = {}
+
+    class Spark:
+        sparkContext = SimpleNamespace(_gateway=SimpleNamespace(proc=SimpleNamespace(pid=1)))  # noqa: N815
+
+        @property
+        def readStream(self) -> Spark:
+            return self
+
+        def format(self, name: str) -> Spark:
+            assert name == "mq"
+            return self
+
+        def options(self, **options: str) -> Spark:
+            asked.update(options)
+            return self
+
+        def load(self) -> Spark:
+            return self
+
+    OurDrain(Spark(), first, "amqp://localhost", "orders", 1, {})._stream("/checkpoint")
+    block = README.read_text("utf-8").partition('spark.readStream.format("mq")')[2].partition(".load()")[0]
+    assert set(asked) == set(re.findall(r'\.option\("(\w+)"', block))
+    assert (asked["broker"], asked["checkpointLocation"]) == ("rabbitmq", "/checkpoint")
+
+
+def test_a_broker_may_have_a_version_and_a_kind_of_queue() -> None:
+    (ours, *_) = choose(["rabbitmq-4.3-quorum"], [OURS])["rabbitmq-4.3-quorum"]
+    assert (family(ours.broker), ours.kind) == ("rabbitmq", OURS)
+
+
+def test_ours_is_held_against_what_the_broker_hands_out_at_all() -> None:
+    chosen = choose(["rabbitmq-4.3"], [OURS, CEILING, PERF_TEST], [AMQP_0_9_1], ["exactly-once"])["rabbitmq-4.3"]
+    rates = {(OURS, True): 20_000, (OURS, False): 10_000, (CEILING, True): 25_000, (PERF_TEST, True): 40_000}
+    found = dict(ratios([figures_of(one, rates[one.kind, one.id_files]) for one in chosen]))
+    name = "rabbitmq-4.3 amqp-0-9-1"
+    assert found == {
+        f"{name}: ours / ceiling, 10,000 unacknowledged": 0.8,
+        f"{name}: ours / ceiling, 65,535 unacknowledged": 0.8,
+        f"{name}: ours / RabbitMQ PerfTest": 0.5,
+        f"{name}: without checkpointLocation / with it": 0.5,
+    }
 
 
 def test_the_floor_is_measured_once() -> None:
