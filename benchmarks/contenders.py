@@ -118,7 +118,8 @@ def _of_broker(broker: str, protocols: Sequence[str], share: float, hazelcast: f
     """Ours and the bare client over each protocol, and Hazelcast."""
     found = []
     for protocol in protocols:
-        part = share / 2 if protocol == AMQP_1_0 else share
+        # Where AMQP 1.0 is slower than STOMP.
+        part = share / 2 if protocol == AMQP_1_0 and broker != "artemis" else share
         found += [
             Contender(broker, OURS, protocol, share=part),
             Contender(broker, BARE, protocol, share=part),
@@ -135,7 +136,8 @@ CONTENDERS: tuple[Contender, ...] = (
     *(Contender("rabbitmq", CEILING, AMQP_0_9_1, unacknowledged=count) for count in CEILINGS),
     Contender("rabbitmq", PERF_TEST, AMQP_0_9_1),
     *_of_broker("activemq", (STOMP, AMQP_1_0), 0.25, 0.15),
-    *_of_broker("artemis", (STOMP, AMQP_1_0), 0.5, 0.5),
+    # As many that each has a steady rate: with fewer ours had one epoch, and Hazelcast a first second.
+    *_of_broker("artemis", (STOMP, AMQP_1_0), 1.0, 1.0),
 )
 
 

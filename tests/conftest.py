@@ -47,10 +47,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("JDK_JAVA_OPTIONS", JAVA_OPTIONS)
-    # The state machines take more examples of what can happen with it.
-    hypothesis.settings.register_profile("all")
-    if config.getoption("--all"):
-        hypothesis.settings.load_profile("all")
+    # The state machines take more examples of what can happen with "all". No test fails for being slow.
+    for name in ("some", "all"):
+        hypothesis.settings.register_profile(name, deadline=None)
+    hypothesis.settings.load_profile("all" if config.getoption("--all") else "some")
     config.addinivalue_line(
         "markers", "thorough: in memory, with --all on AMQP 0-9-1 too, with --thorough on every cell"
     )

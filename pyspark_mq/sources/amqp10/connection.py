@@ -29,6 +29,11 @@ __all__ = ["UNREADABLE", "Amqp10Connection"]
 #: Small frames make the incoming window, which counts frames, a fine measure of bytes.
 _FRAME_BYTES = 16 << 10
 _READ_BYTES = 256 << 10
+#: ActiveMQ Classic sends message by message: each would wake us, for ten times what it takes to read it. Once little
+#: has come (bytes) so shortly after what came before, what else comes in so short a time is read with the next.
+_LITTLE_BYTES = 4 << 10
+_SHORTLY_S = 0.005
+_GATHER_S = 0.002
 _CLOSE_TIMEOUT_S = 1.0
 #: Names and texts of AMQP 1.0 are UTF-8 (1.6.20), which the client library decodes when they are asked for.
 UNREADABLE = "what the broker says of itself cannot be read"
@@ -50,6 +55,8 @@ class Amqp10Connection(Consumer):
         self._window = 0
         self._end: str | None = None
         self._told = False
+        self._trickles = False
+        self._received_s = 0.0
         self._refused: ssl.SSLError | None = None
 
     # -- what the session does
@@ -159,6 +166,8 @@ class Amqp10Connection(Consumer):
             if next_s:
                 timeout_s = min(timeout_s, next_s - time.monotonic())
             self._socket.wait(timeout_s)
+            if self._trickles and self._window:
+                time.sleep(_GATHER_S)
             self._receive()
             self._send()
         except ssl.SSLError as error:
@@ -204,6 +213,10 @@ class Amqp10Connection(Consumer):
             self._take_deliveries()
             if not transport.capacity():
                 break
+        now_s = time.monotonic()
+        self._trickles = 0 < taken < _LITTLE_BYTES and now_s - self._received_s < _SHORTLY_S
+        if taken:
+            self._received_s = now_s
 
     @property
     def behind(self) -> bool:
