@@ -18,6 +18,7 @@ from rich.progress import Progress
 from benchmarks.contenders import (
     BARE,
     CEILING,
+    CEILINGS,
     GUARANTEES,
     HAZELCAST,
     KINDS,
@@ -191,7 +192,9 @@ def run(args: argparse.Namespace, console: Console) -> Run:
         task = progress.add_task("", total=None)
         bench = Bench(dict(option.split("=", 1) for option in args.option), lambda text: _show(progress, task, text))
         try:
-            for broker, contenders in choose(args.brokers, args.contenders, args.protocols, args.guarantees).items():
+            for broker, contenders in choose(
+                args.brokers, args.contenders, args.protocols, args.guarantees, args.ceilings
+            ).items():
                 versions[broker] = broker
                 try:
                     arena = Arena(broker)
@@ -241,6 +244,9 @@ def _arguments(name: str, words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--contenders", type=_words(KINDS), default=list(KINDS), help=f"of {', '.join(KINDS)}")
     parser.add_argument("--protocols", type=_words(PROTOCOLS), default=list(PROTOCOLS), help="not of Hazelcast")
     parser.add_argument("--guarantees", type=_words(GUARANTEES), default=list(GUARANTEES), help="of our source")
+    parser.add_argument(
+        "--ceilings", type=whole_numbers, default=CEILINGS, help="unacknowledged messages of the ceilings"
+    )
     parser.add_argument("--messages", type=int, default=200_000, help="of a turn; slow contenders get a share of it")
     parser.add_argument("--rounds", type=int, default=3, help="that count; there is a warm-up before")
     parser.add_argument("--bodies", type=whole_numbers, default=[200], help="bytes of a body, comma-separated")

@@ -1,8 +1,9 @@
 """A bare client that empties a queue: `python -m benchmarks.bare PROTOCOL BROKER URL QUEUE MESSAGES`.
 
-A process of its own, so that its CPU time can be told. It says `done` when the last acknowledgement was
-sent, and was confirmed where the protocol does that, and ends when its standard input does. Each client is used in
-the fastest way it has with manual acknowledgement on the machines this was written on.
+BROKER is a value of the option `broker`, with a version where addresses differ by it, as in `rabbitmq-4.3`. A process
+of its own, so that its CPU time can be told. It says `done` when the last acknowledgement was sent, and was confirmed
+where the protocol does that, and ends when its standard input does. Each client is used in the fastest way it has with
+manual acknowledgement on the machines this was written on.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ def drain_pika(url: str, queue: str, messages: int) -> None:
 def drain_stomp(broker: str, url: str, queue: str, messages: int) -> None:
     import stomp
 
-    dialect = BROKERS[broker].stomp
+    dialect = BROKERS[broker.partition("-")[0]].stomp
     assert dialect is not None
-    every = _ACK_EVERY_CLASSIC if broker == "activemq" else _ACK_EVERY
+    every = _ACK_EVERY_CLASSIC if broker.startswith("activemq") else _ACK_EVERY
     finished = threading.Event()
 
     class Listener(stomp.ConnectionListener):  # type: ignore[misc, unused-ignore]
@@ -64,7 +65,7 @@ def drain_stomp(broker: str, url: str, queue: str, messages: int) -> None:
 
     parts = urlsplit(url)
     host = (parts.hostname or _HOST, parts.port or 61613)
-    connection = stomp.Connection12([host], auto_decode=False, vhost="/" if broker == "rabbitmq" else None)
+    connection = stomp.Connection12([host], auto_decode=False, vhost="/" if broker.startswith("rabbitmq") else None)
     connection.set_listener("", Listener())
     connection.connect(unquote(parts.username or _USER), unquote(parts.password or _PASSWORD), wait=True)
     # Artemis counts bytes there; a window that is full before an acknowledgement is due would be the end.
@@ -79,9 +80,10 @@ def drain_proton(broker: str, url: str, queue: str, messages: int) -> None:
     from proton import Delivery, Handler, Message, symbol
     from proton.reactor import Container, LinkOption
 
-    dialect = BROKERS[broker].amqp10
+    name, _, version = broker.partition("-")
+    dialect = BROKERS[name].amqp10
     assert dialect is not None
-    address, capabilities = dialect.queue.format(name=queue), dialect.capabilities
+    address, capabilities = dialect.queue_address(queue, version), dialect.capabilities
     parts = urlsplit(url)
 
     class Source(LinkOption):  # type: ignore[misc, unused-ignore]

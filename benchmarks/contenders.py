@@ -11,6 +11,7 @@ from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 __all__ = [
     "BARE",
     "CEILING",
+    "CEILINGS",
     "CONTENDERS",
     "EXACTLY_ONCE",
     "GUARANTEES",
@@ -133,7 +134,7 @@ CONTENDERS: tuple[Contender, ...] = (
     Contender("rabbitmq", OURS, AMQP_0_9_1, share=0.5, id_files=False),
     Contender("rabbitmq", OURS, AMQP_0_9_1, guarantee=AT_LEAST_ONCE),
     Contender("rabbitmq", OURS, AMQP_0_9_1, guarantee=NONE),
-    *(Contender("rabbitmq", CEILING, AMQP_0_9_1, unacknowledged=count) for count in CEILINGS),
+    Contender("rabbitmq", CEILING, AMQP_0_9_1),
     Contender("rabbitmq", PERF_TEST, AMQP_0_9_1),
     *_of_broker("activemq", (STOMP, AMQP_1_0), 0.25, 0.15),
     # As many that each has a steady rate: with fewer ours had one epoch, and Hazelcast a first second.
@@ -146,6 +147,7 @@ def choose(
     kinds: Iterable[str],
     protocols: Iterable[str] = PROTOCOLS,
     guarantees: Iterable[str] = GUARANTEES,
+    ceilings: Iterable[int] = CEILINGS,
 ) -> dict[str, list[Contender]]:
     """Contenders by broker; the floor, which needs none, is with the first.
 
@@ -154,13 +156,15 @@ def choose(
         kinds: of :data:`KINDS`.
         protocols: of ours, bare clients, ceilings and PerfTest.
         guarantees: of ours.
+        ceilings: unacknowledged messages of each.
     """
-    wanted, spoken, given = set(kinds), {*protocols, _JMS}, set(guarantees)
+    wanted, spoken, given, counts = set(kinds), {*protocols, _JMS}, set(guarantees), list(ceilings)
     chosen: dict[str, list[Contender]] = {}
     for broker in brokers:
         found = [
-            replace(one, broker=broker)
+            replace(one, broker=broker, unacknowledged=count)
             for one in CONTENDERS
+            for count in (counts if one.kind == CEILING else [0])
             if one.broker == family(broker) and one.kind in wanted and one.protocol in spoken and one.guarantee in given
         ]
         if RATE in wanted and not chosen:

@@ -100,7 +100,7 @@ class BareDrain(Drain):
 
     def __init__(self, contender: Contender, url: str, queue: str, messages: int) -> None:
         self._name = contender.name
-        words = ["bare", contender.protocol, family(contender.broker), url, queue, str(messages)]
+        words = ["bare", contender.protocol, contender.broker, url, queue, str(messages)]
         if contender.unacknowledged:
             window = contender.unacknowledged
             words = ["ceiling", url, queue, str(messages), str(window), str(window // 2)]
