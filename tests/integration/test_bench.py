@@ -44,7 +44,8 @@ def test_bare_clients_empty_a_queue_over_each_protocol(tmp_path: Path, headers: 
     for one in figures:
         assert one["shape"] == {"body_bytes": 4096, "headers": bool(headers), "busy": 0}
         assert one["rate"] > 100
-        assert one["cpu_us"]["source"] > 0
+        # A ceiling takes less than the kernel counts.
+        assert one["cpu_us"]["source"] > 0 or one["contender"]["kind"] == "ceiling"
 
 
 @pytest.mark.whole
