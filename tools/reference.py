@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pyspark_mq.ack.counters import Counters
 from pyspark_mq.spark_source.option_table import OPTIONS, Option
-from pyspark_mq.spark_source.schema import COLUMN_TEXTS, SCHEMA
+from pyspark_mq.spark_source.schema import ALL_COLUMNS, COLUMN_TEXTS
 
 __all__ = ["PAGE", "TABLES", "written"]
 
@@ -32,7 +32,7 @@ def options(section: str) -> list[str]:
 
 def columns() -> list[str]:
     """The columns with their types."""
-    rows = [(f"`{field.name}`", field.dataType.simpleString(), COLUMN_TEXTS[field.name]) for field in SCHEMA]
+    rows = [(f"`{field.name}`", field.dataType.simpleString(), COLUMN_TEXTS[field.name]) for field in ALL_COLUMNS]
     return _table(("column", "type", ""), rows)
 
 

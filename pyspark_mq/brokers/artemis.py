@@ -89,6 +89,9 @@ ARTEMIS = Broker(
         # Properties of the message come behind the other headers and before this one (2.40, 2.56).
         last_header="ack",
         management="activemq.management",
+        # What comes over STOMP keeps the number as a property, what comes over AMQP 1.0 has a header (2.56).
+        group_id=("_AMQ_GROUP_ID",),
+        group_sequence=("_AMQ_GROUP_SEQUENCE", "JMSXGroupSeq"),
     ),
     amqp10=Amqp10Dialect(
         queue="{name}",

@@ -55,6 +55,9 @@ class StompDialect:
             without leaving something behind.
         last_header: a header of which the broker's own entry is the last, if an application has set one of that
             name; of all others it is the first.
+        user_id, app_id, content_encoding, group_id, group_sequence: headers that have these, each the first that is
+            there; none where the broker does not send it.
+        routed: does `destination` of MESSAGE say to which exchange, and with which routing key, it was published?
     """
 
     queue: str
@@ -82,6 +85,12 @@ class StompDialect:
     management: str = ""
     own_id: re.Pattern[str] | None = None
     foreign_prefix: str = ""
+    user_id: tuple[str, ...] = ("JMSXUserID",)
+    app_id: tuple[str, ...] = ("JMSXAppID",)
+    content_encoding: tuple[str, ...] = ("content-encoding", "JMS_AMQP_ContentEncoding")
+    group_id: tuple[str, ...] = ()
+    group_sequence: tuple[str, ...] = ()
+    routed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

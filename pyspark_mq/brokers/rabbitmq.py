@@ -106,6 +106,12 @@ RABBITMQ = Broker(
         internal_prefixes=(),
         # Headers of the message come before its properties (3.10): a producer may set this one too.
         last_header="amqp-message-id",
+        user_id=("user-id",),
+        app_id=("app-id",),
+        content_encoding=("content-encoding",),
+        group_id=("JMSXGroupID",),
+        group_sequence=("JMSXGroupSeq",),
+        routed=True,
     ),
     amqp10=Amqp10Dialect(
         queue="/amq/queue/{name}",

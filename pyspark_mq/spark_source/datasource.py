@@ -11,7 +11,7 @@ from pyspark_mq.errors import ConfigurationError, OptionError
 from pyspark_mq.spark_source.extras import check_installed
 from pyspark_mq.spark_source.options import parse_options
 from pyspark_mq.spark_source.reader import MqStreamReader
-from pyspark_mq.spark_source.schema import SCHEMA
+from pyspark_mq.spark_source.schema import ALL_COLUMNS, SCHEMA
 
 __all__ = ["MqDataSource"]
 
@@ -54,7 +54,9 @@ class MqDataSource(DataSource):
             raise ConfigurationError(_NO_TABLE)
         if not options:
             raise OptionError("broker", _NO_OPTIONS)
-        check_installed(parse_options(options))
+        parsed = parse_options(options)
+        check_installed(parsed)
+        self._columns = ALL_COLUMNS if parsed.include_metadata else SCHEMA
         self._planned = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -68,8 +70,8 @@ class MqDataSource(DataSource):
         return "mq"
 
     def schema(self) -> StructType:
-        """All columns; a schema given by the user may name a subset of them."""
-        return SCHEMA
+        """The columns, with `includeMetadata` all; a schema given by the user may name any of them."""
+        return self._columns
 
     def streamReader(self, schema: StructType) -> MqStreamReader:
         """The reader of one query."""

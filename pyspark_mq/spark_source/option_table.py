@@ -145,6 +145,14 @@ _TABLE = (
         "different one needs a new checkpoint",
     ),
     Option(
+        "includeMetadata",
+        _READ,
+        "`true`: the columns `routingKey` to `groupSequence` as well, which otherwise are there where a schema names "
+        "them; see [below](#columns)",
+        default="false",
+        kind=FLAG,
+    ),
+    Option(
         "guarantee",
         _IDENTITY,
         "`exactly-once`, `at-least-once`, `none`; see [guarantees](guarantees.md)",

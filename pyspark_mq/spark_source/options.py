@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import warnings
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -59,6 +60,7 @@ class Options:
         dedup_store: ``checkpoint`` or a ``redis://`` URL; not in the repr, as it may hold a password.
         id_log: a folder, path or URI; None for IDs in the offset. Not in the repr, for the same reason.
         management: where the broker is asked for its queues and for what is set for them; None if nobody said.
+        include_metadata: all columns, where the user gives no schema.
     """
 
     settings: Settings
@@ -66,6 +68,7 @@ class Options:
     dedup_store: str = field(repr=False)
     id_log: str | None = field(default=None, repr=False)
     management: Management | None = None
+    include_metadata: bool = False
 
 
 def parse_options(given: Mapping[str, str]) -> Options:
@@ -170,8 +173,14 @@ class _Parser:
                 "replay could wait for its messages. Raise 'replayTimeout', or have the broker wait for less",
             )
         num_partitions = None if self._text("numPartitions") is None else self._value("numPartitions")
-        management = self._management(endpoint)
-        return Options(settings, num_partitions, self._dedup_store(guarantee), self._id_log(), management)
+        return Options(
+            settings,
+            num_partitions,
+            self._dedup_store(guarantee),
+            self._id_log(),
+            self._management(endpoint),
+            self._value("includeMetadata"),
+        )
 
     def _names(self) -> list[str]:
         """Those in option `queue`; a comma in a name is written as ``\\,``."""
@@ -189,8 +198,11 @@ class _Parser:
         if text is None:
             return None
         try:
-            re.compile(text)
-        except (re.error, ValueError, OverflowError, RecursionError) as wrong:
+            # What Python warns of means something else in a later version.
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", FutureWarning)
+                re.compile(text)
+        except (re.error, ValueError, OverflowError, RecursionError, FutureWarning) as wrong:
             problem = f"{text!r} is no regular expression ({wrong}); accepted is one of Python, for a whole name"
             raise OptionError("queuePattern", problem) from None
         return text

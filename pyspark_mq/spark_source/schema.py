@@ -15,6 +15,7 @@ from pyspark.sql.types import (
     BooleanType,
     DataType,
     IntegerType,
+    LongType,
     MapType,
     StringType,
     StructField,
@@ -25,7 +26,7 @@ from pyspark.sql.types import (
 from pyspark_mq.errors import SchemaError
 from pyspark_mq.sources.connections.block import Row, batches, block_schema
 
-__all__ = ["COLUMN_TEXTS", "SCHEMA", "BatchBuilder"]
+__all__ = ["ALL_COLUMNS", "COLUMN_TEXTS", "SCHEMA", "BatchBuilder"]
 
 
 class _Column(NamedTuple):
@@ -34,10 +35,12 @@ class _Column(NamedTuple):
     Attributes:
         kind: its type.
         text: what it is, for docs/options.md, whose table `make docs` writes, as Markdown.
+        asked_for: it is there only where a schema names it, or with `includeMetadata`.
     """
 
     kind: DataType
     text: str
+    asked_for: bool = False
 
 
 _COLUMNS: Mapping[str, _Column] = MappingProxyType(
@@ -71,11 +74,24 @@ _COLUMNS: Mapping[str, _Column] = MappingProxyType(
             IntegerType(),
             "1 at the first delivery, null where the broker does not count, or beyond 2147483647",
         ),
+        "routingKey": _Column(StringType(), "what it was published with", asked_for=True),
+        "exchange": _Column(StringType(), "where it was published; empty for the default exchange", asked_for=True),
+        "userId": _Column(StringType(), "who published it, as far as the broker checks or sets it", asked_for=True),
+        "appId": _Column(StringType(), "the application that published it, as that calls itself", asked_for=True),
+        "contentEncoding": _Column(
+            StringType(), "how the body is encoded, `gzip` for example; it is not decoded", asked_for=True
+        ),
+        "persistent": _Column(BooleanType(), "was the broker to keep it over a restart?", asked_for=True),
+        "groupId": _Column(StringType(), "the group of messages it belongs to", asked_for=True),
+        "groupSequence": _Column(LongType(), "its number within the group", asked_for=True),
     }
 )
 
 #: All columns, in the documented order.
-SCHEMA = StructType([StructField(name, column.kind) for name, column in _COLUMNS.items()])
+ALL_COLUMNS = StructType([StructField(name, column.kind) for name, column in _COLUMNS.items()])
+
+#: Those of a query that says nothing of columns.
+SCHEMA = StructType([field for field in ALL_COLUMNS if not _COLUMNS[field.name].asked_for])
 
 #: What each of them is.
 COLUMN_TEXTS: Mapping[str, str] = MappingProxyType({name: column.text for name, column in _COLUMNS.items()})
@@ -95,6 +111,7 @@ _ARROW: Mapping[type[DataType], Callable[[Any], pa.DataType]] = MappingProxyType
         BinaryType: lambda _: pa.binary(),
         BooleanType: lambda _: pa.bool_(),
         IntegerType: lambda _: pa.int32(),
+        LongType: lambda _: pa.int64(),
         TimestampType: lambda _: _TIMESTAMP,
         MapType: _map_type,
     }

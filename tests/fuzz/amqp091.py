@@ -173,7 +173,9 @@ def _block(rng: random.Random, before: list[Raw]) -> None:
     """One block of properties; the messages before it are read with it."""
     made = _Made()
     block, fields = made.block(rng)
-    raw: Raw = (len(before) + 1, rng.random() < 0.5, block, rng.randbytes(4))
+    exchange, key = rng.choice(("", "ex")), rng.choice(("", "a.b", "täst"))
+    where = frame.marshal(commands.Basic.Deliver("ctag", 1, False, exchange, key), _CHANNEL)[25:-1]
+    raw: Raw = (len(before) + 1, rng.random() < 0.5, block, rng.randbytes(4), where)
     raws = [raw]
     assert check(raws) == [], f"{block!r} is refused: {check(raws)}"
     before.append(raws[0])
@@ -186,6 +188,9 @@ def _block(rng: random.Random, before: list[Raw]) -> None:
         "priority": fields.get("priority"), "redelivered": raw[1],
         "timestamp": fields["timestamp"] * 1_000_000 if "timestamp" in fields else None,
         "properties": [(as_text(name) or "", as_text(value)) for name, value in table.items()],
+        "routingKey": key, "exchange": exchange, "userId": as_text(fields.get("user_id")),
+        "appId": as_text(fields.get("app_id")), "contentEncoding": as_text(fields.get("content_encoding")),
+        "persistent": fields.get("delivery_mode") == 2,
     }  # fmt: skip
     for name, value in expected.items():
         alone = _DECODER.columns[name](raws)[0]
@@ -219,18 +224,15 @@ class _Taken:
 
     def __init__(self) -> None:
         self.raws: list[Raw] = []
-        self.methods: list[bytes] = []
         self.others: list[bytes] = []
         self.reader = DeliveryReader(_CHANNEL, _FRAME_MAX, self._deliver, self.others.append)
 
-    def _deliver(self, raws: list[Raw], methods: list[bytes]) -> None:
+    def _deliver(self, raws: list[Raw]) -> None:
         self.raws += raws
-        self.methods += methods
 
     def read(self, data: bytes, cuts: list[int]) -> tuple[list[Raw], list[bytes], bool]:
         """Deliveries and other frames, and were there bytes that are none?"""
         self.raws.clear()
-        self.methods.clear()
         self.others.clear()
         places = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
         try:
@@ -261,7 +263,8 @@ def _stream(rng: random.Random, first: int) -> tuple[bytes, list[Raw], list[byte
                 data += other
                 others.append(other)
             data += frame.marshal(part, _CHANNEL)
-        raws.append((number, redelivered, frame.marshal(head, _CHANNEL)[19:-1], text))
+        where = frame.marshal(deliver, _CHANNEL)[25:-1]
+        raws.append((number, redelivered, frame.marshal(head, _CHANNEL)[19:-1], text, where))
     return data, raws, others
 
 
@@ -306,14 +309,13 @@ def _changed(rng: random.Random) -> None:
     stream = bytes(data)
     one = _Taken()
     raws, _, refused = one.read(stream, [])
-    methods = [*one.methods]
     for cuts in ([rng.randrange(len(stream) + 1) for _ in range(3)], list(range(len(stream)))):
         found, _, again = _Taken().read(stream, cuts)
         assert found == raws or (refused and found[: len(raws)] == raws), f"{stream!r}, cut at {cuts[:20]}"
         assert again >= refused, f"{stream!r} is refused as a whole, and not if it is cut at {cuts[:20]}"
     kept: list[Any] = [*raws]
     for place, error in check(kept):
-        kept[place] = unreadable(kept[place], error, methods[place])
+        kept[place] = unreadable(kept[place], error)
     try:
         for make in _DECODER.columns.values():
             assert len(make(kept)) == len(kept)

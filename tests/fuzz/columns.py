@@ -29,13 +29,13 @@ from pyspark_mq.sources.message_id import MessageIds
 from pyspark_mq.sources.stomp.decoder import StompDecoder
 from pyspark_mq.sources.stomp.frames import MESSAGE, FrameError, FrameReader
 from pyspark_mq.spark_source.options import parse_options
-from pyspark_mq.spark_source.schema import SCHEMA, BatchBuilder
+from pyspark_mq.spark_source.schema import ALL_COLUMNS, BatchBuilder
 from tests.fuzz.amqp10 import generated, mutated
 
 __all__ = ["run"]
 
 _BATCH = 100
-_BUILDER = BatchBuilder(SCHEMA)
+_BUILDER = BatchBuilder(ALL_COLUMNS)
 _URLS = {AMQP_0_9_1: "amqp://localhost", AMQP_1_0: "amqp://localhost", STOMP: "stomp://localhost"}
 _ID_SOURCES = ("message-id", "correlation-id", "property:own", "property:x-opt-jms-msg-type", "body-hash")
 
@@ -80,11 +80,10 @@ def _amqp091(rng: random.Random, number: int) -> list[Any]:
                 parts += rng.randbytes(1)
             else:
                 parts += rng.choice((b"\xff" * 8, rng.randbytes(8))) if bit == 9 else _short(rng)
-    raw = (number, rng.random() < 0.5, mutated(rng, struct.pack(">H", flags) + parts), rng.randbytes(5))
-    method = b"\x04ctag" + bytes(9) + _short(rng) + _short(rng)
-    raws = [raw]
+    where = mutated(rng, _short(rng) + _short(rng))
+    raws = [(number, rng.random() < 0.5, mutated(rng, struct.pack(">H", flags) + parts), rng.randbytes(5), where)]
     for place, error in check(raws):
-        raws[place] = unreadable(raws[place], error, method)
+        raws[place] = unreadable(raws[place], error)
     return [*raws]
 
 
@@ -104,12 +103,14 @@ class _Amqp10:
 
 _NAMES = (
     b"ack", b"message-id", b"amqp-message-id", b"correlation-id", b"reply-to", b"content-type", b"type", b"priority",
-    b"timestamp", b"expires", b"expiration", b"redelivered", b"x-delivery-count", b"own", b"", b"a\\cb", b"\xff", b"\\",
+    b"timestamp", b"expires", b"expiration", b"redelivered", b"x-delivery-count", b"own", b"destination",
+    b"persistent", b"user-id", b"JMSXGroupSeq", b"_AMQ_GROUP_SEQUENCE", b"", b"a\\cb", b"\xff", b"\\",
 )  # fmt: skip
 _VALUES = (
     b"", b"1", b"true", b"ID\\ca-1\\c2", b"T_1@@session-1@@5", b"9" * 19, b"9" * 5000, b"-1", b"\xff\xfe",
     b"\xed\xa0\x80",
-    b"\xc2\xb2", "täxt".encode(), b"\\n", b"\\", b"x\ry", b"1700000000000",
+    b"\xc2\xb2", "täxt".encode(), b"\\n", b"\\", b"x\ry", b"1700000000000", b"/exchange/a%2Fb/%ff", b"/queue/q",
+    b"/topic",
 )  # fmt: skip
 
 

@@ -34,6 +34,9 @@ DECODER = Amqp091Decoder()
 SOURCES = [IdSource("message-id"), IdSource("correlation-id"), IdSource("property", "id")]
 DATE_MAX = 253_402_300_799
 
+#: Encoded, exchange `ex` and routing key `key`.
+WHERE = b"\x02ex\x03key"
+
 # -- what a broker sends ------------------------------------------------------------------------
 
 texts = st.text(max_size=20)
@@ -71,7 +74,7 @@ leaves = st.one_of(
     shorts.map(lambda data: sized(b"x", data)),
     st.just(b"V"),
 )
-names = st.one_of(st.sampled_from([b"id", b"x-delivery-count", b"a"]), shorts)
+names = st.one_of(st.sampled_from([b"id", b"x-delivery-count", b"a", b"JMSXGroupID", b"JMSXGroupSeq"]), shorts)
 values = st.recursive(
     leaves,
     lambda inner: st.one_of(
@@ -142,8 +145,8 @@ class Taken:
         self.order: list[object] = []
         self.reader = DeliveryReader(CHANNEL, FRAME_MAX, self._deliver, self._pass_on)
 
-    def _deliver(self, raws: list[Raw], methods: list[bytes]) -> None:
-        assert len(raws) == len(methods) > 0
+    def _deliver(self, raws: list[Raw]) -> None:
+        assert raws
         self.raws += raws
         self.order += [raw[0] for raw in raws]
 
@@ -167,6 +170,7 @@ def test_deliveries_and_all_other_frames_come_out_in_order_however_the_bytes_are
             order.append(other)
         raw = (tag, data.draw(st.booleans()), data.draw(blocks()), data.draw(bodies))
         frames = frames_of(*raw, data.draw(st.integers(1, 3)))
+        where = frames[0][25:-1]
         for place, frame in enumerate(frames):
             stream.append(frame)
             if place < len(frames) - 1 and data.draw(st.integers(0, 9)) == 0:
@@ -174,7 +178,7 @@ def test_deliveries_and_all_other_frames_come_out_in_order_however_the_bytes_are
                 stream.append(between)
                 order.append(between)
         order.append(tag)
-        sent.append(raw)
+        sent.append((*raw, where))
     taken = Taken()
     for chunk in chunked(b"".join(stream), data.draw(st.lists(st.integers(0, 10**6), max_size=8))):
         taken.reader.feed(chunk)
@@ -260,7 +264,26 @@ def reference(properties: pika.BasicProperties) -> dict[str, Any]:
         "priority": properties.priority,
         "timestamp": published,
         "expiration": expires,
+        "routingKey": "key",
+        "exchange": "ex",
+        "userId": as_text(properties.user_id),
+        "appId": as_text(properties.app_id),
+        "contentEncoding": as_text(properties.content_encoding),
+        "persistent": properties.delivery_mode == 2,
+        "groupId": as_text(headers.get("JMSXGroupID")),
+        "groupSequence": sequence(headers.get("JMSXGroupSeq")),
     }
+
+
+def sequence(value: object) -> int | None:
+    """A number, or a text of one."""
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        return None
+    try:
+        number = int(value)
+    except ValueError:
+        return None
+    return number if 0 <= number < 2**63 else None
 
 
 def same(found: Any, expected: Any) -> bool:
@@ -281,7 +304,7 @@ def same(found: Any, expected: Any) -> bool:
 
 @given(st.lists(blocks(), min_size=1, max_size=6))
 def test_columns_and_ids_are_those_of_pika(drawn: list[bytes]) -> None:
-    raws: list[Raw] = [(tag, False, block, b"") for tag, block in enumerate(drawn, start=1)]
+    raws: list[Raw] = [(tag, False, block, b"", WHERE) for tag, block in enumerate(drawn, start=1)]
     assert check(raws) == []
     decoded = [of_pika(block) for block in drawn]
     for name, make in DECODER.columns.items():
@@ -310,11 +333,11 @@ def test_properties_of_any_bytes_have_columns_or_are_refused(data: st.DataObject
         if block:
             block[data.draw(st.integers(0, len(block) - 1))] = data.draw(st.integers(0, 255))
     del block[len(block) - data.draw(st.integers(0, len(block))) :]
-    raws: list[Any] = [(1, False, bytes(block), b"body")]
+    raws: list[Any] = [(1, False, bytes(block), b"body", WHERE)]
     wrong = check(raws)
     if wrong:
         ((place, error),) = wrong
-        raws[place] = unreadable(raws[place], error, b"\x04ctag" + bytes(9) + b"\x02ex\x03key")
+        raws[place] = unreadable(raws[place], error)
         assert type(raws[0]) is UnreadableRaw
         (odd,) = DECODER.unreadable(raws)
         assert error in str(odd)
@@ -332,7 +355,7 @@ def test_what_pika_reads_and_is_whole_is_not_refused_for_its_types() -> None:
     moment = datetime(2024, 1, 1, tzinfo=timezone.utc)
     headers = {"a": [1, None, True], "b": {"c": Decimal("1.5")}, "d": moment, "e": b"\xff", "f": "text", "g": 2**40}
     block = b"".join(pika.BasicProperties(headers=headers, message_id="m").encode())
-    raws: list[Raw] = [(1, False, block, b"")]
+    raws: list[Raw] = [(1, False, block, b"", WHERE)]
     assert check(raws) == []
     assert DECODER.ids(raws, IdSource("message-id")) == ["m"]
     assert dict(DECODER.columns["properties"](raws)[0] or [])["d"] == "2024-01-01T00:00:00+00:00"
@@ -344,7 +367,7 @@ def test_nesting_is_read_to_a_depth_and_refused_beyond_it(kind: bytes) -> None:
         value = b"V"
         for _ in range(depth):
             value = sized(kind, (b"\x01a" if kind == b"F" else b"") + value)
-        return [(1, False, b"\x20\x00" + sized(b"", entry(b"h", value)), b"")]
+        return [(1, False, b"\x20\x00" + sized(b"", entry(b"h", value)), b"", WHERE)]
 
     assert check(nested(64)) == []
     assert "nested" in check(nested(66))[0][1]
@@ -363,7 +386,7 @@ def test_what_json_has_no_number_for_is_a_text_in_it() -> None:
     values = [struct.pack(">cd", b"d", value) for value in (float("nan"), float("inf"), float("-inf"), 1.5)]
     values.append(struct.pack(">cf", b"f", float("nan")))
     block = b"\x20\x00" + sized(b"", entry(b"h", sized(b"A", b"".join(values))))
-    raws: list[Raw] = [(1, False, block, b"")]
+    raws: list[Raw] = [(1, False, block, b"", WHERE)]
     assert check(raws) == []
     ((pair,),) = DECODER.columns["properties"](raws)
 
@@ -385,10 +408,10 @@ def test_a_delivery_that_lies_about_its_lengths_is_no_frame(arguments: bytes) ->
     assert taken.raws == []
 
 
-@pytest.mark.parametrize(
-    "method", [b"", b"\x04ctag", b"\x04ctag" + bytes(9), b"\x04ctag" + bytes(9) + b"\xff", b"\xff"]
-)
-def test_an_unreadable_message_is_named_also_where_its_delivery_ends_early(method: bytes) -> None:
-    odd = unreadable((1, False, b"\x20\x00", b"body"), "odd", method)
+@pytest.mark.parametrize("where", [b"", b"\x00", b"\xff", b"\x02ex", b"\x02e"])
+def test_an_unreadable_message_is_named_also_where_its_delivery_ends_early(where: bytes) -> None:
+    odd = unreadable((1, False, b"\x20\x00", b"body", where), "odd")
     (told,) = DECODER.unreadable([odd])
     assert "odd" in str(told)
+    for name in ("exchange", "routingKey"):
+        assert DECODER.columns[name]([odd]) == [None]

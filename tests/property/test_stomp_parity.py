@@ -27,11 +27,15 @@ from tests.support.stomp_oracle import Delivery, cut_by_stomp_py, headers_of
 NAMES = [
     b"ack", b"amqp-message-id", b"message-id", b"correlation-id", b"content-type", b"type", b"priority", b"timestamp",
     b"expires", b"expiration", b"redelivered", b"x-delivery-count", b"reply-to", b"destination", b"subscription",
-    b"destination-type", b"JMS_AMQP_X", b"__HDR_A", b"_AMQ_B", b"own", b"other",
+    b"destination-type", b"persistent", b"user-id", b"JMSXUserID", b"app-id", b"content-encoding",
+    b"JMS_AMQP_ContentEncoding", b"_AMQ_GROUP_SEQUENCE", b"JMSXGroupSeq", b"JMSXGroupID", b"JMS_AMQP_X",
+    b"__HDR_A", b"_AMQ_B", b"own", b"other",
     b"ack2", b"type-of", b"content-length2", b"x-type", b"my-message-id", b"ac", b"",
     b"a\\cb", b"a\\\\b", b"a\\b", b"odd\\", b"\xff", b"caf\xc3\xa9", b"caf\xe9", b"\xed\xa0\x80", b"x\rz", b"\\n",
 ]  # fmt: skip
 VALUES = [
+    b"/queue/q", b"/topic/a.b", b"/exchange/e%2Fx/k%ff%", b"/exchange/e", b"/exchange/e/k/x", b"/amq/queue/q",
+    b"/queue/%C3%A9\xff",
     b"", b"1", b"true", b"false", b"4", b"1700000000123", b"9" * 18, b"9" * 30, b"-1", b" 7", b"+7", b"1_0",
     b"\xc2\xb2", b"\xd9\xa1", b"ID\\ca-1\\c2\\c3\\c4", b"ID:a:1:2:-3", b"12,34", b"12,\xff", b"a\\\\cb\\n\\r\\t\\",
     b"\xff\xfe", b"caf\xc3\xa9", b"\xc3", b"a:b:c", b":", b"ack:9", b"x\ry", b"4\r", b"\0",

@@ -74,6 +74,16 @@ def headers_of(lines: Sequence[bytes], last: str = "") -> dict[str, str]:
     return {"" if name == _NO_NAME else name: found for name, found in headers.items()}
 
 
+def _unescaped(part: str) -> str | None:
+    """With its octets in place of `%..`."""
+    text = re.sub("%([0-9A-Fa-f]{2})", lambda found: chr(int(found[1], 16) + 0xE000), part)
+    octets = b"".join(
+        bytes([ord(one) - 0xE000]) if 0xE000 <= ord(one) < 0xE100 else one.encode("utf-8", "surrogateescape")
+        for one in text
+    )
+    return octets.decode("utf-8", "backslashreplace")
+
+
 @dataclass(frozen=True)
 class Delivery:
     """One message, and what the source is to make of it.
@@ -137,7 +147,47 @@ class Delivery:
             "expiration": self._expiration_us,
             "redelivered": self.headers.get("redelivered") == "true",
             "deliveryCount": self._delivery_count,
+            "routingKey": self._routing[1],
+            "exchange": self._routing[0],
+            "userId": self._shown_first("user-id" if self._of_rabbitmq else "JMSXUserID"),
+            "appId": self._shown_first("app-id" if self._of_rabbitmq else "JMSXAppID"),
+            "contentEncoding": self._shown_first(
+                "content-encoding", *([] if self._of_rabbitmq else ["JMS_AMQP_ContentEncoding"])
+            ),
+            "persistent": None if self.error and "persistent" not in self.headers else self._is("persistent"),
+            "groupId": self._shown_first(*self._by_broker(["JMSXGroupID"], ["_AMQ_GROUP_ID"])),
+            "groupSequence": self._group_sequence,
         }[name]
+
+    @property
+    def _of_rabbitmq(self) -> bool:
+        return bool(self.dialect.cumulative)
+
+    def _by_broker(self, rabbitmq: list[str], artemis: list[str]) -> list[str]:
+        return rabbitmq if self._of_rabbitmq else [] if self.dialect.stalls else artemis
+
+    def _is(self, name: str) -> bool:
+        return self.headers.get(name) == "true"
+
+    def _shown_first(self, *names: str) -> str | None:
+        return next((_shown(self.headers[name]) for name in names if name in self.headers), None)
+
+    @property
+    def _group_sequence(self) -> int | None:
+        names = self._by_broker(["JMSXGroupSeq"], ["_AMQ_GROUP_SEQUENCE", "JMSXGroupSeq"])
+        numbers = (self._number(name, _INT64_MAX) for name in names)
+        return next((number for number in numbers if number is not None), None)
+
+    @property
+    def _routing(self) -> tuple[str | None, str | None]:
+        """Exchange and routing key."""
+        shape = r"/(?:(queue|topic)/|exchange/([^/]*)/?)([^/]*)"
+        found = re.fullmatch(shape, self.headers.get("destination", ""), re.DOTALL) if self._of_rabbitmq else None
+        if found is None:
+            return None, None
+        kind, exchange, key = found.groups()
+        parts = {"queue": "", "topic": "amq.topic"}.get(kind, exchange), key
+        return tuple(_unescaped(part) for part in parts)  # type: ignore[return-value]
 
     def _number(self, name: str, most: int) -> int | None:
         text = self.headers.get(name, "")

@@ -27,10 +27,10 @@ from pyspark_mq.sources.connections.block import (
 from pyspark_mq.sources.connections.events import Delivered
 from pyspark_mq.sources.connections.processes.wire import Channel, read_event, send_event
 from pyspark_mq.sources.message_id import MessageIds
-from pyspark_mq.spark_source.schema import SCHEMA, BatchBuilder
+from pyspark_mq.spark_source.schema import ALL_COLUMNS, BatchBuilder
 from tests.unit.test_decoder_parity import SAMPLES, SOURCES, UNREADABLE, Sample, amqp091
 
-BUILDER = BatchBuilder(SCHEMA)
+BUILDER = BatchBuilder(ALL_COLUMNS)
 BODY_HASH = IdSource("body-hash")
 MESSAGE_ID = IdSource("message-id")
 EVERYTHING = {**SAMPLES, **{f"unreadable {name}": sample for name, sample in UNREADABLE.items()}}

@@ -11,7 +11,7 @@ from uuid import UUID
 
 import pika
 import pytest
-from pyspark.sql.types import BooleanType, DataType, IntegerType, MapType, StringType, TimestampType
+from pyspark.sql.types import BooleanType, DataType, IntegerType, LongType, MapType, StringType, TimestampType
 
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.dedup import IdSource
@@ -24,7 +24,7 @@ from pyspark_mq.sources.connections.decoder import UNREADABLE_PROPERTY, Decoder
 from pyspark_mq.sources.protocols import CONSUMERS, consumer_class
 from pyspark_mq.sources.stomp.decoder import StompDecoder
 from pyspark_mq.sources.stomp.frames import UnreadableHeaders
-from pyspark_mq.spark_source.schema import SCHEMA, BatchBuilder
+from pyspark_mq.spark_source.schema import ALL_COLUMNS, SCHEMA, BatchBuilder
 from tests.support.columns import built
 from tests.support.memory import MemoryDecoder
 from tests.support.stomp import block
@@ -35,8 +35,12 @@ NUMBERS = ("priority", "timestamp", "expires", "expiration", "x-delivery-count")
 OWN = {"messageId", "body", "destination"}
 
 
+#: Encoded, exchange `ex` and routing key `orders`.
+WHERE = b"\x02ex\x06orders"
+
+
 def amqp091(tag: int, body: bytes = b"", *, redelivered: bool = False, **properties: Any) -> Any:
-    return tag, redelivered, b"".join(pika.BasicProperties(**properties).encode()), body
+    return tag, redelivered, b"".join(pika.BasicProperties(**properties).encode()), body, WHERE
 
 
 AMQP_0_9_1 = [
@@ -49,7 +53,7 @@ AMQP_0_9_1 = [
         headers={
             "text": "t", "bytes": b"\xff", "number": -5, "flag": True, "none": None, "table": {"a": [1, b"\xfe"]},
             "decimal": Decimal("1.5"), "time": datetime(2024, 1, 1, tzinfo=timezone.utc), b"\xff": "name",
-            "x-delivery-count": 3,
+            "x-delivery-count": 3, "JMSXGroupID": "group", "JMSXGroupSeq": 2**40,
         },
         correlation_id="c",
         reply_to="r",
@@ -58,6 +62,10 @@ AMQP_0_9_1 = [
         priority=7,
         timestamp=1_700_000_000,
         expiration="60000",
+        user_id="guest",
+        app_id=b"\xff",
+        content_encoding="gzip",
+        delivery_mode=2,
     ),
     amqp091(3, headers={}, message_id=b"\xff", correlation_id=b"\xff", timestamp=2**64 - 1, expiration="never"),
 ]  # fmt: skip
@@ -66,7 +74,9 @@ AMQP_1_0 = [
     Amqp10Raw(1, b"", None, None, None, None, None, 4, 0, 0, 0, False, None),
     Amqp10Raw(
         2, b"\x00body\xff", "id", UUID(int=5), "r", "text/plain", "order", 7, 1_700_000_000_000, 1_700_000_060_000, 3,
-        True, {"text": "t", "bytes": b"\xff", "number": -5, "flag": True, "none": None, "list": [1, {"a": 2.5}]},
+        True, {"text": "t", "bytes": b"\xff", "number": -5, "flag": True, "none": None, "list": [1, {"a": 2.5}],
+         "JMSXAppID": "app"},
+        (), True, (b"\xff", "gzip", "group", 2**32 - 1), ("ex", "key"),
     ),
     Amqp10Raw(3, b"x", b"\xff", 7, None, None, None, 4, 2**63 - 1, -1, 0, True, {}),
 ]  # fmt: skip
@@ -78,7 +88,10 @@ def stomp(broker: str) -> list[Any]:
         "ack": "1", "message-id": "T_1", "amqp-message-id": "id", "content-length": "6", "correlation-id": "c",
         "reply-to": "/queue/r", "content-type": "text/plain", "type": "order", "priority": "7",
         "timestamp": "1700000000", "expires": "1700000060000", "expiration": "60000", "redelivered": "true",
-        "x-delivery-count": "3", "own": "a:b", "\udcff": "\udcff",
+        "x-delivery-count": "3", "own": "a:b", "\udcff": "\udcff", "destination": "/exchange/a%2Fb/%FF",
+        "persistent": "true", "user-id": "u", "app-id": "a", "JMSXAppID": "a", "content-encoding": "gzip",
+        "_AMQ_GROUP_ID": "g", "JMSXGroupID": "g", "JMSXUserID": "\udcff", "_AMQ_GROUP_SEQUENCE": "7",
+        "JMSXGroupSeq": "8",
     }  # fmt: skip
     odd = {"priority": "high", "timestamp": "9" * 40, "expires": "-1", "redelivered": "", "x-delivery-count": "?"}
     return [
@@ -90,18 +103,29 @@ def stomp(broker: str) -> list[Any]:
 
 @dataclass(frozen=True)
 class Sample:
-    """Deliveries as a protocol brings them: the first has nothing that can be left out."""
+    """Deliveries as a protocol brings them: the first has nothing that can be left out.
+
+    Attributes:
+        silent: columns that are null whatever a message says, as the broker does not say it.
+    """
 
     decoder: Decoder
     raws: Sequence[Any]
+    silent: frozenset[str] = frozenset()
 
 
 SAMPLES = {
     "amqp-0-9-1": Sample(Amqp091Decoder(), AMQP_0_9_1),
     "amqp-1.0": Sample(Amqp10Decoder(), AMQP_1_0),
     "stomp of rabbitmq": Sample(StompDecoder(), stomp("rabbitmq")),
-    "stomp of activemq": Sample(StompDecoder(), stomp("activemq")),
-    "stomp of artemis": Sample(StompDecoder(), stomp("artemis")),
+    "stomp of activemq": Sample(
+        StompDecoder(),
+        stomp("activemq"),
+        frozenset({"deliveryCount", "routingKey", "exchange", "groupId", "groupSequence"}),
+    ),
+    "stomp of artemis": Sample(
+        StompDecoder(), stomp("artemis"), frozenset({"deliveryCount", "routingKey", "exchange"})
+    ),
 }
 SOURCES = [IdSource("message-id"), IdSource("correlation-id"), IdSource("property", "own")]
 
@@ -112,9 +136,8 @@ UNREADABLE = {
         Amqp091Decoder(),
         [
             unreadable(
-                (9, False, b"\x20\x80" + bytes(3) + b"\x05\x01aT\0\0" + b"\x03odd", b"x"),
+                (9, False, b"\x20\x80" + bytes(3) + b"\x05\x01aT\0\0" + b"\x03odd", b"x", WHERE),
                 "a value is longer than its table",
-                b"\x04ctag" + bytes(9) + b"\x00\x06orders",
             )
         ],
     ),
@@ -141,7 +164,7 @@ def is_of(kind: DataType, value: Any) -> bool:
         return type(value) is bool
     if isinstance(kind, IntegerType):
         return isinstance(value, int) and not isinstance(value, bool) and -(2**31) <= value < 2**31
-    assert isinstance(kind, TimestampType)
+    assert isinstance(kind, TimestampType | LongType)
     return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
 
 
@@ -153,7 +176,7 @@ def test_every_protocol_has_samples() -> None:
 
 @samples
 def test_a_decoder_has_the_columns_of_the_schema_and_no_others(sample: Sample) -> None:
-    assert set(sample.decoder.columns) == set(SCHEMA.fieldNames()) - OWN
+    assert set(sample.decoder.columns) == set(ALL_COLUMNS.fieldNames()) - OWN
 
 
 def test_the_decoder_of_the_queue_in_memory_has_them_too() -> None:
@@ -161,14 +184,14 @@ def test_the_decoder_of_the_queue_in_memory_has_them_too() -> None:
 
 
 @samples
-@pytest.mark.parametrize("name", sorted(set(SCHEMA.fieldNames()) - OWN))
+@pytest.mark.parametrize("name", sorted(set(ALL_COLUMNS.fieldNames()) - OWN))
 def test_a_column_has_values_of_its_kind(sample: Sample, name: str) -> None:
-    make, kind = sample.decoder.columns[name], SCHEMA[name].dataType
+    make, kind = sample.decoder.columns[name], ALL_COLUMNS[name].dataType
     values = make(sample.raws)
     assert len(values) == len(sample.raws)
     assert [value for value in values if not is_of(kind, value)] == []
     assert make([]) == []
-    assert values[1] is not None or name == "deliveryCount"
+    assert (values[1] is None) is (name in sample.silent)
 
 
 @pytest.mark.parametrize("number", [2**31 - 2, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**64 - 1])
@@ -187,10 +210,10 @@ def test_a_number_fits_its_column_or_is_null(number: int) -> None:
         ),
     ]
     for decoder, raw in counted:
-        batch = built(BatchBuilder(SCHEMA), [raw], decoder)
+        batch = built(BatchBuilder(ALL_COLUMNS), [raw], decoder)
         batch.validate(full=True)
         for name in ("priority", "timestamp", "expiration", "deliveryCount"):
-            assert is_of(SCHEMA[name].dataType, decoder.columns[name]([raw])[0])
+            assert is_of(ALL_COLUMNS[name].dataType, decoder.columns[name]([raw])[0])
     counts = [decoder.columns["deliveryCount"]([raw])[0] for decoder, raw in counted[:3]]
     assert counts == ([number + 1] * 3 if fits else [1, None, 1])
 
@@ -223,14 +246,14 @@ def test_an_unreadable_delivery_has_all_columns_and_tells_what_is_known(name: st
     assert odd.data
     assert odd.error
     assert "'odd'" in str(odd)
-    batch = built(BatchBuilder(SCHEMA), sample.raws, sample.decoder)
+    batch = built(BatchBuilder(ALL_COLUMNS), sample.raws, sample.decoder)
     batch.validate(full=True)
     assert dict(batch.column("properties").to_pylist()[0])[UNREADABLE_PROPERTY] == odd.error
 
 
 @samples
 def test_a_batch_of_all_columns_can_be_made(sample: Sample) -> None:
-    batch = built(BatchBuilder(SCHEMA), sample.raws, sample.decoder)
+    batch = built(BatchBuilder(ALL_COLUMNS), sample.raws, sample.decoder)
     batch.validate(full=True)
     assert batch.num_rows == len(sample.raws)
 

@@ -106,7 +106,9 @@ OPTIONS = {
     "password": Row(lambda o: o.settings.endpoint.password, None),
     "passwordFile": Row(lambda o: o.settings.endpoint.password_file, None),
     "queue": Row(lambda o: o.settings.endpoint.queue, REQUIRED, taken={"a queue/with:signs": "a queue/with:signs"}),
-    "queuePattern": Row(lambda o: o.settings.pattern, None, refused={"orders-(": "one of Python, for a whole name"}),
+    "queuePattern": Row(
+        lambda o: o.settings.pattern, None, refused={"orders-(": "one of Python", "[[": "for a whole name"}
+    ),
     "queuePatternInterval": Row(lambda o: o.settings.pattern_interval_s, 60.0, refused={"1": TIME, "999ms": "from 1s"}),
     "managementUrl": Row(
         lambda o: o.management,
@@ -116,6 +118,9 @@ OPTIONS = {
     "topic": Row(lambda o: o.settings.endpoint.topic, None),
     "subscription": Row(lambda o: o.settings.endpoint.subscription, None),
     "selector": Row(lambda o: o.settings.endpoint.selector, None),
+    "includeMetadata": Row(
+        lambda o: o.include_metadata, False, taken={"True": True, "false": False}, refused={"yes": FLAG}
+    ),
     "guarantee": Row(
         lambda o: o.settings.guarantee,
         Guarantee.EXACTLY_ONCE,

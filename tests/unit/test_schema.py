@@ -42,7 +42,7 @@ from pyspark_mq.sources.amqp091.frames import Raw
 from pyspark_mq.sources.amqp091.properties import check
 from pyspark_mq.sources.connections.block import make_block
 from pyspark_mq.sources.connections.decoder import Decoder
-from pyspark_mq.spark_source.schema import SCHEMA, BatchBuilder
+from pyspark_mq.spark_source.schema import ALL_COLUMNS, SCHEMA, BatchBuilder
 from tests.support import columns
 
 OPTIONS_PAGE = Path(__file__).parents[2] / "docs" / "options.md"
@@ -54,6 +54,12 @@ DDL = (
     "correlationId:string,replyTo:string,contentType:string,type:string,priority:int,"
     "timestamp:timestamp,expiration:timestamp,redelivered:boolean,deliveryCount:int>"
 )
+METADATA = {
+    "routingKey": "string", "exchange": "string", "userId": "string", "appId": "string", "contentEncoding": "string",
+    "persistent": "boolean", "groupId": "string", "groupSequence": "bigint",
+}  # fmt: skip
+#: Encoded, exchange `ex` and routing key `key`.
+WHERE = b"\x02ex\x03key"
 SECOND = 1_000_000
 
 
@@ -67,13 +73,14 @@ def delivery(
     redelivered: bool = False,
     tag: int = 1,
 ) -> Raw:
-    return tag, redelivered, b"".join((properties or pika.BasicProperties()).encode()), body
+    return tag, redelivered, b"".join((properties or pika.BasicProperties()).encode()), body, WHERE
 
 
 def encoded(properties: bytes) -> Raw:
     """With properties that pika does not write."""
-    assert check([(1, False, properties, b"")]) == []
-    return 1, False, properties, b""
+    raw = (1, False, properties, b"", WHERE)
+    assert check([raw]) == []
+    return raw
 
 
 def short(text: bytes) -> bytes:
@@ -122,16 +129,20 @@ EMPTY = delivery(properties=pika.BasicProperties(message_id="id-2"))
 def test_the_columns_are_those_of_the_documentation() -> None:
     assert SCHEMA.simpleString() == DDL
     assert [field.name for field in SCHEMA] == NAMES
-    assert all(field.nullable for field in SCHEMA)
+    assert all(field.nullable for field in ALL_COLUMNS)
+    assert list(ALL_COLUMNS) == [*SCHEMA, *ALL_COLUMNS.fields[len(NAMES) :]]
+    assert {field.name: field.dataType.simpleString() for field in ALL_COLUMNS.fields[len(NAMES) :]} == METADATA
 
 
 def test_the_documentation_has_every_column_with_its_type_and_its_origin() -> None:
     section = OPTIONS_PAGE.read_text("utf-8").partition("\n## Columns\n")[2].partition("\n## ")[0]
     types = re.findall(r"^\| `(\w+)` \| ([\w<>,]+) \|[^|]*\|$", section, re.MULTILINE)
-    assert types == [(field.name, field.dataType.simpleString()) for field in SCHEMA]
+    assert types == [(field.name, field.dataType.simpleString()) for field in ALL_COLUMNS]
     origins = section.partition("\n| column | AMQP 0-9-1 |")[2]
     known_without = ["destination"]  # from the options, not from the message
-    assert re.findall(r"^\| `(\w+)` \|", origins, re.MULTILINE) == [name for name in NAMES if name not in known_without]
+    assert re.findall(r"^\| `(\w+)` \|", origins, re.MULTILINE) == [
+        name for name in ALL_COLUMNS.fieldNames() if name not in known_without
+    ]
 
 
 def arrow_schema_of_spark(schema: StructType) -> pa.Schema:
@@ -146,8 +157,9 @@ def arrow_schema_of_spark(schema: StructType) -> pa.Schema:
     [
         SCHEMA,
         StructType(list(reversed(SCHEMA.fields))),
-        *(StructType([field]) for field in SCHEMA),
-        StructType([StructField(field.name, field.dataType, nullable=False) for field in SCHEMA]),
+        ALL_COLUMNS,
+        *(StructType([field]) for field in ALL_COLUMNS),
+        StructType([StructField(field.name, field.dataType, nullable=False) for field in ALL_COLUMNS]),
         StructType([StructField("properties", MapType(StringType(), StringType(), valueContainsNull=False))]),
     ],
     ids=lambda schema: f"{schema.fields[0].name} of {len(schema)}",

@@ -120,7 +120,7 @@ class Connection(SelectConnection):  # type: ignore[misc]
     _frame_buffer: bytes
     bytes_received: int
 
-    def read_deliveries(self, channel: int, deliver: Callable[[list[Raw], list[bytes]], None]) -> bool:
+    def read_deliveries(self, channel: int, deliver: Callable[[list[Raw]], None]) -> bool:
         """From now on have deliveries on that channel handed over as they are; False if that is not possible."""
         if not _HAS_SEAM or not isinstance(getattr(self, "_frame_buffer", None), bytes):
             return False

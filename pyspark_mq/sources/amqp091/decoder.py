@@ -19,6 +19,8 @@ __all__ = ["Amqp091Decoder", "as_text"]
 _MICROSECONDS = 1_000_000
 _INT64_MAX = 2**63 - 1
 _INT32_MAX = 2**31 - 1
+#: Python refuses to convert thousands of digits.
+_DIGITS_MAX = 20
 #: What JSON has no number for, as texts (RFC 8259, section 6).
 _NO_NUMBERS = {"inf": "Infinity", "-inf": "-Infinity", "nan": "NaN"}
 
@@ -63,6 +65,13 @@ _priority = Field("priority")
 _timestamp = Field("timestamp")
 _expiration = Field("expiration")
 _headers = Field("headers")
+_user_id = Field("user_id")
+_app_id = Field("app_id")
+_content_encoding = Field("content_encoding")
+_delivery_mode = Field("delivery_mode")
+
+#: AMQP 0-9-1, domain delivery-mode.
+_PERSISTENT = 2
 
 _DELIVERY_COUNT = b"x-delivery-count"
 
@@ -127,6 +136,27 @@ def _counted(count: object) -> int | None:
     return count + 1 if counts else None  # type: ignore[operator]
 
 
+def _persistent(raws: Sequence[Raw]) -> list[bool | None]:
+    # Without the field a message is transient (RabbitMQ); of one that cannot be read it may be what is missing.
+    modes = _delivery_mode.numbers(raws)
+    return [
+        None if mode is None and type(raw) is UnreadableRaw else mode == _PERSISTENT
+        for mode, raw in zip(modes, raws, strict=True)
+    ]
+
+
+def _of_header(name: bytes, meaning: Callable[[object], Any]) -> Callable[[Sequence[Raw]], list[Any]]:
+    return lambda raws: [meaning(header(table, name)) for table in _headers.tables(raws)]
+
+
+def _sequence(value: object) -> int | None:
+    # Clients that write JMS properties into headers write it as a number or as text.
+    if isinstance(value, str) and value.isdecimal() and len(value) < _DIGITS_MAX:
+        value = int(value)
+    whole = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _INT64_MAX
+    return value if whole else None  # type: ignore[return-value]
+
+
 class Amqp091Decoder(Decoder):
     """Columns of :data:`~pyspark_mq.sources.amqp091.frames.Raw`."""
 
@@ -167,27 +197,31 @@ class Amqp091Decoder(Decoder):
             "expiration": _expirations_us,
             "redelivered": lambda raws: [raw[1] for raw in raws],
             "deliveryCount": _delivery_counts,
+            "routingKey": lambda raws: [_routing(raw[4])[1] for raw in raws],
+            "exchange": lambda raws: [_routing(raw[4])[0] for raw in raws],
+            "userId": _texts(_user_id),
+            "appId": _texts(_app_id),
+            "contentEncoding": _texts(_content_encoding),
+            "persistent": _persistent,
+            "groupId": _of_header(b"JMSXGroupID", as_text),
+            "groupSequence": _of_header(b"JMSXGroupSeq", _sequence),
         }
     )
 
 
 def _unreadable(raw: UnreadableRaw) -> Unreadable:
-    tag, _, _, _, encoded, error, method = raw
-    known = dict(zip(("exchange", "routing key"), _routing(method), strict=True))
+    tag, _, _, _, where, encoded, error = raw
+    known = dict(zip(("exchange", "routing key"), _routing(where), strict=True))
     fields = {"message id": _message_id, "correlation id": _correlation_id, "type": _type}
     known |= {name: as_text(field.texts([raw])[0]) for name, field in fields.items()}
     return Unreadable(tag, {name: value for name, value in known.items() if value is not None}, encoded, error)
 
 
-def _routing(method: bytes) -> tuple[str | None, str | None]:
-    """Exchange and routing key from the arguments of basic.deliver, behind consumer tag, delivery tag and bits.
-
-    None where the arguments end before, or are not known.
-    """
+def _routing(where: bytes) -> tuple[str | None, str | None]:
+    """Exchange and routing key, the last arguments of basic.deliver; None where these end before."""
     try:
-        at = 1 + method[0] + 9
-        end = at + 1 + method[at]
-        exchange, key = method[at + 1 : end], method[end + 1 : end + 1 + method[end]]
+        end = 1 + where[0]
+        exchange, key = where[1:end], where[end + 1 : end + 1 + where[end]]
     except IndexError:
         return None, None
     return as_text(exchange), as_text(key)

@@ -14,9 +14,9 @@ from typing import TypeAlias
 
 __all__ = ["FRAME_BYTES_MIN", "DeliveryReader", "FrameError", "Raw"]
 
-#: (delivery tag, redelivered, encoded properties, body). A subclass of tuple with more stands for one that cannot be
-#: read, see `properties`.
-Raw: TypeAlias = "tuple[int, bool, bytes, bytes]"
+#: (delivery tag, redelivered, encoded properties, body, encoded exchange and routing key). A subclass of tuple
+#: with more stands for one that cannot be read, see `properties`.
+Raw: TypeAlias = "tuple[int, bool, bytes, bytes, bytes]"
 
 #: The least that may be negotiated as the largest frame (AMQP 0-9-1, constant frame-min-size).
 FRAME_BYTES_MIN = 4096
@@ -43,12 +43,12 @@ class FrameError(Exception):
 class _Open:
     """A delivery of which a part has come."""
 
-    __slots__ = ("left", "method", "parts", "properties", "redelivered", "tag")
+    __slots__ = ("left", "parts", "properties", "redelivered", "tag", "where")
 
-    def __init__(self, tag: int, redelivered: bool, method: bytes) -> None:
+    def __init__(self, tag: int, redelivered: bool, where: bytes) -> None:
         self.tag = tag
         self.redelivered = redelivered
-        self.method = method
+        self.where = where
         self.properties: bytes | None = None
         self.left = 0
         self.parts: list[bytes] = []
@@ -62,7 +62,7 @@ class DeliveryReader:
     Args:
         channel: number of the channel.
         frame_bytes_max: of a whole frame, as negotiated.
-        deliver: called with deliveries, in order, and with the payload of the method frame of each.
+        deliver: called with deliveries, in order.
         pass_on: called with every other frame, whole; the deliveries before it have been handed over.
     """
 
@@ -70,7 +70,7 @@ class DeliveryReader:
         self,
         channel: int,
         frame_bytes_max: int,
-        deliver: Callable[[list[Raw], list[bytes]], None],
+        deliver: Callable[[list[Raw]], None],
         pass_on: Callable[[bytes], None],
     ) -> None:
         self._channel = channel
@@ -81,7 +81,7 @@ class DeliveryReader:
         self._parts: list[bytes] = []
         self._have = self._need = 0
         self._found: list[Raw] = []
-        self._methods: list[bytes] = []
+        self._where = b""
 
     def feed(self, data: bytes) -> None:
         """Take in what was read.
@@ -110,8 +110,7 @@ class DeliveryReader:
     def _hand_over(self) -> None:
         if self._found:
             found, self._found = self._found, []
-            methods, self._methods = self._methods, []
-            self._deliver(found, methods)
+            self._deliver(found)
 
     def _cut(self, data: bytes) -> int:
         """Take whole frames; where the first that is not whole begins."""
@@ -135,7 +134,11 @@ class DeliveryReader:
             if behind + _TAG_AND_BITS >= end:
                 raise FrameError("a delivery is shorter than its consumer tag says")
             tag, bits = _tag_and_bits(data, behind)
-            method = data[at + 11 : end - 1]
+            where = data[behind + _TAG_AND_BITS : end - 1]
+            if where == self._where:
+                where = self._where  # one object, as long as they are the same
+            else:
+                self._where = where
             at = end
             if size - at >= _CONTENT_HEAD:
                 kind, channel, length, class_id, _, body_size = _content_head(data, at)
@@ -148,11 +151,10 @@ class DeliveryReader:
                     and _frame_head(data, end) == (_BODY, own, body_size)
                 ):
                     body = data[end + _HEAD : body_end - 1]
-                    self._found.append((tag, bits & 1 == 1, data[at + _CONTENT_HEAD : end - 1], body))
-                    self._methods.append(method)
+                    self._found.append((tag, bits & 1 == 1, data[at + _CONTENT_HEAD : end - 1], body, where))
                     at = body_end
                     continue
-            self._open = _Open(tag, bits & 1 == 1, method)
+            self._open = _Open(tag, bits & 1 == 1, where)
         self._need = _HEAD
         return at
 
@@ -183,5 +185,5 @@ class DeliveryReader:
         if opened.left:
             return
         self._open = None
-        self._found.append((opened.tag, opened.redelivered, opened.properties, b"".join(opened.parts)))
-        self._methods.append(opened.method)
+        body = b"".join(opened.parts)
+        self._found.append((opened.tag, opened.redelivered, opened.properties, body, opened.where))

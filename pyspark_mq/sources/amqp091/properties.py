@@ -82,7 +82,7 @@ def _end(block: bytes, at: int, steps: Sequence[int]) -> int:
 class UnreadableRaw(tuple[Any, ...]):
     """A delivery whose properties cannot be read.
 
-    (tag, redelivered, what can be read of the properties, body, the properties, why not, arguments of basic.deliver).
+    (tag, redelivered, what can be read of the properties, body, exchange and routing key, the properties, why not).
     What can be read is a block of properties like any other, with the reason among its headers.
     """
 
@@ -107,7 +107,7 @@ def check(raws: list[Raw]) -> list[tuple[int, str]]:
             if way is None:
                 if block[1] & _MORE:
                     block = _plain_flags(block)
-                    raws[place] = (raw[0], raw[1], block, raw[3])
+                    raws[place] = (*raw[:2], block, *raw[3:])
                 way = _ways[block[:2]] = _Way(_steps(int.from_bytes(block[:2], "big")))
             at = way.start
             for step in way.steps:
@@ -184,10 +184,10 @@ def _check_value(block: bytes, at: int, end: int, depth: int) -> int:
     return at
 
 
-def unreadable(raw: Raw, error: str, method: bytes) -> UnreadableRaw:
+def unreadable(raw: Raw, error: str) -> UnreadableRaw:
     """A stand-in for a delivery whose properties cannot be read."""
-    tag, redelivered, block, body = raw
-    return UnreadableRaw((tag, redelivered, _readable(block, error), body, block, error, method))
+    tag, redelivered, block, body, where = raw
+    return UnreadableRaw((tag, redelivered, _readable(block, error), body, where, block, error))
 
 
 def _readable(block: bytes, error: str) -> bytes:

@@ -240,10 +240,10 @@ class Amqp091Consumer(Consumer):
             tag = f"pyspark-mq-{self._started:06}"
             self._consumer_tags.append(self._channel.basic_consume(self._queue, self._called_back, consumer_tag=tag))
 
-    def _deliver(self, raws: list[Raw], methods: list[bytes]) -> None:
+    def _deliver(self, raws: list[Raw]) -> None:
         """Take deliveries in, in order."""
         for place, error in check(raws):
-            raws[place] = unreadable(raws[place], error, methods[place])
+            raws[place] = unreadable(raws[place], error)
             if not self.keeps_unreadable:
                 self._ended(self._refuse(self.decoder.unreadable([raws[place]])[0]))
                 del raws[place:]
@@ -265,7 +265,8 @@ class Amqp091Consumer(Consumer):
 
     def _called_back(self, _: Any, method: Any, properties: Any, body: bytes) -> None:
         """A delivery that pika has decoded."""
-        self._deliver([(method.delivery_tag, method.redelivered, b"".join(properties.encode()), body)], [b""])
+        where = b"".join(method.encode())[10 + len(method.consumer_tag.encode()) :]
+        self._deliver([(method.delivery_tag, method.redelivered, b"".join(properties.encode()), body, where)])
 
     def _pause(self) -> None:
         # Cancelling would cost deliveries, and have the broker count a consumer less while it holds messages.

@@ -21,18 +21,27 @@ from pyspark_mq.sources.amqp10.encoding import Pairs, read_map
 from pyspark_mq.sources.connections.decoder import UNREADABLE_PROPERTY, Decoder, Unreadable
 
 __all__ = [
-    "JMS_KIND", "Header", "Named", "Properties", "Raw", "UnreadableRaw", "body_bytes", "json_text", "make_raw", "text",
+    "JMS_KIND", "NOWHERE", "NO_OTHERS", "ROUTING", "Header", "Named", "Others", "Properties", "Raw", "Routing",
+    "UnreadableRaw", "body_bytes", "json_text", "make_raw", "text",
 ]  # fmt: skip
 
 #: Message annotation with the kind of a JMS message ("AMQP JMS Mapping", 3.2.1), and the property made of it.
 JMS_KIND = "x-opt-jms-msg-type"
+#: Message annotations of RabbitMQ 4: where a message was published.
+ROUTING = ("x-exchange", "x-routing-key")
 _INT64_MAX = 2**63 - 1
 _INT32_MAX = 2**31 - 1
 
-#: Priority, time to live in milliseconds, deliveries before, redelivered.
-Header: TypeAlias = "tuple[int, int, int, bool]"
-#: Correlation ID, reply-to, content type, subject, expiry and creation in milliseconds, group.
-Properties: TypeAlias = "tuple[Any, str | None, str | None, str | None, int, int, str | None]"
+#: Priority, time to live in milliseconds, deliveries before, redelivered, durable.
+Header: TypeAlias = "tuple[int, int, int, bool, bool]"
+#: User ID, content encoding, group, number within it; most messages have none of them.
+Others: TypeAlias = "tuple[bytes | None, str | None, str | None, int | None]"
+NO_OTHERS: Others = (None, None, None, None)
+#: Correlation ID, reply-to, content type, subject, expiry and creation in milliseconds, and the rest.
+Properties: TypeAlias = "tuple[Any, str | None, str | None, str | None, int, int, Others]"
+#: Exchange and routing key.
+Routing: TypeAlias = "tuple[str | None, str | None]"
+NOWHERE: Routing = (None, None)
 #: What sections other than `application-properties` say under the name of a property.
 Named: TypeAlias = "tuple[tuple[str, str], ...]"
 
@@ -50,6 +59,7 @@ class Raw(NamedTuple):
         properties: application properties, see :func:`text`. As bytes while they are encoded: a map that
             :func:`~pyspark_mq.sources.amqp10.encoding.check_map` has passed.
         named: what other sections say under the name of a property; it comes before one of that name.
+        durable: whether the broker was to keep it over a restart; None if that could not be read.
     """
 
     tag: int
@@ -66,6 +76,9 @@ class Raw(NamedTuple):
     redelivered: bool
     properties: Mapping[str, object] | bytes | None
     named: Named = ()
+    durable: bool | None = None
+    others: Others = NO_OTHERS
+    routing: Routing = NOWHERE
 
 
 class UnreadableRaw(Raw):
@@ -85,19 +98,20 @@ def make_raw(
     properties: Properties,
     application: Mapping[str, object] | bytes | None,
     named: Named,
+    routing: Routing,
 ) -> Raw:
     """The delivery of a message with these sections."""
-    priority, ttl_ms, deliveries, redelivered = header
-    correlation_id, reply_to, content_type, subject, expires_ms, created_ms, group = properties
+    priority, ttl_ms, deliveries, redelivered, durable = header
+    correlation_id, reply_to, content_type, subject, expires_ms, created_ms, others = properties
     if ttl_ms and created_ms and not expires_ms:
         expires_ms = created_ms + ttl_ms
-    if group is not None:
-        named = (*named, ("JMSXGroupID", group))
+    if others[2] is not None:
+        named = (*named, ("JMSXGroupID", others[2]))
     made: Raw = _make(
         Raw,
         (
             tag, body, message_id, correlation_id, reply_to, content_type, subject, priority, created_ms,
-            expires_ms, deliveries, redelivered, application, named,
+            expires_ms, deliveries, redelivered, application, named, durable, others, routing,
         ),
     )  # fmt: skip
     return made
@@ -250,5 +264,14 @@ class Amqp10Decoder(Decoder):
                 raw.deliveries + 1 if (raw.deliveries or not raw.redelivered) and raw.deliveries < _INT32_MAX else None
                 for raw in raws
             ],
+            "routingKey": lambda raws: [raw.routing[1] for raw in raws],
+            "exchange": lambda raws: [raw.routing[0] for raw in raws],
+            "userId": lambda raws: [text(raw.others[0]) for raw in raws],
+            # AMQP 1.0 has no place for it, and JMS has a property (JMS 2.0, 3.5.9).
+            "appId": lambda raws: [text(_property(raw, "JMSXAppID")) if raw.properties else None for raw in raws],
+            "contentEncoding": lambda raws: [raw.others[1] for raw in raws],
+            "persistent": lambda raws: [raw.durable for raw in raws],
+            "groupId": lambda raws: [raw.others[2] for raw in raws],
+            "groupSequence": lambda raws: [raw.others[3] for raw in raws],
         }
     )

@@ -14,12 +14,25 @@ decides that a message is broken.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from pyspark_mq.sources.amqp10.decoder import JMS_KIND, Header, Named, Properties, Raw, make_raw, text
+from pyspark_mq.sources.amqp10.decoder import (
+    JMS_KIND,
+    NO_OTHERS,
+    NOWHERE,
+    ROUTING,
+    Header,
+    Named,
+    Properties,
+    Raw,
+    Routing,
+    make_raw,
+    text,
+)
 from pyspark_mq.sources.amqp10.encoding import EncodingError, body_of, check_map, list_at, map_at, plain_at, read_map
 
-__all__ = ["Scanner", "header_at", "jms_kind", "properties_at"]
+__all__ = ["Scanner", "annotated", "header_at", "properties_at"]
 
 #: A section begins with a descriptor, as a small ulong (1.6.10) in all but odd encoders.
 _HEADER, _DELIVERY_ANNOTATIONS, _MESSAGE_ANNOTATIONS = b"\x00\x53\x70", b"\x00\x53\x71", b"\x00\x53\x72"
@@ -47,7 +60,8 @@ _HEADER_FIELDS = (_BOOLEAN, _NULL | {0x50}, _UINT, _BOOLEAN, _UINT)
 _PROPERTIES_FIELDS = (
     _ID, _BINARY, _TEXT, _TEXT, _TEXT, _ID, _TEXT, _TEXT, _TIMESTAMP, _TIMESTAMP, _TEXT, _UINT, _TEXT,
 )  # fmt: skip
-_NO_PROPERTIES: Properties = (None, None, None, None, 0, 0, None)
+_NO_PROPERTIES: Properties = (None, None, None, None, 0, 0, NO_OTHERS)
+_ANNOTATIONS = (JMS_KIND.encode(), *(name.encode() for name in ROUTING))
 
 
 class Scanner:
@@ -61,7 +75,7 @@ class Scanner:
         self._counts_acquirers = counts_acquirers
         self._no_header = header_at(b"\x45", 0, counts_acquirers=counts_acquirers)[0]
         self._headers: dict[bytes, Header] = {}
-        self._annotations: dict[bytes, Named] = {}
+        self._annotations: dict[bytes, tuple[Named, Routing]] = {}
 
     def scan(self, tag: int, data: bytes) -> Raw | None:
         """The delivery of that number; None if the message is to be read in full."""
@@ -78,11 +92,12 @@ class Scanner:
             header = self._header(data[_MARK_BYTES:at])
             mark = data[at : at + _MARK_BYTES]
         if mark == _DELIVERY_ANNOTATIONS:
-            at = self._annotations_at(data, at + _MARK_BYTES)[1]
+            at = self._annotations_at(data, at + _MARK_BYTES)[2]
             mark = data[at : at + _MARK_BYTES]
         named: Named = ()
+        routing = NOWHERE
         if mark == _MESSAGE_ANNOTATIONS:
-            named, at = self._annotations_at(data, at + _MARK_BYTES)
+            named, routing, at = self._annotations_at(data, at + _MARK_BYTES)
             mark = data[at : at + _MARK_BYTES]
         message_id, properties = None, _NO_PROPERTIES
         if mark == _PROPERTIES:
@@ -100,7 +115,7 @@ class Scanner:
             body = body_of(data, at + _MARK_BYTES, typed=True)
         else:
             raise EncodingError
-        return make_raw(tag, body, message_id, header, properties, application, named)
+        return make_raw(tag, body, message_id, header, properties, application, named, routing)
 
     # -- sections that are the same in most messages
 
@@ -111,16 +126,16 @@ class Scanner:
             _remember(self._headers, section, known)
         return known
 
-    def _annotations_at(self, data: bytes, at: int) -> tuple[Named, int]:
-        """The entries, if all of them are plain; and where they end."""
+    def _annotations_at(self, data: bytes, at: int) -> tuple[Named, Routing, int]:
+        """What the entries say, if all of them are plain; and where they end."""
         end = map_at(data, at)[2]
         section = data[at:end]
-        named = self._annotations.get(section)
-        if named is None:
+        known = self._annotations.get(section)
+        if known is None:
             check_map(section, 0, _SYMBOL8)
-            named = jms_kind(read_map(section).get(JMS_KIND)) if JMS_KIND.encode() in section else ()
-            _remember(self._annotations, section, named)
-        return named, end
+            known = annotated(read_map(section) if any(name in section for name in _ANNOTATIONS) else {})
+            _remember(self._annotations, section, known)
+        return *known, end
 
 
 def _remember(known: dict[bytes, Any], section: bytes, what: object) -> None:
@@ -131,10 +146,10 @@ def _remember(known: dict[bytes, Any], section: bytes, what: object) -> None:
     known[section] = what
 
 
-def jms_kind(value: object) -> Named:
-    """The property made of the annotation of that name."""
-    kind = text(value)
-    return () if kind is None else ((JMS_KIND, kind),)
+def annotated(annotations: Mapping[str, object]) -> tuple[Named, Routing]:
+    """What message annotations say: as a property, and of where it was published."""
+    kind, exchange, key = (text(annotations.get(name)) for name in (JMS_KIND, *ROUTING))
+    return () if kind is None else ((JMS_KIND, kind),), (exchange, key)
 
 
 def header_at(data: bytes, at: int, *, counts_acquirers: bool) -> tuple[Header, int]:
@@ -146,9 +161,10 @@ def header_at(data: bytes, at: int, *, counts_acquirers: bool) -> tuple[Header, 
     Raises:
         EncodingError, IndexError: not the list of that section.
     """
-    (_, priority, ttl_ms, first_acquirer, deliveries), end = _fields(data, at, _HEADER_FIELDS)
+    (durable, priority, ttl_ms, first_acquirer, deliveries), end = _fields(data, at, _HEADER_FIELDS)
     redelivered = bool(deliveries) or (counts_acquirers and not first_acquirer)
-    return (_DEFAULT_PRIORITY if priority is None else priority, ttl_ms or 0, deliveries or 0, redelivered), end
+    priority = _DEFAULT_PRIORITY if priority is None else priority
+    return (priority, ttl_ms or 0, deliveries or 0, redelivered, bool(durable)), end
 
 
 def properties_at(data: bytes, at: int) -> tuple[object, Properties, int]:
@@ -164,8 +180,9 @@ def properties_at(data: bytes, at: int) -> tuple[object, Properties, int]:
             raise EncodingError(f"the message ID at byte {begin} does not end with its list")
         return str(data[begin + 2 : end], "utf-8"), _NO_PROPERTIES, end
     found, end = _fields(data, at, _PROPERTIES_FIELDS)
-    message_id, _, _, subject, reply_to, correlation_id, content_type, _, expiry, creation, group, _, _ = found
-    return message_id, (correlation_id, reply_to, content_type, subject, expiry or 0, creation or 0, group), end
+    message_id, user, _, subject, reply_to, correlation_id, content_type, encoding, expiry, creation, *group, _ = found
+    others = (user, encoding, *group)
+    return message_id, (correlation_id, reply_to, content_type, subject, expiry or 0, creation or 0, others), end
 
 
 def _fields(data: bytes, at: int, kinds: tuple[frozenset[int], ...]) -> tuple[list[Any], int]:

@@ -11,11 +11,11 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from pyspark_mq.sources.amqp10.decoder import (
-    JMS_KIND,
     Header,
     Named,
     Properties,
     Raw,
+    Routing,
     UnreadableRaw,
     body_bytes,
     json_text,
@@ -23,7 +23,7 @@ from pyspark_mq.sources.amqp10.decoder import (
     text,
 )
 from pyspark_mq.sources.amqp10.encoding import EncodingError, Pairs, Values, plain_at
-from pyspark_mq.sources.amqp10.scan import Scanner, header_at, jms_kind, properties_at
+from pyspark_mq.sources.amqp10.scan import Scanner, annotated, header_at, properties_at
 from pyspark_mq.sources.connections.decoder import UNREADABLE_PROPERTY
 
 __all__ = ["SectionReader", "Sections", "read_sections"]
@@ -57,7 +57,8 @@ class Sections(NamedTuple):
     """The sections of a message.
 
     Attributes:
-        header, message_id, properties, named: as :func:`~pyspark_mq.sources.amqp10.decoder.make_raw` takes them.
+        header, message_id, properties, named, routing: as :func:`~pyspark_mq.sources.amqp10.decoder.make_raw` takes
+            them.
         application: names and values.
         value: the body: bytes of `data`, the list of `amqp-sequence`, or what an `amqp-value` has; None without one.
         described: is it an `amqp-value` with a descriptor, so that its body is JSON in any case?
@@ -68,6 +69,7 @@ class Sections(NamedTuple):
     properties: Properties
     application: dict[str, object] | None
     named: Named
+    routing: Routing
     value: Any
     described: bool
 
@@ -97,7 +99,16 @@ class SectionReader:
         try:
             found = read_sections(data, counts_acquirers=self._counts_acquirers)
             body = json_text(found.value).encode() if found.described else body_bytes(found.value)
-            return make_raw(tag, body, found.message_id, found.header, found.properties, found.application, found.named)
+            return make_raw(
+                tag,
+                body,
+                found.message_id,
+                found.header,
+                found.properties,
+                found.application,
+                found.named,
+                found.routing,
+            )
         except Exception as broken:  # noqa: BLE001 - whatever it is, it is of this message
             return _unreadable(tag, data, broken)
 
@@ -124,8 +135,8 @@ def read_sections(data: bytes, *, counts_acquirers: bool = False) -> Sections:
     ((message_id, properties),) = found.get(_PROPERTIES, [properties_at(_EMPTY_LIST, 0)[:2]])
     application = _application(found[_APPLICATION][0]) if _APPLICATION in found else None
     (annotations,) = found.get(_MESSAGE_ANNOTATIONS, [Pairs()])
-    named = jms_kind(next((value for key, value in annotations if key == JMS_KIND), None))
-    return Sections(header, message_id, properties, application, named, _body(found), described)
+    named, routing = annotated({key: value for key, value in reversed(annotations) if isinstance(key, str)})
+    return Sections(header, message_id, properties, application, named, routing, _body(found), described)
 
 
 def _content_at(number: int, data: bytes, at: int, values: Values, *, counts_acquirers: bool) -> tuple[Any, int]:

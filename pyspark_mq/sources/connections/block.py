@@ -150,7 +150,10 @@ def make_block(decoder: Decoder, raws: Sequence[Any], ids: MessageIds, schema: p
         "body": lambda _: _bodies(bodies, sizes),
         **decoder.columns,
     }
-    arrays = [_array(columns[field.name](ready), field.type) for field in schema]
+    arrays = [
+        _array(columns[field.name](ready), field.type) if field.name in columns else pa.nulls(len(raws), field.type)
+        for field in schema
+    ]
     return metadata, Block(pa.RecordBatch.from_arrays(arrays, schema=schema), sizes)
 
 

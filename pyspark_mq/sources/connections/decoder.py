@@ -95,5 +95,6 @@ class Decoder(ABC):
     #: column name -> function from raw deliveries to a list of values: str, int, bool, a list of
     #: (str, str or None) pairs for `properties`, microseconds since 1970 for timestamps; None for
     #: nothing. `messageId` and `destination` are not among them, and `body` only where a column of bodies is made
-    #: better than by :meth:`bodies`. For deliveries from :meth:`batch` it may be an Arrow array instead.
+    #: better than by :meth:`bodies`. For deliveries from :meth:`batch` it may be an Arrow array instead. What is not
+    #: here is null.
     columns: ClassVar[Mapping[str, Callable[[Sequence[Any]], list[Any]]]]

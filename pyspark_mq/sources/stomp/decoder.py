@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
+from urllib.parse import unquote_to_bytes
 
 from pyspark_mq.brokers.base import StompDialect
 from pyspark_mq.dedup import IdSource
@@ -21,6 +22,9 @@ Raw = tuple[int, bytes, bytes, StompDialect]
 _MESSAGE_ID = IdSource("message-id")
 _INT32_MAX = 2**31 - 1
 _INT64_MAX = 2**63 - 1
+
+#: The exchange of destinations that name none (RabbitMQ's documentation, "STOMP", "Destinations").
+_EXCHANGES = {"queue": "", "topic": "amq.topic"}
 
 #: Up to so many columns of headers, each is searched for.
 _SEARCHED_MAX = 3
@@ -108,6 +112,15 @@ def _redelivered(raws: Sequence[Raw]) -> list[bool]:
     return [found == b"true" for found in _table(raws).values("redelivered")]
 
 
+def _persistent(raws: Sequence[Raw]) -> list[bool | None]:
+    # Without it a message is not; of one whose headers cannot be read it may be among them.
+    found = _table(raws).values("persistent")
+    return [
+        None if value is None and type(raw[1]) is UnreadableHeaders else value == b"true"
+        for value, raw in zip(found, raws, strict=True)
+    ]
+
+
 def _delivery_counts(raws: Sequence[Raw]) -> list[int | None]:
     count_header = _dialect(raws).count_header
     if not count_header:
@@ -117,6 +130,47 @@ def _delivery_counts(raws: Sequence[Raw]) -> list[int | None]:
         counted + 1 if counted is not None else None if again else 1
         for counted, again in zip(counts, _redelivered(raws), strict=True)
     ]
+
+
+def _first_of(names: str) -> Callable[[Sequence[Raw]], list[Any]]:
+    """The headers that a dialect has for something."""
+
+    def texts(raws: Sequence[Raw]) -> list[Any]:
+        found: list[Any] = [None] * len(raws)
+        for name in reversed(getattr(_dialect(raws), names)):
+            values = map(as_text, _table(raws).texts(name))
+            found = [known if value is None else value for value, known in zip(values, found, strict=True)]
+        return found
+
+    return texts
+
+
+def _group_sequences(raws: Sequence[Raw]) -> list[int | None]:
+    found: list[int | None] = [None] * len(raws)
+    for name in reversed(_dialect(raws).group_sequence):
+        numbers = _numbers(raws, name, _INT64_MAX)
+        found = [known if number is None else number for number, known in zip(numbers, found, strict=True)]
+    return found
+
+
+def _routings(raws: Sequence[Raw]) -> list[tuple[str | None, str | None]]:
+    """Exchange and routing key, as `destination` has them (RabbitMQ, `rabbit_stomp_util:format_destination`)."""
+    if not _dialect(raws).routed:
+        return [(None, None)] * len(raws)
+    found = _table(raws).texts("destination")
+    meanings = {destination: _routing(destination) for destination in set(found)}
+    return [meanings[destination] for destination in found]
+
+
+def _routing(destination: str | None) -> tuple[str | None, str | None]:
+    kind, _, rest = (destination or "").removeprefix("/").partition("/")
+    written = rest.encode("utf-8", "surrogateescape").split(b"/")
+    names = [unquote_to_bytes(name).decode("utf-8", "backslashreplace") for name in written]
+    if kind == "exchange" and len(names) <= 2:
+        return names[0], names[1] if len(names) > 1 else ""
+    if kind in _EXCHANGES and len(names) == 1:
+        return _EXCHANGES[kind], names[0]
+    return None, None
 
 
 def _of_some(column: Callable[[Sequence[Raw]], list[Any]]) -> Callable[[Sequence[Raw]], list[Any]]:
@@ -191,6 +245,14 @@ class StompDecoder(Decoder):
                 "expiration": _expirations_us,
                 "redelivered": _redelivered,
                 "deliveryCount": _delivery_counts,
+                "routingKey": lambda raws: [key for _, key in _routings(raws)],
+                "exchange": lambda raws: [exchange for exchange, _ in _routings(raws)],
+                "userId": _first_of("user_id"),
+                "appId": _first_of("app_id"),
+                "contentEncoding": _first_of("content_encoding"),
+                "persistent": _persistent,
+                "groupId": _first_of("group_id"),
+                "groupSequence": _group_sequences,
             }.items()
         }
     )
