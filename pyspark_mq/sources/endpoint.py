@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pyspark_mq.brokers import Broker, broker_of
+from pyspark_mq.brokers.hosted import hosted_by
 from pyspark_mq.errors import OptionError, RefusedError
 from pyspark_mq.sources.url import CONTROL, BrokerUrl
 
@@ -100,6 +101,11 @@ class Endpoint:
     shared: bool = False
     #: Who was refused an answer at a broker's management over the protocol, so that nobody asks again and again.
     refused: set[str] = field(default_factory=set, compare=False, repr=False)
+
+    @property
+    def clustered(self) -> bool:
+        """May it have several nodes? Behind one address nothing tells, unless it is known who runs what is there."""
+        return len(self.urls) > 1 or any(hosted_by(url.host) for url in self.urls)
 
     def credentials(self, url: BrokerUrl) -> tuple[str | None, str | None]:
         """User and password for a candidate: options come before the URL; None where nobody is named.

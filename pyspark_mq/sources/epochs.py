@@ -82,7 +82,9 @@ class EpochSource:
         for one in settings.by_queue():
             self._queues.add(one)
         self._watch = self._make_watch(list_queues)
-        self._backlog = None if ask_depth is None else BacklogWatch(ask_depth, self._runtime)
+        self._backlog = (
+            None if ask_depth is None else BacklogWatch(ask_depth, settings.management_interval_s, self._runtime)
+        )
         self._crowded = False
         #: Queues that match and cannot be read by this user.
         self._refused: set[str] = set()

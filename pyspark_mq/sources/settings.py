@@ -76,6 +76,8 @@ class Settings:
     pattern: str | None = None
     #: How often that is done.
     pattern_interval_s: float = 60.0
+    #: How often the broker's management is asked for what waits in the queues.
+    management_interval_s: float = 5.0
     #: The user left `prefetch` to the source: several queues share it.
     prefetch_is_shared: bool = False
 

@@ -128,6 +128,15 @@ _TABLE = (
         "with `https` the options `tls.*` count, whatever `url` is. Redirects are not followed",
     ),
     Option(
+        "managementInterval",
+        _READ,
+        "how often `managementUrl` is asked for the backlog, at least `1s`. AWS wants `1m` or more for [Amazon "
+        "MQ](deploying.md#amazon-mq)",
+        default="5s",
+        kind=duration_s(1),
+        sets="management_interval_s",
+    ),
+    Option(
         "topic",
         _READ,
         "the topic, on RabbitMQ an existing exchange; see [topics](#topics)",

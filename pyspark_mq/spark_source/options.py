@@ -214,6 +214,8 @@ class _Parser:
             from pyspark_mq.admin.http import Management  # noqa: PLC0415
 
         management = None if given is None else Management.of(given, endpoint)
+        if management is None and "managementInterval" in self._values:
+            raise OptionError("managementInterval", "is set, and goes with 'managementUrl', which is not")
         if self._pattern() is None:
             if "queuePatternInterval" in self._values:
                 raise OptionError("queuePatternInterval", "is set, and goes with 'queuePattern', which is not")

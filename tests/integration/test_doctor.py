@@ -8,25 +8,29 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pika
 import pytest
 
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
+from pyspark_mq.cli.main import main
 from pyspark_mq.spark_source.options import parse_options
 from testbed.brokers.activemq import ActiveMqNode
 from testbed.brokers.artemis import ArtemisNode
 from testbed.brokers.java import READER, READER_PASSWORD
 from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import NodeError, poll
+from testbed.storm.proxy import FaultProxy
 from tests.conftest import Nodes, missing
-from tests.support.certificates import Certificates
+from tests.support.certificates import BALANCER, Certificates
 from tests.support.engine import Engine
 
 pytestmark = pytest.mark.whole
@@ -295,6 +299,27 @@ def test_who_may_only_read_is_enough(reader: RabbitNode, certificates: Certifica
     found = told.one("amqps://", "tls", "warning", "the broker's certificate is valid for 1 more day(s)")
     assert "renew" in found["remedy"]
     assert "managementUrl" in told.one("'readable'", "delivery-limit", "unknown", "not known")["remedy"]
+
+
+def test_behind_the_load_balancer_of_amazon_it_is_known_for_what_it_is(
+    reader: RabbitNode, certificates: Certificates, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    resolve = socket.getaddrinfo
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda host, *more, **named: resolve(host.replace(BALANCER, "127.0.0.1"), *more, **named)
+    )
+    with FaultProxy("127.0.0.1", urlsplit(reader.url(tls=True)).port or 0) as balancer:
+        given = {
+            "broker": "rabbitmq", "url": f"amqps://{BALANCER}:{balancer.port}", "username": "joe", "password": PASSWORD,
+            "queue": "readable", "tls.caFile": certificates.ca.cert_file, "heartbeat": "400s",
+        }  # fmt: skip
+        assert main(["doctor", "--json", "--wait", "0.5", *(f"{name}={value}" for name, value in given.items())]) == 0
+    found = json.loads(capsys.readouterr().out)["findings"]
+    about = {(one["check"], one["level"]): one for one in found if BALANCER in one["about"]}
+    assert about["login", "ok"]
+    hosting = [one["remedy"] for one in found if one["check"] == "hosting"]
+    assert [remedy.split("'")[1] for remedy in hosting] == ["heartbeat", "replayTimeout"]
 
 
 def test_a_wrong_password_and_a_certificate_of_nobody_are_problems(

@@ -6,8 +6,10 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Certificates", "Identity", "make_certificates", "openssl"]
+__all__ = ["BALANCER", "Certificates", "Identity", "make_certificates", "openssl"]
 
+#: The name of a load balancer of Amazon MQ.
+BALANCER = "b-1234-5678.mq.eu-central-1.on.aws"
 _DAYS = "2"
 _CURVE = "ec_paramgen_curve:prime256v1"
 
@@ -26,7 +28,7 @@ class Certificates:
 
     Attributes:
         ca: the authority that has signed `server` and `client`.
-        server: for `localhost` and `127.0.0.1`.
+        server: for `localhost`, `127.0.0.1` and :data:`BALANCER`.
         client: for the common name `client`.
         other_ca: an authority that has signed none of them.
         stranger: as `client`, but signed by `other_ca`.
@@ -68,7 +70,7 @@ def _signed(folder: Path, name: str, authority: Identity, usage: str) -> Identit
     request = folder / f"{name}.csr"
     extensions = folder / f"{name}.ext"
     extensions.write_text(
-        f"basicConstraints=critical,CA:FALSE\nextendedKeyUsage={usage}\nsubjectAltName=DNS:localhost,IP:127.0.0.1\n"
+        f"basicConstraints=critical,CA:FALSE\nextendedKeyUsage={usage}\nsubjectAltName=DNS:localhost,IP:127.0.0.1,DNS:{BALANCER}\n"
     )
     openssl("req", "-new", "-out", request, *_new_key(identity))
     openssl("x509", "-req", "-days", _DAYS, "-in", request, "-out", identity.cert_file,

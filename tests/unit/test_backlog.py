@@ -49,7 +49,7 @@ def test_only_queues_that_are_asked_for_are_known_and_only_the_newest(caplog: py
         return depth
 
     runtime = Steps()
-    watch = BacklogWatch(ask, runtime)
+    watch = BacklogWatch(ask, 5.0, runtime)
     assert watch.seen("a") is None
     watch.begin([])
     assert runtime.spawned == 0
@@ -77,7 +77,7 @@ def test_only_queues_that_are_asked_for_are_known_and_only_the_newest(caplog: py
 
 def test_a_depth_that_cannot_be_renewed_is_unknown_after_a_while() -> None:
     runtime = Steps()
-    watch = BacklogWatch(lambda _: 5, runtime)
+    watch = BacklogWatch(lambda _: 5, 5.0, runtime)
     watch.begin(["a"])
     next(runtime.life)
     runtime.now_s += 30
@@ -86,3 +86,14 @@ def test_a_depth_that_cannot_be_renewed_is_unknown_after_a_while() -> None:
     assert watch.seen("a") is None
     next(runtime.life)
     assert watch.seen("a") == 5
+
+
+def test_a_depth_that_is_rarely_asked_for_is_known_until_it_is_asked_for_again() -> None:
+    runtime = Steps()
+    watch = BacklogWatch(lambda _: 5, 60.0, runtime)
+    watch.begin(["a"])
+    assert next(runtime.life) == 60
+    runtime.now_s += 110
+    assert watch.seen("a") == 5
+    runtime.now_s += 20
+    assert watch.seen("a") is None

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from pyspark_mq.admin.checks import Finding, Level
+from pyspark_mq.brokers.hosted import hosted_by
 from pyspark_mq.cli.doctor.certificates import of_file, valid_until
+from pyspark_mq.cli.doctor.hosting import judge_host
 from pyspark_mq.cli.doctor.look import Section, judge_certificate, judge_version
 from pyspark_mq.cli.doctor.machine import Interpreter, Machine, judge_machine, look_at_machine
 from pyspark_mq.cli.doctor.report import as_json, summary, worst, written
@@ -22,6 +24,53 @@ from tests.support.certificates import Certificates
 from tests.support.sockets import port
 
 NOW = datetime(2030, 1, 1, tzinfo=timezone.utc)
+
+
+# -- hosted brokers ----------------------------------------------------------------------------
+
+AMAZON = "b-1234-5678.mq.eu-central-1.on.aws"
+
+
+@pytest.mark.parametrize(
+    ("host", "known"),
+    [
+        (AMAZON, True),
+        ("B-1234.MQ.us-east-1.AMAZONAWS.com.", True),
+        ("b-1234-1.mq.cn-north-1.amazonaws.com.cn", True),
+        ("mq.example.org", False),
+        ("b-1234.mq.eu-central-1.on.aws.example.org", False),
+        ("example.org", False),
+        ("127.0.0.1", False),
+    ],
+)
+def test_who_runs_a_broker_is_told_by_its_address(host: str, known: bool) -> None:
+    assert bool(hosted_by(host)) is known
+    urls = {"url": f"amqps://{host}"}
+    assert parse_options({"broker": "rabbitmq", "queue": "q", **urls}).settings.endpoint.clustered is known
+
+
+@pytest.mark.parametrize(
+    ("options", "level", "words"),
+    [
+        ({"url": f"amqp://{AMAZON}"}, Level.PROBLEM, "TLS only. Use amqps://"),
+        ({"heartbeat": "400s"}, Level.WARNING, "Set 'heartbeat' below that; it is 400s"),
+        ({"managementUrl": f"https://{AMAZON}"}, Level.WARNING, "Set 'managementInterval' to 1m or more; it is 5s"),
+        ({"replayTimeout": "10m"}, Level.WARNING, "Set 'replayTimeout' to 35m"),
+        ({}, Level.OK, "Amazon MQ, rabbitmq; counts as a cluster behind one address"),
+        ({"broker": "activemq", "url": f"stomp+ssl://{AMAZON}:61614"}, Level.OK, "Amazon MQ, activemq"),
+    ],
+)
+def test_what_follows_from_that_for_the_options(options: dict[str, str], level: Level, words: str) -> None:
+    given = {"broker": "rabbitmq", "url": f"amqps://{AMAZON}", "queue": "q", "replayTimeout": "35m", **options}
+    parsed = parse_options(given)
+    (url,) = parsed.settings.endpoint.urls
+    (found,) = judge_host(url, parsed.settings, asked=parsed.management is not None)
+    assert (found.level, words in str(found)) == (level, True), found
+
+
+def test_another_broker_is_nothing_to_speak_of() -> None:
+    settings = parse_options({"broker": "rabbitmq", "url": "amqp://localhost", "queue": "q"}).settings
+    assert list(judge_host(settings.endpoint.urls[0], settings, asked=True)) == []
 
 
 # -- certificates ------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from pyspark_mq.admin import http as management_module
 from pyspark_mq.admin.http import Management
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.errors import BrokerError, BrokerUnavailableError, RefusedError
-from pyspark_mq.sources.queues import watch as backlog
 from pyspark_mq.sources.queues.pattern import QueueWatch
 from pyspark_mq.sources.queues.watch import BacklogWatch
 from pyspark_mq.sources.runtime import Threads
@@ -180,12 +179,11 @@ def test_queues_are_found_again_after_an_answer_that_was_cut_off(answer: bytes) 
         watch.stop()
 
 
-def test_the_backlog_is_counted_again_after_an_answer_that_was_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backlog, "_INTERVAL_S", 0.02)
+def test_the_backlog_is_counted_again_after_an_answer_that_was_cut_off() -> None:
     depth = told({"messages_ready": 7})
     with port(depth) as opened:
         asked = management("rabbitmq", f"http://127.0.0.1:{opened.number}")
-        watch = BacklogWatch(partial(ask_depth, asked), Threads())
+        watch = BacklogWatch(partial(ask_depth, asked), 0.02, Threads())
         watch.begin(["q"])
         assert poll(lambda: watch.seen("q") == 7, 10)
         opened.answer = depth[:-5]

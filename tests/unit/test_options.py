@@ -115,6 +115,7 @@ OPTIONS = {
         None,
         refused={"host:15672": "such as http://host:15672", "ftp://host/": "such as http://host:15672"},
     ),
+    "managementInterval": Row(lambda o: o.settings.management_interval_s, 5.0, refused={"5": TIME, "999ms": "from 1s"}),
     "topic": Row(lambda o: o.settings.endpoint.topic, None),
     "subscription": Row(lambda o: o.settings.endpoint.subscription, None),
     "selector": Row(lambda o: o.settings.endpoint.selector, None),
@@ -444,8 +445,9 @@ def test_one_queue_may_have_a_comma_in_its_name() -> None:
         ({"managementUrl": "http://host/?x=1"}, "managementUrl", "'http://host/?***' is not accepted"),
         ({"managementUrl": "http://joe:hushhush@host:port"}, "managementUrl", "'http://***@***' is not accepted"),
         ({"queuePatternInterval": "5s"}, "queuePatternInterval", "goes with 'queuePattern'"),
+        ({"managementInterval": "5s"}, "managementInterval", "goes with 'managementUrl'"),
     ],
-    ids=["gap", "end", "twice", "many", "many connections", "both", "parameters", "port", "interval"],
+    ids=["gap", "end", "twice", "many", "many connections", "both", "parameters", "port", "interval", "management"],
 )
 def test_names_that_cannot_be_read_together_are_refused(given: dict[str, str], option: str, words: str) -> None:
     error = refusal({**NEEDED, **given})

@@ -40,7 +40,7 @@ def watch_queues(ask: Callable[..., Any]) -> Callable[[], object]:
 
 
 def watch_backlog(ask: Callable[..., Any]) -> Callable[[], object]:
-    watch = BacklogWatch(ask, Threads())
+    watch = BacklogWatch(ask, 5.0, Threads())
     watch.begin(["a", "b"])
     return lambda: watch.seen("a")
 

@@ -19,6 +19,7 @@ from pyspark_mq.admin.checks import Finding, Level, Sample, judge_queue, judge_s
 from pyspark_mq.admin.http import Management
 from pyspark_mq.brokers.facts import NOTHING_KNOWN, QueueFacts, version_of
 from pyspark_mq.cli.doctor import certificates
+from pyspark_mq.cli.doctor.hosting import judge_host
 from pyspark_mq.cli.doctor.machine import judge_machine, look_at_machine
 from pyspark_mq.cli.peek import make_consumer, open_first, received, rows_of
 from pyspark_mq.errors import (
@@ -86,7 +87,7 @@ def examine(options: Options, most: int, patience_s: float) -> Iterator[Section]
         text = "no queue matches by now; the query waits for one"
         yield Section(settings.destination, [Finding("queue", Level.UNKNOWN, text, "ask again when there is one")])
         return
-    brokers = [_broker(url, (queues or [settings])[0], server) for url in settings.endpoint.urls]
+    brokers = [_broker(url, (queues or [settings])[0], server, management) for url in settings.endpoint.urls]
     answered = [url for url, broker in zip(settings.endpoint.urls, brokers, strict=True) if broker.answered]
     for broker in brokers:
         yield broker.section(among_others=bool(answered))
@@ -161,14 +162,14 @@ class _Broker:
         return Section(str(self.url), [*self.findings, Finding("login", level, self.away, advice)])
 
 
-def _broker(url: BrokerUrl, settings: Settings, server: str) -> _Broker:
+def _broker(url: BrokerUrl, settings: Settings, server: str, management: Management | None) -> _Broker:
     """Log in there.
 
     Args:
         server: what the management calls the broker, for one that does not tell its version otherwise.
     """
     endpoint = settings.endpoint
-    findings = list(_tls(url, endpoint))
+    findings = [*judge_host(url, settings, asked=management is not None), *_tls(url, endpoint)]
     if any(one.level is Level.PROBLEM for one in findings):
         return _Broker(url, findings)
     if endpoint.topic is not None:

@@ -114,10 +114,10 @@ class Amqp091Consumer(Consumer):
         """The cluster's name, as far as it has one.
 
         A cluster that was given none has each node give its own, `rabbit@host`, for it (RabbitMQ 3.10, `rabbit_nodes`).
-        Where several candidates were named, the user has said that they are one.
+        Where several candidates were named, the user has said that they are one; a hosted one may be a cluster.
         """
         name = self._told("cluster_name")
-        return "" if "@" in name and len(self.endpoint.urls) > 1 else name
+        return "" if "@" in name and self.endpoint.clustered else name
 
     def _told(self, name: str) -> str:
         """A property of the server, as text; empty if there is none."""

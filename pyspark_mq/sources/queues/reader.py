@@ -254,7 +254,7 @@ class QueueReader:
             connections.ask_for_answers(question)
 
     def _look_for_silence(self, now_s: float) -> None:
-        if len(self.settings.endpoint.urls) > 1:
+        if self.settings.endpoint.clustered:
             for session in self.connections.windows:
                 depth, holds = self.connections.depth_in(session), bool(self._unacked_in(session))
                 why = self._silence.look(session, depth, holds=holds, now_s=now_s)

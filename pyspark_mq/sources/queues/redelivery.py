@@ -216,7 +216,7 @@ class RedeliveryClock(Horizon):
             alone: does the broker report no consumers besides ours, and would it?
         """
         # A queue of a cluster that has no leader for a moment says that it has no consumers.
-        alone = alone and not self._half_open and len(self._settings.endpoint.urls) == 1
+        alone = alone and not self._half_open and not self._settings.endpoint.clustered
         return self.delay_s + (self._settings.settle_grace_s if alone else self.kept_s)
 
     def question(self, now_s: float) -> int | None:
@@ -244,7 +244,7 @@ class RedeliveryClock(Horizon):
         """The longest that a broker takes a connection for alive that is not."""
         endpoint = self._settings.endpoint
         half_open_s = endpoint.broker.half_open_s.get(endpoint.protocol, 0.0)
-        if len(endpoint.urls) > 1:
+        if endpoint.clustered:
             # A queue may be on another node than the one that hangs, which takes that for alive with its clients.
             half_open_s = max(half_open_s, endpoint.broker.node_lost_s)
         return max(self._settings.settle_grace_s, _HALF_OPEN_HEARTBEATS * endpoint.heartbeat_s, half_open_s)

@@ -14,10 +14,10 @@ __all__ = ["BacklogWatch", "OtherConsumers", "Silence", "other_consumers"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: RabbitMQ renews what its API tells every five seconds (`collect_statistics_interval`).
-_INTERVAL_S = 5.0
-#: A number that could not be renewed for so long says nothing of now. A question may take half of it.
+#: A number that could not be renewed for so long says nothing of now, unless looks are rarer. A question may take half
+#: of it.
 _OLD_S = 60.0
+_LOOKS_MISSED = 2
 #: A broker that has messages and room for them hands them out within this time.
 _SILENCE_MAX_S = 30.0
 
@@ -29,11 +29,15 @@ class BacklogWatch:
 
     Args:
         ask: messages waiting in a queue, None if that is not told.
+        interval_s: how often to look. RabbitMQ renews what its API tells every five seconds
+            (`collect_statistics_interval`).
         runtime: what the looks run on.
     """
 
-    def __init__(self, ask: Callable[[str], int | None], runtime: Runtime) -> None:
+    def __init__(self, ask: Callable[[str], int | None], interval_s: float, runtime: Runtime) -> None:
         self._ask = ask
+        self._interval_s = interval_s
+        self._old_s = max(_OLD_S, _LOOKS_MISSED * interval_s)
         self._queues: Sequence[str] = ()
         self._runtime = runtime
         self._stopping = threading.Event()
@@ -60,7 +64,7 @@ class BacklogWatch:
         """
         if self._task is not None:
             self._task.check()
-        fresh = self._runtime.monotonic_s() - self._seen_s <= _OLD_S
+        fresh = self._runtime.monotonic_s() - self._seen_s <= self._old_s
         return self._seen.get(queue) if fresh else None
 
     def stop(self) -> None:
@@ -78,7 +82,7 @@ class BacklogWatch:
                 if not self._silent:
                     _LOG.warning("%s; counter 'backlog' is not known meanwhile", error)
                 self._silent = True
-            yield _INTERVAL_S
+            yield self._interval_s
 
 
 def other_consumers(count: int) -> str:

@@ -1,0 +1,22 @@
+"""Brokers that a cloud runs: what is known of one by its address alone. Pure."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["AMAZON_MQ", "BALANCER_IDLE_S", "METRICS_S", "hosted_by"]
+
+AMAZON_MQ = "Amazon MQ"
+#: Its load balancer forgets a connection on which nothing is said for so long (AWS, "Network Load Balancers").
+BALANCER_IDLE_S = 350.0
+#: AWS asks for metrics of a queue to be looked at no more often (Amazon MQ, "RabbitMQ best practices").
+METRICS_S = 60.0
+
+#: `b-<id>.mq.<region>.on.aws`, and `….amazonaws.com` of brokers made earlier (Amazon MQ, "Brokers", endpoints).
+_AMAZON = re.compile(r"\.mq\.[a-z0-9-]+\.(?:on\.aws|amazonaws\.com(?:\.cn)?)\.?", re.IGNORECASE)
+
+
+def hosted_by(host: str) -> str:
+    """Who runs the broker at this host; empty if nothing is known of that."""
+    found = _AMAZON.search(host)
+    return AMAZON_MQ if found is not None and found.end() == len(host) else ""

@@ -1,0 +1,53 @@
+"""What follows for the options from who runs a broker. Pure: an address and settings in, findings out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pyspark_mq.admin.checks import Finding, Level
+from pyspark_mq.brokers.hosted import BALANCER_IDLE_S, METRICS_S, hosted_by
+from pyspark_mq.sources.settings import Settings
+from pyspark_mq.sources.url import BrokerUrl
+
+__all__ = ["judge_host"]
+
+_CHECK = "hosting"
+
+
+def judge_host(url: BrokerUrl, settings: Settings, *, asked: bool) -> Iterator[Finding]:
+    """Findings about a broker of a cloud; none about others.
+
+    Args:
+        url: the candidate.
+        asked: is there a `managementUrl`?
+    """
+    host, endpoint = hosted_by(url.host), settings.endpoint
+    if not host:
+        return
+    found = [*_of_connection(host, url, settings), *_of_queues(host, settings, asked=asked)]
+    cluster = "; counts as a cluster behind one address" if endpoint.broker.node_lost_s else ""
+    yield from found or [Finding(_CHECK, Level.OK, f"{host}, {endpoint.broker.name}{cluster}")]
+
+
+def _of_connection(host: str, url: BrokerUrl, settings: Settings) -> Iterator[Finding]:
+    heartbeat_s = settings.endpoint.heartbeat_s
+    if not url.tls:
+        yield Finding(_CHECK, Level.PROBLEM, f"{host} takes TLS only", f"use {url.partner}:// in 'url'")
+    if settings.endpoint.broker.node_lost_s and heartbeat_s >= BALANCER_IDLE_S:
+        text = f"the load balancer of {host} forgets a connection after {BALANCER_IDLE_S:.0f} s without a word"
+        yield Finding(_CHECK, Level.WARNING, text, f"set 'heartbeat' below that; it is {heartbeat_s:g}s")
+
+
+def _of_queues(host: str, settings: Settings, *, asked: bool) -> Iterator[Finding]:
+    stranded_s = settings.endpoint.broker.stranded_s
+    if asked and settings.management_interval_s < METRICS_S:
+        text = f"{host} asks for metrics to be looked at once in {METRICS_S:.0f} s at most"
+        advice = f"set 'managementInterval' to 1m or more; it is {settings.management_interval_s:g}s"
+        yield Finding(_CHECK, Level.WARNING, text, advice)
+    if settings.replay_timeout_s < stranded_s:
+        text = (
+            f"a quorum queue of RabbitMQ 4.3 may keep for {stranded_s / 60:.0f} min what it had handed out through a "
+            f"node that was lost, and no node can be restarted alone at {host}"
+        )
+        advice = f"set 'replayTimeout' to 35m, or a restart in that time fails; it is {settings.replay_timeout_s:g}s"
+        yield Finding(_CHECK, Level.WARNING, text, advice)
