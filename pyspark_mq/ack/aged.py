@@ -9,7 +9,7 @@ not there.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -23,6 +23,8 @@ K = TypeVar("K", bound=Hashable)  #: identity of a message
 _PLACES = 4
 #: The second place of an ID is by other bits of its hash.
 _SHIFT = 31
+#: In place of the second hash of an ID that was taken.
+_TAKEN = -(2**63)
 
 
 @dataclass(slots=True)
@@ -32,6 +34,11 @@ class _Generation:
     firsts: Any
     seconds: Any
     live: int
+
+    @classmethod
+    def of(cls, firsts: Any, seconds: Any) -> _Generation:
+        order = firsts.argsort()
+        return cls(firsts[order], seconds[order], len(firsts))
 
 
 class Aged(Generic[K]):
@@ -44,15 +51,16 @@ class Aged(Generic[K]):
     def __init__(self, second: Callable[[K], int]) -> None:
         self._second = second
         self._generations: deque[_Generation] = deque()
+        self._largest = 0
         self._filter: Any = np.zeros(1, bool)
 
     def __len__(self) -> int:
-        """IDs that were not taken."""
+        """IDs that are here."""
         return sum(generation.live for generation in self._generations)
 
     @property
     def size(self) -> int:
-        """IDs that take room, with those that were taken."""
+        """IDs that take room, with those that were taken: at most twice as many, and a generation."""
         return sum(len(generation.firsts) for generation in self._generations)
 
     @property
@@ -61,10 +69,9 @@ class Aged(Generic[K]):
         return self._generations[0].live if self._generations else 0
 
     def add(self, keys: Collection[K]) -> None:
-        """A new generation."""
-        firsts, seconds = _hashes(hash, keys), _hashes(self._second, keys)
-        order = firsts.argsort()
-        self._generations.append(_Generation(firsts[order], seconds[order], len(keys)))
+        """A new generation of IDs that are not here."""
+        self._largest = max(self._largest, len(keys))
+        self._generations.append(_Generation.of(_hashes(hash, keys), _hashes(self._second, keys)))
         if self.size * _PLACES > len(self._filter):
             self._make_filter()
         else:
@@ -77,36 +84,58 @@ class Aged(Generic[K]):
 
     def knows_none_of(self, keys: Collection[K]) -> bool:
         """Is none of these here?"""
-        if not self._generations:
-            return True
-        firsts = _hashes(hash, keys)
-        maybe = self._filter[self._places(firsts)] & self._filter[self._places(firsts >> _SHIFT)]
-        if not maybe.any():
-            return True
-        suspects = firsts[maybe]
-        if not any((one.firsts[_near(one.firsts, suspects)] == suspects).any() for one in self._generations):
-            return True
-        return not any(self._find(key) for key in keys)
+        return next(self._find(keys), None) is None
+
+    def among(self, keys: Collection[K]) -> set[K]:
+        """Those of these that are here."""
+        return {key for key, _, _ in self._find(keys)}
 
     def __contains__(self, key: K) -> bool:
         return not self.knows_none_of((key,))
 
-    def take(self, key: K) -> bool:
-        """An ID is elsewhere from now on, if it was here. It is found until its generation is dropped, all the same."""
-        generation = self._find(key) if self._generations else None
-        if generation is None:
-            return False
-        generation.live -= 1
-        return True
+    def take(self, keys: Collection[K]) -> None:
+        """These are elsewhere from now on, those that were here."""
+        for _, generation, place in self._find(keys):
+            generation.seconds[place] = _TAKEN
+            generation.live -= 1
+        if self.size > 2 * len(self) + self._largest:
+            self._leave_out_taken()
 
-    def _find(self, key: K) -> _Generation | None:
-        """The newest generation that has an ID: older ones may have it from before it was taken."""
-        first = hash(key)
-        for generation in reversed(self._generations):
-            begin, end = (int(generation.firsts.searchsorted(first, side)) for side in ("left", "right"))
-            if begin < end and self._second(key) in generation.seconds[begin:end]:
-                return generation
-        return None
+    def _find(self, keys: Collection[K]) -> Iterator[tuple[K, _Generation, int]]:
+        """Each of these that is here, its generation, and its place in that."""
+        if not self._generations:
+            return
+        firsts = _hashes(hash, keys)
+        maybe = (self._filter[self._places(firsts)] & self._filter[self._places(firsts >> _SHIFT)]).nonzero()[0]
+        if not len(maybe):
+            return
+        every, firsts = [*keys], firsts[maybe]
+        for generation in self._generations:
+            there = generation.firsts
+            begins = there.searchsorted(firsts).clip(max=len(there) - 1)
+            for suspect in (there[begins] == firsts).nonzero()[0]:
+                key, place = every[maybe[suspect]], int(begins[suspect])
+                second = self._second(key)
+                while place < len(there) and there[place] == firsts[suspect]:
+                    if generation.seconds[place] == second:
+                        yield key, generation, place
+                        break
+                    place += 1
+
+    def _leave_out_taken(self) -> None:
+        """Make room, and put small neighbours together."""
+        kept: deque[_Generation] = deque()
+        for generation in self._generations:
+            here = generation.seconds != _TAKEN
+            made = _Generation.of(generation.firsts[here], generation.seconds[here])
+            if kept and kept[-1].live + made.live <= self._largest:
+                before = kept.pop()
+                parts = (before.firsts, made.firsts), (before.seconds, made.seconds)
+                made = _Generation.of(*map(np.concatenate, parts))
+            if made.live:
+                kept.append(made)
+        self._generations = kept
+        self._make_filter()
 
     def _make_filter(self) -> None:
         self._filter = np.zeros(1 << max(0, self.size * _PLACES - 1).bit_length(), bool)
@@ -123,8 +152,3 @@ class Aged(Generic[K]):
 
 def _hashes(of: Callable[[K], int], keys: Collection[K]) -> Any:
     return np.fromiter(map(of, keys), np.int64, len(keys))
-
-
-def _near(firsts: Any, suspects: Any) -> Any:
-    """Where in an array each of these is, if it is there."""
-    return firsts.searchsorted(suspects).clip(max=len(firsts) - 1)

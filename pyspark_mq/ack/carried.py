@@ -27,7 +27,7 @@ thousand, so a few more than the window may be remembered.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
@@ -47,6 +47,8 @@ K = TypeVar("K", bound=Hashable)  #: identity of a message
 #: A window from so many IDs on is packed, by so large a part of it at a time. It costs half a microsecond a message.
 _PACKED_WINDOW = 262_144
 _GENERATIONS = 16
+#: IDs are objects until so many are together.
+_GENERATION_MAX = 262_144
 
 
 class Exposure(Enum):
@@ -140,8 +142,10 @@ class Carried(Generic[K]):
         self._remember = remember
         self._batch_of: dict[K, Batch[K]] = {}
         self._carried: dict[int, Batch[K]] = {}
-        #: Batches that are remembered and not carried, in the order in which that came to be.
+        #: Batches that are remembered and not carried, in the order in which they were settled.
         self._aged: OrderedDict[int, Batch[K]] = OrderedDict()
+        #: Those of them that the last offset still names.
+        self._named: list[Batch[K]] = []
         #: What such batches became, in a large window.
         self._packed: Aged[K] | None = None
         if second_hash is not None and window >= _PACKED_WINDOW:
@@ -150,7 +154,9 @@ class Carried(Generic[K]):
                 from pyspark_mq.ack.aged import Aged  # noqa: PLC0415
 
                 self._packed = Aged(second_hash)
-        self._generation = max(1, window // _GENERATIONS)
+        self._generation = max(1, min(window // _GENERATIONS, _GENERATION_MAX))
+        #: The newest batch of those that are packed.
+        self._packed_number = 0
         self._next_number = 1
         self._plans = 0
 
@@ -160,12 +166,17 @@ class Carried(Generic[K]):
         """IDs that are known here."""
         return len(self._batch_of) + (0 if self._packed is None else len(self._packed))
 
-    def state(self, key: K) -> State:
-        """Where the message with this ID stands, as far as it is known here."""
-        batch = self._batch_of.get(key)
-        if batch is not None:
-            return batch.state
-        return State.SETTLED if self._packed is not None and key in self._packed else State.UNSEEN
+    def states(self, keys: Collection[K]) -> Callable[[K], State]:
+        """Where each of the messages with these IDs stands, as far as it is known here, until something changes."""
+        packed = frozenset() if self._packed is None else self._packed.among(keys)
+
+        def state(key: K) -> State:
+            batch = self._batch_of.get(key)
+            if batch is not None:
+                return batch.state
+            return State.SETTLED if key in packed else State.UNSEEN
+
+        return state
 
     def knows_none_of(self, keys: set[K]) -> bool:
         """Is none of these known here?"""
@@ -205,6 +216,7 @@ class Carried(Generic[K]):
     def plan(self) -> None:
         """An offset is planned that names all that is carried."""
         self._plans += 1
+        self._named.clear()
         for batch in self._carried.values():
             batch.logged = self._plans
 
@@ -250,13 +262,16 @@ class Carried(Generic[K]):
         """These leave their batches; the last plan whose offset names some of them."""
         logged = -1
         older: dict[int, Batch[K]] = {}
+        elsewhere: list[K] = []
         for key in keys:
             batch = self._batch_of.pop(key, None)
             if batch is not None:
                 batch.live -= 1
                 older[batch.number] = batch
-            elif self._packed is not None:
-                self._packed.take(key)
+            else:
+                elsewhere.append(key)
+        if self._packed is not None and elsewhere:
+            self._packed.take(elsewhere)
         for batch in older.values():
             logged = max(logged, batch.logged)
             self._drop_if_dead(batch)
@@ -308,19 +323,25 @@ class Carried(Generic[K]):
     def expire(self, now_s: float, connected_s: float) -> None:
         """Stop carrying what is past its deadline, and keep the window within its bound."""
         over = [batch for batch in self._carried.values() if batch.over(now_s, connected_s)]
+        late = bool(over and self._aged) and over[0].number < next(reversed(self._aged))
         for batch in over:
             batch.meet(Event.EXPIRE)
             batch.memo = None
             del self._carried[batch.number]
             if self._remember:
                 self._aged[batch.number] = batch
+                if batch.logged == self._plans:
+                    self._named.append(batch)
+        if late:
+            # Carried for longer than others that were settled after it, and no newer for that.
+            self._aged = OrderedDict(sorted(self._aged.items()))
         self._trim_window()
         if over:
             self._pack()
 
     def _pack(self) -> None:
         """Put aged batches into little room, once they have enough together."""
-        if self._packed is None:
+        if self._packed is None or len(self._batch_of) - self.live < self._generation:
             return
         # What the last offset names stays a batch, and so does what is behind it: the oldest leave first.
         batches = list(takewhile(lambda batch: batch.logged != self._plans, self._aged.values()))
@@ -331,32 +352,36 @@ class Carried(Generic[K]):
             del self._batch_of[key]
         for batch in batches:
             del self._aged[batch.number]
+            self._packed_number = max(self._packed_number, batch.number)
         for begin in range(0, len(keys), self._generation):
             self._packed.add(keys[begin : begin + self._generation])
 
     def _trim_window(self) -> None:
-        excess = len(self) - self.window - self.live
+        excess = len(self) - self.window - self.live - sum(batch.live for batch in self._named)
         if excess <= 0:
             return
         if step(State.SETTLED, Event.EVICT) != (State.UNSEEN, Action.FORGET):
             raise InternalError("what is evicted is forgotten")
+        excess -= self._evict(excess, self._packed_number)
         packed = self._packed
-        if packed is not None:
-            # What was taken out of it takes room as well.
-            while packed.size and (packed.oldest <= excess or packed.size > 2 * self.window):
-                excess -= packed.oldest
-                packed.drop()
-            if packed.size:
-                return
+        while packed is not None and packed.size and packed.oldest <= excess:
+            excess -= packed.oldest
+            packed.drop()
+        if excess and (packed is None or not packed.size):
+            self._evict(excess, self._next_number)
+
+    def _evict(self, excess: int, before: int) -> int:
+        """Forget so many IDs of the oldest batches with lower numbers, or as many as there are; how many it were."""
         victims: list[K] = []
         for batch in self._aged.values():
+            if batch.number >= before or len(victims) == excess:
+                break
             if batch.logged == self._plans:
                 continue  # the last offset names it
             begin, batch.evicted = batch.evicted, batch.evicted + excess - len(victims)
             victims += [key for key in batch.keys[begin : batch.evicted] if self._batch_of.get(key) is batch]
-            if len(victims) == excess:
-                break
         self.take(victims)
+        return len(victims)
 
     def _drop_if_dead(self, batch: Batch[K]) -> None:
         """A batch of which nothing is left has nothing to wait for but its confirmations."""

@@ -134,11 +134,14 @@ class Ledger(Generic[K, P]):
 
     def state(self, key: K) -> State:
         """Where the message with this ID stands."""
-        if key in self.received:
-            return State.RECEIVED
-        if key in self.planned:
-            return State.PLANNED
-        return self.carried.state(key)
+        return self._states((key,))(key)
+
+    def _states(self, keys: Collection[K]) -> Callable[[K], State]:
+        """The same for several, until something changes."""
+        carried = self.carried.states(keys)
+        return lambda key: (
+            State.RECEIVED if key in self.received else State.PLANNED if key in self.planned else carried(key)
+        )
 
     @property
     def counters(self) -> Counters:
@@ -154,9 +157,10 @@ class Ledger(Generic[K, P]):
         """The same for one open session."""
         return len(self._open[session])
 
-    def unseen(self, keys: Iterable[K]) -> Iterator[K]:
-        """Those of `keys` that are not known here, looked at one by one as they are asked for."""
-        return (key for key in keys if self.state(key) is State.UNSEEN)
+    def unseen(self, keys: Collection[K]) -> Iterator[K]:
+        """Those of `keys` that are not known here, looked at when they are asked for."""
+        state_of = self._states(keys)
+        yield from (key for key in keys if state_of(key) is State.UNSEEN)
 
     @property
     def expected(self) -> int:
@@ -191,10 +195,11 @@ class Ledger(Generic[K, P]):
             return self._meet(Event.DELIVER, {State.UNSEEN: _Group(keys, session, tags, payloads)})
         groups: dict[State, list[tuple[int, K, P]]] = {}
         unseen: set[K] = set()
+        state_of = self._states(distinct)
         for delivery in zip(tags, keys, payloads, strict=True):
             key = delivery[1]
             # What repeats a new message of the same call meets the state that the first one leaves.
-            state = State.RECEIVED if key in unseen else self.state(key)
+            state = State.RECEIVED if key in unseen else state_of(key)
             if state is State.UNSEEN:
                 unseen.add(key)
             groups.setdefault(state, []).append(delivery)
@@ -237,9 +242,7 @@ class Ledger(Generic[K, P]):
         handles.barrier = tag if handles.barrier is None else min(tag, handles.barrier)
 
     def _all_unseen(self, keys: set[K]) -> bool:
-        return (
-            self.received.knows_none_of(keys) and self.planned.knows_none_of(keys) and self.carried.knows_none_of(keys)
-        )
+        return all(kept.knows_none_of(keys) for kept in (self.received, self.planned, self.carried))
 
     def lose(self, session: int) -> None:
         """The session is gone, and every handle it gave with it (rule 6)."""
@@ -295,7 +298,7 @@ class Ledger(Generic[K, P]):
         self._count["replays"] += 1
 
     def restore_committed(
-        self, keys: Iterable[K], memo: str | None = None, wait_s: float | None = None
+        self, keys: Collection[K], memo: str | None = None, wait_s: float | None = None
     ) -> Settlement | None:
         """Learn that these IDs are committed. Those not met yet are exposed from the beginning.
 
@@ -316,10 +319,11 @@ class Ledger(Generic[K, P]):
             -1 if memo is None else self.carried.plans,
         )
 
-    def _by_state(self, keys: Iterable[K]) -> dict[State, dict[K, None]]:
+    def _by_state(self, keys: Collection[K]) -> dict[State, dict[K, None]]:
         groups: dict[State, dict[K, None]] = {}
+        state_of = self._states(keys)
         for key in keys:
-            groups.setdefault(self.state(key), {})[key] = None
+            groups.setdefault(state_of(key), {})[key] = None
         return groups
 
     def abandon(self, epoch: int) -> None:

@@ -27,8 +27,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 class Remembered:
     """Epochs that are settled one after the other, and a list of what a window has to know: a model of sets."""
 
-    def __init__(self) -> None:
-        self.carried: Carried[str] = Carried(GRACE_S, WINDOW, remember=True, second_hash=second_hash)
+    def __init__(self, window: int = WINDOW) -> None:
+        self.carried: Carried[str] = Carried(GRACE_S, window, remember=True, second_hash=second_hash)
         self.now_s = 0.0
         #: In the order in which they were last settled.
         self.settled: dict[str, None] = {}
@@ -39,7 +39,7 @@ class Remembered:
         self.carried.take(keys)
         self._session += 1
         number = self.carried.put(
-            keys, State.COMMITTED, {self._session: len(keys)}, exposed=False, memo=None, wait_s=None,
+            dict.fromkeys(keys), State.COMMITTED, {self._session: len(keys)}, exposed=False, memo=None, wait_s=None,
             logged=self.carried.plans,
         )  # fmt: skip
         self.carried.plan()
@@ -54,7 +54,8 @@ class Remembered:
         self.settled.update(dict.fromkeys(keys))
 
     def known(self) -> set[str]:
-        return {key for key in self.settled if self.carried.state(key) is not State.UNSEEN}
+        states = self.carried.states(self.settled)
+        return {key for key in self.settled if states(key) is not State.UNSEEN}
 
 
 @pytest.mark.usefixtures("small")
@@ -74,39 +75,92 @@ def test_the_newest_of_a_window_are_known_and_hardly_more(epochs: list[list[int]
 
 
 @pytest.mark.usefixtures("small")
-def test_ids_that_come_again_and_again_take_no_more_room() -> None:
-    remembered = Remembered()
-    for _ in range(200):
-        remembered.settle([f"m{number}" for number in range(30)])
-    packed = remembered.carried._packed
-    assert packed is not None
-    assert packed.size <= 2 * WINDOW + 30
-    assert remembered.known() == set(remembered.settled)
+@pytest.mark.parametrize("sets", [1, 2, 3])
+@pytest.mark.parametrize("times", [1, 3])
+def test_ids_that_come_again_and_again_take_no_more_room(sets: int, times: int) -> None:
+    remembered, most = Remembered(), 0
+    for turn in range(300):
+        some = [f"m{turn % sets}-{number}" for number in range(15)]
+        remembered.settle(some * times)
+        packed = remembered.carried._packed
+        assert packed is not None
+        most = max(most, packed.size)
+        assert packed.size <= 2 * len(packed) + 15
+        assert len(packed._generations) <= 2 * WINDOW
+        assert len(remembered.carried) == len(remembered.settled)
+        assert remembered.known() == set(remembered.settled)
+    assert bool(most) is (sets > 1), "nothing was packed"
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("window", [WINDOW, WINDOW - 1])
+def test_an_id_that_comes_many_times_in_one_call_counts_once(window: int) -> None:
+    remembered = Remembered(window)
+    for number in range(30):
+        remembered.settle([f"m{number}-{one}" for one in range(8)])
+    newest = [f"m29-{one}" for one in range(8)] + [f"m28-{one}" for one in range(8)]
+    for _ in range(20):
+        remembered.settle(newest * 9)
+        assert set(list(remembered.settled)[-window:]) <= remembered.known()
+        assert len(remembered.known()) <= len(remembered.carried) <= window + 40
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("window", [WINDOW, WINDOW - 1])
+def test_what_was_carried_for_long_does_not_push_out_what_was_settled_since(window: int) -> None:
+    # The session of the first ended before it was confirmed, so they are carried until the connected time is over.
+    remembered = Remembered(window)
+    kept = remembered.carried
+    early = [f"early{number}" for number in range(40)]
+    kept.put(early, State.COMMITTED, {}, exposed=True, memo=None, wait_s=1_000.0, logged=-1)
+    kept.start_clock(0.0, 0.0)
+    for number in range(12):
+        remembered.settle([f"m{number}-{one}" for one in range(8)])
+    assert {kept.states(early)(key) for key in early} == {State.COMMITTED}
+    kept.plan()
+    kept.expire(remembered.now_s, 1_000.0)
+    kept.plan()
+    kept.expire(remembered.now_s, 1_000.0)
+    assert remembered.known() >= set(list(remembered.settled)[-window:])
+    assert {kept.states(early)(key) for key in early} == {State.UNSEEN}
 
 
 @given(st.lists(st.sets(st.integers(0, 400), min_size=1, max_size=120), max_size=12), st.data())
 def test_generations_are_sets_of_which_the_oldest_goes_first(generations: list[set[int]], data: st.DataObject) -> None:
-    """Against sets, with hashes so short that all of them collide in one or the other."""
+    """Against sets, with a hash so short that many of them collide."""
     for second in (second_hash, len):
         aged: Aged[str] = Aged(second)
-        model: list[set[str]] = []
+        model: dict[str, None] = {}
+        largest = 0
         for generation in generations:
-            keys = {f"{number}" if second is second_hash else "x" * number for number in generation}
-            aged.add(sorted(keys))
-            model.append(keys)
-            if data.draw(st.booleans()):
+            keys = {f"{number}" if second is second_hash else "x" * number for number in generation} - model.keys()
+            if keys:
+                aged.add(sorted(keys))
+                largest = max(largest, len(keys))
+                model |= dict.fromkeys(sorted(keys))
+            if model and data.draw(st.booleans()):
+                oldest = set(list(model)[: aged.oldest])
                 aged.drop()
-                model.pop(0)
-            taken = data.draw(st.sets(st.sampled_from(sorted(set().union(*model) or {"none"})), max_size=3))
-            for key in taken:
-                found = [keys for keys in model if key in keys]
-                assert aged.take(key) is bool(found)
-                if found:
-                    assert key in aged or len(found) == 1
-            assert aged.size == sum(map(len, model))
-            for number in range(0, 420, 7):
-                key = f"{number}" if second is second_hash else "x" * number
-                assert (key in aged) is any(key in keys for keys in model)
+                model = {key: None for key in model if key not in oldest}
+            taken = data.draw(st.lists(st.sampled_from(sorted(model) or ["none"]), max_size=90))
+            aged.take([*taken, "never", *taken[:3]])
+            model = {key: None for key in model if key not in taken}
+            assert len(aged) == len(model)
+            assert aged.size <= 2 * len(aged) + largest
+            every = {f"{number}" if second is second_hash else "x" * number for number in range(420)}
+            assert aged.among(every) == model.keys()
+            assert aged.knows_none_of(every) is not bool(model)
+
+
+def test_a_block_with_some_known_ids_is_looked_up_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    aged: Aged[str] = Aged(second_hash)
+    calls = []
+    monkeypatch.setattr(aged, "_find", lambda keys, find=aged._find: calls.append(len(keys)) or find(keys))
+    for number in range(16):
+        aged.add([f"m{number}-{one}" for one in range(100)])
+    block = [f"m{number}-0" for number in range(16)] + [f"x{number}" for number in range(100)]
+    assert aged.among(block) == set(block[:16])
+    assert calls == [116]
 
 
 def test_texts_that_share_a_hash_are_told_apart() -> None:
