@@ -92,6 +92,7 @@ class Admission:
         self._unsteady: set[QueueReader] = set()
         self._id_bytes: float | None = None
         self._cut = 0
+        self._once = False
         self._planned_s = -math.inf
         self._received_before = 0
         #: Which queue comes first, where not all can.
@@ -119,7 +120,7 @@ class Admission:
         for queue in left:
             queue.cut_short += 1
         self._cut += bool(left)
-        if left and self._cut == _CUT_SAID:
+        if left and self._cut == (1 if self._once else _CUT_SAID):
             _LOG.warning(
                 "%s: epochs end at %s messages, with %s more received, as their IDs take the %s bytes that an offset "
                 "has for them (maxOffsetBytes). Set 'checkpointLocation' at the source, to the same as at the writer: "
@@ -134,6 +135,7 @@ class Admission:
         Returns:
             how many it takes of each queue; empty if there is nothing to plan now.
         """
+        self._once = limit.messages is None
         if self._ends is not None:
             return self._gather_bounded(limit, self._ends)
         queues = self._steady()
@@ -256,7 +258,7 @@ class Admission:
             for queue in ends.keys() - unread:
                 # It may be written to for ever; what it holds takes the room of others, and goes back when the run ends
                 # in any case.
-                if queue.ledger.received and not queue.has_open_epochs and not queue.ledger.carried.under_way():
+                if queue.ledger.received and not queue.has_open_epochs and ends[queue].settled():
                     queue.connections.stop()
                     ends[queue].finish()
             steady = self._steady()

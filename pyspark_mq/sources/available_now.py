@@ -18,6 +18,8 @@ _LOG = logging.getLogger("pyspark_mq")
 _EMPTY_S = 0.3
 #: ... and where the broker does not report how many messages it has: nothing may come for this long.
 _QUIET_S = 3.0
+#: A queue that is read to its end is not read on while a confirmation may come, for so long.
+_CONFIRM_WAIT_S = 1.0
 #: A bounded run gives up what the broker reports and does not hand out: a paused queue, another active consumer.
 _WITHHELD_S = 60.0
 
@@ -41,6 +43,7 @@ class EndOfRun:
         ready = queue.ready_at_first
         self._wanted = math.inf if ready is None else ready
         self._finished = False
+        self._settling_since_s: float | None = None
         self.begin()
 
     def begin(self) -> None:
@@ -60,6 +63,18 @@ class EndOfRun:
     def _done(self) -> int:
         counted = self._queue.ledger.counters
         return counted.planned + counted.rebound + counted.duplicates_dropped + self._queue.counters().rejected
+
+    def settled(self) -> bool:
+        """Is nothing to be waited for any more of what was acknowledged?
+
+        A confirmation may lie behind messages for which there is no room. What is not confirmed stays in the offset.
+        """
+        now_s = self._runtime.monotonic_s()
+        if not self._queue.ledger.carried.under_way():
+            return True
+        if self._settling_since_s is None:
+            self._settling_since_s = now_s
+        return now_s - self._settling_since_s >= _CONFIRM_WAIT_S
 
     def finish(self) -> None:
         """The queue is not read on, whatever comes again of it."""

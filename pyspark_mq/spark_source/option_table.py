@@ -317,8 +317,9 @@ _TABLE = (
     Option(
         "maxOffsetBytes",
         _IDENTITY,
-        "without `checkpointLocation` or `idLog`: how many bytes the IDs of one epoch may take in its offset; about "
-        "3,800 random UUIDs, or any number that count up. An epoch has one message at least",
+        "without `checkpointLocation` or `idLog`: how many bytes the IDs of one epoch may take in its offset, "
+        "as far as those of the epoch before tell; about 3,800 random UUIDs, or any number that count up. An epoch has "
+        "one message at least",
         default="80k",
         kind=SIZE_BYTES,
     ),

@@ -196,6 +196,23 @@ def test_a_process_that_stands_still_says_so_when_it_goes_on(cell: LiveCell, poo
 
 
 @amqp091
+def test_a_process_that_stands_still_when_it_is_to_stop_says_later_that_it_has(
+    cell: LiveCell, pool: ProcessReceivers
+) -> None:
+    cell.publish(5)
+    scene = Scene(cell, pool, consumers=1)
+    scene.start()
+    assert scene.until(lambda: len(scene.rows) == 5)
+    (child,) = children()
+    child.send_signal(signal.SIGSTOP)
+    scene.connections.stop()  # waits for its answer, and not for ever
+    assert scene.events_of(Lost) == []
+    child.send_signal(signal.SIGCONT)
+    assert scene.until(lambda: len(scene.events_of(Lost)) == 1, 20)
+    assert poll(lambda: cell.counts().ready == 5, 30)
+
+
+@amqp091
 def test_a_process_that_says_nothing_for_too_long_is_replaced(
     cell: LiveCell, pool: ProcessReceivers, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
 
+from pyspark_mq.brokers.base import AMQP_0_9_1
 from testbed.process import poll
 from tests.support.cells import LiveCell
 from tests.support.engine import At, Crashed
@@ -52,6 +54,30 @@ def test_each_message_of_each_queue_once_with_a_crash_everywhere(cell: LiveCell,
         assert sorted(engine.output) == sorted(expected)
         assert all(row["destination"] == row["body"].decode().rpartition(" ")[0] for row in engine.rows)
         assert empty(cell, queues)
+
+
+@pytest.mark.protocols(AMQP_0_9_1)
+def test_a_queue_that_is_read_to_its_end_gives_way_though_it_is_written_to_on_and_on(
+    cell: LiveCell, queues: list[str]
+) -> None:
+    # What comes fills the room for bytes, and then the confirmation of what was acknowledged lies behind it.
+    written, large, _ = queues
+    size, many = 50_000, 60
+    cell.node.publish(large, (bytes([number]) * size for number in range(many)), protocol=cell.cell.protocol)
+    options = {"maxBytesPerTrigger": "200k", "maxMessagesPerTrigger": 10, "prefetch": 100}
+    with cell.engine(queue=f"{written},{large}", **options) as engine:
+        engine.reader.call("prepareForTriggerAvailableNow")
+        rows, began_s = 0, time.monotonic()
+        while epoch := engine.trigger():
+            rows += epoch
+            if EACH <= rows < EACH + epoch:
+                cell.node.publish(
+                    written, (bytes([200 + number]) * size for number in range(40)), protocol=cell.cell.protocol
+                )
+        # It took ten times as long when the other had only what was read by the drop.
+        assert time.monotonic() - began_s < 40
+        assert len(set(engine.ids)) == rows == 2 * EACH + many
+    assert poll(lambda: cell.node.counts(written).ready == 40, 30)
 
 
 def test_no_queue_starves_another(cell: LiveCell, queues: list[str]) -> None:

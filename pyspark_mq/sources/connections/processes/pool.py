@@ -353,9 +353,9 @@ class ProcessReceivers(Receivers):
         ended = self._ends.setdefault(message.key, threading.Event()) if isinstance(message, Stop) else None
         process.send(message)
         if ended is not None:
+            del self._dealt[message.key]
+            # A process that stands still says later that its session has ended, or is killed for its silence.
             self._runtime.wait(ended, _END_TIMEOUT_S)
-            for known in (self._ends, self._routes, self._dealt):
-                known.pop(message.key, None)
 
     def attended(self, key: int) -> tuple[int, float]:
         process = self._dealt.get(key)
@@ -370,7 +370,8 @@ class ProcessReceivers(Receivers):
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, Stopped):
-            ended = self._ends.get(event.key)
+            self._routes.pop(event.key, None)
+            ended = self._ends.pop(event.key, None)
             if ended is not None:
                 ended.set()
             return
