@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_mq.sources.connections.block import Run, sizes_of
 from pyspark_mq.sources.position import Limit, Position
+from pyspark_mq.spark_source.handover import Handover
 from pyspark_mq.spark_source.offset import OffsetCodec
 from pyspark_mq.spark_source.options import Options
 from pyspark_mq.spark_source.schema import BatchBuilder
@@ -51,17 +53,6 @@ _OFFSETS_KNOWN = 3
 _PARTITION_BYTES_MAX = 32 << 20
 
 
-class _EpochPartition(InputPartition):
-    """Part of an epoch: an Arrow stream. Holds no options, so no password reaches an executor."""
-
-    def __init__(self, stream: pa.Buffer) -> None:
-        super().__init__(None)
-        self.stream = stream
-
-    def __repr__(self) -> str:
-        return f"_EpochPartition({self.stream.size} bytes)"
-
-
 class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads the queues of one query.
 
@@ -86,6 +77,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         #: Offsets and their positions, the newest last: Spark asks for each a few times.
         self._known: deque[tuple[dict[str, Any], Position]] = deque(maxlen=_OFFSETS_KNOWN)
         self._partitions: tuple[int, list[InputPartition]] | None = None
+        self._handover: Handover | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
@@ -144,10 +136,11 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return []
         runs = self._source().payload(before, after)
         if self._partitions is None or self._partitions[0] != after.epoch:
-            self._partitions = (after.epoch, self._split(runs))
+            self._handover = (self._handover or Handover()).begin_epoch()
+            self._partitions = (after.epoch, self._split(runs, self._handover))
         return self._partitions[1]
 
-    def _split(self, runs: Sequence[Run]) -> list[InputPartition]:
+    def _split(self, runs: Sequence[Run], handover: Handover) -> list[InputPartition]:
         sizes = [size for run in runs for size in sizes_of(run.rows)]
         if not sizes:
             return []
@@ -155,16 +148,16 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if parts is None:
             parts = min(_default_partitions(), -(-len(sizes) // _ROWS_PER_TASK_MIN))
         parts = min(len(sizes), max(parts, -(-sum(sizes) // _PARTITION_BYTES_MAX)))
-        return [self._partition(_between(runs, low, high)) for low, high in _cuts(sizes, parts)]
+        cuts = _cuts(sizes, parts)
+        return [handover.partition(partial(self._serialize, [*_between(runs, *cut)])) for cut in cuts]
 
-    def _partition(self, runs: Iterable[Run]) -> InputPartition:
+    def _serialize(self, runs: Iterable[Run], allocate: Callable[[int], pa.Buffer]) -> pa.Buffer:
         batches = (batch for run in runs for batch in self._builder.build(run.rows, run.name))
-        return _EpochPartition(self._builder.serialize(batches))
+        return self._builder.serialize(batches, allocate)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Runs on an executor: nothing but the partition is needed."""
-        assert isinstance(partition, _EpochPartition)
-        with pa.ipc.open_stream(partition.stream) as stream:
+        with partition.opened() as stream:  # type: ignore[attr-defined]
             yield from stream
 
     def commit(self, end: dict[str, Any]) -> None:

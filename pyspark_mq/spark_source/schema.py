@@ -165,13 +165,19 @@ class BatchBuilder:
                 schema=self._schema,
             )
 
-    def serialize(self, batches: Iterable[pa.RecordBatch]) -> pa.Buffer:
-        """The batches as an Arrow stream."""
+    def serialize(
+        self, batches: Iterable[pa.RecordBatch], allocate: Callable[[int], pa.Buffer] = pa.allocate_buffer
+    ) -> pa.Buffer:
+        """The batches as an Arrow stream.
+
+        Args:
+            allocate: makes the memory that it is written into.
+        """
         ready = list(batches)
         # Counted first: a stream of unknown size doubles its memory each time it is full, and copies what it has.
         counted = pa.MockOutputStream()
         self._write(counted, ready)
-        stream = pa.allocate_buffer(counted.size())
+        stream = allocate(counted.size())
         with pa.FixedSizeBufferWriter(stream) as sink:
             self._write(sink, ready)
         return stream

@@ -1,0 +1,198 @@
+"""How the rows of a partition come to its task: inside it, or in memory that both processes see.
+
+Inside a task rows are copied a dozen times: pickled, sent to the JVM, put into the task, serialized, taken out of it,
+sent to the worker, unpickled. Where Spark runs in one JVM (local mode), the worker reads the memory in which this
+process has written them (``memfd_create(2)``), and the task has its path alone.
+
+That it is one JVM is not guessed: the first rows are inside their tasks, with a *mark*. A worker that is below the JVM
+of this process, and sees the mark under its name, writes on it. On a cluster no worker is, so everything goes as
+before; nor where there is no such memory or no ``/proc``.
+
+The memory of an epoch is kept until the partitions of the next one are asked for, which is after its commit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+
+from pyspark_mq.errors import MqError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["Handover", "Rows"]
+
+#: Makes room for so many bytes.
+Allocate = Callable[[int], pa.Buffer]
+
+_TOLD = b"1"
+#: A worker of Spark's is a child of the JVM, or of a daemon that is one (PythonWorkerFactory.scala).
+_GENERATIONS = 2
+
+
+class _Memory:
+    """A file in memory, by a path at which processes of the same user and machine find it.
+
+    The path says which process and which of its files. The name says whether it is still this one.
+    """
+
+    def __init__(self, file: int, name: str) -> None:
+        self.path = f"/proc/{os.getpid()}/fd/{file}"
+        self.name = name
+
+    @contextmanager
+    def opened(self, flags: int) -> Iterator[int]:
+        """Its descriptor here.
+
+        Raises:
+            OSError: it is not there.
+        """
+        file = os.open(self.path, flags | os.O_CLOEXEC)
+        try:
+            if Path(f"/proc/self/fd/{file}").readlink().name.partition(" ")[0] != f"memfd:{self.name}":
+                raise FileNotFoundError(f"{self.path} is another file by now")
+            yield file
+        finally:
+            os.close(file)
+
+
+class _OwnMemory:
+    """The same, in the process that made it.
+
+    Raises:
+        OSError: there is no room for it, or no such thing on this machine.
+    """
+
+    def __init__(self, size: int) -> None:
+        if not hasattr(os, "memfd_create"):
+            raise OSError("this system has no files in memory")
+        name = f"pyspark-mq-{secrets.token_hex(16)}"
+        self.file = os.memfd_create(name, os.MFD_CLOEXEC)
+        try:
+            # All of it now: what is missing later ends the process.
+            os.posix_fallocate(self.file, 0, size)
+        except BaseException:
+            os.close(self.file)
+            raise
+        self.shared = _Memory(self.file, name)
+
+    def close(self) -> None:
+        os.close(self.file)
+
+
+class Rows(InputPartition):
+    """Rows inside the task, as an Arrow stream. Holds no options, so no password reaches an executor."""
+
+    def __init__(self, stream: pa.Buffer, mark: _Memory | None, parent: int) -> None:
+        super().__init__(None)
+        self.stream = stream
+        self._mark = mark
+        self._parent = parent
+
+    def __repr__(self) -> str:
+        return f"Rows({self.stream.size} bytes)"
+
+    @contextmanager
+    def opened(self) -> Iterator[pa.ipc.RecordBatchStreamReader]:
+        """The stream, on the executor."""
+        if self._mark is not None:
+            with contextlib.suppress(OSError, ValueError):
+                if self._parent in _ancestors():
+                    with self._mark.opened(os.O_WRONLY) as file:
+                        os.pwrite(file, _TOLD, 0)
+        with pa.ipc.open_stream(self.stream) as stream:
+            yield stream
+
+
+class _SharedRows(InputPartition):
+    """Rows in memory of the process that reads the queue."""
+
+    def __init__(self, memory: _Memory) -> None:
+        super().__init__(None)
+        self._memory = memory
+
+    def __repr__(self) -> str:
+        return f"_SharedRows({self._memory.path})"
+
+    @contextmanager
+    def opened(self) -> Iterator[pa.ipc.RecordBatchStreamReader]:
+        """The stream, on the same machine."""
+        try:
+            with self._memory.opened(os.O_RDONLY) as file:
+                mapped = pa.memory_map(f"/proc/self/fd/{file}")
+        except OSError as gone:
+            raise MqError(
+                f"the rows of this task are not there any more ({gone}): it is of an epoch that is committed, or the "
+                "process that reads the queue has ended. Use the rows of a batch before foreachBatch returns, or "
+                "persist them"
+            ) from None
+        with mapped, pa.ipc.open_stream(mapped) as stream:
+            yield stream
+
+
+class Handover:
+    """Makes the partitions of one query's epochs, in the process that reads the queue."""
+
+    def __init__(self) -> None:
+        self._mark: _OwnMemory | None = None
+        with contextlib.suppress(OSError):
+            self._mark = _OwnMemory(len(_TOLD))
+        self._kept: list[_OwnMemory] = []
+
+    @property
+    def beside(self) -> bool:
+        """Has a worker said that it is below the same JVM?"""
+        return self._mark is not None and os.pread(self._mark.file, len(_TOLD), 0) == _TOLD
+
+    def begin_epoch(self) -> Self:
+        """Partitions of another epoch follow: those of the one before are not needed any more."""
+        for memory in self._kept:
+            memory.close()
+        self._kept.clear()
+        return self
+
+    def partition(self, serialize: Callable[[Allocate], pa.Buffer]) -> InputPartition:
+        """Rows for a task.
+
+        Args:
+            serialize: writes them into memory that is made for them.
+        """
+        if self.beside:
+            with contextlib.suppress(OSError):
+                return self._shared(serialize)
+        mark = None if self._mark is None else self._mark.shared
+        return Rows(serialize(pa.allocate_buffer), mark, os.getppid())
+
+    def _shared(self, serialize: Callable[[Allocate], pa.Buffer]) -> InputPartition:
+        from mmap import mmap  # noqa: PLC0415 - planners import this module as well
+
+        made: list[_OwnMemory] = []
+
+        def allocate(size: int) -> pa.Buffer:
+            made.append(_OwnMemory(size))
+            return pa.py_buffer(mmap(made[0].file, size))
+
+        try:
+            serialize(allocate)
+        finally:
+            self._kept += made
+        return _SharedRows(made[0].shared)
+
+
+def _ancestors() -> list[int]:
+    """The parent of this process and the parent of that, as far as they are told."""
+    found = [os.getppid()]
+    for _ in range(_GENERATIONS - 1):
+        # pid (name) state ppid …: a name may have anything in it (proc(5)).
+        told = Path(f"/proc/{found[-1]}/stat").read_text("utf-8", "replace").rpartition(")")[2]
+        found.append(int(told.split()[1]))
+    return found

@@ -1,0 +1,122 @@
+"""How rows come to their tasks: inside them, until a worker says that it is below the same JVM."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import StructType
+
+from pyspark_mq.errors import MqError
+from pyspark_mq.spark_source.handover import Handover, Rows
+from pyspark_mq.spark_source.schema import SCHEMA, BatchBuilder
+
+ROOT = Path(__file__).parents[2]
+BUILDER = BatchBuilder(StructType([SCHEMA["body"]]))
+#: Reads a partition as a worker does, behind so many shells, of which each is a process.
+WORKER = """
+import pickle, sys
+with pickle.load(open(sys.argv[1], "rb")).opened() as stream:
+    print(stream.read_all().num_rows)
+"""
+
+
+def serialized(*bodies: bytes) -> Callable[[Any], pa.Buffer]:
+    batch = pa.record_batch([pa.array(bodies, pa.binary())], BUILDER._schema)
+    return lambda allocate: BUILDER.serialize([batch], allocate)
+
+
+def read(partition: Any) -> list[bytes]:
+    """On the executor: what Spark sends there is pickled."""
+    with pickle.loads(pickle.dumps(partition)).opened() as stream:
+        return [body for batch in stream for body in batch.column(0).to_pylist()]
+
+
+def told() -> Handover:
+    handover = Handover()
+    assert read(handover.begin_epoch().partition(serialized(b"first"))) == [b"first"]
+    assert handover.beside
+    return handover
+
+
+def test_the_first_rows_are_in_their_task_and_those_behind_a_mark_are_not() -> None:
+    handover = Handover()
+    first = [handover.partition(serialized(b"a", b"b")), handover.partition(serialized(b"c"))]
+    assert [type(one) for one in first] == [Rows, Rows]
+    assert not handover.beside
+    assert read(first[0]) == [b"a", b"b"]
+    large = bytes(5_000_000)
+    shared = handover.begin_epoch().partition(serialized(large, b"d"))
+    assert len(pickle.dumps(shared)) < 1_000
+    assert read(shared) == read(shared) == [large, b"d"]
+    assert read(first[1]) == [b"c"]
+
+
+def test_what_is_read_outlives_its_epoch_and_what_is_not_is_gone_in_words() -> None:
+    handover = told()
+    old = handover.begin_epoch().partition(serialized(b"old" * 1_000))
+    with pickle.loads(pickle.dumps(old)).opened() as stream:
+        batch = stream.read_next_batch()
+    new = handover.begin_epoch().partition(serialized(b"new"))
+    assert batch.column(0).to_pylist() == [b"old" * 1_000]
+    # The new one has the descriptor of the old one.
+    assert read(new) == [b"new"]
+    with pytest.raises(MqError, match=r"of an epoch that is committed.*persist"):
+        read(old)
+
+
+def test_no_descriptor_is_left_behind() -> None:
+    handover = told()
+    handover.begin_epoch().partition(serialized(b"x"))
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        handover.begin_epoch()
+        for _ in range(3):
+            read(handover.partition(serialized(b"x")))
+    handover.begin_epoch().partition(serialized(b"x"))
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize(("shells", "below"), [(0, True), (1, True), (2, False)])
+def test_only_a_worker_below_the_same_parent_leaves_a_mark(tmp_path: Path, shells: int, below: bool) -> None:
+    """This process stands for the JVM, which has a daemon and that a worker; an executor has a JVM of its own."""
+    handover = Handover()
+    partition = handover.partition(serialized(b"x"))
+    assert isinstance(partition, Rows)
+    partition._parent = os.getpid()
+    (tmp_path / "partition").write_bytes(pickle.dumps(partition))
+    command = [sys.executable, "-c", WORKER, str(tmp_path / "partition")]
+    for _ in range(shells):
+        command = ["/bin/sh", "-c", '"$@"; exit $?', "shell", *command]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "1"
+    assert handover.beside is below
+
+
+def test_who_does_not_see_the_mark_reads_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    handover = Handover()
+    partition = handover.partition(serialized(b"x"))
+    assert isinstance(partition, Rows)
+    assert partition._mark is not None
+    for path in ("/nowhere", f"/proc/{os.getpid()}/fd/0", "/proc/self/maps"):
+        monkeypatch.setattr(partition._mark, "path", path)
+        assert read(partition) == [b"x"]
+    assert not handover.beside
+
+
+@pytest.mark.parametrize("when", ["never", "later"])
+def test_without_such_memory_rows_are_in_their_tasks(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    handover = told() if when == "later" else None
+    monkeypatch.delattr(os, "memfd_create")
+    handover = handover or Handover()
+    for _ in range(2):
+        partition = handover.begin_epoch().partition(serialized(b"x"))
+        assert isinstance(partition, Rows)
+        assert read(partition) == [b"x"]
