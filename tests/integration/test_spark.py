@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pika
+import psutil
 import pytest
 
 from pyspark_mq.cli.main import main
@@ -306,27 +308,50 @@ def test_a_batch_that_failed_is_replayed_with_the_same_rows(
     assert seen == [sent, sent]
 
 
+@pytest.mark.parametrize("epoch", [0, 2], ids=["its rows in the task", "its rows in memory"])
 def test_a_failed_task_is_tried_again_from_the_same_payload(
-    spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str
+    spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str, epoch: int
 ) -> None:
     rabbit.publish(name, bodies(50))
-    marker = tmp_path / "failed-once"
+    armed, failed = tmp_path / "armed", tmp_path / "failed-once"
 
     def fail_once(batches: Iterator[Any]) -> Iterator[Any]:
-        if not marker.exists():
-            marker.touch()
+        if armed.exists() and not failed.exists():
+            failed.touch()
             os._exit(1)
         yield from batches
 
-    job = Job(spark, tmp_path, rabbit, name)
+    job = Job(spark, tmp_path, rabbit, name, **full_epochs(10))
     counts: list[int] = []
+    shared: list[int] = []
+
+    def keep(some: Any, batch: int) -> None:
+        counts.append(some.count())
+        assert some.count() == counts[-1]
+        shared.append(len(_memory_of_sources()))
+        if batch + 1 >= epoch:
+            armed.touch()
+
+    armed.touch() if not epoch else None
     frame = job.load().select("messageId").mapInArrow(fail_once, "messageId string")
-    writer = frame.writeStream.foreachBatch(lambda some, _: counts.append(some.count()))
-    query = writer.option("checkpointLocation", str(tmp_path / "c")).start()
+    query = frame.writeStream.foreachBatch(keep).option("checkpointLocation", str(tmp_path / "c")).start()
     assert poll(lambda: sum(counts) == 50 or not query.isActive, 60)
     assert query.exception() is None
-    assert marker.exists()
+    assert failed.exists()
+    # The mark of the source alone; then an epoch's rows as well.
+    assert shared[0] < shared[-1]
     query.stop()
+
+
+def _memory_of_sources() -> list[str]:
+    """Files in memory of the processes that are sources of queries here."""
+    found: list[str] = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error, OSError):
+            if "python_streaming_source_runner" in " ".join(process.cmdline()):
+                files = Path(f"/proc/{process.pid}/fd").iterdir()
+                found += [str(file.readlink()) for file in files if "memfd:pyspark-mq" in str(file.readlink())]
+    return found
 
 
 @full_api
