@@ -171,6 +171,9 @@ CANNOT: dict[str, dict[str, str]] = {
         "FROM apache/spark:4.3.0-python3": _KUBERNETES,
         "spark-submit --master k8s://https://... --deploy-mode cluster \\": _KUBERNETES,
         "make demo-cluster": _RECURSES,
+        "pyspark-mq doctor broker=rabbitmq url=amqps://b-1234.mq.eu-central-1.on.aws:5671 queue=orders \\": (
+            "names a broker of AWS; test_doctor.py runs the command under such a name"
+        ),
         "# on each machine, in the Python that PYSPARK_PYTHON names": _INSTALLS,
     },
     "docs/performance.md": {"make bench": _RECURSES, 'make bench ARGS="guarantees --page"': _RECURSES},
