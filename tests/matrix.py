@@ -82,6 +82,9 @@ def main() -> int:
 
 
 def _run(wanted: Sequence[Cell], arguments: argparse.Namespace) -> None:
+    if arguments.laws:
+        _add_laws(wanted, arguments)
+        return
     cells = [cell for cell in wanted if _can_run(cell, storm_only=arguments.storms_only)]
     if not cells:
         return
@@ -95,6 +98,15 @@ def _run(wanted: Sequence[Cell], arguments: argparse.Namespace) -> None:
         if arguments.faults and cell in STORM_CELLS:
             storm = _run_storm(cell, arguments)
             _tell(cell, **{"storm": storm} if storm else {"problem": "the storm did not run to its end"})
+
+
+def _add_laws(cells: Sequence[Cell], arguments: argparse.Namespace) -> None:
+    """Run some files, and put what their laws gave beside what is kept of these cells, whose date stays."""
+    for cell in cells:
+        _report(cell).unlink(missing_ok=True)
+    _run_tests(cells, arguments, *arguments.laws)
+    for cell in cells:
+        _tell(cell, tests={**_kept(cell).get("tests", {}), **_outcomes_of(cell)})
 
 
 def _can_run(cell: Cell, *, storm_only: bool) -> bool:
@@ -136,12 +148,12 @@ def _outcomes_of(cell: Cell) -> dict[str, dict[str, dict[str, int]]]:
     return tests
 
 
-def _run_tests(cells: Sequence[Cell], arguments: argparse.Namespace) -> bool:
-    """Laws and failure matrix; False if that broke off."""
+def _run_tests(cells: Sequence[Cell], arguments: argparse.Namespace, *files: str) -> bool:
+    """Laws and failure matrix, or some files of them; False if that broke off."""
     began = time.monotonic()
     which = ["--cells", ",".join(cell.name for cell in cells), "--thorough", "--matrix-report", str(_WORK)]
     side_by_side = ["--numprocesses", str(arguments.processes), "--dist", "loadgroup"]
-    code = _program("pytest", "-q", "tests/laws", "tests/faults", *which, *side_by_side)
+    code = _program("pytest", "-q", *(files or ("tests/laws", "tests/faults")), *which, *side_by_side)
     print(f"laws and failure matrix of {len(cells)} cells in {time.monotonic() - began:.0f} s", flush=True)
     return code in (0, 1)  # 1: tests have failed, which the report tells
 
@@ -360,6 +372,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rate", type=int, default=1_000, help="messages a second in the storms")
     parser.add_argument("--storms-only", action="store_true", help="keep what laws and failure matrix gave before")
     parser.add_argument("--processes", type=int, default=2, help="that run tests side by side")
+    parser.add_argument("--laws", nargs="+", help="files of tests: only these, beside what earlier runs gave")
     parser.add_argument("--page-only", action="store_true", help="write the page from what earlier runs left")
     arguments = parser.parse_args()
     unknown = set(arguments.cells) - set(names)

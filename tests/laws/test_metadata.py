@@ -118,7 +118,9 @@ def test_a_row_says_what_its_message_said(cell: LiveCell, second: str, receivers
     assert (seen, rows["full"]["persistent"]) == ({**NOTHING, **where, **told}, True)
     if "bare" in rows:
         seen = {name: rows["bare"][name] for name in NOTHING}
-        assert (seen, rows["bare"]["persistent"]) == ({**NOTHING, **where}, False)
+        # Of a message of AMQP 1.0 without a header, RabbitMQ 4.0 says that it is durable.
+        durable = cell.cell.protocol == AMQP_1_0 and cell.node.version.startswith("4.0")
+        assert (seen, rows["bare"]["persistent"]) == ({**NOTHING, **where}, durable)
     if "routed" in rows:
         expected = (exchange, key) if says_where(cell) else (None, None)
         assert (rows["routed"]["exchange"], rows["routed"]["routingKey"]) == expected
