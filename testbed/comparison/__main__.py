@@ -15,6 +15,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from urllib.parse import urlsplit
 
 from rich.console import Console
 
-from pyspark_mq.brokers.base import AMQP_0_9_1
+from testbed.brokers.java import PASSWORD, USER, JavaNode
 from testbed.brokers.node import FROZEN_S
 from testbed.comparison.readers import FlinkReader, HazelcastReader, JavaReader, OurReader
 from testbed.process import NodeError, PublishError, poll
@@ -33,8 +34,13 @@ from testbed.storm.queues import PrivateBroker
 from testbed.storm.storm import Publisher, Storm
 
 QUEUE = "comparison"
-READERS = ("pyspark-mq", "flink", "hazelcast")
+#: Those that read which broker.
+READERS = {"rabbitmq": ("pyspark-mq", "flink", "hazelcast"), "artemis": ("pyspark-mq", "hazelcast")}
 _HEARTBEAT_S = 2
+_SETTINGS: dict[str, dict[str, Any]] = {
+    "rabbitmq": {"config": {"heartbeat": _HEARTBEAT_S}},
+    "artemis": {"max_delivery_attempts": -1},
+}
 _DRAIN_TIMEOUT_S = 90.0
 #: Longer than a checkpoint or a snapshot takes: what is acknowledged last, and what would come once more.
 _REST_S = 8.0
@@ -51,7 +57,10 @@ class OncePublisher(Publisher):
         self.doubtful: set[str] = set()
 
     def _confirmed(self, bodies: Sequence[bytes], ids: Sequence[str]) -> None:
-        """Publish; the ID is message ID and correlation ID, as Flink looks at the latter."""
+        """Publish; to RabbitMQ the ID is message ID and correlation ID, as Flink looks at the latter."""
+        if self._broker.name != "rabbitmq":
+            self._broker.send(bodies, ids)
+            return
         import pika  # noqa: PLC0415 - only those who publish need it
 
         made = (
@@ -83,9 +92,12 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     console = Console(width=110)
-    told = [_run(name, arguments, console) for name in arguments.readers.split(",")]
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps(told, indent=1), "utf-8")
+    names = arguments.readers or ",".join(READERS[arguments.broker])
+    told = []
+    for name in names.split(","):
+        told.append(_run(name, arguments, console))
+        if arguments.json:
+            Path(arguments.json).write_text(json.dumps(told, indent=1), "utf-8")
     console.print("| | faults | sent | lost | doubled | left in the queue | starts | s |", highlight=False)
     for one in told:
         cells = (one[key] for key in ("reader", "faults", "sent", "lost", "doubled", "left", "starts", "seconds"))
@@ -94,27 +106,30 @@ def main() -> int:
 
 
 def _run(name: str, arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
-    settings: dict[str, Any] = {"version": arguments.version, "quorum": arguments.quorum}
-    settings["config"] = {"heartbeat": _HEARTBEAT_S}
+    if name not in READERS[arguments.broker]:
+        raise SystemExit(f"{name} is none of {', '.join(READERS[arguments.broker])}")
+    settings = {"version": arguments.version, "quorum": arguments.quorum, **_SETTINGS[arguments.broker]}
     with (
-        PrivateBroker("rabbitmq", QUEUE, AMQP_0_9_1, **settings) as broker,
+        PrivateBroker(arguments.broker, QUEUE, **settings) as broker,
         tempfile.TemporaryDirectory(prefix="pyspark-mq-comparison-") as folder,
-        FaultProxy("127.0.0.1", urlsplit(broker.url).port or 0) as proxy,
     ):
-        reader = _reader(name, broker, proxy.port, Path(folder))
-        reader.build()
-        console.print(f"{reader.title}, {broker.name} {broker.node.version}, seed {arguments.seed}", highlight=False)
-        return _storm(reader, broker, proxy, arguments, console)
+        node = broker.node
+        url = node.jms_url() if name == "hazelcast" and isinstance(node, JavaNode) else broker.url
+        port = urlsplit(url).port or 0
+        with FaultProxy("127.0.0.1", port) as proxy:
+            reader = _reader(name, broker, url.replace(f":{port}", f":{proxy.port}"), Path(folder))
+            reader.build()
+            console.print(f"{reader.title}, {broker.name} {node.version}, seed {arguments.seed}", highlight=False)
+            return _storm(reader, broker, proxy, arguments, console)
 
 
-def _reader(name: str, broker: PrivateBroker, port: int, folder: Path) -> OurReader | JavaReader:
-    url = broker.url.replace(f":{urlsplit(broker.url).port}", f":{port}")
+def _reader(name: str, broker: PrivateBroker, url: str, folder: Path) -> OurReader | JavaReader:
     if name == "flink":
-        return FlinkReader(broker.name, url, QUEUE, folder, port=port)
+        return FlinkReader(broker.name, url, QUEUE, folder)
     if name == "hazelcast":
-        return HazelcastReader(broker.name, f"{url}%2F", QUEUE, folder, user="guest", password="guest")
-    if name != "pyspark-mq":
-        raise SystemExit(f"{name} is none of {', '.join(READERS)}")
+        # Else the client of RabbitMQ takes the path for a virtual host without a name.
+        url, *login = (f"{url}%2F", "guest", "guest") if broker.name == "rabbitmq" else (url, USER, PASSWORD)
+        return HazelcastReader(broker.name, url, QUEUE, folder, user=login[0], password=login[1])
     return OurReader(broker.name, url, QUEUE, folder, {**broker.options, "heartbeat": f"{_HEARTBEAT_S}s"})
 
 
@@ -129,6 +144,8 @@ def _storm(
     began = time.monotonic()
     share = arguments.messages / arguments.faults
 
+    faults: list[tuple[float, str]] = []
+
     def faults_done() -> int:
         return sum(storm.done.values())
 
@@ -138,10 +155,17 @@ def _storm(
 
     def all_read() -> bool:
         """Is all in the output, and has been for so long that it is acknowledged?"""
-        if not set(publisher.sent) <= set(reader.rows()):
+        if not set(publisher.sent) <= set(_rows(reader)):
             return False
         time.sleep(_REST_S)
         return True
+
+    def timed(name: str, fault: Callable[[], bool]) -> Callable[[], bool]:
+        def do() -> bool:
+            faults.append((time.time(), name))
+            return fault()
+
+        return do
 
     def tell(fault: str) -> None:
         now = f"{time.monotonic() - began:6.0f} s  {faults_done():3d}  {publisher.count:8,d} sent  {fault}"
@@ -158,7 +182,7 @@ def _storm(
     storm = Storm(
         publisher,
         reader,
-        kinds,
+        {name: timed(name, fault) for name, fault in kinds.items()},
         pause_s=lambda: chance.uniform(0.0, 1.5),
         fault_count=arguments.faults,
         on_fault=tell,
@@ -179,7 +203,10 @@ def _storm(
     seconds = time.monotonic() - began
     if arguments.keep and reader.log.exists():
         Path(f"{arguments.keep}.{reader.title.replace(' ', '-')}").write_bytes(reader.log.read_bytes())
+    after = _after(reader, faults)
     print_rows(console, reader.title, {**result.rows(), **storm.done}, seconds)
+    if after:
+        console.print(f"doubled after: {after}", highlight=False)
     return {
         "reader": reader.title,
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
@@ -194,20 +221,40 @@ def _storm(
         "left": result.left,
         "starts": reader.starts,
         "seconds": round(seconds),
+        "doubled after": after,
         "problem": problem,
         "examples": result.examples,
     }
 
 
+def _rows(reader: OurReader | JavaReader) -> list[str]:
+    return [mark for file in reader.files() for mark in reader.marks(file)]
+
+
 def _verdict(reader: OurReader | JavaReader, publisher: OncePublisher, broker: PrivateBroker) -> Verdict:
     """A message without a confirmation may be in the output, or not."""
-    rows = reader.rows()
+    rows = _rows(reader)
     return verdict([*publisher.sent, *publisher.doubtful.intersection(rows)], rows, broker.left())
+
+
+def _after(reader: OurReader | JavaReader, faults: Sequence[tuple[float, str]]) -> dict[str, int]:
+    """How many rows that double another were written after which fault, as the last before them."""
+    seen: set[str] = set()
+    found: Counter[str] = Counter()
+    for file in sorted(reader.files(), key=lambda file: file.stat().st_mtime):
+        written_s = file.stat().st_mtime
+        marks = reader.marks(file)
+        doubled = sum(mark in seen for mark in marks) + len(marks) - len(set(marks))
+        if doubled:
+            found[next((name for at_s, name in reversed(faults) if at_s < written_s), "none")] += doubled
+        seen.update(marks)
+    return dict(found)
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make compare", description=__doc__)
-    parser.add_argument("--readers", default=",".join(READERS), help="which, with commas between")
+    parser.add_argument("--broker", default="rabbitmq", choices=sorted(READERS))
+    parser.add_argument("--readers", help="which, with commas between; by default all that read this broker")
     parser.add_argument("--faults", type=int, default=20, help="of all kinds, in turn")
     parser.add_argument("--messages", type=int, default=40_000)
     parser.add_argument("--rate", type=int, default=1_000, help="messages a second")

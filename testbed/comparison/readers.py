@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
+from urllib.parse import urlsplit
 
 import psutil
 
@@ -21,7 +22,7 @@ from testbed.brokers.java import PASSWORD, USER
 from testbed.distributions import find_java, run_to_end
 from testbed.ports import free_ports
 from testbed.process import NodeError, poll
-from testbed.storm.audit import output_marks
+from testbed.storm.audit import committed_files, marks
 from testbed.storm.storm import Job
 
 __all__ = ["FlinkReader", "HazelcastReader", "JavaReader", "OurReader"]
@@ -59,9 +60,13 @@ class OurReader(Job):
     def build(self) -> None:
         """There is nothing to build."""
 
-    def rows(self) -> list[str]:
-        """The marks of all that is committed."""
-        return output_marks(self.output)
+    def files(self) -> list[Path]:
+        """Those that are committed."""
+        return committed_files(self.output)
+
+    def marks(self, file: Path) -> list[str]:
+        """What is in one."""
+        return marks(file)
 
     def steady(self) -> bool:
         """May it be harmed?"""
@@ -110,9 +115,13 @@ class JavaReader(Job):
 
     # -- as a job
 
-    def rows(self) -> list[str]:
-        """The marks of all that is committed."""
-        return [mark for file in self._files() for mark in file.read_text("ascii").split()]
+    def files(self) -> list[Path]:
+        """Those that are committed."""
+        return [file for file in self.output.rglob("*") if file.is_file() and self.committed(file)]
+
+    def marks(self, file: Path) -> list[str]:
+        """What is in one."""
+        return file.read_text("ascii").split()
 
     def steady(self) -> bool:
         """May it be harmed?"""
@@ -121,10 +130,7 @@ class JavaReader(Job):
     @property
     def epochs(self) -> int:
         """How many files are committed."""
-        return len(self._files())
-
-    def _files(self) -> list[Path]:
-        return [file for file in self.output.rglob("*") if file.is_file() and self.committed(file)]
+        return len(self.files())
 
     @property
     def running(self) -> bool:
@@ -192,11 +198,11 @@ class FlinkReader(JavaReader):
     project = "flink"
     main = "FlinkJob"
     java_options = _FLINK_OPTIONS
-    port: int = 0
 
     def arguments(self) -> list[list[str]]:
         """Host, port, queue, output, checkpoints."""
-        return [["127.0.0.1", str(self.port), self.queue, str(self.output), str(self.folder / "checkpoints")]]
+        port = str(urlsplit(self.url).port)
+        return [["127.0.0.1", port, self.queue, str(self.output), str(self.folder / "checkpoints")]]
 
     def committed(self, file: Path) -> bool:
         """FileSink hides what is not: by a dot before the name."""
