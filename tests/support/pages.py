@@ -166,6 +166,7 @@ CANNOT: dict[str, dict[str, str]] = {
         "pip install pyspark-mq": _INSTALLS,
     },
     "docs/audits.md": {"make demo BROKER=artemis": _RECURSES},
+    "docs/comparison.md": {"make compare": _RECURSES},
     "docs/installing.md": {"pip install pyspark-mq": _INSTALLS},
     "docs/deploying.md": {
         "FROM apache/spark:4.3.0-python3": _KUBERNETES,

@@ -1,0 +1,1 @@
+"""Other sources under the same faults as this one: ``make compare``."""
