@@ -324,10 +324,11 @@ Plan(sizes) ==
      /\ IF Keep("1") THEN UNCHANGED <<acks, handles>> ELSE Send(Due(ids))     \* rule 1: not before the commit
      /\ note' = "" /\ UNCHANGED <<broker, open, alive, taking, adopted, start, sink, output, still, left>>
 
-(* Nothing is new; a bounded run ends there. Before 4.2 a process that has been shown no offset must not answer with the
-   one of the beginning: Spark compares, and makes a batch of it, whose offset carries nothing. *)
+(* Nothing is new; a bounded run ends there, once it was handed what is ready. Before 4.2 a process that has been shown no
+   offset must not answer with the one of the beginning: Spark compares, and makes a batch of it, which carries nothing. *)
 Nothing ==
   /\ Up /\ pc = "gather" /\ buffer = Empty
+  /\ Mode # "stream" => open = Slots /\ \A c \in Copies : at[c] # Ready
   /\ IF ~Keep("first answer") /\ ~adopted /\ end = None /\ start.carried \cup Planned(start) # {}
      THEN end' = Offset(Empty, {}, FALSE) /\ pc' = "logged"
      ELSE /\ pc' = IF end # None THEN "open" ELSE IF Mode = "stream" THEN "idle" ELSE "over"

@@ -32,7 +32,7 @@ QUICK = (
     Model("Spark 4.0", {**_EACH, **_BEFORE_42, "EpochMax": 1}, {"crash": 2, "cut": 1}),
     Model("Spark 4.0, bounded runs", {**_EACH, **_BEFORE_42, "Mode": "available"}, {"crash": 2}),
     Model("comes about", _TWO, {"crash": 1, "cut": 1}, LASTING),
-    Model("comes about: Trigger.Once", {**_ONE, "Mode": "once"}, {"crash": 1, "cut": 1}, LASTING),
+    Model("comes about: Trigger.Once", {**_ONE, "Mode": "once"}, {}, LASTING),
     Model("comes about: given up", {**_ONE, "GivesUp": True}, {"crash": 1, "away": 1}, LASTING),
     Model("comes about: Spark 4.0", {**_TWO, **_BEFORE_42}, {"crash": 1}, LASTING),
 )  # fmt: skip
