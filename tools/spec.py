@@ -52,7 +52,7 @@ def rule_row(rule: str, outcome: Outcome) -> str:
 
 def model_row(model: Model, outcome: Outcome) -> str:
     """A row of the table: a model that holds."""
-    faults = ", ".join(f"{count} {_FAULTS[kind]}" for kind, count in model.faults.items() if count)
+    faults = ", ".join(f"{_FAULTS[kind]}: {count}" for kind, count in model.faults.items() if count)
     where = "" if model in QUICK else " (`make spec` alone)" if model in MODELS else " (by hand)"
     size = ", ".join(_SIZES[str(model.constants[name])] for name in ("Copies", "Slots"))
     return f"| {model.name}{where} | {size} | {faults} | {outcome.distinct:,} |"
@@ -60,8 +60,8 @@ def model_row(model: Model, outcome: Outcome) -> str:
 
 _DASH = "\N{EN DASH}"
 _FAULTS = {
-    "crash": "crashes", "cut": "ends", "silence": "unnoticed ends", "broker": "kills of the broker",
-    "forget": "forgotten", "away": "taken by others", "still": "stops", "release": "releases",
+    "crash": "crash", "cut": "end", "silence": "unnoticed end", "broker": "kill of the broker",
+    "forget": "forgotten", "away": "taken by others", "still": "stop", "release": "release",
 }  # fmt: skip
 _SIZES = {
     "One": "1 message", "OneQueue": "2 messages", "Three": "3 messages", "OneEach": "2 messages of 2 queues",
