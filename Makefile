@@ -5,7 +5,7 @@ ARGS ?=
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ready ready-python ready-demo demo demo-cluster test test-all test-containers fuzz matrix spark-matrix soak cluster-storm compare bench docs release-check lock lint check clean
+.PHONY: help setup ready ready-python ready-demo demo demo-cluster test test-all test-containers spec fuzz matrix spark-matrix soak cluster-storm compare bench docs release-check lock lint check clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -37,6 +37,9 @@ test-all: ready ## Run every test on every broker and protocol
 
 test-containers: ready ## Run the tests against brokers in containers
 	@BIN="$(BIN)" tools/containers.sh env CI=true $(BIN)/python -m pytest tests/containers $(ARGS)
+
+spec: ready ## Check the specification in spec/ with TLC; writes docs/specification.md; ARGS=--rules, ARGS="--model 'two queues'", ARGS=--long
+	$(BIN)/python -m tools.spec $(ARGS)
 
 fuzz: ready-python ## Fuzz the decoders against oracles of their own: ARGS="--minutes 60", ARGS="amqp10 --seed 7"
 	$(BIN)/python -m tests.fuzz $(ARGS)

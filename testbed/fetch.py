@@ -22,6 +22,7 @@ from testbed.distributions import (
     JOLOKIA,
     KAFKA,
     KAFKA_JARS,
+    TLA_TOOLS,
     fetch,
     newest,
 )
@@ -37,6 +38,7 @@ _DISTRIBUTIONS = (
     HADOOP,
     DELTA_JARS,
     KAFKA_JARS,
+    TLA_TOOLS,
 )
 #: What a broker is made of, in the version that a node has by default.
 _BROKERS = {

@@ -255,6 +255,7 @@ class MemoryQueue:
             entry = heapq.heappop(self._ready)
             if among(entry[-1]):
                 self._held_elsewhere.append(entry[-1])
+                self.broker.trace("depart", self, [entry[-1]])
                 count -= 1
             else:
                 left.append(entry)
@@ -263,6 +264,7 @@ class MemoryQueue:
 
     def bring_back(self) -> None:
         """The other consumer goes without acknowledging any."""
+        self.broker.trace("return", self, self._held_elsewhere)
         for message in self._held_elsewhere:
             self._give_back(message, self.broker.now_s)
         self._held_elsewhere.clear()
@@ -314,6 +316,7 @@ class MemoryQueue:
         self.ghosts.clear()
         forgotten = [message for at, message in self._recent if now - at < self.weather.forgets_s]
         self._recent.clear()
+        self.broker.trace("kill", self, forgotten)
         for message in forgotten:
             self.acknowledged.remove(message)
             self._give_back(message, now)
@@ -382,6 +385,7 @@ class MemoryQueue:
             message = session.unacked.pop(tag, None)
             assert message is not None, f"acknowledged twice, or never handed out: {tag}"
             self.acknowledged.append(message)
+            self.broker.trace("take", self, [message])
             self._recent.append((now, message))
         session.confirmations.append((max(now, session.arrives_s) + self.weather.confirms_s, number))
 
@@ -398,6 +402,8 @@ class MemoryBroker:
         self.lock = threading.RLock()
         self.queues: dict[str, MemoryQueue] = {}
         self.up = True
+        #: Told of what happens to messages, for tests/support/traces.py.
+        self.trace: Callable[..., object] = lambda *_: None
         #: What it calls itself.
         self.name = "memory"
         self.version = "1.0"

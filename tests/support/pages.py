@@ -179,6 +179,7 @@ CANNOT: dict[str, dict[str, str]] = {
     },
     "docs/performance.md": {"make bench": _RECURSES, 'make bench ARGS="guarantees --page"': _RECURSES},
     "docs/quick-start.md": {"python3 -m venv mq && . mq/bin/activate": _INSTALLS},
+    "docs/specification.md": {"make spec": _RECURSES},
     "docs/sinks.md": {
         "pip install 'psycopg[binary]'": "installs, and starts examples that test_sinks.py runs with kills",
         "INSERT INTO batches AS b VALUES (query, batch)": (

@@ -234,6 +234,8 @@ class Query:
         self._stores: dict[str, MemoryStore] = {}
         self._consumers: type[MemoryConsumer] | None = None
         self.skew_s = 0.0
+        #: Told of Spark's calls and writes, for tests/support/traces.py.
+        self.trace: Callable[..., object] = lambda *_: None
         #: Called after the offset log was written and before the batch runs.
         self.between: Callable[[], object] = lambda: None
 
@@ -269,6 +271,7 @@ class Query:
                 self.settings, self._receivers(), make_store, self._process, self._list_queues,
                 find_records=self._codec.records,
             )  # fmt: skip
+            self.trace("start", self._source)
         return self._source
 
     def _receivers(self) -> LocalReceivers | ProcessReceivers:
@@ -297,6 +300,7 @@ class Query:
             return
         self.crashes += 1
         self.world.kill(self._process)
+        self.trace("crash")
         for queue in self.broker.queues.values():
             for session in list(queue.sessions):
                 if isinstance(session.consumer, self._consumers):
@@ -346,7 +350,8 @@ class Query:
             Crashed: it was killed where `crash` says.
         """
         batch = self.committed + 1
-        if batch not in self.offsets:
+        former = batch in self.offsets
+        if not former:
             if not self._plan(batch, crash, None if once else self.settings.max_messages):
                 return 0
             self._die_if(crash, At.AFTER_OFFSET_LOG)
@@ -354,6 +359,8 @@ class Query:
             self.replays += 1
         self.between()
         start, end = self.position(batch - 1), self.position(batch)
+        if self.source is not None and (former or batch == 0):
+            self.trace("replay" if former else "run")
         ids = [
             self.row(run.name, found)
             for run in self.source.payload(start, end)
@@ -362,22 +369,30 @@ class Query:
         if batch in self.sink and self.settings.guarantee.identifies:
             assert self.sink[batch] == ids, "the replay is not the same batch"
         self.sink.setdefault(batch, ids)
+        self.trace("sink", ids)
         self._die_if(crash, At.AFTER_SINK)
         self.committed = batch
+        self.trace("commit")
         self._die_if(crash, At.AFTER_COMMIT_LOG)
         return len(ids)
 
     def _plan(self, batch: int, crash: At | None, most: int | None) -> bool:
         start = self.position(batch - 1)
-        end = self.source.latest(start if self.shows_start else None, Limit(most))
+        source = self.source
+        self.trace("latest")
+        end = source.latest(start if self.shows_start else None, Limit(most))
         if end == start:
+            self.trace("nothing")
             return False
         offset = json.dumps(self._codec.encode(end))
         if offset == self.offsets.get(batch - 1):
+            self.trace("nothing")
             return False  # Spark compares text
         self._die_if(crash, At.BEFORE_OFFSET_LOG)
         self.offsets[batch] = offset
+        self.trace("plan", end)
         if batch > 0:
+            self.trace("run")
             self.source.commit(start)
         return True
 

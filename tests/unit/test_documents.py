@@ -37,6 +37,12 @@ def anchors_of(document: Path) -> set[str]:
     return set(found)
 
 
+@cache
+def lines_of(file: Path) -> set[str]:
+    """The anchors that GitHub gives to the lines of a file."""
+    return {f"L{number}" for number, _ in enumerate(file.read_text("utf-8").splitlines(), start=1)}
+
+
 def broken(document: Path, text: str) -> list[str]:
     """The targets of the text's links within the repository that are not there."""
     found = []
@@ -48,7 +54,8 @@ def broken(document: Path, text: str) -> list[str]:
             continue
         else:
             path = (document.parent / place).resolve() if place else document
-        known = path.exists() and (not anchor or (path.suffix == ".md" and anchor in anchors_of(path)))
+        anchors = anchors_of if path.suffix == ".md" else lines_of
+        known = path.exists() and (not anchor or anchor in anchors(path))
         found += [] if known else [target]
     return found
 
