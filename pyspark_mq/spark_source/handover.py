@@ -35,6 +35,8 @@ __all__ = ["Handover", "Rows"]
 Allocate = Callable[[int], pa.Buffer]
 
 _TOLD = b"1"
+#: Files in memory for one epoch; a process may have 1,024 files of any kind by default.
+_FILES_MAX = 64
 #: A worker of Spark's is a child of the JVM, or of a daemon that is one (PythonWorkerFactory.scala).
 _GENERATIONS = 2
 
@@ -166,7 +168,7 @@ class Handover:
         Args:
             serialize: writes them into memory that is made for them.
         """
-        if self.beside:
+        if self.beside and len(self._kept) < _FILES_MAX:
             with contextlib.suppress(OSError):
                 return self._shared(serialize)
         mark = None if self._mark is None else self._mark.shared

@@ -120,3 +120,12 @@ def test_without_such_memory_rows_are_in_their_tasks(when: str, monkeypatch: pyt
         partition = handover.begin_epoch().partition(serialized(b"x"))
         assert isinstance(partition, Rows)
         assert read(partition) == [b"x"]
+
+
+def test_partitions_beyond_a_number_are_in_their_tasks() -> None:
+    handover = told().begin_epoch()
+    before = len(os.listdir("/proc/self/fd"))
+    partitions = [handover.partition(serialized(b"%d" % number)) for number in range(300)]
+    assert len(os.listdir("/proc/self/fd")) - before <= 64
+    assert [read(partition) for partition in partitions] == [[b"%d" % number] for number in range(300)]
+    assert sum(isinstance(partition, Rows) for partition in partitions) == 300 - 64
