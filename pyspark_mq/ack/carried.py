@@ -378,8 +378,12 @@ class Carried(Generic[K]):
                 break
             if batch.logged == self._plans:
                 continue  # the last offset names it
-            begin, batch.evicted = batch.evicted, batch.evicted + excess - len(victims)
-            victims += [key for key in batch.keys[begin : batch.evicted] if self._batch_of.get(key) is batch]
+            # Of its keys some may be in a newer batch by now.
+            while batch.evicted < len(batch.keys) and len(victims) < excess:
+                key = batch.keys[batch.evicted]
+                batch.evicted += 1
+                if self._batch_of.get(key) is batch:
+                    victims.append(key)
         self.take(victims)
         return len(victims)
 

@@ -71,6 +71,7 @@ class EndOfRun:
         """
         now_s = self._runtime.monotonic_s()
         if not self._queue.ledger.carried.under_way():
+            self._settling_since_s = None
             return True
         if self._settling_since_s is None:
             self._settling_since_s = now_s

@@ -58,7 +58,8 @@ class _Memory:
         Raises:
             OSError: it is not there.
         """
-        file = os.open(self.path, flags | os.O_CLOEXEC)
+        # Whatever has come into its place must not be waited for.
+        file = os.open(self.path, flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         try:
             if Path(f"/proc/self/fd/{file}").readlink().name.partition(" ")[0] != f"memfd:{self.name}":
                 raise FileNotFoundError(f"{self.path} is another file by now")
@@ -107,7 +108,7 @@ class Rows(InputPartition):
     def opened(self) -> Iterator[pa.ipc.RecordBatchStreamReader]:
         """The stream, on the executor."""
         if self._mark is not None:
-            with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(Exception):  # without a mark everything goes on as it is
                 if self._parent in _ancestors():
                     with self._mark.opened(os.O_WRONLY) as file:
                         os.pwrite(file, _TOLD, 0)
@@ -185,8 +186,11 @@ class Handover:
 
         try:
             serialize(allocate)
-        finally:
-            self._kept += made
+        except BaseException:
+            for memory in made:
+                memory.close()
+            raise
+        self._kept += made
         return _SharedRows(made[0].shared)
 
 

@@ -59,15 +59,16 @@ class Remembered:
 
 
 @pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("window", [WINDOW, WINDOW - 1], ids=["packed", "objects"])
 @given(st.lists(st.lists(st.integers(0, 150), min_size=1, max_size=40, unique=True), max_size=40))
-def test_the_newest_of_a_window_are_known_and_hardly_more(epochs: list[list[int]]) -> None:
-    remembered = Remembered()
+def test_the_newest_of_a_window_are_known_and_hardly_more(window: int, epochs: list[list[int]]) -> None:
+    remembered = Remembered(window)
     for epoch in epochs:
         remembered.settle([f"m{number}" for number in epoch])
         known, settled = remembered.known(), list(remembered.settled)
-        assert known >= set(settled[-WINDOW:])
+        assert known >= set(settled[-window:])
         # By one generation, or by what waits for the rest of one.
-        assert len(known) <= len(remembered.carried) <= WINDOW + 40
+        assert len(known) <= len(remembered.carried) <= window + 40
         others = {f"x{number}" for number in range(100)}
         assert remembered.carried.knows_none_of(others)
         for some in (settled[:5], settled[-5:]):
