@@ -306,7 +306,8 @@ def test_two_queues_share_the_processes(cell: LiveCell, pool: ProcessReceivers) 
         # One that stops leaves the others alone.
         scenes[0].connections.stop()
         assert poll(lambda: cell.counts().ready == 50, 30)
-        assert scenes[1].connections.complete
+        # One of its connections may have been handed all before the other was open.
+        assert scenes[1].until(lambda: scenes[1].connections.complete)
         cell.node.publish(other, [b"one more"], protocol=cell.cell.protocol)
         assert scenes[1].until(lambda: len(scenes[1].rows) == 71)
         scenes[1].connections.stop()
