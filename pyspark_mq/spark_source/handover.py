@@ -72,21 +72,27 @@ class _OwnMemory:
     """The same, in the process that made it.
 
     Raises:
-        OSError: there is no room for it, or no such thing on this machine.
+        OSError: there is no such thing on this machine, or no descriptor left.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self) -> None:
         if not hasattr(os, "memfd_create"):
             raise OSError("this system has no files in memory")
         name = f"pyspark-mq-{secrets.token_hex(16)}"
         self.file = os.memfd_create(name, os.MFD_CLOEXEC)
-        try:
-            # All of it now: what is missing later ends the process.
-            os.posix_fallocate(self.file, 0, size)
-        except BaseException:
-            os.close(self.file)
-            raise
         self.shared = _Memory(self.file, name)
+
+    def allocate(self, size: int) -> pa.Buffer:
+        """All of it, once.
+
+        Raises:
+            OSError: there is no room for it.
+        """
+        from mmap import mmap  # noqa: PLC0415 - planners import this module as well
+
+        # Now: what is missing later ends the process.
+        os.posix_fallocate(self.file, 0, size)
+        return pa.py_buffer(mmap(self.file, size))
 
     def close(self) -> None:
         os.close(self.file)
@@ -148,7 +154,7 @@ class Handover:
     def __init__(self) -> None:
         self._mark: _OwnMemory | None = None
         with contextlib.suppress(OSError):
-            self._mark = _OwnMemory(len(_TOLD))
+            self._mark = _OwnMemory()
         self._kept: list[_OwnMemory] = []
 
     @property
@@ -176,22 +182,14 @@ class Handover:
         return Rows(serialize(pa.allocate_buffer), mark, os.getppid())
 
     def _shared(self, serialize: Callable[[Allocate], pa.Buffer]) -> InputPartition:
-        from mmap import mmap  # noqa: PLC0415 - planners import this module as well
-
-        made: list[_OwnMemory] = []
-
-        def allocate(size: int) -> pa.Buffer:
-            made.append(_OwnMemory(size))
-            return pa.py_buffer(mmap(made[0].file, size))
-
+        memory = _OwnMemory()
         try:
-            serialize(allocate)
+            serialize(memory.allocate)
         except BaseException:
-            for memory in made:
-                memory.close()
+            memory.close()
             raise
-        self._kept += made
-        return _SharedRows(made[0].shared)
+        self._kept.append(memory)
+        return _SharedRows(memory.shared)
 
 
 def _ancestors() -> list[int]:

@@ -197,8 +197,8 @@ class Amqp091Decoder(Decoder):
             "expiration": _expirations_us,
             "redelivered": lambda raws: [raw[1] for raw in raws],
             "deliveryCount": _delivery_counts,
-            "routingKey": lambda raws: [_routing(raw[4])[1] for raw in raws],
-            "exchange": lambda raws: [_routing(raw[4])[0] for raw in raws],
+            "routingKey": lambda raws: [key for _, key in _routings(raws)],
+            "exchange": lambda raws: [exchange for exchange, _ in _routings(raws)],
             "userId": _texts(_user_id),
             "appId": _texts(_app_id),
             "contentEncoding": _texts(_content_encoding),
@@ -215,6 +215,12 @@ def _unreadable(raw: UnreadableRaw) -> Unreadable:
     fields = {"message id": _message_id, "correlation id": _correlation_id, "type": _type}
     known |= {name: as_text(field.texts([raw])[0]) for name, field in fields.items()}
     return Unreadable(tag, {name: value for name, value in known.items() if value is not None}, encoded, error)
+
+
+def _routings(raws: Sequence[Raw]) -> list[tuple[str | None, str | None]]:
+    # Of messages that follow one another many were published at the same place.
+    meanings = {where: _routing(where) for where in {raw[4] for raw in raws}}
+    return [meanings[raw[4]] for raw in raws]
 
 
 def _routing(where: bytes) -> tuple[str | None, str | None]:

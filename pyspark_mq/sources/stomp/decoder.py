@@ -66,7 +66,7 @@ def _dialect(raws: Sequence[Raw]) -> StompDialect:
 
 
 def _texts(name: str) -> Callable[[Sequence[Raw]], list[Any]]:
-    return lambda raws: [as_text(found) for found in _table(raws).texts(name)]
+    return lambda raws: _header_texts(raws, name)
 
 
 def _numbers(raws: Sequence[Raw], name: str, most: int) -> list[int | None]:
@@ -132,25 +132,24 @@ def _delivery_counts(raws: Sequence[Raw]) -> list[int | None]:
     ]
 
 
-def _first_of(names: str) -> Callable[[Sequence[Raw]], list[Any]]:
-    """The headers that a dialect has for something."""
+def _first_of(names: str, values: Callable[[Sequence[Raw], str], list[Any]]) -> Callable[[Sequence[Raw]], list[Any]]:
+    """Of the headers that a dialect has for something, the value of the first that has one."""
 
-    def texts(raws: Sequence[Raw]) -> list[Any]:
+    def column(raws: Sequence[Raw]) -> list[Any]:
         found: list[Any] = [None] * len(raws)
         for name in reversed(getattr(_dialect(raws), names)):
-            values = map(as_text, _table(raws).texts(name))
-            found = [known if value is None else value for value, known in zip(values, found, strict=True)]
+            found = [known if value is None else value for value, known in zip(values(raws, name), found, strict=True)]
         return found
 
-    return texts
+    return column
 
 
-def _group_sequences(raws: Sequence[Raw]) -> list[int | None]:
-    found: list[int | None] = [None] * len(raws)
-    for name in reversed(_dialect(raws).group_sequence):
-        numbers = _numbers(raws, name, _INT64_MAX)
-        found = [known if number is None else number for number, known in zip(numbers, found, strict=True)]
-    return found
+def _header_texts(raws: Sequence[Raw], name: str) -> list[str | None]:
+    return [as_text(found) for found in _table(raws).texts(name)]
+
+
+def _long_numbers(raws: Sequence[Raw], name: str) -> list[int | None]:
+    return _numbers(raws, name, _INT64_MAX)
 
 
 def _routings(raws: Sequence[Raw]) -> list[tuple[str | None, str | None]]:
@@ -247,12 +246,12 @@ class StompDecoder(Decoder):
                 "deliveryCount": _delivery_counts,
                 "routingKey": lambda raws: [key for _, key in _routings(raws)],
                 "exchange": lambda raws: [exchange for exchange, _ in _routings(raws)],
-                "userId": _first_of("user_id"),
-                "appId": _first_of("app_id"),
-                "contentEncoding": _first_of("content_encoding"),
+                "userId": _first_of("user_id", _header_texts),
+                "appId": _first_of("app_id", _header_texts),
+                "contentEncoding": _first_of("content_encoding", _header_texts),
                 "persistent": _persistent,
-                "groupId": _first_of("group_id"),
-                "groupSequence": _group_sequences,
+                "groupId": _first_of("group_id", _header_texts),
+                "groupSequence": _first_of("group_sequence", _long_numbers),
             }.items()
         }
     )
