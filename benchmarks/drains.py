@@ -23,6 +23,7 @@ from benchmarks.figures import Epoch, epoch_of, steady_rate
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from testbed.brokers.java import PASSWORD, USER, JavaNode
 from testbed.brokers.node import Node
+from testbed.comparison.readers import HAZELCAST_OPTIONS
 from testbed.distributions import Distribution, fetch, find_java, run_to_end
 from testbed.process import NodeError, poll
 
@@ -169,24 +170,13 @@ def interval_rates(said: str) -> list[float]:
 # -- Hazelcast --------------------------------------------------------------------------------
 
 
-#: What it asks for when it starts without: it gets the best performance then.
-_HAZELCAST_OPTIONS = (
-    "--add-modules=java.se",
-    "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
-    "--add-opens=java.base/java.lang=ALL-UNNAMED",
-    "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
-    "--add-opens=java.management/sun.management=ALL-UNNAMED",
-    "--add-opens=jdk.management/com.sun.management.internal=ALL-UNNAMED",
-)
-
-
 class HazelcastMember:
     """A member in a JVM of its own, for all its turns: from the second on it is warm."""
 
     def __init__(self) -> None:
         classes = _build_hazelcast()
         path = os.pathsep.join([str(classes), str(classes.parent / "lib" / "*")])
-        self._child = spawn([find_java(), *_HAZELCAST_OPTIONS, "-cp", path, "JmsDrain"])
+        self._child = spawn([find_java(), *HAZELCAST_OPTIONS, "-cp", path, "JmsDrain"])
         if self._answer() != "ready":
             raise DrainError("Hazelcast did not start")
 

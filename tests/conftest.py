@@ -18,6 +18,7 @@ from pyspark_mq.brokers.base import AMQP_0_9_1
 from pyspark_mq.sources.protocols import CONSUMERS
 from testbed.brokers.node import Node, TlsFiles
 from testbed.brokers.rabbitmq import RabbitNode
+from testbed.distributions import TLA_TOOLS, fetch, find_java
 from testbed.process import NodeError
 from tests.support.cells import ALL_CELLS, CELLS, Cell, LiveCell, cell_node
 from tests.support.certificates import Certificates, make_certificates
@@ -226,6 +227,16 @@ class Nodes:
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return make_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="session")
+def checker() -> None:
+    """What checks the specification is there."""
+    try:
+        find_java()
+        fetch(TLA_TOOLS)
+    except NodeError as absent:
+        missing(str(absent))
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,7 @@ from testbed.process import NodeError, poll
 from testbed.storm.audit import committed_files, marks
 from testbed.storm.storm import Job
 
-__all__ = ["FlinkReader", "HazelcastReader", "JavaReader", "OurReader"]
+__all__ = ["HAZELCAST_OPTIONS", "FlinkReader", "HazelcastReader", "JavaReader", "OurReader"]
 
 _HERE = Path(__file__).resolve().parent
 _BUILD_TIMEOUT_S = 600.0
@@ -33,7 +33,8 @@ _STOP_TIMEOUT_S = 20.0
 #: A member that has just come is given what is backed up on it; until then the other one has the only copy.
 _SETTLED_S = 15.0
 _MEMBERS = 2
-_HAZELCAST_OPTIONS = (
+#: What Hazelcast asks for when it starts without: it gets the best performance then.
+HAZELCAST_OPTIONS = (
     "--add-modules=java.se",
     "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
     "--add-opens=java.base/java.lang=ALL-UNNAMED",
@@ -216,7 +217,7 @@ class HazelcastReader(JavaReader):
     title = "Hazelcast JMS"
     project = "hazelcast"
     main = "JmsMember"
-    java_options = _HAZELCAST_OPTIONS
+    java_options = HAZELCAST_OPTIONS
     user: str = USER
     password: str = PASSWORD
     _ports: list[int] = field(default_factory=lambda: free_ports(_MEMBERS))

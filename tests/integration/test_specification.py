@@ -7,25 +7,13 @@ from __future__ import annotations
 
 import pytest
 
-from testbed.distributions import TLA_TOOLS, fetch, find_java
-from testbed.process import NodeError
-from tests.conftest import missing
 from tools.spec import PAGE, model_row, rule_row
 from tools.spec_models import QUICK, RULES, SAFEGUARDS, without
 from tools.tlc import LASTING, Model, check
 
-pytestmark = [pytest.mark.whole, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.whole, pytest.mark.timeout(600), pytest.mark.usefixtures("checker")]
 
 STALE = "docs/specification.md is not what the checker says: run `make spec`"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _checker() -> None:
-    try:
-        find_java()
-        fetch(TLA_TOOLS)
-    except NodeError as error:
-        missing(str(error))
 
 
 @pytest.mark.parametrize("rule", [*RULES, *SAFEGUARDS])

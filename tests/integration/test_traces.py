@@ -11,25 +11,13 @@ from typing import Any
 
 import pytest
 
-from testbed.distributions import TLA_TOOLS, fetch, find_java
-from testbed.process import NodeError
-from tests.conftest import missing
 from tests.support.traces import Event, Kind, Trace, kinds, record, refused
 
-pytestmark = [pytest.mark.whole, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.whole, pytest.mark.timeout(600), pytest.mark.usefixtures("checker")]
 
 COUNT = 300
 #: Runs that are corrupted: each corruption is done to the first of them that has a place for it.
 _SEEDS = range(200)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _checker() -> None:
-    try:
-        find_java()
-        fetch(TLA_TOOLS)
-    except NodeError as error:
-        missing(str(error))
 
 
 def test_what_the_source_does_is_allowed() -> None:
