@@ -193,7 +193,8 @@ class Host:
 
     def _round(self) -> int:
         """Tell everything that is there; how many deliveries that was."""
-        ended = [key for key, seat in list(self._seats.items()) if seat.stopped]
+        # Behind the end of its session, which a connection that closes slowly tells late.
+        ended = [key for key, seat in list(self._seats.items()) if seat.stopped and seat.receiver.ended]
         rows = sum(map(self._pass_on, self._events.take()))
         for seat in list(self._seats.values()):
             rows += self._hand_over(seat)

@@ -56,6 +56,9 @@ class Receiver:
         events: where to report. Deliveries are not reported: they wait in the inbox of the session's consumer.
         sessions: numbers for sessions.
         runtime: the clock, and what runs :meth:`life`.
+
+    Attributes:
+        ended: everything is told of it, and nothing comes any more.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class Receiver:
         self._task: Task | None = None
         self._urls = cycle(begin.endpoint.urls)
         self._confirmed = 0
+        self.ended = False
 
     # -- for other threads
 
@@ -123,6 +127,8 @@ class Receiver:
             _LOG.exception("the receiver failed")
             text = f"{self._endpoint.destination}: the receiver failed: {type(error).__name__}: {error}"
             self._events.put(Failed(self._key, MqError(text)))
+        finally:
+            self.ended = True
 
     def _sessions(self) -> Iterator[float]:
         backoff = Backoff(self._endpoint, self._runtime)

@@ -215,6 +215,9 @@ class _Process:
     def _life(self) -> Iterator[float]:
         rest_s = _REST_FIRST_S
         while not self._stopping.is_set():
+            if not self._receivers:
+                yield _STEP_S  # all of them were stopped; others may be dealt to it
+                continue
             began_s = self._runtime.monotonic_s()
             self._good = False
             try:
@@ -224,7 +227,8 @@ class _Process:
                 end = f"{type(error).__name__}: {error}"
             if self._stopping.is_set():
                 return
-            if self._good or self._runtime.monotonic_s() - began_s >= _GOOD_LIFE_S:
+            lived_s = self._runtime.monotonic_s() - began_s
+            if self._good or lived_s >= _GOOD_LIFE_S or not self._receivers:
                 self._bad_lives, rest_s = 0, _REST_FIRST_S
             else:
                 self._bad_lives += 1
@@ -249,8 +253,8 @@ class _Process:
                     peer.send(begin)
             silent = yield from self._serve(peer)
         finally:
-            with self._lock:
-                self._peer = None
+            # Until everything is said of its sessions it counts as alive: what it is asked for is void, and a receiver
+            # has not stopped before the end of its session was told.
             try:
                 end = peer.end()
             except Exception as error:  # noqa: BLE001 - whatever it is, its sessions are gone
@@ -259,6 +263,7 @@ class _Process:
                 self._tell(Lost(key, session, ever_paused=True))
             self._sessions.clear()
             with self._lock:
+                self._peer = None
                 leaving, self._leaving = self._leaving, set()
                 self._receivers = {key: replace(begin, again=True) for key, begin in self._receivers.items()}
             for key in leaving:
