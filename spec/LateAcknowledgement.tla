@@ -303,9 +303,11 @@ Latest ==
      ELSE UNCHANGED <<adopted, acks, handles, mem, buffer>>
   /\ UNCHANGED <<broker, open, alive, next, start, end, sink, output, still, left>>
 
-(* Phase one: the oldest of each queue become an epoch. One without messages says that something was given up, or makes
-   room before 4.2, where an epoch is settled after the next is planned. Spark writes it to the offset log. *)
+(* Phase one: the oldest of each queue become an epoch, which Spark writes to the offset log. One without messages says
+   that something was given up. Before 4.2 it also makes room, as an epoch is settled after the next is planned; and it is
+   the first answer of a process: Spark compares that with an offset which the process has not been shown. *)
 NeedsEmpty == \/ start.gaveUp # {}
+              \/ ~Shows /\ ~adopted
               \/ /\ ~Shows /\ \E i \in Ids : mem[i] = "planned"
                  /\ Kept >= Room \/ \E s \in Slots : Cardinality(Held(s)) >= Window
 Plan(sizes) ==
@@ -325,9 +327,10 @@ Plan(sizes) ==
      /\ note' = "" /\ UNCHANGED <<broker, open, alive, taking, adopted, start, sink, output, still, left>>
 
 (* Nothing is new; a bounded run ends there, once it was handed what is ready. Before 4.2 a process that has been shown no
-   offset must not answer with the one of the beginning: Spark compares, and makes a batch of it, which carries nothing. *)
+   offset must not answer so: Spark makes a batch of the beginning, which carries nothing, nor says that it is blind. *)
 Nothing ==
   /\ Up /\ pc = "gather" /\ buffer = Empty
+  /\ Shows \/ adopted \/ ~Keep("first answer")
   /\ Mode # "stream" => open = Slots /\ \A c \in Copies : at[c] # Ready
   /\ IF ~Keep("first answer") /\ ~adopted /\ end = None /\ start.carried \cup Planned(start) # {}
      THEN end' = Offset(Empty, {}, FALSE) /\ pc' = "logged"
@@ -383,18 +386,21 @@ GiveUp ==
   /\ UNCHANGED <<broker, links, taking, adopted, buffer, next, pc, start, sink, output, still, left>>
 
 (* The batch goes to the sink, which skips one that it has. An epoch that was planned blindly does not carry what a
-   former process left, so that is waited for: for as long as what may come again takes to come. *)
+   former process left, so that is waited for: for as long as what may come again takes to come, and what is taken takes
+   to be kept for good. *)
 Batch == [q \in Queues |-> SelectSeq(end.planned[q], LAMBDA i : i \notin end.gaveUp /\ mem[i] = "planned")]
+Waits == end.blind /\ Keep("leftovers")
 Whole == /\ Keep("9") => Awaited = {}
-         /\ end.blind /\ Keep("leftovers") =>
-              \A c \in Copies : mem[Id(c)] \in {"sent", "carried"} => at[c] = Acked
+         /\ Waits => \A c \in Copies : /\ mem[Id(c)] \notin {"sent", "confirmed"}
+                                      /\ mem[Id(c)] = "carried" => at[c] = Acked
 Emit ==
   /\ Up /\ pc = "run" /\ Whole
   /\ pc' = "sunk" /\ note' = ""
   /\ IF sink # None THEN UNCHANGED <<sink, output>>
      ELSE /\ sink' = Batch
           /\ output' = [i \in Ids |-> output[i] + Cardinality({n \in 1..Len(Batch[i[1]]) : Batch[i[1]][n] = i})]
-  /\ UNCHANGED <<broker, links, source, start, end, still, left>>
+  /\ recent' = {c \in recent : ~(Waits /\ mem[Id(c)] = "carried")}
+  /\ UNCHANGED <<at, counted, links, source, start, end, still, left>>
 
 CommitLog ==
   /\ Up /\ pc = "sunk"

@@ -31,6 +31,7 @@ QUICK = (
     Model("Trigger.AvailableNow", {**_EACH, "Mode": "available"}, {"crash": 1, "cut": 1}),
     Model("Spark 4.0", {**_EACH, **_BEFORE_42, "EpochMax": 1}, {"crash": 2, "cut": 1}),
     Model("Spark 4.0, bounded runs", {**_EACH, **_BEFORE_42, "Mode": "available"}, {"crash": 2}),
+    Model("Spark 4.0, a broker that forgets", {**_TWO, **_BEFORE_42}, {"crash": 2, "broker": 1, "forget": 1}),
     Model("comes about", _TWO, {"crash": 1, "cut": 1}, LASTING),
     Model("comes about: Trigger.Once", {**_ONE, "Mode": "once"}, {}, LASTING),
     Model("comes about: given up", {**_ONE, "GivesUp": True}, {"crash": 1, "away": 1}, LASTING),

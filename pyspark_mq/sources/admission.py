@@ -221,16 +221,14 @@ class Admission:
             self._wait(IDLE_WAIT_S)
 
     def await_leftovers(self) -> None:
-        """Until what a former process left unacknowledged is settled, for not much longer than `settleGrace`.
+        """Until nothing that a former process left may come again, for not much longer than twice `settleGrace`.
 
-        And than `redeliveryDelay`, if there is one.
+        Once for what is to come again, and once more for what is acknowledged then: a broker that is killed may forget
+        that. And `redeliveryDelay`, if there is one.
         """
         delay_s = max((queue.clock.delay_s for queue in self._queues), default=0.0)
-        deadline = self._runtime.monotonic_s() + self._settings.settle_grace_s + delay_s + _OVERDUE_MAX_S
-        while (
-            any(queue.ledger.carried.exposed or queue.ledger.carried.under_way() for queue in self._queues)
-            and self._runtime.monotonic_s() < deadline
-        ):
+        deadline = self._runtime.monotonic_s() + 2 * self._settings.settle_grace_s + delay_s + _OVERDUE_MAX_S
+        while any(queue.ledger.carried.live for queue in self._queues) and self._runtime.monotonic_s() < deadline:
             self._wait(IDLE_WAIT_S)
 
     # -- a bounded run

@@ -44,16 +44,21 @@ class BlindPlanning:
         most = max(1, sum(windows) // _EPOCHS_IN_WINDOW)
         return Limit(most if limit.messages is None else min(most, limit.messages))
 
-    def needs_empty_epoch(self, *, running: bool) -> bool:
-        """Is there no room but that of an epoch which only the next one settles? Then that has no messages.
+    def needs_empty_epoch(self, *, shown: bool, running: bool) -> bool:
+        """Is an epoch due although it has no messages?
 
-        As when a producer has sent its messages many times and every window of a queue is taken, or when the epoch is
-        as large as may be held.
+        The first answer of a process has to be one: Spark compares it with the committed offset, which the process does
+        not know, and makes a batch of any other. An offset that is marked as blind is one that the next restart does
+        not take for all there is to know.
+
+        Or there is no room but that of an epoch which only the next one settles: a producer has sent its messages many
+        times and every window of a queue is taken, or the epoch is as large as may be held.
 
         Args:
+            shown: has Spark shown what is committed?
             running: is there an epoch that Spark has begun and not committed?
         """
-        return running and (any(queue.blocked for queue in self._queues) or self._queues.full)
+        return not shown or (running and (any(queue.blocked for queue in self._queues) or self._queues.full))
 
     def number(self, highest: int) -> int:
         """The number of an epoch that is planned before anything is known.

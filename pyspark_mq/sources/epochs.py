@@ -160,7 +160,7 @@ class EpochSource:
         if (
             sizes
             or self._replay.gave_up
-            or (start is None and self._blind.needs_empty_epoch(running=bool(self._begun)))
+            or (start is None and self._blind.needs_empty_epoch(shown=self._adopted, running=bool(self._begun)))
         ):
             return self._plan(sizes)
         return self._last

@@ -22,7 +22,6 @@ from typing import Any
 
 from pyspark_mq.ack.table import State
 from pyspark_mq.dedup import decode_ids, key_text
-from pyspark_mq.errors import DataLossError
 from pyspark_mq.sources.connections.events import Lost, Opened
 from pyspark_mq.sources.epochs import EpochSource, Position
 from pyspark_mq.sources.queues.reader import QueueReader
@@ -63,8 +62,8 @@ class Trace:
 
     Attributes:
         events: each a name and what belongs to it: copies and IDs as (queue, number), sessions as (queue, place).
-        known: where the code is known not to keep to the specification, see docs/specification.md: Spark 4.0 was
-            answered with the offset of the beginning, or an overdue ID was dropped that the broker had not given back.
+        known: where the code is known not to keep to the specification, see docs/specification.md: an overdue ID was
+            dropped that the broker had not given back.
     """
 
     kind: Kind
@@ -97,7 +96,6 @@ class Trace:
         carried = frozenset(
             one for name, part in end.parts.items() for text in part.carried for one in _ids(name, text)
         )
-        self.known |= end.epoch == 0
         self.add("plan", {name: planned.get(name, ()) for name in QUEUES}, carried, end.blind)
 
     # -- what the source sees
@@ -221,10 +219,8 @@ def record(kind: Kind, seed: int) -> Trace:
         query = Query(world, broker, settings, shows_start=kind.shows_start, id_log=folder if kind.gives_up else None)
         query.trace, broker.trace = trace.spark, trace.broker
         run = _Run(chance, world, broker, query)
-        # Where Spark 4.0 was answered wrongly, it may wait for what was acknowledged.
-        with contextlib.suppress(*([DataLossError] if not kind.shows_start else [])):
-            for _ in range(chance.randint(5, 25)):
-                run.step()
+        for _ in range(chance.randint(5, 25)):
+            run.step()
     return trace
 
 
