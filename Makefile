@@ -5,7 +5,7 @@ ARGS ?=
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ready ready-python ready-demo demo demo-cluster test test-all test-containers spec fuzz matrix spark-matrix soak cluster-storm compare bench docs release-check lock lint check clean
+.PHONY: help setup ready ready-python ready-demo demo demo-cluster test test-all test-containers spec fuzz matrix spark-matrix soak cluster-storm compare power bench docs release-check lock lint check clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -58,6 +58,9 @@ cluster-storm: ready ## Kill, freeze and cut off the brokers of a cluster: ARGS=
 
 compare: ready ## The same faults for this source, Flink's RMQSource and Hazelcast: ARGS="--readers flink --faults 5"
 	$(BIN)/python -m testbed.comparison $(ARGS)
+
+power: ready ## Cut the power of a disk below a query and below brokers, as root; ARGS="--settle-after synced --cuts 10 --page"
+	$(BIN)/python -m testbed.power $(ARGS)
 
 bench: ready ## Measure beside bare clients, PerfTest and Hazelcast, or a part of it: ARGS="growth --page"
 	$(BIN)/python -m benchmarks $(ARGS)

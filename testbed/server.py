@@ -195,7 +195,7 @@ class LocalServer(Server):
         self._ports.append(port)
         return port.number
 
-    def _end_helpers(self) -> None:
+    def end_helpers(self) -> None:
         """End processes beside its own that it needs as long as it may be restarted."""
 
     @property
@@ -245,7 +245,7 @@ class LocalServer(Server):
         try:
             super().stop()
         finally:
-            self._end_helpers()
+            self.end_helpers()
 
     def kill(self) -> None:
         """SIGKILL: what it had only in memory is lost, its files stay as they are.
@@ -278,7 +278,7 @@ class LocalServer(Server):
             else:
                 self.stop()
         finally:
-            self._end_helpers()
+            self.end_helpers()
             for port in self._ports:
                 port.close()
             if self._owns_folder:

@@ -19,7 +19,7 @@ from pyspark_mq.spark_source.folders import Folder, as_uri, open_folder
 from pyspark_mq.spark_source.id_log import IdLog
 from pyspark_mq.spark_source.offset import OffsetCodec
 
-__all__ = ["Checkpoint", "PlannedEpoch", "failure", "read_checkpoint", "rewrite"]
+__all__ = ["Checkpoint", "PlannedEpoch", "failure", "read_batch", "read_checkpoint", "rewrite"]
 
 _VERSION = "v1"
 #: How an offset of this source begins, in the order in which it is written.
@@ -105,6 +105,15 @@ def read_checkpoint(place: str, id_log: str | None = None) -> Checkpoint:
     if not epochs:
         raise CheckpointError(f"{shown}: no source of the query is of format 'mq'")
     return Checkpoint(shown, committed, epochs)
+
+
+def read_batch(place: str, batch: int, id_log: str | None = None) -> dict[int, PlannedEpoch]:
+    """What one batch has of each source of this kind, by its place in the query.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    return _read_batch(_opened(place, "offsets"), batch, place, id_log)
 
 
 def rewrite(place: str, batch: int, source: int, offset: Mapping[str, Any]) -> None:

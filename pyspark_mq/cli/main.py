@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import threading
 from collections.abc import Sequence
@@ -26,8 +27,10 @@ from pyspark_mq.cli.doctor.report import written as written_section
 from pyspark_mq.cli.inspect import report, written
 from pyspark_mq.cli.peek import peek
 from pyspark_mq.cli.release import mark, open_epochs, seek, told
+from pyspark_mq.cli.repair import find_damage, remove
 from pyspark_mq.errors import MqError, OptionError, shown
 from pyspark_mq.logs import COMMAND
+from pyspark_mq.spark_source.folders import ID_FOLDER, below
 from pyspark_mq.spark_source.options import parse_options
 
 __all__ = ["main"]
@@ -92,6 +95,13 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--yes", action="store_true", help="do not ask")
     one.set_defaults(command=_release)
 
+    one = commands.add_parser("repair", help="a checkpoint on the disk of a machine that has lost power")
+    one.add_argument("checkpoint", help="the checkpointLocation; no query may run with it")
+    one.add_argument("--sink", metavar="FOLDER", help="of a file sink: what it has of batches that are run again goes")
+    _add_id_log(one)
+    one.add_argument("--yes", action="store_true", help="do not ask")
+    one.set_defaults(command=_repair)
+
     one = commands.add_parser(
         "doctor", help="what is wrong with this machine, the broker and the queue for a query that acknowledges late"
     )
@@ -155,17 +165,30 @@ def _release(given: argparse.Namespace) -> None:
         _say(*told(one, found))
         if one.planned.position.released:
             continue
-        if given.yes or _agreed():
+        if given.yes or _agreed("Let the next start go on without what does not come back?"):
             _say(f"released; what was there before is in {mark(given.checkpoint, one, found)} of the checkpoint")
         else:
             _say("nothing was changed")
 
 
-def _agreed() -> bool:
+def _repair(given: argparse.Namespace) -> None:
+    damages = find_damage(given.checkpoint, given.sink, given.id_log or below(given.checkpoint, ID_FOLDER))
+    _say(*(map(str, damages) if damages else ["nothing is to be removed"]))
+    if not damages:
+        return
+    if given.yes or _agreed("Remove these files?"):
+        for damage in damages:
+            remove(damage)
+        os.sync()
+        _say("removed; Spark runs again what is not committed")
+    else:
+        _say("nothing was changed")
+
+
+def _agreed(question: str) -> bool:
     if not sys.stdin.isatty():
         raise OptionError("--yes", "is needed where nobody can be asked")
-    question = "Let the next start go on without what does not come back? No query may be running. [y/N] "
-    return input(question).strip().lower() in {"y", "yes"}
+    return input(f"{question} No query may be running. [y/N] ").strip().lower() in {"y", "yes"}
 
 
 def _doctor(given: argparse.Namespace) -> int:

@@ -24,7 +24,7 @@ from typing import Any
 
 from pyspark_mq.ack.counters import Counters
 from pyspark_mq.dedup import CheckpointOnly
-from pyspark_mq.errors import BrokerError, InternalError
+from pyspark_mq.errors import BrokerError, CheckpointError, InternalError
 from pyspark_mq.sources.admission import Admission
 from pyspark_mq.sources.blind import BlindPlanning
 from pyspark_mq.sources.connections.block import Run
@@ -101,6 +101,8 @@ class EpochSource:
         #: What offsets say of queues that this query does not read.
         self._away: dict[str, Part] = {}
         self._planned_here = False
+        #: The newest epoch that was noted as synced.
+        self._synced: int | None = None
         self._replay = Replay(settings, self._queues, self._runtime, find_records)
         self._blind = BlindPlanning(self._queues, self._runtime)
 
@@ -190,6 +192,7 @@ class EpochSource:
         # something of the epoch before was given up.
         self._adopt(start, end.before() if former and not end.blind else start)
         if end.epoch not in self._begun:
+            self._sync(start)  # what is emitted is planned
             if former:
                 if not self._is_open(self._last.epoch) and end.epoch > self._last.epoch:
                     self._last = end  # Spark 4.0 has a bounded run plan its end before it shows what is open
@@ -210,6 +213,7 @@ class EpochSource:
         self._adopt(end, end)
         if end.epoch not in self._begun:
             return  # of a former process, or committed before: nothing that was run here (rule 16)
+        self._sync(end)  # what is acknowledged is committed, and written by the sink
         for epoch in [epoch for epoch in self._begun if epoch <= end.epoch]:
             del self._begun[epoch]
         settled = [(queue.ledger, queue.commit(end.epoch)) for queue in self._queues.with_ended()]
@@ -351,6 +355,30 @@ class EpochSource:
         for queue in queues:
             queue.hold(end.epoch)
 
+    def _sync(self, committed: Position) -> None:
+        """Option `settleAfter=synced`: after a loss of power the logs say no less than what rests on them.
+
+        Args:
+            committed: the newest position of which the commit, and the sink's part, are among what was written.
+        """
+        if not self._settings.syncs:
+            return
+        self._runtime.sync()
+        records = self._find_records(committed)
+        if records is not None and committed.epoch != self._synced:
+            records.note_synced(committed.epoch)
+            self._synced = committed.epoch
+
+    def _check_power(self, start: Position) -> None:
+        """A commit may have come to the disk of a machine that lost power, and not what the sink wrote before."""
+        records = self._find_records(start) if self._settings.syncs and start.epoch else None
+        if records is not None and records.lost_power(start.epoch):
+            raise CheckpointError(
+                f"{self._destination}: epoch {start.epoch} is committed, and the machine has been started anew before "
+                "that, and what the sink wrote, was known to be on its disks. Nothing of it was acknowledged: run "
+                "'pyspark-mq repair' with the checkpointLocation, and the sink's folder, so that Spark runs it again"
+            )
+
     # -- restart -------------------------------------------------------------------------------
 
     def _adopt(self, start: Position, known: Position) -> None:
@@ -363,6 +391,8 @@ class EpochSource:
         if self._adopted:
             return
         self._adopted = True
+        self._check_power(start)
+        self._sync(start)  # a former process may have been told what no disk has yet
         known = known.without(self._replay.given_up_of(known))
         self._highest = max(self._highest, start.epoch)
         if self._last.epoch == 0:

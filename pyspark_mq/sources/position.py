@@ -123,6 +123,20 @@ class Records(Protocol):
             CheckpointError: that cannot be found out.
         """
 
+    def note_synced(self, epoch: int) -> None:
+        """Note, durably, that this machine has everything up to the commit of an epoch on its disks.
+
+        Raises:
+            CheckpointError: that cannot be noted.
+        """
+
+    def lost_power(self, epoch: int) -> bool:
+        """Has the machine been started anew since the last note, and was that of an earlier epoch?
+
+        Raises:
+            CheckpointError: that cannot be found out.
+        """
+
 
 #: Where that is kept for an epoch; None if there is no place.
 FindRecords: TypeAlias = Callable[[Position], "Records | None"]

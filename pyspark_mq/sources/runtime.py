@@ -8,6 +8,7 @@ process, and the watch on its parent.
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
@@ -87,6 +88,10 @@ class Runtime(ABC):
         """Microseconds since 1970."""
 
     @abstractmethod
+    def sync(self) -> None:
+        """Wait until everything that any process of this machine has written is on its disks."""
+
+    @abstractmethod
     def sleep(self, seconds: float) -> None:
         """Do nothing for so long; tasks go on."""
 
@@ -163,6 +168,9 @@ class Threads(Runtime):
 
     def utc_us(self) -> int:
         return time.time_ns() // 1_000
+
+    def sync(self) -> None:
+        os.sync()  # Linux waits until it is written: sync(2)
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)

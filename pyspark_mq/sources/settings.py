@@ -78,6 +78,8 @@ class Settings:
     pattern_interval_s: float = 60.0
     #: How often the broker's management is asked for what waits in the queues.
     management_interval_s: float = 5.0
+    #: What this machine has written is on its disks before anything is emitted or acknowledged that rests on it.
+    syncs: bool = False
     #: The user left `prefetch` to the source: several queues share it.
     prefetch_is_shared: bool = False
 

@@ -15,6 +15,7 @@ import re
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from urllib.parse import parse_qsl
 
 from pyspark_mq.errors import CheckpointError
@@ -138,6 +139,31 @@ class IdLog:
             found: Mapping[str, str] = json.loads(folder.read(name))["queues"] if name in folder.names() else {}
         return found
 
+    def note_synced(self, epoch: int) -> None:
+        """Note what is on the disks, see :class:`Records <pyspark_mq.sources.position.Records>`."""
+        with self._or_say(
+            f"that epoch {epoch} is on the disks cannot be noted",
+            "Nothing of it was acknowledged. Make room and give the user of the driver the right to write there",
+        ):
+            data = json.dumps({"epoch": epoch, "boot": _boot()}).encode()
+            self._opened().replace(self._synced, data)
+
+    def lost_power(self, epoch: int) -> bool:
+        """Is an epoch later than the last note, and the machine another start of it?
+
+        See :class:`Records <pyspark_mq.sources.position.Records>`. Without a note it is not known, and taken for no.
+        """
+        with self._or_say("what is on the disks cannot be looked up", "Have the folder readable for the driver"):
+            folder = self._opened()
+            if self._synced not in folder.names():
+                return False
+            noted = json.loads(folder.read(self._synced))
+            return bool(noted["epoch"] < epoch and noted["boot"] != _boot())
+
+    @property
+    def _synced(self) -> str:
+        return f"{self.token}-synced.json"
+
     @property
     def _records(self) -> str:
         return f"{self.token}-given-up-".lstrip("-")
@@ -205,6 +231,14 @@ def public_place(place: str) -> str:
     """The same, as it may be written into an offset; empty if there are, or may be, credentials in it."""
     parameters = dict(parse_qsl(place.partition("?")[2], keep_blank_values=True))
     return "" if "@" in place or parameters.keys() - _PUBLIC else place
+
+
+def _boot() -> str:
+    """Another text after each start of this machine (random(4)); always empty where the system has none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except OSError:
+        return ""
 
 
 def _digest(data: bytes) -> str:

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from pyspark_mq.dedup import OnMissing
 from pyspark_mq.sources.settings import Guarantee, OnUnreadable
-from pyspark_mq.spark_source.option_kinds import FLAG, SIZE_BYTES, Kind, count, duration_s, member
+from pyspark_mq.spark_source.option_kinds import FLAG, SIZE_BYTES, Kind, choice, count, duration_s, member
 
 __all__ = ["OPTIONS", "Option"]
 
@@ -283,6 +283,16 @@ _TABLE = (
         default="5s",
         kind=duration_s(),
         sets="settle_grace_s",
+    ),
+    Option(
+        "settleAfter",
+        _IDENTITY,
+        "`committed`: an epoch is acknowledged once Spark has committed it. `synced`: and once what this machine has "
+        "written is on its disks, checkpoint and sink, so that a loss of power loses nothing. For a checkpoint on a "
+        "disk of the driver's machine, given as `checkpointLocation`; see [loss of power](power.md)",
+        default="committed",
+        kind=choice({"committed": False, "synced": True}),
+        sets="syncs",
     ),
     Option(
         "redeliveryDelay",

@@ -172,12 +172,19 @@ class _Parser:
                 f"{settings.redelivery_delay_s:g}s is not below 'replayTimeout' ({settings.replay_timeout_s:g}s): no "
                 "replay could wait for its messages. Raise 'replayTimeout', or have the broker wait for less",
             )
+        id_log = self._id_log()
+        if settings.syncs and (id_log is None or is_uri(id_log)):
+            raise OptionError(
+                "settleAfter",
+                "'synced' is for a checkpoint on a disk of this machine, beside which it is noted: set "
+                "'checkpointLocation' to the path that the writer has. A store elsewhere has what it has answered for",
+            )
         num_partitions = None if self._text("numPartitions") is None else self._value("numPartitions")
         return Options(
             settings,
             num_partitions,
             self._dedup_store(guarantee),
-            self._id_log(),
+            id_log,
             self._management(endpoint),
             self._value("includeMetadata"),
         )

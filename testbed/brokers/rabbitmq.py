@@ -333,7 +333,7 @@ class RabbitNode(RabbitQueues, ProcessNode):
     def _ready(self) -> bool:
         return speaks_amqp(self._amqp_port) and all(listens(port) for port in self._extra_ports())
 
-    def _end_helpers(self) -> None:
+    def end_helpers(self) -> None:
         if self._epmd is not None:
             self._epmd.kill()
 

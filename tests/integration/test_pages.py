@@ -11,6 +11,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from typing import Any
 import pyspark
 import pytest
 
+from pyspark_mq.cli.main import main
 from testbed.brokers.activemq import ActiveMqNode
 from testbed.brokers.artemis import ArtemisNode
 from testbed.brokers.rabbitmq import RabbitNode
@@ -82,6 +84,37 @@ def test_the_first_lines_read_a_queue(spark: Any, rabbit: RabbitNode, tmp_path: 
         assert not FULL or poll(lambda: total(rabbit, name) == 0, 30)
     finally:
         query.stop()
+
+
+def test_what_lost_power_is_repaired(
+    spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rabbit.publish(name, bodies(10))
+    page, out, checkpoint = "docs/power.md", tmp_path / "rows", tmp_path / "checkpoint"
+    text = block(page, 'checkpoint = "/data/checkpoints/orders"')
+    places = {"/data/checkpoints/orders": str(checkpoint), "/data/orders": str(out)}
+    changed = {URL: rabbit.url(), '"queue", "orders"': f'"queue", {name!r}', **places}
+
+    def run(batch: int) -> None:
+        execute(text, {"spark": spark}, changed)
+        (query,) = spark.streams.active
+        assert poll(lambda: (checkpoint / "commits" / str(batch)).exists() or not query.isActive, 90)
+        query.stop()
+        assert query.exception() is None
+
+    run(0)
+    (checkpoint / "commits" / "0").write_bytes(b"")  # as the file system has it
+    command = block(page, "pyspark-mq repair /data/checkpoints/orders --sink /data/orders")
+    for place, here in places.items():
+        command = command.replace(place, here)
+    assert main([*shlex.split(command)[1:], "--yes"]) == 0
+    told = capsys.readouterr().out
+    assert "commits/0: empty" in told
+    assert "_spark_metadata/0: the newest batch that is committed for certain is -1" in told
+    run(0)
+    assert sorted(bytes(row.body) for row in spark.read.parquet(str(out)).collect()) == sorted(bodies(10))
+    assert main([*shlex.split(command)[1:], "--yes"]) == 0
+    assert "nothing is to be removed" in capsys.readouterr().out
 
 
 @pytest.fixture

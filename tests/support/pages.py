@@ -85,6 +85,7 @@ RUN_BY: dict[str, dict[str, str]] = {
             "pyspark-mq inspect /data/checkpoints/orders",
             "pyspark-mq peek broker=rabbitmq url=amqp://guest:guest@localhost:5672/ queue=orders",
             "pyspark-mq release /data/checkpoints/orders",
+            "pyspark-mq repair /data/checkpoints/orders --sink /data/orders",
             "pyspark-mq doctor broker=rabbitmq url=amqp://spark:secret@mq.example/ queue=orders "
             "managementUrl=http://mq.example:15672",
         ),
@@ -126,6 +127,10 @@ RUN_BY: dict[str, dict[str, str]] = {
         ),
         '<address-setting match="orders">': f"{_PAGES}::test_artemis_takes_the_settings_of_the_page",
     },
+    "docs/power.md": dict.fromkeys(
+        ('checkpoint = "/data/checkpoints/orders"', "pyspark-mq repair /data/checkpoints/orders --sink /data/orders"),
+        f"{_PAGES}::test_what_lost_power_is_repaired",
+    ),
     "docs/options.md": {"from pyspark_mq import readings": f"{_PAGES}::test_the_counters_can_be_read"},
     "docs/quick-start.md": dict.fromkeys(
         ("# publish.py", "python publish.py", "# job.py", "python job.py"),

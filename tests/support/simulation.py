@@ -119,6 +119,8 @@ class Process(Runtime):
         #: Stopped until then (`SIGSTOP`), and for how long so far.
         self._stopped_until_s = 0.0
         self._stood_s = 0.0
+        #: Called when what was written is to be on the disks.
+        self.synced: Callable[[], object] = lambda: None
 
     def stop(self, seconds: float) -> None:
         """``SIGSTOP``, and ``SIGCONT`` after so long: it does nothing meanwhile, and its clock stands still."""
@@ -137,6 +139,9 @@ class Process(Runtime):
 
     def utc_us(self) -> int:
         return _EPOCH_US + int((self.world.now_s + self.skew_s) * 1e6)
+
+    def sync(self) -> None:
+        self.synced()
 
     def sleep(self, seconds: float) -> None:
         self.world.let_pass(seconds)

@@ -148,13 +148,24 @@ MACHINE = Machine(DRIVER, replace(DRIVER, name="python"), True, 'openjdk version
 
 
 def judged(machine: Machine, check: str) -> Finding:
-    (found,) = [one for one in judge_machine(machine, "amqp-0-9-1") if one.check == check]
+    (found,) = [one for one in judge_machine(machine, "amqp-0-9-1", None, syncs=False) if one.check == check]
     return found
 
 
 def test_a_machine_with_everything() -> None:
-    assert [one.level for one in judge_machine(MACHINE, "amqp-0-9-1")] == [Level.OK] * 4
+    assert [one.level for one in judge_machine(MACHINE, "amqp-0-9-1", None, syncs=False)] == [Level.OK] * 4
     assert "each executor needs the same" in judged(MACHINE, "workers").what
+
+
+@pytest.mark.parametrize(
+    ("place", "syncs", "level"),
+    [("/data/o/mq-ids", False, Level.WARNING), ("/data/o/mq-ids", True, Level.OK), ("s3://b/ids", False, None),
+     (None, False, None)],
+)  # fmt: skip
+def test_a_checkpoint_on_this_machine_may_lose_power(place: str | None, syncs: bool, level: Level | None) -> None:
+    found = [one for one in judge_machine(MACHINE, "amqp-0-9-1", place, syncs=syncs) if one.check == "power"]
+    assert [one.level for one in found] == ([] if level is None else [level])
+    assert all(one.level is Level.OK or "'settleAfter' to 'synced'" in one.remedy for one in found)
 
 
 def without(module: str) -> Interpreter:

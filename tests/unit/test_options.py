@@ -225,6 +225,12 @@ OPTIONS = {
     ),
     "dedupWindow": Row(lambda o: o.settings.dedup_window, 100_000, taken={"0": 0}, refused={"-1": "from 0 to"}),
     "settleGrace": Row(lambda o: o.settings.settle_grace_s, 5.0, taken={"0s": 0.0}, refused={"5": TIME}),
+    "settleAfter": Row(
+        lambda o: o.settings.syncs,
+        False,
+        taken={"Committed": False},
+        refused={"fsync": "are committed, synced"},
+    ),
     "redeliveryDelay": Row(lambda o: o.settings.redelivery_delay_s, 0.0, taken={"60s": 60.0}, refused={"5": TIME}),
     "dedupStore": Row(
         lambda o: o.dedup_store,
@@ -446,9 +452,29 @@ def test_one_queue_may_have_a_comma_in_its_name() -> None:
         ({"managementUrl": "http://joe:hushhush@host:port"}, "managementUrl", "'http://***@***' is not accepted"),
         ({"queuePatternInterval": "5s"}, "queuePatternInterval", "goes with 'queuePattern'"),
         ({"managementInterval": "5s"}, "managementInterval", "goes with 'managementUrl'"),
+        ({"settleAfter": "synced"}, "settleAfter", "set 'checkpointLocation'"),
+        ({"settleAfter": "synced", "idLog": "s3://bucket/ids"}, "settleAfter", "on a disk of this machine"),
     ],
-    ids=["gap", "end", "twice", "many", "many connections", "both", "parameters", "port", "interval", "management"],
+    ids=[
+        "gap",
+        "end",
+        "twice",
+        "many",
+        "many connections",
+        "both",
+        "parameters",
+        "port",
+        "interval",
+        "management",
+        "not noted",
+        "elsewhere",
+    ],
 )
+def test_what_is_synced_is_noted_beside_the_checkpoint() -> None:
+    assert parsed(settleAfter="Synced", checkpointLocation="/data/orders").settings.syncs
+    assert parsed(settleAfter="synced", checkpointLocation="file:///data/orders").settings.syncs
+
+
 def test_names_that_cannot_be_read_together_are_refused(given: dict[str, str], option: str, words: str) -> None:
     error = refusal({**NEEDED, **given})
     assert error.option == option

@@ -68,7 +68,8 @@ def examine(options: Options, most: int, patience_s: float) -> Iterator[Section]
         patience_s: for how long none may come.
     """
     settings, management = options.settings, options.management
-    yield Section("this machine", judge_machine(look_at_machine(), settings.endpoint.protocol))
+    machine = judge_machine(look_at_machine(), settings.endpoint.protocol, options.id_log, syncs=settings.syncs)
+    yield Section("this machine", machine)
     try:
         make_consumer(settings).close()
     except ConfigurationError as missing:

@@ -18,6 +18,7 @@ from typing import Any
 
 from pyspark_mq import __version__
 from pyspark_mq.admin.checks import Finding, Level
+from pyspark_mq.spark_source.folders import is_uri
 
 __all__ = ["Interpreter", "Machine", "judge_machine", "look_at_machine"]
 
@@ -134,13 +135,23 @@ def _java() -> tuple[str, int]:
     return told, int(found[1]) if found else 0
 
 
-def judge_machine(machine: Machine, protocol: str) -> list[Finding]:
+def judge_machine(machine: Machine, protocol: str, id_log: str | None, *, syncs: bool) -> list[Finding]:
     """Judges the installation. Pure.
 
     Args:
         protocol: of the query, whose client library has to be there.
+        id_log: where it keeps its IDs; None if that is not said.
+        syncs: is what is written on the disks before it is acknowledged?
     """
-    return [_spark(machine), _java_finding(machine), _driver(machine, protocol), _workers(machine)]
+    found = [_spark(machine), _java_finding(machine), _driver(machine, protocol), _workers(machine)]
+    return found + ([] if id_log is None or is_uri(id_log) else [_power(id_log, syncs=syncs)])
+
+
+def _power(place: str, *, syncs: bool) -> Finding:
+    if syncs:
+        return Finding("power", Level.OK, f"{place} is synced before anything is acknowledged")
+    text = f"{place} is on this machine, and Spark syncs nothing: a loss of power may lose what was acknowledged before"
+    return Finding("power", Level.WARNING, text, "set 'settleAfter' to 'synced', or use a checkpoint in a store")
 
 
 def _spark(machine: Machine) -> Finding:
