@@ -8,6 +8,9 @@ has in its own log, so that Spark runs it again from its offset.
 
 from __future__ import annotations
 
+import json
+import math
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -21,7 +24,9 @@ __all__ = ["Damage", "find_damage", "remove"]
 
 #: Where a file sink of Spark keeps its log (FileStreamSink.scala).
 SINK_LOG = "_spark_metadata"
-_LOGS = ("offsets", "commits")
+_LOGS = ("", "offsets", "commits")
+#: In the checkpoint itself: the ID of the query. Without the file Spark refuses a checkpoint that has offsets.
+_METADATA = "metadata"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +35,7 @@ class Damage:
 
     Attributes:
         place: the folder that has the log.
-        log: the log's folder.
+        log: the log's folder; empty for a file of the folder itself.
         name: of the file.
         why: what is wrong with it, for people.
     """
@@ -41,7 +46,12 @@ class Damage:
     why: str
 
     def __str__(self) -> str:
-        return f"{redact(self.place)}: {self.log}/{self.name}: {self.why}"
+        return f"{redact(self.place)}: {self.file}: {self.why}"
+
+    @property
+    def file(self) -> str:
+        """Its path below the folder."""
+        return f"{self.log}/{self.name}".lstrip("/")
 
 
 def find_damage(checkpoint: str, sink: str | None, id_log: str) -> list[Damage]:
@@ -66,26 +76,33 @@ def find_damage(checkpoint: str, sink: str | None, id_log: str) -> list[Damage]:
             "folder with the files of the query, or leave --sink away for another sink"
         )
     found = [one for log in _LOGS for one in _empty(checkpoint, log)]
-    commits = {number: name for name, number in _batches(checkpoint, "commits") if _whole(checkpoint, "commits", name)}
-    if commits:
-        newest = max(commits)
-        if _is_doubtful(checkpoint, newest, id_log):
-            why = "the machine was started anew before it was known that the sink has this batch on its disks"
-            found.append(Damage(checkpoint, "commits", commits.pop(newest), why))
+    offsets, commits = _whole_batches(checkpoint, "offsets"), _whole_batches(checkpoint, "commits")
+
+    def take_back(log: str, batches: dict[int, str], behind: float, why: str) -> None:
+        found.extend(Damage(checkpoint, log, batches.pop(number), why) for number in sorted(batches) if number > behind)
+
+    # Spark wants the newest offset, the one before, and a commit of one of the two (MicroBatchExecution.scala,
+    # validateOffsetLogAndGetPrevOffset).
+    gap = min((number for name, number in _batches(checkpoint, "offsets") if number not in offsets), default=math.inf)
+    take_back("offsets", offsets, gap, f"batch {gap} before it has no offset")
+    take_back("commits", commits, max(offsets, default=-1), "there is no offset of this batch")
+    if commits and _is_doubtful(checkpoint, max(commits), id_log):
+        why = "the machine was started anew before it was known that the sink has this batch on its disks"
+        take_back("commits", commits, max(commits) - 1, why)
+    last = max(commits, default=-1)
+    take_back("offsets", offsets, last + 1, f"the newest batch that is committed for certain is {last}")
     if sink is not None:
-        last = max(commits, default=-1)
         found += _empty(sink, SINK_LOG)
-        names = {one.name for one in found if one.log == SINK_LOG}
         found += [
             Damage(sink, SINK_LOG, name, f"the newest batch that is committed for certain is {last}")
             for name, number in _batches(sink, SINK_LOG)
-            if number > last and name not in names
+            if number > last and _whole(sink, SINK_LOG, name)
         ]
     return found
 
 
 def remove(damage: Damage) -> None:
-    """Remove a file and the checksum that Hadoop keeps beside it.
+    """Remove a file and the checksum that Hadoop keeps beside it; a query whose ID is gone gets another.
 
     Raises:
         CheckpointError: it cannot be removed.
@@ -94,10 +111,12 @@ def remove(damage: Damage) -> None:
         folder = _opened(damage.place, damage.log)
         for name in {damage.name, f".{damage.name}.crc"} & set(folder.names()):
             folder.remove(name)
+        if damage.name == _METADATA:
+            folder.write(_METADATA, json.dumps({"id": str(uuid.uuid4())}).encode())
     except CheckpointError:
         raise
     except Exception as failed:
-        raise failure(damage.place, f"{damage.log}/{damage.name} cannot be removed", failed) from failed
+        raise failure(damage.place, f"{damage.file} cannot be removed", failed) from failed
 
 
 def _is_doubtful(checkpoint: str, batch: int, id_log: str) -> bool:
@@ -112,7 +131,8 @@ def _empty(place: str, log: str) -> Iterator[Damage]:
     """Files of which the name came to the disk, and not what is in them."""
     for name in _opened(place, log).names():
         is_checksum = name.startswith(".") and name.endswith(".crc")
-        if (is_checksum or name.partition(".")[0].isdecimal()) and not _whole(place, log, name):
+        is_of_spark = name == _METADATA or (log and name.partition(".")[0].isdecimal())
+        if (is_checksum or is_of_spark) and not _whole(place, log, name):
             yield Damage(place, log, name, "empty")
 
 
@@ -121,6 +141,10 @@ def _whole(place: str, log: str, name: str) -> bool:
         return bool(_opened(place, log).read(name).strip(b"\0"))
     except Exception as failed:
         raise failure(place, f"{log}/{name} cannot be read", failed) from failed
+
+
+def _whole_batches(place: str, log: str) -> dict[int, str]:
+    return {number: name for name, number in _batches(place, log) if _whole(place, log, name)}
 
 
 def _batches(place: str, log: str) -> Iterator[tuple[str, int]]:

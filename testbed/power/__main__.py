@@ -47,7 +47,7 @@ def _show(arguments: argparse.Namespace, table: str, row: str) -> None:
 def _cuts_row(cuts: Cuts) -> str:
     told = cuts.verdict
     found = f"{told.sent:,} | **{told.lost:,}** | **{told.duplicated:,}**"
-    files = f"{cuts.empty} | {cuts.taken_back} | {cuts.unknown_to_spark}"
+    files = f"{cuts.empty} | {cuts.taken_back} | {cuts.refused} | {cuts.unreadable}"
     return f"| `{cuts.settle_after}` | {cuts.cuts} | {found} | {files} | {cuts.seconds} s |"
 
 

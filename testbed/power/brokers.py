@@ -8,6 +8,7 @@ its last offset, as where one machine has both, and the checkpoint is synced.
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import sys
 import tempfile
@@ -146,6 +147,7 @@ def run_broker_cuts(
         broker = PrivateBroker(cell.broker, _QUEUE, version=cell.version, quorum=cell.quorum, data=disk.path / "broker")
         stack.enter_context(broker)
         stack.callback(lambda: _off(broker))
+        os.sync()  # it was not installed a moment ago
         given = {"broker": broker.name, "url": broker.url, "queue": _QUEUE, "heartbeat": "2s", **broker.options}
         reader = _Reader({**given, "checkpointLocation": str(folder / "checkpoint"), **options})
         stack.callback(reader.stop)

@@ -11,6 +11,7 @@ import contextlib
 import os
 import random
 import secrets
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,10 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import pyarrow as pa
 
 from testbed.power.disk import Disk
 from testbed.process import NodeError, poll
-from testbed.storm.audit import Verdict, output_marks, verdict
+from testbed.storm.audit import Verdict, committed_files, marks, verdict
 from testbed.storm.queues import PrivateBroker
 from testbed.storm.storm import Job, Publisher
 
@@ -31,7 +33,8 @@ __all__ = ["Cuts", "run_cuts"]
 
 _QUEUE = "power"
 _RATE = 1_500
-_EPOCH_TIMEOUT_S = 120.0
+#: What is not synced may be beyond repair.
+_EPOCH_TIMEOUT_S = {"committed": 30.0, "synced": 120.0}
 _DRAIN_TIMEOUT_S = 300.0
 #: Up to so long behind its first epochs a query lives.
 _LIFE_S = 4.0
@@ -50,7 +53,8 @@ class Cuts:
         cuts: of the power.
         empty: files of Spark's logs, and of their checksums, that were empty afterwards.
         taken_back: commits of which it was not known that the sink has the batch.
-        unknown_to_spark: batches that were only in the sink's log.
+        refused: starts that Spark refused although the logs were repaired, and a new checkpoint.
+        unreadable: files that are in the sink's log and have no content.
         verdict: of the output, against what the broker had confirmed.
         seconds: of the run.
     """
@@ -59,7 +63,8 @@ class Cuts:
     cuts: int
     empty: int
     taken_back: int
-    unknown_to_spark: int
+    refused: int
+    unreadable: int
     verdict: Verdict
     seconds: float
 
@@ -132,8 +137,16 @@ def run_cuts(settle_after: str, cuts: int, seed: int, say: Callable[[str], None]
         publisher = Publisher(broker.send, sys.maxsize, _RATE)
         publisher.start()
         stack.callback(publisher.stop)
+        rows: list[str] = []
+        refused = unreadable = 0
         for number in range(1, cuts + 1):
-            _await_epochs(job)
+            if not _gets_on(job, _EPOCH_TIMEOUT_S[settle_after]):
+                if settle_after == "synced":
+                    raise NodeError(f"the query does not get on; the end of its log:\n{_end_of(job)}")
+                refused += 1
+                rows, unreadable = _join((rows, unreadable), _rows(job))
+                _start_over(job)
+                continue
             with disk.written_back(chance):
                 time.sleep(chance.uniform(0.0, _LIFE_S))
                 disk.cut()
@@ -144,28 +157,56 @@ def run_cuts(settle_after: str, cuts: int, seed: int, say: Callable[[str], None]
             say(f"{settle_after}: {number} of {cuts} cuts, {len(removed)} files removed")
         publisher.stop()
         _drain(job, broker)
-        told = verdict(publisher.sent, output_marks(job.output), broker.left())
+        rows, unreadable = _join((rows, unreadable), _rows(job))
+        told = verdict(publisher.sent, rows, broker.left())
     return Cuts(
         settle_after,
         cuts,
         sum(line.endswith(": empty") for line in removed),
         sum("was started anew" in line for line in removed),
-        sum("committed for certain" in line for line in removed),
+        refused,
+        unreadable,
         told,
         round(time.monotonic() - began_s),
     )
 
 
-def _await_epochs(job: _Job) -> None:
-    """Until it has run two epochs since it was started."""
+def _gets_on(job: _Job, timeout_s: float) -> bool:
+    """Does it run two epochs since it was started?"""
     before = job.epochs
 
     def got_on() -> bool:
         job.keep_alive()
         return job.epochs >= before + 2
 
-    if not poll(got_on, _EPOCH_TIMEOUT_S, interval_s=0.1):
-        raise NodeError(f"the query does not get on; the end of its log:\n{job.log.read_text('utf-8')[-4_000:]}")
+    return poll(got_on, timeout_s, interval_s=0.1)
+
+
+def _rows(job: _Job) -> tuple[list[str], int]:
+    """The marks in the sink; and how many of its files cannot be read."""
+    rows: list[str] = []
+    unreadable = 0
+    for file in committed_files(job.output):
+        try:
+            rows += marks(file)
+        except (OSError, pa.ArrowInvalid):
+            unreadable += 1
+    return rows, unreadable
+
+
+def _join(some: tuple[list[str], int], more: tuple[list[str], int]) -> tuple[list[str], int]:
+    return some[0] + more[0], some[1] + more[1]
+
+
+def _start_over(job: _Job) -> None:
+    """A new checkpoint, and a new folder for the sink: what is left to a user."""
+    job.kill()
+    for folder in (job.output, job.folder / "checkpoint"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end_of(job: _Job) -> str:
+    return job.log.read_text("utf-8")[-4_000:]
 
 
 def _repair(job: _Job) -> list[str]:
@@ -188,5 +229,5 @@ def _drain(job: _Job, broker: PrivateBroker) -> None:
         return broker.node.counts(_QUEUE).total == 0
 
     if not poll(done, _DRAIN_TIMEOUT_S, interval_s=1.0):
-        raise NodeError(f"the queue is not emptied; the end of the job's log:\n{job.log.read_text('utf-8')[-4_000:]}")
+        raise NodeError(f"the queue is not emptied; the end of the job's log:\n{_end_of(job)}")
     job.stop()

@@ -95,6 +95,31 @@ def test_a_machine_that_was_not_started_anew_has_everything(tmp_path: Path) -> N
     assert place.logs()["commits"] == named(0, 1, 2)
 
 
+def test_a_commit_without_its_offset_goes(tmp_path: Path) -> None:
+    place = Place(tmp_path, 3)
+    place.write(place.checkpoint, "offsets", 2, "")
+    assert place.repair("--yes") == 0
+    assert place.logs() == {"offsets": named(0, 1), "commits": named(0, 1), "_spark_metadata": named(0, 1)}
+
+
+def test_spark_finds_the_newest_offset_the_one_before_and_a_commit(tmp_path: Path) -> None:
+    place = Place(tmp_path, 6)
+    place.write(place.checkpoint, "offsets", 3, "")
+    for batch in (1, 2, 4):
+        place.write(place.checkpoint, "commits", batch, "")
+    assert place.repair("--yes") == 0
+    assert place.logs() == {"offsets": named(0, 1), "commits": named(0), "_spark_metadata": named(0)}
+
+
+def test_the_id_of_a_query_may_be_empty_too(tmp_path: Path) -> None:
+    place = Place(tmp_path, 1)
+    (place.checkpoint / "metadata").write_bytes(b"")
+    (place.checkpoint / ".metadata.crc").write_bytes(b"")
+    assert place.repair("--yes") == 0
+    assert [file.name for file in place.checkpoint.iterdir() if file.is_file()] == ["metadata"]
+    assert list(json.loads((place.checkpoint / "metadata").read_bytes())) == ["id"]
+
+
 def test_compacted_logs_of_a_sink_are_batches_too(tmp_path: Path) -> None:
     place = Place(tmp_path, 2)
     place.write(place.checkpoint, "commits", 1, "")
