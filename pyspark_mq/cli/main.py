@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import threading
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ from pyspark_mq.cli.doctor.report import written as written_section
 from pyspark_mq.cli.inspect import report, written
 from pyspark_mq.cli.peek import peek
 from pyspark_mq.cli.release import mark, open_epochs, seek, told
-from pyspark_mq.cli.repair import find_damage, remove
+from pyspark_mq.cli.repair import find_damage
 from pyspark_mq.errors import MqError, OptionError, shown
 from pyspark_mq.logs import COMMAND
 from pyspark_mq.spark_source.folders import ID_FOLDER, below
@@ -172,14 +171,12 @@ def _release(given: argparse.Namespace) -> None:
 
 
 def _repair(given: argparse.Namespace) -> None:
-    damages = find_damage(given.checkpoint, given.sink, given.id_log or below(given.checkpoint, ID_FOLDER))
-    _say(*(map(str, damages) if damages else ["nothing is to be removed"]))
-    if not damages:
+    found = find_damage(given.checkpoint, given.sink, given.id_log or below(given.checkpoint, ID_FOLDER))
+    _say(*(map(str, found.damages) if found.damages else ["nothing is to be removed"]))
+    if not found.damages:
         return
     if given.yes or _agreed("Remove these files?"):
-        for damage in damages:
-            remove(damage)
-        os.sync()
+        found.carry_out()
         _say("removed; Spark runs again what is not committed")
     else:
         _say("nothing was changed")

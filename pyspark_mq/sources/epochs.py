@@ -371,13 +371,19 @@ class EpochSource:
 
     def _check_power(self, start: Position) -> None:
         """A commit may have come to the disk of a machine that lost power, and not what the sink wrote before."""
-        records = self._find_records(start) if self._settings.syncs and start.epoch else None
-        if records is not None and records.lost_power(start.epoch):
+        records = self._find_records(start)
+        if records is None:
+            return
+        if not self._settings.syncs:
+            records.forget_synced()
+        elif records.lost_power(start.epoch):
             raise CheckpointError(
                 f"{self._destination}: epoch {start.epoch} is committed, and the machine has been started anew before "
                 "that, and what the sink wrote, was known to be on its disks. Nothing of it was acknowledged: run "
-                "'pyspark-mq repair' with the checkpointLocation, and the sink's folder, so that Spark runs it again"
+                "'pyspark-mq repair' with the checkpointLocation, --sink with the folder of a file sink, and --id-log "
+                "with that of option 'idLog', so that Spark runs it again"
             )
+        self._sync(start)  # a former process may have been told what no disk has yet
 
     # -- restart -------------------------------------------------------------------------------
 
@@ -392,7 +398,6 @@ class EpochSource:
             return
         self._adopted = True
         self._check_power(start)
-        self._sync(start)  # a former process may have been told what no disk has yet
         known = known.without(self._replay.given_up_of(known))
         self._highest = max(self._highest, start.epoch)
         if self._last.epoch == 0:

@@ -130,6 +130,13 @@ class Records(Protocol):
             CheckpointError: that cannot be noted.
         """
 
+    def forget_synced(self) -> None:
+        """Remove the note, if there is one: from now on epochs are acknowledged that it knows nothing of.
+
+        Raises:
+            CheckpointError: it cannot be removed.
+        """
+
     def lost_power(self, epoch: int) -> bool:
         """Has the machine been started anew since the last note, and was that of an earlier epoch?
 

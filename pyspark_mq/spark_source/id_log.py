@@ -11,17 +11,19 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import re
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qsl
 
 from pyspark_mq.errors import CheckpointError
 from pyspark_mq.sources.position import Position
 from pyspark_mq.sources.url import redact, redact_in
-from pyspark_mq.spark_source.folders import Folder, open_folder
+from pyspark_mq.spark_source.folders import Folder, is_uri, open_folder
 
 __all__ = ["IdLog", "public_place"]
 
@@ -153,12 +155,34 @@ class IdLog:
 
         See :class:`Records <pyspark_mq.sources.position.Records>`. Without a note it is not known, and taken for no.
         """
-        with self._or_say("what is on the disks cannot be looked up", "Have the folder readable for the driver"):
+        noted = self._note()
+        return noted is not None and bool(noted["epoch"] < epoch and noted["boot"] != _boot())
+
+    def synced(self) -> int | None:
+        """The epoch of the note; None for none."""
+        noted = self._note()
+        return None if noted is None else noted["epoch"]
+
+    def forget_synced(self) -> None:
+        """Remove the note, see :class:`Records <pyspark_mq.sources.position.Records>`."""
+        if is_uri(self._place):
+            return
+        with self._or_say("the note of what is on the disks cannot be removed", "Have the folder writable"):
+            folder = self._opened()
+            if self._synced in folder.names():
+                folder.remove(self._synced)
+                os.sync()
+
+    def _note(self) -> dict[str, Any] | None:
+        with self._or_say(
+            f"the note of what is on the disks, '{self._synced}', cannot be read",
+            "Have the folder readable for the user of the driver, or restore the file",
+        ):
             folder = self._opened()
             if self._synced not in folder.names():
-                return False
+                return None
             noted = json.loads(folder.read(self._synced))
-            return bool(noted["epoch"] < epoch and noted["boot"] != _boot())
+            return {"epoch": int(noted["epoch"]), "boot": str(noted["boot"])}
 
     @property
     def _synced(self) -> str:

@@ -153,7 +153,7 @@ def run_cuts(settle_after: str, cuts: int, seed: int, say: Callable[[str], None]
             job.kill()
             job.machine.start()
             disk.restore()
-            removed += _repair(job)
+            removed += _repair(job) if settle_after == "synced" else []
             say(f"{settle_after}: {number} of {cuts} cuts, {len(removed)} files removed")
         publisher.stop()
         _drain(job, broker)

@@ -276,6 +276,7 @@ def test_every_command_of_its_page(spark: Any, rabbit: RabbitNode, tmp_path: Pat
         for old, new in {
             "/data/checkpoints/orders": str(checkpoint),
             "s3://bucket/checkpoints/orders": checkpoint.as_uri(),
+            "/data/orders": str(tmp_path / "rows"),
             "/moved": str(moved),
             URL: rabbit.url(),
             "amqp://spark:secret@mq.example/": rabbit.url(),
@@ -288,7 +289,7 @@ def test_every_command_of_its_page(spark: Any, rabbit: RabbitNode, tmp_path: Pat
         assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
         return done.stdout
 
-    inspect, peek, release, doctor = [one.text.splitlines() for one in blocks(PAGE, "sh")]
+    inspect, peek, release, repair, doctor = [one.text.splitlines() for one in blocks(PAGE, "sh")]
     said = [run(line) for line in inspect]
     assert all("20 planned" in one or '"planned": 20' in one for one in said), said
     assert all(key in said[2] for key in ids)
@@ -297,6 +298,7 @@ def test_every_command_of_its_page(spark: Any, rabbit: RabbitNode, tmp_path: Pat
     # Nobody answers at the management's address; what is not known is no failure.
     assert "not known" in run(doctor[0])
     assert [run(line).count(name) > 0 for line in doctor[1:]] == [True, True, True]
+    assert [run(line) for line in repair] == ["nothing is to be removed\n"]
     asked, looked, done = (run(line) for line in release)
     assert "20 messages were planned and not committed" in asked
     assert "nothing was changed" in asked

@@ -439,6 +439,11 @@ def test_one_queue_may_have_a_comma_in_its_name() -> None:
     assert one is settings
 
 
+def test_what_is_synced_is_noted_beside_the_checkpoint() -> None:
+    assert parsed(settleAfter="Synced", checkpointLocation="/data/orders").settings.syncs
+    assert parsed(settleAfter="synced", checkpointLocation="file:///data/orders").settings.syncs
+
+
 @pytest.mark.parametrize(
     ("given", "option", "words"),
     [
@@ -470,11 +475,6 @@ def test_one_queue_may_have_a_comma_in_its_name() -> None:
         "elsewhere",
     ],
 )
-def test_what_is_synced_is_noted_beside_the_checkpoint() -> None:
-    assert parsed(settleAfter="Synced", checkpointLocation="/data/orders").settings.syncs
-    assert parsed(settleAfter="synced", checkpointLocation="file:///data/orders").settings.syncs
-
-
 def test_names_that_cannot_be_read_together_are_refused(given: dict[str, str], option: str, words: str) -> None:
     error = refusal({**NEEDED, **given})
     assert error.option == option

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -100,6 +100,21 @@ def test_after_a_loss_of_power_nothing_is_lost_or_twice(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert Power(tmp_path, seed, syncs=True, monkeypatch=monkeypatch).run() == []
+
+
+def test_the_option_may_be_left_away_and_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    power = Power(tmp_path, 0, syncs=True, monkeypatch=monkeypatch)
+    query = power.scene.query
+    for syncs in (True, False, True):
+        query.crash()
+        power._starts += 1  # and everything was written
+        query.settings = replace(query.settings, syncs=syncs)
+        for _ in range(3):
+            power.scene.publish(10)
+            query.trigger()
+        query.trigger()
+        assert power.scene.broker.counts(QUEUE).total == 0
+    assert list(power.twice_or_lost()) == []
 
 
 def test_without_the_option_something_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pyspark_mq.cli.main import main
-from pyspark_mq.cli.repair import find_damage
-from pyspark_mq.errors import CheckpointError
 from pyspark_mq.sources.position import Part, Position
 from pyspark_mq.spark_source import id_log
 from pyspark_mq.spark_source.offset import OffsetCodec
@@ -27,6 +26,7 @@ class Place:
             self.write(self.checkpoint, "offsets", batch, f'v1\n{{"batchTimestampMs":1}}\n{offset}')
             self.write(self.checkpoint, "commits", batch, 'v1\n{"nextBatchWatermarkMs":0}')
             self.write(self.sink, "_spark_metadata", batch, "v1\n{}")
+        self.noted(batches)
 
     @staticmethod
     def write(place: Path, log: str, name: object, text: str) -> None:
@@ -34,11 +34,10 @@ class Place:
         (place / log / str(name)).write_text(text)
         (place / log / f".{name}.crc").write_bytes(b"crc")
 
-    def noted(self, epoch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Synced up to that epoch, before the machine was started anew."""
+    def noted(self, epoch: int) -> None:
+        """It is known to be on the disks up to that epoch."""
         assert self.codec.log is not None
         self.codec.log.note_synced(epoch)
-        monkeypatch.setattr(id_log, "_boot", lambda: "another start")
 
     def repair(self, *more: str) -> int:
         return main(["repair", str(self.checkpoint), "--sink", str(self.sink), *more])
@@ -52,19 +51,32 @@ def named(*batches: int) -> set[str]:
     return {name for batch in batches for name in (str(batch), f".{batch}.crc")}
 
 
-def test_a_whole_checkpoint_stays_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def anew(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Start the machine anew."""
+    return lambda: monkeypatch.setattr(id_log, "_boot", lambda: "another start")
+
+
+@pytest.mark.parametrize("restarted", [True, False])
+def test_a_whole_checkpoint_stays_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], anew: Callable[[], None], restarted: bool
+) -> None:
     place = Place(tmp_path, 3)
+    if restarted:
+        anew()
     before = place.logs()
     assert place.repair() == 0
     assert capsys.readouterr().out == "nothing is to be removed\n"
     assert place.logs() == before
 
 
-@pytest.mark.parametrize("content", ["", "\0" * 500])
-def test_what_is_empty_goes_with_what_the_sink_has_behind_it(tmp_path: Path, content: str) -> None:
+@pytest.mark.parametrize("content", ["", "\0" * 50], ids=["empty", "zeros"])
+def test_the_last_batch_is_taken_back_where_its_commit_is_empty(tmp_path: Path, content: str) -> None:
     place = Place(tmp_path, 3)
+    place.noted(2)
     place.write(place.checkpoint, "commits", 2, content)
     place.write(place.checkpoint, "offsets", 3, content)
+    place.write(place.sink, "_spark_metadata", 2, content)
     assert place.repair("--yes") == 0
     assert place.logs() == {"offsets": named(0, 1, 2), "commits": named(0, 1), "_spark_metadata": named(0, 1)}
 
@@ -78,40 +90,45 @@ def test_an_empty_checksum_goes_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("epoch", "kept"), [(3, (0, 1, 2)), (2, (0, 1))])
-def test_a_commit_of_which_nothing_is_known_is_taken_back(
-    tmp_path: Path, epoch: int, kept: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+def test_a_commit_of_which_nothing_is_known_is_taken_back_once(
+    tmp_path: Path, epoch: int, kept: tuple[int, ...], anew: Callable[[], None]
 ) -> None:
     place = Place(tmp_path, 3)
-    place.noted(epoch, monkeypatch)
-    assert place.repair("--yes") == 0
-    assert place.logs() == {"offsets": named(0, 1, 2), "commits": named(*kept), "_spark_metadata": named(*kept)}
+    place.noted(epoch)
+    anew()
+    for _ in range(3):
+        assert place.repair("--yes") == 0
+        assert place.logs() == {"offsets": named(0, 1, 2), "commits": named(*kept), "_spark_metadata": named(*kept)}
 
 
 def test_a_machine_that_was_not_started_anew_has_everything(tmp_path: Path) -> None:
     place = Place(tmp_path, 3)
-    assert place.codec.log is not None
-    place.codec.log.note_synced(1)
+    place.noted(2)
     assert place.repair("--yes") == 0
     assert place.logs()["commits"] == named(0, 1, 2)
 
 
-def test_a_commit_without_its_offset_goes(tmp_path: Path) -> None:
-    place = Place(tmp_path, 3)
-    place.write(place.checkpoint, "offsets", 2, "")
-    assert place.repair("--yes") == 0
-    assert place.logs() == {"offsets": named(0, 1), "commits": named(0, 1), "_spark_metadata": named(0, 1)}
-
-
-def test_spark_finds_the_newest_offset_the_one_before_and_a_commit(tmp_path: Path) -> None:
-    place = Place(tmp_path, 6)
-    place.write(place.checkpoint, "offsets", 3, "")
-    for batch in (1, 2, 4):
+def test_before_spark_4_2_an_offset_that_was_not_run_goes(tmp_path: Path) -> None:
+    place = Place(tmp_path, 4)
+    place.noted(2)
+    for batch in (2, 3):
         place.write(place.checkpoint, "commits", batch, "")
+        (place.sink / "_spark_metadata" / str(batch)).unlink()
     assert place.repair("--yes") == 0
-    assert place.logs() == {"offsets": named(0, 1), "commits": named(0), "_spark_metadata": named(0)}
+    assert {name for name in place.logs()["offsets"] if name.isdecimal()} == {"0", "1", "2"}
+    assert place.logs()["commits"] == named(0, 1)
 
 
-def test_the_id_of_a_query_may_be_empty_too(tmp_path: Path) -> None:
+def test_compacted_logs_of_a_sink_are_batches_too(tmp_path: Path) -> None:
+    place = Place(tmp_path, 2)
+    place.noted(1)
+    place.write(place.checkpoint, "commits", 1, "")
+    place.write(place.sink, "_spark_metadata", "1.compact", "v1\n{}")
+    assert place.repair("--yes") == 0
+    assert place.logs()["_spark_metadata"] == named(0)
+
+
+def test_the_id_of_a_query_may_be_empty(tmp_path: Path) -> None:
     place = Place(tmp_path, 1)
     (place.checkpoint / "metadata").write_bytes(b"")
     (place.checkpoint / ".metadata.crc").write_bytes(b"")
@@ -120,12 +137,87 @@ def test_the_id_of_a_query_may_be_empty_too(tmp_path: Path) -> None:
     assert list(json.loads((place.checkpoint / "metadata").read_bytes())) == ["id"]
 
 
-def test_compacted_logs_of_a_sink_are_batches_too(tmp_path: Path) -> None:
-    place = Place(tmp_path, 2)
-    place.write(place.checkpoint, "commits", 1, "")
-    place.write(place.sink, "_spark_metadata", "1.compact", "v1\n{}")
+def purged(place: Place) -> None:
+    """Spark has kept the last batches alone, and an empty file from long ago."""
+    for batch in range(4):
+        for folder in (place.checkpoint / "offsets", place.checkpoint / "commits"):
+            (folder / str(batch)).unlink()
+    place.write(place.checkpoint, "offsets", 2, "")
+
+
+def test_a_purged_checkpoint_stays_as_it_is(tmp_path: Path) -> None:
+    place = Place(tmp_path, 8)
+    purged(place)
+    before = place.logs()
     assert place.repair("--yes") == 0
-    assert place.logs()["_spark_metadata"] == named(0)
+    assert place.logs() == before
+
+
+def _of_two_sources(place: Place) -> None:
+    file = place.checkpoint / "offsets" / "2"
+    file.write_text(f'{file.read_text()}\n{{"orders":{{"0":5}}}}')
+
+
+def _stateful(place: Place) -> None:
+    (place.checkpoint / "state" / "0").mkdir(parents=True)
+
+
+def _without_note(place: Place) -> None:
+    assert place.codec.log is not None
+    place.codec.log.forget_synced()
+
+
+def _another_sink(place: Place) -> None:
+    place.write(place.sink, "_spark_metadata", 7, "v1\n{}")
+
+
+def _sink_without_a_batch(place: Place) -> None:
+    place.write(place.sink, "_spark_metadata", 2, "")
+
+
+def _two_batches_behind(place: Place) -> None:
+    place.noted(1)
+
+
+def _no_commits(place: Place) -> None:
+    for file in (place.checkpoint / "commits").iterdir():
+        file.unlink()
+
+
+def _gap(place: Place) -> None:
+    place.write(place.checkpoint, "offsets", 1, "")
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        (_of_two_sources, "the query has other sources"),
+        (_stateful, "the query has state"),
+        (_without_note, "notes that the query was run with 'settleAfter=synced'"),
+        (_another_sink, "the sink of another query"),
+        (_sink_without_a_batch, "has no batch 2, which is committed"),
+        (_two_batches_behind, "it is noted up to epoch 1, and epochs 2 and 3 are committed"),
+        (_no_commits, "some are missing"),
+        (_gap, "some are missing"),
+    ],
+    ids=lambda value: value.__name__.strip("_") if callable(value) else "",
+)
+def test_what_is_beyond_repair_stays_as_it_is(
+    tmp_path: Path,
+    harm: Callable[[Place], None],
+    words: str,
+    anew: Callable[[], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    place = Place(tmp_path, 3)
+    harm(place)
+    anew()
+    before = place.logs()
+    assert place.repair("--yes") == 1
+    told = capsys.readouterr().err
+    assert words in told
+    assert "nothing is removed" in told
+    assert place.logs() == before
 
 
 def test_nothing_goes_without_leave(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,9 +234,3 @@ def test_nothing_goes_without_leave(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_a_place_that_is_none_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["repair", str(tmp_path / "nowhere"), "--yes"]) == 1
     assert "there is no checkpoint" in capsys.readouterr().err
-
-
-def test_another_folder_than_a_sink_is_refused(tmp_path: Path) -> None:
-    place = Place(tmp_path, 1)
-    with pytest.raises(CheckpointError, match="no file sink"):
-        find_damage(str(place.checkpoint), str(tmp_path), str(place.checkpoint / "mq-ids"))
