@@ -391,8 +391,9 @@ GiveUp ==
 Batch == [q \in Queues |-> SelectSeq(end.planned[q], LAMBDA i : i \notin end.gaveUp /\ mem[i] = "planned")]
 Waits == end.blind /\ Keep("leftovers")
 Whole == /\ Keep("9") => Awaited = {}
-         /\ Waits => \A c \in Copies : /\ mem[Id(c)] \notin {"sent", "confirmed"}
-                                      /\ mem[Id(c)] = "carried" => at[c] = Acked
+         /\ Waits => \A c \in Copies : CASE mem[Id(c)] \in {"sent", "confirmed"} -> FALSE
+                                       [] mem[Id(c)] = "carried"               -> at[c] = Acked
+                                       [] OTHER                                -> TRUE
 Emit ==
   /\ Up /\ pc = "run" /\ Whole
   /\ pc' = "sunk" /\ note' = ""

@@ -1,0 +1,27 @@
+"""A disk that loses power, below a query and below a broker: two cuts of what `make power` does a hundred times."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from testbed.power.brokers import CELLS, run_broker_cuts
+from testbed.power.cuts import run_cuts
+
+pytestmark = [
+    pytest.mark.whole,
+    pytest.mark.skipif(os.geteuid() != 0, reason="to mount a disk takes root"),
+    pytest.mark.timeout(300),
+]
+
+
+def test_a_query_loses_and_doubles_nothing() -> None:
+    told = run_cuts("synced", 2, 11, print)
+    assert told.verdict.holds, told
+    assert told.refused == told.unreadable == 0
+
+
+def test_a_quorum_queue_keeps_what_it_has_confirmed() -> None:
+    told = run_broker_cuts(CELLS["rabbitmq-quorum"], 2, 11, print, restarted=False, options={})
+    assert told.verdict.holds, told
