@@ -96,7 +96,10 @@ def _parser() -> argparse.ArgumentParser:
 
     one = commands.add_parser("repair", help="a checkpoint on the disk of a machine that has lost power")
     one.add_argument("checkpoint", help="the checkpointLocation; no query may run with it")
-    one.add_argument("--sink", metavar="FOLDER", help="of a file sink: what it has of batches that are run again goes")
+    one.add_argument(
+        "--sink", metavar="FOLDER", required=True,
+        help="of a file sink: what it has of a batch that is run again goes; 'none' for another sink",
+    )  # fmt: skip
     _add_id_log(one)
     one.add_argument("--yes", action="store_true", help="do not ask")
     one.set_defaults(command=_repair)
@@ -171,13 +174,12 @@ def _release(given: argparse.Namespace) -> None:
 
 
 def _repair(given: argparse.Namespace) -> None:
-    found = find_damage(given.checkpoint, given.sink, given.id_log or below(given.checkpoint, ID_FOLDER))
+    sink = None if given.sink == "none" else given.sink
+    found = find_damage(given.checkpoint, sink, given.id_log or below(given.checkpoint, ID_FOLDER))
     _say(*(map(str, found.damages) if found.damages else ["nothing is to be removed"]))
-    if not found.damages:
-        return
-    if given.yes or _agreed("Remove these files?"):
+    if not found.damages or given.yes or _agreed("Remove these files?"):
         found.carry_out()
-        _say("removed; Spark runs again what is not committed")
+        _say("the query may be started" if found.damages else "the query may be started as it is")
     else:
         _say("nothing was changed")
 
@@ -185,7 +187,11 @@ def _repair(given: argparse.Namespace) -> None:
 def _agreed(question: str) -> bool:
     if not sys.stdin.isatty():
         raise OptionError("--yes", "is needed where nobody can be asked")
-    return input(f"{question} No query may be running. [y/N] ").strip().lower() in {"y", "yes"}
+    try:
+        return input(f"{question} No query may be running. [y/N] ").strip().lower() in {"y", "yes"}
+    except (EOFError, KeyboardInterrupt):
+        print()
+        return False
 
 
 def _doctor(given: argparse.Namespace) -> int:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pyspark_mq.cli.checkpoint import failure, read_batch
 from pyspark_mq.errors import CheckpointError
 from pyspark_mq.sources.url import redact
-from pyspark_mq.spark_source.folders import Folder, as_uri, open_folder
+from pyspark_mq.spark_source.folders import as_uri, open_folder
 from pyspark_mq.spark_source.id_log import IdLog
 
 __all__ = ["Damage", "Repair", "find_damage"]
@@ -61,12 +61,12 @@ class Repair:
 
     Attributes:
         damages: files that have to go.
-        log: the ID log of the source; None if nothing was committed.
+        log: where it is noted what is on the disks.
         epoch: the newest that is committed for certain then.
     """
 
     damages: list[Damage]
-    log: IdLog | None
+    log: IdLog
     epoch: int
 
     def carry_out(self) -> None:
@@ -78,8 +78,7 @@ class Repair:
         for damage in self.damages:
             _remove(damage)
         os.sync()
-        if self.log is not None:
-            self.log.note_synced(self.epoch)
+        self.log.note_synced(self.epoch)
 
 
 def find_damage(checkpoint: str, sink: str | None, id_log: str) -> Repair:
@@ -95,27 +94,25 @@ def find_damage(checkpoint: str, sink: str | None, id_log: str) -> Repair:
     """
     shown = redact(as_uri(checkpoint))
     offsets, commits = _Log(checkpoint, "offsets"), _Log(checkpoint, "commits")
+    log, epoch = IdLog(id_log, shown, token=""), 0
     if not offsets.names:
         raise CheckpointError(
             f"{shown}: there is no checkpoint (no file in its folder 'offsets'). Give the 'checkpointLocation' of the "
             "query"
         )
-    if _opened(checkpoint, "state").names():
+    if _names(checkpoint, "state"):
         raise _beyond(shown, "the query has state, and batches of its own that nothing syncs")
     last, planned = max(commits.whole, default=-1), max(offsets.whole, default=-1)
     # Before Spark 4.2 an offset is written before the batch before it is settled, and not run before that.
     if not last <= planned <= last + 2 or (planned > 0 and not {planned - 1, last} - {-1} <= offsets.whole):
         raise _beyond(shown, f"of the offsets {planned} is the newest, of the commits {last}, and some are missing")
-    damages = [*offsets.empty(above=planned), *commits.empty(above=last), *_Log(checkpoint, "").empty(above=-1)]
-    log, epoch = None, 0
+    damages = [*offsets.empty(above=planned), *commits.empty(above=last), *_metadata(checkpoint)]
     if last >= 0:
-        log, epoch = _source(checkpoint, last, id_log)
-        noted = log.synced()
+        epoch, noted = _epoch(checkpoint, last, id_log), log.synced()
         if noted is None:
-            why = f"nothing in '{redact(as_uri(id_log))}' notes that the query was run with 'settleAfter=synced'"
-            raise _beyond(shown, f"{why} (give the folder of option 'idLog' with --id-log)")
+            raise _beyond(shown, "nothing in its folder 'mq-ids' notes that it was run with 'settleAfter=synced'")
         if log.lost_power(epoch):
-            before = _source(checkpoint, last - 1, id_log)[1] if last else 0
+            before = _epoch(checkpoint, last - 1, id_log) if last else 0
             if before > noted:
                 raise _beyond(shown, f"it is noted up to epoch {noted}, and epochs {before} and {epoch} are committed")
             why = "the machine was started anew before it was known that the sink has this batch on its disks"
@@ -130,11 +127,12 @@ def find_damage(checkpoint: str, sink: str | None, id_log: str) -> Repair:
 
 def _in_sink(sink: str, last: int) -> Iterator[Damage]:
     log, shown = _Log(sink, SINK_LOG), redact(as_uri(sink))
+    newest, advice = max(log.numbers, default=-1), "nothing is removed. Give --sink the folder that the query writes to"
     if not log.names and last >= 0:
-        raise _beyond(shown, f"no file sink of Spark has written there (no file in its folder '{SINK_LOG}')")
-    newest = max(log.numbers, default=-1)
+        raise CheckpointError(f"{shown}: no file sink has written there (no file in its folder '{SINK_LOG}'): {advice}")
     if newest > last + 1:
-        raise _beyond(shown, f"it has batch {newest}, and the checkpoint's last is {last}: the sink of another query")
+        text = f"{shown}: it has batch {newest}, and the checkpoint's last is {last}: it is the sink of another query"
+        raise CheckpointError(f"{text}: {advice}")
     if last >= 0 and last not in log.whole:
         raise _beyond(shown, f"its log has no batch {last}, which is committed and acknowledged")
     yield from log.files(last + 1, f"the newest batch that is committed for certain is {last}")
@@ -145,8 +143,8 @@ class _Log:
 
     def __init__(self, place: str, log: str) -> None:
         self._place, self._log = place, log
-        self.names = _opened(place, log).names()
-        self._whole = {name for name in self.names if _content(place, log, name)} if log else set()
+        self.names = _names(place, log)
+        self._whole = {name for name in self.names if _content(place, log, name)}
         self.numbers = {number for name in self.names if (number := _number(name)) is not None}
         #: Batches that have a file with content.
         self.whole = {number for name in self._whole if (number := _number(name)) is not None}
@@ -157,26 +155,31 @@ class _Log:
 
     def empty(self, above: int) -> Iterator[Damage]:
         """Files of later batches of which the name came to the disk, and not what is in them; and such checksums."""
-        for name in sorted(self.names):
+        for name in sorted(self.names - self._whole):
             number = _number(name.removeprefix(".").removesuffix(".crc"))
-            is_checksum = name.startswith(".") and name.endswith(".crc")
-            if self._log:
-                suspect = name not in self._whole and number is not None and (is_checksum or number > above)
-            else:
-                suspect = name in {_METADATA, f".{_METADATA}.crc"} and not _content(self._place, "", name)
-            if suspect:
+            if number is not None and (number > above or name.startswith(".")):
                 yield Damage(self._place, self._log, name, "empty")
 
 
-def _source(checkpoint: str, batch: int, id_log: str) -> tuple[IdLog, int]:
-    """The only source of a query: its ID log, and its epoch in a batch."""
+def _epoch(checkpoint: str, batch: int, id_log: str) -> int:
+    """The epoch of the only source of a query in a batch."""
     epochs = read_batch(checkpoint, batch, id_log)
-    others = _opened(checkpoint, "offsets").read(str(batch)).decode("utf-8").split("\n")[2:]
-    if len(epochs) != 1 or len([line for line in others if line]) != 1:
-        shown = redact(as_uri(checkpoint))
-        raise _beyond(shown, "the query has other sources, and batches with nothing of this one that nothing syncs")
+    lines = _read(checkpoint, "offsets", str(batch)).decode("utf-8").split("\n")[2:]
+    if len(epochs) != 1 or len([line for line in lines if line]) != 1:
+        why = "the query has other sources, and batches with nothing of this one that nothing syncs"
+        raise _beyond(redact(as_uri(checkpoint)), why)
     (one,) = epochs.values()
-    return IdLog(id_log, str(one.offset["source"]), str(one.offset.get("log", ""))), one.position.epoch
+    return one.position.epoch
+
+
+def _metadata(checkpoint: str) -> Iterator[Damage]:
+    """The file with the query's ID, where it is empty or not there."""
+    names = _names(checkpoint, "")
+    for name in (_METADATA, f".{_METADATA}.crc"):
+        if name in names and not _content(checkpoint, "", name):
+            yield Damage(checkpoint, "", name, "empty")
+        elif name == _METADATA and name not in names:
+            yield Damage(checkpoint, "", name, "not there")
 
 
 def _beyond(shown: str, why: str) -> CheckpointError:
@@ -188,13 +191,11 @@ def _beyond(shown: str, why: str) -> CheckpointError:
 
 def _remove(damage: Damage) -> None:
     try:
-        folder = _opened(damage.place, damage.log)
+        folder = open_folder(as_uri(damage.place), damage.log)
         for name in {damage.name, f".{damage.name}.crc"} & set(folder.names()):
             folder.remove(name)
         if damage.name == _METADATA:
             folder.write(_METADATA, json.dumps({"id": str(uuid.uuid4())}).encode())
-    except CheckpointError:
-        raise
     except Exception as failed:
         raise failure(damage.place, f"{damage.file} cannot be removed", failed) from failed
 
@@ -206,16 +207,20 @@ def _number(name: str) -> int | None:
 
 
 def _content(place: str, log: str, name: str) -> bool:
+    return bool(_read(place, log, name).strip(b"\0"))
+
+
+def _read(place: str, log: str, name: str) -> bytes:
     try:
-        return bool(_opened(place, log).read(name).strip(b"\0"))
+        return open_folder(as_uri(place), log).read(name)
     except IsADirectoryError:
-        return True
+        return b"a folder"
     except Exception as failed:
         raise failure(place, f"{log}/{name} cannot be read", failed) from failed
 
 
-def _opened(place: str, log: str) -> Folder:
+def _names(place: str, log: str) -> set[str]:
     try:
-        return open_folder(as_uri(place), log)
+        return set(open_folder(as_uri(place), log).names())
     except Exception as failed:
-        raise failure(place, "the folder cannot be read", failed) from failed
+        raise failure(place, f"its folder '{log}' cannot be read", failed) from failed

@@ -190,6 +190,8 @@ class EpochSource:
             self._find_queues(start, end)
         # What may come again, an offset says that was written when everything before it was known: also that
         # something of the epoch before was given up.
+        if former:
+            self._check_power(end)
         self._adopt(start, end.before() if former and not end.blind else start)
         if end.epoch not in self._begun:
             self._sync(start)  # what is emitted is planned
@@ -369,21 +371,24 @@ class EpochSource:
             records.note_synced(committed.epoch)
             self._synced = committed.epoch
 
-    def _check_power(self, start: Position) -> None:
-        """A commit may have come to the disk of a machine that lost power, and not what the sink wrote before."""
-        records = self._find_records(start)
-        if records is None:
+    def _check_power(self, newest: Position) -> None:
+        """A machine that lost power may have one log of a batch, and not another that was written before.
+
+        Args:
+            newest: the last position that Spark shows as committed, or has in its log.
+        """
+        records = self._find_records(newest)
+        if records is None or self._adopted:
             return
         if not self._settings.syncs:
             records.forget_synced()
-        elif records.lost_power(start.epoch):
+        elif records.lost_power(newest.epoch):
             raise CheckpointError(
-                f"{self._destination}: epoch {start.epoch} is committed, and the machine has been started anew before "
-                "that, and what the sink wrote, was known to be on its disks. Nothing of it was acknowledged: run "
-                "'pyspark-mq repair' with the checkpointLocation, --sink with the folder of a file sink, and --id-log "
-                "with that of option 'idLog', so that Spark runs it again"
+                f"{self._destination}: epoch {newest.epoch} is in Spark's logs, and the machine has been started anew "
+                "before it was known that everything of it is on the disks. Run 'pyspark-mq repair' with the "
+                "checkpointLocation, and --sink with the folder of a file sink: then it is run again. Nothing of it "
+                "was acknowledged"
             )
-        self._sync(start)  # a former process may have been told what no disk has yet
 
     # -- restart -------------------------------------------------------------------------------
 
@@ -396,8 +401,9 @@ class EpochSource:
         """
         if self._adopted:
             return
-        self._adopted = True
         self._check_power(start)
+        self._adopted = True
+        self._sync(start)  # a former process may have been told what no disk has yet
         known = known.without(self._replay.given_up_of(known))
         self._highest = max(self._highest, start.epoch)
         if self._last.epoch == 0:

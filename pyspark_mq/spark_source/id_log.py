@@ -32,6 +32,9 @@ _EPOCHS_KEPT = 120
 #: Pauses between attempts to read a file.
 _RESTS_S = (0.2, 1.0)
 _DIGEST_BYTES = 16
+#: What is known to be on the disks. One for a folder: before Spark 4.2 the first offset of a process has a token of its
+#: own, as it is written before another was seen.
+_SYNCED = "synced.json"
 _TOKEN_BYTES = 4
 #: Of an epoch in the name of a record: before Spark 4.2 it may be a time in microseconds.
 _NUMBER_DIGITS = 20
@@ -59,6 +62,9 @@ class IdLog:
         self._destination = destination
         self._folder: Folder | None = None
         self.token = secrets.token_hex(_TOKEN_BYTES) if token is None else token
+        #: Who notes what is synced, and has it begun?
+        self._writer = secrets.token_hex(_TOKEN_BYTES)
+        self._noting = False
         #: Of the files there that are ours; None before the first is written.
         self._names: list[str] | None = None
 
@@ -147,8 +153,17 @@ class IdLog:
             f"that epoch {epoch} is on the disks cannot be noted",
             "Nothing of it was acknowledged. Make room and give the user of the driver the right to write there",
         ):
-            data = json.dumps({"epoch": epoch, "boot": _boot()}).encode()
-            self._opened().replace(self._synced, data)
+            folder = self._opened()
+            noted = self._note() if self._noting else None
+            if noted is None or noted["writer"] == self._writer:
+                data = {"epoch": epoch, "boot": _boot(), "writer": self._writer}
+                folder.replace(_SYNCED, json.dumps(data).encode())
+                self._noting = True
+                return
+        raise CheckpointError(
+            f"{self._destination}: another source of the query notes what is on the disks, too. Option 'settleAfter' "
+            "can be 'synced' where a query has one source: set it to 'committed'"
+        )
 
     def lost_power(self, epoch: int) -> bool:
         """Is an epoch later than the last note, and the machine another start of it?
@@ -169,24 +184,20 @@ class IdLog:
             return
         with self._or_say("the note of what is on the disks cannot be removed", "Have the folder writable"):
             folder = self._opened()
-            if self._synced in folder.names():
-                folder.remove(self._synced)
+            if _SYNCED in folder.names():
+                folder.remove(_SYNCED)
                 os.sync()
 
     def _note(self) -> dict[str, Any] | None:
         with self._or_say(
-            f"the note of what is on the disks, '{self._synced}', cannot be read",
+            f"the note of what is on the disks, '{_SYNCED}', cannot be read",
             "Have the folder readable for the user of the driver, or restore the file",
         ):
             folder = self._opened()
-            if self._synced not in folder.names():
+            if _SYNCED not in folder.names():
                 return None
-            noted = json.loads(folder.read(self._synced))
-            return {"epoch": int(noted["epoch"]), "boot": str(noted["boot"])}
-
-    @property
-    def _synced(self) -> str:
-        return f"{self.token}-synced.json"
+            noted = json.loads(folder.read(_SYNCED))
+            return {"epoch": int(noted["epoch"]), "boot": str(noted["boot"]), "writer": str(noted["writer"])}
 
     @property
     def _records(self) -> str:

@@ -173,11 +173,12 @@ class _Parser:
                 "replay could wait for its messages. Raise 'replayTimeout', or have the broker wait for less",
             )
         id_log = self._id_log()
-        if settings.syncs and (id_log is None or is_uri(id_log)):
+        if settings.syncs and (id_log is None or is_uri(id_log) or self._text("idLog") is not None):
             raise OptionError(
                 "settleAfter",
                 "'synced' is for a checkpoint on a disk of this machine, beside which it is noted: set "
-                "'checkpointLocation' to the path that the writer has. A store elsewhere has what it has answered for",
+                "'checkpointLocation' to the path that the writer has, and no 'idLog'. A store elsewhere has what it "
+                "has answered for",
             )
         num_partitions = None if self._text("numPartitions") is None else self._value("numPartitions")
         return Options(

@@ -382,14 +382,15 @@ class Query:
         return len(ids)
 
     def _plan(self, batch: int, crash: At | None, most: int | None) -> bool:
-        start = self.position(batch - 1)
         source = self.source
         self.trace("latest")
-        end = source.latest(start if self.shows_start else None, Limit(most))
+        end = source.latest(self.position(batch - 1) if self.shows_start else None, Limit(most))
+        # Before Spark 4.2 the source has not read another offset by now.
+        offset = json.dumps(self._codec.encode(end))
+        start = self.position(batch - 1)
         if end == start:
             self.trace("nothing")
             return False
-        offset = json.dumps(self._codec.encode(end))
         if offset == self.offsets.get(batch - 1):
             self.trace("nothing")
             return False  # Spark compares text

@@ -459,6 +459,11 @@ def test_what_is_synced_is_noted_beside_the_checkpoint() -> None:
         ({"managementInterval": "5s"}, "managementInterval", "goes with 'managementUrl'"),
         ({"settleAfter": "synced"}, "settleAfter", "set 'checkpointLocation'"),
         ({"settleAfter": "synced", "idLog": "s3://bucket/ids"}, "settleAfter", "on a disk of this machine"),
+        (
+            {"settleAfter": "synced", "checkpointLocation": "/data/o", "idLog": "/data/ids"},
+            "settleAfter",
+            "and no 'idLog'",
+        ),
     ],
     ids=[
         "gap",
@@ -473,6 +478,7 @@ def test_what_is_synced_is_noted_beside_the_checkpoint() -> None:
         "management",
         "not noted",
         "elsewhere",
+        "shared",
     ],
 )
 def test_names_that_cannot_be_read_together_are_refused(given: dict[str, str], option: str, words: str) -> None:

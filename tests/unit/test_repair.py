@@ -40,6 +40,7 @@ class Place:
         self.codec.log.note_synced(epoch)
 
     def repair(self, *more: str) -> int:
+        (self.checkpoint / "metadata").exists() or (self.checkpoint / "metadata").write_text('{"id":"x"}')
         return main(["repair", str(self.checkpoint), "--sink", str(self.sink), *more])
 
     def logs(self) -> dict[str, set[str]]:
@@ -66,7 +67,7 @@ def test_a_whole_checkpoint_stays_as_it_is(
         anew()
     before = place.logs()
     assert place.repair() == 0
-    assert capsys.readouterr().out == "nothing is to be removed\n"
+    assert capsys.readouterr().out == "nothing is to be removed\nthe query may be started as it is\n"
     assert place.logs() == before
 
 
@@ -193,8 +194,8 @@ def _gap(place: Place) -> None:
     [
         (_of_two_sources, "the query has other sources"),
         (_stateful, "the query has state"),
-        (_without_note, "notes that the query was run with 'settleAfter=synced'"),
-        (_another_sink, "the sink of another query"),
+        (_without_note, "notes that it was run with 'settleAfter=synced'"),
+        (_another_sink, "it is the sink of another query"),
         (_sink_without_a_batch, "has no batch 2, which is committed"),
         (_two_batches_behind, "it is noted up to epoch 1, and epochs 2 and 3 are committed"),
         (_no_commits, "some are missing"),
@@ -232,5 +233,5 @@ def test_nothing_goes_without_leave(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_a_place_that_is_none_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["repair", str(tmp_path / "nowhere"), "--yes"]) == 1
+    assert main(["repair", str(tmp_path / "nowhere"), "--sink", "none", "--yes"]) == 1
     assert "there is no checkpoint" in capsys.readouterr().err
