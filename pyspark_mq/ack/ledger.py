@@ -292,6 +292,8 @@ class Ledger(Generic[K, P]):
         planned: Epoch[K, P] = Epoch(epoch, memo=memo)
         groups = self._by_state(keys)
         self._meet(Event.RESTORE_PLANNED, {state: _Group(groups[state], into=planned) for state in groups})
+        if len(planned.payloads) < len(keys):
+            planned.memo = None
         if len(groups) > 1:
             planned.payloads = {key: planned.payloads[key] for key in keys if key in planned.payloads}
         self.planned.epochs[epoch] = planned
