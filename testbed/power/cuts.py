@@ -32,10 +32,11 @@ from testbed.storm.storm import Job, Publisher
 __all__ = ["Cuts", "run_cuts"]
 
 _QUEUE = "power"
-_RATE = 1_500
+_RATE = 1_000
 #: What is not synced may be beyond repair.
 _EPOCH_TIMEOUT_S = {"committed": 30.0, "synced": 120.0}
-_DRAIN_TIMEOUT_S = 300.0
+#: Without an epoch.
+_DRAIN_TIMEOUT_S = 120.0
 #: Up to so long behind its first epochs a query lives.
 _LIFE_S = 4.0
 _KILL_TIMEOUT_S = 20.0
@@ -223,11 +224,13 @@ def _repair(job: _Job) -> list[str]:
 
 def _drain(job: _Job, broker: PrivateBroker) -> None:
     """Until everything is read and acknowledged."""
+    while broker.node.counts(_QUEUE).total:
+        before = job.epochs
 
-    def done() -> bool:
-        job.keep_alive()
-        return broker.node.counts(_QUEUE).total == 0
+        def got_on(before: int = before) -> bool:
+            job.keep_alive()
+            return job.epochs > before or broker.node.counts(_QUEUE).total == 0
 
-    if not poll(done, _DRAIN_TIMEOUT_S, interval_s=1.0):
-        raise NodeError(f"the queue is not emptied; the end of the job's log:\n{_end_of(job)}")
+        if not poll(got_on, _DRAIN_TIMEOUT_S, interval_s=1.0):
+            raise NodeError(f"the queue is not emptied; the end of the job's log:\n{_end_of(job)}")
     job.stop()
