@@ -190,7 +190,7 @@ def _agreed(question: str) -> bool:
     try:
         return input(f"{question} No query may be running. [y/N] ").strip().lower() in {"y", "yes"}
     except (EOFError, KeyboardInterrupt):
-        print()
+        _say("")
         return False
 
 
