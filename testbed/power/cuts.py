@@ -104,8 +104,9 @@ class _Job(Job):
         return self.machine.command(*super().command())
 
     def kill(self) -> None:
-        """Everything of it at once."""
-        gone = self._tree()
+        """Everything of it at once, also what its driver has left behind: all of it lives in the folder on the disk."""
+        here = str(self.folder)
+        gone = [process for process in psutil.process_iter(["cwd"]) if (process.info["cwd"] or "").startswith(here)]
         for process in gone:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
