@@ -83,7 +83,7 @@ class _Machine:
 
     def command(self, *words: str) -> list[str]:
         """The same command, in a process that sees this start."""
-        return ["unshare", "--mount", "sh", "-c", _SHOW_BOOT, str(self._file), *words]
+        return ["unshare", "--mount", "--propagation", "slave", "sh", "-c", _SHOW_BOOT, str(self._file), *words]
 
 
 class _Job(Job):

@@ -49,6 +49,10 @@ class Disk:
         with self._image.open("wb") as image:
             image.truncate(_SIZE_MIB << 20)
         _run("mkfs.ext4", "-q", "-F", str(self._image))
+        # Processes with mounts of their own let go of a disk with us if what it is mounted in is shared.
+        self._folder = folder
+        _run("mount", "--bind", str(folder), str(folder))
+        _run("mount", "--make-shared", str(folder))
         self._mount()
 
     def _mount(self) -> None:
@@ -70,6 +74,7 @@ class Disk:
     def close(self) -> None:
         """Give everything back."""
         self._unmount()
+        _run("umount", "--lazy", str(self._folder))
         self._image.unlink()
 
     def _unmount(self) -> None:
