@@ -113,7 +113,7 @@ def find_damage(checkpoint: str, sink: str | None, id_log: str) -> Repair:
             raise _beyond(shown, "nothing in its folder 'mq-ids' notes that it was run with 'settleAfter=synced'")
         if log.lost_power(epoch):
             before = _epoch(checkpoint, last - 1, id_log) if last else 0
-            if before > noted:
+            if before != noted:
                 raise _beyond(shown, f"it is noted up to epoch {noted}, and epochs {before} and {epoch} are committed")
             why = "the machine was started anew before it was known that the sink has this batch on its disks"
             damages += [*commits.files(last, why)]

@@ -138,7 +138,7 @@ class Records(Protocol):
         """
 
     def lost_power(self, epoch: int) -> bool:
-        """Has the machine been started anew since the last note, and was that of an earlier epoch?
+        """Has the machine been started anew since the last note, and was that of another epoch?
 
         Raises:
             CheckpointError: that cannot be found out.

@@ -166,12 +166,14 @@ class IdLog:
         )
 
     def lost_power(self, epoch: int) -> bool:
-        """Is an epoch later than the last note, and the machine another start of it?
+        """Is an epoch another than the noted one, and the machine another start of it?
+
+        Before Spark 4.2 numbers are times, and a clock may have gone back: which is later they do not say.
 
         See :class:`Records <pyspark_mq.sources.position.Records>`. Without a note it is not known, and taken for no.
         """
         noted = self._note()
-        return noted is not None and bool(noted["epoch"] < epoch and noted["boot"] != _boot())
+        return noted is not None and bool(noted["epoch"] != epoch and noted["boot"] != _boot())
 
     def synced(self) -> int | None:
         """The epoch of the note; None for none."""

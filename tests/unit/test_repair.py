@@ -235,3 +235,14 @@ def test_nothing_goes_without_leave(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_a_place_that_is_none_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["repair", str(tmp_path / "nowhere"), "--sink", "none", "--yes"]) == 1
     assert "there is no checkpoint" in capsys.readouterr().err
+
+
+def test_a_lower_epoch_is_no_earlier_one(tmp_path: Path, anew: Callable[[], None]) -> None:
+    # Before Spark 4.2 it is the time, and a clock may have gone back.
+    place = Place(tmp_path, 3)
+    place.noted(9)
+    assert place.codec.log is not None
+    assert not place.codec.log.lost_power(3)
+    anew()
+    assert place.codec.log.lost_power(3)
+    assert not place.codec.log.lost_power(9)
