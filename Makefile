@@ -5,7 +5,7 @@ ARGS ?=
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ready ready-python ready-demo demo demo-cluster test test-all test-containers spec fuzz matrix spark-matrix soak cluster-storm compare power bench docs release-check lock lint check clean
+.PHONY: help setup ready ready-python ready-demo demo demo-cluster test test-all test-containers spec fuzz matrix spark-matrix soak compare power bench docs release-check lock lint check clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -50,11 +50,8 @@ matrix: ready ## Run laws, failure matrix and a storm on every broker and protoc
 spark-matrix: ready ## Run the tests in real Sparks of each version, from PyPI; writes docs/spark-versions.md
 	$(BIN)/python -m tests.spark_matrix $(ARGS)
 
-soak: ready ## Kill everything at random, count what arrives, have it judged; ARGS="--folder ..." goes on where it was
+soak: ready ## Kill everything at random, count what arrives, have it judged; ARGS="--folder ..." goes on; also --cluster, --periodic
 	$(BIN)/python -m testbed.storm.soak $(ARGS)
-
-cluster-storm: ready ## Kill, freeze and cut off the brokers of a cluster: ARGS="--cluster rabbitmq --protocol stomp"
-	$(BIN)/python -m testbed.storm.cluster_storm $(ARGS)
 
 compare: ready ## The same faults for this source, Flink's RMQSource and Hazelcast: ARGS="--readers flink --faults 5"
 	$(BIN)/python -m testbed.comparison $(ARGS)

@@ -21,7 +21,7 @@ from types import FrameType
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming import DataStreamReader, StreamingQuery
 
 from pyspark_mq import QueueListener
 
@@ -39,19 +39,7 @@ def main() -> int:
     if arguments.prometheus is not None:
         spark.streams.addListener(QueueListener(prometheus=arguments.prometheus))
 
-    # Message IDs in files of the checkpoint, or of another folder, instead of in the offsets, which then stay small.
-    id_log = {"checkpointLocation": arguments.checkpoint}
-    if arguments.id_log is not None:
-        id_log = {} if arguments.id_log == "none" else {"idLog": arguments.id_log}
-    messages = (
-        spark.readStream.format("mq")
-        .option("broker", arguments.broker)
-        .option("url", arguments.url)
-        .option("queue", arguments.queue)
-        .options(**id_log)
-        .options(**dict(option.split("=", 1) for option in arguments.option))
-        .load()
-    )
+    messages = source_of(spark, arguments).load()
     sink = (
         messages.writeStream.format("parquet")
         .option("path", arguments.output)
@@ -69,6 +57,22 @@ def main() -> int:
             return 0
         print(summary(str(failure)), file=sys.stderr, flush=True)
     return 1
+
+
+def source_of(spark: SparkSession, arguments: argparse.Namespace) -> DataStreamReader:
+    """The queue that the arguments name."""
+    # Message IDs in files of the checkpoint, or of another folder, instead of in the offsets, which then stay small.
+    id_log = {"checkpointLocation": arguments.checkpoint}
+    if arguments.id_log is not None:
+        id_log = {} if arguments.id_log == "none" else {"idLog": arguments.id_log}
+    return (
+        spark.readStream.format("mq")
+        .option("broker", arguments.broker)
+        .option("url", arguments.url)
+        .option("queue", arguments.queue)
+        .options(**id_log)
+        .options(**dict(option.split("=", 1) for option in arguments.option))
+    )
 
 
 def summary(failure: str) -> str:
@@ -92,14 +96,14 @@ def _follow(query: StreamingQuery, stopping: list[int], report: str | None) -> N
         last = query.lastProgress
         if last is not None and last["batchId"] > shown:
             shown = last["batchId"]
-            _report(report, last)
+            report_epoch(report, last)
 
 
 def _note(stopping: list[int], number: int, _: FrameType | None) -> None:
     stopping.append(number)
 
 
-def _report(file: str | None, progress: dict[str, object]) -> None:
+def report_epoch(file: str | None, progress: dict[str, object]) -> None:
     """What the source counted, a line an epoch."""
     if file is None:
         return

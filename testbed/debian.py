@@ -39,7 +39,9 @@ _IN_PLACE = 'mount --rbind "$0" /usr && exec "$@"'
 def within(root: Path, command: Sequence[str]) -> list[str]:
     """The command that runs `command` with what was fetched to `root`; it becomes it, pid and all."""
     as_root = [] if os.geteuid() == 0 else ["--map-root-user"]
-    return ["unshare", *as_root, "--mount", "/bin/sh", "-c", _IN_PLACE, str(root / "usr"), *command]
+    # A private copy of all mounts would keep each disk that is unmounted meanwhile (testbed/power/disk.py).
+    apart = ["--mount", "--propagation", "slave"]
+    return ["unshare", *as_root, *apart, "/bin/sh", "-c", _IN_PLACE, str(root / "usr"), *command]
 
 
 def fetch_rabbitmq(version: str) -> Path:

@@ -2,7 +2,7 @@
 
 What each cell gave is kept beside the page, in `docs/matrix/<cell>.json`, with its date, so that cells can be run one
 by one, on any machine, and the page is written from all of them. Storms of clusters are run by themselves, by ``make
-cluster-storm`` with ``--report docs/matrix/<cluster>[<version>]-<protocol>.cluster.json``, and are on the page as well.
+soak`` with ``--cluster --report docs/matrix/<cluster>[<version>]-<protocol>.cluster.json``, and are on the page too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 from testbed.clusters.factory import CLUSTERS
 from testbed.process import NodeError
-from testbed.storm import soak
+from testbed.storm.faults import FAULTS
 from tests.support.cells import ALL_CELLS, STORM_CELLS, Cell, cell_node
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -261,8 +261,8 @@ def _clusters_section(clusters: Sequence[dict[str, Any]]) -> list[str]:
     return [
         "## Clusters",
         "",
-        "By `make cluster-storm`: several brokers on one machine, all of them candidates in `url`, a publisher that",
-        "sends to whichever is up, a Spark job that writes parquet, and faults in turn, each healed before the next.",
+        "By `make soak ARGS=--cluster`: several brokers on one machine, all of them candidates in `url`, a publisher",
+        "that sends to whichever is up, a Spark job that writes parquet, and faults, each healed before the next.",
         "",
         *_table(
             ["cluster", "protocol", "sent", "lost", "twice", "left", "faults", "reconnects", "dropped", "time", "on"],
@@ -359,7 +359,7 @@ def _storm_names(results: Sequence[Result]) -> list[str]:
 
 def _storm_faults(results: Sequence[Result]) -> Iterable[list[str]]:
     storms = [result.storm for result in results if result.storm]
-    kinds = dict.fromkeys(kind for storm in storms for kind in storm if kind in soak.FAULTS)
+    kinds = dict.fromkeys(kind for storm in storms for kind in storm if kind in FAULTS)
     return ([kind, *(str(storm.get(kind, "-")) for storm in storms)] for kind in kinds)
 
 

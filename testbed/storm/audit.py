@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -27,6 +27,7 @@ __all__ = [
     "marks",
     "output_marks",
     "print_rows",
+    "print_table",
     "verdict",
 ]
 
@@ -196,10 +197,19 @@ def output_marks(folder: Path) -> list[str]:
 
 def print_rows(console: Console, title: str, rows: dict[str, int], seconds: float) -> None:
     """A report: names, numbers, and the time it took."""
+    print_table(
+        console, title, {**{name: (f"{value:,}",) for name, value in rows.items()}, "time": (f"{seconds:,.0f} s",)}
+    )
+
+
+def print_table(console: Console, title: str, rows: Mapping[str, Sequence[object]]) -> None:
+    """Names, and what there is of each; nothing where there are none."""
+    if not rows:
+        return
     table = Table(title=title, show_header=False, title_justify="left")
     table.add_column()
-    table.add_column(justify="right")
-    for name, value in rows.items():
-        table.add_row(name, f"{value:,}")
-    table.add_row("time", f"{seconds:,.0f} s")
+    for _ in next(iter(rows.values())):
+        table.add_column(justify="right")
+    for name, values in rows.items():
+        table.add_row(name, *(value if isinstance(value, str) else f"{value:,}" for value in values))
     console.print(table)

@@ -11,6 +11,7 @@ a `kill -9` loses nothing that was said. It is also the journal a run is resumed
 | `dequeue` | ok | the rows of a committed batch of the sink, in their order; `batch` is its number, `since` the first of several read as one |
 | `attempt` | info | the rows of a file that a killed task left behind and no batch names |
 | `ack` | info | what the source says it has `settled` so far in its process `run`, as its report tells after a batch |
+| `usage` | info | what the job uses at this moment: memory, threads, descriptors, the size of its newest offset |
 | `fault` | invoke, ok, fail | its name; begin and end, fail if there was nothing to do it to |
 | `left` | ok | messages in the queue at the end |
 
@@ -21,6 +22,7 @@ that are none of this run's messages are strings.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import threading
 import time
@@ -68,6 +70,23 @@ class History:
     def read(self) -> Iterator[Operation]:
         """What was written so far."""
         return _read(self.json)
+
+    def seconds(self) -> float:
+        """For how long it was written, without the time between a run and its resumption."""
+        total_ns = begun_ns = last_ns = 0
+        for operation in self.read():
+            if operation["f"] == "run":
+                total_ns, begun_ns = total_ns + last_ns - begun_ns, operation["time"]
+            last_ns = operation["time"]
+        return (total_ns + last_ns - begun_ns) / 1e9
+
+    def digest(self) -> str:
+        """SHA-256 of the lines of JSON."""
+        digest = hashlib.sha256()
+        with self.json.open("rb") as lines:
+            for line in lines:
+                digest.update(line)
+        return digest.hexdigest()
 
     def close(self) -> None:
         """Nothing is added any more."""

@@ -17,6 +17,9 @@ from pyspark_mq.spark_source.options import parse_options
 from testbed.brokers.factory import make_node
 from testbed.brokers.node import FROZEN_S, Node
 from testbed.brokers.rabbitmq import RabbitNode
+from testbed.clusters.cluster import Fault
+from testbed.clusters.factory import make_cluster
+from testbed.process import NodeError, poll
 from testbed.publishers.amqp091 import publish_confirmed
 from testbed.publishers.amqp10 import OutgoingMessage, publish_amqp10
 from testbed.publishers.stomp import publish_stomp
@@ -24,13 +27,17 @@ from testbed.publishers.stomp import publish_stomp
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["OwnBroker", "PrivateBroker", "ids_of"]
+__all__ = ["ClusterBroker", "OwnBroker", "PrivateBroker", "ids_of"]
 
 _CONFIRM_TIMEOUT_S = 30.0
 _OPEN_TIMEOUT_S = 10.0
 #: Messages left are counted by taking them without acknowledging: as long as they keep coming.
 _QUIET_S = 2.0
 _LOOKED_AT = 5_000
+#: The last acknowledgements may be a moment behind on the node of a cluster that is asked.
+_EMPTY_TIMEOUT_S = 60.0
+#: Of several queues each is sent so many times as much as the next.
+_RATES = 4
 
 
 class PrivateBroker:
@@ -72,6 +79,16 @@ class PrivateBroker:
         self.node.__exit__(kind, error, trace)
 
     @property
+    def title(self) -> str:
+        """What it is, for reports."""
+        return self.name
+
+    @property
+    def version(self) -> str:
+        """Of the broker."""
+        return self.node.version
+
+    @property
     def url(self) -> str:
         return self.node.url(self.protocol)
 
@@ -81,15 +98,25 @@ class PrivateBroker:
         return {"protocol": self.protocol, **ids_of(self.name, self.protocol)}
 
     def send(self, bodies: Sequence[bytes], ids: Sequence[str]) -> None:
-        """Publish, confirmed: a :data:`.Send`. Of several queues an ID has the same one each time."""
+        """Publish, confirmed: a :data:`.Send`. Of several queues an ID has the same one each time, the first most."""
         parts: dict[str, tuple[list[bytes], list[str]]] = {queue: ([], []) for queue in self._queues}
         for body, key in zip(bodies, ids, strict=True):
-            part = parts[self._queues[crc32(key.encode()) % len(self._queues)]]
+            part = parts[self.queue_of(key)]
             part[0].append(body)
             part[1].append(key)
         for queue, (some, theirs) in parts.items():
             if some:
                 self.node.publish(queue, some, ids=theirs, protocol=self.protocol, timeout_s=_CONFIRM_TIMEOUT_S)
+
+    def queue_of(self, key: str) -> str:
+        """Where a message with this ID goes."""
+        *queues, last = self._queues
+        number = crc32(key.encode())
+        for queue in queues:
+            number, rest = divmod(number, _RATES)
+            if rest:
+                return queue
+        return last
 
     def left(self) -> int:
         """Messages in the queues, waiting or handed out."""
@@ -105,6 +132,68 @@ class PrivateBroker:
         self.node.kill()
         self.node.start()
         return True
+
+
+class ClusterBroker:
+    """A cluster of its own, started and ended with this object; all its nodes are candidates in `url`.
+
+    Attributes:
+        name, protocol: values of the options.
+
+    Raises:
+        NodeError: what it needs is not installed, or it is not read over that protocol.
+    """
+
+    def __init__(self, name: str, queue: str, protocol: str | None = None, *, version: str = "") -> None:
+        self.name = name
+        self._queue = queue
+        self._cluster = make_cluster(name, version)
+        self.protocol = protocol or self._cluster.protocols[0]
+        if self.protocol not in self._cluster.protocols:
+            self._cluster.close()
+            raise NodeError(f"clusters of {name!r} are read over {', '.join(self._cluster.protocols)}")
+
+    def __enter__(self) -> Self:
+        self._cluster.__enter__()
+        self._cluster.declare(self._queue)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._cluster.__exit__(kind, error, trace)
+
+    @property
+    def title(self) -> str:
+        """What it is, for reports."""
+        return self._cluster.title
+
+    @property
+    def version(self) -> str:
+        """Of the brokers."""
+        return self._cluster.version
+
+    @property
+    def url(self) -> str:
+        return self._cluster.url(self.protocol)
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Options of the source, beside broker, URL and queue."""
+        return {"protocol": self.protocol, **ids_of(self.name, self.protocol)}
+
+    def send(self, bodies: Sequence[bytes], ids: Sequence[str]) -> None:
+        """Publish, confirmed, to whichever node is up: a :data:`.Send`."""
+        self._cluster.publish(self._queue, bodies, ids, self.protocol)
+
+    def left(self) -> int:
+        """Messages in the queue, once they do not get fewer."""
+        poll(lambda: self._cluster.counts(self._queue).total == 0, _EMPTY_TIMEOUT_S, interval_s=0.5)
+        return self._cluster.counts(self._queue).total
+
+    def faults(self) -> dict[str, Fault]:
+        """What a storm does to it."""
+        return self._cluster.faults(self._queue)
 
 
 class OwnBroker:

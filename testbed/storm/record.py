@@ -221,7 +221,8 @@ class RecordedPublisher(Publisher):
         def allowed() -> int:
             return messages * (record.fault_count + _AHEAD) // max(1, faults)
 
-        super().__init__(send, messages, rate, begin=record.sent, allowed=allowed)
+        share = max(1, messages // max(1, faults))
+        super().__init__(send, messages, rate, begin=record.sent, allowed=allowed, chunk=share)
         self._record = record
 
     def named(self, first: int, count: int) -> tuple[list[str], list[str]]:

@@ -1,9 +1,11 @@
 """The soak: ``make soak``. A long storm of kills and cuts; the exit code says whether nothing was lost.
 
 Messages through a proxy that misbehaves, into parquet, while the driver, the JVM, the worker and the broker are
-killed or stopped for a while, and the connection is cut, cut in mid-frame, made slow, and silenced. With
-``--folder`` everything of the run is kept there, and the same command goes on with it, however it was ended. At
-the end a program of its own (``judge/check.py``) reads the history of the run and says what it thinks of it.
+killed or stopped for a while, and the connection is cut, cut in mid-frame, made slow, and silenced. ``--periodic``
+runs jobs one after another instead, whose sink fails a third of the time; ``--cluster`` reads from a cluster whose
+brokers are killed, frozen and cut from each other. With ``--folder`` everything of the run is kept there, and the same
+command goes on with it, however it was ended. At the end a program of its own (``judge/check.py``) reads the history of
+the run and says what it thinks of it.
 """
 
 from __future__ import annotations
@@ -24,11 +26,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from types import FrameType, MappingProxyType
+from types import FrameType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -36,14 +38,16 @@ import psutil
 from rich.console import Console
 
 from pyspark_mq.brokers import BROKERS
-from testbed.brokers.node import FROZEN_S
-from testbed.process import poll
-from testbed.storm.audit import Verdict, print_rows
+from testbed.process import NodeError, poll
+from testbed.storm.audit import Verdict, print_rows, print_table
+from testbed.storm.faults import FAULTS, PERIODIC, RECEIVER_FAULTS, Fault, fault_of, periodic_faults, streaming_faults
 from testbed.storm.history import History
-from testbed.storm.proxy import Direction, FaultProxy
-from testbed.storm.queues import PrivateBroker
+from testbed.storm.periodic import PeriodicJob
+from testbed.storm.proxy import FaultProxy
+from testbed.storm.queues import ClusterBroker, PrivateBroker
 from testbed.storm.record import Numbering, Record, RecordedPublisher
 from testbed.storm.storm import Job, Storm, came_again
+from testbed.storm.usage import UsageWatch, growth
 
 QUEUE = "soak"
 _ROOT = Path(__file__).resolve().parents[2]
@@ -55,36 +59,14 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "artemis": {"amqp_idle_timeout_ms": 4_000, "max_delivery_attempts": -1},
 }
 _HEARTBEAT = "2s"
+#: Longer than any fault keeps all of a cluster away.
+_CLUSTER_OPTIONS = {"reconnectTimeout": "5m"}
 #: Without a single epoch.
 _DRAIN_TIMEOUT_S = 900.0
-#: A narrow link, and for how long it stays narrow after it was cut.
-_SLOW_BYTES_PER_S = 100_000
-_SLOW_S = 1.0
-#: How long a cut at a given byte waits for that byte.
-_CUT_TIMEOUT_S = 10.0
 #: Every process of a run has it in its environment: what a killed soak leaves is found by it.
 _RUN = "PYSPARK_MQ_SOAK"
 _GONE_TIMEOUT_S = 20.0
 _SETTLE_TIMEOUT_S = 180.0
-
-#: Every fault, and how many of each in a round. What only cuts takes a second; what kills a JVM takes a start of Spark.
-FAULTS = {
-    "cut": 13,
-    "cut in mid-frame": 10,
-    "link of 100 kB/s, cut in mid-frame": 3,
-    "connection silent (half-open)": 3,
-    "kill -9 of the Python worker": 4,
-    "kill -9 of the broker, restart": 2,
-    "kill -9 of the JVM": 1,
-    "kill -9 of the driver and its JVM": 1,
-    "SIGSTOP of the Python worker, SIGCONT": 1,
-    "SIGSTOP of the broker, SIGCONT": 1,
-}
-#: Those of a source whose connections are held by processes of their own (`--option receivers=3`).
-RECEIVER_FAULTS = {
-    "kill -9 of a receiver process": 4,
-    "SIGSTOP of a receiver process, SIGCONT": 1,
-}
 
 
 @dataclass
@@ -106,6 +88,8 @@ class Run:
     rate: int
     faults: int
     queues: int
+    periodic: bool
+    cluster: bool
 
     @property
     def queue(self) -> str:
@@ -116,12 +100,6 @@ class Run:
     def options(self) -> dict[str, str]:
         """Of the source, as the command gives them."""
         return dict(option.split("=", 1) for option in self.option)
-
-    @property
-    def kinds(self) -> dict[str, int]:
-        """Every fault of this run, and how many of each in a round."""
-        several = int(self.options.get("receivers", "1")) > 1
-        return {**FAULTS, **(RECEIVER_FAULTS if several else {})}
 
 
 #: What another command for the same folder may change.
@@ -137,6 +115,8 @@ _DEFAULTS: dict[str, Any] = {
     "rate": 1_000,
     "faults": 200,
     "queues": 1,
+    "periodic": False,
+    "cluster": False,
 }
 
 
@@ -169,27 +149,27 @@ def _run(run: Run, folder: Path, arguments: argparse.Namespace, console: Console
     os.environ[_RUN] = run.name
     history = stack.enter_context(History(folder))
     record = Record(history, Numbering(run.name), folder)
-    broker = stack.enter_context(_broker(run, folder if arguments.folder else None))
+    if run.cluster and record.sent:
+        raise SystemExit(f"the run in {folder} was ended, and its cluster with it: take another folder")
+    broker = _broker(run, folder if arguments.folder else None)
+    stack.enter_context(broker)
     versions = _versions(broker)
     history.add("info", "run", {**asdict(run), **versions}, "soak")
-    console.print(f"{broker.name} {broker.node.version}, read over {broker.protocol}", highlight=False)
+    console.print(f"{broker.title} {broker.version}, read over {broker.protocol}", highlight=False)
     if record.sent:
         console.print(f"goes on after {record.sent:,} messages and {record.fault_count} faults", highlight=False)
-    port = urlsplit(broker.url).port or 0
-    proxy = stack.enter_context(FaultProxy("127.0.0.1", port))
-    url = broker.url.replace(f":{port}", f":{proxy.port}")
-    options = {**broker.options, "heartbeat": _HEARTBEAT, **run.options}
-    job = Job(broker.name, url, run.queue, folder, options)
+    job, kinds, faults = _job(run, record, broker, folder, stack)
     publisher = RecordedPublisher(record, broker.send, run.messages, run.rate, run.faults)
-    began = time.monotonic()
+    problem = ""
     try:
         before = job.epochs
-        _storm(run, record, history, publisher, job, broker, proxy, console).run(_DRAIN_TIMEOUT_S)
+        _storm(run, record, history, publisher, job, kinds, faults, console).run(_DRAIN_TIMEOUT_S)
         # Killed between its last epoch and phase two it has nothing to read when it goes on, and that to do.
         if job.epochs == before or importlib.util.find_spec("pyspark.sql.streaming.datasource") is None:
             _settle(job, broker)
-    except TimeoutError as late:
-        console.print(f"[red]{late}", highlight=False)
+    except (TimeoutError, NodeError) as failed:
+        problem = str(failed).splitlines()[0]
+        console.print(f"[red]{failed}", highlight=False)
     finally:
         publisher.stop()
         job.stop()
@@ -200,22 +180,52 @@ def _run(run: Run, folder: Path, arguments: argparse.Namespace, console: Console
     record.look_at_leftovers()
     left = broker.left()
     history.add("ok", "left", left, "broker")
-    seconds = time.monotonic() - began
     result, (judged, words) = record.verdict(left), judge(history.json)
-    rows = _rows(run, result, record, job, publisher)
+    rows = _rows(kinds, result, record, job, publisher)
+    seconds, used = history.seconds(), growth(history)
     print_rows(console, "Soak", rows, seconds)
     if not result.holds:
         console.print(result.examples)
+    print_table(console, "Used, at the beginning and at the end", used)
     console.print("The judge, over the history:")
     console.print(words, markup=False, highlight=False)
-    holds = result.holds and judged == 0
+    console.print(f"SHA-256 of {history.json.name}: {history.digest()}", highlight=False)
+    holds = result.holds and judged == 0 and not problem
     if arguments.report:
-        told = {**versions, "seed": run.seed, "holds": holds, "judge": judged == 0, "seconds": round(seconds), **rows}
+        told = {
+            **versions, "protocol": broker.protocol, "seed": run.seed, "holds": holds, "judge": judged == 0,
+            "problem": problem, "seconds": round(seconds), "history": history.digest(), "used": used,
+            "faults": record.faults, **({"cluster": broker.title} if run.cluster else {}), **rows,
+        }  # fmt: skip
         Path(arguments.report).write_text(json.dumps(told), "utf-8")
     return 0 if holds else 1
 
 
-def _settle(job: Job, broker: PrivateBroker) -> None:
+def _job(
+    run: Run, record: Record, broker: PrivateBroker | ClusterBroker, folder: Path, stack: ExitStack
+) -> tuple[Job, dict[str, int], dict[str, Fault]]:
+    """What runs, every fault and how many of each are in a round, and what is done."""
+    # Goes on otherwise after a restart; the faults themselves follow from the seed and their number.
+    chance = random.Random(f"{run.seed}:{record.turns}")
+    options = {**broker.options, "heartbeat": _HEARTBEAT, **run.options}
+    if isinstance(broker, ClusterBroker):
+        faults = broker.faults()
+        return (
+            Job(broker.name, broker.url, run.queue, folder, {**_CLUSTER_OPTIONS, **options}),
+            dict.fromkeys(faults, 1),
+            faults,
+        )
+    if run.periodic:
+        periodic = PeriodicJob(broker.name, broker.url, run.queue, folder, options)
+        return periodic, dict(PERIODIC), periodic_faults(periodic, chance)
+    port = urlsplit(broker.url).port or 0
+    proxy = stack.enter_context(FaultProxy("127.0.0.1", port))
+    job = Job(broker.name, broker.url.replace(f":{port}", f":{proxy.port}"), run.queue, folder, options)
+    several = int(run.options.get("receivers", "1")) > 1
+    return job, {**FAULTS, **(RECEIVER_FAULTS if several else {})}, streaming_faults(job, broker, proxy, chance)
+
+
+def _settle(job: Job, broker: PrivateBroker | ClusterBroker) -> None:
     """Start once more: what the last epoch has left unacknowledged is left to the next start.
 
     Where Spark shows a source nothing of its commits that is so always.
@@ -229,7 +239,9 @@ def _settle(job: Job, broker: PrivateBroker) -> None:
     job.stop()
 
 
-def _broker(run: Run, folder: Path | None) -> PrivateBroker:
+def _broker(run: Run, folder: Path | None) -> PrivateBroker | ClusterBroker:
+    if run.cluster:
+        return ClusterBroker(run.broker, run.queue, run.protocol, version=run.version)
     data = {} if folder is None else {"data": folder / "broker"}
     return PrivateBroker(
         run.broker, run.queue, run.protocol, version=run.version, quorum=run.quorum, **_SETTINGS[run.broker], **data
@@ -242,38 +254,50 @@ def _storm(
     history: History,
     publisher: RecordedPublisher,
     job: Job,
-    broker: PrivateBroker,
-    proxy: FaultProxy,
+    kinds: dict[str, int],
+    faults: dict[str, Fault],
     console: Console,
 ) -> Storm:
     began = time.monotonic()
-    # Goes on otherwise after a restart; the faults themselves follow from the seed and their number.
-    chance = random.Random(f"{run.seed}:{record.turns}")
+    chance = random.Random(f"{run.seed}:{record.turns}:pauses")
+    usage = UsageWatch(job, history)
 
     def tell(name: str) -> None:
         record.fault_done(name)
         told = f"{time.monotonic() - began:7.0f} s  {record.fault_count:4d}  {publisher.count:9,d} sent  {name}"
         console.print(told, highlight=False)
 
+    def watch() -> None:
+        record.look()
+        usage.look()
+
+    def all_read() -> bool:
+        if isinstance(job, PeriodicJob):
+            job.run(None)
+        return record.all_read(publisher.count)
+
     return Storm(
         publisher,
         job,
-        {name: _recorded(history, name, fault) for name, fault in _faults(job, broker, proxy, chance).items()},
+        {name: _recorded(history, name, fault) for name, fault in faults.items()},
         pause_s=lambda: chance.uniform(0.0, 1.0),
         fault_count=max(0, run.faults - record.fault_count),
         on_fault=tell,
-        order=lambda turn: fault_of(run.seed, turn, run.kinds),
+        order=lambda turn: fault_of(run.seed, turn, kinds),
         turn=record.turns,
+        awaits_epoch=not run.periodic,
         ready=lambda: not publisher.is_alive() or publisher.count * run.faults >= record.fault_count * run.messages,
-        watch=record.look,
-        all_read=lambda: record.all_read(publisher.count),
+        watch=watch,
+        all_read=all_read,
     )
 
 
-def _rows(run: Run, result: Verdict, record: Record, job: Job, publisher: RecordedPublisher) -> dict[str, int]:
+def _rows(
+    kinds: dict[str, int], result: Verdict, record: Record, job: Job, publisher: RecordedPublisher
+) -> dict[str, int]:
     return {
         **result.rows(),
-        **dict.fromkeys(run.kinds, 0),
+        **dict.fromkeys(kinds, 0),
         **record.faults,
         "faults in all": record.fault_count,
         **came_again(job, publisher),
@@ -292,61 +316,7 @@ def judge(history: Path) -> tuple[int, str]:
 # -- the faults -------------------------------------------------------------------------------
 
 
-def fault_of(seed: int, turn: int, kinds: Mapping[str, int] = MappingProxyType(FAULTS)) -> str:
-    """The fault of a turn: rounds of all kinds, each round in an order of its own with one of every kind first."""
-    number, place = divmod(turn, sum(kinds.values()))
-    chance = random.Random(f"{seed}/{number}")
-    first = list(kinds)
-    rest = [name for name, count in kinds.items() for _ in range(count - 1)]
-    chance.shuffle(first)
-    chance.shuffle(rest)
-    return [*first, *rest][place]
-
-
-def _faults(job: Job, broker: PrivateBroker, proxy: FaultProxy, chance: random.Random) -> dict[str, Callable[[], bool]]:
-    def cut() -> bool:
-        return proxy.cut() > 0
-
-    def cut_mid_frame() -> bool:
-        # Towards the broker go acknowledgements and heartbeats only, some fifty bytes a trigger.
-        direction, most = chance.choice([(Direction.TO_BROKER, 200), (Direction.TO_CLIENT, 20_000)])
-        done = proxy.cut_after(chance.randrange(1, most), direction).wait(_CUT_TIMEOUT_S)
-        proxy.disarm()
-        return done
-
-    def cut_slow() -> bool:
-        proxy.throttle(_SLOW_BYTES_PER_S)
-        try:
-            done = proxy.cut_after(chance.randrange(1, 100_000), Direction.TO_CLIENT).wait(_CUT_TIMEOUT_S)
-            proxy.disarm()
-            time.sleep(_SLOW_S)
-        finally:
-            proxy.throttle(None)
-        return done
-
-    def silence() -> bool:
-        if not proxy.connections:
-            return False
-        proxy.mute(chance.choice([None, *Direction]))
-        return True
-
-    return {
-        "cut": cut,
-        "cut in mid-frame": cut_mid_frame,
-        "link of 100 kB/s, cut in mid-frame": cut_slow,
-        "connection silent (half-open)": silence,
-        "kill -9 of the Python worker": job.kill_worker,
-        "kill -9 of the broker, restart": broker.kill_and_start,
-        "kill -9 of the JVM": job.kill_jvm,
-        "kill -9 of the driver and its JVM": job.kill_driver,
-        "SIGSTOP of the Python worker, SIGCONT": lambda: job.freeze_worker(FROZEN_S),
-        "SIGSTOP of the broker, SIGCONT": broker.freeze,
-        "kill -9 of a receiver process": lambda: job.kill_receiver(chance.choice),
-        "SIGSTOP of a receiver process, SIGCONT": lambda: job.freeze_receiver(chance.choice, FROZEN_S),
-    }
-
-
-def _recorded(history: History, name: str, fault: Callable[[], bool]) -> Callable[[], bool]:
+def _recorded(history: History, name: str, fault: Fault) -> Fault:
     def run() -> bool:
         history.add("invoke", "fault", name, "faults")
         done = fault()
@@ -411,10 +381,10 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _versions(broker: PrivateBroker) -> dict[str, str]:
+def _versions(broker: PrivateBroker | ClusterBroker) -> dict[str, str]:
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        "version": broker.node.version,
+        "version": broker.version,
         "spark": importlib.metadata.version("pyspark"),
         "python": platform.python_version(),
     }
@@ -438,6 +408,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--version", help="of the broker")
     parser.add_argument("--report", metavar="FILE", help="write the counts there as JSON")
     parser.add_argument("--quorum", action="store_true", default=None, help="a quorum queue instead of a classic one")
+    parser.add_argument(
+        "--cluster", action="store_true", default=None, help="read from a cluster; it does not go on with a folder"
+    )
+    parser.add_argument(
+        "--periodic", action="store_true", default=None, help="jobs by Trigger.AvailableNow; their runs are the faults"
+    )
     parser.add_argument("--seed", type=int, help="of the order of the faults, by default 1")
     parser.add_argument(
         "--option",

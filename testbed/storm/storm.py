@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import psutil
 
@@ -32,6 +32,7 @@ _DRAIN_POLL_S = 2.0
 _HELD_S = 1.0
 _END_TIMEOUT_S = 5.0
 _TRICKLE = 20
+_CHUNK = 2_000
 
 #: Bodies and IDs of some messages: returns when the broker has confirmed them all.
 Send: TypeAlias = Callable[[Sequence[bytes], Sequence[str]], object]
@@ -55,6 +56,7 @@ class Publisher(threading.Thread):
         on_progress: called with the number sent so far.
         begin: how many of them were sent before.
         allowed: up to how many may be sent by now, where something else sets the pace as well.
+        chunk: as many at once at the most.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Publisher(threading.Thread):
         on_progress: Callable[[int], None] = lambda sent: None,  # noqa: ARG005
         begin: int = 0,
         allowed: Callable[[], int] | None = None,
+        chunk: int = _CHUNK,
     ) -> None:
         super().__init__(name="publisher", daemon=True)
         self._publish = send
@@ -76,6 +79,7 @@ class Publisher(threading.Thread):
         self._on_progress = on_progress
         self._begin = begin
         self._allowed = allowed or (lambda: messages)
+        self._chunk = min(chunk, max(100, rate // 5) if rate else _CHUNK)
         self._stopping = threading.Event()
         #: Messages the broker has confirmed.
         self.count = begin
@@ -86,9 +90,8 @@ class Publisher(threading.Thread):
     def run(self) -> None:
         """Send chunk after chunk."""
         began = time.monotonic()
-        chunk_size = max(100, self._rate // 5) if self._rate else 2_000
         while self.count < self._messages and not self._stopping.is_set():
-            count = min(chunk_size, self._messages - self.count)
+            count = min(self._chunk, self._messages - self.count)
             if self.count >= self._allowed():
                 # Not to a standstill: without a message there is no epoch, and without that no next fault.
                 self._stopping.wait(_HELD_S)
@@ -162,6 +165,11 @@ class Job:
     spark: dict[str, str] = field(default_factory=dict)
     prometheus: str | None = None
     python: Path = Path(sys.executable)
+    #: Of the process, as :class:`subprocess.Popen` takes it; and what Python is given to run.
+    stdin: ClassVar[int] = subprocess.DEVNULL
+    program: ClassVar[Sequence[str]] = (str(_ROOT / "examples" / "job.py"), "--restarts", str(_RESTARTS))
+    #: Of its JVM. One that is killed within the minute never gets back what optimising costs.
+    java: ClassVar[str] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     starts: int = 0
     _process: subprocess.Popen[bytes] | None = None
     _reported: int = 0
@@ -171,6 +179,11 @@ class Job:
     def output(self) -> Path:
         """Folder of the parquet files."""
         return self.folder / "output"
+
+    @property
+    def checkpoint(self) -> Path:
+        """Of the query, with the files of message IDs."""
+        return self.folder / "checkpoint"
 
     @property
     def report(self) -> Path:
@@ -196,7 +209,7 @@ class Job:
         """What is started: interpreter, program and arguments."""
         command = [
             str(self.python),
-            str(_ROOT / "examples" / "job.py"),
+            *self.program,
             "--broker",
             self.broker,
             "--url",
@@ -204,8 +217,8 @@ class Job:
             "--queue",
             self.queue,
         ]
-        command += ["--output", str(self.output), "--checkpoint", str(self.folder / "checkpoint")]
-        command += ["--report", str(self.report), "--restarts", str(_RESTARTS), "--master", self.master]
+        command += ["--output", str(self.output), "--checkpoint", str(self.checkpoint)]
+        command += ["--report", str(self.report), "--master", self.master]
         if self.prometheus is not None:
             command += ["--prometheus", self.prometheus]
         for name, value in self.options.items():
@@ -219,12 +232,12 @@ class Job:
         environment["PYSPARK_PYTHON"] = str(self.python)
         given = " ".join(f"--conf {name}={value}" for name, value in self.spark.items())
         environment["PYSPARK_SUBMIT_ARGS"] = f"{given} pyspark-shell"
-        # A JVM that is killed within the minute never gets back what optimising costs.
-        environment["JDK_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+        environment["JDK_JAVA_OPTIONS"] = self.java
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                self.command(), stdout=log, stderr=log, env=environment, start_new_session=True, cwd=self.folder
-            )
+                self.command(), stdin=self.stdin, stdout=log, stderr=log, env=environment, start_new_session=True,
+                cwd=self.folder,
+            )  # fmt: skip
 
     # -- what can be killed
 
@@ -387,6 +400,7 @@ class Storm:
         fault_count: stop after so many; None to go on as long as the publisher.
         order: turn -> name of the fault; by default all of them in turn.
         turn: how many turns there were before.
+        awaits_epoch: is an epoch awaited before each fault? Where a fault is itself a run of the job, there is none.
         ready: may the next fault come? Asked beside the pause.
         watch: called every now and then, at the latest before it is asked whether all was read.
         all_read: is everything that was sent in the output? By default the marks are compared.
@@ -403,6 +417,7 @@ class Storm:
         on_fault: Callable[[str], None] = lambda name: None,  # noqa: ARG005
         order: Callable[[int], str] | None = None,
         turn: int = 0,
+        awaits_epoch: bool = True,
         ready: Callable[[], bool] = lambda: True,
         watch: Callable[[], None] = lambda: None,
         all_read: Callable[[], bool] | None = None,
@@ -416,6 +431,7 @@ class Storm:
         names = list(faults)
         self._order = order or (lambda turn: names[turn % len(names)])
         self._turn = turn
+        self._awaits_epoch = awaits_epoch
         self._ready = ready
         self._watch = watch
         self._all_read = all_read or self._marks_read
@@ -454,7 +470,8 @@ class Storm:
 
     def _calm(self) -> bool:
         """Let the job commit something and go on for a while; False when all is sent meanwhile."""
-        before, since, pause_s = self._job.epochs, None, self._pause_s()
+        pause_s, before = self._pause_s(), self._job.epochs
+        since = None if self._awaits_epoch else time.monotonic()
         while since is None or time.monotonic() - since < pause_s or not self._ready():
             self._job.keep_alive()
             self._watch()

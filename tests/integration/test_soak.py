@@ -100,6 +100,22 @@ def test_another_run_in_the_folder_is_refused(soaked: Soak) -> None:
     assert "the run in" in soaked.log.read_text("utf-8")
 
 
+@pytest.mark.timeout(400)
+def test_periodic_jobs_whose_sink_fails_lose_and_double_nothing(tmp_path: Path) -> None:
+    RabbitNode().close()
+    soak = Soak(tmp_path / "run")
+    size = ["--messages", "3000", "--rate", "0", "--faults", "9", "--option", "maxMessagesPerTrigger=150"]
+    try:
+        assert soak.start("--periodic", *size).wait(360) == 0, soak.log.read_text("utf-8")[-4000:]
+    finally:
+        for process in soak.processes():
+            process.kill()
+    # Rows that were written again because a run had failed are there for the judge, who compares them.
+    assert soak.count("attempt", "info") > 0
+    failures = [each["value"] for each in soak.operations() if each["f"] == "fault" and "fails" in each["value"]]
+    assert {"run, its sink fails halfway", "run, its sink fails behind its commit"} <= set(failures)
+
+
 def _dequeues(operations: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [each for each in operations if each["f"] == "dequeue" and each["value"]]
 

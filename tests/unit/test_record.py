@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -12,9 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from testbed.storm.audit import Output, output_marks
+from testbed.storm.faults import FAULTS, PERIODIC, RECEIVER_FAULTS, fault_of
 from testbed.storm.history import History
+from testbed.storm.queues import PrivateBroker
 from testbed.storm.record import Numbering, Record, RecordedPublisher
-from testbed.storm.soak import FAULTS, RECEIVER_FAULTS, fault_of
 
 RUN = "0123456789abcdef01234567"
 
@@ -218,3 +220,38 @@ def test_a_source_with_receiver_processes_has_faults_of_its_own() -> None:
     turns = [fault_of(7, turn, kinds) for turn in range(sum(kinds.values()))]
     assert Counter(turns) == kinds
     assert set(turns[: len(kinds)]) == set(kinds)
+
+
+def test_of_a_third_of_the_periodic_runs_the_sink_fails() -> None:
+    runs = Counter(fault_of(7, turn, PERIODIC) for turn in range(1_000))
+    assert abs(sum(count for name, count in runs.items() if "fails" in name) - 333) <= len(PERIODIC)
+    assert min(runs.values()) > 100
+
+
+# -- the history ------------------------------------------------------------------------------
+
+
+def test_the_time_between_a_run_and_its_resumption_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([10, 12, 15, 100, 101.5])
+    monkeypatch.setattr("testbed.storm.history.time.time_ns", lambda: int(next(clock) * 1e9))
+    with History(tmp_path) as history:
+        for f in ("run", "enqueue", "dequeue", "run", "left"):
+            history.add("info", f, 0, "test")
+        assert history.seconds() == 6.5
+        assert history.digest() == hashlib.sha256(history.json.read_bytes()).hexdigest()
+
+
+# -- several queues ---------------------------------------------------------------------------
+
+
+def test_of_several_queues_each_is_sent_more_than_the_next() -> None:
+    broker = PrivateBroker("artemis", "a,b,c")
+    try:
+        ids = Numbering(RUN).ids(marks(0, 6_400))
+        counts = Counter(map(broker.queue_of, ids))
+        assert [round(counts[queue] / 400) for queue in "abc"] == [12, 3, 1]
+        assert [broker.queue_of(one) for one in ids] == [broker.queue_of(one) for one in ids]
+    finally:
+        broker.node.close()
