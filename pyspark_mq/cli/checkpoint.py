@@ -15,11 +15,20 @@ from typing import Any
 from pyspark_mq.errors import CheckpointError
 from pyspark_mq.sources.position import Part, Position
 from pyspark_mq.sources.url import redact, redact_in
-from pyspark_mq.spark_source.folders import Folder, as_uri, open_folder
+from pyspark_mq.spark_source.folders import as_uri, open_folder
 from pyspark_mq.spark_source.id_log import IdLog
 from pyspark_mq.spark_source.offset import OffsetCodec
 
-__all__ = ["Checkpoint", "PlannedEpoch", "failure", "read_batch", "read_checkpoint", "rewrite"]
+__all__ = [
+    "Checkpoint",
+    "PlannedEpoch",
+    "content_of",
+    "failure",
+    "names_in",
+    "read_batch",
+    "read_checkpoint",
+    "rewrite",
+]
 
 _VERSION = "v1"
 #: How an offset of this source begins, in the order in which it is written.
@@ -87,33 +96,23 @@ def read_checkpoint(place: str, id_log: str | None = None) -> Checkpoint:
     Raises:
         CheckpointError: there is no checkpoint, it cannot be read, or it has no source of this kind.
     """
-    offsets, shown = _opened(place, "offsets"), redact(place)
-    batches = _numbers(offsets, place)
+    shown, batches = redact(place), _batches(place, "offsets")
     if not batches:
         raise CheckpointError(
             f"{shown}: there is no checkpoint, or nothing was planned yet (no file in its folder 'offsets'). Give the "
             "'checkpointLocation' of the query"
         )
-    commits = _numbers(_opened(place, "commits"), place)
-    committed = max(commits, default=None)
+    committed = max(_batches(place, "commits"), default=None)
     epochs: dict[int, list[PlannedEpoch]] = {}
     for batch in sorted(batches, reverse=True):
-        for source, planned in _read_batch(offsets, batch, place, id_log).items():
-            epochs.setdefault(source, []).append(planned)
+        for source, planned in read_batch(place, batch, id_log).items():
+            if planned is not None:
+                epochs.setdefault(source, []).append(planned)
         if committed is not None and batch <= committed:
             break
     if not epochs:
         raise CheckpointError(f"{shown}: no source of the query is of format 'mq'")
     return Checkpoint(shown, committed, epochs)
-
-
-def read_batch(place: str, batch: int, id_log: str | None = None) -> dict[int, PlannedEpoch]:
-    """What one batch has of each source of this kind, by its place in the query.
-
-    Raises:
-        CheckpointError: it cannot be read.
-    """
-    return _read_batch(_opened(place, "offsets"), batch, place, id_log)
 
 
 def rewrite(place: str, batch: int, source: int, offset: Mapping[str, Any]) -> None:
@@ -125,8 +124,8 @@ def rewrite(place: str, batch: int, source: int, offset: Mapping[str, Any]) -> N
     Raises:
         CheckpointError: the file cannot be read or written.
     """
-    folder = _opened(place, "offsets")
     try:
+        folder = open_folder(as_uri(place), "offsets")
         lines = folder.read(str(batch)).decode("utf-8").split("\n")
         lines[source + _LINES_BEFORE] = json.dumps(offset)
         checksum = f".{batch}.crc"
@@ -137,19 +136,33 @@ def rewrite(place: str, batch: int, source: int, offset: Mapping[str, Any]) -> N
         raise failure(place, f"offsets/{batch} cannot be written", failed) from failed
 
 
-def _opened(place: str, below: str) -> Folder:
+def names_in(place: str, log: str) -> set[str]:
+    """Names of the files of one of Spark's logs.
+
+    Raises:
+        CheckpointError: they cannot be listed.
+    """
     try:
-        return open_folder(as_uri(place), below)
+        return set(open_folder(as_uri(place), log).names())
     except Exception as failed:
-        raise failure(place, "the checkpoint cannot be read", failed) from failed
+        raise failure(place, f"its folder '{log}' cannot be read", failed) from failed
 
 
-def _numbers(folder: Folder, place: str) -> list[int]:
-    """Of the batches that have a file there."""
+def content_of(place: str, log: str, name: str) -> bytes:
+    """The content of one of them.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
     try:
-        return [int(name) for name in folder.names() if name.isascii() and name.isdecimal()]
+        return open_folder(as_uri(place), log).read(name)
     except Exception as failed:
-        raise failure(place, "the checkpoint cannot be read", failed) from failed
+        raise failure(place, f"{log}/{name} cannot be read", failed) from failed
+
+
+def _batches(place: str, log: str) -> list[int]:
+    """Those that have a file there."""
+    return [int(name) for name in names_in(place, log) if name.isascii() and name.isdecimal()]
 
 
 def failure(place: str, what: str, failed: Exception) -> CheckpointError:
@@ -157,13 +170,16 @@ def failure(place: str, what: str, failed: Exception) -> CheckpointError:
     return CheckpointError(f"{redact(place)}: {what} ({type(failed).__name__}: {redact_in(str(failed), place)})")
 
 
-def _read_batch(folder: Folder, batch: int, place: str, id_log: str | None) -> dict[int, PlannedEpoch]:
-    """Of each source of this kind, by its place, what its line of a batch says."""
+def read_batch(place: str, batch: int, id_log: str | None = None) -> dict[int, PlannedEpoch | None]:
+    """What one batch has of each source of the query, by its place; None of a source of another kind.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
     try:
-        text = folder.read(str(batch)).decode("utf-8")
-    except Exception as failed:
+        version, *rest = content_of(place, "offsets", str(batch)).decode("utf-8").split("\n")
+    except UnicodeDecodeError as failed:
         raise failure(place, f"offsets/{batch} cannot be read", failed) from failed
-    version, *rest = text.split("\n")
     if version.strip() != _VERSION:
         raise CheckpointError(
             f"{redact(place)}: offsets/{batch} is of version {version!r:.20}, and {_VERSION} is what can be read here"
@@ -172,9 +188,11 @@ def _read_batch(folder: Folder, batch: int, place: str, id_log: str | None) -> d
         raise _damaged(place, batch, "it ends before the first offset")
     metadata, *lines = rest
     written_at_ms = _loaded(metadata).get("batchTimestampMs")
-    planned = {}
+    planned: dict[int, PlannedEpoch | None] = {}
     for source, line in enumerate(lines):
-        offset = _loaded(line)
+        if not line:
+            continue
+        offset, planned[source] = _loaded(line), None
         if not offset and line.startswith(_OURS):
             raise _damaged(place, batch, f"the offset of source {source} ends after {len(line)} characters")
         if {"v", "broker", "source", "crc"} <= offset.keys():

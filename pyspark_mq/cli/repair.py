@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pyspark_mq.cli.checkpoint import failure, read_batch
+from pyspark_mq.cli.checkpoint import content_of, failure, names_in, read_batch
 from pyspark_mq.errors import CheckpointError
 from pyspark_mq.sources.url import redact
 from pyspark_mq.spark_source.folders import as_uri, open_folder
@@ -100,7 +100,7 @@ def find_damage(checkpoint: str, sink: str | None, id_log: str) -> Repair:
             f"{shown}: there is no checkpoint (no file in its folder 'offsets'). Give the 'checkpointLocation' of the "
             "query"
         )
-    if _names(checkpoint, "state"):
+    if names_in(checkpoint, "state"):
         raise _beyond(shown, "the query has state, and batches of its own that nothing syncs")
     last, planned = max(commits.whole, default=-1), max(offsets.whole, default=-1)
     # Before Spark 4.2 an offset is written before the batch before it is settled, and not run before that.
@@ -143,7 +143,7 @@ class _Log:
 
     def __init__(self, place: str, log: str) -> None:
         self._place, self._log = place, log
-        self.names = _names(place, log)
+        self.names = names_in(place, log)
         self._whole = {name for name in self.names if _content(place, log, name)}
         self.numbers = {number for name in self.names if (number := _number(name)) is not None}
         #: Batches that have a file with content.
@@ -163,18 +163,16 @@ class _Log:
 
 def _epoch(checkpoint: str, batch: int, id_log: str) -> int:
     """The epoch of the only source of a query in a batch."""
-    epochs = read_batch(checkpoint, batch, id_log)
-    lines = _read(checkpoint, "offsets", str(batch)).decode("utf-8").split("\n")[2:]
-    if len(epochs) != 1 or len([line for line in lines if line]) != 1:
+    first, *others = read_batch(checkpoint, batch, id_log).values() or (None,)
+    if first is None or others:
         why = "the query has other sources, and batches with nothing of this one that nothing syncs"
         raise _beyond(redact(as_uri(checkpoint)), why)
-    (one,) = epochs.values()
-    return one.position.epoch
+    return first.position.epoch
 
 
 def _metadata(checkpoint: str) -> Iterator[Damage]:
     """The file with the query's ID, where it is empty or not there."""
-    names = _names(checkpoint, "")
+    names = names_in(checkpoint, "")
     for name in (_METADATA, f".{_METADATA}.crc"):
         if name in names and not _content(checkpoint, "", name):
             yield Damage(checkpoint, "", name, "empty")
@@ -207,20 +205,9 @@ def _number(name: str) -> int | None:
 
 
 def _content(place: str, log: str, name: str) -> bool:
-    return bool(_read(place, log, name).strip(b"\0"))
-
-
-def _read(place: str, log: str, name: str) -> bytes:
     try:
-        return open_folder(as_uri(place), log).read(name)
-    except IsADirectoryError:
-        return b"a folder"
-    except Exception as failed:
-        raise failure(place, f"{log}/{name} cannot be read", failed) from failed
-
-
-def _names(place: str, log: str) -> set[str]:
-    try:
-        return set(open_folder(as_uri(place), log).names())
-    except Exception as failed:
-        raise failure(place, f"its folder '{log}' cannot be read", failed) from failed
+        return bool(content_of(place, log, name).strip(b"\0"))
+    except CheckpointError as failed:
+        if isinstance(failed.__cause__, IsADirectoryError):
+            return True
+        raise
