@@ -175,9 +175,9 @@ Deliver(s, c) ==
   /\ at' = [at EXCEPT ![c] = s] /\ Enter(s, c)
   /\ UNCHANGED <<recent, counted, open, alive, taking, adopted, next, spark, still, left>>
 
-(* It was on its way when the broker gave the session up. *)
+(* It was on its way when the broker gave the session up, and another consumer may have been handed it since. *)
 DeliverLate(s, c) ==
-  /\ Up /\ taking /\ s \in open \ alive /\ s[1] = c[1] /\ at[c] \in {Ready, Ghost}
+  /\ Up /\ taking /\ s \in open \ alive /\ s[1] = c[1] /\ at[c] \in {Ready, Ghost, Away}
   /\ c \notin handles[s] \cup acks[s] \cup Odd /\ HasRoom /\ Enter(s, c)
   /\ UNCHANGED <<broker, open, alive, taking, adopted, next, spark, still, left>>
 
@@ -272,7 +272,7 @@ HoldBack(s, c) ==
    (docs/guarantees.md). The clock that waits for it, in sources/queues/redelivery.py, is that of one queue, and stands
    still with the process. *)
 BoundIsOver(i) == /\ mem[i] = "carried" => Connected(i[1])
-                  /\ \A c \in Copies : Id(c) = i => at[c] \notin {Ready, Ghost} \cup Slots
+                  /\ \A c \in Copies : Id(c) = i => at[c] \notin {Ready, Ghost, Away} \cup Slots
 Expire(i) ==
   /\ mem[i] \in {"confirmed", "carried"} /\ pc # "down"
   /\ \/ ~still /\ BoundIsOver(i)

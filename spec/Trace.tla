@@ -43,6 +43,7 @@ Unseen ==
   LET c == IF Is("deliver") THEN Event[3] ELSE Event[2]
   IN \/ (Is("deliver") \/ Is("depart")) /\ at[c] = Ghost /\ Notice(c)
      \/ (Is("deliver") \/ Is("depart")) /\ at[c] \in Slots /\ Silence(at[c])
+     \/ Is("deliver") /\ at[c] = Away /\ Event[2] \in alive /\ Silence(Event[2])
      \/ Is("sink") /\ GiveUp
 
 TraceInit == Init /\ trace \in DOMAIN Traces /\ place = 1

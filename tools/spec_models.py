@@ -22,6 +22,7 @@ QUICK = (
           {"crash": 1, "cut": 1, "silence": 1}),
     Model("given up", {**_EACH, "GivesUp": True}, {"crash": 2, "away": 1}),
     Model("released", _EACH, {"crash": 2, "away": 1, "release": 1}),
+    Model("another consumer", _EACH, {"crash": 1, "silence": 1, "away": 1}),
     Model("a broker that forgets", {**_EACH, "EpochMax": 1}, {"crash": 1, "broker": 1, "forget": 1}),
     Model("a process that stands still", _EACH, {"crash": 1, "silence": 1, "still": 1}),
     Model("delivery limit, a message that cannot be decoded", {**_TWO, "Odd": "OddFirst", "Limit": 1},
