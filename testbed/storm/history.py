@@ -142,7 +142,11 @@ def _edn_line(operation: Operation) -> bytes:
 def _edn(value: Any) -> str:
     if isinstance(value, dict):
         pairs = ((name, f":{item}" if name in _KEYWORDS else _edn(item)) for name, item in value.items())
-        return "{" + ", ".join(f":{name} {text}" for name, text in pairs) + "}"
+        # What is no keyword is a key all the same.
+        keys = (
+            (f":{name}" if name.replace("-", "_").isidentifier() else json.dumps(name), text) for name, text in pairs
+        )
+        return "{" + ", ".join(f"{key} {text}" for key, text in keys) + "}"
     if isinstance(value, list):
         return "[" + " ".join(map(_edn, value)) + "]"
     # Strings, numbers and booleans are written alike.

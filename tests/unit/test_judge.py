@@ -33,6 +33,7 @@ def good() -> Operations:
         ("info", "enqueue", [[10, 19]], {}),
         ("ok", "dequeue", [8, 5, [6, 7], 9], {"batch": 1, "since": 1, "files": 1}),
         ("info", "ack", {"run": "a", "batch": 0, "settled": 5}, {"upto": 100}),
+        ("info", "usage", {"JVM: MiB": 300, "offset: bytes": 1_460}, {}),
         ("invoke", "enqueue", [[10, 19]], {}),
         ("ok", "enqueue", [[10, 19]], {}),
         ("ok", "dequeue", [[10, 19]], {"batch": 3, "since": 2, "files": 2}),
@@ -94,7 +95,7 @@ def test_a_good_history_holds(tmp_path: Path, form: str) -> None:
     assert wrong(findings) == {}
     assert findings.holds
     counts = {name: findings.counts[name] for name in ("operations", "sent", "dequeued", "batches", "faults")}
-    assert counts == {"operations": 15, "sent": 20, "dequeued": 20, "batches": 4, "faults": 1}
+    assert counts == {"operations": 16, "sent": 20, "dequeued": 20, "batches": 4, "faults": 1}
 
 
 def lose(history: Operations) -> None:
