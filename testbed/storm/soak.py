@@ -42,6 +42,7 @@ from testbed.process import NodeError, poll
 from testbed.storm.audit import Verdict, print_rows, print_table
 from testbed.storm.faults import FAULTS, PERIODIC, RECEIVER_FAULTS, Fault, fault_of, periodic_faults, streaming_faults
 from testbed.storm.history import History
+from testbed.storm.page import keep
 from testbed.storm.periodic import PeriodicJob
 from testbed.storm.proxy import FaultProxy
 from testbed.storm.queues import ClusterBroker, PrivateBroker
@@ -153,8 +154,7 @@ def _run(run: Run, folder: Path, arguments: argparse.Namespace, console: Console
         raise SystemExit(f"the run in {folder} was ended, and its cluster with it: take another folder")
     broker = _broker(run, folder if arguments.folder else None)
     stack.enter_context(broker)
-    versions = _versions(broker)
-    history.add("info", "run", {**asdict(run), **versions}, "soak")
+    history.add("info", "run", {**asdict(run), **_versions(broker)}, "soak")
     console.print(f"{broker.title} {broker.version}, read over {broker.protocol}", highlight=False)
     if record.sent:
         console.print(f"goes on after {record.sent:,} messages and {record.fault_count} faults", highlight=False)
@@ -177,6 +177,22 @@ def _run(run: Run, folder: Path, arguments: argparse.Namespace, console: Console
         if arguments.keep and job.log.exists():
             console.print(f"log: {arguments.keep}")
             Path(arguments.keep).write_bytes(job.log.read_bytes())
+    return _tell(run, broker, kinds, history, record, job, publisher, problem, arguments, console)
+
+
+def _tell(
+    run: Run,
+    broker: PrivateBroker | ClusterBroker,
+    kinds: dict[str, int],
+    history: History,
+    record: Record,
+    job: Job,
+    publisher: RecordedPublisher,
+    problem: str,
+    arguments: argparse.Namespace,
+    console: Console,
+) -> int:
+    """The verdicts, in words and where they are kept; 0 if nothing is wrong."""
     record.look_at_leftovers()
     left = broker.left()
     history.add("ok", "left", left, "broker")
@@ -191,13 +207,15 @@ def _run(run: Run, folder: Path, arguments: argparse.Namespace, console: Console
     console.print(words, markup=False, highlight=False)
     console.print(f"SHA-256 of {history.json.name}: {history.digest()}", highlight=False)
     holds = result.holds and judged == 0 and not problem
+    told = {
+        **asdict(run), **_versions(broker), "protocol": broker.protocol, "cluster": broker.title if run.cluster else "",
+        "holds": holds, "judge": judged == 0, "problem": problem, "seconds": round(seconds),
+        "history": history.digest(), "used": used, "faults": record.faults, **rows,
+    }  # fmt: skip
     if arguments.report:
-        told = {
-            **versions, "protocol": broker.protocol, "seed": run.seed, "holds": holds, "judge": judged == 0,
-            "problem": problem, "seconds": round(seconds), "history": history.digest(), "used": used,
-            "faults": record.faults, **({"cluster": broker.title} if run.cluster else {}), **rows,
-        }  # fmt: skip
         Path(arguments.report).write_text(json.dumps(told), "utf-8")
+    if arguments.page:
+        keep(arguments.page, told)
     return 0 if holds else 1
 
 
@@ -407,6 +425,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--protocol", help="as the option of the source")
     parser.add_argument("--version", help="of the broker")
     parser.add_argument("--report", metavar="FILE", help="write the counts there as JSON")
+    parser.add_argument("--page", metavar="NAME", help="keep them in docs/storms, and write docs/audits.md")
     parser.add_argument("--quorum", action="store_true", default=None, help="a quorum queue instead of a classic one")
     parser.add_argument(
         "--cluster", action="store_true", default=None, help="read from a cluster; it does not go on with a folder"

@@ -1,0 +1,93 @@
+"""The long storms on docs/audits.md: a row of each table for each report in docs/storms."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["keep", "page"]
+
+_DOCS = Path(__file__).resolve().parents[2] / "docs"
+_PAGE = _DOCS / "audits.md"
+_REPORTS = _DOCS / "storms"
+_MARKED = re.compile(r"(<!-- written by make soak: (\w+) -->)\n.*?(<!-- end -->\n)", re.DOTALL)
+_TITLES = {"rabbitmq": "RabbitMQ", "activemq": "ActiveMQ Classic", "artemis": "Artemis"}
+_PROTOCOLS = {"amqp-0-9-1": "AMQP 0-9-1", "amqp-1.0": "AMQP 1.0", "stomp": "STOMP"}
+_COUNTED = {
+    "messages": "messages sent",
+    "faults": "faults in all",
+    "lost": "lost",
+    "left": "left in the queue",
+    "redelivered": "redelivered by the broker",
+    "dropped": "duplicates recognised and dropped",
+    "replays": "epochs replayed",
+}
+_USED = {
+    "source": ("source: MiB", "source: threads", "source: descriptors"),
+    "JVM": ("JVM: MiB", "JVM: threads", "JVM: descriptors"),
+    "IDs": ("offset: bytes", "files of IDs", "files of IDs: KiB"),
+}
+
+
+def keep(name: str, report: dict[str, Any]) -> None:
+    """Keep the report of a storm, and write the page anew.
+
+    Args:
+        name: of the storm, in place of an earlier one of the same name.
+        report: what :mod:`testbed.storm.soak` tells of it.
+    """
+    _REPORTS.mkdir(exist_ok=True)
+    (_REPORTS / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n", "utf-8")
+    reports = [json.loads(file.read_text("utf-8")) for file in sorted(_REPORTS.glob("*.json"))]
+    _PAGE.write_text(page(_PAGE.read_text("utf-8"), reports), "utf-8")
+
+
+def page(text: str, reports: Sequence[dict[str, Any]]) -> str:
+    """The page with tables of these storms in place of those it has."""
+    reports = sorted(reports, key=lambda one: (one["periodic"], one["cluster"], -one["messages sent"], _title(one)))
+    tables = {
+        "counted": [
+            ["storm", *_COUNTED, "twice", "time", "on"],
+            *([_title(one), *(f"{one[name]:,}" for name in _COUNTED.values()), *_ends(one)] for one in reports),
+        ],
+        "used": [
+            ["storm", "source: MiB, threads, descriptors", "JVM: the same", "offset in bytes; files of IDs, KiB"],
+            *([_title(one), *(_used(one, names) for names in _USED.values())] for one in reports),
+        ],
+        "runs": [
+            ["storm", "seed", "Spark, Python", "SHA-256 of `history.jsonl`"],
+            *(
+                [_title(one), str(one["seed"]), f"{one['spark']}, {one['python']}", f"`{one['history']}`"]
+                for one in reports
+            ),
+        ],
+    }
+    return _MARKED.sub(lambda found: "\n".join([found[1], *_table(tables[found[2]]), found[3]]), text)
+
+
+def _title(report: dict[str, Any]) -> str:
+    kind = ", cluster" if report["cluster"] else ", quorum" if report["quorum"] else ""
+    several = f", {report['queues']} queues" if report["queues"] > 1 else ""
+    options = "".join(f", `{option}`" for option in report["option"])
+    periodic = ", periodic jobs" if report["periodic"] else ""
+    where = f"{_TITLES[report['broker']]} {report['version']}{kind}, {_PROTOCOLS[report['protocol']]}"
+    return f"{where}{several}{periodic}{options}"
+
+
+def _ends(report: dict[str, Any]) -> list[str]:
+    twice = report["duplicated"] + report["unexpected"]
+    held = "" if report["holds"] else " **does not hold**"
+    return [f"{twice:,}{held}", f"{report['seconds']:,} s", report["date"]]
+
+
+def _used(report: dict[str, Any], names: Iterable[str]) -> str:
+    used = report["used"]
+    return "; ".join(f"{used[name][0]:,.0f} → {used[name][1]:,.0f}" for name in names if name in used) or "-"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    head, *rest = rows
+    return [f"| {' | '.join(head)} |", "|" + "---|" * len(head), *(f"| {' | '.join(row)} |" for row in rest)]
