@@ -12,9 +12,9 @@ A history is a line for each operation, of the shape that Jepsen's have, and thi
 * A `dequeue` that is `ok` is a batch of rows that readers see. What it has must have been invoked before.
 * Batches are numbered from 0 without gaps (`since` to `batch`). One that is there again has the same rows in the same order.
 * An `attempt` is a part of a batch that was written before a kill and is not seen by readers: the batch that is seen has
-  these rows in this order, one after the other. So a replay was of the same rows.
-* `left`, at the end, is how many messages the queue still has, and has to be 0. A history without it is not finished, and one
-  that is not finished does not hold.
+  these rows in this order, one after the other. So a replay was of the same rows. One that names its `batch` is all of it.
+* `left`, at the end, is how many messages the queue still has, and has to be 0. A history without it is not finished, nor is one
+  that goes on after it, nor one of a `run` of so many `messages` of which fewer were taken. What is not finished does not hold.
 
 The last line may be torn: it is then not counted, and the history is not finished. Exit code: 0 if all of it holds, else 1.
 """  # noqa: E501
@@ -172,7 +172,12 @@ def rows(values: Any) -> Iterator[int | str]:
     if not isinstance(values, list):
         raise Malformed(f"not a list: {values!r}")
     for value in values:
-        if isinstance(value, list) and len(value) == 2 and all(_is_number(end) for end in value):
+        if (
+            isinstance(value, list)
+            and len(value) == 2
+            and all(_is_number(end) for end in value)
+            and value[0] < value[1]
+        ):
             yield from range(value[0], value[1] + 1)
         elif _is_number(value) or isinstance(value, str):
             yield value
@@ -209,8 +214,9 @@ class Judge:
         self._settled: dict[str, int] = {}
         self._batches: dict[int, int] = {}
         self._next_batch = 0
-        self.attempts: list[list[int | str]] = []
+        self.attempts: list[tuple[int | None, list[int | str]]] = []
         self._left: int | None = None
+        self._wanted = 0
 
     def take(self, operation: dict[str, Any]) -> None:
         """The next operation.
@@ -222,20 +228,22 @@ class Judge:
         kind, f, value = operation.get("type"), operation.get("f"), operation.get("value")
         if kind not in {"invoke", "ok", "info", "fail"}:
             raise Malformed(f"operation {operation['index']} has the type {kind!r}")
-        if f in {"enqueue", "dequeue"}:
+        if f in {"run", "enqueue", "dequeue", "fault"}:
             self._left = None  # what was seen of the queue before is of no account
-        if f == "enqueue":
+        if f == "run" and isinstance(value, dict):
+            self._wanted = int(value.get("messages", 0))
+        elif f == "enqueue":
             self._enqueue(str(kind), value)
         elif f == "dequeue" and kind == "ok":
             self._dequeue(operation)
         elif f == "attempt":
-            self.attempts.append(list(rows(value)))
+            self.attempts.append((operation.get("batch"), list(rows(value))))
             self.counts["attempts at batches"] += 1
         elif f == "ack" and isinstance(value, dict):
             self._settled[str(value.get("run"))] = int(value.get("settled", 0))
         elif f == "fault":
             self.counts["faults"] += kind == "ok"
-        elif f == "left":
+        elif f == "left" and kind == "ok":
             self._left = int(value)  # type: ignore[arg-type]
 
     def _enqueue(self, kind: str, value: Any) -> None:
@@ -298,6 +306,8 @@ class Judge:
             self.wrong["left"].found(self._left, self._left)
         if not self.counts["sent"]:
             self.wrong["unfinished"].found("nothing was sent")
+        elif self.counts["sent"] < self._wanted:
+            self.wrong["unfinished"].found(f"{self.counts['sent']} of {self._wanted} messages were taken")
 
 
 def _hash(values: Iterable[int | str]) -> int:
@@ -324,21 +334,43 @@ def check(file: Path) -> Findings:
 def _check_attempts(file: Path, judge: Judge) -> None:
     """Look for the rows of each attempt in a batch. A second reading: they are known at the end only."""
     by_first: dict[int | str, list[list[int | str]]] = {}
-    for attempt in judge.attempts:
-        if attempt:
+    for batch, attempt in judge.attempts:
+        if batch is None and attempt:
             by_first.setdefault(attempt[0], []).append(attempt)
-    for operation in read(file) if by_first else ():
+    named = [(batch, attempt) for batch, attempt in judge.attempts if batch is not None]
+    unseen = {batch for batch, _ in named}
+    for operation in read(file) if judge.attempts else ():
         if operation is None or operation.get("f") != "dequeue" or operation.get("type") != "ok":
             continue
         values = list(rows(operation.get("value")))
+        since, until = operation.get("since", operation["batch"]), operation["batch"]
+        unseen.difference_update(range(since, until + 1))
+        wrong = [
+            (batch, each)
+            for batch, each in named
+            if since <= batch <= until and not _fits(each, values, since == until)
+        ]
+        for batch, attempt in wrong:
+            judge.wrong["replayed otherwise"].found(
+                f"batch {batch} was handed over with {len(attempt)} other rows, too"
+            )
         for at, value in enumerate(values):
             if value in by_first:
                 by_first[value] = [each for each in by_first[value] if values[at : at + len(each)] != each]
+    for batch in unseen:
+        judge.wrong["replayed otherwise"].found(f"batch {batch} was handed over and is not there")
     for attempts in by_first.values():
         for attempt in attempts:
             judge.wrong["replayed otherwise"].found(
                 f"no batch has the {len(attempt)} rows {attempt[0]} to {attempt[-1]}"
             )
+
+
+def _fits(attempt: list[int | str], batch: list[int | str], alone: bool) -> bool:
+    """Has a batch these rows; or, of several that were read as one, some of them?"""
+    if alone:
+        return attempt == batch
+    return any(batch[at : at + len(attempt)] == attempt for at in range(len(batch) - len(attempt) + 1))
 
 
 # -- telling ----------------------------------------------------------------------------------

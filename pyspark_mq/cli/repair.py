@@ -111,13 +111,14 @@ def find_damage(checkpoint: str, sink: str | None, id_log: str) -> Repair:
         epoch, noted = _epoch(checkpoint, last, id_log), log.synced()
         if noted is None:
             raise _beyond(shown, "nothing in its folder 'mq-ids' notes that it was run with 'settleAfter=synced'")
-        if log.lost_power(epoch):
+        if noted != epoch:
             before = _epoch(checkpoint, last - 1, id_log) if last else 0
             if before != noted:
                 raise _beyond(shown, f"it is noted up to epoch {noted}, and epochs {before} and {epoch} are committed")
-            why = "the machine was started anew before it was known that the sink has this batch on its disks"
-            damages += [*commits.files(last, why)]
-            last, epoch = last - 1, before
+            if log.lost_power(epoch):
+                why = "the machine was started anew before it was known that the sink has this batch on its disks"
+                damages += [*commits.files(last, why)]
+                last, epoch = last - 1, before
     for batch in range(last + 2, planned + 1):
         damages += offsets.files(batch, f"batch {last + 1} is not committed")
     if sink is not None:

@@ -158,6 +158,7 @@ def run_cuts(settle_after: str, cuts: int, seed: int, say: Callable[[str], None]
             removed += _repair(job) if settle_after == "synced" else []
             say(f"{settle_after}: {number} of {cuts} cuts, {len(removed)} files removed")
         publisher.stop()
+        publisher.check()
         _drain(job, broker)
         rows, unreadable = _join((rows, unreadable), _rows(job))
         told = verdict(publisher.sent, rows, broker.left())

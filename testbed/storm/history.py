@@ -9,7 +9,7 @@ a `kill -9` loses nothing that was said. It is also the journal a run is resumed
 | `run` | info | what runs: seed, broker, versions; at each start and resumption |
 | `enqueue` | invoke, ok, info | numbers of the messages; written before they are sent, ok when the broker has confirmed them all, info when nobody knows |
 | `dequeue` | ok | the rows of a committed batch of the sink, in their order; `batch` is its number, `since` the first of several read as one |
-| `attempt` | info | the rows of a file that a killed task left behind and no batch names |
+| `attempt` | info | the rows of a file that a killed task left behind and no batch names; with `batch`, all that a sink was handed as that |
 | `ack` | info | what the source says it has `settled` so far in its process `run`, as its report tells after a batch |
 | `usage` | info | what the job uses at this moment: memory, threads, descriptors, the size of its newest offset |
 | `fault` | invoke, ok, fail | its name; begin and end, fail if there was nothing to do it to |

@@ -20,6 +20,7 @@ _COUNTED = {
     "messages": "messages sent",
     "faults": "faults in all",
     "lost": "lost",
+    "twice": "twice",
     "left": "left in the queue",
     "redelivered": "redelivered by the broker",
     "dropped": "duplicates recognised and dropped",
@@ -50,8 +51,8 @@ def page(text: str, reports: Sequence[dict[str, Any]]) -> str:
     reports = sorted(reports, key=lambda one: (one["periodic"], one["cluster"], -one["messages sent"], _title(one)))
     tables = {
         "counted": [
-            ["storm", *_COUNTED, "twice", "time", "on"],
-            *([_title(one), *(f"{one[name]:,}" for name in _COUNTED.values()), *_ends(one)] for one in reports),
+            ["storm", *_COUNTED, "time", "on"],
+            *(_counted(one) for one in reports),
         ],
         "used": [
             ["storm", "source: MiB, threads, descriptors", "JVM: the same", "offset in bytes; files of IDs, KiB"],
@@ -77,15 +78,16 @@ def _title(report: dict[str, Any]) -> str:
     return f"{where}{several}{periodic}{options}"
 
 
-def _ends(report: dict[str, Any]) -> list[str]:
-    twice = report["duplicated"] + report["unexpected"]
-    held = "" if report["holds"] else " **does not hold**"
-    return [f"{twice:,}{held}", f"{report['seconds']:,} s", report["date"]]
+def _counted(report: dict[str, Any]) -> list[str]:
+    counts = {**report, "twice": report["duplicated"] + report["unexpected"]}
+    ended = f"{report['seconds']:,} s" if report["holds"] else "**does not hold**"
+    return [_title(report), *(f"{counts[name]:,}" for name in _COUNTED.values()), ended, report["date"]]
 
 
 def _used(report: dict[str, Any], names: Iterable[str]) -> str:
     used = report["used"]
-    return "; ".join(f"{used[name][0]:,.0f} → {used[name][1]:,.0f}" for name in names if name in used) or "-"
+    told = (" → ".join(f"{value:,.0f}" for value in used[name]) for name in names if name in used)
+    return "; ".join(told) or "-"
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import ClassVar
 
-from testbed.process import poll
+from testbed.process import NodeError, poll
 from testbed.storm.storm import Job
 
 __all__ = ["Failure", "PeriodicJob"]
@@ -53,6 +52,7 @@ class PeriodicJob(Job):
 
         Raises:
             TimeoutError: it does not end.
+            NodeError: it failed of itself.
         """
         self.keep_alive()
         assert self._process is not None
@@ -64,11 +64,11 @@ class PeriodicJob(Job):
         if not poll(lambda: self._ended() > before or not self.running, _RUN_TIMEOUT_S, interval_s=0.05):
             raise TimeoutError(f"a run does not end; see {self.log}")
         if self._ended() == before:
-            return False  # the driver has ended instead
+            raise NodeError(f"the driver of a run has ended; see {self.log}")
         ended = json.loads(self.runs.read_bytes().splitlines()[-1])
         if ended["unexpected"]:
-            print(f"a run failed: {ended['unexpected']}", file=sys.stderr, flush=True)
-        return bool(ended["failed"] == wanted["fails"] and not ended["unexpected"])
+            raise NodeError(f"a run failed: {ended['unexpected']}")
+        return bool(ended["failed"] == wanted["fails"])
 
     def _ended(self) -> int:
         return self.runs.read_bytes().count(b"\n") if self.runs.exists() else 0

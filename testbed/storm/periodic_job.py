@@ -19,8 +19,10 @@ os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 import pyarrow as pa
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from examples.job import report_epoch, source_of, summary
+from testbed.storm.audit import MARK_CHARS
 from testbed.storm.periodic import Failure
 
 _SAID = "the sink was told to fail"
@@ -77,25 +79,28 @@ class Sink:
         self._left = batch
 
     def write(self, rows: DataFrame, number: int) -> None:
-        """A batch. One that is there counts no second time; its files stay for the judge, who compares them.
+        """A batch. One that is there counts no second time; but what it was handed is written down for the judge.
 
         Raises:
             RuntimeError: it was told to fail.
         """
         failure = self._failure if self._left == 0 else None
         self._left -= 1
+        heads = rows.select(F.substring("body", 1, MARK_CHARS).cast("string")).collect()
+        with (self._folder.parent / "calls.jsonl").open("a", encoding="utf-8") as calls:
+            calls.write(json.dumps({"batch": number, "marks": [head[0] for head in heads]}) + "\n")
         if failure is Failure.BEFORE:
             raise RuntimeError(_SAID)
         entry, before = self._log / str(number), self._files()
-        written = rows.mapInArrow(_half, rows.schema) if failure is Failure.HALFWAY else rows
-        written.write.mode("append").parquet(str(self._folder))
         if not entry.exists():
+            written = rows.mapInArrow(_half, rows.schema) if failure is Failure.HALFWAY else rows
+            written.write.mode("append").parquet(str(self._folder))
             lines = ["v1", *(json.dumps({"path": path.as_uri()}) for path in sorted(self._files() - before))]
             self._log.mkdir(exist_ok=True)
             draft = self._log / f".{number}"
             draft.write_text("\n".join(lines), "utf-8")
             draft.replace(entry)
-        if failure is Failure.BEHIND:
+        if failure is not None:
             raise RuntimeError(_SAID)
 
     def _files(self) -> set[Path]:

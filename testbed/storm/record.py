@@ -71,7 +71,7 @@ class Record:
     Attributes:
         sent: messages confirmed, which are those with a number below.
         turns: faults tried. `faults`: how many of each were done.
-        attempts: files that killed tasks left.
+        attempts: files that killed tasks left, and calls of a sink.
     """
 
     def __init__(self, history: History, numbering: Numbering, folder: Path) -> None:
@@ -79,6 +79,7 @@ class Record:
         self._history = history
         self._folder = folder / "output"
         self._report = folder / "counters.jsonl"
+        self._calls = folder / "calls.jsonl"
         self.sent = 0
         self.turns = 0
         self.faults: dict[str, int] = {}
@@ -170,7 +171,12 @@ class Record:
         return len(self._read) >= sent and self._read.find(0, 0, sent) < 0
 
     def look_at_leftovers(self) -> None:
-        """Write down what killed tasks left: the rows of a batch that Spark has run again since."""
+        """Write down what was tried: rows that killed tasks left, and all that a sink of periodic jobs was handed."""
+        lines = self._calls.read_bytes().splitlines() if self._calls.exists() else []
+        for number, line in enumerate(lines):
+            if (name := f"call {number}") not in self._attempted:
+                call = json.loads(line)
+                self._attempt(name, [self.numbering.number(mark) for mark in call["marks"]], batch=call["batch"])
         committed = {file.name for file in committed_files(self._folder)}
         for file in sorted(self._folder.glob("part-*.parquet")):
             if file.name in committed or file.name in self._attempted:
@@ -179,9 +185,12 @@ class Record:
                 rows = self.numbering.numbers(file)
             except (pa.ArrowInvalid, OSError):
                 continue  # killed before it was whole
-            self._attempted.add(file.name)
-            self.attempts += 1
-            self._history.add("info", "attempt", packed(rows), "sink", file=file.name)
+            self._attempt(file.name, rows)
+
+    def _attempt(self, name: str, rows: Sequence[int | str], **more: int) -> None:
+        self._attempted.add(name)
+        self.attempts += 1
+        self._history.add("info", "attempt", packed(rows), "sink", file=name, **more)
 
     # -- the verdict
 

@@ -202,7 +202,7 @@ def _tell(
     print_rows(console, "Soak", rows, seconds)
     if not result.holds:
         console.print(result.examples)
-    print_table(console, "Used, at the beginning and at the end", used)
+    print_table(console, "Used, at the beginning, in the middle and at the end", used)
     console.print("The judge, over the history:")
     console.print(words, markup=False, highlight=False)
     console.print(f"SHA-256 of {history.json.name}: {history.digest()}", highlight=False)
@@ -250,6 +250,8 @@ def _settle(job: Job, broker: PrivateBroker | ClusterBroker) -> None:
     """
 
     def settled() -> bool:
+        if isinstance(job, PeriodicJob):
+            job.run(None)
         job.keep_alive()
         return broker.left() == 0
 
@@ -364,6 +366,7 @@ def _run_of(folder: Path, arguments: argparse.Namespace) -> Run:
     given = {field.name: getattr(arguments, field.name, None) for field in fields(Run)}
     given = {name: value for name, value in given.items() if value is not None}
     kept = json.loads(file.read_text("utf-8")) if file.exists() else {}
+    kept = {**_DEFAULTS, **kept} if kept else {}
     for name in set(given) & set(kept) - _CHANGEABLE:
         if given[name] != kept[name]:
             raise SystemExit(f"--{name} {given[name]}: the run in {folder} has {kept[name]}")
@@ -417,7 +420,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--queues",
         type=int,
-        choices=range(1, 17),
+        choices=range(1, 6),
         metavar="N",
         help="read by one query, each message in one of them; by default 1",
     )
@@ -441,7 +444,12 @@ def _arguments() -> argparse.Namespace:
         help="of the source; with receivers=N its processes are killed as well",
     )
     parser.add_argument("--keep", metavar="FILE", help="keep the job's log there")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.cluster and (arguments.periodic or arguments.quorum or (arguments.queues or 1) > 1):
+        parser.error(
+            "--cluster reads one queue of its own by a job that runs on: not with --periodic, --quorum, --queues"
+        )
+    return arguments
 
 
 if __name__ == "__main__":

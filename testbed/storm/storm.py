@@ -21,7 +21,7 @@ from typing import ClassVar, TypeAlias
 
 import psutil
 
-from testbed.process import PublishError
+from testbed.process import NodeError, PublishError
 from testbed.storm.audit import MARK_CHARS, Output, Verdict, marks, output_marks, verdict
 
 __all__ = ["Job", "Publisher", "Send", "Storm", "came_again"]
@@ -86,9 +86,27 @@ class Publisher(threading.Thread):
         #: Their marks, for those who can hold them all.
         self.sent: list[str] = []
         self.sent_again = 0
+        self._failed: Exception | None = None
 
     def run(self) -> None:
         """Send chunk after chunk."""
+        try:
+            self._run()
+        except Exception as failed:  # noqa: BLE001 - whoever waits for it is told
+            self._failed = failed
+
+    def check(self) -> None:
+        """Has it ended of itself before all was sent?
+
+        Raises:
+            NodeError: it has.
+        """
+        if self._failed is not None:
+            raise NodeError(
+                f"the publisher ended after {self.count:,} of {self._messages:,} messages: {self._failed!r}"
+            ) from self._failed
+
+    def _run(self) -> None:
         began = time.monotonic()
         while self.count < self._messages and not self._stopping.is_set():
             count = min(self._chunk, self._messages - self.count)
@@ -444,6 +462,7 @@ class Storm:
 
         Raises:
             TimeoutError: the job read nothing of what is left for `drain_timeout_s` after the last fault.
+            NodeError: the publisher ended before all was sent.
         """
         self._job.keep_alive()
         self._publisher.start()
@@ -461,6 +480,7 @@ class Storm:
             self._job.keep_alive()
             self._watch()
             self._publisher.join(_DRAIN_POLL_S)
+        self._publisher.check()
         self._drain(drain_timeout_s)
         self._job.stop()
 

@@ -1,7 +1,8 @@
 """What a job uses while a storm goes on: memory, threads, descriptors, offsets. It has to be at the end as at the beginning.
 
-A process that was killed a moment ago uses less than one that has run for minutes. So what is compared is not two
-moments but two parts of a run: the median of the first tenth of all looks, and of the last.
+A process that was killed a moment ago uses less than one that has run for minutes. So what is compared is not moments
+but parts of a run: the medians of the first tenth of all looks, of that in the middle, and of the last. What grows until
+as much is forgotten as comes, as message IDs do, grows before the middle and not after it.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from testbed.storm.storm import Job
 __all__ = ["UsageWatch", "growth"]
 
 _LOOK_S = 5.0
-#: Looks at each end of a run that are compared: a part of all of them, and at least so many.
+#: Looks that are compared: a part of all of them, and at least so many.
 _PART, _LOOKS_MIN = 10, 5
 _MIB = 1 << 20
 #: What a process is that has just begun says nothing of what a run costs.
@@ -76,19 +77,24 @@ class UsageWatch:
         }
 
 
-def growth(history: History) -> dict[str, tuple[float, float]]:
-    """What is used -> its median at the beginning of a run, and at the end; without what was seen too rarely."""
+def growth(history: History) -> dict[str, tuple[float, float, float]]:
+    """What is used -> its median at the beginning of a run, in its middle and at its end.
+
+    Without what was seen too rarely.
+    """
     looks: dict[str, list[int]] = {}
     for operation in history.read():
         if operation["f"] == "usage":
             for name, value in operation["value"].items():
                 looks.setdefault(name, []).append(value)
-    parts = {name: max(len(values) // _PART, _LOOKS_MIN) for name, values in looks.items()}
-    return {
-        name: (statistics.median(values[: parts[name]]), statistics.median(values[-parts[name] :]))
-        for name, values in looks.items()
-        if len(values) >= 2 * parts[name]
-    }
+    found = {}
+    for name, values in looks.items():
+        size = max(len(values) // _PART, _LOOKS_MIN)
+        middle = (len(values) - size) // 2
+        if len(values) >= 2 * size:
+            parts = (values[:size], values[middle : middle + size], values[-size:])
+            found[name] = (statistics.median(parts[0]), statistics.median(parts[1]), statistics.median(parts[2]))
+    return found
 
 
 def _sizes(folder: Path) -> dict[str, int]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.traces import Event, Kind, Trace, kinds, record, refused
+from tests.support.traces import Event, Kind, Trace, kinds, record, refused, unexcused
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(600), pytest.mark.usefixtures("checker")]
 
@@ -22,8 +22,19 @@ _SEEDS = range(200)
 
 def test_what_the_source_does_is_allowed() -> None:
     every = kinds()
-    left = refused([record(every[seed % len(every)], seed) for seed in range(COUNT)])
-    assert [(trace.kind, trace.seed) for trace in left if not trace.known] == []
+    left = unexcused(refused([record(every[seed % len(every)], seed) for seed in range(COUNT)]))
+    assert [(trace.kind, trace.seed) for trace in left] == []
+
+
+def test_what_is_known_excuses_nothing_before_it() -> None:
+    every = kinds()
+    runs = (record(every[seed % len(every)], seed) for seed in range(COUNT))
+    wrong = next(
+        replace(trace, events=events)
+        for trace in runs
+        if trace.known is not None and (events := acknowledged_before_its_commit(trace.events[: trace.known]))
+    )
+    assert unexcused(refused([wrong])) != []
 
 
 # -- corruptions: each gives the events back changed, or None if they have no place for it --------------------------
@@ -205,7 +216,7 @@ CORRUPTIONS: list[Callable[[Events], Events | None]] = [
 
 def test_what_was_corrupted_is_refused() -> None:
     kind = Kind(shows_start=True, gives_up=False, consumers=1)
-    runs = [trace for seed in _SEEDS if not (trace := record(kind, seed)).known]
+    runs = [trace for seed in _SEEDS if (trace := record(kind, seed)).known is None]
     corrupted: dict[str, Trace] = {}
     for corrupt in CORRUPTIONS:
         for trace in runs:

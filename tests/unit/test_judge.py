@@ -144,6 +144,23 @@ def attempt_across_batches(history: Operations) -> None:
     at(history, "attempt")["value"] = [[3, 5]]
 
 
+def hand_over_less(history: Operations) -> None:
+    at(history, "attempt")["value"] = [5, 6]
+    at(history, "attempt")["batch"] = 1
+
+
+def hand_over_nothing(history: Operations) -> None:
+    at(history, "attempt").update(value=[], batch=1)
+
+
+def hand_over_another_batch(history: Operations) -> None:
+    at(history, "attempt").update(value=[[0, 4]], batch=1)
+
+
+def hand_over_a_batch_that_does_not_come(history: Operations) -> None:
+    at(history, "attempt")["batch"] = 4
+
+
 def skip_a_batch(history: Operations) -> None:
     at(history, "dequeue", 2)["since"] = 3
 
@@ -162,6 +179,18 @@ def go_on_after_the_end(history: Operations) -> None:
     history += [{**at(history, "enqueue"), "value": [[20, 29]]}]
 
 
+def kill_after_the_end(history: Operations) -> None:
+    history += [{**at(history, "fault"), "value": "kill"}]
+
+
+def send_less_than_was_to_be_sent(history: Operations) -> None:
+    at(history, "run")["value"] = {"messages": 21}
+
+
+def look_in_vain(history: Operations) -> None:
+    at(history, "left")["type"] = "fail"
+
+
 def take_what_was_never_sent(history: Operations) -> None:
     at(history, "enqueue", 1)["value"] = [[0, 30]]
 
@@ -178,10 +207,17 @@ FAULTS: list[tuple[Callable[[Operations], None], dict[str, int]]] = [
     (replay_in_another_order, {"replayed otherwise": 1}),
     (attempt_at_other_rows, {"replayed otherwise": 1}),
     (attempt_across_batches, {"replayed otherwise": 1}),
+    (hand_over_less, {"replayed otherwise": 1}),
+    (hand_over_nothing, {"replayed otherwise": 1}),
+    (hand_over_another_batch, {"replayed otherwise": 1}),
+    (hand_over_a_batch_that_does_not_come, {"replayed otherwise": 1}),
     (skip_a_batch, {"batches missing": 1}),
     (swap_batches, {"batches missing": 3}),
     (stop_before_the_end, {"unfinished": 1}),
     (go_on_after_the_end, {"unfinished": 1}),
+    (kill_after_the_end, {"unfinished": 1}),
+    (look_in_vain, {"unfinished": 1}),
+    (send_less_than_was_to_be_sent, {"unfinished": 1}),
 ]
 
 

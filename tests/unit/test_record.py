@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from testbed.process import NodeError
 from testbed.storm.audit import Output, output_marks
 from testbed.storm.faults import FAULTS, PERIODIC, RECEIVER_FAULTS, fault_of
 from testbed.storm.history import History
@@ -200,6 +201,30 @@ def test_a_publisher_goes_on_after_what_was_confirmed_and_sends_the_rest_again_a
     sent.clear()
     run()
     assert sent == []
+
+
+def test_a_publisher_that_ends_of_itself_is_no_publisher_that_has_sent_all(tmp_path: Path) -> None:
+    def send(_: Sequence[bytes], ids: Sequence[str]) -> None:
+        if Numbering(RUN).ids(marks(300, 1))[0] in ids:
+            raise RuntimeError("struct.error")
+
+    _, record = record_in(tmp_path)
+    publisher = RecordedPublisher(record, send, 450, 0, 9)
+    publisher.start()
+    publisher.join(30)
+    assert record.sent == 300
+    with pytest.raises(NodeError, match=r"ended after 300 of 450 messages.*struct\.error"):
+        publisher.check()
+
+
+def test_what_a_sink_was_handed_is_written_down_with_its_batch_once(tmp_path: Path) -> None:
+    history, record = record_in(tmp_path)
+    calls = [json.dumps({"batch": number, "marks": marks(number * 5, 5)}) + "\n" for number in (0, 1, 1)]
+    (tmp_path / "calls.jsonl").write_text("".join(calls), "utf-8")
+    record.look_at_leftovers()
+    record_in(tmp_path)[1].look_at_leftovers()
+    attempts = [(each["batch"], each["value"]) for each in history.read() if each["f"] == "attempt"]
+    assert attempts == [(0, [[0, 4]]), (1, [[5, 9]]), (1, [[5, 9]])]
 
 
 # -- the faults -------------------------------------------------------------------------------

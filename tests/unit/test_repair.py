@@ -221,8 +221,20 @@ def test_what_is_beyond_repair_stays_as_it_is(
     assert place.logs() == before
 
 
+def test_a_batch_that_is_noted_is_not_taken_back_on_the_same_machine_either(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = Place(tmp_path, 3)
+    place.write(place.checkpoint, "commits", 2, "")
+    before = place.logs()
+    assert place.repair("--yes") == 1
+    assert "it is noted up to epoch 3, and epochs 1 and 2 are committed" in capsys.readouterr().err
+    assert place.logs() == before
+
+
 def test_nothing_goes_without_leave(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = Place(tmp_path, 2)
+    place.noted(1)
     place.write(place.checkpoint, "commits", 1, "")
     before = place.logs()
     assert place.repair() == 2

@@ -14,27 +14,27 @@ from testbed.storm.history import History
 from testbed.storm.usage import UsageWatch, growth
 
 
-def told(folder: Path, *looks: dict[str, int]) -> dict[str, tuple[float, float]]:
+def told(folder: Path, *looks: dict[str, int]) -> dict[str, tuple[float, float, float]]:
     with History(folder) as history:
         for look in looks:
             history.add("info", "usage", look, "watch")
         return growth(history)
 
 
-def test_the_first_tenth_is_compared_with_the_last(tmp_path: Path) -> None:
+def test_the_first_tenth_is_compared_with_that_in_the_middle_and_the_last(tmp_path: Path) -> None:
     looks = [{"source: MiB": 100 if number < 10 else 300 if number >= 90 else 1_000} for number in range(100)]
-    assert told(tmp_path, *looks) == {"source: MiB": (100, 300)}
+    assert told(tmp_path, *looks) == {"source: MiB": (100, 1_000, 300)}
 
 
 def test_one_look_that_is_high_says_nothing(tmp_path: Path) -> None:
     looks = [{"JVM: threads": 50} for _ in range(40)]
     looks[0], looks[-1] = {"JVM: threads": 900}, {"JVM: threads": 900}
-    assert told(tmp_path, *looks) == {"JVM: threads": (50, 50)}
+    assert told(tmp_path, *looks) == {"JVM: threads": (50, 50, 50)}
 
 
 def test_what_was_seen_too_rarely_is_left_out(tmp_path: Path) -> None:
     looks = [{"JVM: MiB": number} | ({"source: MiB": 1} if number == 3 else {}) for number in range(12)]
-    assert told(tmp_path, *looks) == {"JVM: MiB": (2, 9)}
+    assert told(tmp_path, *looks) == {"JVM: MiB": (2, 5, 9)}
     (tmp_path / "few").mkdir()
     assert told(tmp_path / "few", *looks[:3]) == {}
 
