@@ -42,6 +42,7 @@ NothingCounted ==
 (* What is dropped, bound or given up is counted in the same step (rule 8). *)
 Silently ==
   \/ \E c \in Copies \ Odd : at[c] = Ready /\ at'[c] \in Slots /\ \A q \in Queues : Len(buffer'[q]) <= Len(buffer[q])
+  \/ \E s \in Slots, c \in Copies : DeliverLate(s, c) /\ \A q \in Queues : Len(buffer'[q]) <= Len(buffer[q])
   \/ mem # mem' /\ \E i \in Ids : mem[i] = "awaited" /\ mem'[i] = "unseen" /\ pc' # "down"
 Counted == [][Silently => note' # ""]_vars
 
