@@ -334,30 +334,21 @@ def check(file: Path) -> Findings:
 def _check_attempts(file: Path, judge: Judge) -> None:
     """Look for the rows of each attempt in a batch. A second reading: they are known at the end only."""
     by_first: dict[int | str, list[list[int | str]]] = {}
-    for batch, attempt in judge.attempts:
-        if batch is None and attempt:
+    by_batch: dict[int, list[list[int | str]]] = {}
+    for named, attempt in judge.attempts:
+        if named is not None:
+            by_batch.setdefault(named, []).append(attempt)
+        elif attempt:
             by_first.setdefault(attempt[0], []).append(attempt)
-    named = [(batch, attempt) for batch, attempt in judge.attempts if batch is not None]
-    unseen = {batch for batch, _ in named}
     for operation in read(file) if judge.attempts else ():
         if operation is None or operation.get("f") != "dequeue" or operation.get("type") != "ok":
             continue
         values = list(rows(operation.get("value")))
-        since, until = operation.get("since", operation["batch"]), operation["batch"]
-        unseen.difference_update(range(since, until + 1))
-        wrong = [
-            (batch, each)
-            for batch, each in named
-            if since <= batch <= until and not _fits(each, values, since == until)
-        ]
-        for batch, attempt in wrong:
-            judge.wrong["replayed otherwise"].found(
-                f"batch {batch} was handed over with {len(attempt)} other rows, too"
-            )
+        _check_named(operation, values, by_batch, judge.wrong["replayed otherwise"])
         for at, value in enumerate(values):
             if value in by_first:
                 by_first[value] = [each for each in by_first[value] if values[at : at + len(each)] != each]
-    for batch in unseen:
+    for batch in by_batch:
         judge.wrong["replayed otherwise"].found(f"batch {batch} was handed over and is not there")
     for attempts in by_first.values():
         for attempt in attempts:
@@ -366,11 +357,17 @@ def _check_attempts(file: Path, judge: Judge) -> None:
             )
 
 
-def _fits(attempt: list[int | str], batch: list[int | str], alone: bool) -> bool:
-    """Has a batch these rows; or, of several that were read as one, some of them?"""
-    if alone:
-        return attempt == batch
-    return any(batch[at : at + len(attempt)] == attempt for at in range(len(batch) - len(attempt) + 1))
+def _check_named(
+    operation: dict[str, Any], values: list[int | str], by_batch: dict[int, list[list[int | str]]], wrong: Kind
+) -> None:
+    """Compare a batch with the attempts that name it; with a part of it, where several were read as one."""
+    since, until = operation.get("since", operation["batch"]), operation["batch"]
+    for batch in range(since, until + 1):
+        for attempt in by_batch.pop(batch, ()):
+            starts = [0] if since == until else range(len(values) - len(attempt) + 1)
+            end = len(values) if since == until else len(attempt)
+            if not any(values[at : at + end] == attempt for at in starts):
+                wrong.found(f"batch {batch} was handed over with {len(attempt)} other rows, too")
 
 
 # -- telling ----------------------------------------------------------------------------------

@@ -21,14 +21,13 @@ from typing import Any
 from testbed.clusters.factory import CLUSTERS
 from testbed.process import NodeError
 from testbed.storm.faults import FAULTS
+from testbed.storm.page import PROTOCOLS, TITLES
 from tests.support.cells import ALL_CELLS, STORM_CELLS, Cell, cell_node
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PAGE = _ROOT / "docs" / "compatibility.md"
 _KEPT = _ROOT / "docs" / "matrix"
 _WORK = _ROOT / "build" / "matrix"
-_TITLES = {"rabbitmq": "RabbitMQ", "activemq": "ActiveMQ Classic", "artemis": "ActiveMQ Artemis"}
-_PROTOCOLS = {"amqp-0-9-1": "AMQP 0-9-1", "amqp-1.0": "AMQP 1.0", "stomp": "STOMP"}
 
 
 @dataclass
@@ -199,7 +198,7 @@ def _result(cell: Cell) -> Result:
 def _clusters() -> list[dict[str, Any]]:
     """What the storms of clusters counted, in the order of brokers and protocols."""
     names = [name for cluster in CLUSTERS for name in (cluster, *sorted(_versions(cluster)))]
-    files = [_KEPT / f"{name}-{protocol}.cluster.json" for name in names for protocol in _PROTOCOLS]
+    files = [_KEPT / f"{name}-{protocol}.cluster.json" for name in names for protocol in PROTOCOLS]
     return [json.loads(file.read_text("utf-8")) for file in files if file.exists()]
 
 
@@ -281,7 +280,7 @@ def _cluster_row(storm: dict[str, Any]) -> list[str]:
     dropped = storm["duplicates recognised and dropped"]
     numbers = [sent, lost, twice + storm["unexpected"], left, storm["faults in all"], storm["reconnects"], dropped]
     name, _, kind = storm["cluster"].partition(", ")
-    place = [f"{name} {storm['version']}, {kind}", _PROTOCOLS[storm["protocol"]]]
+    place = [f"{name} {storm['version']}, {kind}", PROTOCOLS[storm["protocol"]]]
     problem = f"**{storm['problem']}**" if storm["problem"] else f"{storm['seconds']} s"
     return [*place, *(f"{number:,}" for number in numbers), problem, storm["date"]]
 
@@ -297,8 +296,8 @@ def _short(cell: Cell) -> str:
 
 def _cell_row(result: Result) -> list[str]:
     cell = result.cell
-    broker = f"{_TITLES[cell.broker]} {result.version or cell.version}".strip()
-    row = [_short(cell), broker, _PROTOCOLS[cell.protocol], cell.kind or "default"]
+    broker = f"{TITLES[cell.broker]} {result.version or cell.version}".strip()
+    row = [_short(cell), broker, PROTOCOLS[cell.protocol], cell.kind or "default"]
     if result.obstacle:
         return [*row, result.obstacle if result.obstacle == "not run" else f"cannot run: {result.obstacle}", "", ""]
     passed, failed = (

@@ -8,14 +8,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["keep", "page"]
+__all__ = ["PROTOCOLS", "TITLES", "keep", "page"]
 
 _DOCS = Path(__file__).resolve().parents[2] / "docs"
 _PAGE = _DOCS / "audits.md"
 _REPORTS = _DOCS / "storms"
 _MARKED = re.compile(r"(<!-- written by make soak: (\w+) -->)\n.*?(<!-- end -->\n)", re.DOTALL)
-_TITLES = {"rabbitmq": "RabbitMQ", "activemq": "ActiveMQ Classic", "artemis": "Artemis"}
-_PROTOCOLS = {"amqp-0-9-1": "AMQP 0-9-1", "amqp-1.0": "AMQP 1.0", "stomp": "STOMP"}
+TITLES = {"rabbitmq": "RabbitMQ", "activemq": "ActiveMQ Classic", "artemis": "ActiveMQ Artemis"}
+PROTOCOLS = {"amqp-0-9-1": "AMQP 0-9-1", "amqp-1.0": "AMQP 1.0", "stomp": "STOMP"}
 _COUNTED = {
     "messages": "messages sent",
     "faults": "faults in all",
@@ -74,7 +74,7 @@ def _title(report: dict[str, Any]) -> str:
     several = f", {report['queues']} queues" if report["queues"] > 1 else ""
     options = "".join(f", `{option}`" for option in report["option"])
     periodic = ", periodic jobs" if report["periodic"] else ""
-    where = f"{_TITLES[report['broker']]} {report['version']}{kind}, {_PROTOCOLS[report['protocol']]}"
+    where = f"{TITLES[report['broker']]} {report['version']}{kind}, {PROTOCOLS[report['protocol']]}"
     return f"{where}{several}{periodic}{options}"
 
 

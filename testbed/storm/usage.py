@@ -1,9 +1,9 @@
-"""What a job uses while a storm goes on: memory, threads, descriptors, offsets. It has to be at the end as at the beginning.
+"""What a job uses while a storm goes on: memory, threads, descriptors, offsets. It is told, and nothing judges it.
 
 A process that was killed a moment ago uses less than one that has run for minutes. So what is compared is not moments
-but parts of a run: the medians of the first tenth of all looks, of that in the middle, and of the last. What grows until
-as much is forgotten as comes, as message IDs do, grows before the middle and not after it.
-"""  # noqa: E501
+but parts of a run: the medians of the first tenth of all looks, of that in the middle, and of the last. What grows
+until as much is forgotten as comes, as message IDs do, grows before the middle and not after it.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from pyspark_mq.spark_source.folders import ID_FOLDER
 from testbed.storm.history import History
 from testbed.storm.storm import Job
 
@@ -69,7 +70,7 @@ class UsageWatch:
         checkpoint = self._job.checkpoint
         offsets = _sizes(checkpoint / "offsets")
         newest = max((name for name in offsets if name.isdigit()), key=int, default="")
-        ids = _sizes(checkpoint / "mq-ids")
+        ids = _sizes(checkpoint / ID_FOLDER)
         return {
             "offset: bytes": offsets.get(newest, 0),
             "files of IDs": len(ids),

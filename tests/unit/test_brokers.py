@@ -45,8 +45,8 @@ def test_every_protocol_is_spoken_by_a_broker() -> None:
 
 
 def test_the_compatibility_page_and_the_soak_know_every_broker_and_protocol() -> None:
-    assert set(matrix._TITLES) == set(soak._SETTINGS) == set(BROKERS)
-    assert set(matrix._PROTOCOLS) == set(CONSUMERS)
+    assert set(matrix.TITLES) == set(soak._SETTINGS) == set(BROKERS)
+    assert set(matrix.PROTOCOLS) == set(CONSUMERS)
     assert set(CLUSTERS) == set(BROKERS)
 
 
