@@ -18,7 +18,7 @@ from pyspark_mq.brokers.base import AMQP_1_0, STOMP
 from testbed.brokers.activemq import ActiveMqNode
 from testbed.brokers.java import logs_in
 from testbed.brokers.node import FROZEN_S
-from testbed.clusters.cluster import Cluster, Fault
+from testbed.clusters.cluster import Cluster, Fault, stop_in_order
 from testbed.ports import listens
 
 __all__ = ["ActiveMqPair"]
@@ -138,7 +138,7 @@ class ActiveMqPair(Cluster):
             return True
 
         def stopped() -> bool:
-            self.fail_over(_Half.stop)
+            self.fail_over(stop_in_order)
             return True
 
         def frozen() -> bool:

@@ -20,7 +20,7 @@ from testbed.brokers.artemis import ArtemisNode
 from testbed.brokers.java import PASSWORD, USER, logs_in
 from testbed.brokers.jmx import JolokiaError
 from testbed.brokers.node import FROZEN_S
-from testbed.clusters.cluster import Cluster, Fault
+from testbed.clusters.cluster import Cluster, Fault, stop_in_order
 from testbed.ports import LOOPBACK, listens
 from testbed.process import NodeError
 
@@ -213,7 +213,7 @@ class ArtemisPair(Cluster):
             return True
 
         def stopped() -> bool:
-            self.primary.stop()
+            stop_in_order(self.primary)
             self._wait(lambda: self.backup.active, "the backup does not take over")
             self.fail_back()
             return True

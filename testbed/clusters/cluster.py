@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from testbed.brokers.node import Node, QueueCounts
 from testbed.process import NodeError, PublishError, poll
 from testbed.server import Started
 
-__all__ = ["Cluster", "Fault"]
+__all__ = ["Cluster", "Fault", "stop_in_order"]
 
 #: Does something to a cluster, and leaves it whole; returns whether it could be done.
 Fault = Callable[[], bool]
@@ -19,6 +19,12 @@ Fault = Callable[[], bool]
 _PUBLISH_TIMEOUT_S = 10.0
 _POLL_S = 0.1
 _TAIL_LINES = 30
+
+
+def stop_in_order(node: Node) -> None:
+    """Stop a node; one that hangs in that is killed after a while, as whoever operates it would."""
+    with suppress(NodeError):
+        node.stop()
 
 
 class Cluster(Started):

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from tests.support.reader_template import ForkedReader, fork_reader
+from tests.support.watching import writer
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -83,6 +84,8 @@ class ReaderProcess:
             )
         else:
             self._process = fork_reader()
+        self._tell = writer() or (lambda *_: None)
+        self._tell("start", options.get("failOnDataLoss") == "false")
         self._send(options)
 
     def call(self, name: str, *arguments: Any, timeout_s: float = _ANSWER_TIMEOUT_S) -> Any:
@@ -92,6 +95,8 @@ class ReaderProcess:
 
     def begin(self, name: str, *arguments: Any) -> None:
         """Call a method and do not wait."""
+        if name != "rows" or arguments[0] != arguments[1]:
+            self._tell("call", name)
         self._send((name, list(arguments)))
 
     def answer(self, timeout_s: float = _ANSWER_TIMEOUT_S) -> Any:
@@ -133,6 +138,7 @@ class ReaderProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        self._tell("crash")
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with contextlib.suppress(OSError):
@@ -161,6 +167,8 @@ class Engine:
         self.make_reader: Callable[[dict[str, str]], ReaderProcess | Any] = ReaderProcess
         #: Called after the offset log was written and before the batch runs.
         self.between: Callable[[], None] = lambda: None
+        #: Is told of what Spark does, for tests/support/traces.py.
+        self._tell = writer() or (lambda *_: None)
 
     # -- the process
 
@@ -247,9 +255,11 @@ class Engine:
         start = self._start(batch)
         end = self.reader.call("latestOffset", start, None)
         if end == start:
+            self._tell("nothing")
             return False
         self._die_if(crash, At.BEFORE_OFFSET_LOG)
         self._offsets[batch] = end
+        self._tell("plan")
         if batch > 0:
             self.reader.call("commit", start)
         return True
@@ -262,8 +272,10 @@ class Engine:
         else:
             self.sink[batch] = ids
             self.rows += rows
+        self._tell("sink", ids)
         self._die_if(crash, At.AFTER_SINK)
         self._committed = batch
+        self._tell("commit")
         self._die_if(crash, At.AFTER_COMMIT_LOG)
         return len(rows)
 

@@ -13,6 +13,7 @@ import sys
 from typing import Any
 
 from pyspark_mq.spark_source.datasource import MqDataSource
+from tests.support.watching import watch, watch_answers, writer
 
 
 def main() -> None:
@@ -32,11 +33,19 @@ def main() -> None:
             if reader is None:
                 source = MqDataSource(options)
                 reader = source.streamReader(source.schema())
+                _write_down(reader)
             answer: tuple[str, Any] = ("value", _call(reader, name, arguments))
         except Exception as error:  # noqa: BLE001 - every error is an answer
             answer = ("error", (type(error).__name__, str(error)))
         pickle.dump(answer, answers)
         answers.flush()
+
+
+def _write_down(reader: Any) -> None:
+    tell = writer()
+    if tell is not None:
+        watch(reader._source(), tell)
+        watch_answers(reader._source(), tell)
 
 
 def _call(reader: Any, name: str, arguments: list[Any]) -> Any:

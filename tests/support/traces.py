@@ -16,27 +16,25 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pyspark_mq.ack.table import State
-from pyspark_mq.dedup import decode_ids, key_text
-from pyspark_mq.sources.connections.events import Lost, Opened
-from pyspark_mq.sources.epochs import EpochSource, Position
-from pyspark_mq.sources.queues.reader import QueueReader
 from tests.support.engine import At, Crashed
 from tests.support.memory import MemoryBroker, MemoryQueue, Message, Weather
 from tests.support.simulation import Query, World, make_settings
+from tests.support.watching import planned, watch
 from tools.tlc import run_tlc
 
-__all__ = ["QUEUES", "Event", "Kind", "Trace", "kinds", "record", "refused", "unexcused"]
+__all__ = ["QUEUES", "Event", "Kind", "Names", "Trace", "by_queue", "kinds", "record", "refused", "unexcused", "where"]
 
 QUEUES = ("a", "b")
 #: So many are checked by one TLC: it takes seconds to begin, and longer to read more.
 _TOGETHER = 500
 _MESSAGES = 10
 _DELAY_S = 15.0
+#: Events before one that is refused.
+_SHOWN = 40
 
 Event = tuple[Any, ...]
 
@@ -49,11 +47,23 @@ class Kind:
         shows_start: Spark 4.2 or later.
         gives_up: option `failOnDataLoss` is false.
         consumers: sessions of a queue.
+        messages: of a queue, at most.
     """
 
     shows_start: bool
     gives_up: bool
     consumers: int
+    messages: int = _MESSAGES
+
+
+class Names:
+    """Queues and IDs as the checker has them. In memory they are called so."""
+
+    def queue(self, name: str) -> str:
+        return name
+
+    def one(self, queue: str, text: str) -> tuple[str, int]:
+        return queue, int(text)
 
 
 @dataclass
@@ -61,16 +71,17 @@ class Trace:
     """What one run did.
 
     Attributes:
+        name: tells it from others.
         events: each a name and what belongs to it: copies and IDs as (queue, number), sessions as (queue, place).
         known: up to which event the code keeps to the specification, if it is known not to do so there, see
             docs/specification.md: an overdue ID is dropped, which the broker may not have given back.
     """
 
     kind: Kind
-    seed: int
+    name: str
     events: list[Event] = field(default_factory=list)
     known: int | None = None
-    _slots: dict[tuple[str, int], int] = field(default_factory=dict)
+    names: Names = field(default_factory=Names)
 
     def add(self, name: str, *about: Any) -> None:
         """Something happened."""
@@ -81,68 +92,39 @@ class Trace:
     def spark(self, name: str, *about: Any) -> None:
         """A call or a write of Spark."""
         if name == "start":
-            self._slots.clear()
-            self._watch(about[0])
+            watch(about[0], self.seen)
             self.add("start")
         elif name == "plan":
-            self._plan(about[0])
+            self.plan(*planned(about[0]))
         elif name == "sink":
-            self.add("sink", _by_queue(_id_of_row(row) for row in about[0]))
+            self.add("sink", by_queue(_id_of_row(row) for row in about[0]))
         else:
             self.add(name)
 
-    def _plan(self, end: Position) -> None:
-        planned = {name: tuple(_ids(name, part.planned)) for name, part in end.parts.items()}
-        carried = frozenset(
-            one for name, part in end.parts.items() for text in part.carried for one in _ids(name, text)
-        )
-        self.add("plan", {name: planned.get(name, ()) for name in QUEUES}, carried, end.blind)
+    def plan(self, ids: Mapping[str, Sequence[str]], carried: Mapping[str, Sequence[str]], blind: bool) -> None:
+        """An offset is in the log: queue -> IDs of its epoch, queue -> those it carries."""
+        inside = by_queue(self._each(ids))
+        self.add("plan", inside, frozenset(self._each(carried)), blind)
+
+    def _each(self, ids: Mapping[str, Sequence[str]]) -> list[tuple[str, int]]:
+        return [self.names.one(queue, text) for queue, texts in ids.items() for text in texts]
 
     # -- what the source sees
 
-    def _watch(self, source: EpochSource) -> None:
-        for queue in source._queues:
-            self._watch_queue(queue)
-
-    def _watch_queue(self, reader: QueueReader) -> None:
-        name, ledger, carried = reader.name, reader.ledger, reader.ledger.carried
-
-        def opened(event: Opened) -> None:
-            taken = {place for (queue, _), place in self._slots.items() if queue == name}
-            place = next(free for free in itertools.count(1) if free not in taken)
-            self._slots[name, event.session] = place
-            self.add("open", (name, place))
-
-        def lost(event: Lost) -> None:
-            self.add("lose", (name, self._slots.pop((name, event.session))))
-
-        def delivered(session: int, _: Sequence[int], keys: Sequence[Any], __: Sequence[Any]) -> None:
-            for key in keys:
-                self.add("deliver", (name, self._slots[name, session]), (name, int(key_text(key)), 1))
-
-        _before(reader, "_open", opened)
-        _before(reader, "_lose", lost)
-        _before(ledger, "deliver", delivered)
-        confirm, expire = ledger.confirm, carried.expire
-
-        def confirmed(number: int, session: int, now_s: float) -> None:
-            batch = carried._carried.get(number)
-            before = None if batch is None else batch.state
-            confirm(number, session, now_s)
-            if batch is not None and before is State.COMMITTED and batch.state is State.SETTLED:
-                for key in (key for key in batch.keys if carried._batch_of.get(key) is batch):
-                    self.add("confirm", (name, int(key_text(key))))
-
-        def expired(now_s: float, connected_s: float) -> None:
-            before = _carried(reader)
-            expire(now_s, connected_s)
-            for key in sorted(before - _carried(reader)):
-                if reader.overdue and self.known is None:
-                    self.known = len(self.events)
-                self.add("expire", (name, int(key)))
-
-        ledger.confirm = confirmed  # type: ignore[method-assign]
-        carried.expire = expired  # type: ignore[method-assign]
+    def seen(self, name: str, *about: Any) -> None:
+        """As :func:`tests.support.watching.watch` tells."""
+        if name == "overdue":
+            self.known = len(self.events) if self.known is None else self.known
+            return
+        *session, (queue, last) = about
+        if name in {"open", "lose"}:
+            self.add(name, (self.names.queue(queue), last))
+        elif name in {"deliver", "acknowledge"}:
+            self.add(
+                name, *((self.names.queue(where), place) for where, place in session), (*self.names.one(queue, last), 1)
+            )
+        else:
+            self.add(name, self.names.one(queue, last))
 
     # -- what the broker does
 
@@ -158,36 +140,12 @@ class Trace:
             self.add("kill", frozenset(copies))
 
 
-def _before(owner: Any, name: str, watch: Callable[..., None]) -> None:
-    done = getattr(owner, name)
-
-    def both(*arguments: Any) -> Any:
-        watch(*arguments)
-        return done(*arguments)
-
-    setattr(owner, name, both)
-
-
-def _carried(reader: QueueReader) -> set[str]:
-    carried = reader.ledger.carried
-    return {
-        key_text(key)
-        for batch in carried._carried.values()
-        for key in batch.keys
-        if carried._batch_of.get(key) is batch
-    }
-
-
-def _ids(queue: str, text: str) -> list[tuple[str, int]]:
-    return [(queue, int(key_text(key))) for key in decode_ids(text)] if text else []
-
-
 def _id_of_row(row: str) -> tuple[str, int]:
     number, _, queue = row.partition(" of ")
     return queue or QUEUES[0], int(number)
 
 
-def _by_queue(ids: Iterable[tuple[str, int]]) -> dict[str, tuple[tuple[str, int], ...]]:
+def by_queue(ids: Iterable[tuple[str, int]]) -> dict[str, tuple[tuple[str, int], ...]]:
     held = list(ids)
     return {name: tuple(one for one in held if one[0] == name) for name in QUEUES}
 
@@ -197,7 +155,7 @@ def _by_queue(ids: Iterable[tuple[str, int]]) -> dict[str, tuple[tuple[str, int]
 
 def record(kind: Kind, seed: int) -> Trace:
     """A run of the source through weather that the seed decides."""
-    chance, trace, world = random.Random(seed), Trace(kind, seed), World()
+    chance, trace, world = random.Random(seed), Trace(kind, str(seed)), World()
     broker = MemoryBroker(world.process(), seed)
     names = QUEUES[: chance.choice((1, 2))]
     queues = [broker.declare(name) for name in names]
@@ -329,9 +287,22 @@ def unexcused(traces: Sequence[Trace], *, workers: int = 1) -> list[Trace]:
     return [*(one for one in traces if one.known is None), *refused(excused, workers=workers)]
 
 
+def where(trace: Trace) -> str:
+    """Of one that is refused: its events up to the one that the specification does not allow."""
+    allowed, wrong = 0, len(trace.events)
+    while allowed + 1 < wrong:
+        cuts = sorted({allowed + max(1, (wrong - allowed) * part // 8) for part in range(1, 8)} - {wrong})
+        parts = [replace(trace, events=trace.events[:cut]) for cut in cuts]
+        left = {id(part) for part in refused(parts)}
+        allowed = max([allowed, *(cut for cut, part in zip(cuts, parts, strict=True) if id(part) not in left)])
+        wrong = min([wrong, *(cut for cut, part in zip(cuts, parts, strict=True) if id(part) in left)])
+    last = "\n".join(f"{at}: {trace.events[at]}" for at in range(max(0, wrong - _SHOWN), wrong))
+    return f"{trace.name}, {trace.kind}, event {wrong - 1} of {len(trace.events)}:\n{last}"
+
+
 def _module(kind: Kind, traces: Sequence[Trace]) -> str:
     slots = frozenset((name, place) for name in QUEUES for place in range(1, kind.consumers + 1))
-    copies = frozenset((name, number, 1) for name in QUEUES for number in range(1, _MESSAGES + 1))
+    copies = frozenset((name, number, 1) for name in QUEUES for number in range(1, kind.messages + 1))
     told = ",\n".join(_tla(tuple(trace.events)) for trace in traces)
     kinds = ("crash", "cut", "silence", "broker", "forget", "away", "still", "release")
     faults = ", ".join(f"{name} |-> 1000000" for name in kinds)
@@ -386,7 +357,7 @@ def main() -> int:
     left = refused(traces, workers=arguments.workers)
     unknown = unexcused(left, workers=arguments.workers)
     for trace in unknown[:5]:
-        print("refused:", trace.kind, trace.seed)
+        print("refused:", trace.kind, trace.name)
     told = (
         f"{len(traces) - len(left)} accepted, {len(left)} refused, {len(left) - len(unknown)} of them for what is known"
     )

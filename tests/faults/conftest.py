@@ -1,0 +1,47 @@
+"""With `--all`, what the tests of the failure matrix do has to be a behaviour of the specification."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.cells import CELLS, Cell
+from tests.support.engine_traces import read_trace, written_down
+from tests.support.traces import Trace, refused, unexcused, where
+
+#: One of each protocol: the checker takes half as long as the tests. With `--thorough` all.
+_TRACED = {cell.protocol: cell for cell in CELLS if not cell.version}.values()
+
+
+@pytest.fixture(scope="module")
+def traces(request: pytest.FixtureRequest) -> Iterator[list[Trace]]:
+    """Those of a module, which are checked together at its end."""
+    told: list[Trace] = []
+    yield told
+    left = unexcused(refused(told))
+    assert not left, "\n\n".join(map(where, left))
+
+
+@pytest.fixture(autouse=True)
+def _traced(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[None]:
+    thorough = request.config.getoption("--thorough")
+    if not (request.config.getoption("--all") or thorough) or not _has_trace(request, all_cells=thorough):
+        yield
+        return
+    request.getfixturevalue("checker")
+    told: list[Trace] = request.getfixturevalue("traces")
+    file = tmp_path / "trace.jsonl"
+    with written_down(request.getfixturevalue("cell").node, file):
+        yield
+    trace = read_trace(file, request.node.name)
+    if trace is not None:
+        told.append(trace)
+
+
+def _has_trace(request: pytest.FixtureRequest, *, all_cells: bool) -> bool:
+    if "cell" not in request.fixturenames:
+        return False
+    cell: Cell = request.node.callspec.params["cell"]
+    return cell in CELLS and (all_cells or cell in _TRACED)

@@ -1,0 +1,149 @@
+"""What the source of a query sees, event by event, as it is written down for `tests/support/traces.py`."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pyspark_mq.ack.handles import Settlement
+from pyspark_mq.ack.table import State
+from pyspark_mq.dedup import decode_ids, key_text
+from pyspark_mq.sources.connections.events import Lost, Opened
+from pyspark_mq.sources.epochs import EpochSource, Position
+from pyspark_mq.sources.queues.reader import QueueReader
+
+__all__ = ["FILE", "Told", "planned", "watch", "watch_answers", "writer"]
+
+#: The variable that names the file for the events of engines and their readers.
+FILE = "TRACE_FILE"
+
+#: Is told of an event: its name, and queues, IDs as (queue, text), sessions as (queue, place).
+Told = Callable[..., None]
+
+
+def writer() -> Told | None:
+    """Who writes the events of this process down; None if nobody asks for them."""
+    file = os.environ.get(FILE)
+    if file is None:
+        return None
+
+    def write(name: str, *about: Any) -> None:
+        # Several processes write, one after the other, and each may be killed at any time: a line is one write.
+        with Path(file).open("ab", buffering=0) as lines:
+            lines.write(f"{json.dumps([name, *about])}\n".encode())
+
+    return write
+
+
+def planned(end: Position) -> tuple[dict[str, list[str]], dict[str, list[str]], bool]:
+    """What an offset says: the IDs of its epoch, those that it carries, and whether it was planned blindly."""
+    parts = end.parts.items()
+    return (
+        {name: _texts(part.planned) for name, part in parts},
+        {name: [text for ids in part.carried for text in _texts(ids)] for name, part in parts},
+        end.blind,
+    )
+
+
+def _texts(ids: str) -> list[str]:
+    return [key_text(key) for key in decode_ids(ids)] if ids else []
+
+
+def watch_answers(source: EpochSource, tell: Told) -> None:
+    """Tell of each offset that it answers with."""
+    latest = source.latest
+
+    def answered(*arguments: Any) -> Position:
+        end = latest(*arguments)
+        tell("answer", *planned(end))
+        return end
+
+    source.latest = answered  # type: ignore[method-assign,assignment]
+
+
+def watch(source: EpochSource, tell: Told) -> None:
+    """Tell of sessions, deliveries, acknowledgements, and of IDs that are carried no longer: overdue ones, if they are.
+
+    Args:
+        source: of which nothing was asked yet.
+        tell: is told.
+    """
+    slots: dict[tuple[str, int], int] = {}
+    for queue in source._queues:
+        _watch_queue(queue, slots, tell)
+
+
+def _watch_queue(reader: QueueReader, slots: dict[tuple[str, int], int], tell: Told) -> None:
+    name, ledger, carried = reader.name, reader.ledger, reader.ledger.carried
+    unsettled: dict[int, dict[int, str]] = {}
+
+    def opened(event: Opened) -> None:
+        taken = {place for (queue, _), place in slots.items() if queue == name}
+        place = next(free for free in itertools.count(1) if free not in taken)
+        slots[name, event.session] = place
+        tell("open", (name, place))
+
+    def lost(event: Lost) -> None:
+        unsettled.pop(event.session, None)
+        tell("lose", (name, slots.pop((name, event.session))))
+
+    def delivered(session: int, tags: Sequence[int], keys: Sequence[Any], _: Sequence[Any]) -> None:
+        for tag, key in zip(tags, keys, strict=True):
+            unsettled.setdefault(session, {})[tag] = key_text(key)
+            tell("deliver", (name, slots[name, session]), (name, key_text(key)))
+
+    def acknowledged(settlement: Settlement) -> None:
+        # What the broker takes them for: all up to a tag, and others one by one.
+        for part in settlement.parts:
+            mine = unsettled.get(part.session, {})
+            for tag in [tag for tag in mine if tag <= part.upto or tag in part.singles]:
+                tell("acknowledge", (name, slots[name, part.session]), (name, mine.pop(tag)))
+
+    _before(reader, "_open", opened)
+    _before(reader, "_lose", lost)
+    _before(ledger, "deliver", delivered)
+    _before(reader.connections, "acknowledge", acknowledged)
+    confirm, expire = ledger.confirm, carried.expire
+
+    def confirmed(number: int, session: int, now_s: float) -> None:
+        batch = carried._carried.get(number)
+        before = None if batch is None else batch.state
+        confirm(number, session, now_s)
+        if batch is not None and before is State.COMMITTED and batch.state is State.SETTLED:
+            for key in (key for key in batch.keys if carried._batch_of.get(key) is batch):
+                tell("confirm", (name, key_text(key)))
+
+    def expired(now_s: float, connected_s: float) -> None:
+        before = _carried(reader)
+        expire(now_s, connected_s)
+        for key in sorted(before - _carried(reader)):
+            if reader.overdue:
+                tell("overdue")
+            tell("expire", (name, key))
+
+    ledger.confirm = confirmed  # type: ignore[method-assign]
+    carried.expire = expired  # type: ignore[method-assign]
+
+
+def _before(owner: Any, name: str, watching: Callable[..., None]) -> None:
+    done = getattr(owner, name)
+
+    def both(*arguments: Any) -> Any:
+        watching(*arguments)
+        return done(*arguments)
+
+    setattr(owner, name, both)
+
+
+def _carried(reader: QueueReader) -> set[str]:
+    carried = reader.ledger.carried
+    return {
+        key_text(key)
+        for batch in carried._carried.values()
+        for key in batch.keys
+        if carried._batch_of.get(key) is batch
+    }
