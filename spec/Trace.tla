@@ -42,6 +42,7 @@ Step ==
   \/ Is("sink")    /\ Emit /\ Batch = Event[2]
   \/ Is("commit")  /\ CommitLog
   \/ Is("crash")   /\ Crash
+  \/ Is("release") /\ Release
   \/ Is("open")    /\ Open(Event[2])
   \/ Is("lose")    /\ Cut(Event[2])
   \/ Is("deliver") /\ (Deliver(Event[2], Event[3]) \/ DeliverLate(Event[2], Event[3]))

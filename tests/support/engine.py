@@ -200,7 +200,8 @@ class Engine:
             (checkpoint / "commits" / str(batch)).write_text('v1\n{"nextBatchWatermarkMs":0}')
 
     def load(self, checkpoint: Path) -> None:
-        """Go on from the offsets that are there."""
+        """Go on from the offsets that are there, after an epoch was released."""
+        self._tell("release")
         for batch in self._offsets:
             self._offsets[batch] = (checkpoint / "offsets" / str(batch)).read_text().split("\n")[2]
 

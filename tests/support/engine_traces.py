@@ -23,6 +23,8 @@ __all__ = ["read_trace", "written_down"]
 #: Messages of a run, so that many of them are checked together.
 _SIZES = (20, 60, 130, 250)
 
+_OVERDUE: Event = ("overdue",)
+
 
 class _Numbers(Names):
     """Queues and IDs, numbered as they come."""
@@ -74,12 +76,15 @@ def read_trace(file: Path, name: str) -> Trace | None:
         name: of the trace.
 
     Returns:
-        None if there were no engines, or it has more messages than the checker is good at.
+        None if there were no engines, it has more messages than the checker is good at, or the source did not promise
+        exactly-once.
     """
     names, gives_up, answer, waiting = _Numbers(), False, None, ""
     trace = Trace(Kind(shows_start=True, gives_up=False, consumers=1), name, names=names)
     for line in file.read_text("utf-8").splitlines():
         event, *about = json.loads(line)
+        if event == "inexact":
+            return None
         if event == "answer":
             answer = about
         elif event == "plan":
@@ -105,6 +110,9 @@ def read_trace(file: Path, name: str) -> Trace | None:
     if size is None or not trace.events:
         return None
     trace.events = _Broker(trace.events).fill_in()
+    if _OVERDUE in trace.events:
+        trace.known = trace.events.index(_OVERDUE)
+        trace.events = [event for event in trace.events if event != _OVERDUE]
     consumers = max((event[1][1] for event in trace.events if event[0] == "open"), default=1)
     trace.kind = replace(trace.kind, gives_up=gives_up, consumers=consumers, messages=size)
     return trace
@@ -123,6 +131,9 @@ class _Broker:
         self._held: dict[Event, Event] = {}  # copy -> session
         self._on_the_way: dict[Event, Event] = {}  # copy -> session that it is acknowledged in
         self._taken: set[Event] = set()
+        self._open: set[Event] = set()
+        #: Sessions that have ended for the broker, and not yet for the source: it takes nothing there any more.
+        self._over: set[Event] = set()
 
     def fill_in(self) -> list[Event]:
         """The events, and its own between them."""
@@ -133,20 +144,32 @@ class _Broker:
         return told
 
     def _before(self, at: int, name: str, *about: Event) -> Iterable[Event]:
+        if name == "open":
+            self._open.add(about[0])
         if name == "confirm":
             return self._take(copy for copy in self._on_the_way if copy[:2] == about[0])
         if name == "lose":
-            return self._end(at, {about[0]})
+            ended = self._end(at, {about[0]})
+            self._open.discard(about[0])
+            self._over.discard(about[0])
+            return ended
         if name in {"crash", "die"}:
-            return self._end(at, {*self._held.values(), *self._on_the_way.values()}, killed=name == "die")
-        if name == "acknowledge":
+            ended = self._end(at, {*self._open}, killed=name == "die")
+            self._over = {*self._open} if name == "die" else set()
+            self._open = self._open if name == "die" else set()
+            return ended
+        if name == "acknowledge" and about[0] not in self._over:
             self._on_the_way[about[1]] = about[0]
         if name != "deliver":
             return []
         # Handed out by a session that the broker has given up, as nothing else has it give out a message again.
         session, copy = about
-        ended = self._end(at, {self._held[copy]}) if copy in self._held else []
-        self._held[copy] = session
+        ended = []
+        if copy in self._held:
+            self._over.add(self._held[copy])
+            ended = self._end(at, {self._held[copy]})
+        if session not in self._over:
+            self._held[copy] = session
         return ended
 
     def _end(self, at: int, sessions: set[Event], *, killed: bool = False) -> list[Event]:

@@ -43,7 +43,11 @@ def main() -> None:
 
 def _write_down(reader: Any) -> None:
     tell = writer()
-    if tell is not None:
+    if tell is None:
+        return
+    if not all(queue.exact for queue in reader._source()._queues):
+        tell("inexact")
+    else:
         watch(reader._source(), tell)
         watch_answers(reader._source(), tell)
 
