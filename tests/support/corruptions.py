@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.support.traces import Event
 
-__all__ = ["CORRUPTIONS"]
+__all__ = ["CORRUPTIONS", "acknowledged_before_its_commit"]
 
 Events = list[Event]
 
@@ -37,22 +37,21 @@ def less(planned: Mapping[str, Any], left_out: Any) -> dict[str, Any]:
     return {name: tuple(one for one in ids if one != left_out) for name, ids in planned.items()}
 
 
-def acknowledged_before_its_commit(events: Events) -> Events | None:
+def _before_its_commit(events: Events, name: str) -> Events | None:
     for sink in places(events, "sink"):
         for commit in places(events[: sink + 2], "commit", sink):
-            for take in places(events, "take", commit):
-                if events[take][1][:2] in batch_of(events[sink]):
-                    return moved(events, take, commit)
+            for at in places(events, name, commit):
+                if events[at][-1][:2] in batch_of(events[sink]):
+                    return moved(events, at, commit)
     return None
+
+
+def acknowledged_before_its_commit(events: Events) -> Events | None:
+    return _before_its_commit(events, "take")
 
 
 def asked_to_acknowledge_before_its_commit(events: Events) -> Events | None:
-    for sink in places(events, "sink"):
-        for commit in places(events[: sink + 2], "commit", sink):
-            for ask in places(events, "acknowledge", commit):
-                if events[ask][2][:2] in batch_of(events[sink]):
-                    return moved(events, ask, commit)
-    return None
+    return _before_its_commit(events, "acknowledge")
 
 
 def asked_to_acknowledge_beyond_its_epoch(events: Events) -> Events | None:
@@ -128,20 +127,20 @@ def planned_blindly(events: Events) -> Events | None:
     return None
 
 
-def confirmed_before_it_is_taken(events: Events) -> Events | None:
-    for at in places(events, "confirm"):
+def _before_it_is_taken(events: Events, name: str) -> Events | None:
+    for at in places(events, name):
         for take in places(events[:at], "take"):
             if events[take][1][:2] == events[at][1]:
                 return moved(events, at, take)
     return None
+
+
+def confirmed_before_it_is_taken(events: Events) -> Events | None:
+    return _before_it_is_taken(events, "confirm")
 
 
 def expired_before_it_is_taken(events: Events) -> Events | None:
-    for at in places(events, "expire"):
-        for take in places(events[:at], "take"):
-            if events[take][1][:2] == events[at][1]:
-                return moved(events, at, take)
-    return None
+    return _before_it_is_taken(events, "expire")
 
 
 def taken_twice(events: Events) -> Events | None:
