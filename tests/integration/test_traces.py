@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Nodes
-from tests.support.cells import CELLS, LiveCell
+from tests.support.cells import TRACED_CELL, LiveCell
 from tests.support.checks import assert_exactly_once
 from tests.support.corruptions import CORRUPTIONS, acknowledged_before_its_commit
 from tests.support.engine import At, Crashed
@@ -59,9 +59,8 @@ def test_what_was_corrupted_is_refused() -> None:
 
 def test_what_was_corrupted_on_a_broker_is_refused(nodes: Nodes, tmp_path: Path) -> None:
     # tests/faults checks what it does on brokers; here is what such a check is good for.
-    (wanted,) = [cell for cell in CELLS if (cell.protocol, cell.kind, cell.version) == ("amqp-0-9-1", "quorum", "")]
     file = tmp_path / "trace.jsonl"
-    with LiveCell(wanted, nodes.get(wanted.broker)) as cell, written_down(cell.node, file):
+    with LiveCell(TRACED_CELL, nodes.get(TRACED_CELL.broker)) as cell, written_down(cell.node, file):
         sent = cell.publish(60)
         with cell.engine(maxMessagesPerTrigger=20) as run:
             for at in (At.AFTER_SINK, At.AFTER_COMMIT_LOG):

@@ -33,7 +33,7 @@ from tests.support.engine import Engine, full_epochs
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["ALL_CELLS", "CELLS", "STORM_CELLS", "Cell", "LiveCell", "Session", "cell_node"]
+__all__ = ["ALL_CELLS", "CELLS", "STORM_CELLS", "TRACED_CELL", "Cell", "LiveCell", "Session", "cell_node"]
 
 _HOLD_TIMEOUT_S = 60.0
 
@@ -74,6 +74,8 @@ CELLS = (
     Cell("rabbitmq", STOMP, version="4.3", kind="quorum"),
     Cell("rabbitmq", AMQP_1_0, version="4.3", kind="quorum"),
 )
+#: The cell whose runs the checker of the specification follows.
+TRACED_CELL = Cell("rabbitmq", AMQP_0_9_1, kind="quorum")
 #: One for each broker and protocol, and quorum queues of the newest RabbitMQ.
 STORM_CELLS = tuple(cell for cell in CELLS if cell.version or cell.kind != "quorum")
 #: All of them, with the further versions and kinds of the whole matrix.
