@@ -92,7 +92,7 @@ def read_trace(file: Path, name: str) -> Trace | None:
             trace.plan(*answer)
             waiting = "run"
         elif event == "call":
-            told = {"latestOffset": "latest", "commit": "run", "rows": waiting}.get(about[0])
+            told = {"latestOffset": "latest", "commit": "run", "partitions": waiting, "rows": waiting}.get(about[0])
             if told:
                 trace.add(told)
                 waiting = ""
