@@ -48,6 +48,7 @@ class _Group(Generic[K, P]):
         whole: the planned epochs they are, as a whole.
         memo: the encoded form of the keys.
         wait_s: how long they are carried if they are exposed.
+        found: how many processes have found them in an offset.
     """
 
     keys: Collection[K]
@@ -58,6 +59,7 @@ class _Group(Generic[K, P]):
     whole: Sequence[Epoch[K, P]] = ()
     memo: str | None = None
     wait_s: float | None = None
+    found: int = 0
 
 
 @dataclass(slots=True)
@@ -300,7 +302,7 @@ class Ledger(Generic[K, P]):
         self._count["replays"] += 1
 
     def restore_committed(
-        self, keys: Collection[K], memo: str | None = None, wait_s: float | None = None
+        self, keys: Collection[K], memo: str | None = None, wait_s: float | None = None, found: int = 0
     ) -> Settlement | None:
         """Learn that these IDs are committed. Those not met yet are exposed from the beginning.
 
@@ -308,6 +310,7 @@ class Ledger(Generic[K, P]):
             keys: the IDs.
             memo: their encoded form, if they are from an offset.
             wait_s: connected seconds to carry them; None: as long as `start_clock` says.
+            found: how many processes have found them in an offset, this one included.
 
         Returns:
             Acknowledgements due for those that were received or planned before this was known.
@@ -317,7 +320,7 @@ class Ledger(Generic[K, P]):
         whole = memo if len(groups) == 1 else None
         return self._meet(
             Event.RESTORE_COMMITTED,
-            {state: _Group(groups[state], memo=whole, wait_s=wait_s) for state in groups},
+            {state: _Group(groups[state], memo=whole, wait_s=wait_s, found=found) for state in groups},
             -1 if memo is None else self.carried.plans,
         )
 
@@ -465,6 +468,7 @@ class Ledger(Generic[K, P]):
             memo=group.memo,
             wait_s=group.wait_s,
             logged=moved.logged,
+            found=group.found,
         )
         return Settlement(number, parts) if parts else None
 

@@ -9,7 +9,11 @@ from typing import Protocol, TypeAlias
 from pyspark_mq.dedup import CodecError, Key, decode_ids, encode_ids
 from pyspark_mq.errors import CheckpointError
 
-__all__ = ["FindRecords", "Limit", "Part", "Position", "Records", "decode"]
+__all__ = ["FINDERS", "FindRecords", "Limit", "Part", "Position", "Records", "decode"]
+
+#: So many processes that find IDs open in an offset wait for them anew. More would let pile up what is left by a query
+#: that ends early again and again.
+FINDERS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +34,8 @@ class Part:
     Attributes:
         planned: the epoch's IDs of this queue in order, encoded.
         carried: IDs of earlier epochs that may still come again, encoded in pieces.
-        until_s: for each piece, up to when it has to be carried, seconds since 1970; None where no clock
-            runs yet. It may be shorter than `carried`.
+        until_s: for each piece, up to when it has to be carried, seconds since 1970; None where that is open, and below
+            `FINDERS` where it is and so many processes have found it so. It may be shorter than `carried`.
     """
 
     planned: str = ""

@@ -12,8 +12,8 @@ One JSON object of fixed key order (Spark compares offsets as text):
 ``epoch``      number of the epoch that ends here
 ``planned``    its message IDs, in order (:mod:`pyspark_mq.dedup.codec`)
 ``carried``    IDs of earlier epochs that may still come again, in pieces of the same form
-``until``      up to when each piece has to be carried, seconds since 1970, null where that is
-               open; only where one has an end
+``until``      up to when each piece has to be carried, seconds since 1970; null where that is
+               open, and 1 where it is and one process has found it so; only where not all are null
 ``released``   true where the epoch may be replayed without what does not come back
                (``pyspark-mq release``), else not there
 ``records``    where the same command has it written down what of it is given up, if there is a place

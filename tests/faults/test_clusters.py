@@ -151,7 +151,7 @@ def test_what_a_queue_strands_is_known_again_half_an_hour_later(rabbits: RabbitC
             run.trigger()
         assert rabbits.stranded(quorum.queue)
         assert run.counters()["carried"] == EPOCH
-        assert min(run.carried_until()) > time.time() + CONSUMER_TIMEOUT_S / 2
+        assert run.carried_until() == []  # open: the next process waits for as long as this one would have
         run.crash()
         rabbits.members[rabbits.leader(quorum.queue)].restart()
         rabbits.wait_together()

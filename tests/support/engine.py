@@ -84,7 +84,7 @@ class ReaderProcess:
             )
         else:
             self._process = fork_reader()
-        self._tell = writer() or (lambda *_: None)
+        self._tell = writer()
         self._tell("start", options.get("failOnDataLoss") == "false")
         self._send(options)
 
@@ -168,7 +168,7 @@ class Engine:
         #: Called after the offset log was written and before the batch runs.
         self.between: Callable[[], None] = lambda: None
         #: Is told of what Spark does, for tests/support/traces.py.
-        self._tell = writer() or (lambda *_: None)
+        self._tell = writer()
 
     # -- the process
 
@@ -307,7 +307,7 @@ class Engine:
 
     def carried_until(self) -> list[int]:
         """Up to when the last offset in the log has its carried IDs, seconds since 1970, where that is known."""
-        return [end for end in json.loads(self._offsets[max(self._offsets)])["until"] if end is not None]
+        return [end for end in json.loads(self._offsets[max(self._offsets)]).get("until", ()) if end is not None]
 
     def counters(self) -> dict[str, int]:
         """What the reader reports for the query's progress."""

@@ -439,6 +439,26 @@ def test_a_job_that_runs_every_few_minutes_does_not_carry_ever_more() -> None:
     scene.assert_exactly_once()
 
 
+def test_what_a_process_was_handed_and_took_along_unseen_is_known_to_those_after_it() -> None:
+    """The broker gives back late, as a rule, and each process is killed in the middle of a batch."""
+    scene = Scene(max_messages=20, prefetch=40, dedup_window=0, redelivery_delay_s=15.0)
+    scene.queue.weather.delay_s = scene.queue.weather.delay_max_s = 15.0
+    scene.publish(20)
+    with pytest.raises(Crashed):
+        scene.query.trigger(At.AFTER_COMMIT_LOG)  # committed, and not acknowledged
+    scene.publish(1)
+    scene.query.between = lambda: scene.world.let_pass(16.0)  # they come meanwhile
+    with pytest.raises(Crashed):
+        scene.query.trigger(At.AFTER_COMMIT_LOG)
+    scene.query.between = lambda: None
+    for _ in range(20):  # for longer than is left of the first wait
+        scene.publish(1)
+        scene.query.trigger()
+        scene.world.let_pass(0.7)
+    scene.query.crash()
+    scene.assert_exactly_once()
+
+
 def unconfirmed(scene: Scene) -> None:
     """20 messages are in the sink, and whether the broker has taken their acknowledgements nobody knows."""
     scene.queue.weather.tells_depth = False  # nobody tells that we are alone

@@ -25,7 +25,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, TypeAlias
 
-from pyspark_mq.ack import Batch, Ledger, Settlement
+from pyspark_mq.ack import Ledger, Settlement
 from pyspark_mq.ack.counters import Counters
 from pyspark_mq.brokers.facts import QueueFacts
 from pyspark_mq.dedup import SeenStore, encode_ids, second_hash
@@ -36,7 +36,7 @@ from pyspark_mq.sources.connections.events import Confirmed, Delivered, EventQue
 from pyspark_mq.sources.connections.receivers import Receivers
 from pyspark_mq.sources.position import Part, decode
 from pyspark_mq.sources.queues.deliveries import Deliveries
-from pyspark_mq.sources.queues.redelivery import Flow, RedeliveryClock
+from pyspark_mq.sources.queues.redelivery import OVERDUE_WAIT_S, Flow, RedeliveryClock
 from pyspark_mq.sources.queues.watch import OtherConsumers, Silence
 from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.settings import Settings
@@ -57,8 +57,6 @@ _SLOW_START_WINDOW = 2_000
 #: The part of the prefetch for connections that break again and again: less is left unsettled, and two windows, behind
 #: which the horizon moves, are taken in sooner.
 _UNSTEADY_PARTS = 10
-#: For IDs past their time: just long enough for the broker to have had its chance.
-_OVERDUE_WAIT_S = 0.01
 
 
 class QueueReader:
@@ -363,20 +361,16 @@ class QueueReader:
         before = [self._encoded(number) for number in self.ledger.planned.numbers(highest)] if self.exact else []
         self.ledger.plan(epoch, size, encode_ids if self.exact else None)
         batches = self.ledger.carried.batches() if self.exact else []
+        utc_s = self._runtime.utc_us() / 1e6
         return Part(
             self.ledger.planned.epochs[epoch].memo or "",
             (*(batch.encoded(encode_ids) for batch in batches), *filter(None, before)),
-            (*map(self._carried_until_s, batches), *(None for memo in before if memo)),
+            (*(self.clock.until_s(batch, utc_s) for batch in batches), *(None for memo in before if memo)),
         )
 
     def _encoded(self, epoch: int) -> str:
         """The encoded IDs of a planned epoch."""
         return self.ledger.planned.epochs[epoch].memo or encode_ids(self.ledger.planned.keys(epoch))
-
-    def _carried_until_s(self, batch: Batch[Any]) -> int | None:
-        """Up to when a carried batch has to be, seconds since 1970; None if no clock runs for it yet."""
-        left_s = batch.wait_left_s(self.clock.horizon_s)
-        return None if left_s is None else math.ceil(self._runtime.utc_us() / 1e6 + left_s)
 
     # -- run
 
@@ -468,19 +462,16 @@ class QueueReader:
 
         Args:
             text: the IDs, encoded.
-            until_s: up to when they had to be carried, seconds since 1970; None if that was open.
+            until_s: up to when they had to be carried, as `until` of the offset says it.
 
         Raises:
             CheckpointError: they cannot be read.
         """
         keys = decode(text, self.destination)
         self._store.remember(keys)
-        wait_s = None
-        if until_s is not None:
-            left_s = self.clock.carried_s(until_s, self._runtime.utc_us() / 1e6)
-            wait_s = max(left_s, _OVERDUE_WAIT_S)
-            self.overdue = self.overdue or left_s <= 0
-        self._settle(self.ledger.restore_committed(keys, text, wait_s))
+        wait_s, found = self.clock.found(until_s, self._runtime.utc_us() / 1e6)
+        self.overdue = self.overdue or wait_s == OVERDUE_WAIT_S
+        self._settle(self.ledger.restore_committed(keys, text, wait_s, found))
 
     # -- what it says of itself
 

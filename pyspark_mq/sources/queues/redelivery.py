@@ -25,11 +25,14 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from pyspark_mq.ack import Batch
 from pyspark_mq.sources.connections.consumer import TRANSIT_S, Greeting
+from pyspark_mq.sources.position import FINDERS
 from pyspark_mq.sources.settings import Settings
 
-__all__ = ["TRANSIT_S", "Flow", "Horizon", "RedeliveryClock"]
+__all__ = ["OVERDUE_WAIT_S", "TRANSIT_S", "Flow", "Horizon", "RedeliveryClock"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
@@ -44,6 +47,8 @@ _ASKED_MAX = 100
 _ASK_FIRST_S = 0.1
 _ASK_GROWTH = 1.25
 _ASK_LAST_S = 5.0
+#: For IDs past their time: just long enough for the broker to have had its chance.
+OVERDUE_WAIT_S = 0.01
 #: A half-open connection is given up by the broker after two heartbeats without a sign, and a bit.
 _HALF_OPEN_HEARTBEATS = 3
 
@@ -249,18 +254,42 @@ class RedeliveryClock(Horizon):
             half_open_s = max(half_open_s, endpoint.broker.node_lost_s)
         return max(self._settings.settle_grace_s, _HALF_OPEN_HEARTBEATS * endpoint.heartbeat_s, half_open_s)
 
-    def carried_s(self, until_s: int, utc_s: float) -> float:
-        """For how long an ID of an offset still has to be carried; 0 or less if its time is over.
+    def until_s(self, batch: Batch[Any], utc_s: float) -> int | None:
+        """What an offset says of a carried batch: up to when it has to be, seconds since 1970.
+
+        None where that is open; and the number of processes that have found it open, while those are few. Each of them
+        may be handed a message, and take it along when it ends, without having looked at it.
+
+        Args:
+            batch: one that is carried.
+            utc_s: now.
+        """
+        if batch.exposure is not None and batch.found < FINDERS:
+            return batch.found or None
+        left_s = batch.wait_left_s(self.horizon_s)
+        if batch.found and (left_s is None or batch.wait_s == OVERDUE_WAIT_S):
+            # It had no chance here yet, and may have been handed out all the same.
+            left_s = self.kept_s + self.delay_s
+        return None if left_s is None else math.ceil(utc_s + left_s)
+
+    def found(self, until_s: int | None, utc_s: float) -> tuple[float | None, int]:
+        """For how long what an offset carries has to be carried here, and how many processes have found it.
 
         What the broker keeps for a connection that is gone it gives up by its own clock, also while nobody is connected
         here; then it comes first.
 
         Args:
-            until_s: up to when it had to be, seconds since 1970.
+            until_s: as :meth:`until_s` has said it.
             utc_s: now.
+
+        Returns:
+            connected seconds, `OVERDUE_WAIT_S` if the time is over and None for a whole wait; processes.
         """
-        left_s = until_s + self._settings.settle_grace_s - utc_s
-        return min(left_s, self.kept_s + self.delay_s)
+        found = 1 + (until_s or 0)
+        if until_s is None or found <= FINDERS:
+            return None, found
+        left_s = min(until_s + self._settings.settle_grace_s - utc_s, self.kept_s + self.delay_s)
+        return max(left_s, OVERDUE_WAIT_S), FINDERS
 
     def _learn_delay(self, told_s: float) -> None:
         if told_s <= self.delay_s:
