@@ -50,7 +50,7 @@ Step ==
   \/ Is("acknowledge") /\ Event[3] \in acks[Event[2]] /\ UNCHANGED vars
   \/ Is("take")    /\ at[Event[2]] \in Slots /\ Take(at[Event[2]], Event[2])
   \/ Is("confirm") /\ IF mem[Event[2]] = "sent" THEN Confirm(Event[2]) \/ ConfirmAgain(Event[2]) ELSE UNCHANGED vars
-  \/ Is("expire")  /\ (Expire(Event[2]) \/ ExpireBeside(Event[2]))
+  \/ (Is("expire") \/ Is("drop")) /\ (Expire(Event[2]) \/ ExpireBeside(Event[2]))    \* dropped: by time alone
   \/ Is("kill")    /\ Event[2] \subseteq recent /\ KillBroker(Event[2])
   \/ Is("depart")  /\ Depart(Event[2])
   \/ Is("return")  /\ Return(Event[2])

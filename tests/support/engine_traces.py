@@ -23,8 +23,6 @@ __all__ = ["read_trace", "written_down"]
 #: Messages of a run, so that many of them are checked together.
 _SIZES = (20, 60, 130, 250)
 
-_OVERDUE: Event = ("overdue",)
-
 
 class _Numbers(Names):
     """Queues and IDs, numbered as they come."""
@@ -54,7 +52,6 @@ def written_down(node: Node, file: Path) -> Iterator[None]:
     os.environ[FILE] = str(file)
     file.touch()
     tell = writer()
-    assert tell is not None
     kill, stop = node.kill, node.stop
 
     def ended(end: Callable[[], None]) -> None:
@@ -110,9 +107,6 @@ def read_trace(file: Path, name: str) -> Trace | None:
     if size is None or not trace.events:
         return None
     trace.events = _Broker(trace.events).fill_in()
-    if _OVERDUE in trace.events:
-        trace.known = trace.events.index(_OVERDUE)
-        trace.events = [event for event in trace.events if event != _OVERDUE]
     consumers = max((event[1][1] for event in trace.events if event[0] == "open"), default=1)
     trace.kind = replace(trace.kind, gives_up=gives_up, consumers=consumers, messages=size)
     return trace

@@ -73,15 +73,17 @@ class Trace:
     Attributes:
         name: tells it from others.
         events: each a name and what belongs to it: copies and IDs as (queue, number), sessions as (queue, place).
-        known: up to which event the code keeps to the specification, if it is known not to do so there, see
-            docs/specification.md: an overdue ID is dropped, which the broker may not have given back.
     """
 
     kind: Kind
     name: str
     events: list[Event] = field(default_factory=list)
-    known: int | None = None
     names: Names = field(default_factory=Names)
+
+    @property
+    def known(self) -> list[int]:
+        """Events that the specification may refuse: an ID is dropped by time, see docs/specification.md."""
+        return [at for at, event in enumerate(self.events) if event[0] == "drop"]
 
     def add(self, name: str, *about: Any) -> None:
         """Something happened."""
@@ -113,9 +115,6 @@ class Trace:
 
     def seen(self, name: str, *about: Any) -> None:
         """As :func:`tests.support.watching.watch` tells."""
-        if name == "overdue":
-            self.known = len(self.events) if self.known is None else self.known
-            return
         *session, (queue, last) = about
         if name in {"open", "lose"}:
             self.add(name, (self.names.queue(queue), last))
@@ -282,9 +281,13 @@ def refused(traces: Sequence[Trace], *, workers: int = 1) -> list[Trace]:
 
 
 def unexcused(traces: Sequence[Trace], *, workers: int = 1) -> list[Trace]:
-    """Of traces that are refused, those that are so before what is known, too, or without it."""
-    excused = [replace(one, events=one.events[: one.known]) for one in traces if one.known is not None]
-    return [*(one for one in traces if one.known is None), *refused(excused, workers=workers)]
+    """Of traces that are refused, those that are so for another event than a known one."""
+    pairs = [
+        (one, *(replace(one, events=one.events[:upto]) for upto in (at, at + 1))) for one in traces for at in one.known
+    ]
+    left = {id(part) for part in refused([part for _, *parts in pairs for part in parts], workers=workers)}
+    excused = {id(one) for one, before, behind in pairs if id(before) not in left and id(behind) in left}
+    return [one for one in traces if id(one) not in excused]
 
 
 def where(trace: Trace) -> str:

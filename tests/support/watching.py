@@ -9,11 +9,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from pyspark_mq.ack import Batch
+from pyspark_mq.ack.carried import Carried
 from pyspark_mq.ack.handles import Settlement
 from pyspark_mq.ack.table import State
 from pyspark_mq.dedup import decode_ids, key_text
 from pyspark_mq.sources.connections.events import Lost, Opened
-from pyspark_mq.sources.epochs import EpochSource, Position
+from pyspark_mq.sources.epochs import EpochSource
+from pyspark_mq.sources.position import FINDERS, Position
 from pyspark_mq.sources.queues.reader import QueueReader
 
 __all__ = ["FILE", "Told", "planned", "watch", "watch_answers", "writer"]
@@ -25,11 +28,11 @@ FILE = "TRACE_FILE"
 Told = Callable[..., None]
 
 
-def writer() -> Told | None:
-    """Who writes the events of this process down; None if nobody asks for them."""
+def writer() -> Told:
+    """Who writes the events of this process down, if somebody asks for them."""
     file = os.environ.get(FILE)
     if file is None:
-        return None
+        return lambda *_: None
 
     def write(name: str, *about: Any) -> None:
         # Several processes write, one after the other, and each may be killed at any time: a line is one write.
@@ -66,7 +69,7 @@ def watch_answers(source: EpochSource, tell: Told) -> None:
 
 
 def watch(source: EpochSource, tell: Told) -> None:
-    """Tell of sessions, deliveries, acknowledgements, and of IDs that are carried no longer: overdue ones, if they are.
+    """Tell of sessions, deliveries, acknowledgements, and of IDs that expire, or are dropped by time alone.
 
     Args:
         source: of which nothing was asked yet.
@@ -114,16 +117,14 @@ def _watch_queue(reader: QueueReader, slots: dict[tuple[str, int], int], tell: T
         before = None if batch is None else batch.state
         confirm(number, session, now_s)
         if batch is not None and before is State.COMMITTED and batch.state is State.SETTLED:
-            for key in (key for key in batch.keys if carried._batch_of.get(key) is batch):
-                tell("confirm", (name, key_text(key)))
+            for key in _live(carried, batch):
+                tell("confirm", (name, key))
 
     def expired(now_s: float, connected_s: float) -> None:
-        before = _carried(reader)
+        before = _carried(carried)
         expire(now_s, connected_s)
-        for key in sorted(before - _carried(reader)):
-            if reader.overdue:
-                tell("overdue")
-            tell("expire", (name, key))
+        for key in sorted(before.keys() - _carried(carried).keys()):
+            tell("drop" if before[key].found >= FINDERS else "expire", (name, key))
 
     ledger.confirm = confirmed  # type: ignore[method-assign]
     carried.expire = expired  # type: ignore[method-assign]
@@ -139,11 +140,10 @@ def _before(owner: Any, name: str, watching: Callable[..., None]) -> None:
     setattr(owner, name, both)
 
 
-def _carried(reader: QueueReader) -> set[str]:
-    carried = reader.ledger.carried
-    return {
-        key_text(key)
-        for batch in carried._carried.values()
-        for key in batch.keys
-        if carried._batch_of.get(key) is batch
-    }
+def _carried(carried: Carried[Any]) -> dict[str, Batch[Any]]:
+    return {key: batch for batch in carried._carried.values() for key in _live(carried, batch)}
+
+
+def _live(carried: Carried[Any], batch: Batch[Any]) -> list[str]:
+    """IDs of a batch that are not in a newer one."""
+    return [key_text(key) for key in batch.keys if carried._batch_of.get(key) is batch]
