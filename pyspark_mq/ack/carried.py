@@ -77,8 +77,8 @@ class Batch(Generic[K]):
     exposure: Exposure | None = None
     #: how long it waits once it is exposed; None: as long as `start_clock` says
     wait_s: float | None = None
-    #: how many processes have found it in an offset, this one included
-    found: int = 0
+    #: what the offset that it was found in says of its end, and the next one is to
+    until_s: int | None = None
     #: when it stops being carried: by the monotonic clock if confirmed, by connected time if exposed
     grace_ends_s: float | None = None
     wait_ends_s: float | None = None
@@ -232,7 +232,7 @@ class Carried(Generic[K]):
         memo: str | None,
         wait_s: float | None,
         logged: int,
-        found: int = 0,
+        until_s: int | None = None,
     ) -> int:
         """A new batch; its number.
 
@@ -241,7 +241,7 @@ class Carried(Generic[K]):
             exposed: some may come again although nothing was acknowledged here, or not all of it.
             wait_s: how long it waits if nothing of it is acknowledged.
             logged: the last plan whose offset names some of its keys.
-            found: how many processes have found it in an offset.
+            until_s: what the offset that it was found in says of its end.
         """
         number, held = self._next_number, tuple(keys)
         self._next_number += 1
@@ -256,7 +256,7 @@ class Carried(Generic[K]):
             deliveries=deliveries,
             exposure=Exposure.UNCONFIRMED if exposed else None,
             wait_s=None if deliveries else wait_s,
-            found=0 if deliveries else found,
+            until_s=None if deliveries else until_s,
             logged=logged,
         )
         if self._remember:

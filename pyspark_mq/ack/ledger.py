@@ -48,7 +48,7 @@ class _Group(Generic[K, P]):
         whole: the planned epochs they are, as a whole.
         memo: the encoded form of the keys.
         wait_s: how long they are carried if they are exposed.
-        found: how many processes have found them in an offset.
+        until_s: what the offset that they were found in says of their end.
     """
 
     keys: Collection[K]
@@ -59,7 +59,7 @@ class _Group(Generic[K, P]):
     whole: Sequence[Epoch[K, P]] = ()
     memo: str | None = None
     wait_s: float | None = None
-    found: int = 0
+    until_s: int | None = None
 
 
 @dataclass(slots=True)
@@ -302,7 +302,7 @@ class Ledger(Generic[K, P]):
         self._count["replays"] += 1
 
     def restore_committed(
-        self, keys: Collection[K], memo: str | None = None, wait_s: float | None = None, found: int = 0
+        self, keys: Collection[K], memo: str | None = None, wait_s: float | None = None, until_s: int | None = None
     ) -> Settlement | None:
         """Learn that these IDs are committed. Those not met yet are exposed from the beginning.
 
@@ -310,7 +310,7 @@ class Ledger(Generic[K, P]):
             keys: the IDs.
             memo: their encoded form, if they are from an offset.
             wait_s: connected seconds to carry them; None: as long as `start_clock` says.
-            found: how many processes have found them in an offset, this one included.
+            until_s: what the offset says of their end.
 
         Returns:
             Acknowledgements due for those that were received or planned before this was known.
@@ -320,7 +320,7 @@ class Ledger(Generic[K, P]):
         whole = memo if len(groups) == 1 else None
         return self._meet(
             Event.RESTORE_COMMITTED,
-            {state: _Group(groups[state], memo=whole, wait_s=wait_s, found=found) for state in groups},
+            {state: _Group(groups[state], memo=whole, wait_s=wait_s, until_s=until_s) for state in groups},
             -1 if memo is None else self.carried.plans,
         )
 
@@ -468,7 +468,7 @@ class Ledger(Generic[K, P]):
             memo=group.memo,
             wait_s=group.wait_s,
             logged=moved.logged,
-            found=group.found,
+            until_s=group.until_s,
         )
         return Settlement(number, parts) if parts else None
 

@@ -16,7 +16,7 @@ from pyspark_mq.ack.table import State
 from pyspark_mq.dedup import decode_ids, key_text
 from pyspark_mq.sources.connections.events import Lost, Opened
 from pyspark_mq.sources.epochs import EpochSource
-from pyspark_mq.sources.position import FINDERS, Position
+from pyspark_mq.sources.position import Position
 from pyspark_mq.sources.queues.reader import QueueReader
 
 __all__ = ["FILE", "Told", "planned", "watch", "watch_answers", "writer"]
@@ -124,7 +124,8 @@ def _watch_queue(reader: QueueReader, slots: dict[tuple[str, int], int], tell: T
         before = _carried(carried)
         expire(now_s, connected_s)
         for key in sorted(before.keys() - _carried(carried).keys()):
-            tell("drop" if before[key].found >= FINDERS else "expire", (name, key))
+            by_time = before[key].wait_s is not None and not before[key].sessions
+            tell("drop" if by_time else "expire", (name, key))
 
     ledger.confirm = confirmed  # type: ignore[method-assign]
     carried.expire = expired  # type: ignore[method-assign]

@@ -439,6 +439,72 @@ def test_a_job_that_runs_every_few_minutes_does_not_carry_ever_more() -> None:
     scene.assert_exactly_once()
 
 
+@pytest.mark.parametrize(("rest_s", "half_open_s"), [(0.0, 0.0), (30.0, 300.0), (8.0, 30.0)])
+@pytest.mark.parametrize("life_s", [1.5, 5.0])
+@pytest.mark.parametrize("consumers", [1, 2])
+def test_a_query_that_crashes_again_and_again_does_not_carry_ever_more(
+    life_s: float, consumers: int, rest_s: float, half_open_s: float
+) -> None:
+    broker = replace(MEMORY, half_open_s={"memory": half_open_s})
+    scene = Scene(max_messages=20, prefetch=100, dedup_window=0, broker=broker, consumers=consumers, heartbeat_s=2.0)
+    scene.queue.weather.tells_depth = False  # nobody tells that we are alone
+    carried = []
+    for _ in range(60):
+        scene.publish(20)
+        until = scene.world.now_s + life_s
+        while scene.world.now_s < until:
+            scene.query.trigger()
+        carried.append(scene.counters.carried)
+        scene.query.crash()
+        scene.world.let_pass(rest_s)
+    assert max(carried[40:]) <= 1.2 * max(carried[:40])
+    scene.assert_exactly_once()
+
+
+@pytest.mark.parametrize("plans", [1, 2, 3])
+def test_nor_does_it_beside_a_backlog(plans: int) -> None:
+    # All windows are full from beginning to end, so no session has room when it answers.
+    scene = Scene(max_messages=50, prefetch=100, dedup_window=0)
+    scene.publish(40 * plans * 50)
+    for _ in range(30):
+        for _ in range(plans):
+            scene.query.trigger()
+        assert scene.counters.carried <= 300
+        scene.query.crash()
+        scene.world.let_pass(100.0)
+    scene.assert_exactly_once()
+
+
+def ends(scene: Scene) -> list[int | None]:
+    """What the newest offset says of the end of each piece."""
+    offset = json.loads(scene.query.offsets[max(scene.query.offsets)])
+    return offset.get("until", [None] * len(offset["carried"]))
+
+
+def test_two_processes_wait_anew_and_what_the_second_writes_down_stands() -> None:
+    broker = replace(MEMORY, half_open_s={"memory": 60.0})
+    scene = Scene(max_messages=20, prefetch=40, dedup_window=0, broker=broker, heartbeat_s=2.0)
+    unconfirmed(scene)
+    told = []
+    for _ in range(5):
+        scene.publish(1)
+        while not scene.query.trigger():
+            pass
+        told.append(ends(scene)[0])
+        scene.query.crash()
+        scene.world.let_pass(7.0)
+    until_s = told[2]
+    assert until_s is not None
+    assert told == [None, 1, until_s, until_s, until_s]
+    now_s = scene.query.source._runtime.utc_us() / 1e6
+    assert 60 - 30 < until_s - now_s < 60
+    scene.world.let_pass(60.0)
+    scene.publish(1)
+    scene.query.trigger()
+    assert until_s not in ends(scene)
+    scene.assert_exactly_once()
+
+
 def test_what_a_process_was_handed_and_took_along_unseen_is_known_to_those_after_it() -> None:
     """The broker gives back late, as a rule, and each process is killed in the middle of a batch."""
     scene = Scene(max_messages=20, prefetch=40, dedup_window=0, redelivery_delay_s=15.0)

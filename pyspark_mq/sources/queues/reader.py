@@ -469,9 +469,9 @@ class QueueReader:
         """
         keys = decode(text, self.destination)
         self._store.remember(keys)
-        wait_s, found = self.clock.found(until_s, self._runtime.utc_us() / 1e6)
+        wait_s = self.clock.carried_s(until_s, self._runtime.utc_us() / 1e6)
         self.overdue = self.overdue or wait_s == OVERDUE_WAIT_S
-        self._settle(self.ledger.restore_committed(keys, text, wait_s, found))
+        self._settle(self.ledger.restore_committed(keys, text, wait_s, until_s))
 
     # -- what it says of itself
 

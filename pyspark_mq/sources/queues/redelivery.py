@@ -11,7 +11,7 @@ before which whatever was ready to come again has come. It moves on
 * when every session has answered a question that it was asked `TRANSIT_S` later, and has had room since: what was
   ready then was handed out before the answer, and has arrived before it, however much was in between; or
 * when every session has taken in two windows since: one may have been on its way, and what was ready was ahead of
-  the other.
+  the other. For the moment of their opening one of the whole `prefetch` is enough: nothing was on its way then.
 
 It stands still while things come again, one after the other: a broker may do that slowly, and answer at once. How long
 a gap may be goes by those before it, from the opening of a session on.
@@ -69,9 +69,14 @@ class Flow:
 
 
 class Horizon:
-    """The clock of connected time, and the horizon behind it. Both in seconds, and neither goes back."""
+    """The clock of connected time, and the horizon behind it. Both in seconds, and neither goes back.
 
-    def __init__(self) -> None:
+    Args:
+        prefetch: messages that a session before may have left behind.
+    """
+
+    def __init__(self, prefetch: int) -> None:
+        self._prefetch = prefetch
         self._connected_s = 0.0
         self._horizon_s = 0.0
         self._interrupted_s = 0.0
@@ -150,6 +155,7 @@ class Horizon:
         if self._came_again_s is None or self._connected_s > self._came_again_s + gap_s:
             self._look_at_answers(flows)
             self._look_at_turnover(flows, self._mark)
+            self._look_at_first_prefetch(flows)
 
     def _look_at_answers(self, flows: Mapping[int, Flow]) -> None:
         if self._room_since_s is None or not all(name in self._answered for name in flows):
@@ -163,6 +169,13 @@ class Horizon:
             self._horizon_s = max(self._horizon_s, self._mark_s)
             self._mark_s, self._mark = self._connected_s, {name: flow.taken for name, flow in flows.items()}
 
+    def _look_at_first_prefetch(self, flows: Mapping[int, Flow]) -> None:
+        # A query that ends early again and again sees no more of a backlog.
+        if self.steady_s >= TRANSIT_S and all(
+            flow.taken >= max(flow.window, self._prefetch) for flow in flows.values()
+        ):
+            self._horizon_s = max(self._horizon_s, self._interrupted_s + OVERDUE_WAIT_S)
+
 
 class RedeliveryClock(Horizon):
     """The horizon of a queue, and how long it has to be waited for there.
@@ -175,7 +188,7 @@ class RedeliveryClock(Horizon):
     """
 
     def __init__(self, settings: Settings) -> None:
-        super().__init__()
+        super().__init__(settings.prefetch)
         self._settings = settings
         self.delay_s = settings.redelivery_delay_s
         #: May a cluster strand messages of a node that it lost? Not known before the first connection.
@@ -257,23 +270,28 @@ class RedeliveryClock(Horizon):
     def until_s(self, batch: Batch[Any], utc_s: float) -> int | None:
         """What an offset says of a carried batch: up to when it has to be, seconds since 1970.
 
-        None where that is open; and the number of processes that have found it open, while those are few. Each of them
-        may be handed a message, and take it along when it ends, without having looked at it.
+        None where that is open; and the number of processes that have found it open and planned with it, while those
+        are few. Each of them may be handed a message, and take it along when it ends, without having looked at it. Once
+        there is an end, each offset repeats it: what every process put off a little would never be over.
 
         Args:
             batch: one that is carried.
             utc_s: now.
         """
-        if batch.exposure is not None and batch.found < FINDERS:
-            return batch.found or None
         left_s = batch.wait_left_s(self.horizon_s)
-        if batch.found and (left_s is None or batch.wait_s == OVERDUE_WAIT_S):
-            # It had no chance here yet, and may have been handed out all the same.
-            left_s = self.kept_s + self.delay_s
-        return None if left_s is None else math.ceil(utc_s + left_s)
+        if batch.exposure is None:
+            return None if left_s is None else math.ceil(utc_s + left_s)
+        if batch.sessions:
+            return None
+        found = 1 + (batch.until_s or 0)
+        if found < FINDERS:
+            return found
+        if found == FINDERS:
+            batch.until_s = math.ceil(utc_s + (self.kept_s + self.delay_s if left_s is None else left_s))
+        return batch.until_s
 
-    def found(self, until_s: int | None, utc_s: float) -> tuple[float | None, int]:
-        """For how long what an offset carries has to be carried here, and how many processes have found it.
+    def carried_s(self, until_s: int | None, utc_s: float) -> float | None:
+        """For how long what an offset carries has to be carried here.
 
         What the broker keeps for a connection that is gone it gives up by its own clock, also while nobody is connected
         here; then it comes first.
@@ -283,13 +301,12 @@ class RedeliveryClock(Horizon):
             utc_s: now.
 
         Returns:
-            connected seconds, `OVERDUE_WAIT_S` if the time is over and None for a whole wait; processes.
+            connected seconds; `OVERDUE_WAIT_S` if the time is over, None for a whole wait.
         """
-        found = 1 + (until_s or 0)
-        if until_s is None or found <= FINDERS:
-            return None, found
+        if until_s is None or until_s < FINDERS:
+            return None
         left_s = min(until_s + self._settings.settle_grace_s - utc_s, self.kept_s + self.delay_s)
-        return max(left_s, OVERDUE_WAIT_S), FINDERS
+        return max(left_s, OVERDUE_WAIT_S)
 
     def _learn_delay(self, told_s: float) -> None:
         if told_s <= self.delay_s:
