@@ -8,7 +8,7 @@ from typing import Any
 
 from pyspark_mq.cli.checkpoint import Checkpoint, PlannedEpoch
 from pyspark_mq.dedup import key_text
-from pyspark_mq.sources.position import FINDERS, Part, decode
+from pyspark_mq.sources.position import Part, decode, end_of
 
 __all__ = ["report", "written"]
 
@@ -57,7 +57,7 @@ def _epoch(planned: PlannedEpoch, now_s: float, *, ids: bool) -> dict[str, Any]:
 def _queue(part: Part, now_s: float, *, ids: bool) -> dict[str, Any]:
     planned = _texts(part.planned)
     carried = [key for text, _ in part.pieces() for key in _texts(text)]
-    ends = [None if until_s is not None and until_s < FINDERS else until_s for _, until_s in part.pieces()]
+    ends = [end_of(until_s) for _, until_s in part.pieces()]
     told: dict[str, Any] = {
         "planned": len(planned),
         "carried": len(carried),

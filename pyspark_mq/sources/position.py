@@ -9,7 +9,7 @@ from typing import Protocol, TypeAlias
 from pyspark_mq.dedup import CodecError, Key, decode_ids, encode_ids
 from pyspark_mq.errors import CheckpointError
 
-__all__ = ["FINDERS", "FindRecords", "Limit", "Part", "Position", "Records", "decode"]
+__all__ = ["FINDERS", "FindRecords", "Limit", "Part", "Position", "Records", "decode", "end_of"]
 
 #: So many processes that find IDs open in an offset wait for them anew. More would let pile up what is left by a query
 #: that ends early again and again.
@@ -151,6 +151,11 @@ class Records(Protocol):
 
 #: Where that is kept for an epoch; None if there is no place.
 FindRecords: TypeAlias = Callable[[Position], "Records | None"]
+
+
+def end_of(until_s: int | None) -> int | None:
+    """The end of a piece, seconds since 1970; None where it is open. See :class:`Part`."""
+    return None if until_s is None or until_s < FINDERS else until_s
 
 
 def decode(text: str, destination: str) -> list[Key]:

@@ -32,7 +32,6 @@ EPOCH = 40
 DRAIN_TIMEOUT_S = 120.0
 SETTLE_TIMEOUT_S = 60.0
 STRANDED_AFTER_S = 30.0
-CONSUMER_TIMEOUT_S = 1_800.0
 
 
 def started(broker: str, version: str = "") -> Iterator[Cluster]:

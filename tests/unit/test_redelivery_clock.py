@@ -6,13 +6,16 @@ import pytest
 
 from pyspark_mq.sources.queues.redelivery import OVERDUE_WAIT_S, TRANSIT_S, Flow, Horizon
 
+#: A prefetch that no session takes in, so that it says nothing.
+NEVER_TAKEN = 1_000_000
+
 
 def flow(taken: int = 0, *, room: bool = True, window: int = 100) -> dict[int, Flow]:
     return {1: Flow(taken, window, room)}
 
 
 def test_time_counts_only_while_connected() -> None:
-    horizon = Horizon(prefetch=1_000_000)
+    horizon = Horizon(NEVER_TAKEN)
     horizon.observe(10.0, flow())
     horizon.observe(12.0, flow())
     horizon.interrupt()
@@ -22,7 +25,7 @@ def test_time_counts_only_while_connected() -> None:
 
 
 def test_it_goes_by_answers_and_stands_still_without() -> None:
-    horizon = Horizon(prefetch=1_000_000)
+    horizon = Horizon(NEVER_TAKEN)
     for tenth in range(50):
         horizon.observe(tenth / 10, flow())
     assert horizon.horizon_s == 0
@@ -35,7 +38,7 @@ def test_it_goes_by_answers_and_stands_still_without() -> None:
 
 
 def test_an_answer_that_comes_late_says_nothing_of_what_was_ready_since() -> None:
-    horizon = Horizon(prefetch=1_000_000)
+    horizon = Horizon(NEVER_TAKEN)
     horizon.observe(0.0, flow())
     horizon.observe(1.0, flow())
     horizon.asked(-1)
@@ -46,7 +49,7 @@ def test_an_answer_that_comes_late_says_nothing_of_what_was_ready_since() -> Non
 
 
 def test_every_session_has_to_answer() -> None:
-    horizon = Horizon(prefetch=1_000_000)
+    horizon = Horizon(NEVER_TAKEN)
     both = {1: Flow(0, 100, room=True), 2: Flow(0, 100, room=True)}
     for second in range(10):
         horizon.observe(second, both)
@@ -58,7 +61,7 @@ def test_every_session_has_to_answer() -> None:
 
 
 def test_an_answer_without_room_says_nothing() -> None:
-    horizon = Horizon(prefetch=1_000_000)
+    horizon = Horizon(NEVER_TAKEN)
     for second in range(1_000):
         horizon.asked(second)
         horizon.answered(second, 1)
@@ -68,7 +71,7 @@ def test_an_answer_without_room_says_nothing() -> None:
 
 
 def test_room_that_comes_and_goes_is_not_trusted() -> None:
-    horizon = Horizon(prefetch=1_000_000)
+    horizon = Horizon(NEVER_TAKEN)
     for tenth in range(1_000):
         horizon.asked(tenth)
         horizon.answered(tenth, 1)
@@ -77,7 +80,7 @@ def test_room_that_comes_and_goes_is_not_trusted() -> None:
 
 
 def test_under_load_what_may_be_on_its_way_and_a_whole_window_have_to_pass() -> None:
-    horizon = Horizon(prefetch=1_000_000)
+    horizon = Horizon(NEVER_TAKEN)
     for second, taken in enumerate((0, 50, 99, 150, 199)):
         horizon.observe(second, flow(taken, room=False))
         assert horizon.horizon_s == 0
@@ -89,7 +92,7 @@ def test_under_load_what_may_be_on_its_way_and_a_whole_window_have_to_pass() -> 
 
 
 def test_one_session_that_is_stuck_holds_it() -> None:
-    horizon = Horizon(prefetch=1_000_000)
+    horizon = Horizon(NEVER_TAKEN)
     for second in range(100):
         flows = {1: Flow(second * 100, 100, room=True), 2: Flow(7, 100, room=False)}
         horizon.observe(second, flows)
@@ -106,7 +109,7 @@ def answered(horizon: Horizon, now_s: float, number: int) -> None:
 
 @pytest.mark.parametrize(("gap_s", "more_s"), [(0.1, TRANSIT_S), (0.4, 1.6), (1.2, 4.8), (2.0, 5.0)])
 def test_it_stands_still_while_things_come_again_however_slowly(gap_s: float, more_s: float) -> None:
-    horizon = Horizon(prefetch=1_000_000)
+    horizon = Horizon(NEVER_TAKEN)
     answered(horizon, 0.0, 0)
     answered(horizon, gap_s, 1)
     before_s = horizon.horizon_s
@@ -121,7 +124,7 @@ def test_it_stands_still_while_things_come_again_however_slowly(gap_s: float, mo
 
 
 def test_an_interruption_begins_anew_and_nothing_goes_back() -> None:
-    horizon = Horizon(prefetch=1_000_000)
+    horizon = Horizon(NEVER_TAKEN)
     for second in range(10):
         answered(horizon, second, second)
     before = horizon.horizon_s
@@ -136,7 +139,7 @@ def test_an_interruption_begins_anew_and_nothing_goes_back() -> None:
 
 
 def test_a_window_that_was_full_between_two_looks_is_not_trusted() -> None:
-    horizon = Horizon(prefetch=1_000_000)
+    horizon = Horizon(NEVER_TAKEN)
     for second in range(100):
         answered(horizon, second, second)
         horizon.block()
@@ -144,7 +147,7 @@ def test_a_window_that_was_full_between_two_looks_is_not_trusted() -> None:
 
 
 def test_questions_that_are_never_answered_are_forgotten() -> None:
-    horizon = Horizon(prefetch=1_000_000)
+    horizon = Horizon(NEVER_TAKEN)
     for number in range(10_000):
         horizon.asked(number)
     assert len(horizon._asked) <= 100

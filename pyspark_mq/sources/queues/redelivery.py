@@ -29,7 +29,7 @@ from typing import Any
 
 from pyspark_mq.ack import Batch
 from pyspark_mq.sources.connections.consumer import TRANSIT_S, Greeting
-from pyspark_mq.sources.position import FINDERS
+from pyspark_mq.sources.position import FINDERS, end_of
 from pyspark_mq.sources.settings import Settings
 
 __all__ = ["OVERDUE_WAIT_S", "TRANSIT_S", "Flow", "Horizon", "RedeliveryClock"]
@@ -271,8 +271,9 @@ class RedeliveryClock(Horizon):
         """What an offset says of a carried batch: up to when it has to be, seconds since 1970.
 
         None where that is open; and the number of processes that have found it open and planned with it, while those
-        are few. Each of them may be handed a message, and take it along when it ends, without having looked at it. Once
-        there is an end, each offset repeats it: what every process put off a little would never be over.
+        are few. Each of them may be handed a message, and take it along when it ends, without having looked at it. An
+        end that there is once is kept by the batch, and each offset repeats it: what every process put off a little
+        would never be over.
 
         Args:
             batch: one that is carried.
@@ -281,7 +282,7 @@ class RedeliveryClock(Horizon):
         left_s = batch.wait_left_s(self.horizon_s)
         if batch.exposure is None:
             return None if left_s is None else math.ceil(utc_s + left_s)
-        if batch.sessions:
+        if batch.sessions:  # acknowledged here: it was found in no offset
             return None
         found = 1 + (batch.until_s or 0)
         if found < FINDERS:
@@ -303,9 +304,10 @@ class RedeliveryClock(Horizon):
         Returns:
             connected seconds; `OVERDUE_WAIT_S` if the time is over, None for a whole wait.
         """
-        if until_s is None or until_s < FINDERS:
+        end_s = end_of(until_s)
+        if end_s is None:
             return None
-        left_s = min(until_s + self._settings.settle_grace_s - utc_s, self.kept_s + self.delay_s)
+        left_s = min(end_s + self._settings.settle_grace_s - utc_s, self.kept_s + self.delay_s)
         return max(left_s, OVERDUE_WAIT_S)
 
     def _learn_delay(self, told_s: float) -> None:
