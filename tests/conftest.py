@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
+import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
 from itertools import chain, groupby
@@ -47,7 +49,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    os.environ.setdefault("JDK_JAVA_OPTIONS", JAVA_OPTIONS)
+    if not hasattr(config, "workerinput"):  # workers have it from the process that starts them
+        _leave_nothing(config)
     # The state machines take more examples of what can happen with "all". No test fails for being slow.
     for name in ("some", "all"):
         hypothesis.settings.register_profile(name, deadline=None)
@@ -62,6 +65,17 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "sampled: with --all on one cell of each protocol, as what it covers is above the brokers"
     )
     config.addinivalue_line("markers", "law(name): the row of the compatibility matrix a test belongs to")
+
+
+def _leave_nothing(config: pytest.Config) -> None:
+    """Delete at the end what killed processes leave among temporary files: a Spark some 15 MB."""
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    folder = tempfile.mkdtemp(prefix="pyspark-mq-tests-")
+    os.chmod(folder, 0o711)  # PostgreSQL runs as another user
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+    options = os.environ.get("JDK_JAVA_OPTIONS", JAVA_OPTIONS)
+    os.environ["JDK_JAVA_OPTIONS"] = f'{options} "-Djava.io.tmpdir={folder}"'
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

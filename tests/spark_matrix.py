@@ -92,7 +92,8 @@ def spark_python(version: str) -> Path:
     try:
         # As set-up does, and for its reasons.
         given = ("--compile-bytecode", "--config-settings-package", "pyspark:--build-option=--compression=stored")
-        _install(str(_UV), "pip", "install", "--python", str(python), *given, *wanted_there)
+        with tempfile.TemporaryDirectory(prefix="uv-", dir=_WORK) as cache:
+            _install(str(_UV), "pip", "install", "--cache-dir", cache, "--python", str(python), *given, *wanted_there)
     except (NodeError, FileNotFoundError):
         _install(str(python), "-m", "pip", "install", *wanted_there)
     # The checkout is on the path instead.

@@ -211,13 +211,17 @@ install_checkout() {
 }
 
 install_with_uv() {
-    local index
+    local index cache=$state/uv done=0
     # uv does not read what pip was told.
     index=${PIP_INDEX_URL:-$("$venv/bin/python" -m pip config list | sed -n "s/^[^=]*\.index-url='\(.*\)'\$/\1/p" | tail -n 1)}
     # pyspark comes as source, and jars in a wheel gain nothing by being compressed again: 15 s.
+    # With a cache of its own, as what was unpacked and built of it stays there: 2 GB, and as much again each time where
+    # the index does not say that a file never changes.
     env ${index:+UV_DEFAULT_INDEX="$index"} ${PIP_CERT:+SSL_CERT_FILE="$PIP_CERT"} \
-        "$venv/bin/uv" pip install --python "$venv/bin/python" --constraint "$lock" \
-        --config-settings-package pyspark:--build-option=--compression=stored "$@" && compile_modules
+        "$venv/bin/uv" pip install --cache-dir "$cache" --python "$venv/bin/python" --constraint "$lock" \
+        --config-settings-package pyspark:--build-option=--compression=stored "$@" || done=$?
+    rm -rf "$cache"
+    ((done == 0)) && compile_modules
 }
 
 # As pip does. Where PYTHONDONTWRITEBYTECODE is set each process compiles all it imports, which takes one of Spark's

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -250,7 +251,12 @@ class Job:
         environment["PYSPARK_PYTHON"] = str(self.python)
         given = " ".join(f"--conf {name}={value}" for name, value in self.spark.items())
         environment["PYSPARK_SUBMIT_ARGS"] = f"{given} pyspark-shell"
-        environment["JDK_JAVA_OPTIONS"] = self.java
+        # Who is killed deletes nothing: some 15 MB each time.
+        temporary = self.folder / "tmp"
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True, exist_ok=True)
+        environment["TMPDIR"] = str(temporary)
+        environment["JDK_JAVA_OPTIONS"] = f'{self.java} "-Djava.io.tmpdir={temporary}"'
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self.command(), stdin=self.stdin, stdout=log, stderr=log, env=environment, start_new_session=True,

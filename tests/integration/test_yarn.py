@@ -70,7 +70,7 @@ def submitted(yarn: YarnCluster, rabbit: RabbitNode, queue: str, folder: Path) -
     given = "".join(f" --conf '{name}={value}'" for name, value in settings.items())
     command = command.replace(" --archives", f"{given} --archives")
     shutil.copy(ROOT / "examples" / "job.py", folder)
-    environment_ = environment(HADOOP_CONF_DIR=str(yarn.configuration), JDK_JAVA_OPTIONS=_JAVA)
+    environment_ = environment(HADOOP_CONF_DIR=str(yarn.configuration))
     return Process(Command(["sh", "-e", "-c", command], environment_), log=folder / "submit.log", folder=folder)
 
 

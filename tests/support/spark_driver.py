@@ -172,7 +172,7 @@ class DriverMatrix:
         for name, value in self._options.items():
             command += ["--option", f"{name}={value}"]
         environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
-        environment["JDK_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+        environment.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 command, cwd=_ROOT, env=environment, stdout=log, stderr=log, start_new_session=True
