@@ -173,8 +173,7 @@ class Admission:
             if exposed < most * queue.settings.prefetch:
                 self._unsteady.discard(queue)
                 queue.settle_down()
-            # At last a connection has to hold for longer than any did: then none leaves more behind.
-            elif queue.clock.steady_s < max(1.0, queue.ends_in_vain / _ENDS_AT_LAST) * _STEADY_S:
+            elif queue.clock.steady_s < self._to_hold_s(queue):
                 if queue not in self._unsteady:
                     _LOG.warning(
                         "%s: the connection ended %d times, and %d message IDs may still come again; epochs are "
@@ -187,6 +186,14 @@ class Admission:
                 continue
             queues.append(queue)
         return queues
+
+    @staticmethod
+    def _to_hold_s(queue: QueueReader) -> float:
+        # What was left behind takes every place, and gets less by epochs alone.
+        if queue.blocked and not queue.clock.shows_new:
+            return _STEADY_S
+        # At last a connection has to hold for longer than any did: then none leaves more behind.
+        return max(1.0, queue.ends_in_vain / _ENDS_AT_LAST) * _STEADY_S
 
     def await_sessions(self) -> None:
         """Until every receiver is connected; one that gives up ends this with its error."""

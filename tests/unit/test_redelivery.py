@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from pyspark_mq.dedup import decode_ids
 from pyspark_mq.errors import DataLossError
+from pyspark_mq.sources.position import Limit
 from pyspark_mq.sources.url import parse_urls
 from tests.support.engine import At, Crashed
-from tests.support.memory import MemoryBroker
+from tests.support.memory import MemoryBroker, MemoryQueue, Message
 from tests.support.scene import Scene
 from tests.support.simulation import Query, World, make_settings, only
 
@@ -250,3 +255,138 @@ def test_a_replay_has_the_window_that_its_epoch_had_whatever_prefetch_is_now(url
     assert scene.query.trigger() == 2_000
     scene.query.settings = make_settings(max_messages=2_000, prefetch=4_000)
     scene.assert_exactly_once()
+
+
+# -- what shows that everything has come -------------------------------------------------------
+
+
+def named(scene: Scene) -> set[str]:
+    """All IDs in the newest offset."""
+    offsets = scene.query.offsets
+    position = scene.query._codec.decode(json.loads(offsets[max(offsets)]))
+    texts = [text for part in position.parts.values() for text in (*part.carried, part.planned) if text]
+    return {str(key) for text in texts for key in decode_ids(text)}
+
+
+def starve(scene: Scene, seconds: float) -> None:
+    """The thread of the receivers has no turn for so long."""
+    host = next(task for task in scene.query.process.tasks if "Host" in getattr(task._life, "__qualname__", ""))
+    until, step = scene.world.now_s + seconds, host.step
+
+    def later(now_s: float) -> None:
+        if now_s >= until:
+            host.step = step  # type: ignore[method-assign]
+            step(now_s)
+
+    host.step = later  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("disturbance", ["a host without a turn", "a receiver process stopped", "another cut"])
+def test_what_is_on_its_way_while_something_else_begins_anew_is_not_forgotten(disturbance: str) -> None:
+    several = disturbance == "another cut"
+    scene = Scene(
+        max_messages=20, prefetch=100, dedup_window=1_000, heartbeat_s=10.0, reconnect_timeout_s=1e6,
+        consumers=2 if several else 1,
+    )  # fmt: skip
+    if disturbance == "a receiver process stopped":
+        scene.query.processes = 1
+    scene.queue.weather.tells_depth = False
+    scene.publish(1_000 * (1 + several))
+    scene.query.trigger()
+    scene.query.crash(unnoticed_s=25.0)
+    scene.queue.weather.link_rate = 2.0
+    began_s, disturbed = scene.world.now_s, False
+    while scene.world.now_s < began_s + 62.0:
+        scene.query.trigger()
+        if not disturbed and scene.world.now_s >= began_s + 55.0:
+            disturbed = True
+            if several:
+                scene.queue.weather.link_rate = 1e6
+                scene.queue.end(scene.queue.sessions[1], "reset")
+            elif scene.query.processes:
+                scene.query.played.stop(0.7)
+            else:
+                starve(scene, 0.7)
+        scene.world.let_pass(0.5)
+    scene.query.crash()
+    scene.queue.weather.link_rate = float("inf")
+    scene.assert_exactly_once()
+
+
+@pytest.mark.parametrize("machines", [1, 2])
+def test_several_machines_that_died_may_each_have_left_a_window(machines: int) -> None:
+    scene = Scene(max_messages=20, prefetch=100, dedup_window=1_000, heartbeat_s=10.0, reconnect_timeout_s=1e6)
+    scene.queue.weather.tells_depth = False
+    scene.publish(3_000)
+    for _ in range(machines - 1):
+        scene.query.source.latest(scene.query.source.initial(), Limit(20))
+        scene.query.crash(unnoticed_s=25.0)
+    scene.query.trigger()
+    committed = set(scene.query.emitted)
+    scene.query.crash(unnoticed_s=25.0)
+    for _ in range(2):  # these find it open
+        scene.query.trigger()
+        scene.world.let_pass(1.0)
+        scene.query.trigger()
+        scene.query.crash()
+    assert committed <= named(scene)
+    scene.world.let_pass(3_600.0)
+    with pytest.raises(Crashed):
+        scene.query.trigger(At.AFTER_OFFSET_LOG)
+    left = {message.id for message in [*scene.queue.ready, *scene.queue.handed_out]}
+    assert committed & left <= named(scene)
+    scene.assert_exactly_once()
+
+
+def test_a_smaller_prefetch_than_that_of_before_ends_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where what is given back comes behind what was given back before it, as in a quorum queue."""
+    give_back, count = MemoryQueue._give_back, itertools.count()
+
+    def behind(queue: MemoryQueue, message: Message, now_s: float) -> None:
+        message.rank = next(count) - 1e9
+        give_back(queue, message, now_s)
+
+    monkeypatch.setattr(MemoryQueue, "_give_back", behind)
+    scene = Scene(max_messages=100, prefetch=2_000, dedup_window=1_000, heartbeat_s=10.0, reconnect_timeout_s=1e6)
+    scene.publish(6_000)
+    scene.query.trigger()
+    committed = set(scene.query.emitted)
+    scene.query.crash()
+    scene.query.settings = replace(scene.query.settings, prefetch=200)
+    scene.query.source._queues.start()  # is handed a window, and killed before it has looked at it
+    scene.world.let_pass(0.3)
+    scene.query.crash()
+    for _ in range(30):
+        scene.query.trigger()
+        scene.world.let_pass(3.0)
+        left = {message.id for message in [*scene.queue.ready, *scene.queue.handed_out]}
+        assert committed & left <= named(scene)
+    scene.query.crash()
+    scene.assert_exactly_once()
+
+
+@pytest.mark.parametrize(("life_s", "batch_s"), [(5.0, 10.0), (2.0, 5.0), (20.0, 30.0), (60.0, 90.0)])
+def test_connections_that_live_shorter_than_a_batch_neither_stop_the_stream_nor_fill_the_offset(
+    life_s: float, batch_s: float
+) -> None:
+    scene = Scene(
+        max_messages=20, prefetch=100, dedup_window=1_000, heartbeat_s=10.0, reconnect_timeout_s=1e6,
+        replay_timeout_s=1e6, max_delay_s=1.0,
+    )  # fmt: skip
+    scene.queue.weather.tells_depth = False
+    scene.publish(5_000)
+
+    def cut() -> None:
+        scene.broker.cut()
+        scene.world.at(life_s, cut)
+
+    scene.world.at(life_s, cut)
+    scene.query.between = lambda: scene.world.let_pass(batch_s)
+    emitted = [0]
+    for _ in range(4):
+        until_s = scene.world.now_s + 60 * batch_s
+        while scene.world.now_s < until_s:
+            scene.query.trigger()
+        emitted.append(len(scene.query.emitted))
+        assert len(named(scene)) <= 600
+    assert min(after - before for before, after in itertools.pairwise(emitted)) >= 400

@@ -10,8 +10,12 @@ from pyspark_mq.sources.queues.redelivery import OVERDUE_WAIT_S, TRANSIT_S, Flow
 NEVER_TAKEN = 1_000_000
 
 
-def flow(taken: int = 0, *, room: bool = True, window: int = 100) -> dict[int, Flow]:
-    return {1: Flow(taken, window, room)}
+def flow(taken: int = 0, *, fresh: int = 0, room: bool = True, window: int = 100) -> dict[int, Flow]:
+    return {1: one(taken, fresh=fresh, places=window if room else 0, window=window)}
+
+
+def one(taken: int, *, fresh: int = 0, places: int = 0, window: int = 100) -> Flow:
+    return Flow(taken, fresh, window - places, window)
 
 
 def test_time_counts_only_while_connected() -> None:
@@ -39,8 +43,8 @@ def test_it_goes_by_answers_and_stands_still_without() -> None:
 
 def test_an_answer_that_comes_late_says_nothing_of_what_was_ready_since() -> None:
     horizon = Horizon(NEVER_TAKEN)
-    horizon.observe(0.0, flow())
-    horizon.observe(1.0, flow())
+    horizon.observe(0.0, flow(window=10_000))
+    horizon.observe(1.0, flow(window=10_000))
     horizon.asked(-1)
     horizon.observe(200.0, flow(5_000, window=10_000))
     horizon.answered(-1, 1)
@@ -50,7 +54,7 @@ def test_an_answer_that_comes_late_says_nothing_of_what_was_ready_since() -> Non
 
 def test_every_session_has_to_answer() -> None:
     horizon = Horizon(NEVER_TAKEN)
-    both = {1: Flow(0, 100, room=True), 2: Flow(0, 100, room=True)}
+    both = {1: one(0, places=100), 2: one(0, places=100)}
     for second in range(10):
         horizon.observe(second, both)
     for number, session in ((-1, 1), (-2, 1), (-2, 2)):
@@ -79,24 +83,94 @@ def test_room_that_comes_and_goes_is_not_trusted() -> None:
     assert horizon.horizon_s == 0
 
 
-def test_under_load_what_may_be_on_its_way_and_a_whole_window_have_to_pass() -> None:
-    horizon = Horizon(NEVER_TAKEN)
-    for second, taken in enumerate((0, 50, 99, 150, 199)):
-        horizon.observe(second, flow(taken, room=False))
-        assert horizon.horizon_s == 0
-    horizon.observe(5, flow(200, room=False))
-    horizon.observe(6, flow(300, room=False))
-    assert horizon.horizon_s == 0
-    horizon.observe(10, flow(400, room=False))
-    assert horizon.horizon_s == 5  # the mark was set anew when 200 were taken
-
-
-def test_one_session_that_is_stuck_holds_it() -> None:
+def test_room_that_was_filled_between_two_looks_is_not_trusted() -> None:
     horizon = Horizon(NEVER_TAKEN)
     for second in range(100):
-        flows = {1: Flow(second * 100, 100, room=True), 2: Flow(7, 100, room=False)}
-        horizon.observe(second, flows)
+        horizon.asked(second)
+        horizon.answered(second, 1)
+        horizon.observe(second, {1: one(50 * second, places=50)})
+        assert horizon.horizon_s == 0
+    for second in range(100, 102):
+        horizon.asked(second)
+        horizon.answered(second, 1)
+        horizon.observe(second, {1: one(4_999, places=50)})
+    assert horizon.horizon_s == 100 - TRANSIT_S
+
+
+# -- under load --------------------------------------------------------------------------------
+
+
+def test_in_a_new_session_a_window_and_something_new_come_behind_what_was_ready_when_it_opened() -> None:
+    horizon = Horizon(100)
+    for second, taken, fresh in ((0, 100, 0), (1, 150, 0), (2, 500, 0)):
+        horizon.observe(second, flow(taken, fresh=fresh, room=False))
+        assert horizon.horizon_s == 0
+        assert not horizon.shows_new
+    horizon.observe(3, flow(510, fresh=501, room=False))
+    assert horizon.horizon_s == OVERDUE_WAIT_S
+    assert horizon.shows_new
+
+
+def test_what_looks_new_proves_nothing_before_the_prefetch_is_taken_in() -> None:
+    horizon = Horizon(prefetch=1_000)
+    for second, taken in ((0, 10), (1, 100), (2, 999)):
+        horizon.observe(second, flow(taken, fresh=taken, room=False))
+        assert horizon.horizon_s == 0
+    horizon.observe(3, flow(1_000, fresh=1_000, room=False))
+    assert horizon.horizon_s == OVERDUE_WAIT_S
+
+
+def test_what_may_have_been_on_its_way_at_the_mark_proves_nothing() -> None:
+    horizon = Horizon(100)
+    horizon.observe(0, {1: one(100, fresh=1, places=30)})
+    horizon.observe(1, {1: one(200, fresh=150, places=30)})
+    assert horizon.horizon_s == OVERDUE_WAIT_S  # the mark is set anew, at 200 and 30 on their way
+    horizon.observe(2, {1: one(500, fresh=230, places=30)})
+    assert horizon.horizon_s == OVERDUE_WAIT_S
+    horizon.observe(3, {1: one(500, fresh=231, places=30)})
+    assert horizon.horizon_s == 1
+
+
+def test_of_a_session_that_outlives_another_one_only_what_comes_then_counts() -> None:
+    horizon = Horizon(100)
+    horizon.observe(0, {1: one(5_000, fresh=5_000)})
+    horizon.observe(1, {1: one(5_000, fresh=5_000)})
+    before_s = horizon.horizon_s
+    horizon.interrupt()
+    for second, old, new in ((2, 5_000, 10), (4, 5_039, 150), (5, 5_050, 170), (6, 5_150, 300)):
+        horizon.observe(second, {1: one(old, fresh=min(old, 5_040), places=40), 2: one(new, fresh=1, places=9)})
+        assert horizon.horizon_s == before_s
+    horizon.observe(7, {1: one(5_150, fresh=5_041, places=40), 2: one(300, fresh=1, places=9)})
+    assert horizon.horizon_s == 1 + OVERDUE_WAIT_S
+
+
+def test_a_session_on_whose_way_something_may_be_holds_it_and_one_that_is_full_does_not() -> None:
+    for places in (1, 0):
+        horizon = Horizon(100)
+        for second in range(100):
+            taken = 100 * second
+            horizon.observe(second, {1: one(taken, fresh=taken), 2: one(7, places=places)})
+        assert (horizon.horizon_s > 0) is (places == 0)
+
+
+def test_two_that_are_full_show_nothing() -> None:
+    horizon = Horizon(100)
+    for second in range(100):
+        horizon.observe(second, {1: one(700), 2: one(900)})
     assert horizon.horizon_s == 0
+
+
+def test_where_all_is_flagged_many_windows_are_enough() -> None:
+    horizon = Horizon(100)
+    horizon.observe(0, flow(1, room=False))
+    horizon.observe(1, flow(1_999, room=False))
+    assert horizon.horizon_s == 0
+    horizon.observe(2, flow(2_000, room=False))
+    assert horizon.horizon_s == OVERDUE_WAIT_S
+    horizon.observe(9, flow(3_999, room=False))
+    assert horizon.horizon_s == OVERDUE_WAIT_S
+    horizon.observe(9, flow(4_000, room=False))
+    assert horizon.horizon_s == 2
 
 
 def answered(horizon: Horizon, now_s: float, number: int) -> None:
@@ -151,18 +225,3 @@ def test_questions_that_are_never_answered_are_forgotten() -> None:
     for number in range(10_000):
         horizon.asked(number)
     assert len(horizon._asked) <= 100
-
-
-def test_what_fills_a_first_window_comes_behind_what_was_ready_when_it_opened() -> None:
-    horizon = Horizon(prefetch=1_000)
-    horizon.observe(0.0, flow())
-    for second, taken, window in ((1, 100, 100), (2, 999, 100), (3, 1_000, 2_000)):
-        horizon.observe(second, flow(taken, window=window, room=False))
-        assert horizon.horizon_s == 0
-    horizon.observe(4.0, flow(1_000, room=False))
-    assert horizon.horizon_s == OVERDUE_WAIT_S
-    # What came first in one session says nothing of what another one has left.
-    horizon.interrupt()
-    horizon.observe(5.0, {1: Flow(1_000, 100, room=False), 2: Flow(999, 100, room=False)})
-    horizon.observe(6.0, {1: Flow(1_000, 100, room=False), 2: Flow(999, 100, room=False)})
-    assert horizon.horizon_s == OVERDUE_WAIT_S

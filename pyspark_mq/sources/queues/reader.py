@@ -238,9 +238,9 @@ class QueueReader:
         clock, connections = self.clock, self.connections
         if connections.broke_off:
             clock.interrupt()
-        room = not connections.paused
+        taken, fresh, paused = self._deliveries.received_in, self._deliveries.fresh_in, connections.paused
         flows = {
-            session: Flow(self._deliveries.received_in[session], window, room and self._unacked_in(session) < window)
+            session: Flow(taken[session], fresh[session], self._unacked_in(session), window, paused)
             for session, window in connections.windows.items()
         }
         clock.observe(connections.attended_s, flows)
@@ -305,7 +305,7 @@ class QueueReader:
         if settings.endpoint.broker.counts_drops:
             window = min(window, max(_SLOW_START_WINDOW, settings.min_messages) + self.ledger.expected)
         if self.unsteady:
-            window = min(window, max(1, settings.prefetch // _UNSTEADY_PARTS))
+            window = min(window, max(1, settings.prefetch // _UNSTEADY_PARTS) + len(self.ledger.planned))
         # An epoch comes again whole, whatever the prefetch is by now.
         return max(window, len(self.ledger.planned))
 

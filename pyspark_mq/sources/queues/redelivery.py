@@ -10,8 +10,12 @@ before which whatever was ready to come again has come. It moves on
 
 * when every session has answered a question that it was asked `TRANSIT_S` later, and has had room since: what was
   ready then was handed out before the answer, and has arrived before it, however much was in between; or
-* when every session has taken in two windows since: one may have been on its way, and what was ready was ahead of
-  the other. For the moment of their opening one of the whole `prefetch` is enough: nothing was on its way then.
+* when a session is handed what nobody had before, behind all that may have been on its way at that moment: what was
+  ready then was handed out before. It has arrived where a session shows the same, or is full, so that nothing is on its
+  way to it.
+
+No broker flags everything that it hands out again, and RabbitMQ flags a whole classic queue after a restart. So what
+looks new proves nothing before a window has been taken in besides, and many windows are enough without it.
 
 It stands still while things come again, one after the other: a broker may do that slowly, and answer at once. How long
 a gap may be goes by those before it, from the opening of a session on.
@@ -39,8 +43,9 @@ _LOG = logging.getLogger("pyspark_mq")
 #: Behind what has come again more is waited for so many times the longest gap so far, for so long at most.
 _GAPS = 4
 _GAP_MAX_S = 5.0
-#: Windows of messages to be taken in: what may be on its way, and as much again.
-_TURNOVER_WINDOWS = 2
+#: Windows to be taken in where all of it is flagged as redelivered. Several processes, and such as had a larger
+#: `prefetch`, may each have left one behind.
+_FLAGGED_WINDOWS = 20
 #: Questions whose answers are waited for; those to sessions that are silent are given up first.
 _ASKED_MAX = 100
 #: Pause between questions that are asked for their answers: longer each time from the first to the last.
@@ -59,13 +64,28 @@ class Flow:
 
     Attributes:
         taken: messages taken in so far.
+        fresh: the place among them, or one before it, of the last that the broker did not flag as redelivered; 0 if
+            there is none.
+        held: how many of them are unacknowledged.
         window: how many unacknowledged messages it may be handed.
-        room: may the broker hand out more?
+        paused: is it handed nothing, however few those are?
     """
 
     taken: int
+    fresh: int
+    held: int
     window: int
-    room: bool
+    paused: bool = False
+
+    @property
+    def places(self) -> int:
+        """How many may be on their way to it."""
+        return max(0, self.window - self.held)
+
+    @property
+    def room(self) -> bool:
+        """May the broker hand out more?"""
+        return not self.paused and self.places > 0
 
 
 class Horizon:
@@ -73,17 +93,25 @@ class Horizon:
 
     Args:
         prefetch: messages that a session before may have left behind.
+
+    Attributes:
+        shows_new: since a session last opened or ended, was one handed what nobody had before?
     """
 
     def __init__(self, prefetch: int) -> None:
-        self._prefetch = prefetch
+        self._prefetch = self._left = prefetch
+        self.shows_new = False
         self._connected_s = 0.0
         self._horizon_s = 0.0
         self._interrupted_s = 0.0
         self._seen_s: float | None = None
         self._room_since_s: float | None = None
         self._mark_s = 0.0
+        #: Session -> so many taken in fill it, as of the last look.
+        self._brim: dict[int, int] = {}
+        #: The same as of the mark: what comes behind was handed out after it.
         self._mark: dict[int, int] | None = None
+        self._widest = 0
         self._came_again_s: float | None = None
         self._gap_s = 0.0
         #: Number of a question -> when it was asked, oldest first; session -> when the newest was that it has answered.
@@ -107,6 +135,7 @@ class Horizon:
 
     def interrupt(self) -> None:
         """A session has opened or ended: what was on its way in the others says nothing for it."""
+        self._left, self.shows_new = self._widest or self._left, False
         self._interrupted_s = self._connected_s
         self._seen_s = self._room_since_s = self._mark = self._came_again_s = None
         self._gap_s = 0.0
@@ -145,17 +174,22 @@ class Horizon:
         if self._seen_s is not None:
             self._connected_s += now_s - self._seen_s
         self._seen_s = now_s
+        # So many may have been handed out at once after the last look, and the rest waited for room.
+        if any(flow.taken >= self._brim.get(name, math.inf) for name, flow in flows.items()):
+            self._room_since_s = None
         if not all(flow.room for flow in flows.values()):
             self._room_since_s = None
         elif self._room_since_s is None:
             self._room_since_s = self._connected_s
         if self._mark is None:
-            self._mark_s, self._mark = self._connected_s, {name: flow.taken for name, flow in flows.items()}
+            # What is overdue was ready when the first session opened.
+            self._set_mark(self._interrupted_s + OVERDUE_WAIT_S, flows)
+        self._brim = {name: flow.taken + flow.places for name, flow in flows.items()}
+        self._widest = max((flow.window for flow in flows.values()), default=0)
         gap_s = max(TRANSIT_S, min(_GAPS * self._gap_s, _GAP_MAX_S))
         if self._came_again_s is None or self._connected_s > self._came_again_s + gap_s:
             self._look_at_answers(flows)
-            self._look_at_turnover(flows, self._mark)
-            self._look_at_first_prefetch(flows)
+            self._look_at_turnover(flows, self._mark or {})
 
     def _look_at_answers(self, flows: Mapping[int, Flow]) -> None:
         if self._room_since_s is None or not all(name in self._answered for name in flows):
@@ -164,17 +198,23 @@ class Horizon:
         if settled_s >= self._room_since_s:
             self._horizon_s = max(self._horizon_s, settled_s)
 
-    def _look_at_turnover(self, flows: Mapping[int, Flow], mark: Mapping[int, int]) -> None:
-        if all(flow.taken - mark[name] >= _TURNOVER_WINDOWS * flow.window for name, flow in flows.items()):
-            self._horizon_s = max(self._horizon_s, self._mark_s)
-            self._mark_s, self._mark = self._connected_s, {name: flow.taken for name, flow in flows.items()}
+    def _set_mark(self, mark_s: float, flows: Mapping[int, Flow]) -> None:
+        self._mark_s = mark_s
+        # What is new since the last look was handed everything since.
+        self._mark = {name: flow.taken + flow.places if name in self._brim else 0 for name, flow in flows.items()}
 
-    def _look_at_first_prefetch(self, flows: Mapping[int, Flow]) -> None:
-        # A query that ends early again and again sees no more of a backlog.
-        if self.steady_s >= TRANSIT_S and all(
-            flow.taken >= max(flow.window, self._prefetch) for flow in flows.values()
+    def _look_at_turnover(self, flows: Mapping[int, Flow], mark: Mapping[int, int]) -> None:
+        fresh = {name for name, flow in flows.items() if flow.fresh > mark[name]}
+        self.shows_new = self.shows_new or bool(fresh)
+        since = {name: flow.taken - mark[name] for name, flow in flows.items()}
+        windows = {name: max(flow.window, self._left) for name, flow in flows.items()}
+        turned = {name for name in fresh if since[name] >= windows[name]}
+        proved = turned and all(name in turned or not flow.places for name, flow in flows.items())
+        if self.steady_s >= TRANSIT_S and (
+            proved or all(since[name] >= _FLAGGED_WINDOWS * max(windows[name], self._prefetch) for name in flows)
         ):
-            self._horizon_s = max(self._horizon_s, self._interrupted_s + OVERDUE_WAIT_S)
+            self._horizon_s = max(self._horizon_s, self._mark_s)
+            self._set_mark(self._connected_s, flows)
 
 
 class RedeliveryClock(Horizon):
