@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pyspark_mq.sources.queues.redelivery import OVERDUE_WAIT_S, TRANSIT_S, Flow, Horizon
@@ -151,6 +153,21 @@ def test_a_session_on_whose_way_something_may_be_holds_it_and_one_that_is_full_d
             taken = 100 * second
             horizon.observe(second, {1: one(taken, fresh=taken), 2: one(7, places=places)})
         assert (horizon.horizon_s > 0) is (places == 0)
+
+
+def test_where_a_window_is_counted_in_bytes_more_may_be_on_its_way_to_one_that_is_full() -> None:
+    for in_bytes in (False, True):
+        horizon = Horizon(100)
+        for second in range(100):
+            taken = 1_000 * second
+            flows = {1: one(taken, fresh=taken), 2: one(700)}
+            horizon.observe(second, {name: replace(flow, in_bytes=in_bytes) for name, flow in flows.items()})
+        assert (horizon.horizon_s > 0) is not in_bytes
+    horizon = Horizon(100)
+    for second, taken in ((0, 100), (1, 100), (2, 299), (3, 300), (4, 301), (5, 401)):
+        horizon.observe(second, {1: replace(one(taken, fresh=taken), in_bytes=True)})
+        # The first mark is of its opening, the second is set a second later.
+        assert horizon.horizon_s == (OVERDUE_WAIT_S if 1 <= second < 5 else 0 if second < 1 else 1)
 
 
 def test_two_that_are_full_show_nothing() -> None:

@@ -238,10 +238,14 @@ class QueueReader:
         clock, connections = self.clock, self.connections
         if connections.broke_off:
             clock.interrupt()
-        taken, fresh, paused = self._deliveries.received_in, self._deliveries.fresh_in, connections.paused
+        taken, fresh, in_bytes = (
+            self._deliveries.received_in,
+            self._deliveries.fresh_in,
+            self.settings.endpoint.in_bytes,
+        )
         flows = {
-            session: Flow(taken[session], fresh[session], self._unacked_in(session), window, paused)
-            for session, window in connections.windows.items()
+            name: Flow(taken[name], fresh[name], self._unacked_in(name), window, connections.paused, in_bytes)
+            for name, window in connections.windows.items()
         }
         clock.observe(connections.attended_s, flows)
         self.ledger.carried.start_clock(clock.connected_s, clock.wait_s(alone=connections.alone))

@@ -46,6 +46,8 @@ _GAP_MAX_S = 5.0
 #: Windows to be taken in where all of it is flagged as redelivered. Several processes, and such as had a larger
 #: `prefetch`, may each have left one behind.
 _FLAGGED_WINDOWS = 20
+#: So many may be on their way where a window is so many bytes as that many messages took before.
+_WINDOWS_IN_BYTES = 2
 #: Questions whose answers are waited for; those to sessions that are silent are given up first.
 _ASKED_MAX = 100
 #: Pause between questions that are asked for their answers: longer each time from the first to the last.
@@ -69,6 +71,7 @@ class Flow:
         held: how many of them are unacknowledged.
         window: how many unacknowledged messages it may be handed.
         paused: is it handed nothing, however few those are?
+        in_bytes: does the broker count the window so, and may have handed out more?
     """
 
     taken: int
@@ -76,16 +79,22 @@ class Flow:
     held: int
     window: int
     paused: bool = False
+    in_bytes: bool = False
 
     @property
-    def places(self) -> int:
-        """How many may be on their way to it."""
+    def free(self) -> int:
+        """How many places of its window are free."""
         return max(0, self.window - self.held)
 
     @property
     def room(self) -> bool:
         """May the broker hand out more?"""
-        return not self.paused and self.places > 0
+        return not self.paused and self.free > 0
+
+    @property
+    def on_its_way(self) -> int:
+        """How many may be, at most."""
+        return _WINDOWS_IN_BYTES * self.window if self.in_bytes else self.free
 
 
 class Horizon:
@@ -184,7 +193,7 @@ class Horizon:
         if self._mark is None:
             # What is overdue was ready when the first session opened.
             self._set_mark(self._interrupted_s + OVERDUE_WAIT_S, flows)
-        self._brim = {name: flow.taken + flow.places for name, flow in flows.items()}
+        self._brim = {name: flow.taken + flow.free for name, flow in flows.items()}
         self._widest = max((flow.window for flow in flows.values()), default=0)
         gap_s = max(TRANSIT_S, min(_GAPS * self._gap_s, _GAP_MAX_S))
         if self._came_again_s is None or self._connected_s > self._came_again_s + gap_s:
@@ -201,7 +210,7 @@ class Horizon:
     def _set_mark(self, mark_s: float, flows: Mapping[int, Flow]) -> None:
         self._mark_s = mark_s
         # What is new since the last look was handed everything since.
-        self._mark = {name: flow.taken + flow.places if name in self._brim else 0 for name, flow in flows.items()}
+        self._mark = {name: flow.taken + flow.on_its_way if name in self._brim else 0 for name, flow in flows.items()}
 
     def _look_at_turnover(self, flows: Mapping[int, Flow], mark: Mapping[int, int]) -> None:
         fresh = {name for name, flow in flows.items() if flow.fresh > mark[name]}
@@ -209,7 +218,7 @@ class Horizon:
         since = {name: flow.taken - mark[name] for name, flow in flows.items()}
         windows = {name: max(flow.window, self._left) for name, flow in flows.items()}
         turned = {name for name in fresh if since[name] >= windows[name]}
-        proved = turned and all(name in turned or not flow.places for name, flow in flows.items())
+        proved = turned and all(name in turned or not flow.on_its_way for name, flow in flows.items())
         if self.steady_s >= TRANSIT_S and (
             proved or all(since[name] >= _FLAGGED_WINDOWS * max(windows[name], self._prefetch) for name in flows)
         ):
