@@ -49,7 +49,9 @@ Step ==
   (* The source asks for it; on its way it is from the call on that proved the commit. *)
   \/ Is("acknowledge") /\ Event[3] \in acks[Event[2]] /\ UNCHANGED vars
   \/ Is("take")    /\ at[Event[2]] \in Slots /\ Take(at[Event[2]], Event[2])
-  \/ Is("confirm") /\ IF mem[Event[2]] = "sent" THEN Confirm(Event[2]) \/ ConfirmAgain(Event[2]) ELSE UNCHANGED vars
+  (* One that comes when another session has ended, or the bound is over, changes nothing any more. *)
+  \/ Is("confirm") /\ IF mem[Event[2]] = "sent" THEN Confirm(Event[2]) \/ ConfirmAgain(Event[2])
+                       ELSE mem[Event[2]] \in {"confirmed", "carried", "settled"} /\ UNCHANGED vars
   \/ (Is("expire") \/ Is("drop")) /\ (Expire(Event[2]) \/ ExpireBeside(Event[2]))    \* dropped: by time alone
   \/ Is("kill")    /\ Event[2] \subseteq recent /\ KillBroker(Event[2])
   \/ Is("depart")  /\ Depart(Event[2])

@@ -139,6 +139,13 @@ def confirmed_before_it_is_taken(events: Events) -> Events | None:
     return _before_it_is_taken(events, "confirm")
 
 
+def confirmed_and_never_acknowledged(events: Events) -> Events | None:
+    for at in places(events, "plan"):
+        for one in (one for ids in events[at][1].values() for one in ids):
+            return [*events[: at + 1], ("confirm", one), *events[at + 1 :]]
+    return None
+
+
 def expired_before_it_is_taken(events: Events) -> Events | None:
     return _before_it_is_taken(events, "expire")
 
@@ -203,8 +210,8 @@ CORRUPTIONS: Sequence[Callable[[Events], Events | None]] = [
     acknowledged_before_its_commit, asked_to_acknowledge_before_its_commit, asked_to_acknowledge_beyond_its_epoch,
     replayed_with_one_less, emitted_in_another_order, emitted_twice,
     dropped_from_what_is_carried, carried_and_not_committed, planned_and_never_delivered, planned_in_another_order,
-    planned_blindly, confirmed_before_it_is_taken, expired_before_it_is_taken, taken_twice,
-    delivered_twice_in_a_session, delivered_without_a_session, delivered_in_the_session_of_another_queue, opened_twice,
-    committed_without_a_sink, planned_again_before_the_commit, planned_unasked, replayed_what_is_its_own,
+    planned_blindly, confirmed_before_it_is_taken, confirmed_and_never_acknowledged, expired_before_it_is_taken,
+    taken_twice, delivered_twice_in_a_session, delivered_without_a_session, delivered_in_the_session_of_another_queue,
+    opened_twice, committed_without_a_sink, planned_again_before_the_commit, planned_unasked, replayed_what_is_its_own,
     forgotten_and_never_acknowledged, begun_twice,
 ]  # fmt: skip
