@@ -74,6 +74,7 @@ class Weather:
         rate: messages handed out in a second.
         link_rate: messages that arrive in a second; the others are on their way, and so is what the broker answers
             behind them.
+        flags: are all deliveries flagged as redelivered, or none? None for those that are.
     """
 
     acks_s: float = 0.0
@@ -88,6 +89,7 @@ class Weather:
     hides_lost: bool = False
     rate: float = float("inf")
     link_rate: float = float("inf")
+    flags: bool | None = None
 
 
 @dataclass(eq=False)
@@ -375,7 +377,8 @@ class MemoryQueue:
             session.tag += 1
             session.unacked[session.tag] = message
             session.arrives_s = max(now, session.arrives_s) + 1 / self.weather.link_rate
-            raw = Raw(session.tag, message, message.deliveries > 0, message.deliveries)
+            again = message.deliveries > 0 if self.weather.flags is None else self.weather.flags
+            raw = Raw(session.tag, message, again, message.deliveries)
             session.to_client.append((session.arrives_s, raw))
         for entry in later:
             heapq.heappush(self._ready, entry)

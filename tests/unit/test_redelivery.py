@@ -365,6 +365,94 @@ def test_a_smaller_prefetch_than_that_of_before_ends_no_wait(monkeypatch: pytest
     scene.assert_exactly_once()
 
 
+def test_without_flags_a_whole_prefetch_may_come_before_what_is_overdue(monkeypatch: pytest.MonkeyPatch) -> None:
+    committed = set[str]()
+    give_back = MemoryQueue._give_back
+
+    def last(queue: MemoryQueue, message: Message, now_s: float) -> None:
+        if message.id in committed:
+            message.rank = 799.5
+        give_back(queue, message, now_s)
+
+    monkeypatch.setattr(MemoryQueue, "_give_back", last)
+    scene = Scene(max_messages=100, prefetch=800, dedup_window=1_000, heartbeat_s=10.0, reconnect_timeout_s=1e6)
+    scene.queue.weather.tells_depth, scene.queue.weather.flags = False, False
+    scene.publish(2_000)
+    scene.query.trigger()
+    committed |= set(scene.query.emitted)
+    scene.query.crash(unnoticed_s=25.0)
+    for _ in range(2):
+        scene.query.trigger()
+        scene.world.let_pass(1.0)
+        scene.query.trigger()
+        scene.query.crash()
+    scene.world.let_pass(3_600.0)
+    _ = scene.query.source
+    scene.world.at(0.05, scene.broker.cut)  # while it is handed little, as behind any restart
+    for _ in range(4):
+        scene.query.trigger()
+        left = {message.id for message in [*scene.queue.ready, *scene.queue.handed_out]}
+        assert committed & left <= named(scene)
+    scene.query.crash()
+    scene.assert_exactly_once()
+
+
+# -- what is bounded all the same --------------------------------------------------------------
+
+
+def cut_every(scene: Scene, life_s: float) -> None:
+    def cut() -> None:
+        scene.broker.cut()
+        scene.world.at(life_s, cut)
+
+    scene.world.at(life_s, cut)
+
+
+@pytest.mark.parametrize(("life_s", "batch_s", "late_s"), [(30.0, 1.0, 2.0), (150.0, 10.0, 10.0)])
+def test_a_backlog_of_which_everything_is_flagged_does_not_fill_the_offset(
+    life_s: float, batch_s: float, late_s: float
+) -> None:
+    """As a classic queue of RabbitMQ is after a restart."""
+    scene = Scene(max_messages=50, prefetch=100, dedup_window=0, heartbeat_s=10.0, reconnect_timeout_s=1e6)
+    scene.queue.weather.tells_depth, scene.queue.weather.confirms_s, scene.queue.weather.flags = False, late_s, True
+    scene.publish(30_000)
+    cut_every(scene, life_s)
+    for _ in range(400):
+        scene.query.trigger()
+        scene.world.let_pass(batch_s)
+        assert len(named(scene)) <= 2_500
+    assert len(scene.query.emitted) >= 15_000
+
+
+@pytest.mark.parametrize("life_s", [60.0, 20.0])
+def test_one_session_of_two_that_gets_everything_does_not_fill_the_offset(
+    life_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a single active consumer."""
+    hand_out = MemoryQueue._hand_out
+
+    def to_the_first(queue: MemoryQueue, now_s: float) -> None:
+        windows = {session: session.window for session in queue.sessions}
+        for session in queue.sessions[1:]:
+            session.window = 0
+        hand_out(queue, now_s)
+        for session, window in windows.items():
+            session.window = window
+
+    monkeypatch.setattr(MemoryQueue, "_hand_out", to_the_first)
+    scene = Scene(
+        max_messages=50, prefetch=100, dedup_window=0, heartbeat_s=10.0, reconnect_timeout_s=1e6, consumers=2
+    )  # fmt: skip
+    scene.queue.weather.tells_depth, scene.queue.weather.confirms_s = False, 1.0
+    scene.publish(25_000)
+    cut_every(scene, life_s)
+    for _ in range(400):
+        scene.query.trigger()
+        scene.world.let_pass(life_s / 10)
+        assert len(named(scene)) <= 600
+    assert len(scene.query.emitted) >= 15_000
+
+
 @pytest.mark.parametrize(("life_s", "batch_s"), [(5.0, 10.0), (2.0, 5.0), (20.0, 30.0), (60.0, 90.0)])
 def test_connections_that_live_shorter_than_a_batch_neither_stop_the_stream_nor_fill_the_offset(
     life_s: float, batch_s: float
@@ -375,12 +463,7 @@ def test_connections_that_live_shorter_than_a_batch_neither_stop_the_stream_nor_
     )  # fmt: skip
     scene.queue.weather.tells_depth = False
     scene.publish(5_000)
-
-    def cut() -> None:
-        scene.broker.cut()
-        scene.world.at(life_s, cut)
-
-    scene.world.at(life_s, cut)
+    cut_every(scene, life_s)
     scene.query.between = lambda: scene.world.let_pass(batch_s)
     emitted = [0]
     for _ in range(4):

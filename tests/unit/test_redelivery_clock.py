@@ -113,13 +113,12 @@ def test_in_a_new_session_a_window_and_something_new_come_behind_what_was_ready_
     assert horizon.shows_new
 
 
-def test_what_looks_new_proves_nothing_before_the_prefetch_is_taken_in() -> None:
+@pytest.mark.parametrize("flagged", [False, True])
+def test_what_looks_new_proves_nothing_before_a_window_and_the_prefetch_where_nothing_is_flagged(flagged: bool) -> None:
     horizon = Horizon(prefetch=1_000)
-    for second, taken in ((0, 10), (1, 100), (2, 999)):
-        horizon.observe(second, flow(taken, fresh=taken, room=False))
-        assert horizon.horizon_s == 0
-    horizon.observe(3, flow(1_000, fresh=1_000, room=False))
-    assert horizon.horizon_s == OVERDUE_WAIT_S
+    for second, taken in ((0, 10), (1, 99), (2, 100), (3, 999), (4, 1_000)):
+        horizon.observe(second, {1: replace(one(taken, fresh=taken), flagged=flagged)})
+        assert (horizon.horizon_s > 0) is (taken >= (100 if flagged else 1_000))
 
 
 def test_what_may_have_been_on_its_way_at_the_mark_proves_nothing() -> None:
@@ -177,17 +176,41 @@ def test_two_that_are_full_show_nothing() -> None:
     assert horizon.horizon_s == 0
 
 
-def test_where_all_is_flagged_many_windows_are_enough() -> None:
+def test_one_that_has_answered_since_shows_as_much_as_one_that_is_full() -> None:
     horizon = Horizon(100)
-    horizon.observe(0, flow(1, room=False))
-    horizon.observe(1, flow(1_999, room=False))
-    assert horizon.horizon_s == 0
-    horizon.observe(2, flow(2_000, room=False))
+
+    def look(second: float, taken: int) -> float:
+        horizon.observe(second, {1: one(taken, fresh=taken), 2: one(7, places=93)})
+        return horizon.horizon_s
+
+    assert look(0, 100) == 0
+    horizon.asked(-1)
+    assert look(1, 200) == 0  # behind the question
+    horizon.answered(-1, 2)
+    assert look(2, 300) == 0
+    horizon.asked(-2)
+    assert look(3, 400) == 0
+    horizon.answered(-2, 2)
+    assert look(4, 500) == OVERDUE_WAIT_S
+
+
+def test_where_all_is_flagged_many_windows_are_enough_over_all_sessions() -> None:
+    horizon, settled, second = Horizon(100), 0, 0
+    while settled < 2_000:
+        for taken in (100, 200):
+            horizon.observe(second, {second // 2: one(taken)}, settled)
+            assert horizon.horizon_s == 0
+            settled, second = settled + 50, second + 1
+        horizon.interrupt()
+    horizon.observe(second, {second: one(99, places=1)}, settled)
+    horizon.observe(second + 1, {second: one(99, places=1)}, settled)
+    assert horizon.horizon_s == 0  # what is on its way to this one may be among them
+    horizon.observe(second + 2, {second: one(100, places=1)}, settled)
     assert horizon.horizon_s == OVERDUE_WAIT_S
-    horizon.observe(9, flow(3_999, room=False))
+    horizon.observe(second + 9, {second: one(1_000)}, settled + 1_999)
     assert horizon.horizon_s == OVERDUE_WAIT_S
-    horizon.observe(9, flow(4_000, room=False))
-    assert horizon.horizon_s == 2
+    horizon.observe(second + 9, {second: one(1_000)}, settled + 2_000)
+    assert horizon.horizon_s > 1
 
 
 def answered(horizon: Horizon, now_s: float, number: int) -> None:

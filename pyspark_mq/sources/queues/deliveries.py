@@ -44,6 +44,7 @@ class Deliveries:
 
     Attributes:
         received_in: deliveries of each open session.
+        flagged_in: how many of them were flagged as redelivered.
         fresh_in: of them, the place of the last one that was not flagged as redelivered, or one before it; 0 for none.
         redelivered, rejected: counters.
     """
@@ -71,16 +72,17 @@ class Deliveries:
         self._passed_over: dict[int, int] = {}
         self._settling_since_s: float | None = None
         self.received_in: dict[int, int] = {}
+        self.flagged_in: dict[int, int] = {}
         self.fresh_in: dict[int, int] = {}
         self.redelivered = self.rejected = 0
 
     def begin(self, session: int) -> None:
         """A session has opened."""
-        self.received_in[session] = self.fresh_in[session] = 0
+        self.received_in[session] = self.flagged_in[session] = self.fresh_in[session] = 0
 
     def end(self, session: int) -> None:
         """A session has ended."""
-        del self.received_in[session], self.fresh_in[session]
+        del self.received_in[session], self.flagged_in[session], self.fresh_in[session]
         self._passed_over.pop(session, None)
 
     def passed_over_in(self, session: int) -> int:
@@ -100,6 +102,7 @@ class Deliveries:
         if metadata.redelivered < len(block):
             self.fresh_in[session] = self.received_in[session] + 1
         self.received_in[session] += len(block)
+        self.flagged_in[session] += metadata.redelivered
         self.redelivered += metadata.redelivered
         tags: Sequence[int] = metadata.tags
         rows = block.rows

@@ -238,16 +238,15 @@ class QueueReader:
         clock, connections = self.clock, self.connections
         if connections.broke_off:
             clock.interrupt()
-        taken, fresh, in_bytes = (
-            self._deliveries.received_in,
-            self._deliveries.fresh_in,
-            self.settings.endpoint.in_bytes,
-        )
+        came, in_bytes = self._deliveries, self.settings.endpoint.in_bytes
         flows = {
-            name: Flow(taken[name], fresh[name], self._unacked_in(name), window, connections.paused, in_bytes)
-            for name, window in connections.windows.items()
-        }
-        clock.observe(connections.attended_s, flows)
+            session: Flow(
+                came.received_in[session], came.fresh_in[session], self._unacked_in(session), window,
+                flagged=came.flagged_in[session] > 0, paused=connections.paused, in_bytes=in_bytes,
+            )
+            for session, window in connections.windows.items()
+        }  # fmt: skip
+        clock.observe(connections.attended_s, flows, self.ledger.counters.settled)
         self.ledger.carried.start_clock(clock.connected_s, clock.wait_s(alone=connections.alone))
         self._others.look(connections.other_consumers, now_s, clock.half_open_s)
         # The horizon has to move on also where nothing is acknowledged, while something waits for that.

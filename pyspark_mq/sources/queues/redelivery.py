@@ -11,11 +11,12 @@ before which whatever was ready to come again has come. It moves on
 * when every session has answered a question that it was asked `TRANSIT_S` later, and has had room since: what was
   ready then was handed out before the answer, and has arrived before it, however much was in between; or
 * when a session is handed what nobody had before, behind all that may have been on its way at that moment: what was
-  ready then was handed out before. It has arrived where a session shows the same, or is full, so that nothing is on its
-  way to it.
+  ready then was handed out before. It has arrived where a session shows the same, or has answered since, or is full, so
+  that nothing is on its way to it; or
+* when many windows have been settled since, however often sessions ended: what is settled does not come again.
 
-No broker flags everything that it hands out again, and RabbitMQ flags a whole classic queue after a restart. So what
-looks new proves nothing before a window has been taken in besides, and many windows are enough without it.
+The last is for RabbitMQ, which flags a whole classic queue after a restart. And no broker flags everything that it
+hands out again: so what looks new proves nothing before a window has been taken in besides.
 
 It stands still while things come again, one after the other: a broker may do that slowly, and answer at once. How long
 a gap may be goes by those before it, from the opening of a session on.
@@ -43,7 +44,7 @@ _LOG = logging.getLogger("pyspark_mq")
 #: Behind what has come again more is waited for so many times the longest gap so far, for so long at most.
 _GAPS = 4
 _GAP_MAX_S = 5.0
-#: Windows to be taken in where all of it is flagged as redelivered. Several processes, and such as had a larger
+#: Windows to be settled where everything is flagged as redelivered. Several processes, and such as had a larger
 #: `prefetch`, may each have left one behind.
 _FLAGGED_WINDOWS = 20
 #: So many may be on their way where a window is so many bytes as that many messages took before.
@@ -70,6 +71,7 @@ class Flow:
             there is none.
         held: how many of them are unacknowledged.
         window: how many unacknowledged messages it may be handed.
+        flagged: has the broker flagged any of them?
         paused: is it handed nothing, however few those are?
         in_bytes: does the broker count the window so, and may have handed out more?
     """
@@ -78,6 +80,7 @@ class Flow:
     fresh: int
     held: int
     window: int
+    flagged: bool = True
     paused: bool = False
     in_bytes: bool = False
 
@@ -108,7 +111,7 @@ class Horizon:
     """
 
     def __init__(self, prefetch: int) -> None:
-        self._prefetch = self._left = prefetch
+        self._prefetch = prefetch
         self.shows_new = False
         self._connected_s = 0.0
         self._horizon_s = 0.0
@@ -120,7 +123,10 @@ class Horizon:
         self._brim: dict[int, int] = {}
         #: The same as of the mark: what comes behind was handed out after it.
         self._mark: dict[int, int] | None = None
-        self._widest = 0
+        #: When something new was seen behind it first.
+        self._turned_s: float | None = None
+        #: A moment that no interruption takes back, and how many were settled by then.
+        self._far_s, self._far_settled = OVERDUE_WAIT_S, 0
         self._came_again_s: float | None = None
         self._gap_s = 0.0
         #: Number of a question -> when it was asked, oldest first; session -> when the newest was that it has answered.
@@ -144,7 +150,7 @@ class Horizon:
 
     def interrupt(self) -> None:
         """A session has opened or ended: what was on its way in the others says nothing for it."""
-        self._left, self.shows_new = self._widest or self._left, False
+        self.shows_new, self._turned_s = False, None
         self._interrupted_s = self._connected_s
         self._seen_s = self._room_since_s = self._mark = self._came_again_s = None
         self._gap_s = 0.0
@@ -173,12 +179,13 @@ class Horizon:
         if asked_s is not None:
             self._answered[session] = max(asked_s, self._answered.get(session, 0.0))
 
-    def observe(self, now_s: float, flows: Mapping[int, Flow]) -> None:
+    def observe(self, now_s: float, flows: Mapping[int, Flow], settled: int = 0) -> None:
         """All sessions are up, and everything they received is taken in.
 
         Args:
             now_s: on any clock that never goes back.
             flows: session -> how it stands.
+            settled: messages that the broker has confirmed to be gone so far, of all sessions that there were.
         """
         if self._seen_s is not None:
             self._connected_s += now_s - self._seen_s
@@ -194,11 +201,10 @@ class Horizon:
             # What is overdue was ready when the first session opened.
             self._set_mark(self._interrupted_s + OVERDUE_WAIT_S, flows)
         self._brim = {name: flow.taken + flow.free for name, flow in flows.items()}
-        self._widest = max((flow.window for flow in flows.values()), default=0)
         gap_s = max(TRANSIT_S, min(_GAPS * self._gap_s, _GAP_MAX_S))
         if self._came_again_s is None or self._connected_s > self._came_again_s + gap_s:
             self._look_at_answers(flows)
-            self._look_at_turnover(flows, self._mark or {})
+            self._look_at_turnover(flows, self._mark or {}, settled)
 
     def _look_at_answers(self, flows: Mapping[int, Flow]) -> None:
         if self._room_since_s is None or not all(name in self._answered for name in flows):
@@ -212,18 +218,33 @@ class Horizon:
         # What is new since the last look was handed everything since.
         self._mark = {name: flow.taken + flow.on_its_way if name in self._brim else 0 for name, flow in flows.items()}
 
-    def _look_at_turnover(self, flows: Mapping[int, Flow], mark: Mapping[int, int]) -> None:
+    def _look_at_turnover(self, flows: Mapping[int, Flow], mark: Mapping[int, int], settled: int) -> None:
         fresh = {name for name, flow in flows.items() if flow.fresh > mark[name]}
         self.shows_new = self.shows_new or bool(fresh)
-        since = {name: flow.taken - mark[name] for name, flow in flows.items()}
-        windows = {name: max(flow.window, self._left) for name, flow in flows.items()}
-        turned = {name for name in fresh if since[name] >= windows[name]}
-        proved = turned and all(name in turned or not flow.on_its_way for name, flow in flows.items())
-        if self.steady_s >= TRANSIT_S and (
-            proved or all(since[name] >= _FLAGGED_WINDOWS * max(windows[name], self._prefetch) for name in flows)
+        # A broker that flags nothing now may have flagged before it was restarted.
+        least = 0 if any(flow.flagged for flow in flows.values()) else self._prefetch
+        turned = {name for name, flow in flows.items() if flow.taken - mark[name] >= max(flow.window, least)}
+        if self.steady_s < TRANSIT_S:
+            return
+        if turned & fresh:
+            self._turned_s = self._connected_s if self._turned_s is None else self._turned_s
+            if all(
+                name in turned & fresh or not flow.on_its_way or self._answered.get(name, 0.0) > self._turned_s
+                for name, flow in flows.items()
+            ):
+                self._advance(self._mark_s, flows, settled)
+                return
+        windows = sum(max(flow.window, self._prefetch) for flow in flows.values())
+        if settled - self._far_settled >= _FLAGGED_WINDOWS * windows and all(
+            name in turned or not flow.on_its_way for name, flow in flows.items()
         ):
-            self._horizon_s = max(self._horizon_s, self._mark_s)
-            self._set_mark(self._connected_s, flows)
+            self._advance(self._far_s, flows, settled)
+
+    def _advance(self, horizon_s: float, flows: Mapping[int, Flow], settled: int) -> None:
+        self._horizon_s = max(self._horizon_s, horizon_s)
+        self._turned_s = None
+        self._far_s, self._far_settled = self._connected_s, settled
+        self._set_mark(self._connected_s, flows)
 
 
 class RedeliveryClock(Horizon):
@@ -266,10 +287,10 @@ class RedeliveryClock(Horizon):
         super().interrupt()
         self._ask_s, self._ask_rest_s = -math.inf, _ASK_FIRST_S
 
-    def observe(self, now_s: float, flows: Mapping[int, Flow]) -> None:
+    def observe(self, now_s: float, flows: Mapping[int, Flow], settled: int = 0) -> None:
         if self._seen_s is not None:  # what a session left half-open waits by now
             self._half_open = False
-        super().observe(now_s, flows)
+        super().observe(now_s, flows, settled)
 
     def wait_s(self, *, alone: bool) -> float:
         """For how much of connected time the broker may still bring back what a lost session held.
