@@ -221,15 +221,18 @@ class Horizon:
     def _look_at_turnover(self, flows: Mapping[int, Flow], mark: Mapping[int, int], settled: int) -> None:
         fresh = {name for name, flow in flows.items() if flow.fresh > mark[name]}
         self.shows_new = self.shows_new or bool(fresh)
-        # A broker that flags nothing now may have flagged before it was restarted.
-        least = 0 if any(flow.flagged for flow in flows.values()) else self._prefetch
+        # Where nothing is flagged, what looks new may have been left behind: as much as each session held.
+        flags = any(flow.flagged for flow in flows.values())
+        least = 0 if flags else self._prefetch
         turned = {name for name, flow in flows.items() if flow.taken - mark[name] >= max(flow.window, least)}
         if self.steady_s < TRANSIT_S:
             return
         if turned & fresh:
             self._turned_s = self._connected_s if self._turned_s is None else self._turned_s
             if all(
-                name in turned & fresh or not flow.on_its_way or self._answered.get(name, 0.0) > self._turned_s
+                name in turned & fresh
+                or not flow.on_its_way
+                or (flags and self._answered.get(name, 0.0) > self._turned_s)
                 for name, flow in flows.items()
             ):
                 self._advance(self._mark_s, flows, settled)
