@@ -42,6 +42,7 @@ def test_failing_jobs_do_not_empty_a_queue_with_a_delivery_limit(
         rabbit.delete(queue)
 
 
+@pytest.mark.whole
 def test_what_a_killed_session_held_comes_back_in_order(rabbit: RabbitNode, name: str) -> None:
     """Also where it held it by two consumers: a quorum queue takes back what each held by itself."""
     queue = f"{name}-killed"

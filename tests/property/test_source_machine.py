@@ -336,7 +336,7 @@ class SourceMachine(RuleBasedStateMachine):
 
 
 SourceMachine.TestCase.settings = settings(
-    max_examples=60 if settings.get_current_profile_name() == "all" else 35,
+    max_examples=60 if settings.get_current_profile_name() == "all" else 20,
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],

@@ -23,6 +23,7 @@ from pyspark_mq.sources.stomp.headers import parse, value
 from pyspark_mq.sources.stomp.table import HeaderTable
 from tests.support.stomp_oracle import Delivery, cut_by_stomp_py, headers_of
 
+EXAMPLES = 400 if settings.get_current_profile_name() == "all" else 150
 #: Names with a meaning, names that begin or end like them, and names that are no text or escaped.
 NAMES = [
     b"ack", b"amqp-message-id", b"message-id", b"correlation-id", b"content-type", b"type", b"priority", b"timestamp",
@@ -203,7 +204,7 @@ def same_frames(found: Sequence[Any], expected: Sequence[Any]) -> None:
         assert bool(error) == bool(beginning)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(streams())
 def test_the_frames_and_columns_that_were_written(given: tuple[list[Written], list[bytes], list[bytes]]) -> None:
     written, _, some = given
@@ -225,7 +226,7 @@ def test_the_frames_and_columns_that_were_written(given: tuple[list[Written], li
             assert (value(raw[1], "ack", last) is None) == ("ack" not in old.headers)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(streams())
 def test_frames_are_cut_as_stomp_py_cuts_them(given: tuple[list[Written], list[bytes], list[bytes]]) -> None:
     written, _, some = given
@@ -238,7 +239,7 @@ def test_frames_are_cut_as_stomp_py_cuts_them(given: tuple[list[Written], list[b
     assert [(command, body) for command, _, body in frames] == cut_by_stomp_py(b"".join(some))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(streams(), st.data())
 def test_of_a_stream_that_ends_anywhere_the_frames_that_have_ended(
     given: tuple[list[Written], list[bytes], list[bytes]], data: st.DataObject
@@ -275,7 +276,7 @@ def test_what_is_no_frame_is_refused_behind_the_frames_before_it(
     assert refused
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(pieces())
 @example([b"MESSAGE\n\na\0", b"b\0", b"\nMES", b"SAGE\n\nx\0"])
 @example([b"MESSAGE\r\na:1\r\n", b"\r", b"\nx\0\r\n"])
@@ -344,7 +345,7 @@ def alike(draw: st.DrawFn) -> list[list[bytes]]:
     return messages
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(
     alike(), st.sampled_from([b"\n", b"\n", b"\r\n"]), st.sampled_from([b"", b"x", b"\n\n", b"\r"]), st.integers(1, 400)
 )

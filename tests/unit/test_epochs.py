@@ -347,7 +347,9 @@ def test_offsets_stay_bounded_for_any_period_of_reconnects(period_s: float, cons
 
 
 @pytest.mark.parametrize("away_s", [0.0, 0.3])
-@pytest.mark.parametrize(("period_s", "gets_on"), [(1.3, False), (1.6, False), (2.1, True), (2.5, True)])
+@pytest.mark.parametrize(
+    ("period_s", "gets_on"), [pytest.param(1.3, False, marks=pytest.mark.whole), (1.6, False), (2.1, True), (2.5, True)]
+)
 def test_a_backlog_and_connections_that_break_before_it_is_known_what_came_again(
     period_s: float, gets_on: bool, away_s: float
 ) -> None:
@@ -419,6 +421,7 @@ def test_one_session_that_flaps_does_not_keep_what_the_other_settled() -> None:
     scene.assert_exactly_once()
 
 
+@pytest.mark.whole
 def test_a_job_that_runs_every_few_minutes_does_not_carry_ever_more() -> None:
     # A broker that keeps half-open connections for long: each run sees only a part of that.
     settings = make_settings(max_messages=50)

@@ -408,7 +408,9 @@ def cut_every(scene: Scene, life_s: float) -> None:
     scene.world.at(life_s, cut)
 
 
-@pytest.mark.parametrize(("life_s", "batch_s", "late_s"), [(30.0, 1.0, 2.0), (150.0, 10.0, 10.0)])
+@pytest.mark.parametrize(
+    ("life_s", "batch_s", "late_s"), [(30.0, 1.0, 2.0), pytest.param(150.0, 10.0, 10.0, marks=pytest.mark.whole)]
+)
 def test_a_backlog_of_which_everything_is_flagged_does_not_fill_the_offset(
     life_s: float, batch_s: float, late_s: float
 ) -> None:
