@@ -18,7 +18,7 @@ EPOCH = 100
 SLOW_START = 2_000
 
 
-@pytest.mark.parametrize("available_now", [True, False])
+@pytest.mark.parametrize("available_now", [True, pytest.param(False, marks=pytest.mark.whole)])
 def test_failing_jobs_do_not_empty_a_queue_with_a_delivery_limit(
     rabbit: RabbitNode, name: str, available_now: bool
 ) -> None:

@@ -157,6 +157,7 @@ def test_before_4_3_they_are(nodes: Nodes) -> None:
         assert depth.counts_lost
 
 
+@pytest.mark.whole
 def test_more_than_one_window_of_the_protocol_can_be_asked_for(node: RabbitNode) -> None:
     # The prefetch count has 16 bits: beyond them there are more consumers.
     name = f"test-{uuid.uuid4().hex[:12]}"
