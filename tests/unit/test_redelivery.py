@@ -268,6 +268,11 @@ def named(scene: Scene) -> set[str]:
     return {str(key) for text in texts for key in decode_ids(text)}
 
 
+def left(scene: Scene) -> set[str | None]:
+    """IDs of the messages that the broker has."""
+    return {message.id for message in [*scene.queue.ready, *scene.queue.handed_out]}
+
+
 def starve(scene: Scene, seconds: float) -> None:
     """The thread of the receivers has no turn for so long."""
     host = next(task for task in scene.query.process.tasks if "Host" in getattr(task._life, "__qualname__", ""))
@@ -333,8 +338,7 @@ def test_several_machines_that_died_may_each_have_left_a_window(machines: int) -
     scene.world.let_pass(3_600.0)
     with pytest.raises(Crashed):
         scene.query.trigger(At.AFTER_OFFSET_LOG)
-    left = {message.id for message in [*scene.queue.ready, *scene.queue.handed_out]}
-    assert committed & left <= named(scene)
+    assert committed & left(scene) <= named(scene)
     scene.assert_exactly_once()
 
 
@@ -359,8 +363,7 @@ def test_a_smaller_prefetch_than_that_of_before_ends_no_wait(monkeypatch: pytest
     for _ in range(30):
         scene.query.trigger()
         scene.world.let_pass(3.0)
-        left = {message.id for message in [*scene.queue.ready, *scene.queue.handed_out]}
-        assert committed & left <= named(scene)
+        assert committed & left(scene) <= named(scene)
     scene.query.crash()
     scene.assert_exactly_once()
 
@@ -391,8 +394,7 @@ def test_without_flags_a_whole_prefetch_may_come_before_what_is_overdue(monkeypa
     scene.world.at(0.05, scene.broker.cut)  # while it is handed little, as behind any restart
     for _ in range(4):
         scene.query.trigger()
-        left = {message.id for message in [*scene.queue.ready, *scene.queue.handed_out]}
-        assert committed & left <= named(scene)
+        assert committed & left(scene) <= named(scene)
     scene.query.crash()
     scene.assert_exactly_once()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 from weakref import ref
@@ -32,6 +33,21 @@ _SMALL_BYTES = 64 << 10
 _SMALL_BLOCKS = 64
 
 
+@dataclass(slots=True)
+class Received:
+    """What came in one session.
+
+    Attributes:
+        taken: deliveries.
+        flagged: how many of them were flagged as redelivered.
+        fresh: the place of the last of them that was not, or one before it; 0 if there is none.
+    """
+
+    taken: int = 0
+    flagged: int = 0
+    fresh: int = 0
+
+
 class Deliveries:
     """Takes in what sessions of one queue deliver: finds out which message each is, and has the ledger decide.
 
@@ -43,9 +59,7 @@ class Deliveries:
         settle: has acknowledgements sent.
 
     Attributes:
-        received_in: deliveries of each open session.
-        flagged_in: how many of them were flagged as redelivered.
-        fresh_in: of them, the place of the last one that was not flagged as redelivered, or one before it; 0 for none.
+        received_in: what came in each open session.
         redelivered, rejected: counters.
     """
 
@@ -71,18 +85,16 @@ class Deliveries:
         #: Deliveries that a replay had no use for, by session.
         self._passed_over: dict[int, int] = {}
         self._settling_since_s: float | None = None
-        self.received_in: dict[int, int] = {}
-        self.flagged_in: dict[int, int] = {}
-        self.fresh_in: dict[int, int] = {}
+        self.received_in: dict[int, Received] = {}
         self.redelivered = self.rejected = 0
 
     def begin(self, session: int) -> None:
         """A session has opened."""
-        self.received_in[session] = self.flagged_in[session] = self.fresh_in[session] = 0
+        self.received_in[session] = Received()
 
     def end(self, session: int) -> None:
         """A session has ended."""
-        del self.received_in[session], self.flagged_in[session], self.fresh_in[session]
+        del self.received_in[session]
         self._passed_over.pop(session, None)
 
     def passed_over_in(self, session: int) -> int:
@@ -99,10 +111,11 @@ class Deliveries:
             MissingMessageIdError: one has no ID, and that is to fail the query.
         """
         session, metadata, block = event.session, event.metadata, event.block
+        received = self.received_in[session]
         if metadata.redelivered < len(block):
-            self.fresh_in[session] = self.received_in[session] + 1
-        self.received_in[session] += len(block)
-        self.flagged_in[session] += metadata.redelivered
+            received.fresh = received.taken + 1
+        received.taken += len(block)
+        received.flagged += metadata.redelivered
         self.redelivered += metadata.redelivered
         tags: Sequence[int] = metadata.tags
         rows = block.rows

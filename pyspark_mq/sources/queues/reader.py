@@ -238,11 +238,11 @@ class QueueReader:
         clock, connections = self.clock, self.connections
         if connections.broke_off:
             clock.interrupt()
-        came, in_bytes = self._deliveries, self.settings.endpoint.in_bytes
+        received_in, in_bytes = self._deliveries.received_in, self.settings.endpoint.in_bytes
         flows = {
             session: Flow(
-                came.received_in[session], came.fresh_in[session], self._unacked_in(session), window,
-                flagged=came.flagged_in[session] > 0, paused=connections.paused, in_bytes=in_bytes,
+                (received := received_in[session]).taken, received.fresh, self._unacked_in(session), window,
+                flagged=received.flagged > 0, paused=connections.paused, in_bytes=in_bytes,
             )
             for session, window in connections.windows.items()
         }  # fmt: skip

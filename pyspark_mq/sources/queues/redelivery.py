@@ -227,12 +227,11 @@ class Horizon:
         turned = {name for name, flow in flows.items() if flow.taken - mark[name] >= max(flow.window, least)}
         if self.steady_s < TRANSIT_S:
             return
-        if turned & fresh:
+        shown = turned & fresh
+        if shown:
             self._turned_s = self._connected_s if self._turned_s is None else self._turned_s
             if all(
-                name in turned & fresh
-                or not flow.on_its_way
-                or (flags and self._answered.get(name, 0.0) > self._turned_s)
+                name in shown or not flow.on_its_way or (flags and self._answered.get(name, 0.0) > self._turned_s)
                 for name, flow in flows.items()
             ):
                 self._advance(self._mark_s, flows, settled)
