@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -14,7 +15,7 @@ from pamqp import body, commands, frame, header
 
 from pyspark_mq.errors import BrokerUnavailableError
 from pyspark_mq.sources.amqp091.session import Amqp091Consumer
-from pyspark_mq.sources.connections.consumer import SessionLostError
+from pyspark_mq.sources.connections.consumer import QueueDepth, SessionLostError
 from pyspark_mq.spark_source.options import parse_options
 from tests.support.receiving import receive
 
@@ -123,6 +124,45 @@ def test_a_session_whose_end_nobody_answers_gives_its_connection_up_at_once(
         assert consumer.paused is paused
         consumer.close()
         assert gone.wait(2)
+
+
+def test_confirmations_do_not_pile_up_where_the_answer_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    declared, answers = [], threading.Semaphore(1)  # of the declare that opens the session
+    send = Client._send
+
+    def send_late(self: Client, said: Any, channel: int) -> None:
+        if isinstance(said, commands.Queue.DeclareOk):
+            declared.append(said)
+            answers.acquire()
+        send(self, said, channel)
+
+    # pika sends nothing that has an answer before this one.
+    monkeypatch.setitem(ANSWERS, commands.Basic.Consume, commands.Basic.ConsumeOk("pyspark-mq-000001"))
+    monkeypatch.setattr(Client, "_send", send_late)
+    with server(b"".join(map(delivery, range(1, 51)))) as port:
+        options = {"broker": "rabbitmq", "url": f"amqp://127.0.0.1:{port}", "queue": "q"}
+        endpoint = parse_options(options).settings.endpoint
+        consumer = Amqp091Consumer(endpoint, 1, threading.Event())
+        consumer.open(endpoint.urls[0], 5)
+        consumer.consume(100)
+        confirmed: list[int] = []
+        depths: list[QueueDepth] = []
+        consumer.on_confirmed, consumer.on_depth = confirmed.append, depths.append
+        deadline = time.monotonic() + 10
+        while consumer.deliveries < 50 and time.monotonic() < deadline:
+            consumer.run(0.05)
+        for tag in range(1, 51):
+            consumer.acknowledge(tag, tag, ())
+            consumer.ask_depth()
+            consumer.run(0.001)
+        assert confirmed == depths == []
+        answers.release(1_000)
+        while len(confirmed) < 50 and time.monotonic() < deadline:
+            consumer.run(0.05)
+        consumer.close()
+    assert confirmed == list(range(1, 51))
+    assert len(declared) == 3  # at the opening, for the first, for all others
+    assert len(depths) == 2
 
 
 def test_what_a_broker_sends_is_received() -> None:

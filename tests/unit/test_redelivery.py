@@ -91,6 +91,30 @@ def test_a_link_on_which_a_window_takes_minutes_does_not_double_what_a_half_open
     scene.assert_exactly_once()
 
 
+@pytest.mark.parametrize("noticed_s", [27.0, 29.5])
+def test_a_window_that_is_on_its_way_on_a_slow_link_is_no_room_for_what_comes_again(noticed_s: float) -> None:
+    # What a machine that died held is ready while all of the window is on its way or here, and the question is asked
+    # together with the acknowledgements that make room for it.
+    scene = Scene(max_messages=100, prefetch=200, dedup_window=0, heartbeat_s=10.0)
+    scene.queue.weather.tells_depth = False
+    scene.publish(100)
+    while len(scene.query.emitted) < 100:
+        scene.query.trigger()
+    scene.query.crash(unnoticed_s=noticed_s)
+    scene.publish(900)
+    scene.queue.weather.link_rate = 10.0
+    scene.query.trigger()
+    until_s = scene.world.now_s + 160.0
+    while only(scene.query.source).ledger.carried.exposed:
+        assert scene.world.now_s < until_s, "they are carried for ever"
+        scene.world.let_pass(8.0)
+        scene.query.trigger()
+    scene.query.trigger()  # an offset without them
+    scene.query.crash()
+    scene.queue.weather.link_rate = float("inf")
+    scene.assert_exactly_once()
+
+
 def test_a_session_that_is_silent_from_its_beginning_does_not_end_a_wait() -> None:
     scene = TwoQueues(max_messages=100, prefetch=200, dedup_window=0)
     scene.publish("slow", 10)

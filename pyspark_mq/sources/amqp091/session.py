@@ -8,6 +8,8 @@ Acknowledgements are confirmed by a barrier, a passive queue.declare behind them
 channel: a channel handles its methods in order, so the answer says that the ones before were
 taken (measured on classic and quorum queues; on classic ones the disk may be half a second
 behind, which is what `settleGrace` is for). The answer also reports the depth of the queue.
+One barrier is under way at a time, and the next is for all that came meanwhile: on a slow link the answer comes behind
+a whole window, and pika sends a declare only when the one before is answered.
 """
 
 from __future__ import annotations
@@ -64,6 +66,9 @@ class Amqp091Consumer(Consumer):
         self._settled = self._dripping = False
         self._counts_lost = True
         self._end: object = None
+        #: Acknowledgements without a barrier yet; those that the barrier under way is for, None if there is none.
+        self._unconfirmed: list[int] = []
+        self._confirming: list[int] | None = None
 
     # -- opening
 
@@ -324,20 +329,25 @@ class Amqp091Consumer(Consumer):
             self._channel.basic_ack(upto, multiple=True)
         for tag in singles:
             self._channel.basic_ack(tag)
-        self._barrier(number)
-
-    def _barrier(self, number: int | None) -> None:
-        own = len(self._consumer_tags)
-
-        def answered(frame: Any) -> None:
-            if number is not None:
-                self.on_confirmed(number)
-            self.on_depth(self._depth(frame, own))
-
-        self._channel.queue_declare(self._queue, passive=True, callback=answered)
+        self._unconfirmed.append(number)
+        self.ask_depth()
 
     def ask_depth(self) -> None:
-        self._barrier(None)
+        """Ask by a barrier, unless one is under way, whose answer reports the depth as well."""
+        if self._confirming is not None:
+            return
+        self._confirming, self._unconfirmed = self._unconfirmed, []
+        self._channel.queue_declare(
+            self._queue, passive=True, callback=partial(self._answered, len(self._consumer_tags))
+        )
+
+    def _answered(self, own: int, frame: Any) -> None:
+        confirmed, self._confirming = self._confirming or [], None
+        for number in confirmed:
+            self.on_confirmed(number)
+        self.on_depth(self._depth(frame, own))
+        if self._unconfirmed:
+            self.ask_depth()
 
     def reject(self, tags: Sequence[int]) -> None:
         """Dead-lettered if the queue has a dead-letter exchange."""

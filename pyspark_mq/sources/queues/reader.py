@@ -169,7 +169,9 @@ class QueueReader:
                 now_s = self._runtime.monotonic_s()
                 if event.number > 0:  # and not the answer to a question of the clock
                     self.last_sign_s = now_s
-                self.clock.answered(event.number, event.session)
+                received, window = self._deliveries.received_in.get(event.session), self.connections.windows
+                if received is not None and event.session in window:
+                    self.clock.answered(event.number, event.session, received.taken, window[event.session])
                 self.ledger.confirm(event.number, event.session, now_s)
             elif isinstance(event, Opened):
                 self._open(event)
@@ -399,10 +401,6 @@ class QueueReader:
         Returns:
             the number of their acknowledgements; None if there are none.
         """
-        # What was ready to come again may have had no room for a long time; and what is on its way may take all of it.
-        late = self.connections.late
-        if any(late or self._unacked_in(session) >= window for session, window in self.connections.windows.items()):
-            self.clock.block()
         for epoch in self.ledger.planned.numbers(upto):
             self._store.remember(self.ledger.planned.keys(epoch))
         # Before the acknowledgements make room: where a wider window is a new consumer, it is had while

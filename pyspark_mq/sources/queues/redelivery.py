@@ -9,7 +9,8 @@ So the clock here goes only while every connection is up, and the *horizon* foll
 before which whatever was ready to come again has come. It moves on
 
 * when every session has answered a question that it was asked `TRANSIT_S` later, and has had room since: what was
-  ready then was handed out before the answer, and has arrived before it, however much was in between; or
+  ready then was handed out before the answer, and has arrived before it, however much was in between. Whether there was
+  room is known at the answer, and not before, as on a slow link a whole window may be on its way; or
 * when a session is handed what nobody had before, behind all that may have been on its way at that moment: what was
   ready then was handed out before. It has arrived where a session shows the same, or has answered since, or is full, so
   that nothing is on its way to it; or
@@ -28,6 +29,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -44,11 +46,15 @@ _LOG = logging.getLogger("pyspark_mq")
 #: Behind what has come again more is waited for so many times the longest gap so far, for so long at most.
 _GAPS = 4
 _GAP_MAX_S = 5.0
+#: So much of a window may be free without being asked for: over AMQP 1.0 credit is topped up by tenths.
+_UNASKED_PARTS = 10
 #: Windows to be settled where everything is flagged as redelivered. Several processes, and such as had a larger
 #: `prefetch`, may each have left one behind.
 _FLAGGED_WINDOWS = 20
 #: So many may be on their way where a window is so many bytes as that many messages took before.
 _WINDOWS_IN_BYTES = 2
+#: What is given up is looked at so often.
+_LOOK_S = TRANSIT_S / 10
 #: Questions whose answers are waited for; those to sessions that are silent are given up first.
 _ASKED_MAX = 100
 #: Pause between questions that are asked for their answers: longer each time from the first to the last.
@@ -72,7 +78,7 @@ class Flow:
         held: how many of them are unacknowledged.
         window: how many unacknowledged messages it may be handed.
         flagged: has the broker flagged any of them?
-        paused: is it handed nothing, however few those are?
+        paused: does it leave unread what it is handed?
         in_bytes: does the broker count the window so, and may have handed out more?
     """
 
@@ -88,11 +94,6 @@ class Flow:
     def free(self) -> int:
         """How many places of its window are free."""
         return max(0, self.window - self.held)
-
-    @property
-    def room(self) -> bool:
-        """May the broker hand out more?"""
-        return not self.paused and self.free > 0
 
     @property
     def on_its_way(self) -> int:
@@ -117,11 +118,12 @@ class Horizon:
         self._horizon_s = 0.0
         self._interrupted_s = 0.0
         self._seen_s: float | None = None
-        self._room_since_s: float | None = None
+        #: All sessions read everything since then.
+        self._unhindered_s = 0.0
         self._mark_s = 0.0
-        #: Session -> so many taken in fill it, as of the last look.
-        self._brim: dict[int, int] = {}
-        #: The same as of the mark: what comes behind was handed out after it.
+        #: Those of the last look.
+        self._sessions: set[int] = set()
+        #: Session -> how many may have been handed out by the mark: what comes behind was handed out after it.
         self._mark: dict[int, int] | None = None
         #: When something new was seen behind it first.
         self._turned_s: float | None = None
@@ -129,9 +131,14 @@ class Horizon:
         self._far_s, self._far_settled = OVERDUE_WAIT_S, 0
         self._came_again_s: float | None = None
         self._gap_s = 0.0
-        #: Number of a question -> when it was asked, oldest first; session -> when the newest was that it has answered.
-        self._asked: dict[int, float] = {}
+        #: Number of a question -> when it was asked, and how many deliveries of each session were given up so long
+        #: before that the broker had noticed; oldest first.
+        self._asked: dict[int, tuple[float, Mapping[int, int]]] = {}
+        #: The same at the looks since then, with their times.
+        self._given_up: deque[tuple[float, Mapping[int, int]]] = deque([(0.0, {})])
+        #: Session -> when the newest question was that it has answered, and that it has answered with room.
         self._answered: dict[int, float] = {}
+        self._had_room: dict[int, float] = {}
 
     @property
     def connected_s(self) -> float:
@@ -151,15 +158,13 @@ class Horizon:
     def interrupt(self) -> None:
         """A session has opened or ended: what was on its way in the others says nothing for it."""
         self.shows_new, self._turned_s = False, None
-        self._interrupted_s = self._connected_s
-        self._seen_s = self._room_since_s = self._mark = self._came_again_s = None
+        self._interrupted_s = self._unhindered_s = self._connected_s
+        self._seen_s = self._mark = self._came_again_s = None
         self._gap_s = 0.0
         self._asked.clear()
         self._answered.clear()
-
-    def block(self) -> None:
-        """A session had no room; whatever it has by the next look does not go back further."""
-        self._room_since_s = None
+        self._had_room.clear()
+        self._given_up = deque([(self._connected_s, {})])
 
     def came_again(self) -> None:
         """Something was handed out again that the end of a session had left open."""
@@ -168,16 +173,29 @@ class Horizon:
         self._came_again_s = self._connected_s
 
     def asked(self, number: int) -> None:
-        """Sessions are asked for an answer that comes behind all they were handed before."""
-        self._asked[number] = self._connected_s
+        """Take note that sessions are asked for an answer that comes behind all they were handed before."""
+        self._asked[number] = self._connected_s, self._given_up[0][1]
         if len(self._asked) > _ASKED_MAX:
             del self._asked[next(iter(self._asked))]
 
-    def answered(self, number: int, session: int) -> None:
-        """A session has answered, and what came before the answer was taken in."""
-        asked_s = self._asked.get(number)
-        if asked_s is not None:
-            self._answered[session] = max(asked_s, self._answered.get(session, 0.0))
+    def answered(self, number: int, session: int, taken: int, window: int) -> None:
+        """Take note that a session has answered, and that what came before the answer was taken in.
+
+        Args:
+            number: of the question.
+            session: that has answered.
+            taken: deliveries that it has had so far.
+            window: how many unacknowledged ones it may be handed.
+        """
+        if number not in self._asked:
+            return
+        asked_s, given_up = self._asked[number]
+        self._answered[session] = max(asked_s, self._answered.get(session, 0.0))
+        # By the answer the broker had handed out `taken`. What was given up so long before the question made room when
+        # it arrived there, and the broker had the time to fill that.
+        held = taken - given_up.get(session, 0)
+        if asked_s - TRANSIT_S >= self._unhindered_s and held < window - window // _UNASKED_PARTS:
+            self._had_room[session] = max(asked_s, self._had_room.get(session, 0.0))
 
     def observe(self, now_s: float, flows: Mapping[int, Flow], settled: int = 0) -> None:
         """All sessions are up, and everything they received is taken in.
@@ -190,33 +208,36 @@ class Horizon:
         if self._seen_s is not None:
             self._connected_s += now_s - self._seen_s
         self._seen_s = now_s
-        # So many may have been handed out at once after the last look, and the rest waited for room.
-        if any(flow.taken >= self._brim.get(name, math.inf) for name, flow in flows.items()):
-            self._room_since_s = None
-        if not all(flow.room for flow in flows.values()):
-            self._room_since_s = None
-        elif self._room_since_s is None:
-            self._room_since_s = self._connected_s
+        if any(flow.paused for flow in flows.values()):
+            self._unhindered_s = self._connected_s
         if self._mark is None:
             # What is overdue was ready when the first session opened.
             self._set_mark(self._interrupted_s + OVERDUE_WAIT_S, flows)
-        self._brim = {name: flow.taken + flow.free for name, flow in flows.items()}
+        self._sessions = set(flows)
+        self._look_at_what_is_given_up(flows)
         gap_s = max(TRANSIT_S, min(_GAPS * self._gap_s, _GAP_MAX_S))
         if self._came_again_s is None or self._connected_s > self._came_again_s + gap_s:
             self._look_at_answers(flows)
             self._look_at_turnover(flows, self._mark or {}, settled)
 
+    def _look_at_what_is_given_up(self, flows: Mapping[int, Flow]) -> None:
+        looks = self._given_up
+        if self._connected_s - looks[-1][0] >= _LOOK_S:
+            looks.append((self._connected_s, {name: flow.taken - flow.held for name, flow in flows.items()}))
+        while len(looks) > 1 and looks[1][0] <= self._connected_s - TRANSIT_S:
+            looks.popleft()
+
     def _look_at_answers(self, flows: Mapping[int, Flow]) -> None:
-        if self._room_since_s is None or not all(name in self._answered for name in flows):
-            return
-        settled_s = min((self._answered[name] for name in flows), default=self._connected_s) - TRANSIT_S
-        if settled_s >= self._room_since_s:
-            self._horizon_s = max(self._horizon_s, settled_s)
+        if all(name in self._had_room for name in flows):
+            answered_s = min((self._had_room[name] for name in flows), default=self._connected_s)
+            self._horizon_s = max(self._horizon_s, answered_s - TRANSIT_S)
 
     def _set_mark(self, mark_s: float, flows: Mapping[int, Flow]) -> None:
         self._mark_s = mark_s
         # What is new since the last look was handed everything since.
-        self._mark = {name: flow.taken + flow.on_its_way if name in self._brim else 0 for name, flow in flows.items()}
+        self._mark = {
+            name: flow.taken + flow.on_its_way if name in self._sessions else 0 for name, flow in flows.items()
+        }
 
     def _look_at_turnover(self, flows: Mapping[int, Flow], mark: Mapping[int, int], settled: int) -> None:
         fresh = {name for name, flow in flows.items() if flow.fresh > mark[name]}
