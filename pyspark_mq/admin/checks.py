@@ -270,11 +270,15 @@ class _Judge:
     def prefetch(self) -> Iterator[Finding]:
         """Is the source handed as many messages as it asks for?"""
         check, settings, most = "prefetch", self.settings, self.facts.consumers_max
-        needed = settings.consumers if settings.endpoint.protocol == AMQP_1_0 else settings.consumers + 1
+        over_amqp10 = settings.endpoint.protocol == AMQP_1_0
+        needed = settings.consumers + (not over_amqp10)
         if most is not None and most < needed:
-            why = "" if needed == settings.consumers else ", and one more when a window is widened after a restart"
+            why = ", and one more when a window is widened after a restart" if needed > settings.consumers else ""
             text = f"the queue takes {most:g} consumer(s), and this query needs {settings.consumers}{why}"
             yield self._bad(check, text)
+        elif most is not None and most == needed and over_amqp10 and not self._confirms:
+            text = f"the queue takes {most:g} consumer(s), and this query is handed messages by as many: the link by "
+            yield self._warn(check, f"{text}which acknowledgements are confirmed is refused each time, and logged")
         elif settings.prefetch == self.broker.odd_prefetch:
             text = (
                 f"the broker takes {settings.prefetch} for its own default, and puts `queuePrefetch` of its policy in "
@@ -282,6 +286,11 @@ class _Judge:
             yield self._warn(check, f"{text}its place")
         else:
             yield self._ok(check, f"{settings.prefetch:,} for each of {settings.consumers} connection(s)")
+
+    @property
+    def _confirms(self) -> bool:
+        """Whether the broker confirms acknowledgements over AMQP 1.0 without a link for that."""
+        return self.broker.amqp10 is None or self.broker.amqp10.confirms
 
     def page_size(self) -> Iterator[Finding]:
         """Does the queue have to be woken for each page?"""

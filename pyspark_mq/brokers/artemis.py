@@ -46,7 +46,8 @@ ARTEMIS = Broker(
             "priorities": "have producers send with one priority",
             "single-active-consumer": "make the queue without `exclusive`, or leave 'consumers' at 1",
             "other-consumers": "give each reader a queue of its own",
-            "prefetch": "raise `max-consumers` of the queue: over STOMP a wider window is one more",
+            "prefetch": "raise `max-consumers` of the queue: over STOMP a wider window is one more, over AMQP 1.0 "
+            "a confirmation",
             "slow-consumers": "set `<slow-consumer-policy>` in the address-setting of the queue to NOTIFY",
             "queue": "change it in broker.xml, or by updateQueue() of the management",
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
@@ -17,6 +18,7 @@ from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MqError, OptionError, RefusedError
 from pyspark_mq.sources.endpoint import Tls
 from pyspark_mq.sources.url import parse_urls
+from testbed.brokers.artemis import ArtemisNode
 from testbed.ports import free_port
 from testbed.process import poll
 from tests.support.cells import LiveCell
@@ -48,6 +50,25 @@ def at_port(cell: LiveCell, port: int, scheme: str | None = None) -> dict[str, A
     own = urlsplit(cell.url())
     user = own.netloc.rpartition("@")[0]
     return {"urls": parse_urls(f"{scheme or own.scheme}://{user}@127.0.0.1:{port}/")}
+
+
+@pytest.mark.protocols(AMQP_1_0)
+def test_a_queue_that_takes_one_consumer_confirms_acknowledgements(cell: LiveCell) -> None:
+    """The link that asks for a confirmation is one consumer more, so the broker refuses it."""
+    if not isinstance(cell.node, ArtemisNode):
+        pytest.skip("no other broker has queues that take so many consumers")
+    cell.node.delete(cell.queue)
+    made = {"name": cell.queue, "address": cell.queue, "routing-type": "ANYCAST", "auto-create-address": True}
+    cell.node.jolokia.call(
+        'org.apache.activemq.artemis:broker="127.0.0.1"', "createQueue(java.lang.String,boolean)",
+        json.dumps({**made, "durable": True, "auto-delete": False, "max-consumers": 1}), True,
+    )  # fmt: skip
+    cell.publish(20)
+    with cell.session() as session:
+        session.take(20)
+        session.acknowledge(upto=10)
+        session.acknowledge(upto=20)
+    assert poll(lambda: cell.total() == 0, 10)
 
 
 @contextmanager

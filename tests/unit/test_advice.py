@@ -83,7 +83,12 @@ CASES: list[tuple[str, dict[str, Any], dict[str, str], str, Level, str]] = [
     ("rabbitmq", {"other_consumers": 0}, {}, "other-consumers", Level.OK, "none"),
     ("artemis", {"consumers_max": 1}, {}, "prefetch", Level.PROBLEM, "and one more"),
     ("artemis", {"consumers_max": 2}, {}, "prefetch", Level.OK, "100,000"),
-    ("artemis", {"consumers_max": 1}, {"url": "amqp://host"}, "prefetch", Level.OK, "100,000"),
+    ("artemis", {"consumers_max": 1}, {"url": "amqp://host"}, "prefetch", Level.WARNING, "is refused each time"),
+    ("artemis", {"consumers_max": 2}, {"url": "amqp://host"}, "prefetch", Level.OK, "100,000"),
+    (
+        "artemis", {"consumers_max": 1}, {"url": "amqp://host", "consumers": "2"}, "prefetch", Level.PROBLEM,
+        "this query needs 2",
+    ),
     ("activemq", {}, {"prefetch": "1000"}, "prefetch", Level.WARNING, "queuePrefetch"),
     ("activemq", {}, {"prefetch": "1001"}, "prefetch", Level.OK, "1,001"),
     ("activemq", {"page_size": 200}, {}, "page-size", Level.WARNING, "200"),

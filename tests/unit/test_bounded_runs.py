@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -128,4 +129,13 @@ def test_a_broker_that_is_away_for_minutes_does_not_end_a_run(forgets_s: float) 
     scene.world.at(200.0, scene.broker.start)
     assert scene.query.run_available() == 50
     assert scene.world.now_s > 1_200
+    scene.assert_exactly_once()
+
+
+def test_a_run_of_one_epoch_gets_on_after_the_prefetch_was_lowered() -> None:
+    scene = Scene(max_messages=1_000, prefetch=1_000)
+    scene.publish(4_000)
+    assert scene.query.trigger_once() >= 500
+    scene.query.settings = replace(scene.query.settings, prefetch=100)
+    assert all(scene.query.trigger_once() for _ in range(3))
     scene.assert_exactly_once()

@@ -888,3 +888,18 @@ def test_an_old_range_that_is_asked_for_again_does_not_set_the_source_back() -> 
     assert source.latest(last, Limit(10)) == last
     source.payload(start, end)
     assert source.latest(last, Limit(10)) == last
+
+
+def test_the_log_says_so_once_where_no_confirmation_comes_for_long(caplog: pytest.LogCaptureFixture) -> None:
+    scene = Scene(max_messages=10)
+    scene.queue.weather.confirms_s = 1_000.0
+    scene.publish(10)
+    scene.query.trigger()
+    began_s = scene.world.now_s
+    while (passed_s := scene.world.now_s - began_s) < 200.0:
+        said = [record.message for record in caplog.records if "has confirmed none" in record.message]
+        assert len(said) <= (passed_s >= 60.0)
+        scene.query.trigger()
+    (text,) = said
+    assert "queue 'orders'" in text
+    assert "'prefetch'" in text

@@ -304,7 +304,8 @@ class Amqp10Consumer(Amqp10Connection):
                 break
             self._requests.popleft()
             self.on_confirmed(number)
-        if self._barrier is not None and self._barrier[0].state & Endpoint.REMOTE_ACTIVE:
+        # A broker may refuse the link, as one more consumer than the queue takes. That is an answer, too.
+        if self._barrier is not None and self._barrier[0].state & (Endpoint.REMOTE_ACTIVE | Endpoint.REMOTE_CLOSED):
             link, numbers = self._barrier
             self._barrier = None
             link.close()

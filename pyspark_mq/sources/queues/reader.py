@@ -37,7 +37,7 @@ from pyspark_mq.sources.connections.receivers import Receivers
 from pyspark_mq.sources.position import Part, decode
 from pyspark_mq.sources.queues.deliveries import Deliveries
 from pyspark_mq.sources.queues.redelivery import OVERDUE_WAIT_S, Flow, RedeliveryClock
-from pyspark_mq.sources.queues.watch import OtherConsumers, Silence
+from pyspark_mq.sources.queues.watch import Confirmations, OtherConsumers, Silence
 from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.settings import Settings
 
@@ -112,6 +112,7 @@ class QueueReader:
         self._judged = False
         self._others = OtherConsumers(self.destination)
         self._silence = Silence()
+        self._confirmations = Confirmations(self.destination)
         self._reconnects = 0
         self._deliveries = Deliveries(settings, self.ledger, self.connections, store, self._settle)
         #: Epochs that Spark has asked the payload of and not committed: what they emit, as it may ask again.
@@ -169,6 +170,7 @@ class QueueReader:
                 now_s = self._runtime.monotonic_s()
                 if event.number > 0:  # and not the answer to a question of the clock
                     self.last_sign_s = now_s
+                    self._confirmations.confirmed()
                 received, window = self._deliveries.received_in.get(event.session), self.connections.windows
                 if received is not None and event.session in window:
                     self.clock.answered(event.number, event.session, received.taken, window[event.session])
@@ -186,6 +188,7 @@ class QueueReader:
         if not self.replaying and self._replayed not in self.ledger.planned.epochs:
             self._deliveries.take_back(now_s)
         self._look_for_silence(now_s)
+        self._confirmations.look(now_s, under_way=self.ledger.carried.under_way())
 
     def _open(self, event: Opened) -> None:
         greeting = event.greeting

@@ -10,7 +10,7 @@ from pyspark_mq.errors import BrokerError
 from pyspark_mq.sources.connections.consumer import QueueDepth
 from pyspark_mq.sources.runtime import Runtime, Task
 
-__all__ = ["BacklogWatch", "OtherConsumers", "Silence", "other_consumers"]
+__all__ = ["BacklogWatch", "Confirmations", "OtherConsumers", "Silence", "other_consumers"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
@@ -20,6 +20,8 @@ _OLD_S = 60.0
 _LOOKS_MISSED = 2
 #: A broker that has messages and room for them hands them out within this time.
 _SILENCE_MAX_S = 30.0
+#: A window of some ten thousand messages takes seconds on a slow link, and a confirmation comes behind it.
+_CONFIRMATION_MAX_S = 60.0
 
 
 class BacklogWatch:
@@ -122,6 +124,39 @@ class OtherConsumers:
         if not self._told and now_s - self._since_s > half_open_s:
             self._told = True
             _LOG.warning("%s: %s", self._destination, other_consumers(count))
+
+
+class Confirmations:
+    """Warns once when acknowledgements are sent and the broker confirms none.
+
+    Args:
+        destination: what the log calls the queue.
+    """
+
+    def __init__(self, destination: str) -> None:
+        self._destination = destination
+        self._since_s: float | None = None
+        self._warned = False
+
+    def confirmed(self) -> None:
+        """Take note of a confirmation."""
+        self._since_s = None
+
+    def look(self, now_s: float, *, under_way: bool) -> None:
+        """Take note of whether a confirmation can come, behind all that came by now."""
+        if not under_way:
+            self._since_s = None
+        elif self._since_s is None:
+            self._since_s = now_s
+        elif not self._warned and now_s - self._since_s > _CONFIRMATION_MAX_S:
+            self._warned = True
+            _LOG.warning(
+                "%s: messages were acknowledged, and the broker has confirmed none for %.0f s. Until it does their IDs "
+                "are kept in the checkpoint, and they come again if the connection ends. Look for the reason in the "
+                "broker's log; where the link is slow, lower 'prefetch', as a confirmation comes behind all messages "
+                "that were handed out before it",
+                self._destination, _CONFIRMATION_MAX_S,
+            )  # fmt: skip
 
 
 class Silence:
