@@ -25,8 +25,6 @@ __all__ = ["Finding", "Level", "Sample", "judge_queue", "judge_sample", "worth_a
 _AMPLE_DELIVERIES = 20
 #: Default of RabbitMQ's `consumer_timeout`, seconds.
 _USUAL_TIMEOUT_S = 1_800.0
-#: A task over `spark.rpc.message.maxSize`, 128 MiB by default, fails, and a message is never split.
-_MESSAGE_BYTES_MAX = 128 << 20
 _IDS_SHOWN = 3
 #: Checks that say nothing worth a line of the log when a query starts: they have a warning of their own, or are asked
 #: for by the command only.
@@ -73,7 +71,7 @@ class Sample:
     Attributes:
         how: "browsed" or "given back".
         ids: of each, as column `messageId` has them; None for none.
-        sizes: bytes of the bodies.
+        sizes: bytes that each takes, headers and bookkeeping included.
         priorities: of each, None where it has none.
         cut_short: why the session ended when its window was widened; empty if it did not.
     """
@@ -411,10 +409,12 @@ def _ids(sample: Sample, settings: Settings) -> Iterator[Finding]:
 def _sizes(sample: Sample, settings: Settings) -> Finding:
     check, most, sizes = "message-sizes", settings.max_bytes, sample.sizes
     seen = f"{len(sizes)} message(s), {min(sizes):,} to {max(sizes):,} bytes ({sample.how})"
-    if max(sizes) > _MESSAGE_BYTES_MAX:
+    if max(sizes) > settings.max_partition_bytes:
         return Finding(
-            check, Level.PROBLEM, f"{seen}: a task with a message over 128 MiB fails",
-            "raise spark.rpc.message.maxSize above the largest message",
+            check, Level.PROBLEM,
+            f"{seen}, and a task may carry {settings.max_partition_bytes:,} ('maxPartitionBytes'): on a cluster the "
+            "query fails",
+            "raise spark.rpc.message.maxSize above the largest message, and 'maxPartitionBytes' to just below that",
         )  # fmt: skip
     if max(sizes) > most:
         large = sum(1 for size in sizes if size > most)

@@ -70,6 +70,8 @@ class Settings:
     receivers: int = 1
     #: Bytes of message IDs that an epoch may put into its offset; None for any number.
     max_offset_bytes: int | None = None
+    #: Bytes of rows that a task may carry.
+    max_partition_bytes: int = 120 << 20
     #: Names of the queues, where the query reads several; the endpoint has the option's text in their place.
     queues: tuple[str, ...] = ()
     #: Regular expression for the names of the queues, where those are looked up at the broker.

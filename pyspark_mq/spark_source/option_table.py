@@ -211,11 +211,21 @@ _TABLE = (
     Option(
         "maxBytesPerTrigger",
         _SIZE,
-        "bytes of bodies in an epoch; a single larger message is an epoch of its own. Also bounds memory, see "
-        "[operating](operating.md#memory-and-prefetch)",
+        "bytes of the messages in an epoch, [headers and all](operating.md#memory-and-prefetch); a single larger "
+        "message is an epoch of its own. Twice as many bound what is held in memory",
         default="64m",
         kind=SIZE_BYTES,
         sets="max_bytes",
+    ),
+    Option(
+        "maxPartitionBytes",
+        _SIZE,
+        "bytes of rows that one task may carry where rows travel inside tasks, as on clusters. Keep it below "
+        "`spark.rpc.message.maxSize` (128 MiB by default). Epochs are split into partitions accordingly; a single "
+        "message that is larger is an error",
+        default="120m",
+        kind=SIZE_BYTES,
+        sets="max_partition_bytes",
     ),
     Option(
         "minMessagesPerTrigger",
@@ -262,7 +272,7 @@ _TABLE = (
         "numPartitions",
         _SIZE,
         "input partitions of an epoch, 1 to 10,000; never more than messages. Whatever is set, a partition over 32 "
-        "MiB of bodies is split",
+        "MiB is split",
         unset="cores of the driver's machine, fewer if that were under 2,000 messages each",
         kind=count(1, 10_000),
     ),

@@ -18,9 +18,10 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from pyspark_mq.sources.connections.block import Run, sizes_of
+from pyspark_mq.errors import MessageError
+from pyspark_mq.sources.connections.block import Run, sizes_of, values_of
 from pyspark_mq.sources.position import Limit, Position
-from pyspark_mq.spark_source.handover import Handover
+from pyspark_mq.spark_source.handover import Handover, Rows
 from pyspark_mq.spark_source.offset import OffsetCodec
 from pyspark_mq.spark_source.options import Options
 from pyspark_mq.spark_source.schema import BatchBuilder
@@ -49,7 +50,7 @@ __all__ = ["MqStreamReader"]
 _ROWS_PER_TASK_MIN = 2_000
 #: Start and end of the epoch that runs, and the next.
 _OFFSETS_KNOWN = 3
-#: A partition travels inside its task, and a task over `spark.rpc.message.maxSize` (128 MiB) fails.
+#: A partition is split from here on: what travels inside a task is copied a dozen times.
 _PARTITION_BYTES_MAX = 32 << 20
 
 
@@ -147,9 +148,27 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         parts = self._options.num_partitions
         if parts is None:
             parts = min(_default_partitions(), -(-len(sizes) // _ROWS_PER_TASK_MIN))
-        parts = min(len(sizes), max(parts, -(-sum(sizes) // _PARTITION_BYTES_MAX)))
-        cuts = _cuts(sizes, parts)
-        return [handover.partition(partial(self._serialize, [*_between(runs, *cut)])) for cut in cuts]
+        most = min(_PARTITION_BYTES_MAX, self._options.settings.max_partition_bytes)
+        parts = min(len(sizes), max(parts, -(-sum(sizes) // most)))
+        return [self._partition([*_between(runs, *cut)], handover) for cut in _cuts(sizes, parts, most)]
+
+    def _partition(self, runs: Sequence[Run], handover: Handover) -> InputPartition:
+        """Make the partition of these rows.
+
+        Raises:
+            MessageError: a single message is more than a task may carry.
+        """
+        partition, most = handover.partition(partial(self._serialize, runs)), self._options.settings.max_partition_bytes
+        if isinstance(partition, Rows) and partition.stream.size > most:
+            shows_id = "messageId" in self._builder.block_schema.names
+            which = f" with the ID {values_of(runs[0].rows, 'messageId')[0]!r}" if shows_id else ""
+            raise MessageError(
+                f"'{runs[0].name}' holds a message{which} whose row takes {partition.stream.size:,} bytes, and a task "
+                f"may carry {most:,} (option 'maxPartitionBytes'). It was not acknowledged. Raise "
+                "spark.rpc.message.maxSize of the session (128 MiB by default) above it, and 'maxPartitionBytes' to "
+                "just below that; or take the message out of the queue"
+            )
+        return partition
 
     def _serialize(self, runs: Iterable[Run], allocate: Callable[[int], pa.Buffer]) -> pa.Buffer:
         batches = (batch for run in runs for batch in self._builder.build(run.rows, run.name))
@@ -181,13 +200,13 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return position
 
 
-def _cuts(sizes: Sequence[int], parts: int) -> list[tuple[int, int]]:
-    """Ranges of about equal bytes and rows, at most `_PARTITION_BYTES_MAX` unless one message is more."""
+def _cuts(sizes: Sequence[int], parts: int, most: int) -> list[tuple[int, int]]:
+    """Ranges of about equal rows, each of at most so many bytes unless one message is more."""
     rows_max = -(-len(sizes) // parts)
     cuts: list[tuple[int, int]] = []
     low = held = 0
     for at, size in enumerate(sizes):
-        if at > low and (at - low >= rows_max or held + size > _PARTITION_BYTES_MAX):
+        if at > low and (at - low >= rows_max or held + size > most):
             cuts.append((low, at))
             low, held = at, 0
         held += size

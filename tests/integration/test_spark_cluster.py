@@ -62,6 +62,25 @@ def test_a_worker_that_dies_takes_nothing_with_it(tmp_path: Path) -> None:
         assert result.holds, result.rows()
 
 
+def test_headers_count_where_rows_travel_inside_tasks(rabbit: RabbitNode, tmp_path: Path, name: str) -> None:
+    """30 kB of headers on a body of one byte, a thousand times: 4 tasks of that would be over the limit of 8 MiB."""
+    ids = [str(uuid.uuid4()) for _ in range(1_000)]
+    rabbit.publish(name, [one.encode() for one in ids], ids=ids, headers={"large": "a" * 30_000})
+    with SparkCluster() as cluster:
+        settings = {**cluster.settings, "spark.rpc.message.maxSize": "8"}
+        options = {"numPartitions": "2", "maxPartitionBytes": "7m", "maxMessagesPerTrigger": "500"}
+        job = Job("rabbitmq", rabbit.url(), name, tmp_path, options, cluster.url, settings)
+        job.keep_alive()
+        try:
+            assert poll(lambda: job.output.exists() and len(output_marks(job.output)) == 1_000, 120), job.log.read_text(
+                "utf-8", "replace"
+            )[-3000:]
+        finally:
+            job.stop()
+        assert job.starts == 1
+    assert sorted(output_marks(job.output)) == sorted(ids)
+
+
 def test_the_command_of_the_page_reads_a_queue(rabbit: RabbitNode, tmp_path: Path, name: str) -> None:
     ids = [str(uuid.uuid4()) for _ in range(100)]
     rabbit.publish(name, [one.encode() for one in ids], ids=ids)

@@ -346,7 +346,7 @@ def test_bodies_of_any_size_come_in_order_and_whole(cell: LiveCell, pool: Proces
     scene.start()
     assert scene.until(lambda: len(scene.rows) == len(sizes))
     assert values_of(scene.rows, "body") == bodies
-    assert sizes_of(scene.rows) == sizes
+    assert all(size < weight < size + 1_000 for size, weight in zip(sizes, sizes_of(scene.rows), strict=True))
     scene.connections.stop()
 
 

@@ -55,7 +55,7 @@ class SourceMachine(RuleBasedStateMachine):
     @initialize(
         consumers=st.integers(1, 3),
         max_messages=st.sampled_from([1, 5, 20]),
-        max_bytes=st.sampled_from([150, 1_000, 1 << 20]),
+        max_bytes=st.sampled_from([600, 4_000, 1 << 24]),
         prefetch=st.sampled_from([5, 12, 60]),
         min_messages=st.sampled_from([1, 3]),
         window=st.sampled_from([0, 10, 1_000]),

@@ -26,7 +26,7 @@ from pyspark_mq.brokers.base import Broker
 from pyspark_mq.dedup import IdSource, Key, SeenStore
 from pyspark_mq.errors import BrokerUnavailableError, DestinationError
 from pyspark_mq.sources.connections.consumer import Consumer, Greeting, QueueDepth, SessionLostError
-from pyspark_mq.sources.connections.decoder import Decoder, Unreadable
+from pyspark_mq.sources.connections.decoder import ROW_BYTES, Decoder, Unreadable
 from pyspark_mq.sources.runtime import Runtime, Threads
 from pyspark_mq.sources.url import BrokerUrl
 from testbed.brokers.node import QueueCounts
@@ -135,6 +135,9 @@ class MemoryDecoder(Decoder):
 
     def bodies(self, raws: Sequence[Raw]) -> list[bytes]:
         return [raw.message.body for raw in raws]
+
+    def sizes(self, raws: Sequence[Raw]) -> list[int]:
+        return [ROW_BYTES + len(raw.message.body) + len(raw.message.id or "") for raw in raws]
 
     def ids(self, raws: Sequence[Raw], source: IdSource) -> list[object]:
         if source.kind == "property":
@@ -534,7 +537,7 @@ class MemoryConsumer(Consumer):
                 raise self._refuse(self.decoder.unreadable([raw])[0])
             self.inbox.append(raw)
             self.deliveries += 1
-            self.bytes_arrived += len(raw.message.body)
+            self.bytes_arrived += sum(self.decoder.sizes([raw]))
             if self.full:
                 self.paused = session.cancelled = True
         confirmed = False

@@ -37,9 +37,9 @@ __all__ = ["Process", "Query", "World", "ids_of", "make_settings"]
 
 QUEUE = "orders"
 #: Smaller than by default, so that few messages meet the limits.
-_SIZES = {"maxMessagesPerTrigger": "50", "maxBytesPerTrigger": "1m", "prefetch": "100", "dedupWindow": "1000"}
+_SIZES = {"maxMessagesPerTrigger": "50", "maxBytesPerTrigger": "16m", "prefetch": "100", "dedupWindow": "1000"}
 #: What a query asks for here.
-_SCHEMA = block_schema(pa.schema([("messageId", pa.string())]))
+_SCHEMA = block_schema(pa.schema([("messageId", pa.string()), ("body", pa.binary())]))
 #: Time passes in steps of this size, or of a fortieth of what is waited for.
 _TICK_S = 0.02
 _TICKS_MAX = 40

@@ -54,7 +54,7 @@ class Session:
         """Empty the inbox, as the query's thread does."""
         while self.consumer.inbox:
             self.raws.append(self.consumer.inbox.popleft())
-            self.consumer.bytes_taken += len(self.raws[-1][2])
+            self.consumer.bytes_taken += sum(self.consumer.decoder.sizes(self.raws[-1:]))
 
     def receive(self, messages: int, timeout_s: float = 60.0) -> list[bytes]:
         """Receive at least this many; the bodies so far."""

@@ -87,7 +87,7 @@ def test_a_queue_at_its_end_that_is_written_to_leaves_the_bytes_to_the_others(ra
     world = World()
     broker = MemoryBroker(world.process())
     done, slow = broker.declare("done"), broker.declare("slow")
-    query = Query(world, broker, make_settings(queues=("done", "slow"), max_messages=1_000, max_bytes=2_000))
+    query = Query(world, broker, make_settings(queues=("done", "slow"), max_messages=1_000, max_bytes=8_400))
     sent = []
     for number in range(300):
         slow.publish(bytes(100), f"slow-{number}")

@@ -11,6 +11,7 @@ from pyspark_mq.ack import SessionAcks, Settlement
 from pyspark_mq.errors import DestinationError
 from pyspark_mq.sources.connections.block import block_schema
 from pyspark_mq.sources.connections.connections import Connections
+from pyspark_mq.sources.connections.decoder import ROW_BYTES
 from pyspark_mq.sources.connections.events import Delivered, EventQueue, Lost, Opened
 from pyspark_mq.sources.connections.receivers import LocalReceivers
 from tests.support.memory import MemoryBroker, memory_consumer
@@ -26,9 +27,9 @@ class Scene:
         self.queue = self.broker.declare(QUEUE)
         made = make_settings(**{"prefetch": 10, **settings})
         process, self.make = self.world.process(), memory_consumer(self.broker)
-        receivers = LocalReceivers(lambda _: self.make, block_schema(pa.schema([])), process)
+        receivers = LocalReceivers(lambda _: self.make, block_schema(pa.schema([("body", pa.binary())])), process)
         self.connections = Connections(made, receivers, process, EventQueue())
-        self.connections.bound_bytes(1_000, resume=True)
+        self.connections.bound_bytes(2_000, resume=True)
         self.connections.start()
 
     def publish(self, count: int, size: int = 10) -> None:
@@ -52,7 +53,7 @@ def test_what_arrived_is_taken_once_with_its_bytes() -> None:
     assert isinstance(opened, Opened)
     session = opened.session
     assert scene.connections.untaken == 4
-    assert scene.taken() == [(session, 4, 40)]
+    assert scene.taken() == [(session, 4, 4 * (ROW_BYTES + len("id-0") + 10))]
     assert scene.taken() == []
     assert scene.connections.untaken == 0
 
@@ -106,11 +107,12 @@ def test_the_bytes_are_shared_by_the_sessions() -> None:
     scene.run()
     scene.publish(10, size=300)
     scene.run()
-    assert scene.connections.untaken == 4  # 500 bytes for each, and one message more
+    assert scene.connections.untaken == 4  # 1,000 bytes for each, and one message more
 
 
 def test_a_window_grows_and_never_shrinks() -> None:
     scene = Scene()
+    scene.connections.bound_bytes(100_000, resume=True)
     scene.publish(30)
     scene.run()
     scene.connections.widen(5)
@@ -178,13 +180,13 @@ def test_the_depth_is_asked_for_and_not_too_often() -> None:
 def test_a_pause_goes_on_until_what_it_waits_for_is_taken() -> None:
     scene = Scene()
     scene.run()
-    scene.connections.bound_bytes(100, resume=True)
+    scene.connections.bound_bytes(1_000, resume=True)
     scene.publish(10, size=40)
     for _ in range(5):
         scene.run()
-        scene.connections.bound_bytes(100, resume=True)
+        scene.connections.bound_bytes(1_000, resume=True)
         assert scene.connections.untaken == 3  # the first that is too much pauses it
     scene.taken()
-    scene.connections.bound_bytes(100, resume=True)
+    scene.connections.bound_bytes(1_000, resume=True)
     scene.run()
     assert scene.connections.untaken == 3

@@ -29,10 +29,10 @@ def test_an_epoch_has_the_oldest_messages_in_their_order_and_no_more_than_the_li
 
 
 def test_bytes_limit_an_epoch_and_one_message_always_fits() -> None:
-    scene = Scene(max_bytes=100)
-    scene.publish(6, size=40)
-    scene.publish(1, size=500)
-    scene.publish(2, size=40)
+    scene = Scene(max_bytes=1_000)
+    scene.publish(6, size=100)
+    scene.publish(1, size=5_000)
+    scene.publish(2, size=100)
     assert [scene.query.trigger() for _ in range(5)] == [2, 2, 2, 1, 2]
 
 
@@ -204,7 +204,7 @@ def test_before_spark_4_2_what_was_planned_at_another_broker_is_not_replayed(nam
 def test_any_number_of_duplicates_does_not_stop_receiving(shared: bool) -> None:
     # Ten times the bytes that may be held, of messages that are dropped.
     store = MemoryStore() if shared else None
-    scene = Scene(store=store, max_bytes=1_000, max_messages=10, prefetch=60)
+    scene = Scene(store=store, max_bytes=4_000, max_messages=10, prefetch=60)
     if store is not None:
         store.remember([f"old-{number}" for number in range(200)])
         for number in range(200):
@@ -221,7 +221,7 @@ def test_any_number_of_duplicates_does_not_stop_receiving(shared: bool) -> None:
 def test_rejected_messages_do_not_stop_receiving() -> None:
     from pyspark_mq.dedup import OnMissing
 
-    scene = Scene(max_bytes=1_000, max_messages=10, prefetch=60, on_missing=OnMissing.REJECT)
+    scene = Scene(max_bytes=4_000, max_messages=10, prefetch=60, on_missing=OnMissing.REJECT)
     for _ in range(100):
         scene.queue.publish(bytes(100), None)
     scene.publish(20, size=100)
@@ -230,7 +230,7 @@ def test_rejected_messages_do_not_stop_receiving() -> None:
 
 
 def test_a_thousand_pauses_cost_no_delivery() -> None:
-    scene = Scene(max_bytes=1_000, max_messages=10, prefetch=100)
+    scene = Scene(max_bytes=2_000, max_messages=10, prefetch=100)
     scene.queue.weather.delivery_limit = 1
     scene.publish(3_000, size=400)
     scene.assert_exactly_once()
@@ -315,7 +315,7 @@ def test_a_session_that_the_broker_takes_for_alive_keeps_its_ids_carried() -> No
 
 def test_a_pause_hides_the_consumer_but_not_what_it_holds() -> None:
     # A cancelled consumer is not counted by the broker: nobody seems to be there beside us.
-    scene = Scene(max_messages=10, max_bytes=500, prefetch=40, heartbeat_s=5.0)
+    scene = Scene(max_messages=10, max_bytes=2_000, prefetch=40, heartbeat_s=5.0)
     scene.publish(40, size=100)
     scene.query.trigger()
     assert scene.queue.sessions[0].cancelled
@@ -658,7 +658,7 @@ def test_a_broker_that_does_not_count_lost_consumers_is_not_believed_that_we_are
 
 
 def test_a_replay_holds_no_more_bytes_than_it_may_whatever_comes_before_its_messages() -> None:
-    scene = Scene(max_messages=10, max_bytes=5_000, prefetch=200, dedup_window=0)
+    scene = Scene(max_messages=10, max_bytes=21_000, prefetch=200, dedup_window=0)
     scene.publish(10, size=100)
     with pytest.raises(Crashed):
         scene.query.trigger(At.AFTER_OFFSET_LOG)
@@ -677,7 +677,7 @@ def test_a_replay_holds_no_more_bytes_than_it_may_whatever_comes_before_its_mess
     lane.pump = watched  # type: ignore[method-assign]
     assert scene.query.trigger() == 10
     # Two epochs, the replay's own, and what comes with one look.
-    assert max(held) <= 2 * 5_000 + 1_000 + 2 * 5_000
+    assert max(held) <= 2 * 21_000 + 4_200 + 2 * 21_000
     scene.assert_exactly_once()
     assert scene.queue.dead_letters == []
 
@@ -869,13 +869,13 @@ def test_an_unreadable_message_is_a_row_also_in_a_replay(at: At) -> None:
 
 @pytest.mark.parametrize("guarantee", [Guarantee.AT_LEAST_ONCE, Guarantee.NONE])
 def test_without_ids_everything_comes_and_the_bytes_held_are_bounded(guarantee: Guarantee) -> None:
-    scene = Scene(guarantee=guarantee, max_bytes=1_000, max_messages=10, prefetch=100)
+    scene = Scene(guarantee=guarantee, max_bytes=4_200, max_messages=10, prefetch=100)
     scene.publish(200, size=100)
     held = []
     while scene.query.trigger():
         held.append(only(scene.query.source).held_bytes)
     assert sorted(scene.query.emitted) == sorted(scene.sent)
-    assert max(held) <= 3_000
+    assert max(held) <= 3 * 4_200
 
 
 def test_an_old_range_that_is_asked_for_again_does_not_set_the_source_back() -> None:

@@ -189,6 +189,12 @@ OPTIONS = {
         },
         refused={"0": SIZE, "0g": SIZE, "-1m": SIZE, "1.5m": SIZE, "64x": SIZE, "9" * 5000: SIZE},
     ),
+    "maxPartitionBytes": Row(
+        lambda o: o.settings.max_partition_bytes,
+        120 << 20,
+        taken={"7m": 7 << 20, "1g": 1 << 30},
+        refused={"0": SIZE, "many": SIZE},
+    ),
     "minMessagesPerTrigger": Row(lambda o: o.settings.min_messages, 1, taken={"50000": 50_000}, refused={"0": NUMBER}),
     "maxTriggerDelay": Row(
         lambda o: o.settings.max_delay_s,

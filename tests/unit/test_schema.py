@@ -297,6 +297,9 @@ class Ready(Decoder):
     def bodies(self, raws: Sequence[Any]) -> list[bytes]:
         return [b""] * len(raws)
 
+    def sizes(self, raws: Sequence[Any]) -> list[int]:
+        return [0] * len(raws)
+
     def ids(self, raws: Sequence[Any], source: IdSource) -> list[object]:
         return [None] * len(raws)
 

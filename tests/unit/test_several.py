@@ -121,16 +121,16 @@ def test_a_small_queue_beside_a_large_one_waits_for_one_epoch_at_most() -> None:
 
 @pytest.mark.parametrize("large", NAMES)
 def test_a_message_larger_than_any_share_of_the_bytes_gets_on(large: str) -> None:
-    scene = Scene(max_bytes=1_000, max_messages=1_000)
+    scene = Scene(max_bytes=4_000, max_messages=1_000)
     for name in NAMES:
-        scene.publish(name, 40, size=900 if name == large else 100)
+        scene.publish(name, 40, size=3_600 if name == large else 100)
     scene.assert_exactly_once()
-    most = max(sum(900 if row.endswith(large) else 100 for row in rows) for rows in scene.query.sink.values())
-    assert most <= 1_000 + 900
+    most = max(sum(3_600 if row.endswith(large) else 100 for row in rows) for rows in scene.query.sink.values())
+    assert most <= 4_000 + 3_600
 
 
 def test_bytes_held_are_bounded_over_all_queues() -> None:
-    scene = Scene(max_bytes=3_000, max_messages=10)
+    scene = Scene(max_bytes=12_600, max_messages=10)
     for name in NAMES:
         scene.publish(name, 300, size=100)
     held = []
@@ -146,12 +146,12 @@ def test_bytes_held_are_bounded_over_all_queues() -> None:
     while scene.query.trigger():
         pass
     # Two epochs, and what each of the connections takes before it pauses.
-    assert max(held) <= 2 * 3_000 + 3 * 200
+    assert max(held) <= 2 * 12_600 + 3 * 840
     scene.assert_exactly_once()
 
 
 def test_a_pause_ends_when_half_of_the_bytes_of_all_queues_are_gone() -> None:
-    scene = Scene(NAMES[0], NAMES[1], max_bytes=2_000, max_messages=1_000)
+    scene = Scene(NAMES[0], NAMES[1], max_bytes=8_400, max_messages=1_000)
     for name in NAMES[:2]:
         scene.publish(name, 100, size=100)
     scene.query.trigger()

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from pyspark_mq.dedup import IdSource
 from pyspark_mq.sources.amqp091.frames import Raw
 from pyspark_mq.sources.amqp091.properties import Field, FlaggedDeliveries, UnreadableRaw, header, headers
-from pyspark_mq.sources.connections.decoder import Decoder, Unreadable
+from pyspark_mq.sources.connections.decoder import ROW_BYTES, Decoder, Unreadable
 
 __all__ = ["Amqp091Decoder", "as_text"]
 
@@ -171,6 +171,10 @@ class Amqp091Decoder(Decoder):
     def bodies(self, raws: Sequence[Raw]) -> list[bytes]:
         """Bodies, put together of their frames."""
         return [raw[3] for raw in raws]
+
+    def sizes(self, raws: Sequence[Raw]) -> list[int]:
+        """Bytes of properties, body, exchange and routing key."""
+        return [ROW_BYTES + len(raw[2]) + len(raw[3]) + len(raw[4]) for raw in raws]
 
     def ids(self, raws: Sequence[Raw], source: IdSource) -> list[object]:
         """RabbitMQ gives no message an ID: these are the producer's."""

@@ -262,7 +262,7 @@ class Amqp091Consumer(Consumer):
         self.inbox.extend(raws)
         self._last_tag = last
         self.deliveries += len(raws)
-        self.bytes_arrived += sum(map(len, self.decoder.bodies(raws)))
+        self.bytes_arrived += sum(self.decoder.sizes(raws))
         if self.full and (not self.paused or self._dripping):
             self._pause()
         if not self.arrived.is_set():

@@ -18,7 +18,7 @@ from uuid import UUID
 
 from pyspark_mq.dedup import IdSource
 from pyspark_mq.sources.amqp10.encoding import Pairs, read_map
-from pyspark_mq.sources.connections.decoder import UNREADABLE_PROPERTY, Decoder, Unreadable
+from pyspark_mq.sources.connections.decoder import ROW_BYTES, UNREADABLE_PROPERTY, Decoder, Unreadable
 
 __all__ = [
     "JMS_KIND", "NOWHERE", "NO_OTHERS", "ROUTING", "Header", "Named", "Others", "Properties", "Raw", "Routing",
@@ -60,6 +60,7 @@ class Raw(NamedTuple):
             :func:`~pyspark_mq.sources.amqp10.encoding.check_map` has passed.
         named: what other sections say under the name of a property; it comes before one of that name.
         durable: whether the broker was to keep it over a restart; None if that could not be read.
+        size: bytes of the whole message as it came.
     """
 
     tag: int
@@ -79,6 +80,7 @@ class Raw(NamedTuple):
     durable: bool | None = None
     others: Others = NO_OTHERS
     routing: Routing = NOWHERE
+    size: int = 0
 
 
 class UnreadableRaw(Raw):
@@ -99,6 +101,7 @@ def make_raw(
     application: Mapping[str, object] | bytes | None,
     named: Named,
     routing: Routing,
+    size: int,
 ) -> Raw:
     """The delivery of a message with these sections."""
     priority, ttl_ms, deliveries, redelivered, durable = header
@@ -111,7 +114,7 @@ def make_raw(
         Raw,
         (
             tag, body, message_id, correlation_id, reply_to, content_type, subject, priority, created_ms,
-            expires_ms, deliveries, redelivered, application, named, durable, others, routing,
+            expires_ms, deliveries, redelivered, application, named, durable, others, routing, size,
         ),
     )  # fmt: skip
     return made
@@ -236,6 +239,9 @@ class Amqp10Decoder(Decoder):
 
     def bodies(self, raws: Sequence[Raw]) -> list[bytes]:
         return [raw.body for raw in raws]
+
+    def sizes(self, raws: Sequence[Raw]) -> list[int]:
+        return [ROW_BYTES + raw.size for raw in raws]
 
     def ids(self, raws: Sequence[Raw], source: IdSource) -> list[object]:
         if source.kind == "message-id":

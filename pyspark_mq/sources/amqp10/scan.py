@@ -115,7 +115,7 @@ class Scanner:
             body = body_of(data, at + _MARK_BYTES, typed=True)
         else:
             raise EncodingError
-        return make_raw(tag, body, message_id, header, properties, application, named, routing)
+        return make_raw(tag, body, message_id, header, properties, application, named, routing, len(data))
 
     # -- sections that are the same in most messages
 

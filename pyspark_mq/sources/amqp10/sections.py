@@ -108,6 +108,7 @@ class SectionReader:
                 found.application,
                 found.named,
                 found.routing,
+                len(data),
             )
         except Exception as broken:  # noqa: BLE001 - whatever it is, it is of this message
             return _unreadable(tag, data, broken)
@@ -195,4 +196,6 @@ def _unreadable(tag: int, data: bytes, broken: Exception) -> UnreadableRaw:
         message_id, (correlation_id, _, _, subject, *_) = content
     reason = "the message is cut off" if isinstance(broken, IndexError) else str(broken)
     error = {UNREADABLE_PROPERTY: f"{type(broken).__name__}: {reason}"}
-    return UnreadableRaw(tag, data, message_id, correlation_id, None, None, subject, 4, 0, 0, 0, False, error)
+    return UnreadableRaw(
+        tag, data, message_id, correlation_id, None, None, subject, 4, 0, 0, 0, False, error, size=len(data)
+    )

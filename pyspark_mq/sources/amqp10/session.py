@@ -45,7 +45,7 @@ from pyspark_mq.sources.amqp10.errors import SPEAKS
 from pyspark_mq.sources.amqp10.incoming import Handle, Incoming
 from pyspark_mq.sources.amqp10.sections import SectionReader
 from pyspark_mq.sources.connections.consumer import Greeting, QueueDepth, SessionLostError
-from pyspark_mq.sources.connections.decoder import Decoder
+from pyspark_mq.sources.connections.decoder import ROW_BYTES, Decoder
 from pyspark_mq.sources.connections.socket_loop import hint
 from pyspark_mq.sources.url import BrokerUrl
 
@@ -238,7 +238,7 @@ class Amqp10Consumer(Amqp10Connection):
             held[tag] = delivery
             inbox.append(raw)
             self.deliveries += 1
-            arrived += len(raw.body)
+            arrived += ROW_BYTES + len(data)
             self.bytes_arrived = arrived
             if self.full:
                 self.paused = True

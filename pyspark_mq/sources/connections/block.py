@@ -18,10 +18,11 @@ from itertools import accumulate, chain, groupby, repeat
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
 from pyspark_mq.dedup import Key
-from pyspark_mq.sources.connections.decoder import Decoder, Unreadable
+from pyspark_mq.sources.connections.decoder import ROW_BYTES, Decoder, Unreadable
 from pyspark_mq.sources.message_id import MessageIds
 
 __all__ = [
@@ -44,6 +45,8 @@ _ALWAYS = pa.field("timestamp", pa.int64())
 _OF_THE_QUEUE = "destination"
 #: Batches of fewer rows are put together before they travel.
 _BATCH_ROWS_MIN = 500
+#: Two offsets for each entry of a map.
+_ENTRY_BYTES = 8
 #: One object for each number of a row, whatever the block.
 _NUMBERS = tuple(range(5_000))
 
@@ -72,7 +75,7 @@ class Block:
 
     Attributes:
         batch: their columns, see :func:`block_schema`.
-        sizes: bytes of the bodies, by row.
+        sizes: bytes that each row takes, headers and bookkeeping included. All bounds in bytes go by these.
     """
 
     __slots__ = ("__weakref__", "batch", "sizes")
@@ -143,23 +146,46 @@ def make_block(decoder: Decoder, raws: Sequence[Any], ids: MessageIds, schema: p
         {row: odd[tag] for row, tag in enumerate(tags) if tag in odd} if odd else {},
     )
     bodies = decoder.bodies(raws)
-    sizes = array("i", map(len, bodies))
     ready = decoder.batch(raws, schema.names)
     columns: dict[str, Callable[[Sequence[Any]], Sequence[Any]]] = {
         "messageId": lambda _: ids.texts(decoder, raws, values),
-        "body": lambda _: _bodies(bodies, sizes),
+        "body": lambda _: _bodies(bodies),
         **decoder.columns,
     }
     arrays = [
         _array(columns[field.name](ready), field.type) if field.name in columns else pa.nulls(len(raws), field.type)
         for field in schema
     ]
-    return metadata, Block(pa.RecordBatch.from_arrays(arrays, schema=schema), sizes)
+    batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
+    return metadata, Block(batch, _sizes(batch, keys))
 
 
-def _bodies(bodies: Sequence[bytes], sizes: array[int]) -> pa.Array:
+def _sizes(batch: pa.RecordBatch, keys: Sequence[Key | None]) -> array[int]:
+    """Bytes of each row of a batch that is no slice, and of its key."""
+    sizes = np.full(batch.num_rows, ROW_BYTES, np.int64)
+    for column in batch.columns:
+        if column.null_count == len(column):
+            continue
+        if pa.types.is_map(column.type):
+            ends = _ends(column)
+            sizes += _ENTRY_BYTES * np.diff(ends)
+            for texts in (column.keys, column.items):
+                sizes += np.diff(_ends(texts)[ends])
+        elif pa.types.is_string(column.type) or pa.types.is_binary(column.type):
+            sizes += np.diff(_ends(column))
+    if keys:
+        sizes += np.array([0 if key is None else len(key) for key in keys], np.int64)
+    return array("q", sizes.tobytes())
+
+
+def _ends(column: pa.Array) -> Any:
+    """Where the values of a column of texts, bytes or maps begin and end."""
+    return np.frombuffer(column.buffers()[1], np.int32, len(column) + 1)
+
+
+def _bodies(bodies: Sequence[bytes]) -> pa.Array:
     # Joined once, in memory of their size: what builds an array doubles its own each time it is full.
-    ends = array("i", accumulate(sizes, initial=0))
+    ends = array("i", accumulate(map(len, bodies), initial=0))
     buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(bodies))]
     return pa.Array.from_buffers(pa.binary(), len(bodies), buffers)
 
@@ -197,7 +223,7 @@ def _runs(rows: Sequence[Row]) -> Iterator[tuple[Block, Sequence[int]]]:
 
 
 def sizes_of(rows: Sequence[Row]) -> list[int]:
-    """Bytes of the bodies."""
+    """Bytes that each takes."""
     found: list[int] = []
     for block, numbers in _runs(rows):
         if isinstance(numbers, range):
@@ -249,4 +275,4 @@ def joined(rows: Sequence[Row]) -> Block:
     """A block of its own with these rows, in order: it shares no memory with theirs."""
     # By their numbers: a slice would go on referring to what it is a slice of.
     parts = [block.batch.take(pa.array(numbers, pa.int64())) for block, numbers in _runs(rows)]
-    return Block(_concatenated(parts), array("i", sizes_of(rows)))
+    return Block(_concatenated(parts), array("q", sizes_of(rows)))

@@ -138,8 +138,10 @@ class Consumer(ABC):
         self.inbox: deque[Any] = deque()
         #: Deliveries appended to the inbox so far; written by the receiving thread only.
         self.deliveries = 0
-        #: Bytes of bodies appended to the inbox so far; written by the receiving thread only.
+        #: Bytes appended to the inbox so far, see :meth:`.Decoder.sizes`; written by the receiving thread only.
         self.bytes_arrived = 0
+        #: Bytes that they take more in blocks than as they came; written by the emptying thread only.
+        self.bytes_grown = 0
         #: Bytes taken out so far; written by the emptying thread only.
         self.bytes_taken = 0
         #: Pause when more bytes than this wait in the inbox; written by the emptying thread only.
@@ -167,7 +169,7 @@ class Consumer(ABC):
     @property
     def full(self) -> bool:
         """Have more bytes arrived than may wait? For any thread."""
-        return self.bytes_arrived - self.bytes_taken > self.bytes_allowed
+        return self.bytes_arrived + self.bytes_grown - self.bytes_taken > self.bytes_allowed
 
     @property
     def drips(self) -> bool:

@@ -21,10 +21,13 @@ from typing import Any, ClassVar
 
 from pyspark_mq.dedup import IdSource
 
-__all__ = ["UNREADABLE_PROPERTY", "Decoder", "Unreadable"]
+__all__ = ["ROW_BYTES", "UNREADABLE_PROPERTY", "Decoder", "Unreadable"]
 
 #: Name in `properties` under which the row of an unreadable message says why it is one.
 UNREADABLE_PROPERTY = "unreadable"
+#: Bytes that a delivery takes beside what is in it: its place in a block, in the ledger and in an epoch. Measured: 290
+#: of one that is received, 330 of one that is planned.
+ROW_BYTES = 330
 _SHOWN_CHARACTERS = 200
 
 
@@ -68,9 +71,9 @@ class Decoder(ABC):
     def bodies(self, raws: Sequence[Any]) -> list[bytes]:
         """Bodies as bytes."""
 
+    @abstractmethod
     def sizes(self, raws: Sequence[Any]) -> list[int]:
-        """Bytes of the bodies."""
-        return list(map(len, self.bodies(raws)))
+        """Bytes of each delivery as it came, headers and all, and `ROW_BYTES` more."""
 
     @abstractmethod
     def ids(self, raws: Sequence[Any], source: IdSource) -> list[object]:

@@ -12,8 +12,9 @@ be slow, or stopped. So its word counts: every tenth of a second it says up to w
 host that finds that it stood still for longer than a broker may take to hand something out says so, and the clock
 begins anew.
 
-**Bytes.** A consumer counts what arrived, and learns from :class:`.Limits` what was taken. The difference is what
-pauses it: what waits in the inbox, what is being made into blocks, what is on its way and what waits to be taken.
+**Bytes.** A consumer counts what arrived, learns from the host what that takes in blocks, and from :class:`.Limits`
+what was taken. The difference is what pauses it: what waits in the inbox, what is being made into blocks, what is on
+its way and what waits to be taken.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import Any
 
 import pyarrow as pa
@@ -225,9 +226,10 @@ class Host:
                 if not raws:
                     break  # the session has ended meanwhile
                 left -= len(raws)
-                for part in _parts(raws, seat.decoder.sizes(raws)):
+                for part, size in _parts(raws, seat.decoder.sizes(raws)):
                     self._look()
                     metadata, block = make_block(seat.decoder, part, seat.begin.ids, self._schema)
+                    consumer.bytes_grown += sum(block.sizes) - size
                     self._tell(Delivered(seat.begin.key, consumer.session, metadata, block))
         except OSError:
             raise
@@ -250,15 +252,14 @@ class Host:
             self._tell(standing)
 
 
-def _parts(raws: list[Any], sizes: list[int]) -> list[list[Any]]:
-    """The same in pieces of about `_BYTES_MAX`, or of one delivery that is more."""
+def _parts(raws: list[Any], sizes: list[int]) -> list[tuple[list[Any], int]]:
+    """The same in pieces of about `_BYTES_MAX`, or of one delivery that is more; and the bytes of each piece."""
     if sum(sizes) <= _BYTES_MAX:
-        return [raws]
-    parts: list[list[Any]] = []
-    piece = -1
-    for raw, end, size in zip(raws, accumulate(sizes), sizes, strict=True):
-        if (end - size) // _BYTES_MAX != piece:
-            piece = (end - size) // _BYTES_MAX
-            parts.append([])
-        parts[-1].append(raw)
+        return [(raws, sum(sizes))]
+    parts = []
+    for _, piece in groupby(
+        zip(raws, accumulate(sizes), sizes, strict=True), lambda one: (one[1] - one[2]) // _BYTES_MAX
+    ):
+        some = list(piece)
+        parts.append(([raw for raw, _, _ in some], sum(size for _, _, size in some)))
     return parts

@@ -25,8 +25,6 @@ _LOG = logging.getLogger("pyspark_mq")
 _CONFIRM_MAX_S = 5.0
 #: What is kept of a block is copied if it is less than this part of it, in bytes.
 _KEPT_PARTS = 2
-#: A row counts for so much beside its body.
-_ROW_BYTES = 100
 #: Blocks of fewer rows and bytes are put together when there are so many of them: a block has a price of kilobytes.
 _SMALL_ROWS = 64
 _SMALL_BYTES = 64 << 10
@@ -134,7 +132,7 @@ class Deliveries:
         came_again = ledger.carried.exposed < exposed or ledger.counters.rebound > rebound
         if len(ledger.received) - buffered < len(block):
             kept = [(keys[place], rows[place]) for place in ledger.held(keys, rows)]
-            if _KEPT_PARTS * _weight([block.sizes[row] for _, (_, row) in kept]) < _weight(block.sizes):
+            if _KEPT_PARTS * sum(block.sizes[row] for _, (_, row) in kept) < sum(block.sizes):
                 self._join(kept)  # the rest would stay in memory with them
                 return came_again
         if len(block) < _SMALL_ROWS and block.batch.nbytes < _SMALL_BYTES:
@@ -220,10 +218,6 @@ class Deliveries:
         for session, number in list(self._passed_over.items()):
             del self._passed_over[session]
             self._connections.renew(session, f"{number} messages that a replay had no use for are asked for again")
-
-
-def _weight(sizes: Collection[int]) -> int:
-    return sum(sizes) + _ROW_BYTES * len(sizes)
 
 
 def _without(

@@ -19,7 +19,7 @@ from pyspark_mq.sources.settings import Settings
 
 __all__ = ["QueueGroup"]
 
-#: Bytes of bodies held, in terms of `maxBytesPerTrigger`: one epoch runs while the next one is filled.
+#: Bytes held, in terms of `maxBytesPerTrigger`: one epoch runs while the next one is filled.
 _BYTES_HELD_EPOCHS = 2
 
 
@@ -153,12 +153,12 @@ class QueueGroup:
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of their bodies."""
+        """Bytes that they take."""
         return sum(queue.ledger.received.weight for queue in self)
 
     @property
     def planned_bytes(self) -> int:
-        """Bytes of the bodies of epochs that are not committed."""
+        """Bytes of epochs that are not committed."""
         return sum(queue.ledger.planned.weight for queue in self)
 
     @property

@@ -271,14 +271,14 @@ class QueueReader:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of bodies in this process that were taken in; what was dropped does not count."""
+        """Bytes in this process that were taken in; what was dropped does not count."""
         return self.ledger.received.weight + self.ledger.planned.weight + self._retained_bytes
 
     def share_bytes(self, most: float, *, resumes: bool) -> None:
         """Tell the sessions how many bytes they may pile up, those to be opened too.
 
         Args:
-            most: bytes of bodies that may be held here, with what was received and not taken in.
+            most: bytes that may be held here, with what was received and not taken in.
             resumes: may a session that pauses for bytes go on?
         """
         self._bytes_max = most

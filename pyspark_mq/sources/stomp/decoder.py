@@ -9,7 +9,7 @@ from urllib.parse import unquote_to_bytes
 
 from pyspark_mq.brokers.base import StompDialect
 from pyspark_mq.dedup import IdSource
-from pyspark_mq.sources.connections.decoder import UNREADABLE_PROPERTY, Decoder, Unreadable
+from pyspark_mq.sources.connections.decoder import ROW_BYTES, UNREADABLE_PROPERTY, Decoder, Unreadable
 from pyspark_mq.sources.stomp.frames import UnreadableHeaders
 from pyspark_mq.sources.stomp.headers import as_text, parse
 from pyspark_mq.sources.stomp.table import HeaderTable
@@ -191,6 +191,10 @@ class StompDecoder(Decoder):
         body; Artemis sends a MapMessage in its own encoding, and a StreamMessage not at all.
         """
         return [raw[2] for raw in raws]
+
+    def sizes(self, raws: Sequence[Raw]) -> list[int]:
+        """Bytes of headers and bodies."""
+        return [ROW_BYTES + len(raw[1]) + len(raw[2]) for raw in raws]
 
     def ids(self, raws: Sequence[Raw], source: IdSource) -> list[object]:
         """The broker's ID where it gives one, or the producer's; None where a property hides the broker's."""

@@ -27,7 +27,7 @@ from pyspark_mq.brokers.base import STOMP
 from pyspark_mq.brokers.facts import NOTHING_KNOWN, QueueFacts, of_artemis, of_artemis_settings
 from pyspark_mq.errors import MessageError, MqError
 from pyspark_mq.sources.connections.consumer import Greeting, QueueDepth, SessionLostError
-from pyspark_mq.sources.connections.decoder import Decoder
+from pyspark_mq.sources.connections.decoder import ROW_BYTES, Decoder
 from pyspark_mq.sources.stomp.connection import PROVED, StompConnection
 from pyspark_mq.sources.stomp.decoder import StompDecoder
 from pyspark_mq.sources.stomp.depth import Questions, QueueInfo
@@ -276,7 +276,7 @@ class StompConsumer(StompConnection):
                 else:
                     handles[tag] = value(headers, _ACK, dialect.last_header) or b""
                 append((tag, headers, body, dialect))
-                size += len(body)
+                size += ROW_BYTES + len(headers) + len(body)
         except FrameError as wrong:
             # What is no frame belongs to no message: the next session begins with one.
             self._ended(str(wrong), told=self._reader.spoken)
