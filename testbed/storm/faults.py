@@ -72,8 +72,14 @@ def fault_of(seed: int, turn: int, kinds: Mapping[str, int] = FAULTS) -> str:
     return [*first, *rest][place]
 
 
-def streaming_faults(job: Job, broker: PrivateBroker, proxy: FaultProxy, chance: random.Random) -> dict[str, Fault]:
-    """What is done to a job that runs on, and to its broker behind a proxy."""
+def streaming_faults(
+    job: Job, broker: PrivateBroker, proxy: FaultProxy, chance: random.Random, link: int | None = None
+) -> dict[str, Fault]:
+    """What is done to a job that runs on, and to its broker behind a proxy.
+
+    Args:
+        link: bytes a second that the proxy passes on when nothing is done to it; None for no limit.
+    """
 
     def cut() -> bool:
         return proxy.cut() > 0
@@ -92,7 +98,7 @@ def streaming_faults(job: Job, broker: PrivateBroker, proxy: FaultProxy, chance:
             proxy.disarm()
             time.sleep(_SLOW_S)
         finally:
-            proxy.throttle(None)
+            proxy.throttle(link)
         return done
 
     def silence() -> bool:

@@ -72,6 +72,7 @@ def page(text: str, reports: Sequence[dict[str, Any]]) -> str:
 def _title(report: dict[str, Any]) -> str:
     kind = ", cluster" if report["cluster"] else ", quorum" if report["quorum"] else ""
     several = f", {report['queues']} queues" if report["queues"] > 1 else ""
+    several += f", a link of {report['link'] / 1e6:g} MB/s" if report.get("link") else ""
     options = "".join(f", `{option}`" for option in report["option"])
     periodic = ", periodic jobs" if report["periodic"] else ""
     where = f"{TITLES[report['broker']]} {report['version']}{kind}, {PROTOCOLS[report['protocol']]}"

@@ -76,6 +76,7 @@ class Run:
 
     Attributes:
         name: of this run, part of every message's mark.
+        link: bytes a second that the broker's link takes; 0 for no limit.
     """
 
     name: str
@@ -89,6 +90,7 @@ class Run:
     rate: int
     faults: int
     queues: int
+    link: int
     periodic: bool
     cluster: bool
 
@@ -116,6 +118,7 @@ _DEFAULTS: dict[str, Any] = {
     "rate": 1_000,
     "faults": 200,
     "queues": 1,
+    "link": 0,
     "periodic": False,
     "cluster": False,
 }
@@ -240,7 +243,9 @@ def _job(
     proxy = stack.enter_context(FaultProxy("127.0.0.1", port))
     job = Job(broker.name, broker.url.replace(f":{port}", f":{proxy.port}"), run.queue, folder, options)
     several = int(run.options.get("receivers", "1")) > 1
-    return job, {**FAULTS, **(RECEIVER_FAULTS if several else {})}, streaming_faults(job, broker, proxy, chance)
+    proxy.throttle(run.link or None)
+    kinds = {**FAULTS, **(RECEIVER_FAULTS if several else {})}
+    return job, kinds, streaming_faults(job, broker, proxy, chance, run.link or None)
 
 
 def _settle(job: Job, broker: PrivateBroker | ClusterBroker) -> None:
@@ -423,6 +428,9 @@ def _arguments() -> argparse.Namespace:
         choices=range(1, 6),
         metavar="N",
         help="read by one query, each message in one of them; by default 1",
+    )
+    parser.add_argument(
+        "--link", type=int, metavar="BYTES", help="a second that the broker's link takes; by default as many as it can"
     )
     parser.add_argument("--broker", choices=sorted(BROKERS))
     parser.add_argument("--protocol", help="as the option of the source")
