@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyspark_mq.dedup import IdSource, Key, OnMissing, body_keys, id_keys
+from pyspark_mq.dedup.identity import ID_CHARS_MAX
 from pyspark_mq.sources.connections.block import (
     Block,
     Metadata,
@@ -73,12 +74,14 @@ def bytes_of(value: object) -> int:
 
 
 def weighed(rows: Sequence[Row], keys: Sequence[Key | None]) -> list[int]:
-    """What each row is to count for."""
-    names = rows[0][0].batch.schema.names
-    columns = [values_of(rows, name) for name in names]
+    """What each row is to count for: its values, and its key, which is a copy of the ID where there is one."""
+    columns = {name: values_of(rows, name) for name in rows[0][0].batch.schema.names}
+    if any(columns["messageId"]):
+        copies = [min(bytes_of(text), ID_CHARS_MAX) for text in columns["messageId"]]
+    else:
+        copies = list(map(bytes_of, keys))
     return [
-        ROW_BYTES + (0 if key is None else len(key)) + sum(map(bytes_of, values))
-        for key, *values in zip(keys, *columns, strict=True)
+        ROW_BYTES + copy + sum(map(bytes_of, values)) for copy, *values in zip(copies, *columns.values(), strict=True)
     ]
 
 

@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from pyspark_mq.dedup import Key
+from pyspark_mq.dedup.identity import ID_CHARS_MAX
 from pyspark_mq.sources.connections.decoder import ROW_BYTES, Decoder, Unreadable
 from pyspark_mq.sources.message_id import MessageIds
 
@@ -45,6 +46,9 @@ _ALWAYS = pa.field("timestamp", pa.int64())
 _OF_THE_QUEUE = "destination"
 #: Batches of fewer rows are put together before they travel.
 _BATCH_ROWS_MIN = 500
+_ID = "messageId"
+#: Types of columns that have more than a number.
+_TEXTS, _MAP = (pa.string().id, pa.binary().id), pa.map_(pa.string(), pa.string()).id
 #: Two offsets for each entry of a map.
 _ENTRY_BYTES = 8
 #: One object for each number of a row, whatever the block.
@@ -135,7 +139,7 @@ def make_block(decoder: Decoder, raws: Sequence[Any], ids: MessageIds, schema: p
         schema: of the block.
     """
     tags = decoder.tags(raws)
-    values = ids.values(decoder, raws) if ids.exact or "messageId" in schema.names else []
+    values = ids.values(decoder, raws) if ids.exact or _ID in schema.names else []
     keys = ids.keys(decoder, raws, values) if ids.exact else []
     odd = {delivery.tag: delivery for delivery in decoder.unreadable(raws)}
     metadata = Metadata(
@@ -148,7 +152,7 @@ def make_block(decoder: Decoder, raws: Sequence[Any], ids: MessageIds, schema: p
     bodies = decoder.bodies(raws)
     ready = decoder.batch(raws, schema.names)
     columns: dict[str, Callable[[Sequence[Any]], Sequence[Any]]] = {
-        "messageId": lambda _: ids.texts(decoder, raws, values),
+        _ID: lambda _: ids.texts(decoder, raws, values),
         "body": lambda _: _bodies(bodies),
         **decoder.columns,
     }
@@ -163,18 +167,25 @@ def make_block(decoder: Decoder, raws: Sequence[Any], ids: MessageIds, schema: p
 def _sizes(batch: pa.RecordBatch, keys: Sequence[Key | None]) -> array[int]:
     """Bytes of each row of a batch that is no slice, and of its key."""
     sizes = np.full(batch.num_rows, ROW_BYTES, np.int64)
-    for column in batch.columns:
-        if column.null_count == len(column):
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if column.null_count == batch.num_rows:
             continue
-        if pa.types.is_map(column.type):
+        kind = column.type.id
+        if kind in _TEXTS:
+            lengths = np.diff(_ends(column))
+            sizes += lengths
+            if name == _ID:
+                # The key is another copy.
+                sizes += np.minimum(lengths, ID_CHARS_MAX)
+                keys = ()
+        elif kind == _MAP:
             ends = _ends(column)
-            sizes += _ENTRY_BYTES * np.diff(ends)
-            for texts in (column.keys, column.items):
-                sizes += np.diff(_ends(texts)[ends])
-        elif pa.types.is_string(column.type) or pa.types.is_binary(column.type):
-            sizes += np.diff(_ends(column))
+            if ends[-1]:
+                sizes += _ENTRY_BYTES * np.diff(ends)
+                for texts in (column.keys, column.items):
+                    sizes += np.diff(_ends(texts)[ends])
     if keys:
-        sizes += np.array([0 if key is None else len(key) for key in keys], np.int64)
+        sizes += np.fromiter((0 if key is None else len(key) for key in keys), np.int64, len(keys))
     return array("q", sizes.tobytes())
 
 
