@@ -8,13 +8,14 @@ over HTTP can: RabbitMQ's API (plugin `rabbitmq_management`, "HTTP API"), Joloki
 from __future__ import annotations
 
 import base64
+import io
 import json
+import socket
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
-from http.client import HTTPException, HTTPResponse, IncompleteRead
+from http.client import HTTPConnection, HTTPException, HTTPResponse, IncompleteRead
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
@@ -25,10 +26,16 @@ from pyspark_mq.sources.url import CONTROL, ESCAPES, place_of, redact
 
 __all__ = ["Management"]
 
-#: An answer is waited for so long; that of ten thousand queues takes a second.
+#: For one question, from connecting to the last byte of the answer; that of ten thousand queues takes a second.
 _TIMEOUT_S = 30.0
-#: What ten thousand queues take is a twentieth of it.
-_ANSWER_BYTES_MAX = 256 << 20
+#: For all pages of a list.
+_LIST_TIMEOUT_S = 600.0
+#: Bytes that may come, and values in them. What ten thousand queues take is a tenth of either. A value of three bytes
+#: takes seventy in memory, so an answer takes at most 200 MiB there.
+_ANSWER_BYTES_MAX = 32 << 20
+_ANSWER_VALUES_MAX = 2_000_000
+#: Each value of JSON but the first has one of these before it.
+_BEFORE_VALUES = (b"[", b"{", b",", b":")
 _PIECE_BYTES = 1 << 20
 #: Queues in one answer (500 is the most that RabbitMQ gives), and answers: those of a million queues.
 _PAGE = 500
@@ -40,13 +47,6 @@ _ODD = "the answer is not that of the broker's management"
 _NO_MBEAN = "javax.management.InstanceNotFoundException"
 #: Of what a port says instead of an answer.
 _SHOWN_CHARACTERS = 100
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect: it would carry user and password to whomever the answer names, and believe what he says."""
-
-    def redirect_request(self, *_: Any) -> None:
-        """The redirect itself is the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +112,7 @@ class Management:
 
     def _by_api(self, listing: Listing) -> Iterator[str]:
         host = quote(self.endpoint.urls[0].virtual_host, safe="")
+        end_s = time.monotonic() + _LIST_TIMEOUT_S
         for page in range(1, _PAGES_MAX + 1):
             answer = self._object(self._ask(listing.path.format(host=host, page=page, size=_PAGE)))
             for queue in self._entries(answer.get("items")):
@@ -121,6 +122,9 @@ class Management:
             pages = answer.get("page_count")
             if not isinstance(pages, int) or page >= pages:
                 return
+            if time.monotonic() > end_s:
+                told = f"{page} of {pages} pages of its queues came in {_LIST_TIMEOUT_S:g} s"
+                raise BrokerUnavailableError(self._problem(f"it does not answer: {told}"))
         raise self.refused(f"it has more than {_PAGES_MAX * _PAGE:,} queues, of which the rest would be left out")
 
     def _by_jolokia(self, listing: Listing) -> Iterator[str]:
@@ -196,46 +200,55 @@ class Management:
         return [self._object(entry) for entry in answer]
 
     def _ask(self, path: str, body: object = None, *, missing_is_none: bool = False) -> Any:
-        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        headers = {"Content-Type": "application/json", "Accept": "application/json", "Connection": "close"}
+        parts = urlsplit(self.url)
         try:
             username, password = self.credentials()
-        except OptionError as unreadable:  # while the file is being replaced
+            context = self.endpoint.tls.context() if parts.scheme == "https" else None
+        except OptionError as unreadable:  # while a file is being replaced
             raise BrokerUnavailableError(self._problem(str(unreadable))) from None
         if username is not None:
             login = base64.b64encode(f"{username}:{password or ''}".encode()).decode()
             headers["Authorization"] = f"Basic {login}"
         # The consoles' agents refuse who does not say from where he comes (Jolokia, "strict-checking").
-        headers["Origin"] = f"{urlsplit(self.url).scheme}://localhost"
+        headers["Origin"] = f"{parts.scheme}://localhost"
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, headers)
-        context = self.endpoint.tls.context() if self.url.startswith("https:") else None
-        opener = urllib.request.build_opener(_NoRedirects, urllib.request.HTTPSHandler(context=context))
+        # What the standard library has for URLs would follow redirects, and so carry user and password to whomever the
+        # answer names, and go through a proxy that the environment names.
+        port, end_s = parts.port or (80 if context is None else 443), time.monotonic() + _TIMEOUT_S
         try:
-            with opener.open(request, timeout=_TIMEOUT_S) as response:
-                return json.loads(_whole(response))
-        except urllib.error.HTTPError as error:
-            error.close()
-            if error.code == _NOT_FOUND and missing_is_none:
-                return None
-            raise self._answered(error, username) from None
+            with closing(HTTPConnection(parts.hostname or "", port)) as connection:
+                connected = socket.create_connection((connection.host, connection.port), _TIMEOUT_S)
+                connection.sock = connected
+                if context is not None:
+                    connected.settimeout(_left_s(end_s, 0))
+                    connection.sock = context.wrap_socket(connected, server_hostname=connection.host)
+                connection.request("GET" if data is None else "POST", parts.path + path, data, headers)
+                with HTTPResponse(_Answering(connection.sock, end_s)) as response:  # type: ignore[arg-type]
+                    response.begin()
+                    if response.status == _NOT_FOUND and missing_is_none:
+                        return None
+                    if response.status != _OK:
+                        raise self._answered(response, username)
+                    return _loaded(_whole(response))
         except HTTPException as error:  # neither an OSError nor a ValueError: cut off, or not HTTP at all
             text = f"it does not answer as a web server does ({type(error).__name__}: {error!s:.{_SHOWN_CHARACTERS}})"
             advice = f"if that goes on, check the port; 'managementUrl' is such as {self._listing.url}"
             raise BrokerUnavailableError(self._problem(f"{text}; {advice}")) from None
         except OSError as error:
-            reason = getattr(error, "reason", error)
-            raise BrokerUnavailableError(self._problem(f"it does not answer: {reason}")) from None
-        except (ValueError, RecursionError):
-            raise self.refused("the answer is not JSON") from None
+            raise BrokerUnavailableError(self._problem(f"it does not answer: {error}")) from None
+        except (ValueError, RecursionError) as error:
+            no_name = isinstance(error, UnicodeError) and not isinstance(error, UnicodeDecodeError)
+            raise self.refused("there are no such hosts" if no_name else "the answer is not JSON") from None
 
-    def _answered(self, error: urllib.error.HTTPError, username: str | None) -> BrokerUnavailableError | RefusedError:
+    def _answered(self, answer: HTTPResponse, username: str | None) -> BrokerUnavailableError | RefusedError:
         """The error for an answer that says no."""
-        text = f"it answers {error.code} {error.reason}"
-        if error.code in (401, 403):
+        text = f"it answers {answer.status} {answer.reason:.{_SHOWN_CHARACTERS}}"
+        if answer.status in (401, 403):
             text += f"; user '{username}' needs the right to look at the broker's management"
-        if 300 <= error.code < 400:
-            text += f" and sends to '{_host_of(error.headers.get('Location', ''))}', which is not followed"
-        if error.code >= 500:
+        if 300 <= answer.status < 400:
+            text += f" and sends to '{_host_of(answer.getheader('Location', ''))}', which is not followed"
+        if answer.status >= 500:
             return BrokerUnavailableError(self._problem(text))
         return self.refused(text)
 
@@ -247,21 +260,85 @@ class Management:
         return f"the management of the broker cannot be asked at {self.url}: {text}"
 
 
+class _Answering(io.RawIOBase):
+    """The bytes of one answer as they come, for as long and as many as any broker needs.
+
+    Each may come alone, and they may come for ever: in a header, before the answer, in it or behind it.
+
+    Args:
+        connected: where they come from.
+        end_s: when to give up, on the clock of `time.monotonic`.
+    """
+
+    def __init__(self, connected: socket.socket, end_s: float) -> None:
+        self._socket, self._end_s, self._came = connected, end_s, 0
+
+    def makefile(self, _: str) -> io.BufferedReader:
+        """What an :class:`HTTPResponse` asks of a socket."""
+        return io.BufferedReader(self)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read what there is, at most what fits.
+
+        Raises:
+            OSError: it takes too long, or is too much.
+        """
+        try:
+            self._socket.settimeout(_left_s(self._end_s, self._came))
+            read = self._socket.recv_into(buffer)
+        except TimeoutError:
+            raise _endless(self._came) from None
+        self._came += read
+        if self._came > _ANSWER_BYTES_MAX:
+            raise _endless(self._came)
+        return read
+
+
+def _left_s(end_s: float, came: int) -> float:
+    """Seconds until then.
+
+    Raises:
+        TimeoutError: there are none.
+    """
+    left_s = end_s - time.monotonic()
+    if left_s <= 0:
+        raise _endless(came)
+    return left_s
+
+
+def _endless(came: int) -> TimeoutError:
+    return TimeoutError(f"{came} bytes came, and no end of the answer")
+
+
 def _whole(answer: HTTPResponse) -> bytes:
-    """The bytes of an answer, for as long and as many as any broker needs: each may come alone, and come for ever.
+    """The bytes of an answer; whoever promises more than comes has nothing allocated for it.
 
     Raises:
         OSError: it takes too long, or is too large.
         IncompleteRead: it ends too early.
     """
-    data, end_s = bytearray(), time.monotonic() + _TIMEOUT_S
+    data = bytearray()
     while piece := answer.read1(_PIECE_BYTES):
         data += piece
-        if time.monotonic() > end_s or len(data) > _ANSWER_BYTES_MAX:
-            raise OSError(f"{len(data)} bytes came, and no end of the answer")
     if answer.length:
         raise IncompleteRead(bytes(data), answer.length)
     return bytes(data)
+
+
+def _loaded(answer: bytes) -> Any:
+    """The value of an answer.
+
+    Raises:
+        OSError: it has too many.
+        ValueError: it is not JSON.
+    """
+    values = sum(map(answer.count, _BEFORE_VALUES))
+    if values > _ANSWER_VALUES_MAX:
+        raise OSError(f"{values} values came in one answer, and at most {_ANSWER_VALUES_MAX} are taken")
+    return json.loads(answer)
 
 
 def _host_of(url: str) -> str:

@@ -107,7 +107,7 @@ _TABLE = (
         _READ,
         "regular expression (of Python, for the whole name): all queues that match are read. They are looked up at "
         "`managementUrl`, when the query starts and at an interval. Exclusive queues and streams of RabbitMQ are left "
-        "out. One that takes longer than 5 s for all names is refused",
+        "out. One that takes more than 5 s of a processor for all names is refused",
     ),
     Option(
         "queuePatternInterval",
@@ -125,7 +125,9 @@ _TABLE = (
         "(`http://host:15672`, plugin `rabbitmq_management`), "
         "or Jolokia of the console of ActiveMQ Classic (`http://host:8161/api/jolokia`) or Artemis "
         "(`http://host:8161/console/jolokia`). User and password are those in it, or else those of the connection; "
-        "with `https` the options `tls.*` count, whatever `url` is. Redirects are not followed",
+        "with `https` the options `tls.*` count, whatever `url` is. Redirects are not followed, and no proxy of the "
+        "environment (`http_proxy`) is used. An answer has 30 s from connecting to its last byte, 32 MiB and two "
+        "million values",
     ),
     Option(
         "managementInterval",

@@ -19,12 +19,14 @@ class Port:
     Attributes:
         answer: the bytes; may be changed at any time.
         pause_s: how long it rests after each eighth of them; 0 if they are sent at once.
+        again: what it sends behind them over and over, resting as long, until the other side hangs up.
         heard: what was received, one entry for each connection.
     """
 
     def __init__(self, answer: bytes) -> None:
         self.answer = answer
         self.pause_s = 0.0
+        self.again = b""
         self.heard: list[bytes] = []
         self._server = socket.create_server(("127.0.0.1", 0))
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -48,6 +50,9 @@ class Port:
                     step = 1 + len(self.answer) // (_PIECES if self.pause_s else 1)
                     for at in range(0, len(self.answer), step):
                         connected.sendall(self.answer[at : at + step])
+                        time.sleep(self.pause_s)
+                    while self.again:
+                        connected.sendall(self.again)
                         time.sleep(self.pause_s)
                     connected.shutdown(socket.SHUT_WR)
                     while connected.recv(65536):

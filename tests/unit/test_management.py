@@ -207,15 +207,71 @@ def test_a_redirect_is_not_followed_and_the_password_goes_nowhere(broker: str, c
         assert "abc" not in str(raised.value)
 
 
-@pytest.mark.parametrize("most", ["_TIMEOUT_S", "_ANSWER_BYTES_MAX"])
-def test_an_answer_without_an_end_is_given_up(most: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(management_module, most, 0.3 if most == "_TIMEOUT_S" else 50_000)
-    body = b" " * 200_000
-    with port(OK + b"Content-Length: %d\r\n\r\n" % (len(body) + 1) + body) as opened:
-        opened.pause_s = 0.1 if most == "_TIMEOUT_S" else 0.0
+CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
+#: What comes first, and what comes again and again behind it.
+ENDLESS = {
+    "status": (b"", b"H"),
+    "header": (OK + b"a: ", b"b"),
+    "continue": (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "body": (OK + b"Content-Length: 10000000\r\n\r\n", b" "),
+    "body without a length": (OK + b"\r\n", b" "),
+    "size of a chunk": (CHUNKED, b"0"),
+    "chunks": (CHUNKED, b"1\r\n \r\n"),
+    "trailers": (CHUNKED + b"2\r\n{}\r\n0\r\n", b"a: b\r\n"),
+}
+
+
+@pytest.mark.parametrize("part", ENDLESS)
+def test_an_answer_that_takes_for_ever_anywhere_is_given_up(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(management_module, "_TIMEOUT_S", 0.3)
+    answer, again = ENDLESS[part]
+    with port(answer) as opened:
+        opened.again, opened.pause_s = again, 0.02
         asked = management("rabbitmq", f"http://127.0.0.1:{opened.number}")
         with pytest.raises(BrokerUnavailableError, match="bytes came, and no end of the answer"):
             asked.names()
+
+
+@pytest.mark.parametrize("part", ["continue", "body", "body without a length", "chunks", "trailers"])
+def test_an_answer_that_is_too_long_anywhere_is_given_up(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(management_module, "_ANSWER_BYTES_MAX", 50_000)
+    answer, again = ENDLESS[part]
+    with port(answer) as opened:
+        opened.again = again * 1_000
+        asked = management("rabbitmq", f"http://127.0.0.1:{opened.number}")
+        with pytest.raises(BrokerUnavailableError, match="bytes came, and no end of the answer"):
+            asked.names()
+
+
+@pytest.mark.parametrize("values", [b"[],", b"{},", b'"a",', b'{"a":1},'])
+def test_an_answer_with_more_values_than_any_broker_has_takes_no_memory(values: bytes) -> None:
+    body = b'{"items":[' + values * (9_000_000 // len(values)) + b"[]]}"
+    with port(OK + b"Content-Length: %d\r\n\r\n" % len(body) + body) as opened:
+        asked = management("rabbitmq", f"http://127.0.0.1:{opened.number}")
+        with pytest.raises(BrokerUnavailableError, match=r"values came in one answer, and at most 2000000 are taken"):
+            asked.names()
+
+
+def test_pages_that_come_too_slowly_are_given_up(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(management_module, "_LIST_TIMEOUT_S", 0.0)
+    web.code, web.body = 200, b'{"page_count":2,"items":[{"name":"q"}]}'
+    with pytest.raises(BrokerUnavailableError, match="1 of 2 pages of its queues came in 0 s"):
+        management("rabbitmq", web.url).names()
+
+
+def test_a_proxy_that_the_environment_names_hears_nothing(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    web.code, web.body = 200, b'{"items":[{"name":"q"}]}'
+    with port(told({"items": [{"name": "wrong"}]})) as proxy:
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.number}")
+        assert management("rabbitmq", web.url).names() == ["q"]
+        assert proxy.heard == []
+
+
+@pytest.mark.parametrize("host", ["a..b", "a b", "\u00fc" * 70])
+def test_a_host_that_there_cannot_be_is_an_error_in_words(host: str) -> None:
+    with pytest.raises(BrokerError, match="'managementUrl'"):
+        management("rabbitmq", f"http://{host}:15672").names()
 
 
 def test_queues_beyond_those_that_can_be_listed_are_an_error(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -21,12 +22,14 @@ _LOG = logging.getLogger("pyspark_mq")
 _RETRY_S = 1.0
 #: What lets a pattern be tried in more than one way. With one of them, no name takes long.
 _CHOICES = "*+?{|"
-_MATCH_TIMEOUT_S = 5
-#: A process that is forgotten ends by itself.
-_MATCH = f"""
+#: What it may compute for all names, and what its process may take besides: as the machine is busy or stands still.
+_MATCH_CPU_S = 5
+_MATCH_TIMEOUT_S = 120
+#: The kernel ends it, so that it is nothing but the pattern that counts, and one that is forgotten ends too.
+_MATCH = """
 import json, re, resource, sys
-resource.setrlimit(resource.RLIMIT_CPU, ({_MATCH_TIMEOUT_S + 1}, {_MATCH_TIMEOUT_S + 1}))
-pattern, names = json.load(sys.stdin)
+cpu_s, pattern, names = json.load(sys.stdin)
+resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
 print(json.dumps([name for name in names if re.fullmatch(pattern, name)]))
 """
 
@@ -39,18 +42,23 @@ def matching(pattern: str, names: Sequence[str]) -> list[str]:
 
     Raises:
         OptionError: it took longer.
+        BrokerUnavailableError: the process could not do it.
     """
     if sum(map(pattern.count, _CHOICES)) <= 1:
         return [name for name in names if re.fullmatch(pattern, name)]
+    task, failed = json.dumps([_MATCH_CPU_S, pattern, names]), f"{pattern!r} cannot be matched with {len(names)} names"
     try:
         done = subprocess.run(
-            [sys.executable, "-S", "-c", _MATCH], input=json.dumps([pattern, names]), capture_output=True, text=True,
-            timeout=_MATCH_TIMEOUT_S, check=True,
+            [sys.executable, "-S", "-c", _MATCH], input=task, capture_output=True, text=True, timeout=_MATCH_TIMEOUT_S,
+            check=False,
         )  # fmt: skip
-    except (OSError, subprocess.SubprocessError) as failed:
-        how = f"took longer than {_MATCH_TIMEOUT_S} s" if isinstance(failed, subprocess.TimeoutExpired) else str(failed)
-        problem = f"{pattern!r} cannot be matched with the {len(names)} names of queues: {how}. Write it with fewer "
-        raise OptionError("queuePattern", f"{problem}repetitions within each other, or one after the other") from None
+    except (OSError, subprocess.SubprocessError) as error:
+        raise BrokerUnavailableError(f"{failed} of queues: {error}") from None
+    if done.returncode == -signal.SIGXCPU:
+        problem = f"{failed} of queues: it took longer than {_MATCH_CPU_S} s of a processor. Write it with fewer "
+        raise OptionError("queuePattern", f"{problem}repetitions within each other, or one after the other")
+    if done.returncode:
+        raise BrokerUnavailableError(f"{failed} of queues: its process ended with {done.returncode}")
     found: list[str] = json.loads(done.stdout)
     return found
 
