@@ -91,8 +91,13 @@ class Management:
     def credentials(self) -> tuple[str | None, str | None]:
         """User and password. Those of the connection may change (option `passwordFile`)."""
         if self.username is not None:
-            return self.username, self.password
+            return self.user, self.password
         return self.endpoint.credentials(self.endpoint.urls[0])
+
+    @property
+    def user(self) -> str | None:
+        """Who asks; None where nobody is named."""
+        return self.username if self.username is not None else self.endpoint.user(self.endpoint.urls[0])
 
     def names(self) -> list[str]:
         """Names of all queues that can be read, sorted.

@@ -12,7 +12,10 @@ from pyspark_mq.brokers.hosted import hosted_by
 from pyspark_mq.errors import OptionError, RefusedError
 from pyspark_mq.sources.url import CONTROL, BrokerUrl
 
-__all__ = ["Endpoint", "Tls", "tls_error"]
+__all__ = ["FILES", "Endpoint", "Tls", "tls_error"]
+
+#: Options that name files which are read at each connection. One that is being replaced is away for a moment.
+FILES = frozenset({"passwordFile", "tls.caFile", "tls.certFile"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +125,13 @@ class Endpoint:
         Raises:
             OptionError: the file of option `passwordFile` cannot be read, or is empty.
         """
-        username = self.username if self.username is not None else url.username
         if self.password_file is not None:
-            return username, _secret_in(self.password_file)
-        return username, self.password if self.password is not None else url.password
+            return self.user(url), _secret_in(self.password_file)
+        return self.user(url), self.password if self.password is not None else url.password
+
+    def user(self, url: BrokerUrl) -> str | None:
+        """The user for a candidate; None where nobody is named."""
+        return self.username if self.username is not None else url.username
 
     def check_product(self, url: BrokerUrl, product: str) -> None:
         """Is it the broker that the user said, by what it calls itself? One that is none of ours may be compatible.

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +21,7 @@ from pyspark_mq.sources.queues.watch import BacklogWatch
 from pyspark_mq.sources.runtime import Threads
 from pyspark_mq.spark_source.options import parse_options
 from testbed.process import poll
+from tests.support.certificates import Certificates
 from tests.support.sockets import port
 
 
@@ -190,6 +192,25 @@ def test_the_backlog_is_counted_again_after_an_answer_that_was_cut_off() -> None
         assert poll(lambda: watch.seen("q") is None, 10)
         opened.answer = depth
         assert poll(lambda: watch.seen("q") == 7, 10)
+        watch.stop()
+
+
+def test_the_backlog_is_counted_again_after_a_ca_file_that_was_away(certificates: Certificates, tmp_path: Path) -> None:
+    ca = tmp_path / "ca.pem"
+    ca.write_bytes(certificates.ca.cert_file.read_bytes())
+    with port(b"") as opened:
+        options = {"broker": "rabbitmq", "url": "amqp://host", "queue": "q", "tls.caFile": str(ca)}
+        url = f"https://127.0.0.1:{opened.number}"
+        asked = parse_options({**options, "managementUrl": url}).management
+        assert asked is not None
+        ca.unlink()
+        with pytest.raises(BrokerUnavailableError, match=r"option 'tls.caFile': .*ca.pem' cannot be used"):
+            ask_depth(asked, "q")
+        watch = BacklogWatch(partial(ask_depth, asked), 0.02, Threads())
+        watch.begin(["q"])
+        ca.write_bytes(certificates.ca.cert_file.read_bytes())
+        assert poll(lambda: len(opened.heard) > 1, 10)
+        assert watch.seen("q") is None
         watch.stop()
 
 

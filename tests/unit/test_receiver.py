@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pyspark_mq.errors import BrokerError, BrokerUnavailableError, DestinationError, RefusedError
+from pyspark_mq.errors import BrokerError, BrokerUnavailableError, DestinationError, OptionError, RefusedError
 from pyspark_mq.sources.connections.consumer import Consumer, Greeting, SessionLostError
 from pyspark_mq.sources.connections.events import Confirmed, Event, EventQueue, Failed, Lost, Opened
 from pyspark_mq.sources.connections.receiver import Receiver
@@ -197,6 +197,44 @@ def test_a_login_that_worked_before_is_tried_again_for_the_connect_timeout() -> 
     assert not scene.of(Failed)
     scene.run(8)
     assert isinstance(scene.failure, RefusedError)
+
+
+@pytest.mark.parametrize("option", ["passwordFile", "tls.caFile", "tls.certFile"])
+def test_a_file_that_is_away_when_the_connection_breaks_is_read_again_until_it_is_there(option: str) -> None:
+    files = set[str]()
+
+    class Reads(MemoryConsumer):
+        def open(self, url: BrokerUrl, timeout_s: float) -> Greeting:
+            if files:
+                raise OptionError(option, "'/x' cannot be used")
+            return super().open(url, timeout_s)
+
+    scene = Scene(Reads, connect_timeout_s=10.0, reconnect_timeout_s=100.0)
+    scene.receiver.start()
+    scene.run(1)
+    files.add(option)
+    scene.broker.cut()
+    scene.run(60)
+    assert not scene.of(Failed)
+    files.clear()
+    scene.run(10)
+    assert [type(event) for event in scene.events] == [Opened, Lost, Opened]
+    files.add(option)
+    scene.broker.cut()
+    scene.run(110)
+    assert isinstance(scene.failure, BrokerUnavailableError)
+    assert f"option '{option}': '/x' cannot be used" in str(scene.failure)
+
+
+def test_an_option_that_the_broker_shows_to_be_wrong_fails_at_once() -> None:
+    class Another(MemoryConsumer):
+        def open(self, url: BrokerUrl, timeout_s: float) -> Greeting:
+            raise OptionError("broker", "'rabbitmq' is given")
+
+    scene = Scene(Another)
+    scene.receiver.start()
+    scene.run(0.1)
+    assert isinstance(scene.failure, OptionError)
 
 
 def test_a_request_for_a_session_that_is_gone_is_never_carried_out() -> None:

@@ -111,7 +111,7 @@ def _management(management: Management) -> tuple[Finding, str]:
     except BrokerError as failed:
         advice = "without it, some settings of the queue are not known"
         return Finding(check, Level.WARNING, str(failed), advice), ""
-    username, _ = management.credentials()
+    username = management.user
     user = "nobody named" if username is None else f"user '{username}'"
     text = f"{management.url} answers {user}: {server.replace('/', ' ')}, {len(names)} queue(s)"
     return Finding(check, Level.OK, text), server
@@ -197,7 +197,7 @@ def _broker(url: BrokerUrl, settings: Settings, server: str, management: Managem
 
 
 def _login(endpoint: Endpoint, url: BrokerUrl) -> Finding:
-    username, _ = endpoint.credentials(url)
+    username = endpoint.user(url)
     who = "nobody named" if username is None else f"user '{username}'"
     return Finding("login", Level.OK, f"{who}, over {endpoint.protocol}")
 

@@ -69,7 +69,7 @@ def connect_error(error: object, url: BrokerUrl, endpoint: Endpoint) -> MqError:
         if alert is not None:
             return tls_error(alert[1], url)
         if isinstance(cause, ProbableAuthenticationError) or _closed_with(cause, 403):
-            user = endpoint.credentials(url)[0]
+            user = endpoint.user(url)
             return RefusedError(
                 f"{url}: the broker refused the login of user '{user or 'guest'}'; check options "
                 f"'username' and 'password' or those in 'url' ({reason_of(error)})"

@@ -39,7 +39,7 @@ def open_error(condition: tuple[str, str], url: BrokerUrl, endpoint: Endpoint, *
     name, description = condition
     reason = _reason(name, description)
     if login or (name in _UNAUTHORIZED and not opened):
-        user = endpoint.credentials(url)[0]
+        user = endpoint.user(url)
         who = f"user '{user}'" if user is not None else "nobody (no user was named)"
         return RefusedError(
             f"{url}: the broker refused the login of {who}; check options 'username' and 'password' or "

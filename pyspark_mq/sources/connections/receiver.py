@@ -29,7 +29,7 @@ from pyspark_mq.sources.connections.backoff import Backoff
 from pyspark_mq.sources.connections.consumer import Consumer, Greeting, SessionLostError
 from pyspark_mq.sources.connections.events import Confirmed, EventQueue, Failed, Lost, Opened, Told
 from pyspark_mq.sources.connections.requests import Begin, Limits, Request
-from pyspark_mq.sources.endpoint import Endpoint
+from pyspark_mq.sources.endpoint import FILES, Endpoint
 from pyspark_mq.sources.runtime import Runtime, Task
 from pyspark_mq.sources.url import BrokerUrl
 
@@ -172,9 +172,8 @@ class Receiver:
                     raise
                 problem = refused
             except OptionError as unreadable:
-                # The file of the secret, while it is being replaced.
-                rotating = unreadable.option == "passwordFile" and not backoff.first
-                if not rotating or tried_s > limits.connect_timeout_s:
+                # They were readable at `load()`.
+                if unreadable.option not in FILES:
                     raise
                 problem = unreadable
             else:

@@ -56,7 +56,7 @@ def login_error(reason: str, url: BrokerUrl, endpoint: Endpoint) -> MqError:
             f"{url}: {endpoint.destination} is in use by another connection, or still by a former one ({reason})"
         )
     if any(word in lower for word in ("password", "access refused", "security", "authenticat", "login", "credential")):
-        user = endpoint.credentials(url)[0]
+        user = endpoint.user(url)
         who = f"the login of user '{user}'" if user is not None else "a login without a user name"
         return RefusedError(
             f"{url}: the broker refused {who}; check options 'username' and 'password' or those in 'url' ({reason})"

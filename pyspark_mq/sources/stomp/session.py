@@ -105,7 +105,7 @@ class StompConsumer(StompConnection):
         if not address or self.endpoint.topic is not None or self.endpoint.selector is not None:
             return None, NOTHING_KNOWN
         # Who was refused an answer is not asked for again: each refusal is a line in the broker's log.
-        asker = f"{self._url} {self.endpoint.credentials(self._url)[0]} {address}"
+        asker = f"{self._url} {self.endpoint.user(self._url)} {address}"
         if asker in self.endpoint.refused:
             return None, NOTHING_KNOWN
         told, settings = self._ask_beside(asker, min(deadline, time.monotonic() + _ANSWER_TIMEOUT_S))
