@@ -56,8 +56,8 @@ class _Watched:
     said_s: float
     rows: int = 0
     triggers: int = 0
-    #: Of each source: the last progress, and what was counted since the last line.
-    last: dict[int, Reading] = field(default_factory=dict)
+    #: Of each source: the newest progress with its batch, and what was counted since the last line.
+    last: dict[int, tuple[int, Reading]] = field(default_factory=dict)
     sums: defaultdict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     #: Of each epoch of a source: the span that its confirmation belongs to.
     epochs: OrderedDict[tuple[int, int], Any] = field(default_factory=OrderedDict)
@@ -119,14 +119,18 @@ class QueueListener(StreamingQueryListener):
         if progress.numInputRows:
             self._metrics.durations(run.label, progress.durationMs)
             self._spans.trigger(run.label, run.epochs, progress, found)
-        self._take(run, found)
+        self._take(run, progress.batchId, found)
         self._say(run)
 
-    def _take(self, run: _Watched, found: Sequence[Reading]) -> None:
+    def _take(self, run: _Watched, batch: int, found: Sequence[Reading]) -> None:
+        """Spark hands progress over when it gets to it, and what an idle query was asked for may be newer."""
         alarms = []
         for now in found:
-            grown = _growth(run.last.get(now.source), now)
-            run.last[now.source] = now
+            last_batch, last = run.last.get(now.source, (-1, None))
+            grown = _growth(last, now)
+            if batch < last_batch or min(grown.values()) < 0:
+                continue
+            run.last[now.source] = batch, now
             run.sums[now.source].update(grown)
             self._metrics.add(run.label, now, grown)
             self._spans.confirmed(run.epochs, now)
@@ -142,9 +146,10 @@ class QueueListener(StreamingQueryListener):
         # Spark tells a listener of progress with rows only; what was settled last is in a later one.
         session = self.spark or self._session
         query = None if session is None else session.streams.get(str(event.id))
-        progress = None if query is None else query.lastProgress
+        # A later run of the query has counters of its own.
+        progress = None if query is None or str(query.runId) != str(event.runId) else query.lastProgress
         if progress is not None:
-            self._take(run, readings(progress))
+            self._take(run, progress["batchId"], readings(progress))
         self._say(run)
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
@@ -172,7 +177,7 @@ class QueueListener(StreamingQueryListener):
             return
         _LOG.info("%s: %s rows in %d triggers, %.0f s (%.0f a second)", run.label, f"{run.rows:,}", run.triggers,
                   seconds, run.rows / max(seconds, 0.001))  # fmt: skip
-        for source, reading in sorted(run.last.items()):
+        for source, (_, reading) in sorted(run.last.items()):
             _LOG.info("%s: %s: %s", run.label, reading.reads, _line(run.sums[source], reading.counters))
         run.said_s, run.rows, run.triggers = now_s, 0, 0
         run.sums.clear()
@@ -183,14 +188,10 @@ def _label(name: str | None, query_id: Any) -> str:
 
 
 def _growth(before: Reading | None, now: Reading) -> dict[str, int]:
-    """Counts since then; all of them where the source's process is another one."""
+    """Counts since then. A run has one process of the source, so none falls, unless what is now was before."""
+    earlier = {} if before is None else before.counters.report()
     counts = {name: value for name, value in now.counters.report().items() if name not in NOW and value is not None}
-    if before is None:
-        return counts
-    earlier = before.counters.report()
-    if any(value < (earlier[name] or 0) for name, value in counts.items()):
-        return counts
-    return {name: value - (earlier[name] or 0) for name, value in counts.items()}
+    return {name: value - (earlier.get(name) or 0) for name, value in counts.items()}
 
 
 def _line(sums: Counter[str], counters: Counters) -> str:

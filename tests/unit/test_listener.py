@@ -7,14 +7,22 @@ import re
 import socket
 import sys
 import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client import generate_latest
-from pyspark.sql.streaming.listener import QueryTerminatedEvent
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryTerminatedEvent,
+    StreamingQueryProgress,
+)
 
 import pyspark_mq
 from pyspark_mq import QueueListener, readings
@@ -45,11 +53,85 @@ def test_what_is_no_report_is_passed_over(latest: Any) -> None:
     assert readings(progress(latest)) == []
 
 
-def test_counters_of_another_process_begin_again() -> None:
-    before = Reading(0, "q", Counters(received=10, settled=9))
-    assert _growth(before, Reading(0, "q", Counters(received=12, settled=9)))["received"] == 2
-    assert _growth(before, Reading(0, "q", Counters(received=4, settled=4)))["received"] == 4
-    assert _growth(None, Reading(0, "q", Counters(received=4)))["received"] == 4
+class Query:
+    """One run of a query, and what Spark hands a listener of it."""
+
+    def __init__(self, query: uuid.UUID, listener: QueueListener) -> None:
+        self.id, self.runId = query, uuid.uuid4()
+        self.listener = listener
+        self.lastProgress: dict[str, Any] = {}
+
+    def reached(self, batch: int, rows: int = 0, **counters: int) -> StreamingQueryProgress:
+        """A progress; its query has it at once, and the listener when it is handed over."""
+        report = {"reads": "queue 'orders'", **Counters(**counters).report()}
+        self.lastProgress = StreamingQueryProgress.fromJson(
+            {
+                "id": str(self.id), "runId": str(self.runId), "name": "x", "timestamp": "2026-01-01T00:00:00.000Z",
+                "batchId": batch, "batchDuration": 5, "durationMs": {"triggerExecution": 5}, "eventTime": {},
+                "stateOperators": [], "observedMetrics": {}, "sink": {"description": "", "numOutputRows": rows},
+                "numInputRows": rows, "inputRowsPerSecond": 1.0, "processedRowsPerSecond": 1.0,
+                "sources": [{
+                    "description": "", "startOffset": "", "endOffset": "", "latestOffset": json.dumps(report),
+                    "numInputRows": rows, "inputRowsPerSecond": 1.0, "processedRowsPerSecond": 1.0, "metrics": {},
+                }],
+            }
+        )  # fmt: skip
+        return self.lastProgress
+
+    def hand_over(self, progress: StreamingQueryProgress) -> None:
+        self.listener.onQueryProgress(QueryProgressEvent(progress))
+
+    def idle(self) -> None:
+        self.listener.onQueryIdle(QueryIdleEvent(self.id, self.runId, "2026-01-01T00:00:00.000Z"))
+
+
+@pytest.fixture
+def counted() -> Iterator[tuple[QueueListener, Callable[[str], float]]]:
+    """A listener, and what it has exported of a counter."""
+    reader = InMemoryMetricReader()
+
+    def count(name: str) -> float:
+        data = reader.get_metrics_data()
+        metrics = [] if data is None else data.resource_metrics[0].scope_metrics[0].metrics
+        return sum(point.value for one in metrics if one.name == name for point in one.data.data_points)
+
+    yield QueueListener(0, meter_provider=MeterProvider([reader])), count
+    reader.shutdown()
+
+
+Counted = tuple[QueueListener, Callable[[str], float]]
+
+
+def test_progress_that_is_handed_over_late_is_not_counted_again(
+    counted: Counted, caplog: pytest.LogCaptureFixture
+) -> None:
+    listener, count = counted
+    query = Query(uuid.uuid4(), listener)
+    listener._session = SimpleNamespace(streams={str(query.id): query})
+    late = [query.reached(batch, 100, received=100 * batch, lost=5 * (batch > 2)) for batch in range(1, 9)]
+    with caplog.at_level("WARNING", "pyspark_mq.listener"):
+        query.hand_over(late[0])
+        query.reached(8, received=820, settled=800, lost=5)
+        query.idle()
+        for one in late[1:]:
+            query.hand_over(one)
+            query.idle()
+        query.hand_over(query.reached(9, 30, received=850, settled=820, lost=5))
+    assert (count("pyspark_mq.received"), count("pyspark_mq.settled"), count("pyspark_mq.lost")) == (850, 820, 5)
+    assert caplog.messages == ["query 'x': 5 lost of queue 'orders' message(s)"]
+
+
+def test_counters_of_a_later_run_begin_again_and_are_its_own(counted: Counted) -> None:
+    listener, count = counted
+    first = Query(uuid.uuid4(), listener)
+    second = Query(first.id, listener)
+    listener._session = SimpleNamespace(streams={str(first.id): second})
+    first.hand_over(first.reached(1, 10, received=10))
+    progress = second.reached(2, 40, received=40)
+    first.idle()
+    assert count("pyspark_mq.received") == 10
+    second.hand_over(progress)
+    assert count("pyspark_mq.received") == 50
 
 
 @pytest.mark.parametrize(
