@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+os.environ.pop("PYSPARK_DRIVER_PYTHON", None)
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import DataStreamReader, StreamingQuery

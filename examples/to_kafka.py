@@ -16,6 +16,7 @@ import signal
 import sys
 
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+os.environ.pop("PYSPARK_DRIVER_PYTHON", None)
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession

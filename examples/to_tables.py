@@ -15,6 +15,7 @@ import os
 import sys
 
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+os.environ.pop("PYSPARK_DRIVER_PYTHON", None)
 
 import psycopg
 from pyspark.errors import StreamingQueryException

@@ -366,7 +366,9 @@ def test_nobody_there_is_a_problem_and_among_others_a_warning(reader: RabbitNode
 def test_a_python_without_the_package_is_found(reader: RabbitNode, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", "/nowhere/python")
     told = doctor("-n", "0", broker="rabbitmq", url=reader.url(), queue="readable")
-    found = told.one("this machine", "workers", "problem", "PYSPARK_PYTHON '/nowhere/python' cannot be started")
+    found = told.one(
+        "this machine", "workers", "problem", "PYSPARK_PYTHON '/nowhere/python' cannot be started as a Python"
+    )
     assert "sys.executable" in found["remedy"]
 
 

@@ -185,11 +185,13 @@ def fetched(at: str) -> str:
 def test_the_python_of_the_workers_is_the_one_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", "")  # put back at the end
     monkeypatch.delenv("PYSPARK_PYTHON")
+    monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", "jupyter")
     execute(
         block("docs/troubleshooting.md", 'os.environ.setdefault("PYSPARK_PYTHON", sys.executable)'),
         {"os": os, "sys": sys},
     )
     assert os.environ["PYSPARK_PYTHON"] == sys.executable
+    assert "PYSPARK_DRIVER_PYTHON" not in os.environ
 
 
 def test_a_table_of_sql_is_read_with_the_options_of_the_stream(

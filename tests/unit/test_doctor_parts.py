@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import subprocess
+import sys
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -144,7 +145,7 @@ DRIVER = Interpreter(
     "/env/bin/python", "3.11.7", "/env/bin/python",
     {"pyspark_mq": "0.1.0", "pyarrow": "20.0.0", "pyspark": "4.3.0", "pika": "1.4.4"},
 )  # fmt: skip
-MACHINE = Machine(DRIVER, replace(DRIVER, name="python"), True, 'openjdk version "17.0.15"', 17)
+MACHINE = Machine(DRIVER, replace(DRIVER, name="python"), "PYSPARK_PYTHON", 'openjdk version "17.0.15"', 17)
 
 
 def judged(machine: Machine, check: str) -> Finding:
@@ -190,7 +191,7 @@ def spark(version: str, driver: Interpreter = DRIVER) -> Machine:
         (replace(MACHINE, java='openjdk version "11.0.2"', java_major=11), "java", Level.PROBLEM, "too old"),
         (replace(MACHINE, driver=without("pyarrow")), "driver", Level.PROBLEM, "pyarrow cannot be imported"),
         (replace(MACHINE, worker=without("pyspark_mq")), "workers", Level.PROBLEM, "cannot import pyspark_mq"),
-        (replace(MACHINE, worker=without("pyarrow"), chosen=False), "workers", Level.PROBLEM, "is not set"),
+        (replace(MACHINE, worker=without("pyarrow"), chosen=""), "workers", Level.PROBLEM, "is not set"),
         (replace(MACHINE, worker=Interpreter("py", problem="not found")), "workers", Level.PROBLEM, "not found"),
         (replace(MACHINE, worker=replace(DRIVER, python="3.9.2")), "workers", Level.PROBLEM, "Spark refuses"),
         (
@@ -206,18 +207,37 @@ def test_what_a_machine_lacks(machine: Machine, check: str, level: Level, words:
 
 
 def test_the_hint_for_workers_is_the_line_to_write() -> None:
-    found = judged(replace(MACHINE, worker=without("pyspark_mq"), chosen=False), "workers")
+    found = judged(replace(MACHINE, worker=without("pyspark_mq"), chosen=""), "workers")
     assert 'os.environ.setdefault("PYSPARK_PYTHON", sys.executable)' in found.remedy
+    assert "PYSPARK_DRIVER_PYTHON" not in found.remedy
+
+
+def test_the_python_of_a_notebook_that_spark_would_start_is_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    jupyter = tmp_path / "jupyter"
+    jupyter.write_text("#!/bin/sh\necho usage: jupyter >&2\nexit 1\n")
+    jupyter.chmod(0o755)
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", str(jupyter))
+    found = judged(look_at_machine(), "workers")
+    assert found.level is Level.PROBLEM
+    assert f"PYSPARK_DRIVER_PYTHON '{jupyter}' cannot be started as a Python (usage: jupyter)" in found.what
+    assert 'os.environ.pop("PYSPARK_DRIVER_PYTHON", None)' in found.remedy
+    monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", sys.executable)
+    monkeypatch.setenv("PYSPARK_PYTHON", str(jupyter))
+    assert judged(look_at_machine(), "workers").level is Level.OK
 
 
 def test_this_machine_is_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     shy = tmp_path / "python"
     shy.write_text("#!/bin/sh\necho no such thing >&2\n")
     shy.chmod(0o755)
+    monkeypatch.delenv("PYSPARK_DRIVER_PYTHON", raising=False)
     monkeypatch.setenv("PYSPARK_PYTHON", str(shy))
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     machine = look_at_machine()
-    assert (machine.chosen, machine.worker.problem) == (True, "no such thing")
+    assert (machine.chosen, machine.worker.problem) == ("PYSPARK_PYTHON", "no such thing")
     assert machine.java == ""
     assert machine.driver.versions["pyspark"].startswith("4.")
     assert "pyarrow" in machine.driver.versions

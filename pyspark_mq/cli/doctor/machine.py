@@ -46,10 +46,14 @@ for name in sys.argv[2].split(","):
         pass
 print(json.dumps(told))
 """
+_PYTHON = "PYSPARK_PYTHON"
+#: Comes before it for a source that is found by its name, and for its tasks (Spark: PythonUtils.defaultPythonExec).
+_DRIVER_PYTHON = "PYSPARK_DRIVER_PYTHON"
 _SET_IT = (
-    "set PYSPARK_PYTHON before the session is made, to the interpreter that has the package: "
-    'os.environ.setdefault("PYSPARK_PYTHON", sys.executable)'
+    f"set {_PYTHON} before the session is made, to the interpreter that has the package: "
+    f'os.environ.setdefault("{_PYTHON}", sys.executable)'
 )
+_REMEDIES = {_DRIVER_PYTHON: f'{_SET_IT}; and unset the other: os.environ.pop("{_DRIVER_PYTHON}", None)'}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +83,15 @@ class Machine:
 
     Attributes:
         driver: the Python that runs this command.
-        worker: the one that Spark would start.
-        chosen: is it named by PYSPARK_PYTHON?
+        worker: the one that Spark would start for the source.
+        chosen: the variable that names it; empty if none does.
         java: what `java -version` says first; empty if there is none.
         java_major: its number; 0 if it cannot be read.
     """
 
     driver: Interpreter
     worker: Interpreter
-    chosen: bool
+    chosen: str
     java: str = ""
     java_major: int = 0
 
@@ -95,10 +99,10 @@ class Machine:
 def look_at_machine() -> Machine:
     """Ask both interpreters and Java."""
     driver = _ask(sys.executable, ("pyspark_mq", "pyarrow", "pyspark", _SPARK_FULL))
-    chosen = os.environ.get("PYSPARK_PYTHON")
-    worker = _ask(chosen or "python3", ("pyspark_mq", "pyarrow"))
+    chosen = next((name for name in (_DRIVER_PYTHON, _PYTHON) if name in os.environ), "")
+    worker = _ask(os.environ.get(chosen, "python3"), ("pyspark_mq", "pyarrow"))
     java, major = _java()
-    return Machine(driver, worker, chosen is not None, java, major)
+    return Machine(driver, worker, chosen, java, major)
 
 
 def _ask(name: str, modules: Sequence[str]) -> Interpreter:
@@ -203,19 +207,19 @@ def _driver(machine: Machine, protocol: str) -> Finding:
 def _workers(machine: Machine) -> Finding:
     """Spark starts them with another interpreter than the one the program runs in, unless it is told."""
     check, worker, driver = "workers", machine.worker, machine.driver
-    who = (
-        f"PYSPARK_PYTHON {worker.name!r}" if machine.chosen else "PYSPARK_PYTHON is not set, and 'python3' of the PATH"
-    )
+    who = f"{machine.chosen} {worker.name!r}" if machine.chosen else f"{_PYTHON} is not set, and 'python3' of the PATH"
+    remedy = _REMEDIES.get(machine.chosen, _SET_IT)
     if worker.problem:
-        return Finding(check, Level.PROBLEM, f"{who} cannot be started ({worker.problem})", _SET_IT)
+        text = f"{who} cannot be started as a Python ({worker.problem}): Spark finds no data source 'mq'"
+        return Finding(check, Level.PROBLEM, text, remedy)
     for module in ("pyspark_mq", "pyarrow"):
         if module in worker.errors:
             text = f"{who} ({worker.executable}) cannot import {module} ({worker.errors[module]}): Spark finds no data "
-            return Finding(check, Level.PROBLEM, f"{text}source 'mq', or tasks fail", _SET_IT)
+            return Finding(check, Level.PROBLEM, f"{text}source 'mq', or tasks fail", remedy)
     versions = {one.python.rpartition(".")[0] for one in (worker, driver)}
-    if len(versions) > 1:
+    if len(versions) > 1 and machine.chosen != _DRIVER_PYTHON:
         text = f"{who} is Python {worker.python}, and the driver's is {driver.python}: Spark refuses that"
-        return Finding(check, Level.PROBLEM, text, _SET_IT)
+        return Finding(check, Level.PROBLEM, text, remedy)
     if worker.versions.get("pyspark_mq") != driver.versions.get("pyspark_mq"):
         text = f"{who} has pyspark-mq {worker.versions.get('pyspark_mq')}, and the driver {__version__}"
         return Finding(check, Level.WARNING, text, "install one version everywhere")
