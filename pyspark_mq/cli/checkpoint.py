@@ -8,14 +8,15 @@ its version, one with metadata, and one for each source of the query, ``-`` wher
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark_mq.errors import CheckpointError
+from pyspark_mq.errors import CheckpointError, OptionError
 from pyspark_mq.sources.position import Part, Position
-from pyspark_mq.sources.url import redact, redact_in
-from pyspark_mq.spark_source.folders import as_uri, open_folder
+from pyspark_mq.sources.url import redact_in
+from pyspark_mq.spark_source.folders import is_uri, open_folder, resolve, shown_place
 from pyspark_mq.spark_source.id_log import IdLog
 from pyspark_mq.spark_source.offset import OffsetCodec
 
@@ -25,6 +26,7 @@ __all__ = [
     "content_of",
     "failure",
     "names_in",
+    "place_of",
     "read_batch",
     "read_checkpoint",
     "rewrite",
@@ -86,17 +88,30 @@ class Checkpoint:
         return next((one for one in self.epochs[source] if one.batch <= self.committed), None)
 
 
+def place_of(text: str, argument: str) -> str:
+    """A place that a user has given to a command. A path may be relative, and what is written down may not.
+
+    Raises:
+        OptionError: it cannot be opened.
+    """
+    try:
+        place = resolve(text)
+        return place if is_uri(place) else os.path.abspath(place)
+    except ValueError as wrong:
+        raise OptionError(argument, str(wrong)) from None
+
+
 def read_checkpoint(place: str, id_log: str | None = None) -> Checkpoint:
     """Read what Spark would go on from.
 
     Args:
-        place: the `checkpointLocation`: a path, or a URI that `pyarrow.fs` opens.
+        place: the `checkpointLocation`, as :func:`place_of` gives it.
         id_log: where the ID log is now, if it was moved.
 
     Raises:
         CheckpointError: there is no checkpoint, it cannot be read, or it has no source of this kind.
     """
-    shown, batches = redact(place), _batches(place, "offsets")
+    shown, batches = shown_place(place), _batches(place, "offsets")
     if not batches:
         raise CheckpointError(
             f"{shown}: there is no checkpoint, or nothing was planned yet (no file in its folder 'offsets'). Give the "
@@ -125,7 +140,7 @@ def rewrite(place: str, batch: int, source: int, offset: Mapping[str, Any]) -> N
         CheckpointError: the file cannot be read or written.
     """
     try:
-        folder = open_folder(as_uri(place), "offsets")
+        folder = open_folder(place, "offsets")
         lines = folder.read(str(batch)).decode("utf-8").split("\n")
         lines[source + _LINES_BEFORE] = json.dumps(offset)
         checksum = f".{batch}.crc"
@@ -143,7 +158,7 @@ def names_in(place: str, log: str) -> set[str]:
         CheckpointError: they cannot be listed.
     """
     try:
-        return set(open_folder(as_uri(place), log).names())
+        return set(open_folder(place, log).names())
     except Exception as failed:
         raise failure(place, f"its folder '{log}' cannot be read", failed) from failed
 
@@ -155,7 +170,7 @@ def content_of(place: str, log: str, name: str) -> bytes:
         CheckpointError: it cannot be read.
     """
     try:
-        return open_folder(as_uri(place), log).read(name)
+        return open_folder(place, log).read(name)
     except Exception as failed:
         raise failure(place, f"{log}/{name} cannot be read", failed) from failed
 
@@ -167,7 +182,7 @@ def _batches(place: str, log: str) -> list[int]:
 
 def failure(place: str, what: str, failed: Exception) -> CheckpointError:
     """An error about a checkpoint, without credentials."""
-    return CheckpointError(f"{redact(place)}: {what} ({type(failed).__name__}: {redact_in(str(failed), place)})")
+    return CheckpointError(f"{shown_place(place)}: {what} ({type(failed).__name__}: {redact_in(str(failed), place)})")
 
 
 def read_batch(place: str, batch: int, id_log: str | None = None) -> dict[int, PlannedEpoch | None]:
@@ -181,9 +196,8 @@ def read_batch(place: str, batch: int, id_log: str | None = None) -> dict[int, P
     except UnicodeDecodeError as failed:
         raise failure(place, f"offsets/{batch} cannot be read", failed) from failed
     if version.strip() != _VERSION:
-        raise CheckpointError(
-            f"{redact(place)}: offsets/{batch} is of version {version!r:.20}, and {_VERSION} is what can be read here"
-        )
+        text = f"offsets/{batch} is of version {version!r:.20}, and {_VERSION} is what can be read here"
+        raise CheckpointError(f"{shown_place(place)}: {text}")
     if len(rest) < _LINES_BEFORE:
         raise _damaged(place, batch, "it ends before the first offset")
     metadata, *lines = rest
@@ -203,7 +217,7 @@ def read_batch(place: str, batch: int, id_log: str | None = None) -> dict[int, P
 
 def _damaged(place: str, batch: int, how: str) -> CheckpointError:
     advice = "Restore the file, or start with a new checkpointLocation"
-    return CheckpointError(f"{redact(place)}: offsets/{batch} is damaged: {how}. {advice}")
+    return CheckpointError(f"{shown_place(place)}: offsets/{batch} is damaged: {how}. {advice}")
 
 
 def _loaded(line: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Any
 
 from pyspark_mq import __version__
 from pyspark_mq.admin.checks import Level
-from pyspark_mq.cli.checkpoint import read_checkpoint
+from pyspark_mq.cli.checkpoint import place_of, read_checkpoint
 from pyspark_mq.cli.doctor.look import examine
 from pyspark_mq.cli.doctor.report import as_json, summary, worst
 from pyspark_mq.cli.doctor.report import written as written_section
@@ -42,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     setattr(threading.current_thread(), COMMAND, True)
     given = _parsed(arguments)
     try:
+        _resolve_places(given)
         code: int = given.command(given) or 0
     except OptionError as wrong:
         print(f"pyspark-mq: {wrong}", file=sys.stderr)
@@ -136,6 +137,14 @@ def _count(text: str) -> int:
 
 def _count_or_none(text: str) -> int:
     return 0 if text == "0" else _count(text)
+
+
+def _resolve_places(given: argparse.Namespace) -> None:
+    """Take places as Spark takes them: the folders of a command are those that a query was given."""
+    for name, argument in (("checkpoint", "CHECKPOINT"), ("sink", "--sink"), ("id_log", "--id-log")):
+        text = getattr(given, name, None)
+        if text is not None:
+            setattr(given, name, place_of(text, argument))
 
 
 def _inspect(given: argparse.Namespace) -> None:

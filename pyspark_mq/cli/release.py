@@ -19,7 +19,7 @@ from pyspark_mq.errors import CheckpointError
 from pyspark_mq.sources.message_id import MessageIds
 from pyspark_mq.sources.position import decode
 from pyspark_mq.sources.settings import Settings
-from pyspark_mq.spark_source.folders import as_uri, below, open_folder
+from pyspark_mq.spark_source.folders import below, open_folder
 from pyspark_mq.spark_source.id_log import public_place
 from pyspark_mq.spark_source.offset import OffsetCodec, released
 
@@ -149,7 +149,7 @@ def mark(place: str, one: Open, found: Mapping[str, Found] | None) -> str:
     No query may run with the checkpoint: it would not see the mark, or write over it.
 
     Args:
-        place: the `checkpointLocation`.
+        place: the `checkpointLocation`, as :func:`.place_of` gives it.
         found: what is missing, None if nobody has looked.
 
     Returns:
@@ -174,11 +174,11 @@ def mark(place: str, one: Open, found: Mapping[str, Found] | None) -> str:
     }
     name = f"{planned.batch}-{one.source}-{at}.json"
     try:
-        open_folder(as_uri(place), RECORDS).write(name, (json.dumps(record, indent=1) + "\n").encode())
+        open_folder(place, RECORDS).write(name, (json.dumps(record, indent=1) + "\n").encode())
     except Exception as failed:
         what = f"the record {RECORDS}/{name} cannot be written, so nothing was changed"
         raise failure(place, what, failed) from failed
     # In a query with several sources each has a folder of its own.
-    records = public_place(below(as_uri(place), f"{RECORDS}/{one.source}"))
+    records = public_place(below(place, f"{RECORDS}/{one.source}"))
     rewrite(place, planned.batch, one.source, released(planned.offset, records))
     return f"{RECORDS}/{name}"

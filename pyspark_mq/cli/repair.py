@@ -18,8 +18,7 @@ from dataclasses import dataclass
 
 from pyspark_mq.cli.checkpoint import content_of, failure, names_in, read_batch
 from pyspark_mq.errors import CheckpointError
-from pyspark_mq.sources.url import redact
-from pyspark_mq.spark_source.folders import as_uri, open_folder
+from pyspark_mq.spark_source.folders import open_folder, shown_place
 from pyspark_mq.spark_source.id_log import IdLog
 
 __all__ = ["Damage", "Repair", "find_damage"]
@@ -47,7 +46,7 @@ class Damage:
     why: str
 
     def __str__(self) -> str:
-        return f"{redact(as_uri(self.place))}: {self.file}: {self.why}"
+        return f"{shown_place(self.place)}: {self.file}: {self.why}"
 
     @property
     def file(self) -> str:
@@ -92,7 +91,7 @@ def find_damage(checkpoint: str, sink: str | None, id_log: str) -> Repair:
     Raises:
         CheckpointError: there is no checkpoint, it cannot be read, or more is missing than the option leaves open.
     """
-    shown = redact(as_uri(checkpoint))
+    shown = shown_place(checkpoint)
     offsets, commits = _Log(checkpoint, "offsets"), _Log(checkpoint, "commits")
     log, epoch = IdLog(id_log, shown, token=""), 0
     if not offsets.names:
@@ -127,7 +126,7 @@ def find_damage(checkpoint: str, sink: str | None, id_log: str) -> Repair:
 
 
 def _in_sink(sink: str, last: int) -> Iterator[Damage]:
-    log, shown = _Log(sink, SINK_LOG), redact(as_uri(sink))
+    log, shown = _Log(sink, SINK_LOG), shown_place(sink)
     newest, advice = max(log.numbers, default=-1), "nothing is removed. Give --sink the folder that the query writes to"
     if not log.names and last >= 0:
         raise CheckpointError(f"{shown}: no file sink has written there (no file in its folder '{SINK_LOG}'): {advice}")
@@ -167,7 +166,7 @@ def _epoch(checkpoint: str, batch: int, id_log: str) -> int:
     first, *others = read_batch(checkpoint, batch, id_log).values() or (None,)
     if first is None or others:
         why = "the query has other sources, and batches with nothing of this one that nothing syncs"
-        raise _beyond(redact(as_uri(checkpoint)), why)
+        raise _beyond(shown_place(checkpoint), why)
     return first.position.epoch
 
 
@@ -190,7 +189,7 @@ def _beyond(shown: str, why: str) -> CheckpointError:
 
 def _remove(damage: Damage) -> None:
     try:
-        folder = open_folder(as_uri(damage.place), damage.log)
+        folder = open_folder(damage.place, damage.log)
         for name in {damage.name, f".{damage.name}.crc"} & set(folder.names()):
             folder.remove(name)
         if damage.name == _METADATA:

@@ -1,27 +1,57 @@
-"""Folders with files, wherever they are: on this machine, or where `pyarrow.fs` opens them (S3, GCS, HDFS)."""
+"""Folders with files, wherever they are: on this machine, or where `pyarrow.fs` opens them (S3, GCS, HDFS, Azure).
+
+Users write a place as they write it for Spark. Spark makes a Hadoop `Path` of that text, in which every character of a
+name is itself: `%20` is three characters, and a space, `[1]` or `#` need nothing (Path(String), with a scheme and
+without). So it is here, and only what `pyarrow.fs` is handed is escaped.
+"""
 
 from __future__ import annotations
 
 import os
+import posixpath
+import re
 import secrets
 from abc import ABC, abstractmethod
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import quote
 
-__all__ = ["ID_FOLDER", "Folder", "as_uri", "below", "is_uri", "open_folder"]
+from pyspark_mq.sources.url import redact
+
+__all__ = ["ID_FOLDER", "PLACES", "Folder", "below", "is_uri", "open_folder", "resolve", "shown_place"]
 
 #: Folder of a checkpoint that has the ID log of its sources. Spark has none of that name.
 ID_FOLDER = "mq-ids"
+#: What a place may be, for people.
+PLACES = "an absolute path, or a URI that pyarrow.fs opens: s3://, s3a://, gs://, abfss://, hdfs://"
 
 #: Object stores put a whole file or none, and know no cheaper way to rename one than to copy it.
 _OBJECT_STORES = frozenset({"s3", "gcs", "abfs", "azure"})
+#: Class of `pyarrow.fs` for a scheme.
+_SYSTEMS = {
+    "s3": "S3FileSystem", "gs": "GcsFileSystem", "gcs": "GcsFileSystem", "abfs": "AzureFileSystem",
+    "abfss": "AzureFileSystem", "hdfs": "HadoopFileSystem", "viewfs": "HadoopFileSystem",
+}  # fmt: skip
+#: Hadoop's other names for one store.
+_SAME = {"s3a": "s3", "s3n": "s3"}
+#: What Spark opens and `pyarrow.fs` does not, and what to use.
+_INSTEAD = {
+    "dbfs": "on Databricks use a volume, /Volumes/<catalog>/<schema>/<volume>/…, for the writer too",
+    "wasb": "the same account is abfss://<container>@<account>.dfs.core.windows.net/…",
+}
+_INSTEAD["wasbs"] = _INSTEAD["wasb"]
+#: Scheme, authority, path and parameters. What does not look like parameters of `pyarrow.fs` is a part of a name.
+_URI = re.compile(
+    r"(?P<scheme>[A-Za-z][\w+.-]+):(?://(?P<authority>[^/?]*))?(?P<path>(?:/.*?)?)"
+    r"(?P<parameters>(?:\?\w+=[^&]*(?:&\w+=[^&]*)*)?)",
+    re.DOTALL,
+)
 
 
 def open_folder(place: str, below: str = "") -> Folder:
     """A folder, which may not be there yet.
 
     Args:
-        place: a path, or a URI that `pyarrow.fs` opens.
+        place: as :func:`resolve` gives it.
         below: the name of a folder in it, which is the one to open.
 
     Raises:
@@ -32,24 +62,69 @@ def open_folder(place: str, below: str = "") -> Folder:
 
 def is_uri(place: str) -> bool:
     """Is it a URI, and not a path?"""
+    return _URI.fullmatch(place) is not None
+
+
+def resolve(place: str) -> str:
+    """A place as Spark's users write it, in the one form that the rest of this package takes.
+
+    Raises:
+        ValueError: it is of a kind that cannot be opened; in words, with what to use, and without credentials.
+    """
+    found = _URI.fullmatch(place)
+    if found is None:
+        return posixpath.normpath(place)
+    scheme, authority, path = found["scheme"].lower(), found["authority"] or "", found["path"]
+    scheme = _SAME.get(scheme, scheme)
+    if scheme == "file":
+        if authority:
+            raise ValueError(f"{shown_place(place)!r} names a host; a path of this machine is written file:///…")
+        return _normal(f"{path}{found['parameters']}")
+    if scheme in _INSTEAD:
+        raise ValueError(f"{shown_place(place)!r} is nothing that pyarrow.fs opens; {_INSTEAD[scheme]}")
+    _check_installed(scheme, place)
+    if not authority and _SYSTEMS[scheme] != "HadoopFileSystem":
+        raise ValueError(f"{shown_place(place)!r} names no bucket or container")
+    return f"{scheme}://{authority}{_normal(path).rstrip('/')}{found['parameters']}"
+
+
+def _normal(path: str) -> str:
+    """An absolute path as Hadoop makes it: without `.`, `..`, and slashes that are not needed."""
+    return posixpath.normpath(f"/{path.lstrip('/')}")
+
+
+def _check_installed(scheme: str, place: str) -> None:
+    name = _SYSTEMS.get(scheme)
+    if name is None:
+        raise ValueError(f"{shown_place(place)!r} is not accepted; accepted is {PLACES}")
     try:
-        return len(urlsplit(place).scheme) > 1
-    except ValueError:  # brackets that are no address
-        return False
+        from pyarrow import fs  # noqa: PLC0415 - some installations are built without it
+    except ImportError:
+        found = False
+    else:
+        found = name in vars(fs)
+    if not found:
+        raise ValueError(
+            f"{shown_place(place)!r} needs {name} of pyarrow.fs, which this pyarrow has not: install another"
+        )
 
 
-def as_uri(place: str) -> str:
-    """A place as Spark's users write it, for :func:`open_folder`."""
-    if place.startswith("file:/"):  # as Hadoop writes paths of this machine
-        return place.removeprefix("file:")
-    scheme, mark, rest = place.partition("://")
-    return f"s3://{rest}" if mark and scheme in {"s3a", "s3n"} else place
+def shown_place(place: str) -> str:
+    """A place as people may see it: without what is or may be a user, a password or a parameter."""
+    return redact(place) if "@" in place or (is_uri(place) and _split(place)[1]) else place
 
 
 def below(place: str, name: str) -> str:
     """The place of a folder in another."""
-    path, mark, parameters = place.partition("?") if is_uri(place) else (place, "", "")
-    return f"{path.rstrip('/')}/{name}{mark}{parameters}"
+    path, parameters = _split(place)
+    return f"{path.rstrip('/')}/{name}{parameters}"
+
+
+def _split(place: str) -> tuple[str, str]:
+    """A place without its parameters, and those."""
+    found = _URI.fullmatch(place)
+    at = len(place) if found is None else found.start("parameters")
+    return place[:at], place[at:]
 
 
 class Folder(ABC):
@@ -112,12 +187,12 @@ class _Local(Folder):
 
 
 class _Remote(Folder):
-    """Folders that `pyarrow.fs` opens: S3, GCS, HDFS, and others."""
+    """Folders that `pyarrow.fs` opens: S3, GCS, HDFS, Azure."""
 
     def __init__(self, uri: str, below: str) -> None:
         from pyarrow import fs  # noqa: PLC0415 - some installations are built without it
 
-        self._system, path = fs.FileSystem.from_uri(uri)
+        self._system, path = fs.FileSystem.from_uri(_escaped(uri))
         # A URI may go on behind its path, with parameters.
         self._path = f"{path.rstrip('/')}/{below}".rstrip("/")
         self._select = fs.FileSelector(self._path, allow_not_found=True)
@@ -154,3 +229,10 @@ class _Remote(Folder):
 
     def remove(self, name: str) -> None:
         self._system.delete_file(f"{self._path}/{name}")
+
+
+def _escaped(uri: str) -> str:
+    """The same for `pyarrow.fs`, which takes %20 for a space and refuses one."""
+    found = _URI.fullmatch(uri)
+    assert found is not None, "only URIs are remote"
+    return f"{found['scheme']}://{found['authority'] or ''}{quote(found['path'])}{found['parameters']}"

@@ -22,8 +22,8 @@ from urllib.parse import parse_qsl
 
 from pyspark_mq.errors import CheckpointError
 from pyspark_mq.sources.position import Position
-from pyspark_mq.sources.url import redact, redact_in
-from pyspark_mq.spark_source.folders import Folder, is_uri, open_folder
+from pyspark_mq.sources.url import redact_in
+from pyspark_mq.spark_source.folders import Folder, is_uri, open_folder, shown_place
 
 __all__ = ["IdLog", "public_place"]
 
@@ -255,7 +255,7 @@ class IdLog:
         reason = why if isinstance(why, str) else f"{type(why).__name__}: {why}"
         reason = redact_in(reason, self._place)
         return CheckpointError(
-            f"{self._destination}: the ID log in '{redact(self._place)}': {problem} ({reason}). {advice}"
+            f"{self._destination}: the ID log in '{shown_place(self._place)}': {problem} ({reason}). {advice}"
         )
 
     def _opened(self) -> Folder:
@@ -266,6 +266,8 @@ class IdLog:
 
 def public_place(place: str) -> str:
     """The same, as it may be written into an offset; empty if there are, or may be, credentials in it."""
+    if not is_uri(place):
+        return place
     parameters = dict(parse_qsl(place.partition("?")[2], keep_blank_values=True))
     return "" if "@" in place or parameters.keys() - _PUBLIC else place
 

@@ -329,7 +329,8 @@ _TABLE = (
         _IDENTITY,
         "the same as the writer's: message IDs then are in its folder `mq-ids`, offsets stay small, and what is given "
         "up is written down there; an absolute path, or a URI that `pyarrow.fs` opens (`s3://` and `s3a://`, `gs://`, "
-        "`hdfs://`); see [offsets](operating.md#offsets-checkpoint-driver-memory)",
+        "`abfss://`, `hdfs://`); each character of a name is itself, as for Spark: `%20` is no space; see "
+        "[offsets](operating.md#offsets-checkpoint-driver-memory)",
     ),
     Option(
         "idLog",

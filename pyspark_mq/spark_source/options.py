@@ -24,7 +24,7 @@ from pyspark_mq.sources.endpoint import Endpoint, Tls
 from pyspark_mq.sources.protocols import CONSUMERS
 from pyspark_mq.sources.settings import CONNECTIONS_MAX, Guarantee, Settings
 from pyspark_mq.sources.url import CONTROL, ESCAPES, BrokerUrl, parse_urls, redact
-from pyspark_mq.spark_source.folders import ID_FOLDER, as_uri, below, is_uri
+from pyspark_mq.spark_source.folders import ID_FOLDER, PLACES, below, is_uri, resolve, shown_place
 from pyspark_mq.spark_source.option_kinds import Kind, choice, count
 from pyspark_mq.spark_source.option_table import OPTIONS
 
@@ -412,9 +412,11 @@ class _Parser:
         if place is None:
             return None
         if not os.path.isabs(place) and not is_uri(place):
-            accepted = "an absolute path, or a URI of pyarrow.fs such as s3://, gs://, hdfs://"
-            raise OptionError(name, f"{redact(place)!r} is not accepted; accepted is {accepted}")
-        return as_uri(place)
+            raise OptionError(name, f"{shown_place(place)!r} is not accepted; accepted is {PLACES}")
+        try:
+            return resolve(place)
+        except ValueError as wrong:
+            raise OptionError(name, str(wrong)) from None
 
     def _dedup_store(self, guarantee: Guarantee) -> str:
         text = self._text("dedupStore") or ""

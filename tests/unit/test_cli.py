@@ -213,8 +213,33 @@ def test_an_offset_that_was_cut_off_is_refused(
 
 
 def test_a_place_that_cannot_be_opened_is_said_without_its_secret(capsys: pytest.CaptureFixture[str]) -> None:
-    text = told("inspect", "nowhere://key:hushhush@bucket/x", capsys=capsys, code=1)
-    assert "cannot be read" in text
+    assert "is not accepted" in told("inspect", "nowhere://key:hushhush@bucket/x", capsys=capsys, code=2)
+    assert "cannot be read" in told("inspect", "s3://bucket/x?scheme=hushhush", capsys=capsys, code=1)
+
+
+@pytest.mark.parametrize("form", ["{}", "file:{}", "file://{}", "FILE:{}/"])
+@pytest.mark.parametrize("name", ["my ck", "a%20b", "gr\u00f6\u00dfe [1]", "a#b?c=d"])
+def test_a_checkpoint_is_found_under_the_name_that_spark_was_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, form: str
+) -> None:
+    made = Folder(tmp_path / name)
+    made.plan(0, Position(1, {"orders": Part(ids("a"))}))
+    place = form.format(made.path)
+    assert as_json(place, capsys=capsys)["checkpoint"] == str(made.path)
+    assert "released; what was there before is in" in told("release", place, "--yes", capsys=capsys)
+    assert len(list((made.path / RECORDS).iterdir())) == 1
+    offset = json.loads((made.path / "offsets" / "0").read_text().split("\n")[2])
+    assert offset["records"] == str(made.path / RECORDS / "0")
+
+
+def test_a_checkpoint_beside_the_caller_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Folder(tmp_path / "my ck")
+    made.plan(0, Position(1, {"orders": Part(ids("a"))}))
+    monkeypatch.chdir(tmp_path)
+    assert f"checkpoint {made.path}\n" in told("inspect", "my ck", capsys=capsys)
+    assert f"{tmp_path}/your ck: there is no checkpoint" in told("inspect", "your ck", capsys=capsys, code=1)
 
 
 # -- how it is called -------------------------------------------------------------------------
