@@ -105,7 +105,16 @@ def find_damage(checkpoint: str, sink: str | None, id_log: str) -> Repair:
     # Before Spark 4.2 an offset is written before the batch before it is settled, and not run before that.
     if not last <= planned <= last + 2 or (planned > 0 and not {planned - 1, last} - {-1} <= offsets.whole):
         raise _beyond(shown, f"of the offsets {planned} is the newest, of the commits {last}, and some are missing")
-    damages = [*offsets.empty(above=planned), *commits.empty(above=last), *_metadata(checkpoint)]
+    metadata = list(_metadata(checkpoint))
+    lost = next((damage for damage in metadata if damage.name == _METADATA), None)
+    if lost is not None and commits.names:
+        raise CheckpointError(
+            f"{shown}: nothing is removed: its file '{_METADATA}' is {lost.why}, and there are commits. It has the ID "
+            "of the query, by which a sink may know what it has written: with another one it writes batches twice. "
+            'Put it back: {"id": "<uuid>"}, with the ID that earlier runs have shown (query.id), or from a backup; or '
+            "start with a new checkpointLocation"
+        )
+    damages = [*offsets.empty(above=planned), *commits.empty(above=last), *metadata]
     if last >= 0:
         epoch, noted = _epoch(checkpoint, last, id_log), log.synced()
         if noted is None:
@@ -171,7 +180,11 @@ def _epoch(checkpoint: str, batch: int, id_log: str) -> int:
 
 
 def _metadata(checkpoint: str) -> Iterator[Damage]:
-    """The file with the query's ID, where it is empty or not there."""
+    """The file with the query's ID, where it is empty or not there.
+
+    It is written before the first offset, so it is on the disks before a row leaves the source. Where nothing was
+    committed it may be made anew.
+    """
     names = names_in(checkpoint, "")
     for name in (_METADATA, f".{_METADATA}.crc"):
         if name in names and not _content(checkpoint, "", name):

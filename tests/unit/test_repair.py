@@ -131,11 +131,46 @@ def test_compacted_logs_of_a_sink_are_batches_too(tmp_path: Path) -> None:
 
 def test_the_id_of_a_query_may_be_empty(tmp_path: Path) -> None:
     place = Place(tmp_path, 1)
+    _no_commits(place)
     (place.checkpoint / "metadata").write_bytes(b"")
     (place.checkpoint / ".metadata.crc").write_bytes(b"")
     assert place.repair("--yes") == 0
     assert [file.name for file in place.checkpoint.iterdir() if file.is_file()] == ["metadata"]
     assert list(json.loads((place.checkpoint / "metadata").read_bytes())) == ["id"]
+
+
+@pytest.mark.parametrize("content", [b"", None], ids=["empty", "missing"])
+@pytest.mark.parametrize("commit", ["", "v1\n{}"], ids=["an empty commit", "a commit"])
+def test_another_query_id_is_not_made_up_beside_commits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None, commit: str
+) -> None:
+    place = Place(tmp_path, 1)
+    place.write(place.checkpoint, "commits", 0, commit)
+    file = place.checkpoint / "metadata"
+    file.write_bytes(content or b"")
+    if content is None:
+        file.unlink()
+    before = place.logs()
+    assert main(["repair", str(place.checkpoint), "--sink", str(place.sink), "--yes"]) == 1
+    said = capsys.readouterr().err
+    assert "nothing is removed: its file 'metadata' is" in said
+    assert 'Put it back: {"id": "<uuid>"}' in said
+    assert place.logs() == before
+    assert file.exists() is (content is not None)
+
+
+@pytest.mark.parametrize("form", ["{}", "file:{}", "file://{}"])
+def test_a_checkpoint_is_repaired_under_the_name_that_spark_was_given(tmp_path: Path, form: str) -> None:
+    place = Place(tmp_path / "my ck%20[1]", 3)
+    place.noted(2)
+    place.write(place.checkpoint, "commits", 2, "")
+    (place.checkpoint / "metadata").write_text('{"id":"x"}')
+    places = [form.format(folder) for folder in (place.checkpoint, place.sink)]
+    assert main(["repair", places[0], "--sink", places[1], "--yes"]) == 0
+    assert place.logs()["commits"] == named(0, 1)
+    assert place.logs()["_spark_metadata"] == named(0, 1)
+    assert place.codec.log is not None
+    assert place.codec.log.synced() == 2
 
 
 def purged(place: Place) -> None:
