@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ from pyspark_mq.sources.message_id import MessageIds
 from pyspark_mq.sources.protocols import consumer_class
 from pyspark_mq.sources.settings import OnUnreadable, Settings
 
-__all__ = ["Seen", "look", "make_consumer", "open_first", "peek", "received", "rows_of"]
+__all__ = ["Seen", "arrivals", "consuming", "look", "make_consumer", "open_first", "peek", "received", "rows_of"]
 
 _TURN_S = 0.1
 
@@ -70,17 +71,28 @@ def look(settings: Settings, most: int, patience_s: float) -> Seen:
     Raises:
         MqError: they cannot be had.
     """
+    with consuming(settings, most) as consumer:
+        raws = received(consumer, most, patience_s)
+    return Seen(raws, consumer.decoder, len(raws) < most)
+
+
+@contextmanager
+def consuming(settings: Settings, most: int) -> Iterator[Consumer]:
+    """A session that is handed so many messages of a queue, and gives them back at its end.
+
+    Raises:
+        MqError: it cannot be opened, or ended by itself.
+    """
     consumer = make_consumer(settings)
     try:
         open_first(consumer, settings)
         try:
             consumer.consume(most)
-            raws = received(consumer, most, patience_s)
+            yield consumer
         except SessionLostError as lost:
             raise BrokerUnavailableError(f"{consumer.endpoint.destination}: the session ended: {lost}") from lost
     finally:
         consumer.close()
-    return Seen(raws, consumer.decoder, len(raws) < most)
 
 
 def make_consumer(settings: Settings) -> Consumer:
@@ -111,21 +123,25 @@ def open_first(consumer: Consumer, settings: Settings) -> Greeting:
 
 
 def received(consumer: Consumer, most: int, patience_s: float) -> list[Any]:
-    """Takes deliveries of a session that consumes, at most so many, until none came for so long.
+    """Takes deliveries of a session that consumes, see :func:`arrivals`."""
+    return [raw for raws in arrivals(consumer, most, patience_s) for raw in raws]
+
+
+def arrivals(consumer: Consumer, most: int, patience_s: float) -> Iterator[list[Any]]:
+    """Deliveries of a session that consumes as they come, at most so many, until none came for so long.
 
     Raises:
         SessionLostError: the session has ended.
         MessageError: a message cannot be decoded, and the session does not keep those.
     """
-    raws: list[Any] = []
     heard_s = time.monotonic()
-    while len(raws) < most and time.monotonic() - heard_s < patience_s:
+    while most and time.monotonic() - heard_s < patience_s:
         consumer.run(_TURN_S)
-        came = drained(consumer.inbox)
-        if came:
+        raws = drained(consumer.inbox, most)
+        if raws:
             heard_s = time.monotonic()
-            raws += came
-    return raws[:most]
+            most -= len(raws)
+            yield raws
 
 
 def rows_of(settings: Settings, decoder: Decoder, raws: Sequence[Any]) -> list[dict[str, Any]]:

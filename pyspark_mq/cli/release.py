@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 
 from pyspark_mq.cli.checkpoint import Checkpoint, PlannedEpoch, failure, rewrite
-from pyspark_mq.cli.peek import look
+from pyspark_mq.cli.peek import arrivals, consuming
 from pyspark_mq.dedup import Key, key_text
 from pyspark_mq.errors import CheckpointError
 from pyspark_mq.sources.message_id import MessageIds
@@ -56,7 +56,7 @@ class Found:
         planned: how many messages of it the epoch has.
         missing: those that were not seen.
         seen: messages looked at.
-        complete: was that all there is?
+        complete: was that all there is, or are none missing?
     """
 
     planned: int
@@ -108,12 +108,23 @@ def seek(one: Open, settings: Settings, id_log: str | None, patience_s: float) -
         keys = decode(part.planned, settings.destination)
         if keys:
             queue = settings if settings.endpoint.name == name else settings.of_queue(name, len(parts))
-            seen = look(queue, _LOOKED_AT_MAX, patience_s)
-            ids = MessageIds.of(queue)
-            there = ids.keys(seen.decoder, seen.raws, ids.values(seen.decoder, seen.raws))
-            ids.check(queue.endpoint.destination, there.count(None), ids.hidden(seen.decoder, seen.raws))
-            found[name] = Found(len(keys), [key for key in keys if key not in there], len(seen.raws), seen.complete)
+            found[name] = _seek(keys, queue, patience_s)
     return found
+
+
+def _seek(keys: Sequence[Key], settings: Settings, patience_s: float) -> Found:
+    """Look for the messages of one queue until all are there. Of a message no more is kept than its ID."""
+    ids, away, seen = MessageIds.of(settings), set(keys), 0
+    with consuming(settings, _LOOKED_AT_MAX) as consumer:
+        decoder = consumer.decoder
+        for raws in arrivals(consumer, _LOOKED_AT_MAX, patience_s):
+            there = ids.keys(decoder, raws, ids.values(decoder, raws))
+            ids.check(settings.endpoint.destination, there.count(None), ids.hidden(decoder, raws))
+            seen += len(raws)
+            away.difference_update(there)
+            if not away:
+                break
+    return Found(len(keys), [key for key in keys if key in away], seen, seen < _LOOKED_AT_MAX)
 
 
 def told(one: Open, found: Mapping[str, Found] | None) -> Iterator[str]:
@@ -132,7 +143,7 @@ def told(one: Open, found: Mapping[str, Found] | None) -> Iterator[str]:
         yield "  which of them are missing is not known: give the options of the source to have the queue looked at"
         return
     for name, there in found.items():
-        more = "" if there.complete else "; it has more"
+        more = "; it has more" if there.missing and not there.complete else ""
         yield (
             f"  queue '{name}': {len(there.missing):,} of {there.planned:,} are missing among the {there.seen:,} "
             f"messages looked at{more}"

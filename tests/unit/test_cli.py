@@ -10,7 +10,8 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakSet
 
 import pytest
 
@@ -19,8 +20,10 @@ from pyspark_mq.cli.main import main
 from pyspark_mq.cli.release import RECORDS
 from pyspark_mq.dedup import encode_ids
 from pyspark_mq.sources.position import Part, Position
+from pyspark_mq.sources.runtime import Threads
 from pyspark_mq.spark_source.offset import OffsetCodec
 from pyspark_mq.spark_source.options import parse_options
+from tests.support.memory import MemoryBroker, MemoryConsumer, Message, Raw
 
 GIVEN = {"broker": "rabbitmq", "url": "amqp://joe:hushhush@broker.example/", "queue": "orders"}
 WRITTEN_AT_MS = 1_700_000_000_000
@@ -351,6 +354,35 @@ def test_releasing_refuses_the_options_of_another_query(folder: Folder, capsys: 
     options = [f"{name}={value}" for name, value in {**GIVEN, "queue": "others"}.items()]
     text = told("release", str(folder.path), *options, "--yes", capsys=capsys, code=1)
     assert "was written for queue 'orders'" in text
+
+
+class Long(MemoryConsumer):
+    """A queue that takes long to read: each turn brings five more messages."""
+
+    broker = MemoryBroker(Threads())
+    alive: ClassVar[WeakSet[Message]] = WeakSet()
+    most: ClassVar[int] = 0
+
+    def run(self, timeout_s: float) -> None:
+        for number in range(self.deliveries + 1, self.deliveries + 6):
+            raw = Raw(number, Message(number, str(number), b"x"), redelivered=False, deliveries=1)
+            self.alive.add(raw.message)
+            self.inbox.append(raw)
+        self.deliveries += 5
+        Long.most = max(Long.most, len(self.alive))
+
+
+def test_what_is_looked_at_for_a_release_is_not_kept_and_no_more_than_it_takes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Long.broker.declare("orders")
+    monkeypatch.setattr("pyspark_mq.cli.peek.consumer_class", lambda _: Long)
+    made = Folder(tmp_path / "checkpoint")
+    made.plan(0, Position(1, {"orders": Part(ids("3", "201"))}))
+    options = [f"{name}={value}" for name, value in GIVEN.items()]
+    text = told("release", str(made.path), *options, "--yes", capsys=capsys)
+    assert "0 of 2 are missing among the 205 messages looked at\n" in text
+    assert Long.most <= 10
 
 
 def test_options_may_stand_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
