@@ -18,7 +18,7 @@ Rules are cited by their number in docs/how-it-works.md#the-rules.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 __all__ = [
@@ -48,6 +48,22 @@ def shown(text: object) -> str:
     """
     plain = str(text)
     return plain if plain.isprintable() else "".join(one if one.isprintable() else repr(one)[1:-1] for one in plain)
+
+
+def hide_in(error: BaseException, hide: Callable[[str], str]) -> None:
+    """Take secrets out of an error and of those that it came from, which are printed with it.
+
+    Args:
+        hide: gives a text without them.
+    """
+    found: list[BaseException] = []
+    one: BaseException | None = error
+    while one is not None and one not in found:
+        found.append(one)
+        one.args = tuple(hide(part) if isinstance(part, str) else part for part in one.args)
+        if isinstance(one, OptionError):
+            one.problem = hide(one.problem)
+        one = one.__cause__ or one.__context__
 
 
 class MqError(Exception):

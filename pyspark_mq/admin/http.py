@@ -22,7 +22,7 @@ from urllib.parse import quote, unquote, urlsplit
 from pyspark_mq.brokers.base import Listing
 from pyspark_mq.errors import BrokerUnavailableError, OptionError, RefusedError
 from pyspark_mq.sources.endpoint import Endpoint
-from pyspark_mq.sources.url import CONTROL, ESCAPES, place_of, redact
+from pyspark_mq.sources.url import CONTROL, ESCAPES, hide, place_of, redact
 
 __all__ = ["Management"]
 
@@ -47,6 +47,8 @@ _ODD = "the answer is not that of the broker's management"
 _NO_MBEAN = "javax.management.InstanceNotFoundException"
 #: Of what a port says instead of an answer.
 _SHOWN_CHARACTERS = 100
+#: Of the reason that an agent gives.
+_REASON_CHARACTERS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +193,8 @@ class Management:
         if answer.get("error_type") == _NO_MBEAN:
             return None
         if answer.get("status") != _OK:
-            raise self.refused(f"it answers {answer.get('status')}: {answer.get('error', '')!s:.200}")
+            why = self._hide(str(answer.get("error", "")))
+            raise self.refused(f"it answers {answer.get('status')}: {why:.{_REASON_CHARACTERS}}")
         return answer.get("value")
 
     def _object(self, answer: object) -> dict[str, Any]:
@@ -237,7 +240,8 @@ class Management:
                         raise self._answered(response, username)
                     return _loaded(_whole(response))
         except HTTPException as error:  # neither an OSError nor a ValueError: cut off, or not HTTP at all
-            text = f"it does not answer as a web server does ({type(error).__name__}: {error!s:.{_SHOWN_CHARACTERS}})"
+            said = self._hide(str(error))
+            text = f"it does not answer as a web server does ({type(error).__name__}: {said:.{_SHOWN_CHARACTERS}})"
             advice = f"if that goes on, check the port; 'managementUrl' is such as {self._listing.url}"
             raise BrokerUnavailableError(self._problem(f"{text}; {advice}")) from None
         except OSError as error:
@@ -248,11 +252,11 @@ class Management:
 
     def _answered(self, answer: HTTPResponse, username: str | None) -> BrokerUnavailableError | RefusedError:
         """The error for an answer that says no."""
-        text = f"it answers {answer.status} {answer.reason:.{_SHOWN_CHARACTERS}}"
+        text = f"it answers {answer.status} {self._hide(answer.reason):.{_SHOWN_CHARACTERS}}"
         if answer.status in (401, 403):
             text += f"; user '{username}' needs the right to look at the broker's management"
         if 300 <= answer.status < 400:
-            text += f" and sends to '{_host_of(answer.getheader('Location', ''))}', which is not followed"
+            text += f" and sends to '{_host_of(self._hide(answer.getheader('Location', '')))}', which is not followed"
         if answer.status >= 500:
             return BrokerUnavailableError(self._problem(text))
         return self.refused(text)
@@ -262,7 +266,12 @@ class Management:
         return RefusedError(self._problem(f"{text}; 'managementUrl' is such as {self._listing.url}"))
 
     def _problem(self, text: str) -> str:
-        return f"the management of the broker cannot be asked at {self.url}: {text}"
+        return f"the management of the broker cannot be asked at {self.url}: {self._hide(text)}"
+
+    def _hide(self, text: str) -> str:
+        """Its words without passwords, which are taken out before anything is cut off."""
+        own = () if self.password in (None, self.user) else (self.password or "",)
+        return hide(self.endpoint.hide(text), own)
 
 
 class _Answering(io.RawIOBase):

@@ -115,7 +115,8 @@ def open_first(consumer: Consumer, settings: Settings) -> Greeting:
     unavailable: BrokerUnavailableError | None = None
     for url in settings.endpoint.urls:
         try:
-            return consumer.open(url, settings.endpoint.connect_timeout_s)
+            with settings.endpoint.hiding():
+                return consumer.open(url, settings.endpoint.connect_timeout_s)
         except BrokerUnavailableError as away:
             unavailable = away
     assert unavailable is not None, "there is a URL"
@@ -136,7 +137,8 @@ def arrivals(consumer: Consumer, most: int, patience_s: float) -> Iterator[list[
     """
     heard_s = time.monotonic()
     while most and time.monotonic() - heard_s < patience_s:
-        consumer.run(_TURN_S)
+        with consumer.endpoint.hiding():
+            consumer.run(_TURN_S)
         raws = drained(consumer.inbox, most)
         if raws:
             heard_s = time.monotonic()

@@ -43,13 +43,14 @@ class RedisStore(SeenStore):
         url: ``redis://user:password@host:port/db`` or ``rediss://…``.
         source: names what is read; stores of one source share one set.
         window: members kept (`dedupWindow`), at least one.
+        hide: takes the password out of what a server says.
 
     Raises:
         BrokerUnavailableError: from any call, when Redis does not answer. Nothing is lost: what
             was not acknowledged stays in the queue.
     """
 
-    def __init__(self, url: str, source: str, window: int) -> None:
+    def __init__(self, url: str, source: str, window: int, hide: Callable[[str], str] = str) -> None:
         try:
             self._client: Any = redis.Redis.from_url(
                 url,
@@ -59,6 +60,7 @@ class RedisStore(SeenStore):
             )
         except ValueError:
             raise OptionError("dedupStore", "is not a Redis URL; accepted is redis://host:port/db") from None
+        self._hide = hide
         self._name = f"pyspark-mq:seen:{source}"
         self._window = max(1, window)
 
@@ -87,7 +89,7 @@ class RedisStore(SeenStore):
         except redis.RedisError as error:
             # The client's own texts name host and port, never the password. A server that does not know
             # HELLO or AUTH (renamed, older than 6, or a proxy) quotes what it was sent with them.
-            reason = str(error).partition(", with args")[0]
+            reason = self._hide(str(error).partition(", with args")[0])
             raise BrokerUnavailableError(
                 f"option 'dedupStore': Redis failed: {type(error).__name__}: {reason}. Nothing is lost; "
                 "restart the query when Redis is back, or set 'dedupStore' to 'checkpoint'"

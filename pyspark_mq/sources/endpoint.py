@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pyspark_mq.brokers import Broker, broker_of
 from pyspark_mq.brokers.base import STOMP
 from pyspark_mq.brokers.hosted import hosted_by
-from pyspark_mq.errors import OptionError, RefusedError
-from pyspark_mq.sources.url import CONTROL, BrokerUrl
+from pyspark_mq.errors import OptionError, RefusedError, hide_in
+from pyspark_mq.sources.url import CONTROL, BrokerUrl, hide
 
 __all__ = ["FILES", "Endpoint", "Tls", "tls_error"]
 
@@ -103,6 +105,8 @@ class Endpoint:
     reconnect_timeout_s: float = 600.0
     heartbeat_s: float = 60.0
     shared: bool = False
+    #: What was read from `password_file` in the life of this process.
+    read: set[str] = field(default_factory=set, compare=False, repr=False)
     #: Who was refused an answer at a broker's management over the protocol, so that nobody asks again and again.
     refused: set[str] = field(default_factory=set, compare=False, repr=False)
 
@@ -126,12 +130,31 @@ class Endpoint:
             OptionError: the file of option `passwordFile` cannot be read, or is empty.
         """
         if self.password_file is not None:
-            return self.user(url), _secret_in(self.password_file)
+            secret = _secret_in(self.password_file)
+            self.read.add(secret)
+            return self.user(url), secret
         return self.user(url), self.password if self.password is not None else url.password
 
     def user(self, url: BrokerUrl) -> str | None:
         """The user for a candidate; None where nobody is named."""
         return self.username if self.username is not None else url.username
+
+    def hide(self, text: str) -> str:
+        """Words of a broker, or of a library about one, without the passwords of the query.
+
+        One that is the user's name as well is none, and errors name the user.
+        """
+        users = {self.username, *(url.username for url in self.urls)}
+        return hide(text, {*self.read, *filter(None, (self.password, *(url.password for url in self.urls)))} - users)
+
+    @contextmanager
+    def hiding(self) -> Iterator[None]:
+        """Have no error show a password: brokers quote what they were sent."""
+        try:
+            yield
+        except Exception as error:
+            hide_in(error, self.hide)
+            raise
 
     def check_product(self, url: BrokerUrl, product: str) -> None:
         """Is it the broker that the user said, by what it calls itself? One that is none of ours may be compatible.

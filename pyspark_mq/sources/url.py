@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import MappingProxyType
 from urllib.parse import unquote, urlsplit
 
 from pyspark_mq.errors import OptionError
 
-__all__ = ["CONTROL", "ESCAPES", "SCHEMES", "BrokerUrl", "Scheme", "parse_urls", "place_of", "redact", "redact_in"]
+__all__ = [
+    "CONTROL",
+    "ESCAPES",
+    "SCHEMES",
+    "BrokerUrl",
+    "Scheme",
+    "hide",
+    "parse_urls",
+    "place_of",
+    "redact",
+    "redact_in",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +52,9 @@ SCHEMES: Mapping[str, Scheme] = MappingProxyType(
 _SCHEME = re.compile(r"[A-Za-z][\w+.-]*://")
 #: Host, port and path. Anything else may be a part of a password.
 _PLACE = re.compile(r"(?:\[[\w.:%]*\]|[\w.-]*)(?::[0-9]+)?(?:/.*)?", re.DOTALL)
+
+#: A shorter secret is a part of many a word.
+_LONG_CHARACTERS = 4
 
 #: What may be between two URLs.
 _BETWEEN = re.compile(r"[\s,]+")
@@ -108,10 +123,23 @@ def redact_in(text: str, url: str) -> str:
     """A library's words about a URL, without what is or may be a user name, a password or a parameter in that."""
     user = url.partition("://")[2].rpartition("@")[0]
     password, parameters = user.partition(":")[2], url.partition("?")[2]
-    text = text.replace(url, redact(url))
-    for secret in filter(None, (user, unquote(user), password, unquote(password), parameters)):
-        text = text.replace(secret, "***")
+    return hide(text.replace(url, redact(url)), (user, unquote(user), password, unquote(password), parameters))
+
+
+def hide(text: str, secrets: Iterable[str]) -> str:
+    """Somebody's words without secrets, in whatever way URLs write those."""
+    for secret in sorted({*secrets} - {""}, key=len, reverse=True):
+        text = _spellings(secret).sub("***", text)
     return text
+
+
+@lru_cache
+def _spellings(secret: str) -> re.Pattern[str]:
+    """Each character as it is or in percent signs. A short one stands for itself only where nothing goes on."""
+    escapes = ["".join(f"%{byte:02x}" for byte in one.encode("utf-8", "surrogatepass")) for one in secret]
+    letters = [f"(?:{re.escape(one)}|(?i:{escape}))" for one, escape in zip(secret, escapes, strict=True)]
+    text = "".join(letters).replace(re.escape(" "), rf"(?:{re.escape(' ')}|\+)")
+    return re.compile(text if len(secret) >= _LONG_CHARACTERS else rf"(?<!\w){text}(?!\w)")
 
 
 def parse_urls(text: str) -> tuple[BrokerUrl, ...]:

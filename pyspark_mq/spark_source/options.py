@@ -46,7 +46,11 @@ _SECRET = frozenset({"password", "username"})
 #: A frame CONNECT of STOMP escapes nothing, so these would become headers of it (STOMP 1.2, "Value Encoding").
 _ON_ONE_LINE = frozenset({"password", "username", "subscription"})
 #: What may have a password in it.
-_URLS = frozenset({"url", "managementUrl", "dedupStore", "idLog"})
+_URLS = frozenset({"url", "managementUrl", "dedupStore", "idLog", "checkpointLocation"})
+#: A URL with a user in it, anywhere.
+_LOGIN = re.compile(r"[A-Za-z][\w+.-]*://.*@", re.DOTALL)
+#: Of an option that is no URL. What a selector compares with may be one.
+_NO_URLS = frozenset(OPTIONS) - _URLS - _SECRET - {"selector"}
 _SHORT_STRING_BYTES = 255
 _SHOWN_CHARACTERS = 60
 
@@ -440,6 +444,9 @@ def _check_characters(name: str, value: str) -> None:
         OptionError: the value has such a character; a secret is not shown.
     """
     shown = "" if name in _SECRET else f"{(redact(value) if name in _URLS else value)!r} "
+    if name in _NO_URLS and _LOGIN.search(value):
+        # Taken for a name it would be in offsets and in errors, whole or in pieces.
+        raise OptionError(name, f"{redact(value)!r} is a URL with a user: give it as 'url'")
     if "\0" in value:
         raise OptionError(name, f"{shown}has a NUL, which ends a text; leave it out")
     if name in _ON_ONE_LINE and CONTROL.search(value):

@@ -18,6 +18,7 @@ from pyspark_mq.sources.epochs import EpochSource
 from pyspark_mq.sources.protocols import consumer_class
 from pyspark_mq.sources.runtime import Threads
 from pyspark_mq.sources.settings import Settings
+from pyspark_mq.sources.url import redact_in
 from pyspark_mq.spark_source.extras import redis_store_class
 from pyspark_mq.spark_source.offset import OffsetCodec
 from pyspark_mq.spark_source.options import Options
@@ -69,4 +70,5 @@ def _store(options: Options, queue: Settings) -> SeenStore:
         return CheckpointOnly()
     codec = OffsetCodec.of(queue)
     name = f"{codec.broker}:{codec.ids}:{codec.source}"
-    return redis_store_class()(options.dedup_store, name, queue.dedup_window)
+    url = options.dedup_store
+    return redis_store_class()(url, name, queue.dedup_window, lambda text: redact_in(text, url))

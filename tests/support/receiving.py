@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import time
+import traceback
+from itertools import count
 from typing import Any
 
 from pyspark_mq.sources.connections.consumer import Consumer, drained
+from pyspark_mq.sources.connections.events import Event, EventQueue, Failed, Opened
+from pyspark_mq.sources.connections.receiver import Receiver
+from pyspark_mq.sources.connections.requests import Begin, Limits
+from pyspark_mq.sources.message_id import MessageIds
+from pyspark_mq.sources.runtime import Threads
+from pyspark_mq.spark_source.options import parse_options
+from testbed.process import poll
 
-__all__ = ["receive"]
+__all__ = ["failure", "receive"]
 
 _TIMEOUT_S = 5
 
@@ -27,3 +36,27 @@ def receive(consumer: Consumer, count: int, longer_s: float = 0.0) -> list[Any]:
         return raws + drained(consumer.inbox)
     finally:
         consumer.close()
+
+
+def failure(consumer: type[Consumer], options: dict[str, str], *, opened: bool = False) -> str:
+    """Whatever is printed of the error that ends a receiver, which is tried for a second.
+
+    Args:
+        opened: wait until a session has opened before.
+    """
+    settings = parse_options({"connectTimeout": "1s", "reconnectTimeout": "1s", **options}).settings
+    told, events = EventQueue(), list[Event]()
+    begin = Begin(1, settings.endpoint, MessageIds.of(settings), keeps_unreadable=False, limits=Limits(10, 1e9))
+    receiver = Receiver(begin, consumer, told, count(1), Threads())
+    receiver.start()
+
+    def failed() -> Failed | None:
+        events.extend(told.take())
+        return next((event for event in events if isinstance(event, Failed)), None)
+
+    assert poll(lambda: failed() is not None, 20)
+    found = failed()
+    assert found is not None
+    assert opened is any(isinstance(event, Opened) for event in events)
+    receiver.stop()
+    return "".join(traceback.format_exception(found.error)) + repr(found.error)

@@ -295,6 +295,28 @@ def test_a_host_that_there_cannot_be_is_an_error_in_words(host: str) -> None:
         management("rabbitmq", f"http://{host}:15672").names()
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_a_management_that_quotes_the_login_is_not_believed_to_keep_it(own: bool) -> None:
+    words = "x" * 80 + " s3cret/hush and s3cret%2fhush"
+    for answer in (
+        f"HTTP/1.1 401 {words}\r\nContent-Length: 0\r\n\r\n".encode(),
+        f"HTTP/1.1 {words}\r\n\r\n".encode(),
+        told({"status": 500, "error": "y" * 100 + words}),
+        f"HTTP/1.1 302 no\r\nLocation: http://{words.replace(' ', '')}/\r\nContent-Length: 0\r\n\r\n".encode(),
+    ):
+        with port(answer) as opened:
+            user = "joe:s3cret%2Fhush@"
+            options = {"broker": "artemis", "url": f"amqp://{'' if own else user}host", "queue": "q"}
+            options["managementUrl"] = f"http://{user if own else ''}127.0.0.1:{opened.number}"
+            asked = parse_options(options).management
+            assert asked is not None
+            with pytest.raises(BrokerError) as raised:
+                asked.names()
+        assert "***" in str(raised.value)
+        assert "hush" not in str(raised.value)
+        assert "s3c" not in str(raised.value)
+
+
 def test_queues_beyond_those_that_can_be_listed_are_an_error(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(management_module, "_PAGES_MAX", 3)
     asked = management("rabbitmq", web.url)

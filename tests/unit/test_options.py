@@ -955,6 +955,34 @@ def test_a_name_that_amqp_0_9_1_has_no_room_for_is_refused(name: str, options: d
     assert parse_options({"broker": "artemis", "url": "amqp://h", "queue": "q" * 256})
 
 
+PASTED = [
+    "amqp://u:hush,hush,hush@host/v", "amqp://u:hush\\,hush@host", "amqp://u:" + "hush" * 70 + "@host",
+    "orders, amqp://u:hush@host", "amqp://u:hush@host,amqp://u:hush@host", "stomp+ssl://u:hush/hush@host",
+    "x://u:hush hush@host",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", PASTED)
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"username", "password"}))
+def test_a_url_that_was_given_as_another_option_is_never_shown_with_its_password(name: str, value: str) -> None:
+    try:
+        parsed = parse_options({**NEEDED, name: value})
+    except OptionError as wrong:
+        said = str(wrong) + repr(wrong) + wrong.problem
+        assert "hush" not in said
+    else:
+        # Where a URL may be, and what is compared with one.
+        assert name in {"url", "selector", "idLog", "checkpointLocation", "managementUrl"}
+        assert "hush" not in repr(parsed) or name == "selector"
+
+
+@pytest.mark.parametrize("name", ["queue", "topic", "subscription", "queuePattern", "tls.caFile", "messageIdFrom"])
+def test_a_url_with_a_user_is_no_name(name: str) -> None:
+    error = refusal({"broker": "artemis", "url": "amqp://h", name: "amqp://u:hush@host/v"})
+    assert error.option == name
+    assert "'amqp://***@host/v' is a URL with a user: give it as 'url'" in str(error)
+
+
 def test_tls_options_count_for_the_management_beside_a_url_without_tls(certificates: Certificates) -> None:
     ca = str(certificates.ca.cert_file)
     options = {**NEEDED, "managementUrl": "https://h:15671", "tls.caFile": ca}

@@ -16,7 +16,8 @@ from pyspark_mq.sources.connections.consumer import SessionLostError
 from pyspark_mq.sources.stomp.frames import UnreadableHeaders
 from pyspark_mq.sources.stomp.session import StompConsumer
 from pyspark_mq.spark_source.options import parse_options
-from tests.support.receiving import receive
+from tests.support.receiving import failure, receive
+from tests.support.sockets import port
 
 CONNECTED = b"CONNECTED\nversion:1.2\nserver:ActiveMQ/6.0.0\nheart-beat:0,0\n\n\0\n"
 SUBSCRIBED = b"RECEIPT\nreceipt-id:subscribed\n\n\0\n"
@@ -148,3 +149,25 @@ def test_a_heart_beat_of_another_form_ends_the_session_and_not_the_query(beats: 
 @pytest.mark.parametrize("beats", [b"0,0", b" 10000 , 2147483647 ", b"0,500"])
 def test_a_heart_beat_of_the_form_of_the_specification_is_taken(beats: bytes) -> None:
     assert received([], 0, connected=b"CONNECTED\nversion:1.2\nheart-beat:" + beats + b"\n\n\0\n") == []
+
+
+#: A password as it is, and as URLs write it.
+SPELLINGS = ["s3cret/\u00e4 hush", "s3cret%2f%C3%a4+hush", "s3cret%2F%c3%A4%20hush", "%733cret/%C3%A4 hush"]
+LOGIN = {"username": "joe", "password": "s3cret/\u00e4 hush"}
+
+
+@pytest.mark.parametrize("words", SPELLINGS)
+def test_a_server_that_quotes_the_login_is_not_believed_to_keep_it(
+    words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    error = f"ERROR\nmessage:Bad CONNECT\n\nlogin refused: joe {words}\n\0".encode()
+    with port(error) as opened:
+        options = {"broker": "artemis", "url": f"stomp://127.0.0.1:{opened.number}", "queue": "q", **LOGIN}
+        said = failure(StompConsumer, options)
+    assert "login refused: joe ***" in said
+    assert "hush" not in said + caplog.text
+    with server([f"ERROR\nmessage:gone\n\nof joe {words}\n\0".encode()]) as number:
+        options = {"broker": "activemq", "url": f"stomp://127.0.0.1:{number}", "queue": "q", **LOGIN}
+        said = failure(StompConsumer, options, opened=True)
+    assert "of joe ***" in said + caplog.text
+    assert "hush" not in said + caplog.text

@@ -270,6 +270,7 @@ def test_malformed_urls_are_shown_as_far_as_it_is_safe(text: str, shown: str) ->
         ("Cannot parse 's3://key:hushhush@b/ids'", "s3://key:hushhush@b/ids", "Cannot parse 's3://***@b/ids'"),
         ("bad login key:hush%2Fhush", "s3://key:hush%2Fhush@b/ids", "bad login ***"),
         ("bad secret hush/hush", "s3://key:hush%2Fhush@b/ids", "bad secret ***"),
+        ("key:hush%2fhush in small letters", "s3://key:hush%2Fhush@b/ids", "*** in small letters"),
         ("parameter x=hushhush", "s3://b/ids?x=hushhush", "parameter ***"),
         ("[Errno 13] Permission denied: '/data/ids'", "/data/ids", "[Errno 13] Permission denied: '/data/ids'"),
     ],

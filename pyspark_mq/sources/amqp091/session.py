@@ -369,7 +369,7 @@ class Amqp091Consumer(Consumer):
                 self._loop.start()
                 self._loop.remove_timeout(timer)
         except Exception as failed:  # noqa: BLE001 - the session is over, whatever pika says
-            _LOG.debug("closing: %s", failed)
+            _LOG.debug("closing: %s", self.endpoint.hide(str(failed)))
         finally:
             self._drop_socket(connection)
 

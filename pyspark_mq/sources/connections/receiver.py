@@ -185,7 +185,8 @@ class Receiver:
     def _attempt(self, url: BrokerUrl, timeout_s: float) -> tuple[Consumer, Greeting]:
         consumer = self._make_consumer(self._endpoint, next(self._numbers), self._events.arrived)
         try:
-            return consumer, consumer.open(url, timeout_s)
+            with self._endpoint.hiding():
+                return consumer, consumer.open(url, timeout_s)
         except BaseException:
             consumer.close()
             raise
@@ -206,11 +207,12 @@ class Receiver:
         self._consumer = consumer
         self._events.put(Opened(self._key, session, greeting, limits.window))
         try:
-            consumer.consume(limits.window)
-            while not self._stopping.is_set():
-                self._carry_out_requests(consumer)
-                consumer.run(_TURN_S)
-                yield 0.0
+            with self._endpoint.hiding():
+                consumer.consume(limits.window)
+                while not self._stopping.is_set():
+                    self._carry_out_requests(consumer)
+                    consumer.run(_TURN_S)
+                    yield 0.0
         except SessionLostError as lost:
             _LOG.warning("%s: session lost: %s", greeting.url, lost)
             return lost

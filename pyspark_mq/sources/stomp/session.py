@@ -139,7 +139,7 @@ class StompConsumer(StompConnection):
                 self.endpoint.refused.add(asker)
                 _LOG.info("%s: %s does not tell how many messages wait", self.endpoint.destination, self._url)
         except MqError as failed:  # not connected, or not this time
-            _LOG.debug("asking for the depth: %s", failed)
+            _LOG.debug("asking for the depth: %s", self.endpoint.hide(str(failed)))
         finally:
             beside.close()
         return told, questions.settings
@@ -421,6 +421,6 @@ class StompConsumer(StompConnection):
                 if not self.paused:
                     self._until(lambda: _DISCONNECTED not in self._answers, time.monotonic() + _CLOSE_TIMEOUT_S)
         except Exception as failed:  # noqa: BLE001 - the session is over, whatever it is
-            _LOG.debug("closing: %s", failed)
+            _LOG.debug("closing: %s", self.endpoint.hide(str(failed)))
         finally:
             self._socket.close()
