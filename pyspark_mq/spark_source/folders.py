@@ -12,12 +12,13 @@ import posixpath
 import re
 import secrets
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import quote
 
 from pyspark_mq.sources.url import redact
 
-__all__ = ["ID_FOLDER", "PLACES", "Folder", "below", "is_uri", "open_folder", "resolve", "shown_place"]
+__all__ = ["ID_FOLDER", "PLACES", "Folder", "above", "below", "is_uri", "open_folder", "resolve", "shown_place"]
 
 #: Folder of a checkpoint that has the ID log of its sources. Spark has none of that name.
 ID_FOLDER = "mq-ids"
@@ -120,6 +121,13 @@ def below(place: str, name: str) -> str:
     return f"{path.rstrip('/')}/{name}{parameters}"
 
 
+def above(place: str) -> str | None:
+    """The place that a folder of a checkpoint is in, see :data:`ID_FOLDER`; None for another folder."""
+    path, parameters = _split(place)
+    root = path.removesuffix(f"/{ID_FOLDER}")
+    return None if root == path else f"{root}{parameters}"
+
+
 def _split(place: str) -> tuple[str, str]:
     """A place without its parameters, and those."""
     found = _URI.fullmatch(place)
@@ -133,6 +141,10 @@ class Folder(ABC):
     @abstractmethod
     def names(self) -> list[str]:
         """Of all files; none if there is no such folder."""
+
+    @abstractmethod
+    def written_s(self) -> Mapping[str, float]:
+        """When each file was written, seconds since 1970, where that is known."""
 
     @abstractmethod
     def write(self, name: str, data: bytes) -> None:
@@ -157,6 +169,9 @@ class _Local(Folder):
 
     def names(self) -> list[str]:
         return [file.name for file in self._path.iterdir()] if self._path.is_dir() else []
+
+    def written_s(self) -> Mapping[str, float]:
+        return {name: (self._path / name).stat().st_mtime for name in self.names()}
 
     def write(self, name: str, data: bytes) -> None:
         self._path.mkdir(parents=True, exist_ok=True)
@@ -202,6 +217,10 @@ class _Remote(Folder):
 
     def names(self) -> list[str]:
         return [found.base_name for found in self._system.get_file_info(self._select)]
+
+    def written_s(self) -> Mapping[str, float]:
+        found = self._system.get_file_info(self._select)
+        return {one.base_name: one.mtime_ns / 1e9 for one in found if one.mtime_ns is not None}
 
     def write(self, name: str, data: bytes) -> None:
         self._put(name, data, there=False)

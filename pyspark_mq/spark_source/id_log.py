@@ -15,6 +15,7 @@ import os
 import re
 import secrets
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,17 @@ from urllib.parse import parse_qsl
 from pyspark_mq.errors import CheckpointError
 from pyspark_mq.sources.position import Position
 from pyspark_mq.sources.url import redact_in
-from pyspark_mq.spark_source.folders import Folder, is_uri, open_folder, shown_place
+from pyspark_mq.spark_source.folders import Folder, above, is_uri, open_folder, shown_place
 
 __all__ = ["IdLog", "public_place"]
 
 #: Spark keeps a hundred offsets unless told otherwise (`spark.sql.streaming.minBatchesToRetain`).
 _EPOCHS_KEPT = 120
+#: What is older was not written a moment ago by a process that has not come to name it in an offset.
+_LEFT_S = 86_400.0
+_FILE = re.compile(r"([0-9a-f]{8})-[0-9]{12,}-[0-9a-f]{32}\.json")
+#: As :mod:`.folders` names what it has begun to write.
+_DRAFT = re.compile(r"\..+\.json\.[0-9a-f]{8}")
 #: Pauses between attempts to read a file.
 _RESTS_S = (0.2, 1.0)
 _DIGEST_BYTES = 16
@@ -36,6 +42,8 @@ _DIGEST_BYTES = 16
 #: own, as it is written before another was seen.
 _SYNCED = "synced.json"
 _TOKEN_BYTES = 4
+#: A file that every checkpoint of Spark has.
+_METADATA = "metadata"
 #: Of an epoch in the name of a record: before Spark 4.2 it may be a time in microseconds.
 _NUMBER_DIGITS = 20
 #: Parameters of a URI that an offset may show: some stores take a secret as one.
@@ -65,6 +73,8 @@ class IdLog:
         #: Who notes what is synced, and has it begun?
         self._writer = secrets.token_hex(_TOKEN_BYTES)
         self._noting = False
+        #: All offsets of the checkpoint, as they were when that was asked first.
+        self._named: bytes | None = None
         #: Of the files there that are ours; None before the first is written.
         self._names: list[str] | None = None
 
@@ -86,6 +96,8 @@ class IdLog:
             "user of the driver the right to write there",
         ):
             folder = self._opened()
+            if self._names is None:
+                self._remove_left(folder)
             names = folder.names() if self._names is None else self._names
             if name not in names:
                 folder.write(name, data)
@@ -107,6 +119,32 @@ class IdLog:
                 folder.remove(name)
             del numbers[name]
         return list(numbers)
+
+    def _remove_left(self, folder: Folder) -> None:
+        """Remove what crashes have left: drafts, and files of first epochs that came into no offset.
+
+        Such a file is the only one with its token. One that an offset of the checkpoint names stays, and so does
+        everything in a folder that is not a checkpoint's own. What cannot be removed does no harm.
+        """
+        with contextlib.suppress(Exception):
+            old_s = time.time() - _LEFT_S
+            written_s = folder.written_s()
+            lone = Counter(found[1] for name in written_s if (found := _FILE.fullmatch(name)))
+            lone.pop(self.token, None)
+            for name in [name for name, at_s in written_s.items() if at_s < old_s]:
+                found = _FILE.fullmatch(name)
+                if _DRAFT.fullmatch(name) or (found and lone[found[1]] == 1 and not self._is_named(name)):
+                    folder.remove(name)
+
+    def _is_named(self, name: str) -> bool:
+        """Does an offset of the checkpoint that has this folder name a file? Taken for yes where that is not known."""
+        if self._named is None:
+            root = above(self._place)
+            if root is None or _METADATA not in open_folder(root).names():
+                return True
+            offsets = open_folder(root, "offsets")
+            self._named = b"".join(map(offsets.read, offsets.names()))
+        return name.encode() in self._named
 
     # -- what was given up: Records -----------------------------------------------------------
 

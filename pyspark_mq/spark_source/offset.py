@@ -58,8 +58,8 @@ __all__ = ["VERSION", "OffsetCodec", "released"]
 #: What offsets of one queue are, without and with a file, and those of several.
 _INLINE, _IN_FILE, _SEVERAL = 1, 2, 3
 VERSION = _SEVERAL
-#: Fewer characters of IDs are in the offset itself: a trickle writes no files.
-_INLINE_CHARS_MAX = 200
+#: Lists of fewer characters are in the offset itself, with the names of several queues: a trickle writes no files.
+_INLINE_CHARS_MAX = 250
 #: What is in the file where there is one.
 _LISTS = ("planned", "carried", "until")
 #: Of fields that are no text.
@@ -124,9 +124,10 @@ class OffsetCodec:
         parts = position.parts
         lists = _lists(parts.get(self.name, Part())) if one else {"queues": [_entry(*item) for item in parts.items()]}
         size = sum(len(part.planned) + sum(map(len, part.carried)) for part in parts.values())
-        in_file = self.log is not None and size > _INLINE_CHARS_MAX
+        text = json.dumps(lists)
+        in_file = self.log is not None and len(text) > _INLINE_CHARS_MAX
         if self.log is not None and in_file:
-            file = self.log.write(position.epoch, json.dumps(lists).encode())
+            file = self.log.write(position.epoch, text.encode())
             lists = {"file": file, "folder": self.log.public_place, "size": size}
         version = (_IN_FILE if in_file else _INLINE) if one else _SEVERAL
         offset = {

@@ -158,6 +158,50 @@ def test_old_files_go_and_those_of_others_stay(place: str, tmp_path: Path, monke
     assert files(folder) == sorted([*names[-5:], other, "notes.txt"])
 
 
+def aged(folder: Path) -> None:
+    for file in folder.iterdir():
+        os.utime(file, (1_700_000_000, 1_700_000_000))
+
+
+def test_what_dead_first_runs_have_left_goes_after_a_day(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "my job"
+    folder, place = checkpoint / "mq-ids", str(checkpoint)
+    for number in range(30):
+        codec(checkpointLocation=place).encode(position(1, 100 + number))
+    kept = codec(checkpointLocation=place).encode(position(1))
+    (checkpoint / "offsets").mkdir()
+    (checkpoint / "offsets" / "0").write_text(f"v1\n{{}}\n{json.dumps(kept)}")
+    (folder / f".{kept['file']}.0123abcd").write_text("a draft")
+    (folder / ".synced.json.0123abcd").write_text("another")
+    (folder / ".notes.txt").write_text("mine")
+    aged(folder)
+    (folder / ".deadbeef-000000000001.json.0123abcd").write_text("a draft of this moment")
+    # It is no folder of a checkpoint as long as Spark has none there.
+    first = codec(checkpointLocation=place).encode(position(1, 300))["file"]
+    assert len(files(folder)) == 30 + 4
+    (checkpoint / "metadata").write_text('{"id":"x"}')
+    second = codec(checkpointLocation=place).encode(position(1, 400))["file"]
+    left = [first, second, kept["file"], ".notes.txt", ".deadbeef-000000000001.json.0123abcd"]
+    assert files(folder) == sorted(left)
+    assert codec(checkpointLocation=place).decode(through_spark(kept)).epoch == 1
+
+
+def test_a_folder_that_several_queries_share_loses_no_file_of_another(place: str, tmp_path: Path) -> None:
+    quiet = codec(place).encode(position())
+    aged(tmp_path / "below" / "ids")
+    codec(place).encode(position())
+    assert codec(place).decode(through_spark(quiet)).epoch == 7
+
+
+def test_an_offset_of_many_queues_stays_small(tmp_path: Path) -> None:
+    names = [f"queue-{number:03d}-of-a-department" for number in range(256)]
+    many = codec(tmp_path, queue=",".join(names))
+    planned = Position(7, {name: Part(encode_ids(["a"]) if name == names[3] else "") for name in names}, "rabbit@one")
+    offset = many.encode(planned)
+    assert len(json.dumps(offset)) < 500
+    assert many.decode(through_spark(offset)) == planned
+
+
 def test_a_new_checkpoint_over_an_old_folder_keeps_its_own_files(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
