@@ -8,7 +8,7 @@ from importlib import import_module
 from types import MappingProxyType
 
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
-from pyspark_mq.errors import MissingExtraError
+from pyspark_mq.errors import ConfigurationError, MissingExtraError
 from pyspark_mq.sources.connections.consumer import Consumer
 
 __all__ = ["CONSUMERS", "consumer_class"]
@@ -22,12 +22,16 @@ CONSUMERS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
     }
 )
 
+#: Modules of Python's own that Windows has not.
+_OF_UNIX = frozenset({"fcntl", "termios"})
+
 
 def consumer_class(protocol: str) -> type[Consumer]:
     """The consumer of a protocol; imports its client library.
 
     Raises:
         MissingExtraError: the library is not installed.
+        ConfigurationError: this system is none for it.
     """
     module, name, distribution = CONSUMERS[protocol]
     try:
@@ -35,6 +39,11 @@ def consumer_class(protocol: str) -> type[Consumer]:
     except ModuleNotFoundError as missing:
         if (missing.name or "").startswith("pyspark_mq"):
             raise
+        if missing.name in _OF_UNIX:
+            raise ConfigurationError(
+                f"pyspark-mq runs on Linux, and this is '{sys.platform}', which has no '{missing.name}'. Run the "
+                "driver in a container, in WSL, or on a cluster; see docs/installing.md"
+            ) from None
         # Clusters have several interpreters: it is this one that misses it.
         text = f"protocol '{protocol}' needs '{missing.name}'; run: {sys.executable} -m pip install '{distribution}'"
         raise MissingExtraError(text) from missing

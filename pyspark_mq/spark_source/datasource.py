@@ -42,7 +42,7 @@ class MqDataSource(DataSource):
     OptionError
         at ``load()``, if an option is unknown or has a value that cannot be used
     ConfigurationError
-        if it is made for ``CREATE TABLE``
+        if it is made for ``CREATE TABLE``; at ``load()`` on Windows
     MissingExtraError
         at ``load()``, if the client library of the protocol or of Redis is not installed
     """

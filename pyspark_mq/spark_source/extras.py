@@ -20,6 +20,8 @@ def check_installed(options: Options) -> None:
     ------
     MissingExtraError
         with the command that installs it
+    ConfigurationError
+        this system is none that the source runs on
     """
     consumer_class(options.settings.endpoint.protocol)
     if options.dedup_store != "checkpoint":

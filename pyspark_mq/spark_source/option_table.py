@@ -265,7 +265,7 @@ _TABLE = (
         _SIZE,
         "processes that hold the connections and decode, 1 to 64; with 1 the source's own process does. For drivers "
         "with cores to spare, see [operating](operating.md#receivers-in-processes). A process needs a connection: "
-        "never more than `consumers` are started",
+        "never more than `consumers` are started. More than 1 need Linux",
         default="1",
         kind=count(1, 64),
         sets="receivers",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Mapping
@@ -152,6 +153,9 @@ class _Parser:
         if not prefetch_is_shared:
             prefetch = self._value("prefetch", count(1, prefetch_max))
         receivers = self._value("receivers")
+        if receivers > 1 and not hasattr(os, "memfd_create"):
+            problem = f"{receivers} needs files in memory (memfd_create), which this Python on {sys.platform} has not"
+            raise OptionError("receivers", f"{problem}; leave it at 1")
         consumers = self._consumers(endpoint, receivers)
         if consumers > 1 and endpoint.topic is not None:
             endpoint = self._shared(endpoint, consumers)
@@ -184,6 +188,8 @@ class _Parser:
                 "'checkpointLocation' to the path that the writer has, and no 'idLog'. A store elsewhere has what it "
                 "has answered for",
             )
+        if settings.syncs and sys.platform != "linux":
+            raise OptionError("settleAfter", f"'synced' needs Linux, whose sync(2) waits; this is {sys.platform}")
         num_partitions = None if self._text("numPartitions") is None else self._value("numPartitions")
         return Options(
             settings,

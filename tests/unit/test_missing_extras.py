@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import pytest
 
-from pyspark_mq.errors import MissingExtraError
+from pyspark_mq.errors import ConfigurationError, MissingExtraError, OptionError
 from pyspark_mq.spark_source.datasource import MqDataSource
 
 RABBIT = {"broker": "rabbitmq", "queue": "orders"}
@@ -32,3 +33,33 @@ def test_told_at_load(
     with pytest.raises(MissingExtraError) as missing:
         MqDataSource({**RABBIT, **options})
     assert f"pip install '{extra}'" in str(missing.value)
+
+
+@pytest.mark.parametrize(
+    "options", [{"url": "amqp://a"}, {"url": "stomp://a"}, {"url": "amqp://a", "protocol": "amqp-1.0"}]
+)
+@pytest.mark.parametrize("module", ["fcntl", "termios"])
+def test_a_system_that_is_none_for_it_is_said_at_load(
+    monkeypatch: pytest.MonkeyPatch, module: str, options: dict[str, str]
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr(sys, "platform", "win32")
+    for name in [name for name in sys.modules if name.startswith("pyspark_mq.sources.")]:
+        if name.endswith((".session", ".socket_loop", ".connection", ".client")):
+            monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(ConfigurationError, match="runs on Linux, and this is 'win32'") as refused:
+        MqDataSource({**RABBIT, **options})
+    assert "pip" not in str(refused.value)
+
+
+def test_what_macos_has_not_is_refused_and_the_rest_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    monkeypatch.setattr(sys, "platform", "darwin")
+    given = {**RABBIT, "url": "amqp://a", "checkpointLocation": "/data/x"}
+    assert MqDataSource(given).schema()
+    with pytest.raises(OptionError, match=r"2 needs files in memory .* on darwin has not; leave it at 1") as refused:
+        MqDataSource({**given, "receivers": "2"})
+    assert refused.value.option == "receivers"
+    with pytest.raises(OptionError, match=r"'synced' needs Linux.* this is darwin") as refused:
+        MqDataSource({**given, "settleAfter": "synced"})
+    assert refused.value.option == "settleAfter"
