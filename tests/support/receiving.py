@@ -39,12 +39,12 @@ def receive(consumer: Consumer, count: int, longer_s: float = 0.0) -> list[Any]:
 
 
 def failure(consumer: type[Consumer], options: dict[str, str], *, opened: bool = False) -> str:
-    """Whatever is printed of the error that ends a receiver, which is tried for a second.
+    """Whatever is printed of the error that ends a receiver, which does not try for long.
 
     Args:
         opened: wait until a session has opened before.
     """
-    settings = parse_options({"connectTimeout": "1s", "reconnectTimeout": "1s", **options}).settings
+    settings = parse_options({"connectTimeout": "5s", "reconnectTimeout": "100ms", **options}).settings
     told, events = EventQueue(), list[Event]()
     begin = Begin(1, settings.endpoint, MessageIds.of(settings), keeps_unreadable=False, limits=Limits(10, 1e9))
     receiver = Receiver(begin, consumer, told, count(1), Threads())

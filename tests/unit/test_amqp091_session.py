@@ -216,24 +216,23 @@ def test_a_port_that_greets_in_another_way_is_an_error_in_words(
 
 
 #: A password as it is, and as URLs write it.
-SPELLINGS = ["s3cret/\u00e4 hush", "s3cret%2f%C3%a4+hush", "s3cret%2F%c3%A4%20hush", "%733cret/%C3%A4 hush"]
+SPELLINGS = "s3cret/\u00e4 hush s3cret%2f%C3%a4+hush s3cret%2F%c3%A4%20hush %733cret/%C3%A4 hush"
 LOGIN = {"username": "joe", "password": "s3cret/\u00e4 hush"}
 
 
-@pytest.mark.parametrize("words", SPELLINGS)
 def test_a_server_that_quotes_the_login_is_not_believed_to_keep_it(
-    words: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def closed(code: int) -> commands.Connection.Close:
-        return commands.Connection.Close(code, f"REFUSED - joe with {words}", 0, 0)
+        return commands.Connection.Close(code, f"REFUSED - joe with {SPELLINGS}", 0, 0)
 
     after = frame.marshal(closed(541), 0)
     with server(after) as number:
         options = {"broker": "rabbitmq", "url": f"amqp://127.0.0.1:{number}", "queue": "q", **LOGIN}
         said = failure(Amqp091Consumer, options, opened=True)
-        assert "REFUSED - joe with ***" in said
+        assert "REFUSED - joe with *** *** *** ***" in said
         assert "hush" not in said + caplog.text
-        missing = commands.Channel.Close(404, f"REFUSED - joe with {words}", 0, 0)
+        missing = commands.Channel.Close(404, f"REFUSED - joe with {SPELLINGS}", 0, 0)
         for said_to, answer in (
             (commands.Connection.StartOk, closed(403)),
             (commands.Connection.Open, closed(403)),
@@ -242,5 +241,5 @@ def test_a_server_that_quotes_the_login_is_not_believed_to_keep_it(
             with monkeypatch.context() as patched:
                 patched.setitem(ANSWERS, said_to, answer)
                 said = failure(Amqp091Consumer, options)
-            assert "REFUSED - joe with ***" in said
+            assert "REFUSED - joe with *** *** *** ***" in said
             assert "hush" not in said + caplog.text

@@ -152,22 +152,19 @@ def test_a_heart_beat_of_the_form_of_the_specification_is_taken(beats: bytes) ->
 
 
 #: A password as it is, and as URLs write it.
-SPELLINGS = ["s3cret/\u00e4 hush", "s3cret%2f%C3%a4+hush", "s3cret%2F%c3%A4%20hush", "%733cret/%C3%A4 hush"]
+SPELLINGS = "s3cret/\u00e4 hush s3cret%2f%C3%a4+hush s3cret%2F%c3%A4%20hush %733cret/%C3%A4 hush"
 LOGIN = {"username": "joe", "password": "s3cret/\u00e4 hush"}
 
 
-@pytest.mark.parametrize("words", SPELLINGS)
-def test_a_server_that_quotes_the_login_is_not_believed_to_keep_it(
-    words: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    error = f"ERROR\nmessage:Bad CONNECT\n\nlogin refused: joe {words}\n\0".encode()
+def test_a_server_that_quotes_the_login_is_not_believed_to_keep_it(caplog: pytest.LogCaptureFixture) -> None:
+    error = f"ERROR\nmessage:Bad CONNECT\n\nlogin refused: joe {SPELLINGS}\n\0".encode()
     with port(error) as opened:
         options = {"broker": "artemis", "url": f"stomp://127.0.0.1:{opened.number}", "queue": "q", **LOGIN}
         said = failure(StompConsumer, options)
-    assert "login refused: joe ***" in said
+    assert "login refused: joe *** *** *** ***" in said
     assert "hush" not in said + caplog.text
-    with server([f"ERROR\nmessage:gone\n\nof joe {words}\n\0".encode()]) as number:
+    with server([f"ERROR\nmessage:gone\n\nof joe {SPELLINGS}\n\0".encode()]) as number:
         options = {"broker": "activemq", "url": f"stomp://127.0.0.1:{number}", "queue": "q", **LOGIN}
         said = failure(StompConsumer, options, opened=True)
-    assert "of joe ***" in said + caplog.text
+    assert "of joe *** *** *** ***" in said + caplog.text
     assert "hush" not in said + caplog.text
