@@ -100,6 +100,7 @@ ARTEMIS = Broker(
         capabilities=("queue", "topic"),
         # An acceptance without settlement is taken and never answered (2.56).
         confirms=False,
+        settles_apart=True,
         counts_acquirers=False,
         # The UUID of the node, kept in its journal.
         names_itself=True,

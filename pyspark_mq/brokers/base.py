@@ -113,6 +113,7 @@ class Amqp10Dialect:
             broker has none.
         management_since: from which major version on it answers questions for a queue; None if it does not.
         management: address that answers such questions to those who may ask; empty if there is none.
+        settles_apart: may a delivery be settled after its acceptance was sent?
     """
 
     queue: str
@@ -127,6 +128,7 @@ class Amqp10Dialect:
     virtual_host: str = ""
     management_since: int | None = None
     management: str = ""
+    settles_apart: bool = False
 
     def queue_address(self, name: str, version: str) -> str:
         """Where a queue is in this version of the broker; an unknown version counts as an early one."""

@@ -32,9 +32,9 @@ __all__ = ["Handle", "Incoming"]
 #: A delivery, as a pointer of C.
 Handle = Any
 
-#: Outcomes that a sender may set by itself (AMQP 1.0, 3.4.4 and 3.4.5).
-_TAKEN_BACK = frozenset({int(Delivery.RELEASED), int(Delivery.MODIFIED)})
 _ACCEPTED, _REJECTED = int(Delivery.ACCEPTED), int(Delivery.REJECTED)
+#: States of a sender that agree with ours: it gave none, or the same.
+_AGREED = frozenset({0, _ACCEPTED})
 #: Larger messages get a buffer of their own.
 _BUFFER_BYTES = 64 << 10
 
@@ -120,5 +120,5 @@ class Incoming:
         return bool(lib.pn_delivery_settled(handle))
 
     def taken_back(self, handle: Handle) -> bool:
-        """Did the sender give it another outcome than we?"""
-        return lib.pn_delivery_remote_state(handle) in _TAKEN_BACK
+        """Whether the sender gave it an outcome other than `accepted` (3.4), before or after we accepted it."""
+        return lib.pn_delivery_remote_state(handle) not in _AGREED

@@ -9,9 +9,10 @@ Flow control is by link credit (AMQP 1.0, 2.6.7): each session has at most `wind
 deliveries, and its credit is topped up as they are settled. When too many bytes wait in the inbox
 deliveries are left in the transport, whose incoming window closes (2.5.6).
 
-An acceptance is confirmed when the broker settles the delivery (2.6.12). A broker that does not
-gets the acceptances settled, and the answer to a new link behind them is the confirmation: it
-says that they were processed, not that they are on disk.
+An acceptance is confirmed when the broker settles the delivery (2.6.12). Where a broker does not, the
+answer to a new link behind the acceptances is the confirmation: it says that they were processed, not
+that they are on disk. A delivery is settled here behind that, where the broker takes it apart, so that an
+outcome it gives meanwhile is seen. One other than `accepted` ends the session: its message comes again.
 """
 
 from __future__ import annotations
@@ -76,9 +77,9 @@ class Amqp10Consumer(Amqp10Connection):
         self._newest = 0
         self._requests: deque[tuple[int, deque[Handle]]] = deque()
         self._closing: deque[Link] = deque()
-        #: Settlements without a barrier yet; the barrier that is on its way, and those that it is for.
-        self._unconfirmed: list[int] = []
-        self._barrier: tuple[Link, list[int]] | None = None
+        #: Acknowledgements without a barrier yet; the barrier that is on its way, and those that it is for.
+        self._unconfirmed: list[tuple[int, list[Handle]]] = []
+        self._barrier: tuple[Link, list[tuple[int, list[Handle]]]] | None = None
 
     # -- opening
 
@@ -264,8 +265,10 @@ class Amqp10Consumer(Amqp10Connection):
         if self._dialect.confirms and handles:
             self._requests.append((number, deque(handles)))
             return
-        deliveries.settle(handles)
-        self._unconfirmed.append(number)
+        if not self._dialect.settles_apart:
+            self._settle(handles)
+            handles = []
+        self._unconfirmed.append((number, handles))
         self._raise_barrier()
 
     def _raise_barrier(self) -> None:
@@ -298,19 +301,22 @@ class Amqp10Consumer(Amqp10Connection):
         while self._requests:
             number, handles = self._requests[0]
             deliveries = self._deliveries
-            while handles and deliveries.settled(handles[0]):
-                deliveries.settle([handles.popleft()])
+            while handles and (deliveries.settled(handles[0]) or deliveries.taken_back(handles[0])):
+                if not self._settle([handles.popleft()]):
+                    return
             if handles:
                 break
             self._requests.popleft()
             self.on_confirmed(number)
         # A broker may refuse the link, as one more consumer than the queue takes. That is an answer, too.
         if self._barrier is not None and self._barrier[0].state & (Endpoint.REMOTE_ACTIVE | Endpoint.REMOTE_CLOSED):
-            link, numbers = self._barrier
+            link, acknowledged = self._barrier
             self._barrier = None
             link.close()
             self._closing.append(link)
-            for number in numbers:
+            for number, accepted in acknowledged:
+                if not self._settle(accepted):
+                    return
                 self.on_confirmed(number)
             self._raise_barrier()
         # Not before the broker has closed it too: proton keeps 2 kB of a link that was freed earlier. The plugin of
@@ -319,6 +325,16 @@ class Amqp10Consumer(Amqp10Connection):
             self._closing[0].state & Endpoint.REMOTE_CLOSED or len(self._closing) > _CLOSING_LINKS_MAX
         ):
             self._closing.popleft().free()
+
+    def _settle(self, accepted: Sequence[Handle]) -> bool:
+        """Settle what was accepted; False, with the end of the session, where the broker gave another outcome."""
+        deliveries = self._deliveries
+        if any(map(deliveries.taken_back, accepted)):
+            self._ended("the broker did not take an acknowledgement and keeps its message")
+            self._told = True
+            return False
+        deliveries.settle(accepted)
+        return True
 
     def reject(self, tags: Sequence[int]) -> None:
         """Outcome `rejected` (AMQP 1.0, 3.4.3)."""
