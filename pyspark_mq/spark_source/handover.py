@@ -25,6 +25,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from pyspark_mq.errors import MqError
+from pyspark_mq.sources.connections.parent import parent_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -196,7 +197,5 @@ def _ancestors() -> list[int]:
     """The parent of this process and the parent of that, as far as they are told."""
     found = [os.getppid()]
     for _ in range(_GENERATIONS - 1):
-        # pid (name) state ppid …: a name may have anything in it (proc(5)).
-        told = Path(f"/proc/{found[-1]}/stat").read_text("utf-8", "replace").rpartition(")")[2]
-        found.append(int(told.split()[1]))
+        found.append(parent_of(found[-1]))
     return found

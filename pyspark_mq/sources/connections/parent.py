@@ -1,35 +1,41 @@
 """Rule 11: this process must not outlive its JVM.
 
-Spark's worker process is a child of the JVM. When the JVM is killed, nobody tells the worker, and one that is blocked
-in a wait would keep the connection, and with it the unacknowledged messages, forever. So a thread of its own looks at
-the parent twice a second and ends the process when that has changed. (The kernel's parent-death signal is of no use: it
-fires when the *thread* that started the worker ends.)
+Spark's worker process is a child of the JVM, or of a script around Python (`PYSPARK_PYTHON`) that stays. When the
+JVM is killed, nobody tells the worker, and one that is blocked in a wait would keep the connection, and with it the
+unacknowledged messages, forever. So a thread of its own looks twice a second at the processes from its parent up to
+the JVM, and ends this one when the parent of any of them has changed. No further: whoever started the JVM may go.
+(The kernel's parent-death signal is of no use: it fires when the *thread* that started the worker ends.)
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
 
 from pyspark_mq.sources.runtime import begin_thread
 
-__all__ = ["watch_parent"]
+__all__ = ["parent_of", "watch_parent"]
 
 _PARENT_CHECK_S = 0.5
+#: The library that is a JVM, whatever program has loaded it.
+_JVM = "libjvm.so"
 
 
 def watch_parent(end: Callable[[], None] | None = None) -> threading.Thread:
-    """End this process, without any clean-up, soon after its parent has (rule 11).
+    """End this process, without any clean-up, soon after its parent or its JVM has (rule 11).
 
     Args:
         end: what to do instead of ending the process, for tests.
     """
-    parent = os.getppid()
+    parents = _up_to_the_jvm()
 
     def watch() -> None:
-        while os.getppid() == parent:
+        while _unchanged(parents):
             time.sleep(_PARENT_CHECK_S)
         if end is not None:
             end()
@@ -38,3 +44,41 @@ def watch_parent(end: Callable[[], None] | None = None) -> threading.Thread:
         os._exit(1)
 
     return begin_thread("pyspark-mq parent watch", watch, lambda _: os._exit(1))
+
+
+def parent_of(pid: int) -> int:
+    """The parent of a process, as Linux tells it.
+
+    Raises:
+        OSError: it is gone, or not told.
+    """
+    # pid (name) state ppid …: a name may have anything in it (proc(5)).
+    told = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2]
+    return int(told.split()[1])
+
+
+def _up_to_the_jvm() -> list[int]:
+    """The parent, its parent, and so on up to the JVM; the parent alone where no JVM is to be seen."""
+    parents = [os.getppid()]
+    with contextlib.suppress(OSError):
+        while not _is_jvm(parents[-1]):
+            parents.append(parent_of(parents[-1]))
+        return parents
+    return parents[:1]
+
+
+def _is_jvm(pid: int) -> bool:
+    with contextlib.suppress(OSError):  # another user's, such as sudo
+        return _JVM in Path(f"/proc/{pid}/maps").read_text("utf-8", "replace")
+    return False
+
+
+def _unchanged(parents: Sequence[int]) -> bool:
+    if os.getppid() != parents[0]:
+        return False
+    try:
+        return all(parent_of(low) == high for low, high in pairwise(parents))
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    except OSError:
+        return True  # no descriptor is left; the next look tells
