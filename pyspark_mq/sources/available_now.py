@@ -22,13 +22,21 @@ _QUIET_S = 3.0
 _CONFIRM_WAIT_S = 1.0
 #: A bounded run gives up what the broker reports and does not hand out: a paused queue, another active consumer.
 _WITHHELD_S = 60.0
+#: Messages of which nobody can tell how old they are come from a backlog no longer once so few came in a second, for so
+#: long, though there was room. A broker hands out what waits faster.
+_BACKLOG_PER_S = 100
+_TRICKLE_S = 30.0
+#: And no more of them are taken when a run has gone on for so long, however fast they come.
+_UNTOLD_MAX_S = 600.0
 
 
 class EndOfRun:
     """The end of a bounded run in one queue: what it held when the run began, as far as that can be known.
 
-    Where the broker does not report how much that is, the end is the first message with a
-    timestamp after that moment, or three seconds without any.
+    Where the broker reports how much that is, the run takes as many, and no fewer for what somebody else had been
+    handed and comes back meanwhile. Where it does not, the end is the first message with a timestamp after that moment,
+    or three seconds without any. What has no timestamp, or one from the future, says nothing of its age: it is taken
+    while a backlog flows, and no longer than ten minutes.
 
     Args:
         queue: of the queue; every receiver of it is connected.
@@ -42,14 +50,19 @@ class EndOfRun:
         self._coming_again_before = queue.coming_again
         ready = queue.ready_at_first
         self._wanted = math.inf if ready is None else ready
-        self._finished = False
+        self._finished = self._told = False
         self._settling_since_s: float | None = None
+        self._taken = 0
+        self._run_began_s = self._mark_s = runtime.monotonic_s()
+        self._mark_received = 0
         self.begin()
 
     def begin(self) -> None:
         """Spark asks for the next epoch: what the queue did not have before counts for nothing."""
         self._began_s = self._runtime.monotonic_s()
         self._empty_since_s: float | None = None
+        if self._queue.ledger.unacked + self._taken >= self._queue.window or self._queue.connections.paused:
+            self._mark()  # without room the pace was that of the epoch
 
     @property
     def left(self) -> float:
@@ -57,7 +70,17 @@ class EndOfRun:
         if self._finished:
             return 0
         # What was planned before a session ended comes once more and is dropped then: none of those.
-        return self._wanted + self._queue.coming_again - self._coming_again_before - self._done
+        return self._wanted + self._extra - self._done
+
+    @property
+    def _extra(self) -> int:
+        """What is done and was not ready when the run began: it came again, to this run or from somebody else."""
+        queue = self._queue
+        flagged, returned = queue.counters().redelivered, queue.ledger.counters.returned
+        # No more than a former process may have held: of a consumer that gives all back, nothing else would count.
+        held = queue.settings.prefetch * queue.settings.consumers
+        from_others = min(held, max(0, flagged - queue.coming_again - returned))
+        return queue.coming_again - self._coming_again_before + from_others
 
     @property
     def _done(self) -> int:
@@ -83,21 +106,47 @@ class EndOfRun:
 
     def reached(self) -> None:
         """There is no more to be had."""
-        self._wanted = self._done - (self._queue.coming_again - self._coming_again_before)
+        self._wanted = self._done - self._extra
 
     def fitting(self, size: int) -> int:
         """How many of the first `size` buffered messages belong to the run."""
         left = self.left
         if left < math.inf:
             return min(size, max(0, int(left)))
-        now_us = self._runtime.utc_us()
+        now_us, untold = self._runtime.utc_us(), self._takes_untold()
         stamps = values_of(list(self._queue.ledger.received.oldest(size)), "timestamp")
-        # One from the future says nothing but that somebody's clock is wrong.
-        old = sum(1 for _ in takewhile(lambda stamp: stamp is None or not self._since_us < stamp <= now_us, stamps))
-        if old < size:
+
+        def belongs(stamp: int | None) -> bool:
+            # One from the future says nothing but that somebody's clock is wrong.
+            known = stamp is not None and stamp <= now_us
+            return stamp <= self._since_us if known else untold  # type: ignore[operator]
+
+        self._taken = sum(1 for _ in takewhile(belongs, stamps))
+        if self._taken < size:
             self.reached()
-            self._wanted += old
-        return old
+            self._wanted += self._taken
+        return self._taken
+
+    def _mark(self) -> None:
+        self._mark_s, self._mark_received = self._runtime.monotonic_s(), self._queue.ledger.counters.received
+
+    def _takes_untold(self) -> bool:
+        """Whether messages of unknown age may still be from before the run."""
+        now_s, received = self._runtime.monotonic_s(), self._queue.ledger.counters.received
+        watched_s = now_s - self._mark_s
+        trickles = watched_s >= _TRICKLE_S and received - self._mark_received < _BACKLOG_PER_S * watched_s
+        if not trickles and now_s - self._run_began_s < _UNTOLD_MAX_S:
+            if watched_s >= _TRICKLE_S:
+                self._mark()
+            return True
+        if not self._told:
+            self._told = True
+            _LOG.warning(
+                "%s: the broker does not report how many messages wait, and those that come have no timestamp or one "
+                "from the future; after %.0f s the run takes no more of them, and what is left is for the next",
+                self._queue.destination, now_s - self._run_began_s,
+            )  # fmt: skip
+        return False
 
     def look(self) -> None:
         """Nothing is buffered: has the queue been read to its end, as somebody else took the rest?"""

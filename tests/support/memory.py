@@ -75,6 +75,7 @@ class Weather:
         link_rate: messages that arrive in a second; the others are on their way, and so is what the broker answers
             behind them.
         flags: are all deliveries flagged as redelivered, or none? None for those that are.
+        ahead_s: how far the clock of producers is ahead; None if messages have no timestamp.
     """
 
     acks_s: float = 0.0
@@ -90,6 +91,7 @@ class Weather:
     rate: float = float("inf")
     link_rate: float = float("inf")
     flags: bool | None = None
+    ahead_s: float | None = 0.0
 
 
 @dataclass(eq=False)
@@ -101,7 +103,7 @@ class Message:
     body: bytes
     headers: Mapping[str, str | None] = field(default_factory=dict)
     priority: int = 0
-    published_us: int = 0
+    published_us: int | None = 0
     expires_s: float = float("inf")
     deliveries: int = 0
     available_s: float = 0.0
@@ -218,7 +220,8 @@ class MemoryQueue:
     ) -> None:
         now = self.broker.now_s
         message = Message(next(self._numbers), id, body, headers or {}, priority)
-        message.published_us = self.broker.runtime.utc_us()
+        ahead_s = self.weather.ahead_s
+        message.published_us = None if ahead_s is None else self.broker.runtime.utc_us() + int(ahead_s * 1e6)
         message.rank = message.number
         if expires_s is not None:
             message.expires_s = now + expires_s

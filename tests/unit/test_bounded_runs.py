@@ -139,3 +139,53 @@ def test_a_run_of_one_epoch_gets_on_after_the_prefetch_was_lowered() -> None:
     scene.query.settings = replace(scene.query.settings, prefetch=100)
     assert all(scene.query.trigger_once() for _ in range(3))
     scene.assert_exactly_once()
+
+
+def test_what_another_consumer_gives_back_during_a_run_takes_nobody_s_place() -> None:
+    scene = Scene(max_messages=20, prefetch=40)
+    scene.publish(40)
+    scene.queue.take_away(40)
+    there = scene.publish(200)
+    scene.queue.weather.rate = 100.0
+    scene.world.at(0.5, scene.queue.bring_back)
+    for number in range(300):
+        scene.world.at(0.1 * number, lambda: scene.publish(1))
+    scene.query.run_available()
+    assert set(there) <= set(scene.query.emitted)
+    # It ends with about as many as there were, though it is written to.
+    assert len(scene.query.emitted) <= 300
+    scene.world.cancel()
+
+
+@pytest.mark.parametrize("ahead_s", [1.0, 3_600.0, None])
+@pytest.mark.parametrize("rate", [2, 20])
+def test_a_run_ends_though_a_producer_whose_clock_is_ahead_goes_on(ahead_s: float | None, rate: int) -> None:
+    scene = Scene(max_messages=1_000, prefetch=2_000)
+    scene.queue.weather.tells_depth, scene.queue.weather.ahead_s = False, ahead_s
+    scene.publish(5_000)
+    for number in range(100 * rate):
+        scene.world.at(number / rate, lambda: scene.publish(1))
+    began_s = scene.world.now_s
+    assert scene.query.run_available() >= 5_000
+    assert scene.world.now_s - began_s < 60
+    scene.world.cancel()
+
+
+def test_a_run_ends_however_fast_messages_without_a_timestamp_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyspark_mq.sources.available_now._UNTOLD_MAX_S", 40.0)
+    scene = Scene(max_messages=1_000, prefetch=2_000)
+    scene.queue.weather.tells_depth, scene.queue.weather.ahead_s = False, None
+    for number in range(400):
+        scene.world.at(number / 5, lambda: scene.publish(50))
+    began_s = scene.world.now_s
+    scene.query.run_available()
+    assert 40 <= scene.world.now_s - began_s < 60
+    scene.world.cancel()
+
+
+def test_a_backlog_without_timestamps_is_read_to_its_end_also_by_slow_batches() -> None:
+    scene = Scene(max_messages=100, prefetch=200)
+    scene.queue.weather.tells_depth, scene.queue.weather.ahead_s = False, None
+    scene.publish(2_000)
+    scene.query.between = lambda: scene.world.let_pass(20.0)
+    assert scene.query.run_available() == 2_000
