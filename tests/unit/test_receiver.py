@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
 from itertools import count
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -56,12 +58,12 @@ class Scene:
 
 
 class Talkative(MemoryConsumer):
-    """Its broker ends each session with the same words as soon as something was handed out."""
+    """Its broker ends each session for a reason as soon as something was handed out, and names what it is about."""
 
     def run(self, timeout_s: float) -> None:
         super().run(timeout_s)
         if self.inbox:
-            raise SessionLostError(f"message {self.session} cannot be sent", told=True)
+            raise SessionLostError(f"{uuid4()}: a message cannot be sent to {secrets.token_urlsafe(8)}", told=True)
 
 
 def test_a_session_opens_and_its_end_is_told() -> None:
@@ -119,7 +121,7 @@ def test_there_is_no_reconnect_without_a_rest_behind_a_good_session_either() -> 
     assert len(scene.of(Opened)) == 2
 
 
-def test_the_same_words_again_and_again_end_the_query_and_are_shown() -> None:
+def test_a_broker_that_ends_one_session_after_another_ends_the_query_and_is_quoted() -> None:
     scene = Scene(Talkative)
     scene.queue.publish(b"x", "a")
     scene.receiver.start()

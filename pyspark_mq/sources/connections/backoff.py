@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 
 from pyspark_mq.errors import BrokerError, BrokerUnavailableError, MqError
 from pyspark_mq.sources.connections.consumer import SessionLostError
@@ -21,10 +20,9 @@ _BACKOFF_LAST_S = 5.0
 #: Behind a session that was good: long enough not to spin, and no more, as what a rest takes is missing where the
 #: connection breaks again and again.
 _GOOD_REST_S = 0.02
-#: Sessions that end with the same words and nothing confirmed, in a row. Half the delivery limit of
+#: Sessions that the broker ends for a reason, with nothing confirmed, in a row. Half the delivery limit of
 #: quorum queues in RabbitMQ 4 (20), and of Artemis (10) all but one: it also counts deliveries before ours.
-_SAME_ENDS_MAX = 9
-_DIGITS = re.compile(r"[0-9]+")
+_ENDS_MAX = 9
 
 
 class Backoff:
@@ -32,7 +30,8 @@ class Backoff:
 
     Rule 13: a session was good when something was confirmed in it. Whatever opens, hands messages out
     and ends again ages everything it was handed (delivery limits), so there is a rest before the next,
-    a longer one each time; and what ends session after session with the same words becomes an error.
+    a longer one each time; and where the broker ends session after session that becomes an error. Its words are not
+    compared: they name connections, sessions and processes of its own.
     """
 
     def __init__(self, endpoint: Endpoint, runtime: Runtime) -> None:
@@ -40,7 +39,6 @@ class Backoff:
         self._runtime = runtime
         self._since_s: float | None = None
         self._next_s = _BACKOFF_FIRST_S
-        self._end = ""
         self._ends = 0
         #: No session was ever opened.
         self.first = True
@@ -52,7 +50,7 @@ class Backoff:
 
     def over(self) -> None:
         """A session was good."""
-        self._end, self._ends = "", 0
+        self._ends = 0
 
     def first_s(self) -> float:
         """The shortest rest, behind a session that was good, or no worse than long: what was before counts no more.
@@ -95,18 +93,16 @@ class Backoff:
         of the next.
 
         Raises:
-            BrokerError: it has said the same again and again.
+            BrokerError: it has ended too many, one after another.
         """
         if not problem.told:
             return
-        end = _DIGITS.sub("", str(problem))
-        self._ends = self._ends + 1 if end == self._end else 1
-        self._end = end
-        if self._ends >= _SAME_ENDS_MAX:
+        self._ends += 1
+        if self._ends >= _ENDS_MAX:
             raise BrokerError(
                 f"{self._endpoint.destination}: {self._ends} sessions in a row were handed messages, had nothing "
-                f"confirmed, and ended the same way: {problem}. Nothing is lost: the messages stay in the queue. But "
-                "each end of a session counts towards delivery limits, so the query stops here"
+                f"confirmed, and were ended by the broker, the last with: {problem}. Nothing is lost: the messages "
+                "stay in the queue. But each end of a session counts towards delivery limits, so the query stops here"
             ) from problem
 
 
