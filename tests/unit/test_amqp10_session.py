@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from proton import Delivery
+from proton import Condition, Connection, Delivery
 
 from pyspark_mq.brokers import BROKERS
+from pyspark_mq.errors import BrokerUnavailableError
 from pyspark_mq.sources.amqp10.session import Amqp10Consumer
 from pyspark_mq.sources.connections.consumer import SessionLostError, drained
 from pyspark_mq.spark_source.options import parse_options
@@ -107,4 +108,34 @@ def test_what_the_broker_took_back_before_it_was_acknowledged_is_not_confirmed(b
         with pytest.raises(SessionLostError, match="did not take an acknowledgement"):
             turns(session, lambda: False, 2)
         assert confirmed == []
+        session.close()
+
+
+@pytest.mark.parametrize("key", [("a", "list"), b"binary", b"\xff", ((), ("b",))])
+def test_a_broker_that_says_odd_things_of_itself_ends_the_session_and_not_the_query(key: Any) -> None:
+    def say_so(connection: Connection) -> None:
+        connection.properties = {key: "x", "product": "peer"}  # type: ignore[dict-item]
+
+    with peer(["a"], prepare=say_so) as at:
+        session = consumer("artemis", at)
+        with pytest.raises(BrokerUnavailableError, match="cannot be read"):
+            session.open(session.endpoint.urls[0], 5)
+        session.close()
+
+
+@pytest.mark.parametrize("of", ["link", "session", "connection"])
+@pytest.mark.parametrize("key", [("a", "list"), b"binary", b"\xff", ((), ("b",))])
+def test_odd_details_of_why_a_session_ends_end_that_and_not_the_query(key: Any, of: str) -> None:
+    def close(delivery: Delivery) -> None:
+        ended = {"link": delivery.link, "session": delivery.session, "connection": delivery.connection}[of]
+        assert ended is not None
+        ended.condition = Condition("amqp:internal-error", "why", {key: "x"})
+        ended.close()
+
+    with peer(["a"], close) as at:
+        session = consumer("activemq", at)
+        received(session, 1)
+        session.acknowledge(1, 1, ())
+        with pytest.raises(SessionLostError, match=r"why|cannot be read"):
+            turns(session, lambda: False, 3)
         session.close()

@@ -24,7 +24,7 @@ from pyspark_mq.sources.connections.consumer import Consumer, SessionLostError
 from pyspark_mq.sources.connections.socket_loop import SocketLoop, dial_error
 from pyspark_mq.sources.url import BrokerUrl
 
-__all__ = ["UNREADABLE", "Amqp10Connection"]
+__all__ = ["UNREADABLE", "UNREADABLE_ERRORS", "Amqp10Connection"]
 
 #: Small frames make the incoming window, which counts frames, a fine measure of bytes.
 _FRAME_BYTES = 16 << 10
@@ -35,8 +35,10 @@ _LITTLE_BYTES = 4 << 10
 _SHORTLY_S = 0.005
 _GATHER_S = 0.002
 _CLOSE_TIMEOUT_S = 1.0
-#: Names and texts of AMQP 1.0 are UTF-8 (1.6.20), which the client library decodes when they are asked for.
+#: What a broker says of itself is made into objects when it is asked for: texts, which are UTF-8 (1.6.20), and maps,
+#: whose keys are symbols (2.8.12). Others may be no keys of a dictionary.
 UNREADABLE = "what the broker says of itself cannot be read"
+UNREADABLE_ERRORS = (ProtonException, TypeError, ValueError, OverflowError, RecursionError)
 
 
 class Amqp10Connection(Consumer):
@@ -122,7 +124,7 @@ class Amqp10Connection(Consumer):
         for place in (self._link, self._session, self._proton):
             try:
                 condition = place.remote_condition if place is not None else None
-            except (UnicodeDecodeError, ProtonException) as unreadable:
+            except UNREADABLE_ERRORS as unreadable:
                 return "amqp:decode-error", f"{UNREADABLE} ({unreadable})"
             if condition is not None:
                 return str(condition.name), str(condition.description or "")

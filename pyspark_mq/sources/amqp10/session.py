@@ -39,7 +39,7 @@ from proton import (
 
 from pyspark_mq.brokers.facts import of_rabbitmq, version_of
 from pyspark_mq.errors import BrokerUnavailableError
-from pyspark_mq.sources.amqp10.connection import UNREADABLE, Amqp10Connection
+from pyspark_mq.sources.amqp10.connection import UNREADABLE, UNREADABLE_ERRORS, Amqp10Connection
 from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder, UnreadableRaw
 from pyspark_mq.sources.amqp10.depth import ManagementLinks, QueueInfo
 from pyspark_mq.sources.amqp10.errors import SPEAKS
@@ -94,7 +94,7 @@ class Amqp10Consumer(Amqp10Connection):
             self._until(self._attached, deadline)
             info = self._ask_queue(deadline)
             broker_id = self._proton.remote_container if self._dialect.names_itself else None
-        except (UnicodeDecodeError, ProtonException) as unreadable:
+        except UNREADABLE_ERRORS as unreadable:
             raise BrokerUnavailableError(f"{url}: {UNREADABLE} ({unreadable})") from None
         except SessionLostError:
             raise self._open_error(url) from None
