@@ -68,7 +68,7 @@ class SocketLoop:
             RefusedError: TLS was refused.
         """
         try:
-            connected = socket.create_connection((url.host, url.port), _left_s(deadline))
+            connected = _connect(url.host, url.port, deadline)
             try:
                 connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if url.tls:
@@ -157,6 +157,28 @@ class SocketLoop:
             if opened is not None:
                 opened.close()
         self._socket = None
+
+
+def _connect(host: str, port: int, deadline: float) -> socket.socket:
+    """A connection to the first address of a host that answers. They share the time that is left: one that swallows
+    everything leaves the others their part.
+
+    Raises:
+        OSError: none does; that of the last one.
+    """
+    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    failed = OSError(f"{host} has no address")
+    for place, (family, kind, protocol, _, address) in enumerate(addresses):
+        attempt = socket.socket(family, kind, protocol)
+        try:
+            attempt.settimeout(_left_s(deadline) / (len(addresses) - place))
+            attempt.connect(address)
+        except OSError as error:
+            attempt.close()
+            failed = error
+        else:
+            return attempt
+    raise failed
 
 
 def unread_bytes(descriptor: int) -> int:

@@ -1,0 +1,70 @@
+"""Dialling a host that has several addresses, of which some swallow everything."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pyspark_mq.errors import BrokerUnavailableError
+from pyspark_mq.sources.connections.socket_loop import SocketLoop
+from pyspark_mq.spark_source.options import parse_options
+
+TIMEOUT_S = 1.0
+
+
+@pytest.fixture
+def deaf() -> Iterator[int]:
+    """A port whose backlog is full: the kernel answers nobody."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(0)
+        waiting = []
+        while len(waiting) < 50:
+            one = socket.socket()
+            one.settimeout(0.2)
+            waiting.append(one)
+            try:
+                one.connect(listening.getsockname())
+            except TimeoutError:
+                break
+        yield listening.getsockname()[1]
+        for one in waiting:
+            one.close()
+
+
+def dial(monkeypatch: pytest.MonkeyPatch, ports: list[int]) -> SocketLoop:
+    """Dial a host whose addresses, as the resolver tells them, are these ports."""
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port)) for port in ports]
+
+    def resolve(*_: Any, **__: Any) -> list[Any]:
+        return found
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    endpoint = parse_options(
+        {"broker": "artemis", "url": "stomp://broker.example:61613", "queue": "q"}
+    ).settings.endpoint
+    loop = SocketLoop()
+    try:
+        loop.dial(endpoint.urls[0], endpoint, time.monotonic() + TIMEOUT_S, "STOMP")
+    except BaseException:
+        loop.close()
+        raise
+    return loop
+
+
+def test_all_addresses_of_a_host_share_one_connect_timeout(deaf: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    began_s = time.monotonic()
+    with pytest.raises(BrokerUnavailableError, match="no answer in time"):
+        dial(monkeypatch, [deaf] * 5)
+    assert time.monotonic() - began_s < 2.5 * TIMEOUT_S
+
+
+def test_an_address_that_answers_is_found_behind_one_that_does_not(deaf: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        loop = dial(monkeypatch, [deaf, server.getsockname()[1]])
+        assert loop.connected
+        loop.close()
