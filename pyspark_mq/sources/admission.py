@@ -390,6 +390,8 @@ class Admission:
         ):
             self._waiting_since_s = None
             return True
+        for queue in self._queues:
+            queue.connections.refresh_depth()
         self._queues.wait(IDLE_WAIT_S)
         return False
 

@@ -76,6 +76,7 @@ class Weather:
             behind them.
         flags: are all deliveries flagged as redelivered, or none? None for those that are.
         ahead_s: how far the clock of producers is ahead; None if messages have no timestamp.
+        single_active: does one consumer get all messages, and the others wait?
     """
 
     acks_s: float = 0.0
@@ -92,6 +93,7 @@ class Weather:
     link_rate: float = float("inf")
     flags: bool | None = None
     ahead_s: float | None = 0.0
+    single_active: bool = False
 
 
 @dataclass(eq=False)
@@ -365,9 +367,10 @@ class MemoryQueue:
         self._may_hand_out = min(self._may_hand_out, 1.0) + self.weather.rate * max(now - self._turn_s, 1e-9)
         self._turn_s = now
         while self._ready and self._may_hand_out >= 1:
-            open_ = [
-                session for session in self.sessions if not session.cancelled and len(session.unacked) < session.window
-            ]
+            served = [session for session in self.sessions if not session.cancelled and session.window]
+            if self.weather.single_active:
+                served = served[:1]
+            open_ = [session for session in served if len(session.unacked) < session.window]
             if not open_:
                 break
             entry = heapq.heappop(self._ready)

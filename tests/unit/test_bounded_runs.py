@@ -68,6 +68,31 @@ def test_minimum_and_a_full_window_do_not_wait_for_each_other() -> None:
     scene.assert_exactly_once()
 
 
+@pytest.mark.parametrize("tells_depth", [True, False])
+def test_a_minimum_above_the_window_of_a_single_active_consumer_is_not_waited_for(tells_depth: bool) -> None:
+    scene = Scene(max_messages=500, prefetch=60, consumers=3, min_messages=150, max_delay_s=900.0)
+    scene.queue.weather.single_active, scene.queue.weather.tells_depth = True, tells_depth
+    for _ in range(10):
+        scene.world.at(1.0, lambda: scene.publish(61))
+        began_s = scene.world.now_s
+        expected = len(scene.query.emitted) + 60
+        while len(scene.query.emitted) < expected:
+            scene.query.trigger()
+            assert scene.world.now_s - began_s < 20
+
+
+def test_a_minimum_is_waited_for_while_other_consumers_of_the_query_have_room() -> None:
+    scene = Scene(max_messages=500, prefetch=60, consumers=3, min_messages=150, max_delay_s=900.0)
+    scene.publish(100)
+    began_s = scene.world.now_s
+    while not scene.query.emitted:
+        scene.world.at(1.0, lambda: scene.publish(1))
+        scene.query.trigger()
+        scene.world.let_pass(1.0)
+        assert scene.world.now_s - began_s < 100
+    assert len(scene.query.emitted) >= 150
+
+
 def test_a_backlog_in_one_of_two_queues_does_not_wait_for_the_other() -> None:
     world = World()
     broker = MemoryBroker(world.process())

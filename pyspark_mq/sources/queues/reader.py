@@ -302,9 +302,14 @@ class QueueReader:
 
     @property
     def blocked(self) -> bool:
-        """Is every window taken?"""
-        windows = self.connections.windows.items()
-        return bool(windows) and all(self._unacked_in(session) >= window for session, window in windows)
+        """Can nothing come any more? Every window is taken, or some are, something may wait, and no other session has
+        ever been handed anything: beside a single active consumer the others get nothing.
+        """
+        windows, received = self.connections.windows, self._deliveries.received_in
+        taken = {session for session, window in windows.items() if self._unacked_in(session) >= window}
+        others = windows.keys() - taken
+        waits = all(self.connections.depths())
+        return bool(taken) and (not others or (waits and not any(received[session].taken for session in others)))
 
     @property
     def _slow_start(self) -> int:
