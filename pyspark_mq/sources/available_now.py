@@ -164,7 +164,9 @@ class EndOfRun:
             return
         if now_s - max(queue.last_sign_s, self._began_s) > _WITHHELD_S:
             _LOG.warning(
-                "%s: the broker reports messages and has handed out none for %.0f s; the run ends without them",
-                queue.destination, _WITHHELD_S,
+                "%s: the broker reports messages and has handed out none for %.0f s; the run ends without them. It "
+                "reports %d other consumer(s): one that is exclusive, or the single active one, gets all. Or the queue "
+                "is paused, or its messages are meant for another consumer",
+                queue.destination, _WITHHELD_S, queue.connections.other_consumers,
             )  # fmt: skip
             self.reached()

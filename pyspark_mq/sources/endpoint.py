@@ -11,10 +11,10 @@ from pathlib import Path
 from pyspark_mq.brokers import Broker, broker_of
 from pyspark_mq.brokers.base import STOMP
 from pyspark_mq.brokers.hosted import hosted_by
-from pyspark_mq.errors import OptionError, RefusedError, hide_in
+from pyspark_mq.errors import DestinationError, OptionError, RefusedError, hide_in
 from pyspark_mq.sources.url import CONTROL, BrokerUrl, hide
 
-__all__ = ["FILES", "Endpoint", "Tls", "tls_error"]
+__all__ = ["FILES", "Endpoint", "Tls", "exclusive_error", "tls_error"]
 
 #: Options that name files which are read at each connection. One that is being replaced is away for a moment.
 FILES = frozenset({"passwordFile", "tls.caFile", "tls.certFile"})
@@ -194,3 +194,18 @@ def _secret_in(file: str) -> str:
         how = "holds more than one line, or control characters" if secret else "is empty"
         raise OptionError("passwordFile", f"{file!r} {how}: put the password, or the token, into it and nothing else")
     return secret
+
+
+def exclusive_error(reason: str, url: BrokerUrl, endpoint: Endpoint) -> DestinationError | None:
+    """The error where a queue is somebody else's alone; None if that is not the reason.
+
+    No session of this package is exclusive, so it is no former one of ours, and waiting is of no use. RabbitMQ says
+    this in the same words over each protocol (3.10, 4.3).
+    """
+    if "exclusive use" in reason:
+        what = "has an exclusive consumer elsewhere, and hands out nothing to others; end that consumer"
+    elif "exclusive access" in reason:
+        what = "is exclusive: only the connection that declared it may read it; declare it without 'exclusive'"
+    else:
+        return None
+    return DestinationError(f"{endpoint.destination} at {url} {what}, or correct the option ({reason})")

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
+import pika
 import pytest
 
 from pyspark_mq.brokers import BROKERS
@@ -219,3 +220,32 @@ def test_a_queue_that_does_not_exist_is_named_where_the_broker_makes_none(cell: 
     error = refusal(cell, queue="nowhere")
     assert isinstance(error, DestinationError)
     assert "queue 'nowhere'" in str(error)
+
+
+@contextmanager
+def exclusive(cell: LiveCell, what: str) -> Iterator[str]:
+    """A queue that is another connection's alone, or has an exclusive consumer there; its name."""
+    connection = pika.BlockingConnection(pika.URLParameters(cell.node.url(AMQP_0_9_1)))
+    try:
+        channel = connection.channel()
+        queue = f"exclusive-{cell.queue}"
+        channel.queue_declare(queue, exclusive=what == "queue")
+        if what == "consumer":
+            channel.basic_consume(queue, lambda *_: None, exclusive=True)
+        yield queue
+        channel.queue_delete(queue)
+    finally:
+        connection.close()
+
+
+@pytest.mark.law("missing queues")
+@pytest.mark.parametrize("what", ["queue", "consumer"])
+def test_a_queue_that_is_somebody_else_s_alone_is_refused_at_once(cell: LiveCell, what: str) -> None:
+    if cell.cell.broker != "rabbitmq":
+        pytest.skip("has no exclusive queues, and does not tell of an exclusive consumer")
+    words = {"queue": "only the connection that declared it", "consumer": "has an exclusive consumer elsewhere"}
+    with exclusive(cell, what) as queue:
+        error = refusal(cell, queue=queue)
+        assert isinstance(error, DestinationError)
+        assert words[what] in str(error)
+        assert queue in str(error)

@@ -214,3 +214,16 @@ def test_a_backlog_without_timestamps_is_read_to_its_end_also_by_slow_batches() 
     scene.publish(2_000)
     scene.query.between = lambda: scene.world.let_pass(20.0)
     assert scene.query.run_available() == 2_000
+
+
+def test_a_run_that_is_handed_nothing_of_what_waits_says_so_and_names_the_other_consumer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    scene = Scene()
+    scene.publish(30)
+    scene.queue.take_away(10)
+    scene.queue.weather.rate = 0.0
+    with caplog.at_level("WARNING"):
+        assert scene.query.run_available() == 0
+    assert "the broker reports messages and has handed out none for 60 s" in caplog.text
+    assert "1 other consumer(s)" in caplog.text

@@ -17,7 +17,7 @@ from pika.exceptions import (
 )
 
 from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MqError, RefusedError
-from pyspark_mq.sources.endpoint import Endpoint, tls_error
+from pyspark_mq.sources.endpoint import Endpoint, exclusive_error, tls_error
 from pyspark_mq.sources.url import BrokerUrl
 
 __all__ = ["connect_error", "handshake_hint", "queue_error", "reason_of", "was_told"]
@@ -103,6 +103,9 @@ def queue_error(error: object, url: BrokerUrl, endpoint: Endpoint) -> MqError:
     """The error of this package for a channel that ended while looking for the queue."""
     destination = endpoint.destination
     reason = reason_of(error)
+    exclusive = exclusive_error(reason, url, endpoint)
+    if exclusive is not None:
+        return exclusive
     for cause in _causes(error):
         if not isinstance(cause, ChannelClosedByBroker):
             continue
@@ -112,9 +115,7 @@ def queue_error(error: object, url: BrokerUrl, endpoint: Endpoint) -> MqError:
                 f"declare it first, or correct the option ({reason})"
             )
         if cause.reply_code == 403:
-            return DestinationError(
-                f"{destination} at {url} is not for this user or is in exclusive use by another consumer ({reason})"
-            )
+            return DestinationError(f"{destination} at {url} is not for this user ({reason})")
         if cause.reply_code == 406:
             return DestinationError(
                 f"{destination} at {url} exists with other properties; delete it or use "

@@ -34,6 +34,7 @@ from pyspark_mq.sources.amqp091.frames import FrameError, Raw
 from pyspark_mq.sources.amqp091.properties import check, unreadable
 from pyspark_mq.sources.connections.consumer import Consumer, Greeting, QueueDepth, SessionLostError
 from pyspark_mq.sources.connections.decoder import Decoder
+from pyspark_mq.sources.endpoint import exclusive_error
 from pyspark_mq.sources.url import BrokerUrl
 
 __all__ = ["Amqp091Consumer"]
@@ -69,11 +70,13 @@ class Amqp091Consumer(Consumer):
         #: Acknowledgements without a barrier yet; those that the barrier under way is for, None if there is none.
         self._unconfirmed: list[int] = []
         self._confirming: list[int] | None = None
+        self._url: BrokerUrl | None = None
 
     # -- opening
 
     def open(self, url: BrokerUrl, timeout_s: float) -> Greeting:
         deadline = time.monotonic() + timeout_s
+        self._url = url
         opened = Answer(self._loop)
         self._pika = Connection(
             self._parameters(url, timeout_s),
@@ -310,6 +313,10 @@ class Amqp091Consumer(Consumer):
             return
         if isinstance(self._end, MessageError):
             raise self._end
+        # Whether a consumer elsewhere has the queue for itself is told to who begins to consume.
+        exclusive = self._url and exclusive_error(reason_of(self._end), self._url, self.endpoint)
+        if exclusive:
+            raise exclusive
         raise SessionLostError(reason_of(self._end), told=was_told(self._end))
 
     def _ended(self, error: object) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MqError, OptionError, RefusedError
 from pyspark_mq.sources.connections.socket_loop import hint
-from pyspark_mq.sources.endpoint import Endpoint
+from pyspark_mq.sources.endpoint import Endpoint, exclusive_error
 from pyspark_mq.sources.url import BrokerUrl
 
 __all__ = ["SPEAKS", "open_error"]
@@ -53,6 +53,9 @@ def open_error(condition: tuple[str, str], url: BrokerUrl, endpoint: Endpoint, *
 def _link_error(name: str, description: str, url: BrokerUrl, endpoint: Endpoint) -> MqError:
     """The error of this package for a queue or topic that was refused."""
     destination, reason = endpoint.destination, _reason(name, description)
+    exclusive = exclusive_error(reason, url, endpoint)
+    if exclusive is not None:
+        return exclusive
     if name == "amqp:resource-locked" or any(words in description.lower() for words in _IN_USE):
         # May be our own former connection, of which the broker has not noticed the end.
         return BrokerUnavailableError(

@@ -14,7 +14,7 @@ from pyspark_mq.errors import (
     RefusedError,
 )
 from pyspark_mq.sources.connections.consumer import SessionLostError
-from pyspark_mq.sources.endpoint import Endpoint
+from pyspark_mq.sources.endpoint import Endpoint, exclusive_error
 from pyspark_mq.sources.stomp.headers import as_text
 from pyspark_mq.sources.url import BrokerUrl
 
@@ -93,6 +93,9 @@ def subscribe_error(reason: str, url: BrokerUrl, endpoint: Endpoint) -> Exceptio
         return OptionError("selector", problem)
     if endpoint.broker.will_be_back(reason):
         return SessionLostError(f"{endpoint.destination} cannot be used now ({reason})")
+    exclusive = exclusive_error(reason, url, endpoint)
+    if exclusive is not None:
+        return exclusive
     if "exclusive" in lower or "in use" in lower:
         return SessionLostError(f"{endpoint.destination} is in use by another consumer ({reason})")
     place = f"virtual host '{url.virtual_host}' of {url}" if dialect_of(endpoint).virtual_hosts else str(url)
