@@ -267,6 +267,21 @@ def test_what_arrives_counts_as_what_is_taken_also_without_a_body(cell: LiveCell
 
 
 @pytest.mark.law("prefetch")
+def test_a_full_window_is_extended_by_the_difference_and_no_more(cell: LiveCell) -> None:
+    if cell.counts_bytes:
+        pytest.skip("the window counts bytes")
+    sent = cell.publish(50)
+    with cell.session() as session:
+        session.take(10, window=10)
+        session.consumer.extend(15)
+        assert session.turn(lambda: len(session.raws) >= 15)
+        session.idle(0.5)
+        assert session.bodies() == sent[:15]
+        session.acknowledge(upto=session.tags()[-1])
+        assert poll(lambda: cell.total() == 35, 30)
+
+
+@pytest.mark.law("prefetch")
 def test_a_window_is_widened_and_keeps_what_it_holds(cell: LiveCell) -> None:
     sent = cell.publish(50)
     with cell.session() as session:

@@ -243,6 +243,8 @@ class Query:
         self.trace: Callable[..., object] = lambda *_: None
         #: Called after the offset log was written and before the batch runs.
         self.between: Callable[[], object] = lambda: None
+        #: While Spark runs an epoch.
+        self.running: Callable[[], object] = lambda: None
 
     @property
     def process(self) -> Process:
@@ -371,6 +373,7 @@ class Query:
             for run in self.source.payload(start, end)
             for found in values_of(run.rows, "messageId")
         ]
+        self.running()
         if batch in self.sink and self.settings.guarantee.identifies:
             assert self.sink[batch] == ids, "the replay is not the same batch"
         self.sink.setdefault(batch, ids)

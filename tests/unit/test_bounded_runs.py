@@ -31,6 +31,20 @@ def test_jobs_whose_sink_fails_night_after_night_do_not_empty_the_queue(run: str
     assert len(scene.queue.dead_letters) <= 2_100
 
 
+@pytest.mark.parametrize("consumers", [1, 4])
+@pytest.mark.parametrize("epoch", [100, 2_000, 5_000])
+def test_a_replay_that_fails_night_after_night_ages_its_epoch_and_little_more(epoch: int, consumers: int) -> None:
+    scene = Scene(max_messages=epoch, prefetch=20_000, dedup_window=0, consumers=consumers)
+    scene.query.running = lambda: scene.world.let_pass(5.0)
+    scene.publish(20_000, size=0)
+    for _ in range(5):
+        assert scene.query.run_available(At.AFTER_SINK) == 0
+    # The first run has no checkpoint, and takes all of its window once. What comes before Spark has shown that there is
+    # a replay is a slow start.
+    worn = [message for message in scene.queue.ready if message.deliveries > 1]
+    assert len(worn) <= max(epoch, 2_000) + 200
+
+
 def test_a_job_that_gets_on_reads_with_the_whole_prefetch() -> None:
     scene = Scene(max_messages=3_000, prefetch=10_000, dedup_window=0)
     scene.publish(9_000, size=0)

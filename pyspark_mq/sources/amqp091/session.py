@@ -231,6 +231,10 @@ class Amqp091Consumer(Consumer):
         self._window = 0
         self._add(window)
 
+    def extend(self, window: int) -> None:
+        """By a further consumer for the difference, always."""
+        self._add(window - self._window)
+
     def _add(self, window: int) -> None:
         """Consumers for so many messages more: one, or as many as it takes."""
         assert self._pika is not None

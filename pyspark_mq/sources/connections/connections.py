@@ -32,6 +32,7 @@ from pyspark_mq.sources.connections.requests import (
     Begin,
     Consume,
     End,
+    Extend,
     Limits,
     Reject,
     Request,
@@ -256,16 +257,21 @@ class Connections:
         """How many unacknowledged messages each session may have been handed."""
         return {number: session.window for number, session in self._live.items()}
 
-    def set_window(self, session: int, window: int) -> None:
-        """Let a session have more."""
-        self._live[session].window = window
-        self._ask(session, Consume(window))
+    def set_window(self, session: int, window: int, *, strictly: bool = False) -> None:
+        """Let a session have more.
 
-    def widen(self, window: int) -> None:
+        Args:
+            strictly: no more than that in all. It may take a further consumer, whose messages come between those of the
+                others.
+        """
+        self._live[session].window = window
+        self._ask(session, Extend(window) if strictly else Consume(window))
+
+    def widen(self, window: int, *, strictly: bool = False) -> None:
         """Let every session have at least so many."""
         for number, session in self._live.items():
             if session.window < window:
-                self.set_window(number, window)
+                self.set_window(number, window, strictly=strictly)
 
     def bound_bytes(self, most: float, *, resume: bool) -> None:
         """Tell each receiver how many bytes it may pile up before it pauses, and what was taken.

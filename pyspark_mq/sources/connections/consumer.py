@@ -199,6 +199,10 @@ class Consumer(ABC):
         counts a new window from zero may hand out as much again.
         """
 
+    def extend(self, window: int) -> None:
+        """Widen the window, and be handed no more than it in all, whatever that takes."""
+        self.consume(window)
+
     @abstractmethod
     def run(self, timeout_s: float) -> None:
         """Send and receive for `timeout_s` or until :meth:`wake`.

@@ -15,8 +15,8 @@ from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.message_id import MessageIds
 
 __all__ = [
-    "Acknowledge", "Ask", "AskDepth", "Begin", "Consume", "End", "Limits", "Reject", "Request", "Resume", "SetLimits",
-    "Stop", "ToHost",
+    "Acknowledge", "Ask", "AskDepth", "Begin", "Consume", "End", "Extend", "Limits", "Reject", "Request", "Resume",
+    "SetLimits", "Stop", "ToHost",
 ]  # fmt: skip
 
 
@@ -58,6 +58,16 @@ class Consume(Request):
 
     def carry_out(self, consumer: Consumer) -> None:
         consumer.consume(self.window)
+
+
+@dataclass(frozen=True, slots=True)
+class Extend(Request):
+    """See :meth:`.Consumer.extend`."""
+
+    window: int
+
+    def carry_out(self, consumer: Consumer) -> None:
+        consumer.extend(self.window)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ from pyspark_mq.sources.position import Part, decode
 from pyspark_mq.sources.queues.deliveries import Deliveries
 from pyspark_mq.sources.queues.redelivery import OVERDUE_WAIT_S, Flow, RedeliveryClock
 from pyspark_mq.sources.queues.watch import Confirmations, OtherConsumers, Silence
+from pyspark_mq.sources.queues.windows import slow_start
 from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.settings import Settings
 
@@ -49,14 +50,6 @@ _LOG = logging.getLogger("pyspark_mq")
 MakeStore: TypeAlias = Callable[[Settings], SeenStore]
 #: Of what a connection tells of a queue, what is worth a line of the log of a query with these settings.
 Judge: TypeAlias = Callable[[QueueFacts, Settings], Sequence[str]]
-
-#: Unacknowledged messages asked for until the first epoch after a restart is committed, beyond
-#: those expected again. Each end of a session counts towards the delivery limit of everything that
-#: was handed out, so a job that crashes at once should not age its whole queue.
-_SLOW_START_WINDOW = 2_000
-#: The part of the prefetch for connections that break again and again: less is left unsettled, and two windows, behind
-#: which the horizon moves, are taken in sooner.
-_UNSTEADY_PARTS = 10
 
 
 class QueueReader:
@@ -314,17 +307,13 @@ class QueueReader:
     @property
     def _slow_start(self) -> int:
         """How many messages a new session may be handed before it has proved to get anywhere."""
-        settings, window = self.settings, self.settings.prefetch
-        if settings.endpoint.broker.counts_drops:
-            window = min(window, max(_SLOW_START_WINDOW, settings.min_messages) + self.ledger.expected)
-        if self.unsteady:
-            window = min(window, max(1, settings.prefetch // _UNSTEADY_PARTS) + len(self.ledger.planned))
-        # An epoch comes again whole, whatever the prefetch is by now.
-        return max(window, len(self.ledger.planned))
+        planned = len(self.ledger.planned)
+        replays = self._replayed in self.ledger.planned.epochs
+        return slow_start(self.settings, planned, self.ledger.expected, replays=replays, unsteady=self.unsteady)
 
     def _start_slowly(self) -> None:
         self.connections.first_window = self._slow_start
-        self.connections.widen(self.connections.first_window)
+        self.connections.widen(self.connections.first_window, strictly=True)
 
     def open_wide(self) -> None:
         """There was no former process, or everything that it planned is committed: there is no crash loop."""
@@ -348,7 +337,7 @@ class QueueReader:
                 "%s: %d planned messages are not among the first %d handed out; asking for more",
                 self.destination, missing, window,
             )  # fmt: skip
-            self.connections.set_window(session, 2 * window)
+            self.connections.set_window(session, 2 * window, strictly=True)
         return bool(full)
 
     # -- phase one
@@ -452,7 +441,8 @@ class QueueReader:
                 "committed and not acknowledged yet comes again",
                 self.destination, self.settings.guarantee.value,
             )  # fmt: skip
-        self._start_slowly()
+        # A session that is open has enough to begin with: what comes again of this is acknowledged on sight.
+        self.connections.first_window = self._slow_start
 
     def restore(self, epoch: int, part: Part) -> None:
         """Expect the messages of an epoch that a former process planned and Spark did not commit."""
@@ -463,8 +453,8 @@ class QueueReader:
         for text, until_s in part.pieces():
             self._recall(text, until_s)
         self.ledger.restore_planned(epoch, decode(part.planned, self.destination), part.planned)
-        self._start_slowly()
         self.replaying, self._replayed = True, epoch
+        self._start_slowly()
 
     def _recall(self, text: str, until_s: int | None = None) -> None:
         """Learn from an offset that these IDs are committed.

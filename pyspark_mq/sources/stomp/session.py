@@ -161,11 +161,18 @@ class StompConsumer(StompConnection):
         most = self.endpoint.broker.prefetch_max[STOMP]
         if not self._window:
             self._subscribe_first(min(window, most))
-        elif self._may_subscribe_again():
-            more = window if len(self._settling.open) >= self._window else window - self._window
-            while more > 0:
-                self._subscribe(min(more, most))
-                more -= most
+        else:
+            self._subscribe_again(window if len(self._settling.open) >= self._window else window - self._window)
+
+    def extend(self, window: int) -> None:
+        """By a further subscription for the difference, always."""
+        self._subscribe_again(window - self._window)
+
+    def _subscribe_again(self, more: int) -> None:
+        most = self.endpoint.broker.prefetch_max[STOMP]
+        while more > 0 and self._may_subscribe_again():
+            self._subscribe(min(more, most))
+            more -= most
 
     def _subscribe_first(self, window: int) -> None:
         self._answers.add(_SUBSCRIBED)
