@@ -369,6 +369,7 @@ class Amqp091Consumer(Consumer):
     def close(self) -> None:
         connection = self._pika
         if connection is None:
+            self._loop.close()
             return
         deadline = time.monotonic() + _CLOSE_TIMEOUT_S
         try:
