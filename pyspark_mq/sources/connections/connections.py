@@ -121,8 +121,15 @@ class Connections:
             ids = MessageIds.of(self._settings)
             self._host.send(Begin(key, self._settings.endpoint, ids, keeps, receiver.limits))
 
+    def ask_to_stop(self) -> None:
+        """Have the connections closed, and do not wait for it."""
+        if self._started:
+            for key in self._receivers:
+                self._host.send(Stop(key, waits=False))
+
     def stop(self) -> None:
-        """Close the connections."""
+        """Close the connections, all at once."""
+        self.ask_to_stop()
         if self._started:
             for key in self._receivers:
                 self._host.send(Stop(key))

@@ -130,7 +130,10 @@ class Host:
         elif isinstance(message, SetLimits):
             seat.receiver.limit(message.limits)
         elif isinstance(message, Stop):
-            seat.receiver.stop()
+            if message.waits:
+                seat.receiver.stop()
+            else:
+                seat.receiver.stop(0.0)
             seat.stopped = True
             self.arrived.set()
 

@@ -75,6 +75,7 @@ class Receiver:
         self._requests: deque[tuple[int, Request]] = deque()
         self._consumer: Consumer | None = None
         self._stopping = threading.Event()
+        self._asked_to_stop_s = 0.0
         self._task: Task | None = None
         self._urls = cycle(begin.endpoint.urls)
         self._confirmed = 0
@@ -104,11 +105,18 @@ class Receiver:
         return consumer if consumer is not None and consumer.session == session else None
 
     def stop(self, timeout_s: float = 2.0) -> None:
-        """Close the connection; what is unacknowledged goes back to the broker."""
+        """Close the connection; what is unacknowledged goes back to the broker.
+
+        Args:
+            timeout_s: how long to wait for that, from the first time it was asked for.
+        """
+        now_s = self._runtime.monotonic_s()
+        if not self._stopping.is_set():
+            self._asked_to_stop_s = now_s
         self._stopping.set()
         self._wake()
         if self._task is not None:
-            self._task.join(timeout_s)
+            self._task.join(max(0.0, self._asked_to_stop_s + timeout_s - now_s))
 
     def _wake(self) -> None:
         consumer = self._consumer

@@ -155,9 +155,14 @@ class SetLimits:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Close a connection for good; what is unacknowledged goes back to the broker."""
+    """Close a connection for good; what is unacknowledged goes back to the broker.
+
+    Attributes:
+        waits: whoever asks waits for its end, for a moment. Of several connections each is asked first without that.
+    """
 
     key: int
+    waits: bool = True
 
 
 ToHost: TypeAlias = "Begin | Ask | SetLimits | Stop"

@@ -97,7 +97,9 @@ class QueueGroup:
         return sum((queue.counters().counted() for queue in self._ended.values()), self._forgotten)
 
     def stop(self) -> None:
-        """Close all connections."""
+        """Close all connections, all at once."""
+        for queue in self.with_ended():
+            queue.connections.ask_to_stop()
         for queue in self.with_ended():
             queue.stop()
 

@@ -251,6 +251,8 @@ class _Process:
                 self._peer = peer
                 for begin in self._receivers.values():
                     peer.send(begin)
+                if self._stopping.is_set():
+                    peer.hang_up()  # it was started while nobody knew it
             silent = yield from self._serve(peer)
         finally:
             # Until everything is said of its sessions it counts as alive: what it is asked for is void, and a receiver
@@ -344,6 +346,8 @@ class ProcessReceivers(Receivers):
         self._processes = [_Process(start, self._hear, hello, lives, size, runtime) for _ in range(size)]
         self._turns = cycle(self._processes)
         self._dealt: dict[int, _Process] = {}
+        #: Of receivers that were asked to stop: when, and what is set once they have.
+        self._asked_s: dict[int, float] = {}
         self._ends: dict[int, threading.Event] = {}
 
     def add(self, events: EventQueue) -> int:
@@ -355,12 +359,20 @@ class ProcessReceivers(Receivers):
         process = self._dealt.get(message.key)
         if process is None:
             return  # it was stopped
-        ended = self._ends.setdefault(message.key, threading.Event()) if isinstance(message, Stop) else None
-        process.send(message)
-        if ended is not None:
+        if not isinstance(message, Stop):
+            process.send(message)
+            return
+        now_s = self._runtime.monotonic_s()
+        if message.key not in self._asked_s:
+            self._asked_s[message.key] = now_s
+            self._ends[message.key] = threading.Event()
+            process.send(message)
+        if message.waits:
             del self._dealt[message.key]
+            left_s = self._asked_s.pop(message.key) + _END_TIMEOUT_S - now_s
             # A process that stands still says later that its session has ended, or is killed for its silence.
-            self._runtime.wait(ended, _END_TIMEOUT_S)
+            if (ended := self._ends.get(message.key)) is not None:
+                self._runtime.wait(ended, max(0.0, left_s))
 
     def attended(self, key: int) -> tuple[int, float]:
         process = self._dealt.get(key)
