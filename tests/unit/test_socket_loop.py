@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 import pytest
 
 from pyspark_mq.errors import BrokerUnavailableError
+from pyspark_mq.sources.amqp091.session import Amqp091Consumer
 from pyspark_mq.sources.connections.socket_loop import SocketLoop
 from pyspark_mq.spark_source.options import parse_options
+from tests.unit.test_amqp091_session import server
 
 TIMEOUT_S = 1.0
 
@@ -36,14 +39,19 @@ def deaf() -> Iterator[int]:
             one.close()
 
 
-def dial(monkeypatch: pytest.MonkeyPatch, ports: list[int]) -> SocketLoop:
-    """Dial a host whose addresses, as the resolver tells them, are these ports."""
+def resolve_to(monkeypatch: pytest.MonkeyPatch, ports: list[int]) -> None:
+    """Have every host resolve to these ports, as its addresses."""
     found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port)) for port in ports]
 
     def resolve(*_: Any, **__: Any) -> list[Any]:
         return found
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
+
+
+def dial(monkeypatch: pytest.MonkeyPatch, ports: list[int]) -> SocketLoop:
+    """Dial a host whose addresses, as the resolver tells them, are these ports."""
+    resolve_to(monkeypatch, ports)
     endpoint = parse_options(
         {"broker": "artemis", "url": "stomp://broker.example:61613", "queue": "q"}
     ).settings.endpoint
@@ -68,3 +76,17 @@ def test_an_address_that_answers_is_found_behind_one_that_does_not(deaf: int, mo
         loop = dial(monkeypatch, [deaf, server.getsockname()[1]])
         assert loop.connected
         loop.close()
+
+
+def test_pika_finds_an_address_that_answers_behind_one_that_does_not(
+    deaf: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with server(b"") as port:
+        resolve_to(monkeypatch, [deaf, port])
+        options = {"broker": "rabbitmq", "url": "amqp://broker.example", "queue": "q"}
+        endpoint = parse_options(options).settings.endpoint
+        consumer = Amqp091Consumer(endpoint, 1, threading.Event())
+        try:
+            consumer.open(endpoint.urls[0], 3 * TIMEOUT_S)
+        finally:
+            consumer.close()

@@ -34,6 +34,7 @@ from pyspark_mq.sources.amqp091.frames import FrameError, Raw
 from pyspark_mq.sources.amqp091.properties import check, unreadable
 from pyspark_mq.sources.connections.consumer import Consumer, Greeting, QueueDepth, SessionLostError
 from pyspark_mq.sources.connections.decoder import Decoder
+from pyspark_mq.sources.connections.socket_loop import addresses_of
 from pyspark_mq.sources.endpoint import exclusive_error
 from pyspark_mq.sources.url import BrokerUrl
 
@@ -137,13 +138,17 @@ class Amqp091Consumer(Consumer):
         options: dict[str, Any] = {}
         if url.tls:
             options["ssl_options"] = pika.SSLOptions(tls.context(), url.host)
+        # pika gives each address of a host the whole time: one that swallows everything leaves the others none.
+        addresses = 1
+        with suppress(OSError):
+            addresses = len(addresses_of(url.host, url.port))
         return pika.ConnectionParameters(
             host=url.host,
             port=url.port,
             virtual_host=url.virtual_host,
             credentials=self._credentials(url),
             heartbeat=round(self.endpoint.heartbeat_s),
-            socket_timeout=timeout_s,
+            socket_timeout=timeout_s / max(1, addresses),
             stack_timeout=timeout_s,
             client_properties={
                 "product": "pyspark-mq",

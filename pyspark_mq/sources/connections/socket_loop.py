@@ -15,12 +15,13 @@ import ssl
 import termios
 import time
 from array import array
+from typing import Any
 
 from pyspark_mq.errors import BrokerUnavailableError, MqError
 from pyspark_mq.sources.endpoint import Endpoint, tls_error
 from pyspark_mq.sources.url import BrokerUrl
 
-__all__ = ["SocketLoop", "dial_error", "hint", "unread_bytes"]
+__all__ = ["SocketLoop", "addresses_of", "dial_error", "hint", "unread_bytes"]
 
 _SEND_BYTES = 64 * 1024
 _WOKEN_BYTES = 4096
@@ -166,7 +167,7 @@ def _connect(host: str, port: int, deadline: float) -> socket.socket:
     Raises:
         OSError: none does; that of the last one.
     """
-    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses = addresses_of(host, port)
     failed = OSError(f"{host} has no address")
     for place, (family, kind, protocol, _, address) in enumerate(addresses):
         attempt = socket.socket(family, kind, protocol)
@@ -179,6 +180,15 @@ def _connect(host: str, port: int, deadline: float) -> socket.socket:
         else:
             return attempt
     raise failed
+
+
+def addresses_of(host: str, port: int) -> list[tuple[Any, ...]]:
+    """Addresses of a host, as `socket.getaddrinfo` tells them.
+
+    Raises:
+        OSError: it is not known.
+    """
+    return [*socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
 
 
 def unread_bytes(descriptor: int) -> int:
