@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ __all__ = ["FILES", "Endpoint", "Tls", "exclusive_error", "tls_error"]
 
 #: Options that name files which are read at each connection. One that is being replaced is away for a moment.
 FILES = frozenset({"passwordFile", "tls.caFile", "tls.certFile"})
+#: A broker quotes what it was sent last. Tokens are replaced for as long as the process lives.
+_SECRETS_KEPT = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +108,8 @@ class Endpoint:
     reconnect_timeout_s: float = 600.0
     heartbeat_s: float = 60.0
     shared: bool = False
-    #: What was read from `password_file` in the life of this process.
-    read: set[str] = field(default_factory=set, compare=False, repr=False)
+    #: The newest that were read from `password_file` in the life of this process.
+    secrets_read: deque[str] = field(default_factory=lambda: deque(maxlen=_SECRETS_KEPT), compare=False, repr=False)
     #: Who was refused an answer at a broker's management over the protocol, so that nobody asks again and again.
     refused: set[str] = field(default_factory=set, compare=False, repr=False)
 
@@ -131,7 +134,8 @@ class Endpoint:
         """
         if self.password_file is not None:
             secret = _secret_in(self.password_file)
-            self.read.add(secret)
+            if secret not in self.secrets_read:
+                self.secrets_read.append(secret)
             return self.user(url), secret
         return self.user(url), self.password if self.password is not None else url.password
 
@@ -145,7 +149,8 @@ class Endpoint:
         One that is the user's name as well is none, and errors name the user.
         """
         users = {self.username, *(url.username for url in self.urls)}
-        return hide(text, {*self.read, *filter(None, (self.password, *(url.password for url in self.urls)))} - users)
+        passwords = filter(None, (self.password, *(url.password for url in self.urls)))
+        return hide(text, {*self.secrets_read, *passwords} - users)
 
     @contextmanager
     def hiding(self) -> Iterator[None]:
