@@ -199,7 +199,7 @@ class EpochSource:
                 if not self._is_open(self._last.epoch) and end.epoch > self._last.epoch:
                     self._last = end  # Spark 4.0 has a bounded run plan its end before it shows what is open
                 self._highest = max(self._highest, end.epoch)
-                self._replay.run(end)
+                self._replay.run(start, end)
             elif start.epoch == 0:
                 self._open_wide()
             if end.blind and self._exact:

@@ -51,9 +51,13 @@ class Part:
         """The same without some of the planned IDs, which are given encoded."""
         if not given_up:
             return self
-        left_out = set(decode_ids(given_up))
-        kept = [key for key in decode_ids(self.planned) if key not in left_out]
-        return replace(self, planned=encode_ids(kept) if kept else "")
+        return replace(self, planned=self.besides(Part(given_up)))
+
+    def besides(self, before: Part) -> str:
+        """The planned IDs that the committed epoch before does not list, encoded; empty for none."""
+        left_out = {key for text in before.committed().carried for key in decode_ids(text)}
+        kept = [key for key in decode_ids(self.planned) if key not in left_out] if self.planned else []
+        return encode_ids(kept) if kept else ""
 
     def committed(self) -> Part:
         """The same once the epoch is committed: what was planned may come again."""

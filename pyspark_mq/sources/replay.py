@@ -62,11 +62,18 @@ class Replay:
 
     def given_up_of(self, position: Position) -> Mapping[str, str]:
         """Messages of an epoch that were given up before it was emitted: name of a queue -> encoded IDs."""
-        records = self._find_records(position) if self._exact and position.epoch else None
+        return self._record_of(position) if self._exact else {}
+
+    def _record_of(self, position: Position) -> Mapping[str, str]:
+        records = self._find_records(position) if position.epoch else None
         return {} if records is None else records.read_record(position)
 
-    def run(self, end: Position) -> None:
+    def run(self, start: Position, end: Position) -> None:
         """Have the messages of an epoch in the ledgers again, as one planned epoch.
+
+        Args:
+            start: the committed position before it.
+            end: of the epoch.
 
         Raises:
             CheckpointError: it was planned at another broker, or has messages of a queue that the query does not read.
@@ -80,6 +87,7 @@ class Replay:
         for queue in self._queues:
             queue.restore(end.epoch, left.parts.get(queue.name, Part()))
         if not self._exact:
+            self._run_empty(start, end)
             return
         try:
             self._queues.start()
@@ -87,6 +95,32 @@ class Replay:
         finally:
             for queue in self._queues:
                 queue.replaying = False
+
+    def _run_empty(self, start: Position, end: Position) -> None:
+        """Give up all messages of an epoch, as a guarantee without IDs runs it empty.
+
+        They come again in later epochs. If the guarantee is raised before another epoch is planned, its offset would
+        say that they are committed.
+
+        Raises:
+            CheckpointError: there is no place to write that down.
+        """
+        # What was planned blindly may have been committed before.
+        before = start.without(self._record_of(start)).parts
+        given_up = {name: part.besides(before.get(name, Part())) for name, part in end.parts.items()}
+        given_up = {name: planned for name, planned in given_up.items() if planned}
+        if not given_up:
+            return
+        if self._find_records(end) is None:
+            guarantee = self._settings.guarantee.value
+            raise CheckpointError(
+                f"{self._settings.destination}: epoch {end.epoch} was planned with guarantee 'exactly-once' and is not "
+                f"committed. '{guarantee}' runs it empty, and there is no place to write that down: set "
+                "'checkpointLocation' (or 'idLog') at the source, or run the query with 'exactly-once' until the epoch "
+                "is committed. Nothing was acknowledged"
+            )
+        self._keep_record(end, given_up)
+        self.gave_up = False  # later offsets list no IDs
 
     def _check_broker(self, end: Position) -> None:
         """An open epoch of another broker than all before it: Spark before 4.2 writes it before that is noticed."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pyspark_mq.errors import CheckpointError
+from pyspark_mq.sources.settings import Guarantee
 from pyspark_mq.spark_source.offset import released
 from tests.support.engine import At, Crashed
 from tests.support.scene import Scene
@@ -153,3 +156,41 @@ def test_records_of_epochs_that_are_long_gone_are_removed(tmp_path: Path, monkey
     for epoch in range(1, 20):
         log.write_record(Position(epoch, {"orders": Part("x")}), {"orders": "x"})
     assert len(list(tmp_path.iterdir())) == 5
+
+
+@pytest.mark.parametrize("lower", [Guarantee.AT_LEAST_ONCE, Guarantee.NONE])
+@pytest.mark.parametrize("shows_start", [True, False])
+@pytest.mark.parametrize("runs_on", [False, True])
+def test_a_lower_guarantee_over_an_open_epoch_and_back_loses_nothing(
+    tmp_path: Path, lower: Guarantee, shows_start: bool, runs_on: bool
+) -> None:
+    scene = Scene(id_log=tmp_path, max_messages=10, shows_start=shows_start)
+    scene.publish(25)
+    assert scene.query.trigger() == 10
+    with pytest.raises(Crashed):
+        scene.query.trigger(At.AFTER_OFFSET_LOG)
+    exactly = scene.query.settings
+    scene.query.settings = replace(exactly, guarantee=lower)
+    assert scene.query.trigger() == 0  # a replay is empty, as nobody can tell which messages it had
+    if runs_on:
+        assert scene.query.trigger() > 0
+    scene.query.crash()
+    scene.query.settings = exactly
+    scene.query.drain()
+    assert set(scene.query.emitted) == set(scene.sent)
+    if not runs_on:
+        assert sorted(scene.query.emitted) == sorted(scene.sent)
+
+
+def test_a_lower_guarantee_over_an_open_epoch_is_refused_where_nothing_can_be_written_down() -> None:
+    scene = Scene(max_messages=10)
+    scene.publish(25)
+    with pytest.raises(Crashed):
+        scene.query.trigger(At.AFTER_OFFSET_LOG)
+    exactly = scene.query.settings
+    scene.query.settings = replace(exactly, guarantee=Guarantee.AT_LEAST_ONCE)
+    with pytest.raises(CheckpointError, match=r"at-least-once.*checkpointLocation"):
+        scene.query.trigger()
+    scene.query.crash()
+    scene.query.settings = exactly
+    scene.assert_exactly_once()
