@@ -12,6 +12,7 @@ import io
 import json
 import socket
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from pyspark_mq.brokers.base import Listing
 from pyspark_mq.errors import BrokerUnavailableError, OptionError, RefusedError
+from pyspark_mq.sources.connections.socket_loop import connect
 from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.url import CONTROL, ESCAPES, hide, place_of, redact
 
@@ -59,12 +61,14 @@ class Management:
     Attributes:
         url: without user and password.
         username, password: those of the URL; None where they are those of the connection.
+        sent: the login as it was sent last.
     """
 
     endpoint: Endpoint
     url: str
     username: str | None = field(default=None, repr=False)
     password: str | None = field(default=None, repr=False)
+    sent: deque[str] = field(default_factory=lambda: deque(maxlen=1), repr=False, compare=False)
 
     @classmethod
     def of(cls, text: str, endpoint: Endpoint) -> Management:
@@ -218,6 +222,7 @@ class Management:
             raise BrokerUnavailableError(self._problem(str(unreadable))) from None
         if username is not None:
             login = base64.b64encode(f"{username}:{password or ''}".encode()).decode()
+            self.sent.append(login)
             headers["Authorization"] = f"Basic {login}"
         # The consoles' agents refuse who does not say from where he comes (Jolokia, "strict-checking").
         headers["Origin"] = f"{parts.scheme}://localhost"
@@ -227,7 +232,7 @@ class Management:
         port, end_s = parts.port or (80 if context is None else 443), time.monotonic() + _TIMEOUT_S
         try:
             with closing(HTTPConnection(parts.hostname or "", port)) as connection:
-                connected = socket.create_connection((connection.host, connection.port), _TIMEOUT_S)
+                connected = connect(connection.host, connection.port, end_s)
                 connection.sock = connected
                 if context is not None:
                     connected.settimeout(_left_s(end_s, 0))
@@ -272,7 +277,7 @@ class Management:
     def _hide(self, text: str) -> str:
         """Its words without passwords, which are taken out before anything is cut off."""
         own = () if self.password in (None, self.user) else (self.password or "",)
-        return hide(self.endpoint.hide(text), own)
+        return hide(self.endpoint.hide(text), (*own, *self.sent))
 
 
 class _Answering(io.RawIOBase):

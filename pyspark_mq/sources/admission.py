@@ -139,7 +139,7 @@ class Admission:
         if self._ends is not None:
             return self._gather_bounded(limit, self._ends)
         queues = self._steady()
-        while not queues and self._once:  # there is no other call in which to plan
+        while not queues and self._once and len(self._queues):  # there is no other call in which to plan
             self._wait(IDLE_WAIT_S)
             queues = self._steady()
         if not queues:

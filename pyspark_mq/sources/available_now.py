@@ -50,6 +50,11 @@ class EndOfRun:
         self._coming_again_before = queue.coming_again
         ready = queue.ready_at_first
         self._wanted = math.inf if ready is None else ready
+        # Where somebody else has the queue, as a machine that died and is not given up yet: no more than a former
+        # process may have held, as of a consumer that gives all back nothing else would count. What was given back
+        # before is among what is ready, flagged or not.
+        others = queue.connections.other_consumers > 0
+        self._held_by_others = queue.settings.prefetch * queue.settings.consumers if others else 0
         self._finished = self._told = False
         self._settling_since_s: float | None = None
         self._taken = 0
@@ -77,9 +82,7 @@ class EndOfRun:
         """What is done and was not ready when the run began: it came again, to this run or from somebody else."""
         queue = self._queue
         flagged, returned = queue.counters().redelivered, queue.ledger.counters.returned
-        # No more than a former process may have held: of a consumer that gives all back, nothing else would count.
-        held = queue.settings.prefetch * queue.settings.consumers
-        from_others = min(held, max(0, flagged - queue.coming_again - returned))
+        from_others = min(self._held_by_others, max(0, flagged - queue.coming_again - returned))
         return queue.coming_again - self._coming_again_before + from_others
 
     @property

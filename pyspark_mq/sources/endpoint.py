@@ -20,7 +20,7 @@ __all__ = ["FILES", "Endpoint", "Tls", "exclusive_error", "tls_error"]
 #: Options that name files which are read at each connection. One that is being replaced is away for a moment.
 FILES = frozenset({"passwordFile", "tls.caFile", "tls.certFile"})
 #: A broker quotes what it was sent last. Tokens are replaced for as long as the process lives.
-_SECRETS_KEPT = 16
+_SECRETS_KEPT = 4
 
 
 @dataclass(frozen=True, slots=True)

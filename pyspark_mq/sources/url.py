@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pyspark_mq.errors import OptionError
 
@@ -123,7 +123,8 @@ def redact_in(text: str, url: str) -> str:
     """A library's words about a URL, without what is or may be a user name, a password or a parameter in that."""
     user = url.partition("://")[2].rpartition("@")[0]
     password, parameters = user.partition(":")[2], url.partition("?")[2]
-    return hide(text.replace(url, redact(url)), (user, unquote(user), password, unquote(password), parameters))
+    values = [value for _, value in parse_qsl(parameters, keep_blank_values=True)]
+    return hide(text.replace(url, redact(url)), (user, unquote(user), password, unquote(password), parameters, *values))
 
 
 def hide(text: str, secrets: Iterable[str]) -> str:

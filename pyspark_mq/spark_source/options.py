@@ -25,7 +25,7 @@ from pyspark_mq.sources.endpoint import Endpoint, Tls
 from pyspark_mq.sources.protocols import CONSUMERS
 from pyspark_mq.sources.settings import CONNECTIONS_MAX, Guarantee, Settings
 from pyspark_mq.sources.url import CONTROL, ESCAPES, BrokerUrl, parse_urls, redact
-from pyspark_mq.spark_source.folders import ID_FOLDER, PLACES, below, is_uri, resolve, shown_place
+from pyspark_mq.spark_source.folders import ID_FOLDER, PLACES, above, below, is_uri, resolve, shown_place
 from pyspark_mq.spark_source.option_kinds import Kind, choice, count
 from pyspark_mq.spark_source.option_table import OPTIONS
 
@@ -414,8 +414,13 @@ class _Parser:
 
     def _id_log(self) -> str | None:
         """The folder of the ID log: that of `idLog`, or one in the checkpoint that Spark does not touch."""
-        checkpoint = self._place("checkpointLocation")
-        return self._place("idLog") or (None if checkpoint is None else below(checkpoint, ID_FOLDER))
+        checkpoint, log = self._place("checkpointLocation"), self._place("idLog")
+        own = None if checkpoint is None else below(checkpoint, ID_FOLDER)
+        if log is not None and log != own and above(log) is not None:
+            # What its own source does not know goes after a day.
+            raise OptionError("idLog", f"{shown_place(log)!r} is the folder of a checkpoint; give that as "
+                              "'checkpointLocation', if it is the writer's, or another folder")  # fmt: skip
+        return log or own
 
     def _place(self, name: str) -> str | None:
         place = self._text(name)

@@ -150,25 +150,30 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             parts = min(_default_partitions(), -(-len(sizes) // _ROWS_PER_TASK_MIN))
         most = min(_PARTITION_BYTES_MAX, self._options.settings.max_partition_bytes)
         parts = min(len(sizes), max(parts, -(-sum(sizes) // most)))
-        return [self._partition([*_between(runs, *cut)], handover) for cut in _cuts(sizes, parts, most)]
+        cuts = _cuts(sizes, parts, most)
+        return [one for cut in cuts for one in self._partitions_of([*_between(runs, *cut)], handover)]
 
-    def _partition(self, runs: Sequence[Run], handover: Handover) -> InputPartition:
-        """Make the partition of these rows.
+    def _partitions_of(self, runs: Sequence[Run], handover: Handover) -> list[InputPartition]:
+        """Make a partition of these rows, or several where a task cannot carry it: each queue takes a kilobyte besides.
 
         Raises:
             MessageError: a single message is more than a task may carry.
         """
         partition, most = handover.partition(partial(self._serialize, runs)), self._options.settings.max_partition_bytes
-        if isinstance(partition, Rows) and partition.stream.size > most:
-            shows_id = "messageId" in self._builder.block_schema.names
-            which = f" with the ID {values_of(runs[0].rows, 'messageId')[0]!r}" if shows_id else ""
-            raise MessageError(
-                f"'{runs[0].name}' holds a message{which} whose row takes {partition.stream.size:,} bytes, and a task "
-                f"may carry {most:,} (option 'maxPartitionBytes'). It was not acknowledged. Raise "
-                "spark.rpc.message.maxSize of the session (128 MiB by default) above it, and 'maxPartitionBytes' to "
-                "just below that; or take the message out of the queue"
-            )
-        return partition
+        if not isinstance(partition, Rows) or partition.stream.size <= most:
+            return [partition]
+        count = sum(len(run.rows) for run in runs)
+        if count > 1:
+            halves = (0, count // 2), (count // 2, count)
+            return [one for half in halves for one in self._partitions_of([*_between(runs, *half)], handover)]
+        shows_id = "messageId" in self._builder.block_schema.names
+        which = f" with the ID {values_of(runs[0].rows, 'messageId')[0]!r}" if shows_id else ""
+        raise MessageError(
+            f"'{runs[0].name}' holds a message{which} whose row takes {partition.stream.size:,} bytes, and a task "
+            f"may carry {most:,} (option 'maxPartitionBytes'). It was not acknowledged. Raise "
+            "spark.rpc.message.maxSize of the session (128 MiB by default) above it, and 'maxPartitionBytes' to "
+            "just below that; or take the message out of the queue"
+        )
 
     def _serialize(self, runs: Iterable[Run], allocate: Callable[[int], pa.Buffer]) -> pa.Buffer:
         batches = (batch for run in runs for batch in self._builder.build(run.rows, run.name))

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyspark_mq.dedup import IdSource, Key, OnMissing, body_keys, id_keys
-from pyspark_mq.dedup.identity import ID_CHARS_MAX
 from pyspark_mq.sources.connections.block import (
     Block,
     Metadata,
@@ -77,7 +76,7 @@ def weighed(rows: Sequence[Row], keys: Sequence[Key | None]) -> list[int]:
     """What each row is to count for: its values, and its key, which is a copy of the ID where there is one."""
     columns = {name: values_of(rows, name) for name in rows[0][0].batch.schema.names}
     if any(columns["messageId"]):
-        copies = [min(bytes_of(text), ID_CHARS_MAX) for text in columns["messageId"]]
+        copies = [bytes_of(text) for text in columns["messageId"]]
     else:
         copies = list(map(bytes_of, keys))
     return [

@@ -241,3 +241,15 @@ def test_a_run_that_is_handed_nothing_of_what_waits_says_so_and_names_the_other_
         assert scene.query.run_available() == 0
     assert "the broker reports messages and has handed out none for 60 s" in caplog.text
     assert "1 other consumer(s)" in caplog.text
+
+
+def test_what_a_run_that_failed_gave_back_is_not_counted_twice() -> None:
+    # It is flagged, and among what waits.
+    scene = Scene(max_messages=100, prefetch=400)
+    scene.publish(1_000)
+    assert scene.query.run_available(At.AFTER_SINK) == 0
+    for number in range(2_000):
+        scene.world.at(0.1 * number, lambda: scene.publish(1))
+    scene.world.let_pass(1.0)
+    assert 1_000 <= scene.query.run_available() <= 1_030
+    scene.world.cancel()

@@ -37,7 +37,7 @@ def test_it_goes_by_answers_and_stands_still_without() -> None:
     assert horizon.horizon_s == 0
     horizon.asked(-1)
     horizon.observe(6.0, flow())
-    horizon.answered(-1, 1, 0, 100)
+    horizon.answered(-1, 1, 0)
     horizon.observe(7.0, flow())
     # What was ready a moment before the question has come before the answer.
     assert horizon.horizon_s == 4.9 - TRANSIT_S
@@ -49,7 +49,7 @@ def test_an_answer_that_comes_late_says_nothing_of_what_was_ready_since() -> Non
     horizon.observe(1.0, flow(window=10_000))
     horizon.asked(-1)
     horizon.observe(200.0, flow(5_000, window=10_000))
-    horizon.answered(-1, 1, 5_000, 10_000)
+    horizon.answered(-1, 1, 5_000)
     horizon.observe(201.0, flow(5_001, window=10_000))
     assert horizon.horizon_s == 1.0 - TRANSIT_S
 
@@ -61,7 +61,7 @@ def test_every_session_has_to_answer() -> None:
         horizon.observe(second, both)
     for number, session in ((-1, 1), (-2, 1), (-2, 2)):
         horizon.asked(number)
-        horizon.answered(number, session, 0, 100)
+        horizon.answered(number, session, 0)
         horizon.observe(10, both)
         assert horizon.horizon_s == (10 - TRANSIT_S if session == 2 else 0)
 
@@ -70,7 +70,7 @@ def look(horizon: Horizon, second: float, taken: int, held: int, window: int = 1
     """Ask, answer with so many taken by then, and look; the horizon."""
     number = int(second * 100) if number is None else number
     horizon.asked(number)
-    horizon.answered(number, 1, taken, window)
+    horizon.answered(number, 1, taken)
     horizon.observe(second, {1: Flow(taken, 0, held, window)})
     return horizon.horizon_s
 
@@ -99,7 +99,7 @@ def test_room_is_judged_by_what_had_been_handed_out_by_the_answer() -> None:
         horizon.observe(second, {1: Flow(5 * second, 0, 0, 100)})
         horizon.asked(second)
         horizon.observe(second + 1, {1: Flow(5 * second + 5, 0, 5, 100)})
-        horizon.answered(second, 1, 5 * second + 100, 100)
+        horizon.answered(second, 1, 5 * second + 100)
         horizon.observe(second + 9, {1: Flow(5 * second + 45, 0, 45, 100)})
         assert horizon.horizon_s == 0
 
@@ -112,12 +112,25 @@ def test_a_tenth_of_a_window_may_be_free_without_being_asked_for() -> None:
         assert (horizon.horizon_s > 0) is moves
 
 
+def test_a_window_that_was_widened_since_the_question_was_full_all_the_time() -> None:
+    horizon = Horizon(NEVER_TAKEN)
+    for second in range(10):
+        look(horizon, second, 100, 100)
+    horizon.asked(1)
+    horizon.observe(10, {1: Flow(100, 0, 100, 200)})
+    horizon.answered(1, 1, 100)
+    horizon.observe(10.1, {1: Flow(100, 0, 100, 200)})
+    assert horizon.horizon_s == 0
+    horizon.observe(11, {1: Flow(100, 0, 100, 200)})
+    assert look(horizon, 12, 100, 100, window=200) == 11 - TRANSIT_S
+
+
 def test_a_session_that_was_paused_has_to_be_asked_again() -> None:
     horizon = Horizon(NEVER_TAKEN)
     for second in range(10):
         horizon.asked(second)
         horizon.observe(second, {1: replace(one(10, places=90), paused=True)})
-        horizon.answered(second, 1, 10, 100)
+        horizon.answered(second, 1, 10)
     horizon.observe(10, {1: one(10, places=90)})
     assert horizon.horizon_s == 0
     assert look(horizon, 11, 10, 10) == 10 - TRANSIT_S
@@ -212,11 +225,11 @@ def test_one_that_has_answered_since_shows_as_much_as_one_that_is_full(flagged: 
     assert looked(0, 100) == 0
     horizon.asked(-1)
     assert looked(1, 200) == 0  # behind the question
-    horizon.answered(-1, 2, 7, 7)
+    horizon.answered(-1, 2, 7)
     assert looked(2, 300) == 0
     horizon.asked(-2)
     assert looked(3, 400) == 0
-    horizon.answered(-2, 2, 7, 7)
+    horizon.answered(-2, 2, 7)
     # Where nothing is flagged, all of them may have been left behind, and more with them.
     assert looked(4, 500) == (OVERDUE_WAIT_S if flagged else 0)
 
@@ -244,7 +257,7 @@ def answered(horizon: Horizon, now_s: float, number: int) -> None:
     """A look at one session with room that answers at once."""
     horizon.observe(now_s, flow())
     horizon.asked(number)
-    horizon.answered(number, 1, 0, 100)
+    horizon.answered(number, 1, 0)
     horizon.observe(now_s, flow())
 
 
@@ -271,7 +284,7 @@ def test_an_interruption_begins_anew_and_nothing_goes_back() -> None:
     before = horizon.horizon_s
     assert before > 0
     horizon.interrupt()
-    horizon.answered(9, 1, 0, 100)  # of a session that has ended
+    horizon.answered(9, 1, 0)  # of a session that has ended
     answered(horizon, 100, 100)
     answered(horizon, 100 + TRANSIT_S / 2, 101)
     assert horizon.horizon_s == before

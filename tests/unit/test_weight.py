@@ -170,3 +170,23 @@ def test_a_message_that_no_task_can_carry_is_named_with_what_to_set() -> None:
     for words in ("'orders'", "'id-1'", "1,048,576", "maxPartitionBytes", "spark.rpc.message.maxSize"):
         assert words in str(caught.value)
     assert len(partitions(large, 1, maxPartitionBytes="2m")) == 1
+
+
+def test_an_epoch_of_many_queues_is_split_as_each_takes_something_besides() -> None:
+    given = {"broker": "rabbitmq", "url": "amqp://host", "queue": "orders", "maxPartitionBytes": "64k"}
+    reader = MqStreamReader(parse_options(given), SCHEMA)
+    runs = []
+    for number in range(64):
+        _, block = make_block(
+            Amqp091Decoder(), [amqp091(1, f"id-{number}", SHAPES["nothing"])], IDS, BUILDER.block_schema
+        )
+        runs.append(Run(f"queue-{number}", block.rows))
+    made = reader._split(runs, Handover())
+    assert len(made) > 1
+    ids = []
+    for one in made:
+        assert isinstance(one, Rows)
+        assert one.stream.size <= 64 << 10
+        with one.opened() as stream:
+            ids += stream.read_all().column("messageId").to_pylist()
+    assert ids == [f"id-{number}" for number in range(64)]

@@ -22,7 +22,6 @@ import numpy as np
 import pyarrow as pa
 
 from pyspark_mq.dedup import Key
-from pyspark_mq.dedup.identity import ID_CHARS_MAX
 from pyspark_mq.sources.connections.decoder import ROW_BYTES, Decoder, Unreadable
 from pyspark_mq.sources.message_id import MessageIds
 
@@ -166,27 +165,22 @@ def make_block(decoder: Decoder, raws: Sequence[Any], ids: MessageIds, schema: p
 
 def _sizes(batch: pa.RecordBatch, keys: Sequence[Key | None]) -> array[int]:
     """Bytes of each row of a batch that is no slice, and of its key."""
-    sizes = np.full(batch.num_rows, ROW_BYTES, np.int64)
+    sums = ROW_BYTES * np.arange(batch.num_rows + 1)
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         if column.null_count == batch.num_rows:
             continue
         kind = column.type.id
         if kind in _TEXTS:
-            lengths = np.diff(_ends(column))
-            sizes += lengths
+            sums += _ends(column)
             if name == _ID:
-                # The key is another copy.
-                sizes += np.minimum(lengths, ID_CHARS_MAX)
+                sums += _ends(column)  # the key is another copy
                 keys = ()
-        elif kind == _MAP:
+        elif kind == _MAP and len(column.keys):
             ends = _ends(column)
-            if ends[-1]:
-                sizes += _ENTRY_BYTES * np.diff(ends)
-                for texts in (column.keys, column.items):
-                    sizes += np.diff(_ends(texts)[ends])
+            sums += _ENTRY_BYTES * ends + _ends(column.keys)[ends] + _ends(column.items)[ends]
     if keys:
-        sizes += np.fromiter((0 if key is None else len(key) for key in keys), np.int64, len(keys))
-    return array("q", sizes.tobytes())
+        sums[1:] += np.cumsum([0 if key is None else len(key) for key in keys])
+    return array("q", np.diff(sums).tobytes())
 
 
 def _ends(column: pa.Array) -> Any:

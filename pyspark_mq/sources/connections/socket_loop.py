@@ -21,7 +21,7 @@ from pyspark_mq.errors import BrokerUnavailableError, MqError
 from pyspark_mq.sources.endpoint import Endpoint, tls_error
 from pyspark_mq.sources.url import BrokerUrl
 
-__all__ = ["SocketLoop", "addresses_of", "dial_error", "hint", "unread_bytes"]
+__all__ = ["SocketLoop", "addresses_of", "connect", "dial_error", "hint", "unread_bytes"]
 
 _SEND_BYTES = 64 * 1024
 _WOKEN_BYTES = 4096
@@ -69,7 +69,7 @@ class SocketLoop:
             RefusedError: TLS was refused.
         """
         try:
-            connected = _connect(url.host, url.port, deadline)
+            connected = connect(url.host, url.port, deadline)
             try:
                 connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if url.tls:
@@ -160,7 +160,7 @@ class SocketLoop:
         self._socket = None
 
 
-def _connect(host: str, port: int, deadline: float) -> socket.socket:
+def connect(host: str, port: int, deadline: float) -> socket.socket:
     """A connection to the first address of a host that answers. They share the time that is left: one that swallows
     everything leaves the others their part.
 

@@ -164,9 +164,9 @@ class QueueReader:
                 if event.number > 0:  # and not the answer to a question of the clock
                     self.last_sign_s = now_s
                     self._confirmations.confirmed()
-                received, window = self._deliveries.received_in.get(event.session), self.connections.windows
-                if received is not None and event.session in window:
-                    self.clock.answered(event.number, event.session, received.taken, window[event.session])
+                received = self._deliveries.received_in.get(event.session)
+                if received is not None:
+                    self.clock.answered(event.number, event.session, received.taken)
                 self.ledger.confirm(event.number, event.session, now_s)
             elif isinstance(event, Opened):
                 self._open(event)

@@ -53,7 +53,7 @@ _UNASKED_PARTS = 10
 _FLAGGED_WINDOWS = 20
 #: So many may be on their way where a window is so many bytes as that many messages took before.
 _WINDOWS_IN_BYTES = 2
-#: What is given up is looked at so often.
+#: Brims are looked at so often.
 _LOOK_S = TRANSIT_S / 10
 #: Questions whose answers are waited for; those to sessions that are silent are given up first.
 _ASKED_MAX = 100
@@ -96,6 +96,11 @@ class Flow:
         return max(0, self.window - self.held)
 
     @property
+    def brim(self) -> int:
+        """How many deliveries in all fill the window as it is now, what is asked for alone."""
+        return self.taken - self.held + self.window - self.window // _UNASKED_PARTS
+
+    @property
     def on_its_way(self) -> int:
         """How many may be, at most."""
         return _WINDOWS_IN_BYTES * self.window if self.in_bytes else self.free
@@ -131,11 +136,11 @@ class Horizon:
         self._far_s, self._far_settled = OVERDUE_WAIT_S, 0
         self._came_again_s: float | None = None
         self._gap_s = 0.0
-        #: Number of a question -> when it was asked, and how many deliveries of each session were given up so long
-        #: before that the broker had noticed; oldest first.
+        #: Number of a question -> when it was asked, and below how many deliveries each session had room so long before
+        #: that the broker knew; oldest first.
         self._asked: dict[int, tuple[float, Mapping[int, int]]] = {}
         #: The same at the looks since then, with their times.
-        self._given_up: deque[tuple[float, Mapping[int, int]]] = deque([(0.0, {})])
+        self._brims: deque[tuple[float, Mapping[int, int]]] = deque()
         #: Session -> when the newest question was that it has answered, and that it has answered with room.
         self._answered: dict[int, float] = {}
         self._had_room: dict[int, float] = {}
@@ -164,7 +169,7 @@ class Horizon:
         self._asked.clear()
         self._answered.clear()
         self._had_room.clear()
-        self._given_up = deque([(self._connected_s, {})])
+        self._brims.clear()
 
     def came_again(self) -> None:
         """Something was handed out again that the end of a session had left open."""
@@ -174,27 +179,26 @@ class Horizon:
 
     def asked(self, number: int) -> None:
         """Take note that sessions are asked for an answer that comes behind all they were handed before."""
-        self._asked[number] = self._connected_s, self._given_up[0][1]
+        brims = self._brims[0] if self._brims else (math.inf, {})
+        self._asked[number] = self._connected_s, brims[1] if brims[0] <= self._connected_s - TRANSIT_S else {}
         if len(self._asked) > _ASKED_MAX:
             del self._asked[next(iter(self._asked))]
 
-    def answered(self, number: int, session: int, taken: int, window: int) -> None:
+    def answered(self, number: int, session: int, taken: int) -> None:
         """Take note that a session has answered, and that what came before the answer was taken in.
 
         Args:
             number: of the question.
             session: that has answered.
             taken: deliveries that it has had so far.
-            window: how many unacknowledged ones it may be handed.
         """
         if number not in self._asked:
             return
-        asked_s, given_up = self._asked[number]
+        asked_s, brims = self._asked[number]
         self._answered[session] = max(asked_s, self._answered.get(session, 0.0))
-        # By the answer the broker had handed out `taken`. What was given up so long before the question made room when
-        # it arrived there, and the broker had the time to fill that.
-        held = taken - given_up.get(session, 0)
-        if asked_s - TRANSIT_S >= self._unhindered_s and held < window - window // _UNASKED_PARTS:
+        # By the answer the broker had handed out `taken`. Below the brim of so long before the question it had room all
+        # the time since, and handed out what was ready.
+        if asked_s - TRANSIT_S >= self._unhindered_s and taken < brims.get(session, 0):
             self._had_room[session] = max(asked_s, self._had_room.get(session, 0.0))
 
     def observe(self, now_s: float, flows: Mapping[int, Flow], settled: int = 0) -> None:
@@ -214,16 +218,16 @@ class Horizon:
             # What is overdue was ready when the first session opened.
             self._set_mark(self._interrupted_s + OVERDUE_WAIT_S, flows)
         self._sessions = set(flows)
-        self._look_at_what_is_given_up(flows)
+        self._look_at_brims(flows)
         gap_s = max(TRANSIT_S, min(_GAPS * self._gap_s, _GAP_MAX_S))
         if self._came_again_s is None or self._connected_s > self._came_again_s + gap_s:
             self._look_at_answers(flows)
             self._look_at_turnover(flows, self._mark or {}, settled)
 
-    def _look_at_what_is_given_up(self, flows: Mapping[int, Flow]) -> None:
-        looks = self._given_up
-        if self._connected_s - looks[-1][0] >= _LOOK_S:
-            looks.append((self._connected_s, {name: flow.taken - flow.held for name, flow in flows.items()}))
+    def _look_at_brims(self, flows: Mapping[int, Flow]) -> None:
+        looks = self._brims
+        if not looks or self._connected_s - looks[-1][0] >= _LOOK_S:
+            looks.append((self._connected_s, {name: flow.brim for name, flow in flows.items()}))
         while len(looks) > 1 and looks[1][0] <= self._connected_s - TRANSIT_S:
             looks.popleft()
 
