@@ -47,16 +47,24 @@ class Part:
         ends = self.until_s + (None,) * (len(self.carried) - len(self.until_s))
         return list(zip(self.carried, ends, strict=True))
 
-    def without(self, given_up: str) -> Part:
-        """The same without some of the planned IDs, which are given encoded."""
+    def without(self, given_up: str, name: str) -> Part:
+        """Return the same without some of the planned IDs, which are given encoded; errors as `besides` has them."""
         if not given_up:
             return self
-        return replace(self, planned=self.besides(Part(given_up)))
+        return replace(self, planned=self.besides(Part(given_up), name))
 
-    def besides(self, before: Part) -> str:
-        """The planned IDs that the committed epoch before does not list, encoded; empty for none."""
-        left_out = {key for text in before.committed().carried for key in decode_ids(text)}
-        kept = [key for key in decode_ids(self.planned) if key not in left_out] if self.planned else []
+    def besides(self, before: Part, name: str) -> str:
+        """Return the planned IDs that the committed epoch before does not list, encoded; empty for none.
+
+        Args:
+            before: the part of the epoch before.
+            name: of the queue, for errors.
+
+        Raises:
+            CheckpointError: IDs of either cannot be read.
+        """
+        left_out = {key for text in before.committed().carried for key in decode(text, repr(name))}
+        kept = [key for key in decode(self.planned, repr(name)) if key not in left_out] if self.planned else []
         return encode_ids(kept) if kept else ""
 
     def committed(self) -> Part:
@@ -93,7 +101,7 @@ class Position:
         """The same without some of the planned IDs: name of a queue -> what of it was given up, encoded."""
         if not given_up:
             return self
-        parts = {name: part.without(given_up.get(name, "")) for name, part in self.parts.items()}
+        parts = {name: part.without(given_up.get(name, ""), name) for name, part in self.parts.items()}
         return replace(self, parts=parts)
 
     def before(self) -> Position:

@@ -107,7 +107,7 @@ class Replay:
         """
         # What was planned blindly may have been committed before.
         before = start.without(self._record_of(start)).parts
-        given_up = {name: part.besides(before.get(name, Part())) for name, part in end.parts.items()}
+        given_up = {name: part.besides(before.get(name, Part()), name) for name, part in end.parts.items()}
         given_up = {name: planned for name, planned in given_up.items() if planned}
         if not given_up:
             return

@@ -173,7 +173,7 @@ def run_broker_cuts(
                 raise NodeError(f"{cell.name}: {broker.node.counts(_QUEUE)} are not read")
             reader.trigger()
         reader.stop()
-        told = verdict(publisher.sent, reader.emitted, 0)
+        told = verdict(publisher.arrived(reader.emitted), reader.emitted, 0)
         return BrokerCuts(cell, f"{broker.node.title} {broker.node.version}", restarted, cuts, reader.came_again, told)
 
 

@@ -161,7 +161,7 @@ def run_cuts(settle_after: str, cuts: int, seed: int, say: Callable[[str], None]
         publisher.check()
         _drain(job, broker)
         rows, unreadable = _join((rows, unreadable), _rows(job))
-        told = verdict(publisher.sent, rows, broker.left())
+        told = verdict(publisher.arrived(rows), rows, broker.left())
     return Cuts(
         settle_after,
         cuts,

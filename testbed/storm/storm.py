@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, TypeAlias
@@ -86,6 +86,8 @@ class Publisher(threading.Thread):
         self.count = begin
         #: Their marks, for those who can hold them all.
         self.sent: list[str] = []
+        #: Those of the chunk it was stopped at: sent, never confirmed, and maybe in the queue.
+        self.given_up: list[str] = []
         self.sent_again = 0
         self._failed: Exception | None = None
 
@@ -152,7 +154,12 @@ class Publisher(threading.Thread):
             else:
                 self.confirmed(marks)
                 return True
+        self.given_up = marks
         return False
+
+    def arrived(self, output: Iterable[str]) -> list[str]:
+        """Return the marks of what the broker has had: all it confirmed, and what came out of the chunk given up."""
+        return [*self.sent, *set(self.given_up).intersection(output)]
 
     def stop(self) -> None:
         """Give up."""
@@ -531,4 +538,5 @@ class Storm:
 
     def verdict(self, left: int) -> Verdict:
         """Audit the output."""
-        return verdict(self._publisher.sent, output_marks(self._job.output), left)
+        rows = output_marks(self._job.output)
+        return verdict(self._publisher.arrived(rows), rows, left)

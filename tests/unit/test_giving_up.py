@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pyspark_mq.errors import CheckpointError
+from pyspark_mq.sources.position import Part, Position
 from pyspark_mq.sources.settings import Guarantee
 from pyspark_mq.spark_source.offset import released
 from tests.support.engine import At, Crashed
@@ -148,7 +149,6 @@ def test_what_was_given_up_of_an_epoch_says_nothing_of_another_of_its_number(tmp
 
 
 def test_records_of_epochs_that_are_long_gone_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pyspark_mq.sources.position import Part, Position
     from pyspark_mq.spark_source import id_log
 
     monkeypatch.setattr(id_log, "_EPOCHS_KEPT", 5)
@@ -194,3 +194,8 @@ def test_a_lower_guarantee_over_an_open_epoch_is_refused_where_nothing_can_be_wr
     scene.query.crash()
     scene.query.settings = exactly
     scene.assert_exactly_once()
+
+
+def test_damaged_ids_of_an_epoch_that_is_run_empty_are_an_error_in_words() -> None:
+    with pytest.raises(CheckpointError, match=r"'orders': the message IDs in the checkpoint's offset cannot be read"):
+        Part("no IDs").besides(Part(), "orders")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,12 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from testbed.process import NodeError
-from testbed.storm.audit import Output, output_marks
+from testbed.process import NodeError, PublishError
+from testbed.storm.audit import Output, output_marks, verdict
 from testbed.storm.faults import FAULTS, PERIODIC, RECEIVER_FAULTS, fault_of
 from testbed.storm.history import History
 from testbed.storm.queues import PrivateBroker
 from testbed.storm.record import Numbering, Record, RecordedPublisher
+from testbed.storm.storm import Publisher
 
 RUN = "0123456789abcdef01234567"
 
@@ -215,6 +217,26 @@ def test_a_publisher_that_ends_of_itself_is_no_publisher_that_has_sent_all(tmp_p
     assert record.sent == 300
     with pytest.raises(NodeError, match=r"ended after 300 of 450 messages.*struct\.error"):
         publisher.check()
+
+
+def test_a_chunk_that_was_given_up_unconfirmed_may_be_in_the_output_once_or_not_at_all() -> None:
+    failing = threading.Event()
+    arrived: list[str] = []
+
+    def send(bodies: Sequence[bytes], _: Sequence[str]) -> None:
+        arrived.extend(body[:36].decode() for body in bodies[:33])
+        failing.set()
+        raise PublishError("queue", 0, "connection lost")
+
+    publisher = Publisher(send, 450, 0)
+    publisher.start()
+    assert failing.wait(30)
+    publisher.stop()
+    one = arrived[:33]
+    assert publisher.arrived([]) == publisher.sent == []
+    assert sorted(publisher.arrived([*one, "strange"])) == sorted(one)
+    twice = verdict(publisher.arrived([*one, one[0]]), [*one, one[0]], 0)
+    assert (twice.lost, twice.duplicated, twice.unexpected) == (0, 1, 0)
 
 
 def test_what_a_sink_was_handed_is_written_down_with_its_batch_once(tmp_path: Path) -> None:

@@ -171,10 +171,10 @@ def _sizes(batch: pa.RecordBatch, keys: Sequence[Key | None]) -> array[int]:
             continue
         kind = column.type.id
         if kind in _TEXTS:
-            sums += _ends(column)
+            copies = 1
             if name == _ID:
-                sums += _ends(column)  # the key is another copy
-                keys = ()
+                copies, keys = 2, ()  # the key is another copy
+            sums += copies * _ends(column)
         elif kind == _MAP and len(column.keys):
             ends = _ends(column)
             sums += _ENTRY_BYTES * ends + _ends(column.keys)[ends] + _ends(column.items)[ends]
