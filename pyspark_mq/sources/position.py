@@ -63,9 +63,9 @@ class Part:
         Raises:
             CheckpointError: IDs of either cannot be read.
         """
-        left_out = {key for text in before.committed().carried for key in decode(text, repr(name))}
-        kept = [key for key in decode(self.planned, repr(name)) if key not in left_out] if self.planned else []
-        return encode_ids(kept) if kept else ""
+        destination = repr(name)
+        left_out = {key for text in before.committed().carried for key in decode(text, destination)}
+        return encode_ids([key for key in decode(self.planned, destination) if key not in left_out])
 
     def committed(self) -> Part:
         """The same once the epoch is committed: what was planned may come again."""

@@ -49,12 +49,11 @@ _CONFIRM_TIMEOUT_S = 30.0
 
 
 class OncePublisher(Publisher):
-    """Sends no message twice; `unsure` of those that may have arrived."""
+    """Sends no message twice: one without a confirmation is doubtful."""
 
     def __init__(self, broker: PrivateBroker, messages: int, rate: int, allowed: Callable[[], int]) -> None:
         super().__init__(self._confirmed, messages, rate, allowed=allowed)
         self._broker = broker
-        self.doubtful: set[str] = set()
 
     def _confirmed(self, bodies: Sequence[bytes], ids: Sequence[str]) -> None:
         """Publish; to RabbitMQ the ID is message ID and correlation ID, as Flink looks at the latter."""
@@ -234,7 +233,7 @@ def _rows(reader: OurReader | JavaReader) -> list[str]:
 def _verdict(reader: OurReader | JavaReader, publisher: OncePublisher, broker: PrivateBroker) -> Verdict:
     """A message without a confirmation may be in the output, or not."""
     rows = _rows(reader)
-    return verdict([*publisher.sent, *publisher.doubtful.intersection(rows)], rows, broker.left())
+    return verdict(publisher.arrived(rows), rows, broker.left())
 
 
 def _after(reader: OurReader | JavaReader, faults: Sequence[tuple[float, str]]) -> dict[str, int]:

@@ -86,8 +86,8 @@ class Publisher(threading.Thread):
         self.count = begin
         #: Their marks, for those who can hold them all.
         self.sent: list[str] = []
-        #: Those of the chunk it was stopped at: sent, never confirmed, and maybe in the queue.
-        self.given_up: list[str] = []
+        #: Those that were given up unconfirmed, and may be in the queue.
+        self.doubtful: set[str] = set()
         self.sent_again = 0
         self._failed: Exception | None = None
 
@@ -154,12 +154,12 @@ class Publisher(threading.Thread):
             else:
                 self.confirmed(marks)
                 return True
-        self.given_up = marks
+        self.doubtful.update(marks)
         return False
 
     def arrived(self, output: Iterable[str]) -> list[str]:
-        """Return the marks of what the broker has had: all it confirmed, and what came out of the chunk given up."""
-        return [*self.sent, *set(self.given_up).intersection(output)]
+        """Return the marks of what the broker has had: all it confirmed, and what came out of what is doubtful."""
+        return [*self.sent, *self.doubtful.intersection(output)]
 
     def stop(self) -> None:
         """Give up."""

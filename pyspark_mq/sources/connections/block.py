@@ -171,10 +171,11 @@ def _sizes(batch: pa.RecordBatch, keys: Sequence[Key | None]) -> array[int]:
             continue
         kind = column.type.id
         if kind in _TEXTS:
-            copies = 1
+            ends = _ends(column)
+            sums += ends
             if name == _ID:
-                copies, keys = 2, ()  # the key is another copy
-            sums += copies * _ends(column)
+                sums += ends  # the key is another copy
+                keys = ()
         elif kind == _MAP and len(column.keys):
             ends = _ends(column)
             sums += _ENTRY_BYTES * ends + _ends(column.keys)[ends] + _ends(column.items)[ends]
