@@ -52,7 +52,6 @@ class Contender:
         protocol: value of the option `protocol`; for others than us and bare clients what they speak.
         guarantee: ours alone.
         consumers: Hazelcast's alone.
-        id_files: ours alone: are IDs kept in files of the checkpoint? Else `checkpointLocation` is not given.
         unacknowledged: a ceiling's alone: so many messages, of which half are acknowledged at a time.
         share: of the messages of a turn: who is slow gets fewer, as rates are compared.
     """
@@ -63,7 +62,6 @@ class Contender:
     guarantee: str = EXACTLY_ONCE
     consumers: int = 1
     share: float = 1.0
-    id_files: bool = True
     unacknowledged: int = 0
 
     @property
@@ -71,7 +69,7 @@ class Contender:
         """For tables; unique for a broker."""
         if self.kind == OURS:
             said = [f"pyspark-mq {self.protocol}", "" if self.guarantee == EXACTLY_ONCE else self.guarantee]
-            return ", ".join(filter(None, [*said, "" if self.id_files else "without checkpointLocation"]))
+            return ", ".join(filter(None, said))
         if self.kind == CEILING:
             return f"ceiling, {self.unacknowledged:,} unacknowledged"
         if self.kind == BARE:
@@ -131,7 +129,6 @@ def _of_broker(broker: str, protocols: Sequence[str], share: float, hazelcast: f
 #: In the order of the tables. ActiveMQ Classic acknowledges message by message with a write to its disk: smaller turns.
 CONTENDERS: tuple[Contender, ...] = (
     *_of_broker("rabbitmq", (AMQP_0_9_1, STOMP, AMQP_1_0), 1.0, 0.15),
-    Contender("rabbitmq", OURS, AMQP_0_9_1, share=0.5, id_files=False),
     Contender("rabbitmq", OURS, AMQP_0_9_1, guarantee=AT_LEAST_ONCE),
     Contender("rabbitmq", OURS, AMQP_0_9_1, guarantee=NONE),
     Contender("rabbitmq", CEILING, AMQP_0_9_1),

@@ -361,7 +361,7 @@ class OurDrain(_QueryDrain):
 
     def _stream(self, checkpoint: str) -> Any:
         options = {**self._options}
-        if self._contender.id_files and self._contender.guarantee == EXACTLY_ONCE:
+        if self._contender.guarantee == EXACTLY_ONCE:
             options = {"checkpointLocation": checkpoint, **options}
         return self._spark.readStream.format("mq").options(**options).load()
 

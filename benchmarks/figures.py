@@ -136,8 +136,6 @@ def find(
     kind: str,
     protocol: str | None = None,
     guarantee: str = "exactly-once",
-    *,
-    id_files: bool = True,
 ) -> list[Figures]:
     """Those of a broker and kind that were measured, the fastest first."""
     found = [
@@ -145,7 +143,6 @@ def find(
         for one in figures
         if one.contender.broker == broker and one.contender.kind == kind and not one.problem
         and protocol in {None, one.contender.protocol} and one.contender.guarantee == guarantee
-        and one.contender.id_files is id_files
     ]  # fmt: skip
     return sorted(found, key=lambda one: -one.best_known_rate)
 
@@ -177,10 +174,6 @@ def _to_the_limit(figures: Sequence[Figures], broker: str) -> list[tuple[str, fl
         (f"{name}: ours / {other.contender.name}", rate / other.best_known_rate)
         for kind in (CEILING, PERF_TEST)
         for other in sorted(find(figures, broker, kind), key=lambda one: one.contender.unacknowledged)
-    ]
-    found += [
-        (f"{name}: without checkpointLocation / with it", other.best_known_rate / rate)
-        for other in find(figures, broker, OURS, AMQP_0_9_1, id_files=False)
     ]
     return found + [
         (f"{name}: exactly-once / {guarantee}", rate / other.best_known_rate)

@@ -32,7 +32,7 @@ _FIRST = 8
 _TIMEOUT_S = 300.0
 #: In the order in which Spark takes them (MicroBatchExecution.scala); then all of them.
 _STEPS = ("latestOffset", "walCommit", "getBatch", "queryPlanning", "addBatch", "commitOffsets", "triggerExecution")
-_WITH, _WITHOUT = "with checkpointLocation", "without"
+_OURS = "pyspark-mq"
 _COUNTING, _RATE = "Python source, no broker", "Spark rate-micro-batch"
 
 
@@ -53,7 +53,7 @@ class Steps(Part):
             spark = make_session()
             spark.dataSource.register(CountingSource)
             try:
-                for name in (_RATE, _COUNTING, _WITHOUT, _WITH):
+                for name in (_RATE, _COUNTING, _OURS):
                     say(name)
                     found[name] = _turn(spark, arena, name, args.rows, args.triggers)
             finally:
@@ -62,7 +62,6 @@ class Steps(Part):
 
     def tables(self, results: Mapping[str, Any]) -> list[Table]:
         steps = results["steps"]
-        ours = [f"pyspark-mq {name}" if name in {_WITH, _WITHOUT} else name for name in steps]
         rows = [[step, *(f"{found[step]:,.0f}" for found in steps.values())] for step in _STEPS]
         rows += [
             [
@@ -74,7 +73,7 @@ class Steps(Part):
         return [
             Table(
                 f"Steps of a trigger of {results['rows']:,} rows, ms",
-                ("", *ours),
+                ("", *steps),
                 rows,
                 (
                     f"{results['broker']}, AMQP 0-9-1, {_BODY_BYTES}-byte bodies, a backlog, triggers one after the "
@@ -89,7 +88,7 @@ def _turn(spark: Any, arena: Arena, name: str, rows: int, triggers: int) -> dict
     messages = (triggers + _FIRST + 4) * rows
     queue = arena.filled(Contender("rabbitmq", OURS, AMQP_0_9_1), Shape(_BODY_BYTES, headers=False), messages)
     with tempfile.TemporaryDirectory() as checkpoint:
-        stream = spark.readStream.format("mq" if name in {_WITH, _WITHOUT} else "counting").option("rows", rows)
+        stream = spark.readStream.format("mq" if name == _OURS else "counting").option("rows", rows)
         if name == _RATE:
             stream = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows)
             stream = stream.option("numPartitions", os.cpu_count() or 1)
@@ -99,9 +98,8 @@ def _turn(spark: Any, arena: Arena, name: str, rows: int, triggers: int) -> dict
                 "url": arena.node.url(),
                 "queue": queue,
                 "maxMessagesPerTrigger": str(rows),
+                "checkpointLocation": checkpoint,
             }
-            if name == _WITH:
-                options["checkpointLocation"] = checkpoint
             stream = spark.readStream.format("mq").options(**options)
         query = stream.load().writeStream.format("noop").option("checkpointLocation", checkpoint).start()
         try:

@@ -62,16 +62,14 @@ def main() -> int:
 
 def source_of(spark: SparkSession, arguments: argparse.Namespace) -> DataStreamReader:
     """The queue that the arguments name."""
-    # Message IDs in files of the checkpoint, or of another folder, instead of in the offsets, which then stay small.
-    id_log = {"checkpointLocation": arguments.checkpoint}
-    if arguments.id_log is not None:
-        id_log = {} if arguments.id_log == "none" else {"idLog": arguments.id_log}
+    # Message IDs are in files of the checkpoint, or of another folder.
+    place = {"idLog": arguments.id_log} if arguments.id_log else {"checkpointLocation": arguments.checkpoint}
     return (
         spark.readStream.format("mq")
         .option("broker", arguments.broker)
         .option("url", arguments.url)
         .option("queue", arguments.queue)
-        .options(**id_log)
+        .options(**place)
         .options(**dict(option.split("=", 1) for option in arguments.option))
     )
 
@@ -79,8 +77,7 @@ def source_of(spark: SparkSession, arguments: argparse.Namespace) -> DataStreamR
 def summary(failure: str) -> str:
     """Of what Spark says of a query that failed, what there is to read, in a few thousand characters.
 
-    Behind it Spark prints the plan and the offsets, which without `checkpointLocation` at the source hold the IDs of
-    messages: up to megabytes. The traceback is in Spark's log.
+    Behind it Spark prints the plan and the offsets. The traceback is in Spark's log.
     """
     told = failure.partition("=== Streaming Query ===")[0].strip()
     of_the_source = re.search(r"\[mq:[\w-]+\] .+", told)
@@ -136,8 +133,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--output", required=True)
     parser.add_argument("--checkpoint", required=True)
     parser.add_argument("--master", help="of Spark; by default what spark-submit says, or all cores of this machine")
-    parser.add_argument("--id-log", metavar="FOLDER", help="for files of message IDs, by default in the checkpoint; "
-                        "'none' for in the offsets")  # fmt: skip
+    parser.add_argument("--id-log", metavar="FOLDER", help="for files of message IDs, by default in the checkpoint")
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="of the source")
     parser.add_argument("--restarts", type=int, default=0, help="of the query, when it has failed")
     parser.add_argument("--prometheus", metavar="HOST:PORT", help="serve metrics there (extra 'otel')")

@@ -22,7 +22,7 @@ __all__ = ["MODULE", "PAGE", "RULES_PAGE", "lines_of_rules", "linked", "model_ro
 _DOCS = SPEC.parent / "docs"
 PAGE = _DOCS / "specification.md"
 RULES_PAGE = _DOCS / "how-it-works.md"
-MODULE = SPEC / "LateAcknowledgement.tla"
+MODULE = SPEC / "Journal.tla"
 
 _MARKED = re.compile(r"(<!-- written by make spec: (.+?) -->)\n.*?(<!-- end -->\n)", re.DOTALL)
 _RULE = re.compile(r"\brule (\d+):")
@@ -62,9 +62,11 @@ _DASH = "\N{EN DASH}"
 _FAULTS = {
     "crash": "crash", "cut": "end", "silence": "unnoticed end", "broker": "kill of the broker",
     "forget": "forgotten", "away": "taken by others", "still": "stop", "release": "release",
+    "lower": "lower guarantee", "merge": "merge",
 }  # fmt: skip
 _SIZES = {
-    "One": "1 message", "OneQueue": "2 messages", "Three": "3 messages", "OneEach": "2 messages of 2 queues",
+    "One": "1 message", "OneQueue": "2 messages", "Three": "3 messages", "Four": "4 messages", "Five": "5 messages",
+    "OneEach": "2 messages of 2 queues",
     "TwoQueues": "3 messages of 2 queues", "Repeated": "3 messages, 2 with one ID",
     "OneSlot": "1 session", "SlotEach": "2 sessions", "TwoSlots": "2 sessions",
 }  # fmt: skip

@@ -11,47 +11,60 @@ __all__ = ["LONG", "MODELS", "QUICK", "RULES", "SAFEGUARDS", "without"]
 
 _ONE = MappingProxyType({"Copies": "One", "Slots": "OneSlot"})
 _TWO = MappingProxyType({"Copies": "OneQueue", "Slots": "OneSlot", "EpochMax": 1})
+_THREE = MappingProxyType({"Copies": "Three", "Slots": "OneSlot", "EpochMax": 1})
+_FIVE = MappingProxyType({"Copies": "Five", "Slots": "OneSlot", "EpochMax": 1, "Window": 5, "Room": 1})
 _EACH = MappingProxyType({"Copies": "OneEach"})
+_NOTHING = MappingProxyType({"RememberLeft": 0, "DedupWindow": 0})
 #: Those that say what users are promised, and what it rests on.
-_FEW = ("AcknowledgedIsCommitted", "NothingTwice", "SameBatch", "CarriedIsCommitted", "MayComeAgainIsKnown")
+_FEW = (
+    "AcknowledgedIsCommitted", "NothingTwice", "SameBatch", "NamedIsCommitted", "NamedIsThere", "MayComeAgainIsKnown",
+    "NamesAreBounded",
+)  # fmt: skip
 _BEFORE_42 = MappingProxyType({"Shows": False})
 
 #: Checked by the tests too: each kind of fault, each order of calls, each way that things come about.
 QUICK = (
-    Model("a queue with two connections", {"Copies": "OneQueue", "Slots": "TwoSlots"},
-          {"crash": 1, "cut": 1, "silence": 1}),
-    Model("given up", {**_EACH, "GivesUp": True}, {"crash": 2, "away": 1}),
-    Model("released", _EACH, {"crash": 2, "away": 1, "release": 1}),
-    Model("another consumer", _EACH, {"crash": 1, "silence": 1, "away": 1}),
-    Model("a broker that forgets", {**_EACH, "EpochMax": 1}, {"crash": 1, "broker": 1, "forget": 1}),
-    Model("a process that stands still", _EACH, {"crash": 1, "silence": 1, "still": 1}),
+    Model("a queue with two connections", {"Copies": "OneQueue", "Slots": "TwoSlots", "EpochMax": 1},
+          {"crash": 1, "silence": 1}),
+    Model("given up", {**_TWO, "EpochMax": 2, "GivesUp": True}, {"crash": 2}),
+    Model("released", _ONE, {"crash": 2, "away": 1, "release": 1}),
+    Model("another consumer", _TWO, {"silence": 1, "away": 1}),
+    Model("a broker that forgets", {**_TWO, **_NOTHING}, {"crash": 1, "broker": 1, "forget": 1}),
+    Model("a process that stands still", _ONE, {"crash": 1, "silence": 1, "still": 1}),
     Model("delivery limit, a message that cannot be decoded", {**_TWO, "Odd": "OddFirst", "Limit": 1},
           {"crash": 1, "cut": 1}),
-    Model("a message sent twice", {"Copies": "Repeated", "Slots": "OneSlot"}, {"cut": 1, "silence": 1}),
+    Model("a message sent twice", {"Copies": "Repeated", "Slots": "OneSlot", "EpochMax": 1, "DedupWindow": 3},
+          {"cut": 1, "silence": 1}),
+    Model("a lower guarantee, and back", {**_TWO, **_NOTHING}, {"crash": 2, "lower": 1}),
+    Model("segments that close", {**_TWO, **_NOTHING}, {"crash": 1, "cut": 1}),
+    Model("segments that are merged", _TWO, {"crash": 2, "merge": 1}),
     Model("Trigger.Once", {**_EACH, "Mode": "once"}, {"crash": 1, "cut": 1}),
     Model("Trigger.AvailableNow", {**_EACH, "Mode": "available"}, {"crash": 1, "cut": 1}),
-    Model("Spark 4.0", {**_EACH, **_BEFORE_42, "EpochMax": 1}, {"crash": 2, "cut": 1}),
-    Model("Spark 4.0, bounded runs", {**_EACH, **_BEFORE_42, "Mode": "available"}, {"crash": 2}),
-    Model("Spark 4.0, a broker that forgets", {**_TWO, **_BEFORE_42}, {"crash": 2, "broker": 1, "forget": 1}),
-    Model("comes about", _TWO, {"crash": 1, "cut": 1}, LASTING),
+    Model("Spark 4.0", {**_TWO, **_BEFORE_42}, {"crash": 1, "cut": 1}),
+    Model("Spark 4.0, bounded runs", {**_ONE, **_BEFORE_42, "Mode": "available"}, {"crash": 1}),
+    Model("Spark 4.0, a broker that forgets", {**_ONE, **_BEFORE_42}, {"crash": 2, "broker": 1, "forget": 1}),
+    Model("comes about", _TWO, {"crash": 1}, LASTING),
     Model("comes about: Trigger.Once", {**_ONE, "Mode": "once"}, {}, LASTING),
     Model("comes about: given up", {**_ONE, "GivesUp": True}, {"crash": 1, "away": 1}, LASTING),
-    Model("comes about: Spark 4.0", {**_TWO, **_BEFORE_42}, {"crash": 1}, LASTING),
+    Model("comes about: Spark 4.0", {**_ONE, **_BEFORE_42}, {"crash": 1}, LASTING),
 )  # fmt: skip
 #: What `make spec` adds.
 MODELS = (
     *QUICK,
-    Model("two queues, all that ends sessions", {},
-          {"crash": 2, "cut": 1, "silence": 1, "broker": 1, "forget": 1}, _FEW),
-    Model("two queues, a broker that forgets", {}, {"crash": 2, "cut": 1, "broker": 1, "forget": 1}, _FEW),
-    Model("given up, longer", {"GivesUp": True}, {"crash": 2, "away": 1}, _FEW),
-    Model("Spark 4.0, longer", _BEFORE_42, {"crash": 2, "cut": 1}, _FEW),
+    Model("many segments, directed", {**_FIVE, "Copies": "Four"}, {"crash": 2, "merge": 1}, _FEW, among="Untaken"),
+    Model("four messages, directed", {**_FIVE, "Copies": "Four"}, {"crash": 1, "cut": 1}, _FEW, among="Untaken"),
+    Model("two queues, a broker that forgets", {**_EACH, "EpochMax": 1}, {"crash": 1, "broker": 1, "forget": 1}, _FEW),
 )  # fmt: skip
 #: By hand.
 LONG = (
-    Model("two connections, longer", {"Copies": "Three", "Slots": "TwoSlots"},
+    Model("two connections, longer", {"Copies": "OneQueue", "Slots": "TwoSlots"},
           {"crash": 1, "cut": 1, "silence": 1}, _FEW),
-    Model("two queues, longer", {}, {"crash": 2, "cut": 2, "silence": 1, "broker": 1, "forget": 1}, _FEW),
+    Model("three messages, segments that close", {**_THREE, **_NOTHING}, {"crash": 2, "cut": 1}, _FEW),
+    Model("three messages, segments that are merged", _THREE, {"crash": 2, "cut": 1, "merge": 1}, _FEW),
+    Model("Spark 4.0, longer", {**_TWO, **_BEFORE_42}, {"crash": 2, "cut": 1}, _FEW),
+    Model("five messages, directed", _FIVE, {"crash": 2, "cut": 1, "merge": 1}, _FEW, among="Untaken"),
+    Model("two queues, all that ends sessions", {}, {"crash": 2, "cut": 1, "silence": 1, "broker": 1, "forget": 1},
+          _FEW),
 )  # fmt: skip
 
 #: Each rule: the smallest model on which leaving it out shows, and the property that fails there.
@@ -61,7 +74,7 @@ RULES: Mapping[str, Model] = MappingProxyType(
         "2": Model("settled by `commit` alone", _ONE, {}, ["AllSettled"]),
         "3": Model("acknowledged up to what has arrived", _TWO, {}, ["AcknowledgedIsCommitted"]),
         "4": Model("dropped, not acknowledged", _ONE, {"crash": 1}, ["AllSettled"]),
-        "5": Model("nothing carried", _TWO, {"crash": 1}, ["NothingTwice"]),
+        "5": Model("nothing named", _TWO, {"crash": 1}, ["NothingTwice"]),
         "6": Model("what comes again in a new session is taken for new", _TWO, {"cut": 1}, ["NothingTwice"]),
         "7": Model("a second message with an ID is another one", {**_TWO, "Copies": "Repeated", "EpochMax": 2}, {},
                    ["NothingTwice"]),
@@ -77,24 +90,65 @@ RULES: Mapping[str, Model] = MappingProxyType(
         "15": Model("given up without a record", {**_ONE, "GivesUp": True}, {"crash": 2}, ["AcknowledgedIsCommitted"]),
         "16": Model("all that is planned is settled", {**_TWO, **_BEFORE_42}, {}, ["AcknowledgedIsCommitted"]),
         "17": Model("a message is read as the one before", _TWO, {}, ["AcknowledgedIsCommitted"]),
-        "18": Model("the time of a stopped process counts", _TWO, {"crash": 2, "still": 1}, ["NothingTwice"]),
+        "18": Model("the time of a stopped process is a grace", {**_THREE, **_NOTHING},
+                    {"still": 1, "broker": 1, "forget": 1}, ["NothingTwice"], among="Directed"),
     }
 )  # fmt: skip
-#: Faults that the code once had, and what is no rule by itself.
+#: What is no rule by itself: parts of the journal, and faults that the code or its design once had.
 SAFEGUARDS: Mapping[str, Model] = MappingProxyType(
     {
-        "slow": Model("carried too briefly where the broker is slow to hand out again", _TWO, {"crash": 2},
-                      ["NothingTwice"]),
-        "given up": Model("given up, and committed with its epoch", {**_ONE, "GivesUp": True}, {"crash": 1},
-                          ["AcknowledgedIsCommitted"]),
-        "other clock": Model("the connected time of another queue counts", {**_EACH, "EpochMax": 1},
-                             {"crash": 2}, ["NothingTwice"]),
-        "grace": Model("not carried once it is confirmed", _TWO, {"crash": 1, "broker": 1, "forget": 1},
+        "sign of life": Model("settled once it is confirmed", {**_THREE, **_NOTHING}, {"broker": 1, "forget": 1},
+                              ["NothingTwice"], among="Directed"),
+        "asked behind": Model("settled by an answer that was on its way before", {**_THREE, **_NOTHING},
+                              {"broker": 1, "forget": 1}, ["NothingTwice"], among="Directed"),
+        "ends of sessions": Model("settled by the end of its session", {**_THREE, **_NOTHING}, {"cut": 1},
+                                  ["NothingTwice"], among="Directed"),
+        "no handle": Model("settled where it had no handle", {**_THREE, **_NOTHING, "Window": 1}, {"cut": 1},
+                           ["MayComeAgainIsKnown"]),
+        "own file": Model("only what the file of `start` names is read", _TWO, {"crash": 1}, ["NothingTwice"]),
+        "end is open": Model("the open epoch is taken for committed", _ONE, {"crash": 1},
+                             ["AcknowledgedIsCommitted"]),
+        "left of the end": Model("what the open epoch's file has as left is not read", _FIVE, {"crash": 2},
+                                 ["MayComeAgainIsKnown"], among="Untaken"),
+        "alone": Model("what comes again of a left segment brings all of it along",
+                       {**_FIVE, "Copies": "Four", "EpochMax": 2, "Room": 2}, {"crash": 1, "cut": 1},
+                       ["MayComeAgainIsKnown"], among="Untaken"),
+        "at the bound": Model("a segment closes at the bound", {**_FIVE, "Copies": "Three"}, {"crash": 1},
+                              ["MayComeAgainIsKnown"], among="Untaken"),
+        "counting twice": Model("what is left again counts again", {**_FIVE, "Copies": "Three"},
+                                {"crash": 1, "cut": 1}, ["MayComeAgainIsKnown"], among="Untaken"),
+        "counts of a list": Model("what was counted while under way counts for what is left",
+                                  {**_FIVE, "Copies": "Four"}, {"crash": 1, "cut": 1}, ["MayComeAgainIsKnown"],
+                                  among="Untaken"),
+        "counts are kept": Model("a restart counts anew", {**_FIVE, "RememberLeft": 2}, {"crash": 2, "merge": 1},
+                                 ["MayComeAgainIsKnown"], among="Untaken"),
+        "one segment": Model("forgotten when one of its segments closes", {**_THREE, **_NOTHING, "EpochMax": 2},
+                             {"crash": 2, "cut": 1}, ["NothingTwice"], among="Directed"),
+        "file first": Model("an offset is returned before its file is kept", _ONE, {"crash": 1}, ["NamedIsThere"]),
+        "removal too early": Model("files are removed by what is only planned", {**_THREE, **_NOTHING}, {},
+                                   ["NamedIsThere"], among="Directed"),
+        "removal of what is named": Model("files are removed that others name", _TWO, {}, ["NamedIsThere"]),
+        "removal by files": Model("files are removed by how many there are", {**_THREE, **_NOTHING}, {"crash": 1},
+                                  ["NamedIsThere"]),
+        "removal while blind": Model("Spark 4.0: files are removed before it has shown an offset",
+                                     {**_TWO, **_BEFORE_42}, {"crash": 1}, ["NamedIsThere"]),
+        "parts of a merge": Model("the parts are removed when segments are merged", _THREE, {"merge": 1},
+                                  ["NamedIsThere"]),
+        "begun": Model("Spark 4.0: the epoch before is not named", {**_TWO, **_BEFORE_42}, {"crash": 1},
                        ["NothingTwice"]),
+        "beside": Model("Spark 4.0: nothing is written beside a blind epoch's file", {**_ONE, **_BEFORE_42},
+                        {"crash": 2}, ["NothingTwice"]),
+        "closing beside": Model("Spark 4.0: nothing closes beside a blind epoch's file",
+                                {**_TWO, **_NOTHING, **_BEFORE_42}, {"crash": 2}, ["NamesAreBounded"]),
         "first answer": Model("Spark 4.0: an idle restart answers with the offset of the beginning",
                               {**_ONE, **_BEFORE_42}, {"crash": 2}, ["NothingTwice"]),
-        "leftovers": Model("Spark 4.0: what a former process left is not waited for", {**_TWO, **_BEFORE_42},
-                           {"crash": 2}, ["NothingTwice"]),
+        "given up": Model("given up, and committed with its epoch", {**_ONE, "GivesUp": True}, {"crash": 1},
+                          ["AcknowledgedIsCommitted"]),
+        "given up in merges": Model("given up, and merged all the same",
+                                    {**_THREE, "EpochMax": 2, "GivesUp": True}, {"crash": 1, "merge": 1},
+                                    ["NamedIsCommitted"], among="Directed"),
+        "lower guarantee": Model("a lower guarantee runs an open epoch without a record", _ONE,
+                                 {"crash": 1, "lower": 1}, ["AcknowledgedIsCommitted"]),
     }
 )  # fmt: skip
 
@@ -102,4 +156,4 @@ SAFEGUARDS: Mapping[str, Model] = MappingProxyType(
 def without(rule: str) -> Model:
     """The model that shows what a rule, or a safeguard, is for."""
     model = {**RULES, **SAFEGUARDS}[rule]
-    return Model(model.name, model.sizes, model.faults, model.properties, [rule])
+    return Model(model.name, model.sizes, model.faults, model.properties, [rule], model.among)

@@ -61,7 +61,8 @@ class Buffer(Generic[K, P]):
 
     def take(self, keys: Collection[K]) -> tuple[list[P], int]:
         """Messages go; their payloads, and the bytes of these."""
-        if len(keys) == len(self._payloads):
+        first = all(map(eq, keys, self.order))
+        if first and len(keys) == len(self._payloads):
             held, weight = list(self._payloads.values()), self.weight
             self._payloads, self.weight = {}, 0
             self.order.clear()
@@ -69,7 +70,7 @@ class Buffer(Generic[K, P]):
         held = list(map(self._payloads.pop, keys))
         weight = self._weigh(held)
         self.weight -= weight
-        if all(map(eq, keys, self.order)):
+        if first:
             for _ in keys:
                 self.order.popleft()
         else:

@@ -14,7 +14,7 @@ __all__ = ["Counters"]
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Counts since this process started, and four readings of this moment.
+    """Counts since this process started, and five readings of this moment.
 
     Attributes:
         received: deliveries taken in, first or again, without rejected ones.
@@ -28,10 +28,11 @@ class Counters:
         reconnects: sessions that ended.
         replays: epochs of a former process that were asked for again.
         lost: planned messages given up (`failOnDataLoss=false`, or released).
-        cut_short: epochs that left messages behind, as an offset had no room for more IDs (set `checkpointLocation`).
+        forgotten: IDs forgotten although their messages may come again: more than two million, or a day is over.
         unacked: now: deliveries for which no acknowledgement was sent yet.
         buffered: now: messages received and not planned.
-        carried: now: messages a new session may be handed again, planned ones and carried IDs.
+        carried: now: messages a new session may be handed again: planned, or acknowledged and not settled.
+        remembered: now: IDs of committed messages that are known, whatever becomes of theirs.
         backlog: now: messages ready in the queue, by what the broker said last; null if it does not report it.
     """
 
@@ -46,10 +47,11 @@ class Counters:
     reconnects: int = 0
     replays: int = 0
     lost: int = 0
-    cut_short: int = 0
+    forgotten: int = 0
     unacked: int = 0
     buffered: int = 0
     carried: int = 0
+    remembered: int = 0
     backlog: int | None = 0
 
     def __add__(self, other: Counters) -> Counters:
@@ -61,7 +63,7 @@ class Counters:
 
     def counted(self) -> Counters:
         """The same of a queue that is no longer there: what was counted stays, and nothing is there now."""
-        return replace(self, unacked=0, buffered=0, carried=0, backlog=0)
+        return replace(self, unacked=0, buffered=0, carried=0, remembered=0, backlog=0)
 
     @classmethod
     def of(cls, report: Mapping[str, Any]) -> Counters:

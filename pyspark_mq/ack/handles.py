@@ -80,11 +80,11 @@ class Handles(Generic[K]):
         self._tags[at:] = array("q", [tag for tag, _ in late])
         self._keys[at:] = [key for _, key in late]
 
-    def take_front(self, wanted: Collection[K]) -> tuple[int, int]:
+    def take_front(self, wanted: Collection[K]) -> tuple[Sequence[K], int]:
         """Take the deliveries of these messages up to the first of another one, or the barrier.
 
         Returns:
-            how many, and the last tag; 0 if there is none.
+            their messages, and the last tag; 0 if there is none.
         """
         end = self._start + len(wanted)
         if self._keys[self._start : end] != list(wanted):  # nearly always they are the same
@@ -93,9 +93,9 @@ class Handles(Generic[K]):
             end += 1
         if self.barrier is not None:
             end = min(end, bisect_left(self._tags, self.barrier, self._start))
-        taken = end - self._start
+        taken = self._keys[self._start : end]
         if not taken:
-            return 0, 0
+            return (), 0
         last = self._tags[end - 1]
         self._start = end
         if end > len(self._tags) // 2:
@@ -103,14 +103,15 @@ class Handles(Generic[K]):
             self._start = 0
         return taken, last
 
-    def take(self, wanted: Collection[K]) -> tuple[int, ...]:
-        """Take the deliveries of these messages, wherever they stand."""
+    def take(self, wanted: Collection[K]) -> tuple[list[K], tuple[int, ...]]:
+        """Take the deliveries of these messages, wherever they stand: the messages, and the tags."""
         tags, keys = self._tags[self._start :], self._keys[self._start :]
         stay = [key not in wanted for key in keys]
         if all(stay):
-            return ()
+            return [], ()
         self._tags, self._keys, self._start = array("q", compress(tags, stay)), list(compress(keys, stay)), 0
-        return tuple(compress(tags, map(not_, stay)))
+        goes = list(map(not_, stay))
+        return list(compress(keys, goes)), tuple(compress(tags, goes))
 
     def split(self, tags: Sequence[int]) -> tuple[int, tuple[int, ...]]:
         """Of tags that are not held: the last one below all that are, and the barrier; and those above."""
@@ -154,15 +155,15 @@ class OpenDeliveries(Generic[K]):
         self._more = Counter({key: count - 1 for key, count in counts.items() if count > 1})
         return left
 
-    def take(self, keys: dict[K, object]) -> tuple[SessionAcks, ...]:
-        """Take every handle of these messages, in each session at its lowest cost (rule 3)."""
+    def take(self, keys: dict[K, object]) -> list[tuple[SessionAcks, Collection[K]]]:
+        """Take every handle of these messages, in each session at its lowest cost (rule 3); with their messages."""
         more = self._more.keys() & keys.keys() if self._more else ()
         expected = len(keys) + sum(map(self._more.pop, more))
         fronts = {session: handles.take_front(keys) for session, handles in self._sessions.items()}
-        found = sum(count for count, _ in fronts.values())
-        parts = []
-        for session, (count, upto) in fronts.items():
-            singles = self._sessions[session].take(keys) if found < expected else ()
-            if count or singles:
-                parts.append(SessionAcks(session, upto, singles, count + len(singles)))
-        return tuple(parts)
+        found = sum(len(front) for front, _ in fronts.values())
+        parts: list[tuple[SessionAcks, Collection[K]]] = []
+        for session, (front, upto) in fronts.items():
+            others, singles = self._sessions[session].take(keys) if found < expected else ([], ())
+            if front or singles:
+                parts.append((SessionAcks(session, upto, singles, len(front) + len(singles)), [*front, *others]))
+        return parts

@@ -5,8 +5,8 @@ payloads are opaque, and nothing is sent from here: a method that makes acknowle
 returns a :class:`Settlement` that says which.
 
 The table decides, this module does what it says. Nearly every message is new, is planned with
-thousands of others and settled with them, so a state is a container: the buffer (RECEIVED), the
-planned epochs (PLANNED), the batches (COMMITTED, SETTLED; a batch moves as a whole). Messages of one state that meet
+thousands of others and committed with them, so a state is a container: the buffer (RECEIVED), the
+planned epochs (PLANNED), the segments of known IDs (COMMITTED). Messages of one state that meet
 one event are a group. The transition is looked up once for each group, its action is done, and the group goes into
 the container of the target state. Only deliveries that repeat a known ID are sorted into groups one by one.
 
@@ -23,14 +23,15 @@ from operator import itemgetter
 from typing import Generic, TypeVar
 
 from pyspark_mq.ack.buffer import Buffer
-from pyspark_mq.ack.carried import Batch, Carried
 from pyspark_mq.ack.counters import Counters
 from pyspark_mq.ack.handles import OpenDeliveries, SessionAcks, Settlement
+from pyspark_mq.ack.known import Known
 from pyspark_mq.ack.planned import Epoch, Planned
+from pyspark_mq.ack.settling import Settling
 from pyspark_mq.ack.table import Action, Event, State, step
 from pyspark_mq.errors import InternalError
 
-__all__ = ["Batch", "Ledger", "SessionAcks", "Settlement"]
+__all__ = ["Ledger", "SessionAcks", "Settlement"]
 
 K = TypeVar("K", bound=Hashable)  #: identity of a message
 P = TypeVar("P")  #: whatever the caller wants back when the message is emitted
@@ -45,10 +46,7 @@ class _Group(Generic[K, P]):
         session: where they were delivered, or whose end it is.
         tags, payloads: the handles under which they were delivered, and what was.
         into: the epoch they are planned in now.
-        whole: the planned epochs they are, as a whole.
-        memo: the encoded form of the keys.
-        wait_s: how long they are carried if they are exposed.
-        until_s: what the offset that they were found in says of their end.
+        whole: the planned epoch they are, as a whole.
     """
 
     keys: Collection[K]
@@ -56,10 +54,7 @@ class _Group(Generic[K, P]):
     tags: Sequence[int] | None = None
     payloads: Sequence[P] | None = None
     into: Epoch[K, P] | None = None
-    whole: Sequence[Epoch[K, P]] = ()
-    memo: str | None = None
-    wait_s: float | None = None
-    until_s: int | None = None
+    whole: Epoch[K, P] | None = None
 
 
 @dataclass(slots=True)
@@ -70,17 +65,15 @@ class _Moved(Generic[P]):
         held: their payloads, None for one that has not come; None if none move.
         weight: bytes of them, None if unknown.
         unbound: not all of the messages have a handle, maybe.
-        logged: the last plan whose offset names some of them.
     """
 
     held: Sequence[P | None] | None = None
     weight: int | None = None
     unbound: bool = False
-    logged: int = -1
 
 
 #: Actions after which a message is in another container, though its state may be the same.
-_REPLACING = frozenset({Action.ACKNOWLEDGE, Action.FORGET, Action.REPLAN})
+_REPLACING = frozenset({Action.FORGET, Action.REPLAN})
 
 
 class Ledger(Generic[K, P]):
@@ -89,32 +82,31 @@ class Ledger(Generic[K, P]):
     Not thread-safe: one thread calls it.
 
     Args:
-        grace_s: seconds a confirmed ID is still carried (`settleGrace`).
-        window: settled IDs remembered beyond the carried ones (`dedupWindow`).
-        remember: False for the lower guarantees. The keys are then mere serial numbers of
+        grace_s: seconds behind a confirmation after which an answer settles (`settleGrace`).
+        known: the IDs of committed messages. None for the lower guarantees: the keys are then mere serial numbers of
             deliveries, and nothing is kept once an epoch is committed.
         weigh: the bytes of payloads.
-        second_hash: of a key, independent of `hash`; without one a large window takes more memory.
 
     Attributes:
-        received: what is not planned yet, oldest first. To be looked at, as the next two are.
+        received: what is not planned yet, oldest first. To be looked at, as the next three are.
         planned: epochs that are planned and not committed.
-        carried: what is committed and may come again, or is remembered. The caller tells it the time.
+        settling: what is acknowledged and not settled. The caller tells it what is asked, and when.
+        left: segments of IDs that were left open. An ID of one that comes again is left again.
+        recalled: messages that a former process may have left open a moment ago.
     """
 
     def __init__(
-        self,
-        *,
-        grace_s: float,
-        window: int,
-        remember: bool = True,
-        weigh: Callable[[Sequence[P]], int] = len,
-        second_hash: Callable[[K], int] | None = None,
+        self, *, grace_s: float, known: Known[K] | None = None, weigh: Callable[[Sequence[P]], int] = len
     ) -> None:
         self._open: OpenDeliveries[K] = OpenDeliveries()
+        self._known = known
         self.received: Buffer[K, P] = Buffer(weigh)
         self.planned: Planned[K, P] = Planned(weigh)
-        self.carried: Carried[K] = Carried(grace_s, window, remember=remember, second_hash=second_hash)
+        self.settling: Settling[K] = Settling(None if known is None else grace_s)
+        self.left: Collection[int] = ()
+        self.recalled = 0
+        self._leaving: dict[K, None] = {}
+        self._numbers = 0
         self._count: Counter[str] = Counter()
         self._act: Mapping[Action, Callable[[_Group[K, P], _Moved[P]], None]] = {
             Action.NOTHING: lambda *_: None,
@@ -122,14 +114,13 @@ class Ledger(Generic[K, P]):
             Action.BIND: self._bind,
             Action.REPLAN: self._replan,
             Action.UNBIND: self._unbind,
+            Action.LEAVE: self._leave,
             Action.FORGET: self._forget,
         }
         self._take_from: Mapping[State, Callable[[_Group[K, P]], _Moved[P]]] = {
             State.UNSEEN: lambda _: _Moved(),
             State.RECEIVED: self._take_received,
             State.PLANNED: self._take_planned,
-            State.COMMITTED: self._take_done,
-            State.SETTLED: self._take_done,
         }
 
     # -- looking ---------------------------------------------------------------------------
@@ -140,10 +131,16 @@ class Ledger(Generic[K, P]):
 
     def _states(self, keys: Collection[K]) -> Callable[[K], State]:
         """The same for several, until something changes."""
-        carried = self.carried.states(keys)
-        return lambda key: (
-            State.RECEIVED if key in self.received else State.PLANNED if key in self.planned else carried(key)
-        )
+        known = frozenset() if self._known is None else self._known.among(keys)
+
+        def state(key: K) -> State:
+            if key in self.received:
+                return State.RECEIVED
+            if key in self.planned:
+                return State.PLANNED
+            return State.COMMITTED if key in known or key in self._leaving else State.UNSEEN
+
+        return state
 
     @property
     def counters(self) -> Counters:
@@ -166,8 +163,13 @@ class Ledger(Generic[K, P]):
 
     @property
     def expected(self) -> int:
-        """Messages that a new session may be handed again: planned, or committed and carried."""
-        return len(self.planned) + self.carried.live
+        """Messages that a new session may be handed again: planned, or acknowledged and not settled."""
+        return len(self.planned) + len(self.settling)
+
+    @property
+    def leaving(self) -> int:
+        """Messages that ends of sessions have left open since the last plan."""
+        return len(self._leaving)
 
     # -- receiving -------------------------------------------------------------------------
 
@@ -175,7 +177,14 @@ class Ledger(Generic[K, P]):
         """A connection is up; its deliveries will come under this number, never used before."""
         self._open.open(session)
 
-    def deliver(self, session: int, tags: Sequence[int], keys: Sequence[K], payloads: Sequence[P]) -> Settlement | None:
+    def deliver(
+        self,
+        session: int,
+        tags: Sequence[int],
+        keys: Sequence[K],
+        payloads: Sequence[P],
+        elsewhere: Collection[K] = frozenset(),
+    ) -> Settlement | None:
         """Take in deliveries of one session, in the order of arrival.
 
         Args:
@@ -183,6 +192,7 @@ class Ledger(Generic[K, P]):
             tags: ascending, above all earlier tags of the session.
             keys: the identity of each message.
             payloads: what to keep for each.
+            elsewhere: those that are not known here, and that somebody else has committed.
 
         Returns:
             Acknowledgements of duplicates that are due at once (rule 4), or None.
@@ -193,7 +203,7 @@ class Ledger(Generic[K, P]):
             return None
         self._count["received"] += len(keys)
         distinct = set(keys)
-        if len(distinct) == len(keys) and self._all_unseen(distinct):
+        if len(distinct) == len(keys) and not elsewhere and self._all_unseen(distinct):
             return self._meet(Event.DELIVER, {State.UNSEEN: _Group(keys, session, tags, payloads)})
         groups: dict[State, list[tuple[int, K, P]]] = {}
         unseen: set[K] = set()
@@ -201,7 +211,7 @@ class Ledger(Generic[K, P]):
         for delivery in zip(tags, keys, payloads, strict=True):
             key = delivery[1]
             # What repeats a new message of the same call meets the state that the first one leaves.
-            state = State.RECEIVED if key in unseen else state_of(key)
+            state = State.RECEIVED if key in unseen else State.COMMITTED if key in elsewhere else state_of(key)
             if state is State.UNSEEN:
                 unseen.add(key)
             groups.setdefault(state, []).append(delivery)
@@ -244,7 +254,12 @@ class Ledger(Generic[K, P]):
         handles.barrier = tag if handles.barrier is None else min(tag, handles.barrier)
 
     def _all_unseen(self, keys: set[K]) -> bool:
-        return all(kept.knows_none_of(keys) for kept in (self.received, self.planned, self.carried))
+        return (
+            self.received.knows_none_of(keys)
+            and self.planned.knows_none_of(keys)
+            and self._leaving.keys().isdisjoint(keys)
+            and (self._known is None or self._known.knows_none_of(keys))
+        )
 
     def lose(self, session: int) -> None:
         """The session is gone, and every handle it gave with it (rule 6)."""
@@ -259,70 +274,66 @@ class Ledger(Generic[K, P]):
             {
                 State.RECEIVED: _Group(only_here, session),
                 State.PLANNED: _Group([key for key in held if key in self.planned], session),
+                State.COMMITTED: _Group(self.settling.lose(session), session),
             },
         )
         self._count["returned"] += len(only_here)
         left = self._open.close(session)
         if left:
             raise InternalError(f"session {session} is gone, and {left} of its handles are still held")
-        self.carried.lose(session)
 
     # -- phase one -------------------------------------------------------------------------
 
-    def plan(self, epoch: int, count: int, memo: Callable[[tuple[K, ...]], str] | None = None) -> None:
-        """Cut the oldest `count` buffered messages into an epoch.
+    def plan(self, epoch: int, count: int) -> tuple[K, ...]:
+        """Cut the oldest `count` buffered messages into an epoch; their IDs, in order.
 
         Args:
             epoch: number above all earlier ones.
-            memo: called with the IDs in order; its result stays with the epoch's batch.
         """
         keys = tuple(islice(self.received.order, count))
         planned: Epoch[K, P] = Epoch(epoch)
         self._meet(Event.PLAN, {State.RECEIVED: _Group(keys, into=planned)})
-        if memo is not None:
-            planned.memo = memo(keys)
         self.planned.epochs[epoch] = planned
-        self.carried.plan()
         self._count["planned"] += len(planned.payloads)
+        return keys
 
-    def restore_planned(self, epoch: int, keys: Sequence[K], memo: str | None = None) -> None:
+    def take_leaving(self) -> list[K]:
+        """Take what ends of sessions have left open since the last time, and what came again of what was left."""
+        leaving, self._leaving = self._leaving, {}
+        return list(leaving)
+
+    def leave_again(self, segments: Collection[int]) -> None:
+        """Count what came again, and is not settled, as left: the segments that have it are about to be closed."""
+        if self._known is not None and segments:
+            self._leaving.update(dict.fromkeys(self._known.among(list(self.settling.again()), segments)))
+
+    def restore_planned(self, epoch: int, keys: Sequence[K]) -> None:
         """Expect an epoch that a former process planned and Spark did not commit.
 
         IDs that are committed already are left out: they are not emitted again. What was buffered, or planned
         here for a later epoch, becomes a part of this one.
         """
-        planned: Epoch[K, P] = Epoch(epoch, memo=memo)
+        planned: Epoch[K, P] = Epoch(epoch)
         groups = self._by_state(keys)
         self._meet(Event.RESTORE_PLANNED, {state: _Group(groups[state], into=planned) for state in groups})
-        if len(planned.payloads) < len(keys):
-            planned.memo = None
         if len(groups) > 1:
             planned.payloads = {key: planned.payloads[key] for key in keys if key in planned.payloads}
         self.planned.epochs[epoch] = planned
         self._count["replays"] += 1
 
-    def restore_committed(
-        self, keys: Collection[K], memo: str | None = None, wait_s: float | None = None, until_s: int | None = None
-    ) -> Settlement | None:
-        """Learn that these IDs are committed. Those not met yet are exposed from the beginning.
-
-        Args:
-            keys: the IDs.
-            memo: their encoded form, if they are from an offset.
-            wait_s: connected seconds to carry them; None: as long as `start_clock` says.
-            until_s: what the offset says of their end.
+    def restore_committed(self) -> Settlement | None:
+        """Learn that more IDs are known as committed than before.
 
         Returns:
             Acknowledgements due for those that were received or planned before this was known.
         """
-        groups = self._by_state(keys)
-        self.carried.wait_longer(groups.get(State.COMMITTED, ()), wait_s)
-        whole = memo if len(groups) == 1 else None
-        return self._meet(
-            Event.RESTORE_COMMITTED,
-            {state: _Group(groups[state], memo=whole, wait_s=wait_s, until_s=until_s) for state in groups},
-            -1 if memo is None else self.carried.plans,
-        )
+        if self._known is None:
+            return None
+        here = {State.RECEIVED: list(self.received.order), State.PLANNED: self.planned.all_keys()}
+        groups: dict[State, _Group[K, P]] = {
+            state: _Group(known) for state, keys in here.items() if (known := self._known.among(keys))
+        }
+        return self._meet(Event.RESTORE_COMMITTED, groups)
 
     def _by_state(self, keys: Collection[K]) -> dict[State, dict[K, None]]:
         groups: dict[State, dict[K, None]] = {}
@@ -339,55 +350,57 @@ class Ledger(Generic[K, P]):
 
     # -- phase two -------------------------------------------------------------------------
 
-    def commit(self, epoch: int) -> Settlement | None:
-        """Spark has committed all epochs up to and including this one.
+    def commit(self, epoch: int, segment: int = 0) -> Settlement | None:
+        """Spark has committed an epoch: this one and no other, as numbers may be times of a clock that went back.
+
+        Args:
+            segment: the new one of its IDs.
 
         Returns:
             The acknowledgements that are due now, or None if no session holds one.
         """
-        ready = [self.planned.epochs.pop(number) for number in self.planned.numbers(epoch)]
-        if not ready:
+        self.recalled = 0
+        ready = self.planned.epochs.pop(epoch, None)
+        if ready is None:
             return None
-        if len(ready) == 1:
-            whole: _Group[K, P] = _Group(ready[0].payloads, whole=ready, memo=ready[0].memo)
-        else:
-            whole = _Group({key: None for planned in ready for key in planned.payloads}, whole=ready)
-        return self._meet(Event.COMMIT, {State.PLANNED: whole}, self.carried.plans)
+        keys = ready.payloads
+        settlement = self._meet(Event.COMMIT, {State.PLANNED: _Group(keys, whole=ready)}, segment)
+        if self._known is not None:
+            self._known.put(segment, keys)
+        return settlement
 
     def confirm(self, number: int, session: int, now_s: float) -> None:
-        """The broker took the acknowledgements of one settlement in one session."""
-        self._count["settled"] += self.carried.confirm(number, session, now_s)
+        """A session has answered, and so taken the acknowledgements of one settlement, if that is its number."""
+        self._count["settled"] += self.settling.confirm(number, session, now_s)
 
     # -- the engine: what the table says is done here, and nowhere else ----------------------
 
-    def _meet(self, event: Event, groups: Mapping[State, _Group[K, P]], logged: int = -1) -> Settlement | None:
+    def _meet(
+        self, event: Event, groups: Mapping[State, _Group[K, P]], segment: int | None = None
+    ) -> Settlement | None:
         """Groups of messages, each in one state, meet an event.
 
         Args:
-            logged: the last plan whose offset names all of them.
+            segment: where they are known from now on, if they are committed by this.
         """
         # All are looked up before anything is done: what the table does not have changes nothing.
         rows = [(state, group, *step(state, event)) for state, group in groups.items() if group.keys]
-        due: dict[State, tuple[_Group[K, P], _Moved[P]]] = {}
+        due: tuple[_Group[K, P], _Moved[P]] | None = None
         for state, group, target, action in rows:
             moves = target is not state or action in _REPLACING
             moved = self._take_from[state](group) if moves else _Moved()
-            moved.logged = max(moved.logged, logged)
             if action is Action.ACKNOWLEDGE:
+                if target is not State.COMMITTED:
+                    raise InternalError(f"a message cannot be acknowledged and be '{target.value}'")
                 # Together, so that one settlement has them all.
-                due[target] = _joined(group, moved, *due[target]) if target in due else (group, moved)
+                due = (group, moved) if due is None else _joined(group, moved, *due)
                 continue
             self._act[action](group, moved)
             if moves:
                 if (action is Action.FORGET) is not (target is State.UNSEEN):
                     raise InternalError(f"what is forgotten, and nothing else, is '{State.UNSEEN.value}'")
                 self._put_into(target, group, moved)
-        settlement = None
-        for target, (group, moved) in due.items():
-            if target is not State.COMMITTED:
-                raise InternalError(f"a message cannot be acknowledged and be '{target.value}'")
-            settlement = self._put_into_batch(target, group, moved, self._acknowledge(group, moved))
-        return settlement
+        return None if due is None else self._acknowledge(*due, segment)
 
     def _keep(self, group: _Group[K, P], moved: _Moved[P]) -> None:
         if group.session is None or group.tags is None:
@@ -418,31 +431,42 @@ class Ledger(Generic[K, P]):
         if group.session is not None:
             self._open[group.session].take(frozenset(group.keys))
 
-    def _acknowledge(self, group: _Group[K, P], moved: _Moved[P]) -> tuple[SessionAcks, ...]:
+    def _leave(self, group: _Group[K, P], _: _Moved[P]) -> None:
+        if self._known is not None:
+            self._leaving.update(dict.fromkeys(group.keys))
+
+    def _acknowledge(self, group: _Group[K, P], moved: _Moved[P], segment: int | None) -> Settlement | None:
         """Make every handle of these messages due, each session at its lowest cost (rule 3)."""
-        if not group.whole:  # acknowledged without being emitted
-            self._count["duplicates_dropped"] += len(group.keys)
         if group.session is not None and group.tags is not None:
             upto, singles = self._open[group.session].split(group.tags)
-            return (SessionAcks(group.session, upto, singles, len(group.tags)),)
-        keys = group.keys if isinstance(group.keys, dict) else dict.fromkeys(group.keys)
-        if moved.unbound:  # maybe: they may have come again since
-            moved.unbound = not keys.keys() <= self._open.held()
-        return self._open.take(keys)
+            acks = SessionAcks(group.session, upto, singles, len(group.tags))
+            parts: list[tuple[SessionAcks, Collection[K]]] = [(acks, group.keys)]
+        else:
+            keys = group.keys if isinstance(group.keys, dict) else dict.fromkeys(group.keys)
+            if moved.unbound:  # maybe: they may have come again since
+                held = self._open.held()
+                self._leave(_Group([key for key in keys if key not in held]), moved)
+            parts = self._open.take(keys)
+        if group.whole is None:  # acknowledged without being emitted
+            self._count["duplicates_dropped"] += len(group.keys)
+            if self._known is not None and self.left:
+                self._leave(_Group(self._known.among(group.keys, self.left)), moved)
+        if not parts:
+            return None
+        self._numbers += 1
+        self.settling.put(self._numbers, parts, segment)
+        return Settlement(self._numbers, tuple(acks for acks, _ in parts))
 
     def _take_received(self, group: _Group[K, P]) -> _Moved[P]:
         held, weight = self.received.take(group.keys)
         return _Moved(held, weight)
 
     def _take_planned(self, group: _Group[K, P]) -> _Moved[P]:
-        if group.whole:
+        if group.whole is not None:
             self.planned.take_whole(group.whole)
-            return _Moved(unbound=any(epoch.unbound or epoch.missing for epoch in group.whole))
+            return _Moved(unbound=group.whole.unbound or bool(group.whole.missing))
         held, unbound = self.planned.take(group.keys)
         return _Moved(held, unbound=unbound)
-
-    def _take_done(self, group: _Group[K, P]) -> _Moved[P]:
-        return _Moved(logged=self.carried.take(group.keys))
 
     def _put_into(self, target: State, group: _Group[K, P], moved: _Moved[P]) -> None:
         if target is State.RECEIVED:
@@ -454,30 +478,15 @@ class Ledger(Generic[K, P]):
                 raise InternalError("a message cannot be planned without an epoch")
             self.planned.put(group.into, group.keys, moved.held, moved.weight)
             group.into.unbound |= moved.unbound
-        elif target is not State.UNSEEN:
-            self._put_into_batch(target, group, moved, ())
-
-    def _put_into_batch(
-        self, state: State, group: _Group[K, P], moved: _Moved[P], parts: tuple[SessionAcks, ...]
-    ) -> Settlement | None:
-        number = self.carried.put(
-            dict.fromkeys(group.keys) if group.tags else group.keys,
-            state,
-            {part.session: part.deliveries for part in parts},
-            exposed=moved.unbound or not parts,
-            memo=group.memo,
-            wait_s=group.wait_s,
-            logged=moved.logged,
-            until_s=group.until_s,
-        )
-        return Settlement(number, parts) if parts else None
+        elif target is State.COMMITTED:
+            raise InternalError("a message cannot be committed without being acknowledged")
 
 
 def _joined(
     group: _Group[K, P], moved: _Moved[P], other: _Group[K, P], others: _Moved[P]
 ) -> tuple[_Group[K, P], _Moved[P]]:
     """Both as one; deliveries in the order of their tags."""
-    both: _Moved[P] = _Moved(unbound=moved.unbound or others.unbound, logged=max(moved.logged, others.logged))
+    both: _Moved[P] = _Moved(unbound=moved.unbound or others.unbound)
     if group.tags is None or other.tags is None:
         return _Group({**dict.fromkeys(group.keys), **dict.fromkeys(other.keys)}), both
     pairs = sorted(

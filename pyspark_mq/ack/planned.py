@@ -18,7 +18,6 @@ class Epoch(Generic[K, P]):
 
     Attributes:
         payloads: in planned order; None for what has not come yet.
-        memo: the encoded form of the IDs; None once it names others.
         weight: bytes of the payloads that are there.
         unbound: some of its handles are gone with their session.
     """
@@ -26,7 +25,6 @@ class Epoch(Generic[K, P]):
     number: int
     payloads: dict[K, P | None] = field(default_factory=dict)
     missing: int = 0
-    memo: str | None = None
     weight: int = 0
     unbound: bool = False
 
@@ -62,14 +60,14 @@ class Planned(Generic[K, P]):
         """Bytes of the payloads that are there."""
         return sum(epoch.weight for epoch in self.epochs.values())
 
-    def numbers(self, upto: int) -> list[int]:
-        """The epochs up to and including a number."""
-        return [number for number in self.epochs if number <= upto]
-
     def keys(self, epoch: int) -> tuple[K, ...]:
         """The messages of an epoch, in order; none if it is committed or unknown."""
         found = self.epochs.get(epoch)
         return () if found is None else tuple(found.payloads)
+
+    def all_keys(self) -> list[K]:
+        """The messages of all epochs."""
+        return list(self._epoch_of)
 
     def payloads(self, epoch: int) -> list[P]:
         """The payloads that an epoch emits, in planned order."""
@@ -116,18 +114,16 @@ class Planned(Generic[K, P]):
                 epoch.missing -= 1
             else:
                 epoch.weight -= self._weigh([payload])
-            epoch.memo = None
             unbound |= epoch.unbound or payload is None
         return held, unbound
 
-    def take_whole(self, epochs: Sequence[Epoch[K, P]]) -> None:
-        """All messages of these epochs leave."""
-        if sum(len(epoch.payloads) for epoch in epochs) == len(self._epoch_of):
+    def take_whole(self, epoch: Epoch[K, P]) -> None:
+        """All messages of an epoch leave."""
+        if len(epoch.payloads) == len(self._epoch_of):
             self._epoch_of = {}
             return
-        for epoch in epochs:
-            for key in epoch.payloads:
-                del self._epoch_of[key]
+        for key in epoch.payloads:
+            del self._epoch_of[key]
 
     def fill(self, keys: Iterable[K], payloads: Iterable[P]) -> list[K]:
         """Payloads come; the keys of those that were there already, or are not planned."""

@@ -18,22 +18,20 @@ the redelivered flag is not set by all of them, so nothing here looks at it).
 
 The coordinator of the two-phase commit is Spark's checkpoint:
 
-* phase one is PLAN. The ID is written into the offset log, so from here on the message belongs
-  to exactly one epoch, forever;
+* phase one is PLAN. The ID is written down and named by the offset log, so from here on the message
+  belongs to exactly one epoch, forever;
 * COMMIT is Spark's proof that the epoch is in the commit log. Only now may the broker forget;
-* phase two is the acknowledgement that COMMIT asks for, and CONFIRM the broker's word that it
-  was taken. A confirmed acknowledgement may still be forgotten by a broker that is killed right
-  afterwards, so SETTLED is not the end: a delivery in that state goes back to COMMITTED and is
-  acknowledged again.
+* phase two is the acknowledgement that COMMIT asks for. The broker may take it, or forget that it
+  did: whatever comes with the ID of a committed message is acknowledged again.
 
-A crash is not an event of its own. The process is gone, and the next one begins with
-RESTORE_PLANNED and RESTORE_COMMITTED for the IDs it finds in the offsets, in state UNSEEN.
-The loss of a session (LOSE) takes the handles away and leaves PLANNED, COMMITTED and SETTLED
-as they are; what was only RECEIVED is forgotten, because the broker will bring it again and
-somebody else may get it.
+A crash is not an event of its own. The process is gone, and the next one finds the IDs of committed
+epochs in files: those are COMMITTED from the beginning. What was received or planned before the files
+were read meets RESTORE_COMMITTED, the open epoch RESTORE_PLANNED.
+The loss of a session (LOSE) takes the handles away and leaves PLANNED and COMMITTED as they are; what
+was only RECEIVED is forgotten, because the broker will bring it again and somebody else may get it.
 
-How long an ID is remembered ends in two steps: EXPIRE is the moment from which no offset repeats
-it, EVICT the one in which this process forgets it.
+How long an ID is remembered is decided for many together (:mod:`pyspark_mq.sources.journal.lists`), and
+nothing that happens to a single message ends it.
 
 One action acknowledges, and every row that has it leads to COMMITTED: that is rule 1.
 ``tests/unit/test_table.py`` reads it from the table, and the ledger refuses a row that breaks it.
@@ -57,9 +55,8 @@ class State(Enum):
 
     UNSEEN = "unseen"  #: not known: never met, or forgotten
     RECEIVED = "received"  #: in the buffer, unacknowledged
-    PLANNED = "planned"  #: its ID is in an offset Spark has, or is about to have
-    COMMITTED = "committed"  #: its epoch is in the commit log; acknowledgement unconfirmed
-    SETTLED = "settled"  #: the broker confirmed the acknowledgement
+    PLANNED = "planned"  #: its ID is in the file of an epoch that Spark has, or is about to have
+    COMMITTED = "committed"  #: its epoch is in the commit log
 
 
 class Event(Enum):
@@ -68,13 +65,10 @@ class Event(Enum):
     DELIVER = "deliver"  #: a delivery with its ID arrives, first or again
     PLAN = "plan"  #: it is cut into an epoch
     COMMIT = "commit"  #: Spark proves that its epoch is committed
-    CONFIRM = "confirm"  #: the broker confirms the acknowledgement
     LOSE = "lose"  #: the session that held its handle is gone, and no other holds one
-    EXPIRE = "expire"  #: it can no longer come again
-    EVICT = "evict"  #: the window of remembered IDs is full
     ABANDON = "abandon"  #: it did not come back for its replay (rule 9) and the user goes on
-    RESTORE_PLANNED = "restore planned"  #: found as planned in the offset of an open epoch
-    RESTORE_COMMITTED = "restore committed"  #: found in the offset of a committed epoch
+    RESTORE_PLANNED = "restore planned"  #: found as planned in the file of an open epoch
+    RESTORE_COMMITTED = "restore committed"  #: found in the file of a committed epoch, or in the store
 
 
 class Action(Enum):
@@ -85,7 +79,8 @@ class Action(Enum):
     BIND = "bind"  #: hold one more handle, and the payload if there is none yet
     ACKNOWLEDGE = "acknowledge"  #: acknowledge every handle of the message
     REPLAN = "replan"  #: move it from the epoch it is in to the one that was planned first
-    UNBIND = "unbind"  #: drop the handle, or void the acknowledgement sent with it; keep the rest
+    UNBIND = "unbind"  #: drop the handle; keep the rest
+    LEAVE = "leave"  #: what was acknowledged is left open by its session, and may come again
     FORGET = "forget"  #: drop everything known
 
 
@@ -104,7 +99,6 @@ TRANSITIONS: Mapping[tuple[State, Event], tuple[State, Action]] = MappingProxyTy
     {
         (_S.UNSEEN, _E.DELIVER): (_S.RECEIVED, _A.KEEP),
         (_S.UNSEEN, _E.RESTORE_PLANNED): (_S.PLANNED, _A.NOTHING),
-        (_S.UNSEEN, _E.RESTORE_COMMITTED): (_S.COMMITTED, _A.NOTHING),
         # A second delivery while the first is open is a producer's duplicate, or the same
         # message over another connection whose end we have not noticed. Either way it shares
         # the fate of the first, and both handles are acknowledged together (rule 7).
@@ -126,20 +120,9 @@ TRANSITIONS: Mapping[tuple[State, Event], tuple[State, Action]] = MappingProxyTy
         (_S.PLANNED, _E.RESTORE_COMMITTED): (_S.COMMITTED, _A.ACKNOWLEDGE),
         # Rule 4: a dropped duplicate is acknowledged, or it fills the prefetch window.
         (_S.COMMITTED, _E.DELIVER): (_S.COMMITTED, _A.ACKNOWLEDGE),
-        (_S.COMMITTED, _E.CONFIRM): (_S.SETTLED, _A.NOTHING),
-        (_S.COMMITTED, _E.LOSE): (_S.COMMITTED, _A.UNBIND),
-        # Its session ended and the broker had every chance to bring it again: it was taken.
-        (_S.COMMITTED, _E.EXPIRE): (_S.SETTLED, _A.NOTHING),
-        (_S.COMMITTED, _E.RESTORE_COMMITTED): (_S.COMMITTED, _A.NOTHING),
+        (_S.COMMITTED, _E.LOSE): (_S.COMMITTED, _A.LEAVE),
         # Planned by a process that had not been shown the committed offset yet: not emitted again.
         (_S.COMMITTED, _E.RESTORE_PLANNED): (_S.COMMITTED, _A.NOTHING),
-        # The broker forgot a confirmed acknowledgement, or a producer sent the ID again.
-        (_S.SETTLED, _E.DELIVER): (_S.COMMITTED, _A.ACKNOWLEDGE),
-        (_S.SETTLED, _E.LOSE): (_S.SETTLED, _A.UNBIND),
-        (_S.SETTLED, _E.EXPIRE): (_S.SETTLED, _A.NOTHING),
-        (_S.SETTLED, _E.EVICT): (_S.UNSEEN, _A.FORGET),
-        (_S.SETTLED, _E.RESTORE_COMMITTED): (_S.SETTLED, _A.NOTHING),
-        (_S.SETTLED, _E.RESTORE_PLANNED): (_S.SETTLED, _A.NOTHING),
     }
 )
 

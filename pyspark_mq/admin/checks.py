@@ -176,34 +176,22 @@ class _Judge:
             yield self._ok(check, f"dead letters go to {target}")
 
     def redelivery_delay(self) -> Iterator[Finding]:
-        """Does the source wait for as long as the broker holds messages back?"""
-        check, delay_s = "redelivery-delay", self.facts.redelivery_delay_s
-        ours_s = self.settings.redelivery_delay_s
-        if delay_s is None and ours_s:
-            yield self._ok(check, f"not known; option 'redeliveryDelay' covers {ours_s:g} s")
-        elif delay_s is None:
-            own = self.broker.remedies[check]
-            advice = "" if own.startswith("or ") else own
-            yield self._unknown(check, "not known whether the broker holds back what comes again", advice)
-        elif delay_s <= max(ours_s, self.facts.delay_told_s or 0.0):
-            text = f"up to {delay_s:g} s, which the source knows" if delay_s else "none"
-            yield self._ok(check, text)
+        """Does a replay wait for as long as the broker holds messages back?"""
+        check, delay_s, timeout_s = "redelivery-delay", self.facts.redelivery_delay_s, self.settings.replay_timeout_s
+        own = self.broker.remedies[check]
+        if delay_s is None:
+            text = f"not known whether the broker holds back what comes again; a replay waits {timeout_s:g} s for it"
+            yield self._unknown(check, text, "" if own.startswith("or ") else own)
+        elif delay_s < timeout_s:
+            yield self._ok(check, f"up to {delay_s:g} s, and a replay waits {timeout_s:g} s" if delay_s else "none")
         else:
-            needed_s = math.ceil(delay_s)
-            raised = ""
-            if needed_s >= self.settings.replay_timeout_s:
-                raised = f", and 'replayTimeout' (now {self.settings.replay_timeout_s:g}s) above that"
-            sure = self.broker.delays_drops
-            text = f"what comes again {'is' if sure else 'may be'} held back for up to {delay_s:g} s, and "
-            text += f"'redeliveryDelay' says {ours_s:g} s"
-            advice = f"set 'redeliveryDelay' to {needed_s}s{raised}"
-            own = self.broker.remedies[check]
-            tell = self._bad if sure else self._warn
-            yield tell(
-                check,
-                f"{text}: after a restart it may come twice, or a replay fails",
-                f"{advice}, {own}" if own.startswith("or ") else advice,
+            sure = "is" if self.broker.delays_drops else "may be"
+            tell = self._bad if self.broker.delays_drops else self._warn
+            text = (
+                f"what comes again {sure} held back for up to {delay_s:g} s, and a replay fails after {timeout_s:g} s"
             )
+            advice = f"raise 'replayTimeout' above {math.ceil(delay_s)}s"
+            yield tell(check, text, f"{advice}, {own}" if own.startswith("or ") else advice)
 
     def consumer_timeout(self) -> Iterator[Finding]:
         """Does the broker take back what a batch still works on?"""
@@ -230,8 +218,9 @@ class _Judge:
         if known is None:
             yield self._unknown(check)
         elif known:
-            text = "messages are handed out by priority: a redelivery of a low one may come later than its ID is "
-            yield self._warn(check, f"{text}carried, and a replay looks for its messages behind others")
+            yield self._warn(
+                check, "messages are handed out by priority: a replay looks for its messages behind others"
+            )
         else:
             yield self._ok(check, "none")
 

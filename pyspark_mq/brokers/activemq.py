@@ -41,8 +41,8 @@ ACTIVEMQ = Broker(
     remedies=MappingProxyType(
         {
             "delivery-limit": "nothing to do",
-            "redelivery-delay": "where a `redeliveryPlugin` is in activemq.xml, name its longest delay in option "
-            "'redeliveryDelay'",
+            "redelivery-delay": "where a `redeliveryPlugin` is in activemq.xml, set 'replayTimeout' above its longest "
+            "delay",
             "priorities": "take `prioritizedMessages` out of the policy of the queue",
             "single-active-consumer": "see in activemq.xml that the policy of the queue has no "
             "`allConsumersExclusiveByDefault`, and that no other reader is exclusive",

@@ -186,9 +186,7 @@ class Broker:
         half_open_s: protocol -> how long the broker may keep the messages of a connection that has
             died without it noticing, where it decides that alone.
         ids_by_protocol: is the ID of one message another text over another protocol?
-        hides_lost_since: from which version on, major and minor, the consumers of a node that the cluster has lost are
-            no longer counted, although their messages are kept for `half_open_s`; None if in none.
-        stranded_s: for how long it may keep those at worst, from that version on.
+        stranded_s: for how long it may keep at worst what it had handed out through a node that the cluster has lost.
         stranded_note: what an operator does about it; shown with data-loss errors.
         delivery_limit_note: what an operator has to know about messages that are handed out
             again and again; shown with data-loss errors.
@@ -233,16 +231,8 @@ class Broker:
     listing: Listing | None = None
     stomp: StompDialect | None = None
     amqp10: Amqp10Dialect | None = None
-    hides_lost_since: tuple[int, int] | None = None
     stranded_s: float = 0.0
     stranded_note: str = ""
-
-    def hides_lost_consumers(self, version: str) -> bool:
-        """Does this version? One that cannot be read counts as a new one."""
-        if self.hides_lost_since is None:
-            return False
-        numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
-        return len(numbers) < 2 or numbers >= self.hides_lost_since
 
     def will_be_back(self, reason: str) -> bool:
         """Is a queue that is refused for this reason only away?"""

@@ -45,7 +45,6 @@ class QueueFacts:
         dead_letters_to: where it goes then; empty if it is dropped.
         dead_letters_arrive: is there a queue that keeps it?
         redelivery_delay_s: the longest that the queue holds back what comes again, seconds.
-        delay_told_s: as far as the connection of a query tells it, so that no option has to; seconds.
         consumer_timeout_s: for how long a message may be unacknowledged, seconds; infinite for no limit.
         priorities: does it hand messages out by priority?
         single_active: does one consumer get all messages, and the others wait?
@@ -66,7 +65,6 @@ class QueueFacts:
     dead_letters_to: str | None = None
     dead_letters_arrive: bool | None = None
     redelivery_delay_s: float | None = None
-    delay_told_s: float | None = None
     consumer_timeout_s: float | None = None
     priorities: bool | None = None
     single_active: bool | None = None

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pyspark_mq.dedup import Key
 from pyspark_mq.errors import CheckpointError, OptionError
-from pyspark_mq.sources.position import Part, Position
+from pyspark_mq.sources.journal.memory import planned_in
+from pyspark_mq.sources.position import Position
 from pyspark_mq.sources.url import redact_in
-from pyspark_mq.spark_source.folders import is_uri, open_folder, resolve, shown_place
+from pyspark_mq.spark_source.folders import ID_FOLDER, below, is_uri, open_folder, resolve, shown_place
 from pyspark_mq.spark_source.id_log import IdLog
 from pyspark_mq.spark_source.offset import OffsetCodec
 
@@ -48,6 +50,7 @@ class PlannedEpoch:
         planned_at_s: when Spark wrote it, seconds since 1970; None if it does not say.
         offset: as it stands there.
         position: what it says.
+        files: of the journal.
         size: of its text, in characters.
     """
 
@@ -55,7 +58,17 @@ class PlannedEpoch:
     planned_at_s: float | None
     offset: Mapping[str, Any]
     position: Position
+    files: IdLog
     size: int
+
+    @property
+    def planned(self) -> Mapping[str, Sequence[Key]]:
+        """Name of a queue -> the IDs of the epoch, in order, without what it is run without.
+
+        Raises:
+            CheckpointError: its file cannot be read.
+        """
+        return planned_in(self.files, self.position.file, str(self.offset["source"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +119,7 @@ def read_checkpoint(place: str, id_log: str | None = None) -> Checkpoint:
 
     Args:
         place: the `checkpointLocation`, as :func:`place_of` gives it.
-        id_log: where the ID log is now, if it was moved.
+        id_log: where the ID log is, if it is in no folder of the checkpoint.
 
     Raises:
         CheckpointError: there is no checkpoint, it cannot be read, or it has no source of this kind.
@@ -211,7 +224,8 @@ def read_batch(place: str, batch: int, id_log: str | None = None) -> dict[int, P
             raise _damaged(place, batch, f"the offset of source {source} ends after {len(line)} characters")
         if {"v", "broker", "source", "crc"} <= offset.keys():
             at_s = written_at_ms / 1000 if isinstance(written_at_ms, int) and written_at_ms else None
-            planned[source] = PlannedEpoch(batch, at_s, offset, _position(offset, id_log), len(line))
+            log = IdLog(id_log or below(place, ID_FOLDER), str(offset["source"]))
+            planned[source] = PlannedEpoch(batch, at_s, offset, _position(offset), log, len(line))
     return planned
 
 
@@ -229,20 +243,7 @@ def _loaded(line: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _position(offset: Mapping[str, Any], id_log: str | None) -> Position:
+def _position(offset: Mapping[str, Any]) -> Position:
     """Describes an offset, whoever's it is."""
     source = str(offset["source"])
-    several = source.startswith("queues")
-    codec = OffsetCodec(
-        broker=str(offset["broker"]),
-        source=source,
-        ids="",
-        destination=source,
-        log=None if id_log is None else IdLog(id_log, source),
-        name=source,
-        queues=() if several else None,
-        pattern="" if several else None,
-        scope=source.removeprefix("queues") if several else "",
-    )
-    position = codec.decode(dict(offset))
-    return position if position.parts else Position(position.epoch, {source: Part()}, position.broker_id)
+    return OffsetCodec(broker=str(offset["broker"]), source=source, ids="", destination=source).decode(dict(offset))

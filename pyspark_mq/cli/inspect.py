@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pyspark_mq.cli.checkpoint import Checkpoint, PlannedEpoch
-from pyspark_mq.dedup import key_text
-from pyspark_mq.sources.position import Part, decode, end_of
+from pyspark_mq.dedup import Key, key_text
+from pyspark_mq.sources.journal.memory import remembered_in
 
 __all__ = ["report", "written"]
 
@@ -38,37 +38,26 @@ def report(checkpoint: Checkpoint, *, ids: bool, now_s: float | None = None) -> 
     return {"checkpoint": checkpoint.place, "committedBatch": checkpoint.committed, "sources": sources}
 
 
-def _epoch(planned: PlannedEpoch, now_s: float, *, ids: bool) -> dict[str, Any]:
-    queues = {name: _queue(part, now_s, ids=ids) for name, part in planned.position.parts.items()}
+def _epoch(planned_epoch: PlannedEpoch, now_s: float, *, ids: bool) -> dict[str, Any]:
+    at_s = planned_epoch.planned_at_s
+    planned = planned_epoch.planned
     return {
-        "batch": planned.batch,
-        "epoch": planned.position.epoch,
-        "ageSeconds": None if planned.planned_at_s is None else round(max(0.0, now_s - planned.planned_at_s), 1),
-        "offsetCharacters": planned.size,
-        "offsetVersion": planned.offset["v"],
-        "released": planned.position.released,
-        "idLogFile": planned.offset.get("file"),
-        "planned": sum(queue["planned"] for queue in queues.values()),
-        "carried": sum(queue["carried"] for queue in queues.values()),
-        "queues": queues,
+        "batch": planned_epoch.batch,
+        "epoch": planned_epoch.position.epoch,
+        "ageSeconds": None if at_s is None else round(max(0.0, now_s - at_s), 1),
+        "offsetCharacters": planned_epoch.size,
+        "offsetVersion": planned_epoch.offset["v"],
+        "released": planned_epoch.position.released,
+        "idLogFile": planned_epoch.position.file or None,
+        "planned": sum(map(len, planned.values())),
+        "remembered": remembered_in(planned_epoch.files, planned_epoch.position.file),
+        "queues": {name: _queue(keys, ids=ids) for name, keys in planned.items()},
     }
 
 
-def _queue(part: Part, now_s: float, *, ids: bool) -> dict[str, Any]:
-    planned = _texts(part.planned)
-    carried = [key for text, _ in part.pieces() for key in _texts(text)]
-    ends = [end_of(until_s) for _, until_s in part.pieces()]
-    told: dict[str, Any] = {
-        "planned": len(planned),
-        "carried": len(carried),
-        "carriedForSeconds": None if not ends or None in ends else max(0, round(max(filter(None, ends)) - now_s)),
-        "idCharacters": len(part.planned) + sum(map(len, part.carried)),
-    }
-    return {**told, "plannedIds": planned, "carriedIds": carried} if ids else told
-
-
-def _texts(encoded: str) -> list[str]:
-    return [key_text(key) for key in decode(encoded, "the checkpoint")]
+def _queue(keys: Sequence[Key], *, ids: bool) -> dict[str, Any]:
+    told: dict[str, Any] = {"planned": len(keys)}
+    return {**told, "plannedIds": list(map(key_text, keys))} if ids else told
 
 
 def written(told: dict[str, Any]) -> Iterator[str]:
@@ -93,20 +82,21 @@ def _epoch_lines(name: str, epoch: dict[str, Any]) -> Iterator[str]:
     file = "" if epoch["idLogFile"] is None else f", IDs in {epoch['idLogFile']}"
     yield (
         f"  {name}: batch {epoch['batch']}, epoch {epoch['epoch']}{age}: {epoch['planned']:,} planned, "
-        f"{epoch['carried']:,} carried; offset of {epoch['offsetCharacters']:,} characters{file}"
+        f"offset of {epoch['offsetCharacters']:,} characters{file}"
     )
+    told = ", ".join(f"{files} {kind}" for kind, files in epoch["remembered"].items())
+    yield f"    remembered besides, in parts of files: {told}"
     if len(epoch["queues"]) > 1:
         for queue, counts in epoch["queues"].items():
-            yield f"    {queue}: {counts['planned']:,} planned, {counts['carried']:,} carried"
+            yield f"    {queue}: {counts['planned']:,} planned"
     for queue, counts in epoch["queues"].items():
-        for kind in ("planned", "carried"):
-            for key in counts.get(f"{kind}Ids", ()):
-                yield f"    {kind} in {queue}: {key}"
+        for key in counts.get("plannedIds", ()):
+            yield f"    planned in {queue}: {key}"
 
 
 def _outlook(source: dict[str, Any]) -> str:
     if source["open"] is None:
-        return "a restart goes on with new messages, and drops what comes again of those committed and carried"
+        return "a restart goes on with new messages, and drops what comes again of those that are remembered"
     count = source["open"]["planned"]
     if not count:
         return "a restart runs the open epoch, which waits for no messages"

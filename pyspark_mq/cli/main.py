@@ -168,11 +168,12 @@ def _peek(given: argparse.Namespace) -> None:
 
 
 def _release(given: argparse.Namespace) -> None:
-    checkpoint = read_checkpoint(given.checkpoint, given.id_log)
     given_options = _options(given)
     options = parse_options(given_options) if given_options else None
+    place = None if options is None else options.id_log
+    checkpoint = read_checkpoint(given.checkpoint, given.id_log or place)
     for one in open_epochs(checkpoint):
-        found = None if options is None else seek(one, options.settings, given.id_log or options.id_log, given.wait)
+        found = None if options is None else seek(one, options.settings, given.wait)
         _say(*told(one, found))
         if one.planned.position.released:
             continue

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
 from pyspark_mq.cli.checkpoint import Checkpoint, PlannedEpoch, failure, rewrite
@@ -17,10 +17,8 @@ from pyspark_mq.cli.peek import arrivals, consuming
 from pyspark_mq.dedup import Key, key_text
 from pyspark_mq.errors import CheckpointError
 from pyspark_mq.sources.message_id import MessageIds
-from pyspark_mq.sources.position import decode
 from pyspark_mq.sources.settings import Settings
-from pyspark_mq.spark_source.folders import below, open_folder
-from pyspark_mq.spark_source.id_log import public_place
+from pyspark_mq.spark_source.folders import open_folder
 from pyspark_mq.spark_source.offset import OffsetCodec, released
 
 __all__ = ["RECORDS", "Found", "Open", "mark", "open_epochs", "seek", "told"]
@@ -76,8 +74,7 @@ def open_epochs(checkpoint: Checkpoint) -> list[Open]:
         newest = checkpoint.open(source)
         if newest is None:
             continue
-        parts = {name: decode(part.planned, checkpoint.place) for name, part in newest.position.parts.items()}
-        keys = {name: found for name, found in parts.items() if found}
+        keys = {name: found for name, found in newest.planned.items() if found}
         if keys:
             opened.append(Open(source, newest, keys))
     if not opened:
@@ -87,12 +84,11 @@ def open_epochs(checkpoint: Checkpoint) -> list[Open]:
     return opened
 
 
-def seek(one: Open, settings: Settings, id_log: str | None, patience_s: float) -> dict[str, Found]:
+def seek(one: Open, settings: Settings, patience_s: float) -> dict[str, Found]:
     """Look for the messages of an epoch in their queues, and give back what is there.
 
     Args:
         settings: of the query.
-        id_log: option `idLog` of the query, or where its files are now.
         patience_s: for how long none may come.
 
     Returns:
@@ -102,13 +98,11 @@ def seek(one: Open, settings: Settings, id_log: str | None, patience_s: float) -
         CheckpointError: the query reads something else.
         MqError: the queues cannot be read.
     """
-    parts = OffsetCodec.of(settings, id_log).decode(dict(one.planned.offset)).parts
+    replace(OffsetCodec.of(settings), log=one.planned.files).decode(dict(one.planned.offset))
     found = {}
-    for name, part in parts.items():
-        keys = decode(part.planned, settings.destination)
-        if keys:
-            queue = settings if settings.endpoint.name == name else settings.of_queue(name, len(parts))
-            found[name] = _seek(keys, queue, patience_s)
+    for name, keys in one.keys.items():
+        queue = settings if settings.endpoint.name == name else settings.of_queue(name, len(one.keys))
+        found[name] = _seek(keys, queue, patience_s)
     return found
 
 
@@ -189,7 +183,5 @@ def mark(place: str, one: Open, found: Mapping[str, Found] | None) -> str:
     except Exception as failed:
         what = f"the record {RECORDS}/{name} cannot be written, so nothing was changed"
         raise failure(place, what, failed) from failed
-    # In a query with several sources each has a folder of its own.
-    records = public_place(below(place, f"{RECORDS}/{one.source}"))
-    rewrite(place, planned.batch, one.source, released(planned.offset, records))
+    rewrite(place, planned.batch, one.source, released(planned.offset))
     return f"{RECORDS}/{name}"

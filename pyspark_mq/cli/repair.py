@@ -93,7 +93,7 @@ def find_damage(checkpoint: str, sink: str | None, id_log: str) -> Repair:
     """
     shown = shown_place(checkpoint)
     offsets, commits = _Log(checkpoint, "offsets"), _Log(checkpoint, "commits")
-    log, epoch = IdLog(id_log, shown, token=""), 0
+    log, epoch = IdLog(id_log, shown), 0
     if not offsets.names:
         raise CheckpointError(
             f"{shown}: there is no checkpoint (no file in its folder 'offsets'). Give the 'checkpointLocation' of the "

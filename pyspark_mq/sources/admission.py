@@ -13,15 +13,14 @@ from __future__ import annotations
 import logging
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, islice
 
-from pyspark_mq.sources.available_now import EndOfRun
 from pyspark_mq.sources.connections.block import sizes_of
 from pyspark_mq.sources.position import Limit
+from pyspark_mq.sources.queues.available_now import EndOfRun
 from pyspark_mq.sources.queues.group import QueueGroup
 from pyspark_mq.sources.queues.reader import QueueReader
-from pyspark_mq.sources.queues.redelivery import TRANSIT_S
 from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.settings import Settings
 
@@ -52,24 +51,8 @@ _FILL_STEP_S = 0.05
 #: than was read.
 _FILL_STEP_MESSAGES = 100
 _STEP_S = 0.005
-#: Twice what the horizon needs on a queue that is not busy; on a busy one there are more epochs to come.
-_OVERDUE_MAX_S = 2 * TRANSIT_S
-#: From how many IDs on, in windows, that the ends of sessions left open epochs need a connection that holds ...
-_EXPOSED_WINDOWS = 4
-#: ... for so long, and for longer once so many left ever more behind.
-_STEADY_S = 2 * TRANSIT_S
-_ENDS_AT_LAST = 16
-#: New connections are handed less once so many did.
-_ENDS_IN_VAIN = 4
 #: A confirmation is waited for at most this long when there is nothing else to do.
 _CONFIRM_WAIT_S = 5.0
-#: IDs looked at to know how much room one takes, and how many an epoch needs for that to be known from it.
-_SIZING_IDS = 500
-_SIZING_MIN = 100
-#: So many epochs that the room for IDs has ended are said.
-_CUT_SAID = 3
-#: IDs that count up take next to nothing.
-_ID_BYTES_MIN = 0.01
 #: Bodies looked at together while an epoch of limited bytes is sized.
 _SIZING_ROWS = 1_000
 
@@ -89,45 +72,16 @@ class Admission:
         self._runtime = runtime
         self._waiting_since_s: float | None = None
         self._ends: dict[QueueReader, EndOfRun] | None = None
-        self._unsteady: set[QueueReader] = set()
-        self._id_bytes: float | None = None
-        self._cut = 0
-        self._once = False
         self._planned_s = -math.inf
         self._received_before = 0
         #: Which queue comes first, where not all can.
         self._turn = 0
 
-    def planned(self, size: int, id_bytes: int) -> None:
-        """An epoch is planned, and its trigger begins.
-
-        Args:
-            size: its messages.
-            id_bytes: their IDs in the offset.
-        """
-        fits = self._fits()
-        if fits is not None and size >= fits:
-            self._cut_short(size)
-        if size >= _SIZING_MIN:
-            self._id_bytes = id_bytes / size
+    def planned(self) -> None:
+        """Take note that an epoch is planned, and its trigger begins."""
         self._turn += 1
         self._planned_s = self._runtime.monotonic_s()
         self._received_before = self._queues.received
-
-    def _cut_short(self, size: int) -> None:
-        """The room for IDs has ended an epoch. Said once, when it was no exception."""
-        left = [queue for queue in self._queues if queue.ledger.received]
-        for queue in left:
-            queue.cut_short += 1
-        self._cut += bool(left)
-        if left and self._cut == (1 if self._once else _CUT_SAID):
-            _LOG.warning(
-                "%s: epochs end at %s messages, with %s more received, as their IDs take the %s bytes that an offset "
-                "has for them (maxOffsetBytes). Set 'checkpointLocation' at the source, to the same as at the writer: "
-                "IDs are then kept in files of it, and epochs are as large as maxMessagesPerTrigger lets them be",
-                self._settings.destination, f"{size:,}", f"{self._queues.buffered:,}",
-                f"{self._settings.max_offset_bytes:,}",
-            )  # fmt: skip
 
     def gather(self, limit: Limit) -> dict[QueueReader, int]:
         """Wait for the messages of the next epoch.
@@ -135,68 +89,21 @@ class Admission:
         Returns:
             how many it takes of each queue; empty if there is nothing to plan now.
         """
-        self._once = limit.messages is None
         if self._ends is not None:
             return self._gather_bounded(limit, self._ends)
-        queues = self._steady()
-        while not queues and self._once and len(self._queues):  # there is no other call in which to plan
-            self._wait(IDLE_WAIT_S)
-            queues = self._steady()
-        if not queues:
-            self._wait(IDLE_WAIT_S)
-            return {}
-        if not self._buffered(queues):
-            for queue in queues:
+        if not self._queues.buffered:
+            for queue in self._queues:
                 queue.connections.refresh_depth(_IDLE_DEPTH_S)
             self._wait(IDLE_WAIT_S)
-        if not self._buffered(queues):
+        if not self._queues.buffered:
             self._await_confirmations()
         self._fill(limit)
-        sizes = self._sizes(limit, {queue: len(queue.ledger.received) for queue in queues})
+        sizes = self._sizes(limit, {queue: len(queue.ledger.received) for queue in self._queues})
         return sizes if self._worth_it(sum(sizes.values()), limit) else {}
 
     def _wait(self, seconds: float) -> None:
         self._queues.wait(seconds)
         self._queues.pump()
-
-    @staticmethod
-    def _buffered(queues: Iterable[QueueReader]) -> int:
-        return sum(len(queue.ledger.received) for queue in queues)
-
-    def _steady(self) -> list[QueueReader]:
-        """Rule 14: a connection that breaks faster than anything can be found out must not fill the offset.
-
-        Each end of a session leaves IDs behind that may come again. When they are many, no epoch is planned in a
-        session that has not shown that it holds.
-        """
-        queues = []
-        most = _EXPOSED_WINDOWS * self._settings.consumers
-        for queue in self._queues:
-            exposed = queue.ledger.carried.exposed
-            if exposed < most * queue.settings.prefetch:
-                self._unsteady.discard(queue)
-                queue.settle_down()
-            elif queue.clock.steady_s < self._to_hold_s(queue):
-                if queue not in self._unsteady:
-                    _LOG.warning(
-                        "%s: the connection ended %d times, and %d message IDs may still come again; epochs are "
-                        "planned only while it holds for a second, and longer the more often it does not",
-                        queue.destination, queue.counters().reconnects, exposed,
-                    )  # fmt: skip
-                self._unsteady.add(queue)
-                if queue.ends_in_vain >= _ENDS_IN_VAIN:
-                    queue.unsteady = True
-                continue
-            queues.append(queue)
-        return queues
-
-    @staticmethod
-    def _to_hold_s(queue: QueueReader) -> float:
-        # What was left behind takes every place, and gets less by epochs alone.
-        if queue.blocked and not queue.clock.shows_new:
-            return _STEADY_S
-        # At last a connection has to hold for longer than any did: then none leaves more behind.
-        return max(1.0, queue.ends_in_vain / _ENDS_AT_LAST) * _STEADY_S
 
     def await_sessions(self) -> None:
         """Until every receiver is connected; one that gives up ends this with its error."""
@@ -216,29 +123,6 @@ class Admission:
             and any(queue.ready_at_first != 0 for queue in self._queues)
             and self._runtime.monotonic_s() < deadline
         ):
-            self._wait(IDLE_WAIT_S)
-
-    def await_overdue(self) -> None:
-        """A job that plans once and ends has no other moment to find out that nothing came again.
-
-        What is overdue was given back long ago and comes first, so it takes no longer than a delivery.
-        """
-        deadline = self._runtime.monotonic_s() + _OVERDUE_MAX_S
-        while (
-            any(queue.overdue and not queue.clock.horizon_s for queue in self._queues)
-            and self._runtime.monotonic_s() < deadline
-        ):
-            self._wait(IDLE_WAIT_S)
-
-    def await_leftovers(self) -> None:
-        """Until nothing that a former process left may come again, for not much longer than twice `settleGrace`.
-
-        Once for what is to come again, and once more for what is acknowledged then: a broker that is killed may forget
-        that. And `redeliveryDelay`, if there is one.
-        """
-        delay_s = max((queue.clock.delay_s for queue in self._queues), default=0.0)
-        deadline = self._runtime.monotonic_s() + 2 * self._settings.settle_grace_s + delay_s + _OVERDUE_MAX_S
-        while any(queue.ledger.carried.live for queue in self._queues) and self._runtime.monotonic_s() < deadline:
             self._wait(IDLE_WAIT_S)
 
     # -- a bounded run
@@ -269,16 +153,14 @@ class Admission:
                 if queue.ledger.received and not queue.has_open_epochs and ends[queue].settled():
                     queue.connections.stop()
                     ends[queue].finish()
-            steady = self._steady()
-            ready = [queue for queue in unread if queue in steady]
-            if self._buffered(ready):
+            if any(queue.ledger.received for queue in unread):
                 self._fill(limit)
-                some = {queue: int(min(len(queue.ledger.received), ends[queue].left)) for queue in ready}
+                some = {queue: int(min(len(queue.ledger.received), ends[queue].left)) for queue in unread}
                 sizes = {queue: ends[queue].fitting(size) for queue, size in self._sizes(limit, some).items()}
                 if any(sizes.values()):
                     return sizes
                 continue
-            for queue in ready:
+            for queue in unread:
                 ends[queue].look()
             self._queues.wait(IDLE_WAIT_S)
         self._await_confirmations()
@@ -309,7 +191,7 @@ class Admission:
 
     def _could_grow(self, limit: Limit, came: float) -> bool:
         buffered = self._queues.buffered
-        most = self._most(limit, sum(queue.settings.prefetch for queue in self._queues))
+        most = sum(queue.settings.prefetch for queue in self._queues) if limit.messages is None else limit.messages
         if not buffered or buffered >= most or self._queues.buffered_bytes >= self._settings.max_bytes:
             return False
         # The rest of a window is for what comes while the epoch runs: with all of it in one epoch the broker would
@@ -342,7 +224,9 @@ class Admission:
         turn = self._turn % len(names) if names else 0
         queues = [queue for queue in names[turn:] + names[:turn] if some[queue]]
         wanted = [some[queue] for queue in queues]
-        sizes = dict(zip(queues, fair_shares(self._most(limit, sum(wanted)), wanted), strict=True))
+        sizes = dict(
+            zip(queues, fair_shares(sum(wanted) if limit.messages is None else limit.messages, wanted), strict=True)
+        )
         max_bytes = self._settings.max_bytes
         if self._queues.buffered_bytes > max_bytes:
             rooms = fair_shares(max_bytes, [queue.ledger.received.weight for queue in queues])
@@ -350,24 +234,6 @@ class Admission:
             if queues:  # the first in turn, so that a message which is larger than any share gets on
                 sizes[queues[0]] = max(1, sizes[queues[0]])
         return {queue: sizes[queue] for queue in names if sizes.get(queue)}
-
-    def _most(self, limit: Limit, without_limit: int) -> int:
-        """How many messages an epoch may have, by their number and by the room for their IDs in the offset."""
-        most = without_limit if limit.messages is None else limit.messages
-        fits = self._fits()
-        return most if fits is None else min(most, fits)
-
-    def _fits(self) -> int | None:
-        """For how many IDs the offset has room; None if that is no limit, or nothing is known of them."""
-        room = self._settings.max_offset_bytes
-        if room is None or not self._settings.guarantee.identifies:
-            return None
-        if self._id_bytes is None:
-            fullest = max(self._queues, key=lambda queue: len(queue.ledger.received), default=None)
-            if fullest is None or not fullest.ledger.received:
-                return None
-            self._id_bytes = fullest.id_bytes(_SIZING_IDS)
-        return max(1, int(room / max(self._id_bytes, _ID_BYTES_MIN)))
 
     def _worth_it(self, size: int, limit: Limit) -> bool:
         """`minMessagesPerTrigger`, `maxTriggerDelay`: a small epoch waits, but not for ever, nor for what cannot come.

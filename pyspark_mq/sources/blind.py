@@ -2,8 +2,8 @@
 
 So it plans after a restart without showing what is committed, which it shows later: what was planned twice is taken out
 then. And it settles an epoch only after the next one is planned. (``MicroBatchExecution.scala`` and
-``PythonMicroBatchStream.scala`` of 4.0 and 4.1.) Everything that follows from this is here, and in
-:attr:`.Position.blind`, which marks such an epoch in its offset.
+``PythonMicroBatchStream.scala`` of 4.0 and 4.1.) Everything that follows from this is here, and in the file beside that
+of such an epoch (:meth:`.Memory.plan_beside`).
 """
 
 from __future__ import annotations
@@ -48,8 +48,7 @@ class BlindPlanning:
         """Is an epoch due although it has no messages?
 
         The first answer of a process has to be one: Spark compares it with the committed offset, which the process does
-        not know, and makes a batch of any other. An offset that is marked as blind is one that the next restart does
-        not take for all there is to know.
+        not know, and makes a batch of any other.
 
         Or there is no room but that of an epoch which only the next one settles: a producer has sent its messages many
         times and every window of a queue is taken, or the epoch is as large as may be held.

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pyspark_mq.brokers import Broker, broker_of
-from pyspark_mq.brokers.base import STOMP
 from pyspark_mq.brokers.hosted import hosted_by
 from pyspark_mq.errors import DestinationError, OptionError, RefusedError, hide_in
 from pyspark_mq.sources.url import CONTROL, BrokerUrl, hide
@@ -117,12 +116,6 @@ class Endpoint:
     def clustered(self) -> bool:
         """May it have several nodes? Behind one address nothing tells, unless it is known who runs what is there."""
         return len(self.urls) > 1 or any(hosted_by(url.host) for url in self.urls)
-
-    @property
-    def in_bytes(self) -> bool:
-        """Is what a session may be handed counted in bytes?"""
-        stomp = self.broker.stomp if self.protocol == STOMP else None
-        return stomp is not None and stomp.window_bytes > 0
 
     def credentials(self, url: BrokerUrl) -> tuple[str | None, str | None]:
         """User and password for a candidate: options come before the URL; None where nobody is named.

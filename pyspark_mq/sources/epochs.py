@@ -9,7 +9,7 @@ Guarantee: with `exactly-once`, every message is in exactly one committed epoch,
 is asked for again after a crash has the same messages in the same order.
 
 The queues of a query may be others after a restart. One that is new begins empty. Of one that is gone, what was
-committed stays in the offsets, so that it may come back and nothing of it is emitted twice; what was planned and not
+committed stays in the journal, so that it may come back and nothing of it is emitted twice; what was planned and not
 committed is lost without it, so that is refused (rule 9).
 
 Rules cited by number are in docs/how-it-works.md#the-rules.
@@ -22,14 +22,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from pyspark_mq.ack import Ledger
 from pyspark_mq.ack.counters import Counters
-from pyspark_mq.dedup import CheckpointOnly
+from pyspark_mq.dedup import CheckpointOnly, Key
 from pyspark_mq.errors import BrokerError, CheckpointError, InternalError
 from pyspark_mq.sources.admission import Admission
 from pyspark_mq.sources.blind import BlindPlanning
 from pyspark_mq.sources.connections.block import Run
 from pyspark_mq.sources.connections.receivers import Receivers
-from pyspark_mq.sources.position import FindRecords, Limit, Part, Position
+from pyspark_mq.sources.journal.memory import Memory
+from pyspark_mq.sources.position import JournalFiles, Limit, Position
 from pyspark_mq.sources.queues.group import QueueGroup
 from pyspark_mq.sources.queues.pattern import QueueWatch
 from pyspark_mq.sources.queues.reader import Judge, MakeStore, QueueReader
@@ -39,12 +41,9 @@ from pyspark_mq.sources.runtime import Runtime, Threads
 from pyspark_mq.sources.settings import CONNECTIONS_MAX, Settings
 from pyspark_mq.sources.timings import Timings
 
-__all__ = ["EpochSource", "Limit", "Part", "Position", "Run"]
+__all__ = ["EpochSource", "Limit", "Position", "Run"]
 
 _LOG = logging.getLogger("pyspark_mq")
-
-#: Queues that are no longer read and of which IDs are still carried.
-_AWAY_MAX = 16
 
 
 class EpochSource:
@@ -57,7 +56,7 @@ class EpochSource:
         runtime: time and threads.
         list_queues: names of the queues there are, for option `queuePattern`.
         ask_depth: messages waiting in a queue, where no session is told; None if nobody can be asked.
-        find_records: where it is kept what was given up of epochs.
+        files: of the journal; needed where messages have IDs.
         judge: finds in what a connection tells of a queue what is worth a line of the log.
     """
 
@@ -69,15 +68,18 @@ class EpochSource:
         runtime: Runtime | None = None,
         list_queues: Callable[[], Sequence[str]] | None = None,
         ask_depth: Callable[[str], int | None] | None = None,
-        find_records: FindRecords = lambda _: None,
+        files: JournalFiles | None = None,
         judge: Judge = lambda _facts, _settings: (),
     ) -> None:
         self._settings = settings
-        self._find_records = find_records
-        self._exact = settings.guarantee.identifies
+        self._files = files
+        self._memory: Memory | None = None
+        if settings.guarantee.identifies:
+            assert files is not None, "guarantee 'exactly-once' needs a place for its files"
+            self._memory = Memory(settings, files)
         self._runtime = runtime or Threads()
         make_store = make_store or (lambda _: CheckpointOnly())
-        self._queues = QueueGroup(settings, receivers, make_store, self._runtime, judge)
+        self._queues = QueueGroup(settings, receivers, make_store, self._runtime, judge, self._memory)
         self._queues.may_end = self._may_end
         for one in settings.by_queue():
             self._queues.add(one)
@@ -98,12 +100,9 @@ class EpochSource:
         self._last = Position(0)
         #: Epochs that Spark has asked the payload of and not committed, and the queues in their order.
         self._begun: dict[int, list[str]] = {}
-        #: What offsets say of queues that this query does not read.
-        self._away: dict[str, Part] = {}
-        self._planned_here = False
         #: The newest epoch that was noted as synced.
         self._synced: int | None = None
-        self._replay = Replay(settings, self._queues, self._runtime, find_records)
+        self._replay = Replay(settings, self._queues, self._runtime, self._memory, files)
         self._blind = BlindPlanning(self._queues, self._runtime)
 
     # -- Spark's calls, in its order -----------------------------------------------------------
@@ -146,7 +145,6 @@ class EpochSource:
         if self._first_call:
             self._first_call = False
             self._admission.await_first_messages()
-            self._admission.await_overdue()
         self._queues.pump()
         if self._backlog is not None:
             # Those whose depth no session is told.
@@ -159,11 +157,7 @@ class EpochSource:
         sizes = self._admission.gather(limit)
         self._timings.gathered()
         self._timings.look()
-        if (
-            sizes
-            or self._replay.gave_up
-            or (start is None and self._blind.needs_empty_epoch(shown=self._adopted, running=bool(self._begun)))
-        ):
+        if sizes or (start is None and self._blind.needs_empty_epoch(shown=self._adopted, running=bool(self._begun))):
             return self._plan(sizes)
         return self._last
 
@@ -188,39 +182,49 @@ class EpochSource:
         former = end.epoch not in self._begun and not self._is_open(end.epoch)
         if not self._adopted:
             self._find_queues(start, end)
-        # What may come again, an offset says that was written when everything before it was known: also that
-        # something of the epoch before was given up.
         if former:
             self._check_power(end)
-        self._adopt(start, end.before() if former and not end.blind else start)
+        self._adopt(start, end if former else None)
         if end.epoch not in self._begun:
             self._sync(start)  # what is emitted is planned
             if former:
-                if not self._is_open(self._last.epoch) and end.epoch > self._last.epoch:
+                if not self._is_open(self._last.epoch) and (end.epoch > self._last.epoch or self._last == start):
                     self._last = end  # Spark 4.0 has a bounded run plan its end before it shows what is open
                 self._highest = max(self._highest, end.epoch)
                 self._replay.run(start, end)
             elif start.epoch == 0:
                 self._open_wide()
-            if end.blind and self._exact:
-                # Its offset was written before Spark had shown what is committed, so it does not carry those
-                # IDs. While it is not committed either, a restart is shown the offset before it, which does.
-                self._admission.await_leftovers()
+            if self._memory is not None and self._memory.is_blind(end):
+                self._memory.plan_beside(end, self._ledgers)
             self._hold(end)
         queues = [queue for name in self._begun[end.epoch] if (queue := self._queues.get(name))]
         return [Run(queue.name, rows) for queue in queues if (rows := queue.emitted(end.epoch))]
 
     def commit(self, end: Position) -> None:
         """Phase two of all epochs up to `end`: Spark has committed them."""
-        self._adopt(end, end)
+        self._adopt(end)
         if end.epoch not in self._begun:
             return  # of a former process, or committed before: nothing that was run here (rule 16)
         self._sync(end)  # what is acknowledged is committed, and written by the sink
-        for epoch in [epoch for epoch in self._begun if epoch <= end.epoch]:
+        for epoch in sorted(epoch for epoch in self._begun if epoch <= end.epoch):
             del self._begun[epoch]
-        settled = [(queue.ledger, queue.commit(end.epoch)) for queue in self._queues.with_ended()]
-        self._timings.committed(end.epoch, lambda: any(ledger.carried.under_way(number) for ledger, number in settled))
+            self._settle(epoch)
         self._queues.forget_ended()
+
+    def _settle(self, epoch: int) -> None:
+        """Phase two of an epoch."""
+        segment = None if self._memory is None else self._memory.begin_commit(epoch)
+        number = 0 if segment is None else segment.number
+        settled = [(queue.ledger, queue.commit(epoch, number)) for queue in self._queues.with_ended()]
+        if self._memory is not None and segment is not None:
+            self._memory.commit(segment)
+        self._timings.committed(
+            epoch, lambda: any(ledger.settling.under_way(asked) for ledger, asked in settled if asked)
+        )
+
+    @property
+    def _ledgers(self) -> dict[str, Ledger[Key, Any]]:
+        return {queue.name: queue.ledger for queue in self._queues.with_ended()}
 
     def stop(self) -> None:
         """Close the connections. Usually Spark ends the process before it gets here."""
@@ -232,7 +236,8 @@ class EpochSource:
 
     def counters(self) -> Counters:
         """The counters that a user sees in the query's progress (rule 8)."""
-        return sum(map(self._counters_of, self._queues), self._queues.ended_counters)
+        forgotten = 0 if self._memory is None else self._memory.forgotten
+        return sum(map(self._counters_of, self._queues), self._queues.ended_counters + Counters(forgotten=forgotten))
 
     def _counters_of(self, queue: QueueReader) -> Counters:
         counters = queue.counters()
@@ -267,6 +272,7 @@ class EpochSource:
         """
         if self._watch is None or (self._bounded and self._adopted):
             return
+        self._queues.forget_ended()  # one that has come back is read by a new reader
         if self._watch.begun:
             names = self._watch.seen()
         else:
@@ -276,7 +282,7 @@ class EpochSource:
                              self._settings.pattern_interval_s)  # fmt: skip
         most = CONNECTIONS_MAX // self._settings.consumers
         if not self._adopted and len(names) > most:
-            begun = {name for position in known for name in position.parts}
+            begun = {name for position in known for name in self._names_in(position)}
             names = sorted(names, key=lambda name: name not in begun)
             for late in [queue for queue in self._queues if queue.name not in names[:most] and not queue.taking]:
                 self._queues.drop(late)
@@ -300,7 +306,7 @@ class EpochSource:
         queue = self._queues.add(self._settings.of_queue(name, among))
         if self._adopted:
             _LOG.info("%s: '%s' is read from now on", self._destination, name)
-            queue.adopt(self._away.pop(name, Part()), self._last.broker_id)
+            queue.adopt((), self._last.broker_id)
 
     def _may_end(self, queue: QueueReader, error: BrokerError) -> bool:
         """A receiver says that there is no such queue, or none for us: may the query do without?
@@ -328,18 +334,16 @@ class EpochSource:
     # -- phase one -----------------------------------------------------------------------------
 
     def _plan(self, sizes: Mapping[QueueReader, int]) -> Position:
-        before = self._highest
-        epoch = self._highest = before + 1 if self._adopted else self._blind.number(before)
-        records = self._find_records(self._last) if self._exact and not self._planned_here else None
-        if records is not None:
-            records.forget_records(epoch)
-        self._planned_here = True
-        self._replay.gave_up = False
+        epoch = self._highest + 1 if self._adopted else self._blind.number(self._highest)
+        self._highest = epoch
         bytes_before = self._queues.planned_bytes
-        parts = {queue.name: queue.plan(epoch, sizes.get(queue, 0), before) for queue in self._queues}
-        self._admission.planned(sum(sizes.values()), sum(len(part.planned) for part in parts.values()))
+        planned = {queue.name: queue.plan(epoch, sizes.get(queue, 0)) for queue in self._queues}
+        self._admission.planned()
+        file = ""
+        if self._memory is not None:
+            file = self._memory.plan(epoch, planned, self._ledgers, self._begun, blind=not self._adopted)
         broker_id = next((queue.broker_id for queue in self._queues if queue.broker_id), "")
-        self._last = Position(epoch, {**parts, **self._away}, broker_id, blind=self._blind.planned(epoch))
+        self._last = Position(epoch, file, broker_id)
         self._timings.planned(epoch, sum(sizes.values()), self._queues.planned_bytes - bytes_before)
         if self._settings.guarantee.acknowledges_first:
             self._hold(self._last)
@@ -351,9 +355,8 @@ class EpochSource:
         """Keep what an epoch emits until it is committed: Spark may ask for it again."""
         if end.epoch in self._begun:
             return
-        # Without IDs an offset may name no queue.
         queues = self._queues.with_ended()
-        self._begun[end.epoch] = list(dict.fromkeys([*end.parts, *(queue.name for queue in queues)]))
+        self._begun[end.epoch] = list(dict.fromkeys([*self._names_in(end), *(queue.name for queue in queues)]))
         for queue in queues:
             queue.hold(end.epoch)
 
@@ -366,9 +369,8 @@ class EpochSource:
         if not self._settings.syncs:
             return
         self._runtime.sync()
-        records = self._find_records(committed)
-        if records is not None and committed.epoch != self._synced:
-            records.note_synced(committed.epoch)
+        if self._files is not None and committed.epoch != self._synced:
+            self._files.note_synced(committed.epoch)
             self._synced = committed.epoch
 
     def _check_power(self, newest: Position) -> None:
@@ -377,12 +379,11 @@ class EpochSource:
         Args:
             newest: the last position that Spark shows as committed, or has in its log.
         """
-        records = self._find_records(newest)
-        if records is None or self._adopted:
+        if self._files is None or self._adopted:
             return
         if not self._settings.syncs:
-            records.forget_synced()
-        elif records.lost_power(newest.epoch):
+            self._files.forget_synced()
+        elif self._files.lost_power(newest.epoch):
             raise CheckpointError(
                 f"{self._destination}: epoch {newest.epoch} is in Spark's logs, and the machine has been started anew "
                 "before it was known that everything of it is on the disks. Run 'pyspark-mq repair' with the "
@@ -392,45 +393,51 @@ class EpochSource:
 
     # -- restart -------------------------------------------------------------------------------
 
-    def _adopt(self, start: Position, known: Position) -> None:
+    def _adopt(self, start: Position, open_: Position | None = None) -> None:
         """Learn what a former process left behind (rule 5).
 
         Args:
             start: the first committed position that is shown.
-            known: what says which messages may come again.
+            open_: the end of an epoch that it planned and did not see committed. Its file says what was remembered when
+                it was planned, if that had been shown then.
         """
         if self._adopted:
             return
         self._check_power(start)
         self._adopted = True
         self._sync(start)  # a former process may have been told what no disk has yet
-        known = known.without(self._replay.given_up_of(known))
         self._highest = max(self._highest, start.epoch)
         if self._last.epoch == 0:
             self._last = start
+        recent: Mapping[str, Sequence[Key]] = {}
+        if self._memory is not None:
+            self._check_queues(start)
+            if open_ is not None and open_.file and not self._memory.is_blind(open_):
+                recent = self._memory.recall(open_, committed=False)
+            else:
+                recent = self._memory.recall(start, committed=True)
+        elif start.file:
+            _LOG.warning(
+                "%s: the checkpoint has message IDs, and guarantee '%s' does not use them: what the former query had "
+                "committed and not acknowledged yet comes again",
+                self._destination, self._settings.guarantee.value,
+            )  # fmt: skip
         for queue in self._queues:
-            queue.adopt(known.parts.get(queue.name, Part()), start.broker_id)
-        self._keep_away(known)
+            queue.adopt(recent.get(queue.name, ()), start.broker_id)
 
-    def _keep_away(self, start: Position) -> None:
-        """Keep what was committed of queues that are not read now: it may come again when they are read again."""
-        away = {name: part.committed() for name, part in start.parts.items() if self._queues.get(name) is None}
-        away = {name: part for name, part in away.items() if part.carried}
-        if away:
-            _LOG.warning(
-                "%s: the checkpoint was written with %s too, which the query does not read now. What was committed of "
-                "it stays in the offsets; what was not comes when it is read again",
-                self._destination, ", ".join(f"'{name}'" for name in away),
-            )  # fmt: skip
-        # Bounded, where queues come and go: the newest are at the end.
-        for name in list(away)[:-_AWAY_MAX]:
-            _LOG.warning(
-                "%s: the IDs of '%s' are no longer carried; what was committed of it and not acknowledged comes twice "
-                "if it is read again with this checkpoint",
-                self._destination, name,
-            )  # fmt: skip
-            del away[name]
-        self._away = away
+    def _names_in(self, position: Position) -> list[str]:
+        """The queues of an epoch, in their order; without IDs nothing says which it has."""
+        return [] if self._memory is None else self._memory.queues(position)
+
+    def _check_queues(self, start: Position) -> None:
+        """Queues come and go, but not all of those that were named at once."""
+        names = self._names_in(start)
+        if names and self._settings.pattern is None and not any(map(self._queues.get, names)):
+            raise CheckpointError(
+                f"{self._destination}: the checkpoint was written for queues {', '.join(map(repr, names))}, and the "
+                "query now reads none of them. Use a checkpointLocation of its own for each queue, or correct the "
+                "options"
+            )
 
     @property
     def _destination(self) -> str:

@@ -12,10 +12,11 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 
-from pyspark_mq.dedup import encode_ids, key_text
+from pyspark_mq.dedup import Key, key_text
 from pyspark_mq.errors import CheckpointError, DataLossError
 from pyspark_mq.sources.admission import IDLE_WAIT_S
-from pyspark_mq.sources.position import FindRecords, Part, Position, decode
+from pyspark_mq.sources.journal.memory import Memory
+from pyspark_mq.sources.position import JournalFiles, Position
 from pyspark_mq.sources.queues.group import QueueGroup
 from pyspark_mq.sources.queues.reader import QueueReader
 from pyspark_mq.sources.runtime import Runtime
@@ -46,27 +47,23 @@ class Replay:
         settings: the query's.
         queues: that it reads.
         runtime: the clock.
-        find_records: where it is kept what was given up of epochs.
-
-    Attributes:
-        gave_up: something of the epoch that runs now was given up, so the next offset has to say that.
+        memory: what was committed; None for a guarantee without IDs.
+        files: of the journal; None if there is no place for them.
     """
 
-    def __init__(self, settings: Settings, queues: QueueGroup, runtime: Runtime, find_records: FindRecords) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        queues: QueueGroup,
+        runtime: Runtime,
+        memory: Memory | None,
+        files: JournalFiles | None,
+    ) -> None:
         self._settings = settings
         self._queues = queues
         self._runtime = runtime
-        self._find_records = find_records
-        self._exact = settings.guarantee.identifies
-        self.gave_up = False
-
-    def given_up_of(self, position: Position) -> Mapping[str, str]:
-        """Messages of an epoch that were given up before it was emitted: name of a queue -> encoded IDs."""
-        return self._record_of(position) if self._exact else {}
-
-    def _record_of(self, position: Position) -> Mapping[str, str]:
-        records = self._find_records(position) if position.epoch else None
-        return {} if records is None else records.read_record(position)
+        self._memory = memory
+        self._files = files
 
     def run(self, start: Position, end: Position) -> None:
         """Have the messages of an epoch in the ledgers again, as one planned epoch.
@@ -80,15 +77,15 @@ class Replay:
             DataLossError: they do not all come within `replayTimeout`, and `failOnDataLoss` is on.
         """
         self._check_broker(end)
-        given_up = self.given_up_of(end)
-        self.gave_up = bool(given_up)
-        left = end.without(given_up)
-        self._check_all_are_read(end, left)
-        for queue in self._queues:
-            queue.restore(end.epoch, left.parts.get(queue.name, Part()))
-        if not self._exact:
+        if self._memory is None:
+            for queue in self._queues:
+                queue.restore(end.epoch, ())
             self._run_empty(start, end)
             return
+        planned = self._memory.planned(end)
+        self._check_all_are_read(end, planned)
+        for queue in self._queues:
+            queue.restore(end.epoch, planned.get(queue.name, ()))
         try:
             self._queues.start()
             self._await(end)
@@ -97,21 +94,16 @@ class Replay:
                 queue.replaying = False
 
     def _run_empty(self, start: Position, end: Position) -> None:
-        """Give up all messages of an epoch, as a guarantee without IDs runs it empty.
+        """Give up all messages of an epoch, as a guarantee without IDs runs it empty: they come again in later epochs.
 
-        They come again in later epochs. If the guarantee is raised before another epoch is planned, its offset would
-        say that they are committed.
+        If the guarantee is raised again, its file would say that they are committed.
 
         Raises:
             CheckpointError: there is no place to write that down.
         """
-        # What was planned blindly may have been committed before.
-        before = start.without(self._record_of(start)).parts
-        given_up = {name: part.besides(before.get(name, Part()), name) for name, part in end.parts.items()}
-        given_up = {name: planned for name, planned in given_up.items() if planned}
-        if not given_up:
+        if not end.file:
             return
-        if self._find_records(end) is None:
+        if self._files is None:
             guarantee = self._settings.guarantee.value
             raise CheckpointError(
                 f"{self._settings.destination}: epoch {end.epoch} was planned with guarantee 'exactly-once' and is not "
@@ -119,8 +111,12 @@ class Replay:
                 "'checkpointLocation' (or 'idLog') at the source, or run the query with 'exactly-once' until the epoch "
                 "is committed. Nothing was acknowledged"
             )
-        self._keep_record(end, given_up)
-        self.gave_up = False  # later offsets list no IDs
+        # What is known beside it, were it planned blindly, has to be there for whoever goes on from it.
+        memory = Memory(self._settings, self._files)
+        if memory.is_blind(end):
+            memory.recall(start, committed=True)
+            memory.plan_beside(end, {})
+        memory.give_up(end, memory.planned(end))
 
     def _check_broker(self, end: Position) -> None:
         """An open epoch of another broker than all before it: Spark before 4.2 writes it before that is noticed."""
@@ -135,18 +131,17 @@ class Replay:
                 )
             queue.expect_broker(end.broker_id)
 
-    def _check_all_are_read(self, end: Position, left: Position) -> None:
+    def _check_all_are_read(self, end: Position, planned: Mapping[str, Sequence[Key]]) -> None:
         """An open epoch with messages of a queue that is gone cannot be replayed.
 
         Args:
             end: of the epoch.
-            left: the same without what was given up before.
+            planned: what is left of it, by queue.
         """
-        gone = {name: part for name, part in left.parts.items() if part.planned and self._queues.get(name) is None}
-        if not gone or not self._exact:
+        gone = {name: keys for name, keys in planned.items() if keys and self._queues.get(name) is None}
+        if not gone:
             return
-        counts = {name: len(decode(part.planned, self._settings.destination)) for name, part in gone.items()}
-        told = ", ".join(f"{count} of queue '{name}'" for name, count in counts.items())
+        told = ", ".join(f"{len(keys)} of queue '{name}'" for name, keys in gone.items())
         text = (
             f"{self._settings.destination}: epoch {end.epoch} was planned and not committed, and has messages of "
             f"queues that the query does not read any more: {told}. "
@@ -157,7 +152,7 @@ class Replay:
                 f"{text}Read them once more until that epoch is committed, and leave them away then; or go on without "
                 f"those messages: {_WAYS_ON}"
             )
-        self._keep_record(end, {name: part.planned for name, part in gone.items()})
+        self._keep_record(end, gone)
         _LOG.error("%sGoing on without them, as %s", text, why)
 
     def _await(self, end: Position) -> None:
@@ -165,7 +160,7 @@ class Replay:
         epoch = end.epoch
         timeout_s = self._settings.replay_timeout_s
         gaps_s = dict.fromkeys(self._queues.with_ended(), _REPLAY_GAP_S)
-        began_s = {queue: queue.clock.connected_s for queue in self._queues.with_ended()}
+        began_s = {queue: queue.connected.seconds for queue in self._queues.with_ended()}
         said = -math.inf
         while True:
             self._queues.pump()
@@ -177,7 +172,7 @@ class Replay:
                 self._give_up(end, [queue for queue in missing if queue.ended])
                 continue
             now = self._runtime.monotonic_s()
-            waited_s = {queue: queue.clock.connected_s - began_s[queue] for queue in missing}
+            waited_s = {queue: queue.connected.seconds - began_s[queue] for queue in missing}
             if min(waited_s.values()) > timeout_s:
                 self._give_up(end, list(missing))
                 return
@@ -191,7 +186,7 @@ class Replay:
                     )  # fmt: skip
             for queue, count in missing.items():
                 # What the broker holds back cannot be had by asking for more.
-                if waited_s[queue] > queue.clock.delay_s and queue.open_windows_for_replay(count, gaps_s[queue]):
+                if waited_s[queue] > queue.connected.delay_s and queue.open_windows_for_replay(count, gaps_s[queue]):
                     gaps_s[queue] *= 2
             self._queues.wait(IDLE_WAIT_S)
 
@@ -220,34 +215,15 @@ class Replay:
             everything = [key for keys in missing.values() for key in keys]
             where = ", ".join(queue.destination for queue in queues)
             raise DataLossError(where, epoch, everything, text + advice)
-        self._keep_record(end, {queue.name: encode_ids(queue.ledger.planned.missing(epoch)) for queue in queues})
+        self._keep_record(end, {queue.name: queue.ledger.planned.missing(epoch) for queue in queues})
         for queue in queues:
             queue.ledger.abandon(epoch)
         _LOG.error("%sGoing on without them, as %s", text, why)
 
-    def _keep_record(self, end: Position, given_up: Mapping[str, str]) -> None:
-        """Write down what is given up, before anything of the epoch is emitted.
-
-        Its offset lists them and cannot be changed. The next one is written as soon as this is committed, even if it is
-        of an empty epoch: from then on they count as new (rule 15). Until then a restart has the record alone.
-        """
-        self.gave_up = True
-        records = self._find_records(end)
-        if records is not None:
-            earlier = records.read_record(end)
-            joined = {
-                name: encode_ids([key for text in (earlier.get(name), given_up.get(name)) if text
-                                  for key in decode(text, self._settings.destination)])
-                for name in {**earlier, **given_up}
-            }  # fmt: skip
-            records.write_record(end, joined)
-            return
-        _LOG.error(
-            "%s: there is no place to write down what epoch %d is run without. If the query ends before the next "
-            "epoch is planned, what comes back later is taken for what was emitted, and dropped. Set "
-            "'checkpointLocation' (or 'idLog') at the source",
-            self._settings.destination, end.epoch,
-        )  # fmt: skip
+    def _keep_record(self, end: Position, given_up: Mapping[str, Sequence[Key]]) -> None:
+        """Write down what is given up, before anything of the epoch is emitted: it counts as new then (rule 15)."""
+        assert self._memory is not None, "nothing is given up without IDs"
+        self._memory.give_up(end, given_up)
 
     def _may_go_on(self, end: Position) -> str | None:
         """Why an epoch may be run without what does not come back; None if it may not."""

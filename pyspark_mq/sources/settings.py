@@ -65,11 +65,10 @@ class Settings:
     fail_on_data_loss: bool
     replay_timeout_s: float
     on_unreadable: OnUnreadable = OnUnreadable.FAIL
-    redelivery_delay_s: float = 0.0
     #: Processes that hold the connections; with 1 the source's own does.
     receivers: int = 1
-    #: Bytes of message IDs that an epoch may put into its offset; None for any number.
-    max_offset_bytes: int | None = None
+    #: IDs of messages that ends of connections left open that are remembered.
+    remember_left: int = 2_000_000
     #: Bytes of rows that a task may carry.
     max_partition_bytes: int = 120 << 20
     #: Names of the queues, where the query reads several; the endpoint has the option's text in their place.

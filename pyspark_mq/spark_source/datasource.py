@@ -55,6 +55,7 @@ class MqDataSource(DataSource):
         if not options:
             raise OptionError("broker", _NO_OPTIONS)
         parsed = parse_options(options)
+        parsed.check_place()
         check_installed(parsed)
         self._columns = ALL_COLUMNS if parsed.include_metadata else SCHEMA
         self._planned = False

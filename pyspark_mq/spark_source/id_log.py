@@ -1,9 +1,9 @@
-"""The ID log: message IDs in files beside the checkpoint, so that an offset has a name instead of a megabyte.
+"""The ID log: the files of the journal, beside the checkpoint (:mod:`pyspark_mq.sources.journal.memory`).
 
 Spark writes an offset into its log, into each progress report and into its event log, and prints it with an exception
-of the user's own. With option `idLog` the IDs of an epoch go into a file, durable before the offset is returned, and
-the offset has the file's name and digest. A file is written once and never changed; what a crash leaves between file
-and offset is never asked for, and goes when it is old.
+of the user's own. So the IDs of an epoch go into a file, durable before the offset is returned, and the offset has the
+file's name, which has its digest. A file is written once and never changed; what a crash leaves between file and offset
+is never asked for.
 """
 
 from __future__ import annotations
@@ -15,26 +15,23 @@ import os
 import re
 import secrets
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl
 
 from pyspark_mq.errors import CheckpointError
-from pyspark_mq.sources.position import Position
 from pyspark_mq.sources.url import redact_in
 from pyspark_mq.spark_source.folders import Folder, above, is_uri, open_folder, shown_place
 
-__all__ = ["IdLog", "public_place"]
+__all__ = ["IdLog"]
 
-#: Spark keeps a hundred offsets unless told otherwise (`spark.sql.streaming.minBatchesToRetain`).
-_EPOCHS_KEPT = 120
 #: What is older was not written a moment ago by a process that has not come to name it in an offset.
 _LEFT_S = 86_400.0
-_FILE = re.compile(r"([0-9a-f]{8})-[0-9]{12,}-[0-9a-f]{32}\.json")
+_FILE = re.compile(r"(?P<stem>(?P<token>[0-9a-f]{8})-(?P<epoch>[0-9]{12,})-[0-9a-f]{32})(?:-[a-z0-9-]+)?\.json")
 #: As :mod:`.folders` names what it has begun to write.
 _DRAFT = re.compile(r"\..+\.json\.[0-9a-f]{8}")
+#: Ends of the names of what is kept of an epoch besides.
+_BESIDE, _GIVEN_UP = "-beside", "-given-up"
 #: Pauses between attempts to read a file.
 _RESTS_S = (0.2, 1.0)
 _DIGEST_BYTES = 16
@@ -42,151 +39,179 @@ _DIGEST_BYTES = 16
 #: own, as it is written before another was seen.
 _SYNCED = "synced.json"
 _TOKEN_BYTES = 4
-#: A file that every checkpoint of Spark has.
-_METADATA = "metadata"
-#: Of an epoch in the name of a record: before Spark 4.2 it may be a time in microseconds.
-_NUMBER_DIGITS = 20
-#: Parameters of a URI that an offset may show: some stores take a secret as one.
-_PUBLIC = frozenset({"endpoint_override", "region", "scheme", "user"})
 
 
 class IdLog:
-    """Files of one source in a folder, which may have those of others too.
+    """Files of one source in a folder, which may have those of others too: a :class:`.JournalFiles`.
 
     A file has in its name the token of the source and checkpoint it belongs to. So a new checkpoint over an old folder,
-    and another source of a query, have files of their own.
+    and another source of a query, have files of their own. No file is ever replaced, as not every store can do that in
+    one step.
 
     Args:
         place: the folder: an absolute path, or a URI that `pyarrow.fs` opens. It is made for the first file.
         destination: the queue or topic as errors call it.
-        token: see there; a new one if None.
+        source: what tells the sources of a checkpoint apart. In a folder of a checkpoint it makes the token, which all
+            its processes have then, also those that have seen no offset yet. In another folder there may be files of
+            several checkpoints.
 
     Attributes:
-        token: of the checkpoint, until an offset has shown another. Empty for none.
+        token: of the checkpoint, until an offset has shown another.
     """
 
-    def __init__(self, place: str, destination: str, token: str | None = None) -> None:
+    def __init__(self, place: str, destination: str, source: str = "") -> None:
         self._place = place
         self._destination = destination
         self._folder: Folder | None = None
-        self.token = secrets.token_hex(_TOKEN_BYTES) if token is None else token
+        own = source and above(place) is not None
+        self.token = _digest(source.encode())[: 2 * _TOKEN_BYTES] if own else secrets.token_hex(_TOKEN_BYTES)
         #: Who notes what is synced, and has it begun?
         self._writer = secrets.token_hex(_TOKEN_BYTES)
         self._noting = False
-        #: All offsets of the checkpoint, as they were when that was asked first.
-        self._named: bytes | None = None
-        #: Of the files there that are ours; None before the first is written.
-        self._names: list[str] | None = None
+        #: Of the files there; None before that is asked first.
+        self._names: set[str] | None = None
+        #: The file that was read or written last.
+        self._last: tuple[str, Mapping[str, Any]] | None = None
 
-    @property
-    def public_place(self) -> str:
-        """The folder as anybody may see it, see :func:`public_place`."""
-        return public_place(self._place)
+    def follow(self, file: str) -> None:
+        """Go on with the token of a file that an offset names."""
+        found = _FILE.fullmatch(file)
+        self.token = self.token if found is None else found["token"]
 
-    def write(self, epoch: int, data: bytes) -> str:
-        """Keep the IDs of an epoch; the file's name, which has their digest.
+    # -- files of epochs
 
-        Raises:
-            CheckpointError: they cannot be kept.
-        """
+    def write(self, epoch: int, content: Mapping[str, Any]) -> str:
+        """Keep the file of an epoch, see :class:`.JournalFiles`."""
+        data = json.dumps(content).encode()
         name = f"{self.token}-{epoch:012d}-{_digest(data)}.json"
         with self._or_say(
             f"the IDs of epoch {epoch} cannot be written",
             "Nothing was acknowledged for it. Correct 'checkpointLocation' or 'idLog', or make room and give the "
             "user of the driver the right to write there",
         ):
-            folder = self._opened()
-            if self._names is None:
-                self._remove_left(folder)
-            names = folder.names() if self._names is None else self._names
-            if name not in names:
-                folder.write(name, data)
-            self._names = self._forget(folder, epoch, {*names, name})
+            self._write(name, data)
         return name
 
-    def _forget(self, folder: Folder, epoch: int, names: Iterable[str]) -> list[str]:
-        """Remove what Spark has forgotten as well; the names that are left.
+    def read(self, file: str) -> Mapping[str, Any]:
+        """Look a file up, see :class:`.JournalFiles`.
 
-        Files of later epochs are those of a future that this checkpoint, which was restored, does not know: they stay,
-        and count for nothing. A file that cannot be removed does no harm.
+        Raises:
+            CheckpointError: it is not there, or not what was written.
         """
-        ours = re.compile(f"{self.token}-([0-9]{{12,}})-[0-9a-f]{{{2 * _DIGEST_BYTES}}}\\.json")
-        numbers = {name: int(found[1]) for name in names if (found := ours.fullmatch(name))}
-        past = sorted({number for number in numbers.values() if number <= epoch})
-        forgotten = set(past[:-_EPOCHS_KEPT])
-        for name in [name for name, number in numbers.items() if number in forgotten]:
-            with contextlib.suppress(OSError):
-                folder.remove(name)
-            del numbers[name]
-        return list(numbers)
+        if self._last is not None and self._last[0] == file:
+            return self._last[1]
+        advice = (
+            "Set 'checkpointLocation' or 'idLog' to the place that the query had, restore the file, or start with a "
+            "new checkpointLocation"
+        )
+        with self._or_say(f"the offset names the file '{file}', which cannot be read", advice):
+            data = self._read_patiently(file)
+            stem, mark, _ = file.partition(_BESIDE)
+            if mark:
+                data, _, digest = data.rpartition(b"\n")
+                whole = digest.decode("ascii", "replace") == _digest(stem.encode() + data)
+            else:
+                whole = file.endswith(f"-{_digest(data)}.json")
+        if not whole:
+            raise self._error(f"the file '{file}' was changed after it was written", "another digest", advice)
+        content: Mapping[str, Any] = json.loads(data)
+        self._last = file, content
+        return content
 
-    def _remove_left(self, folder: Folder) -> None:
-        """Remove what crashes have left: drafts, and files of first epochs that came into no offset.
+    def beside(self, file: str) -> str:
+        """Name the file beside that of an epoch, see :class:`.JournalFiles`."""
+        return f"{_stem(file)}{_BESIDE}.json"
 
-        Such a file is the only one with its token. One that an offset of the checkpoint names stays, and so does
-        everything in a folder that is not a checkpoint's own. What cannot be removed does no harm.
-        """
-        with contextlib.suppress(Exception):
-            old_s = time.time() - _LEFT_S
-            written_s = folder.written_s()
-            lone = Counter(found[1] for name in written_s if (found := _FILE.fullmatch(name)))
-            lone.pop(self.token, None)
-            for name in [name for name, at_s in written_s.items() if at_s < old_s]:
-                found = _FILE.fullmatch(name)
-                if _DRAFT.fullmatch(name) or (found and lone[found[1]] == 1 and not self._is_named(name)):
-                    folder.remove(name)
-
-    def _is_named(self, name: str) -> bool:
-        """Does an offset of the checkpoint that has this folder name a file? Taken for yes where that is not known."""
-        if self._named is None:
-            root = above(self._place)
-            if root is None or _METADATA not in open_folder(root).names():
-                return True
-            offsets = open_folder(root, "offsets")
-            self._named = b"".join(map(offsets.read, offsets.names()))
-        return name.encode() in self._named
-
-    # -- what was given up: Records -----------------------------------------------------------
-
-    def write_record(self, end: Position, given_up: Mapping[str, str]) -> None:
-        """Keep what an epoch is run without, see :class:`Records <pyspark_mq.sources.position.Records>`."""
+    def has(self, file: str) -> bool:
+        """Whether there is such a file, see :class:`.JournalFiles`."""
         with self._or_say(
-            f"what epoch {end.epoch} is run without cannot be written down",
+            f"the file '{file}' cannot be looked up", "Have the folder readable for the user of the driver"
+        ):
+            return file in self._listed()
+
+    def write_beside(self, file: str, content: Mapping[str, Any]) -> str:
+        """Keep the file beside that of an epoch, see :class:`.JournalFiles`."""
+        name, data = self.beside(file), json.dumps(content).encode()
+        with self._or_say(
+            f"what is remembered beside '{file}' cannot be written",
+            "Nothing of the epoch was emitted. Make room and give the user of the driver the right to write there",
+        ):
+            self._write(name, data + b"\n" + _digest(_stem(file).encode() + data).encode())
+        return name
+
+    def given_up(self, file: str) -> Mapping[str, str]:
+        """Look up what an epoch was run without, see :class:`.JournalFiles`."""
+        with self._or_say(
+            f"what the epoch of '{file}' was run without cannot be looked up",
+            "Have the folder readable for the user of the driver, or restore the file",
+        ):
+            records = sorted(name for name in self._listed() if name.startswith(f"{_stem(file)}{_GIVEN_UP}"))
+            # Each has what the one before has.
+            found: Mapping[str, str] = json.loads(self._read_patiently(records[-1]))["queues"] if records else {}
+        return found
+
+    def give_up(self, file: str, ids: Mapping[str, str]) -> None:
+        """Write down what an epoch is run without, see :class:`.JournalFiles`."""
+        with self._or_say(
+            f"what the epoch of '{file}' is run without cannot be written down",
             "Nothing of it was emitted or acknowledged. Make room and give the user of the driver the right to write "
             "there",
         ):
-            folder, name = self._opened(), self._record(end)
-            data = json.dumps({"epoch": end.epoch, "queues": dict(given_up)}).encode()
-            names = sorted(found for found in folder.names() if found.startswith(self._records))
-            (folder.replace if name in names else folder.write)(name, data)
-            for old in [found for found in names if found != name][: 1 - _EPOCHS_KEPT]:
-                with contextlib.suppress(OSError):
-                    folder.remove(old)
+            before = sum(name.startswith(f"{_stem(file)}{_GIVEN_UP}") for name in self._listed())
+            self._write(f"{_stem(file)}{_GIVEN_UP}-{before:06d}.json", json.dumps({"queues": dict(ids)}).encode())
 
-    def forget_records(self, epoch: int) -> None:
-        """Forget what was given up from an epoch on, see :class:`Records <pyspark_mq.sources.position.Records>`."""
-        with self._or_say(
-            f"what was given up from epoch {epoch} on cannot be removed",
-            "Give the user of the driver the right to list and delete there",
-        ):
-            folder = self._opened()
-            for name in folder.names():
-                number = name.removeprefix(self._records)[:_NUMBER_DIGITS]
-                if name.startswith(self._records) and number >= f"{epoch:0{_NUMBER_DIGITS}d}":
-                    folder.remove(name)
+    def remove(self, files: Collection[str]) -> None:
+        """Remove files of epochs, see :class:`.JournalFiles`."""
+        for file in files:
+            for name in [name for name in self._listed() if name.startswith(_stem(file))]:
+                self._remove(name)
 
-    def read_record(self, end: Position) -> Mapping[str, str]:
-        """Messages that an epoch was run without, see :class:`Records <pyspark_mq.sources.position.Records>`."""
-        with self._or_say(
-            f"what epoch {end.epoch} was run without cannot be looked up",
-            "Have the folder readable for the user of the driver, or restore the file",
-        ):
-            folder, name = self._opened(), self._record(end)
-            found: Mapping[str, str] = json.loads(folder.read(name))["queues"] if name in folder.names() else {}
-        return found
+    def remove_others(self, kept: Collection[str], epoch: int) -> None:
+        """Remove what crashes have left, see :class:`.JournalFiles`.
+
+        Files of later epochs are those of a future that this checkpoint, which was restored, does not know: they stay.
+        """
+        with contextlib.suppress(Exception):
+            self._remove_drafts()
+        with contextlib.suppress(Exception):
+            stems = set(map(_stem, kept))
+            for name in list(self._listed()):
+                found = _FILE.fullmatch(name)
+                if (
+                    found
+                    and found["token"] == self.token
+                    and int(found["epoch"]) <= epoch
+                    and found["stem"] not in stems
+                ):
+                    self._remove(name)
+
+    def _write(self, name: str, data: bytes) -> None:
+        if name not in self._listed():  # else it is the same, as its digest is in its name
+            self._opened().write(name, data)
+            self._listed().add(name)
+
+    def _remove(self, name: str) -> None:
+        if name in self._listed():
+            with contextlib.suppress(OSError):
+                self._opened().remove(name)
+                self._listed().discard(name)
+
+    def _listed(self) -> set[str]:
+        if self._names is None:
+            self._names = set(self._opened().names())
+        return self._names
+
+    def _remove_drafts(self) -> None:
+        """Remove what was begun to be written a day ago, in whatever process. What cannot be removed does no harm."""
+        folder, old_s = self._opened(), time.time() - _LEFT_S
+        for name, at_s in folder.written_s().items():
+            if at_s < old_s and _DRAFT.fullmatch(name):
+                folder.remove(name)
+
+    # -- what is on the disks
 
     def note_synced(self, epoch: int) -> None:
-        """Note what is on the disks, see :class:`Records <pyspark_mq.sources.position.Records>`."""
+        """Note what is on the disks, see :class:`.JournalFiles`."""
         with self._or_say(
             f"that epoch {epoch} is on the disks cannot be noted",
             "Nothing of it was acknowledged. Make room and give the user of the driver the right to write there",
@@ -208,7 +233,7 @@ class IdLog:
 
         Before Spark 4.2 numbers are times, and a clock may have gone back: which is later they do not say.
 
-        See :class:`Records <pyspark_mq.sources.position.Records>`. Without a note it is not known, and taken for no.
+        See :class:`.JournalFiles`. Without a note it is not known, and taken for no.
         """
         noted = self._note()
         return noted is not None and bool(noted["epoch"] != epoch and noted["boot"] != _boot())
@@ -219,7 +244,7 @@ class IdLog:
         return None if noted is None else noted["epoch"]
 
     def forget_synced(self) -> None:
-        """Remove the note, see :class:`Records <pyspark_mq.sources.position.Records>`."""
+        """Remove the note, see :class:`.JournalFiles`."""
         if is_uri(self._place):
             return
         with self._or_say("the note of what is on the disks cannot be removed", "Have the folder writable"):
@@ -238,37 +263,6 @@ class IdLog:
                 return None
             noted = json.loads(folder.read(_SYNCED))
             return {"epoch": int(noted["epoch"]), "boot": str(noted["boot"]), "writer": str(noted["writer"])}
-
-    @property
-    def _records(self) -> str:
-        return f"{self.token}-given-up-".lstrip("-")
-
-    def _record(self, end: Position) -> str:
-        planned = json.dumps(sorted((name, part.planned) for name, part in end.parts.items() if part.planned))
-        return f"{self._records}{end.epoch:0{_NUMBER_DIGITS}d}-{_digest(planned.encode())}.json"
-
-    def has(self, name: str) -> bool:
-        """Is the file there, as far as that can be told?"""
-        try:
-            return name in self._opened().names()
-        except Exception:  # noqa: BLE001 - to read it says why not
-            return False
-
-    def read(self, name: str) -> bytes:
-        """The content of a file.
-
-        Raises:
-            CheckpointError: it is not there, or not what was written.
-        """
-        advice = (
-            "Set 'checkpointLocation' or 'idLog' to the place that the query had, restore the file, or start with a "
-            "new checkpointLocation"
-        )
-        with self._or_say(f"the offset names the file '{name}', which cannot be read", advice):
-            data = self._read_patiently(name)
-        if not name.endswith(f"-{_digest(data)}.json"):
-            raise self._error(f"the file '{name}' was changed after it was written", "another digest", advice)
-        return data
 
     def _read_patiently(self, name: str) -> bytes:
         """The content of a file; a store that fails for a moment is asked again."""
@@ -302,12 +296,9 @@ class IdLog:
         return self._folder
 
 
-def public_place(place: str) -> str:
-    """The same, as it may be written into an offset; empty if there are, or may be, credentials in it."""
-    if not is_uri(place):
-        return place
-    parameters = dict(parse_qsl(place.partition("?")[2], keep_blank_values=True))
-    return "" if "@" in place or parameters.keys() - _PUBLIC else place
+def _stem(file: str) -> str:
+    found = _FILE.fullmatch(file)
+    return file.removesuffix(".json") if found is None else found["stem"]
 
 
 def _boot() -> str:

@@ -1,41 +1,22 @@
 """The offset: a position as Spark's log keeps it.
 
-One JSON object of fixed key order (Spark compares offsets as text):
+One JSON object of fixed key order (Spark compares offsets as text), always below 400 characters:
 
 =============  ===============================================================================
 ``v``          version of this format
 ``broker``     value of the option `broker`
-``source``     what is read: virtual host, queue or topic, subscription, selector
+``source``     what is read: virtual host, queue or topic, subscription, selector; by its digest if that is long
 ``ids``        where message IDs come from, with the protocol where that makes a difference;
                empty for a guarantee without IDs
 ``identity``   the name the broker gives itself and keeps, empty if unknown
 ``epoch``      number of the epoch that ends here
-``planned``    its message IDs, in order (:mod:`pyspark_mq.dedup.codec`)
-``carried``    IDs of earlier epochs that may still come again, in pieces of the same form
-``until``      up to when each piece has to be carried, seconds since 1970; null where that is
-               open, and 1 where it is and one process has found it so; only where not all are null
+``file``       the name of its file in the journal, with the digest of that; empty where there is none
 ``released``   true where the epoch may be replayed without what does not come back
                (``pyspark-mq release``), else not there
-``records``    where the same command has it written down what of it is given up, if there is a place
-``blind``      true where Spark before 4.2 had it planned before it showed what is committed, else not there
-``log``        with an ID log: what its files have in their names, from the first epoch of a checkpoint on
 ``crc``        CRC-32 of all the above: an offset edited by hand is refused, not believed
 =============  ===============================================================================
 
-With option `idLog`, ``planned``, ``carried`` and ``until`` are in a file of the ID log, and the offset
-has in their place, and version 2:
-
-=============  ===============================================================================
-``file``       its name, which has its digest
-``folder``     the option's value, so that the option may be left away later; empty if it has a user in it
-``size``       how many characters of IDs the file holds, for people
-=============  ===============================================================================
-
-Of several queues version 3 has, in place of the lists or in the file, ``queues``: for each a list of its name and its
-``planned``, ``carried`` and ``until``, in the order in which the epoch emits them. A query with one queue goes on from
-it, and from versions 1 and 2 a query with several of which that is one.
-
-No host, user or password is in it, so a broker may move.
+What a file has is in :mod:`pyspark_mq.sources.journal.memory`. No host, user or password is here, so a broker may move.
 """
 
 from __future__ import annotations
@@ -43,30 +24,24 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from pyspark_mq.errors import CheckpointError
-from pyspark_mq.sources.position import Part, Position
+from pyspark_mq.sources.position import Position, shortened
 from pyspark_mq.sources.settings import Settings
 from pyspark_mq.spark_source.id_log import IdLog
 
 __all__ = ["VERSION", "OffsetCodec", "released"]
 
-#: What offsets of one queue are, without and with a file, and those of several.
-_INLINE, _IN_FILE, _SEVERAL = 1, 2, 3
-VERSION = _SEVERAL
-#: Lists of fewer characters are in the offset itself, with the names of several queues: a trickle writes no files.
-_INLINE_CHARS_MAX = 250
-#: What is in the file where there is one.
-_LISTS = ("planned", "carried", "until")
+VERSION = 4
 #: Of fields that are no text.
-_TYPES: Mapping[str, type] = MappingProxyType(
-    {"epoch": int, "carried": list, "until": list, "crc": int, "queues": list}
-)
+_TYPES: Mapping[str, type] = MappingProxyType({"epoch": int, "crc": int})
 _FRESH = "Restore the checkpoint, or start with a new checkpointLocation"
+#: Longer texts, as they stand in JSON, are by their digests.
+_SOURCE_MAX, _IDS_MAX = 80, 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +49,9 @@ class OffsetCodec:
     """Positions of one source to offsets and back.
 
     Attributes:
-        broker, source, ids: as in the table of the module.
+        broker, source, ids: as in the table of the module, but not shortened.
         destination: what the query reads, as errors call it.
-        log: where IDs go beside the offset; None if they go into it.
-        name: of the one queue or topic.
+        log: the files of the journal; None if there is no place for them.
         queues: the names where the query reads several; None where it reads one.
         pattern: what the names have to match, where they are looked up.
         scope: what is the same for all queues, at the end of `source`.
@@ -88,7 +62,6 @@ class OffsetCodec:
     ids: str
     destination: str
     log: IdLog | None = None
-    name: str = ""
     queues: tuple[str, ...] | None = None
     pattern: str | None = None
     scope: str = ""
@@ -101,55 +74,36 @@ class OffsetCodec:
         selected = "" if endpoint.selector is None else f" with selector {endpoint.selector!r}"
         scope = f"{selected} in virtual host '{host}'"
         several = bool(settings.queues) or settings.pattern is not None
-        source = f"{'queues' if several else endpoint.destination}{scope}"
+        source, at = f"{'queues' if several else endpoint.destination}{scope}", " ".join(map(str, endpoint.urls))
         return cls(
             broker=endpoint.broker.name,
             source=source,
             ids=_ids(settings) if settings.guarantee.identifies else "",
             destination=settings.destination,
-            log=None if id_log is None else IdLog(id_log, settings.destination),
-            name=endpoint.name,
+            log=None if id_log is None else IdLog(id_log, settings.destination, f"{source} at {at}"),
             queues=settings.queues if several else None,
             pattern=settings.pattern,
             scope=scope,
         )
 
     def encode(self, position: Position) -> dict[str, Any]:
-        """The offset of a position; its IDs are durable in the ID log before it is returned, if there is one.
-
-        Raises:
-            CheckpointError: they cannot be written there.
-        """
-        one = self.queues is None and not position.parts.keys() - {self.name}
-        parts = position.parts
-        lists = _lists(parts.get(self.name, Part())) if one else {"queues": [_entry(*item) for item in parts.items()]}
-        size = sum(len(part.planned) + sum(map(len, part.carried)) for part in parts.values())
-        text = json.dumps(lists)
-        in_file = self.log is not None and len(text) > _INLINE_CHARS_MAX
-        if self.log is not None and in_file:
-            file = self.log.write(position.epoch, text.encode())
-            lists = {"file": file, "folder": self.log.public_place, "size": size}
-        version = (_IN_FILE if in_file else _INLINE) if one else _SEVERAL
+        """The offset of a position."""
         offset = {
-            "v": version,
+            "v": VERSION,
             "broker": self.broker,
-            "source": self.source if one else f"queues{self.scope}",
-            "ids": self.ids,
-            "identity": position.broker_id,
+            "source": shortened(self.source, _SOURCE_MAX),
+            "ids": shortened(self.ids, _IDS_MAX),
+            "identity": shortened(position.broker_id),
             "epoch": position.epoch,
-            **lists,
+            "file": position.file,
         }
-        if self.log is not None and position.epoch:
-            offset["log"] = self.log.token
-        if position.blind:
-            offset["blind"] = True
-        return released(offset, position.records) if position.released else _signed(offset)
+        return released(offset) if position.released else _signed(offset)
 
     def decode(self, offset: Any) -> Position:
         """The position of an offset.
 
         Raises:
-            CheckpointError: it is broken, of another source, or of a newer version; or its IDs are not where it says.
+            CheckpointError: it is broken, of another source, or of another version.
         """
         if not isinstance(offset, dict) or "v" not in offset:
             raise self._error("is not one of this source: the checkpoint belongs to another one")
@@ -159,128 +113,63 @@ class OffsetCodec:
                 f"{self.destination}: the checkpoint has offsets of version {version}, this pyspark-mq "
                 f"reads up to {VERSION}. Upgrade pyspark-mq"
             )
-        inside = ("queues",) if version == _SEVERAL else _LISTS
-        in_file = version == _IN_FILE or (version == _SEVERAL and "file" in offset)
-        lists = ("file", "folder") if in_file else inside
-        self._check_form(offset, ("broker", "source", "ids", "identity", "epoch", *lists, "crc"))
+        if version != VERSION:
+            raise CheckpointError(
+                f"{self.destination}: the checkpoint has offsets of version {version!r:.20}, from before the first "
+                f"release, which have message IDs in them and are not read any more; this is version {VERSION}. Have "
+                "the query that wrote them drain the queue, and start with a new checkpointLocation"
+            )
+        for name in ("broker", "source", "ids", "identity", "epoch", "file", "crc"):
+            if not isinstance(offset.get(name), _TYPES.get(name, str)):
+                raise self._error(f"is broken: field '{name}' is {offset.get(name)!r:.40}")
         body = {name: value for name, value in offset.items() if name != "crc"}
         if _crc(body) != offset["crc"]:
             raise self._error("was changed after it was written (its checksum does not fit)")
-        name = self._check_owner(offset)
-        if in_file:
-            offset = {**offset, **self._lists_in(offset["file"], offset["folder"])}
-            self._check_form(offset, inside)
-        if version == _SEVERAL:
-            parts = dict(map(self._part_of, offset["queues"]))
-            self._check_queues(parts)
-        else:
-            parts = {name: _part(offset["planned"], offset["carried"], offset.get("until", []))}
-        if self.log is not None and offset["epoch"]:
-            self.log.token = str(offset.get("log", self.log.token))
-        return Position(
-            offset["epoch"],
-            {} if parts == {name: Part()} else parts,
-            offset["identity"],
-            released=offset.get("released") is True,
-            records=str(offset.get("records", "")),
-            blind=offset.get("blind") is True,
-        )
-
-    def records(self, position: Position) -> IdLog | None:
-        """Where it is kept what an epoch was run without: the ID log, or the place that a release has named."""
-        if self.log is not None or not position.records:
-            return self.log
-        return IdLog(position.records, self.destination, token="")
-
-    def _part_of(self, entry: Any) -> tuple[str, Part]:
-        kinds = tuple(map(type, entry)) if isinstance(entry, list) else ()
-        if kinds != (str, str, list, list):
-            raise self._error(f"is broken: field 'queues' has {entry!r:.40}")
-        name, planned, carried, until = entry
-        self._check_form({"carried": carried, "until": until}, ("carried", "until"))
-        return name, _part(planned, carried, until)
-
-    def _lists_in(self, file: str, folder: str) -> Any:
-        # The option names where the folder was moved to, or another one from now on.
-        elsewhere = folder and (self.log is None or folder != self.log.public_place)
-        before = IdLog(folder, self.destination) if elsewhere else None
-        log = self.log or before
-        if log is None:
+        self._check_owner(offset)
+        if self.log is not None and offset["file"]:
+            self.log.follow(offset["file"])
+        if self.log is None and offset["file"] and self.ids:
             raise CheckpointError(
-                f"{self.destination}: the checkpoint's IDs are in the file '{file}' of an ID log. Set "
+                f"{self.destination}: the checkpoint's IDs are in the file '{offset['file']}'. Set "
                 "'checkpointLocation' or 'idLog' to the place that the query had"
             )
-        if before is not None and not log.has(file) and before.has(file):
-            log = before
-        return json.loads(log.read(file))
+        return Position(offset["epoch"], offset["file"], offset["identity"], released=offset.get("released") is True)
 
-    def _check_form(self, offset: dict[str, Any], names: Sequence[str]) -> None:
-        for name in names:
-            value = offset.get(name, [] if name == "until" else None)
-            if not isinstance(value, _TYPES.get(name, str)):
-                raise self._error(f"is broken: field '{name}' is {value!r:.40}")
-        until = offset.get("until", [])
-        if not all(end is None or type(end) is int for end in until):
-            raise self._error(f"is broken: field 'until' is {until!r:.40}")
-
-    def _check_owner(self, offset: dict[str, Any]) -> str:
-        """Is it an offset of this source? The name of its queue, if it is of one."""
+    def _check_owner(self, offset: Mapping[str, Any]) -> None:
+        """Is it an offset of this source?"""
         source = offset["source"]
-        name = self.name if source == self.source else self._name_in(source)
-        if offset["broker"] != self.broker or name is None:
-            raise self._another(f"{source} of broker '{offset['broker']}'")
+        if offset["broker"] != self.broker or not self._may_have_written(source):
+            raise CheckpointError(
+                f"the checkpoint was written for {source} of broker '{offset['broker']}', but the query now reads "
+                f"{self._reads} of broker '{self.broker}'. Use a checkpointLocation of its own for each queue, or "
+                "correct the options"
+            )
         # From and to the lower guarantees there is nothing to compare.
-        if offset["ids"] and self.ids and offset["ids"] != self.ids:
+        if offset["ids"] and self.ids and offset["ids"] != shortened(self.ids, _IDS_MAX):
             raise CheckpointError(
                 f"{self.destination}: the checkpoint has IDs from messageIdFrom='{offset['ids']}', but "
                 f"'messageIdFrom' and 'protocol' now give '{self.ids}': redeliveries would not be recognised. "
                 "Set them back, or start with a new checkpointLocation"
             )
-        return name
 
-    def _name_in(self, source: str) -> str | None:
-        """The queue of an offset that was written with other queues; None if it is of no business here."""
-        if source == f"queues{self.scope}":
-            return self.name
-        if self.queues is None or not (source.startswith("queue '") and source.endswith(f"'{self.scope}")):
-            return None
-        name = source[len("queue '") : -len(f"'{self.scope}")]
-        return name if self._reads(name) else None
-
-    def _reads(self, name: str) -> bool:
+    def _may_have_written(self, source: str) -> bool:
+        """Whether a query of these queues may go on from a checkpoint of that source, whose file says which it read."""
+        if source in {shortened(self.source, _SOURCE_MAX), shortened(f"queues{self.scope}", _SOURCE_MAX)}:
+            return True
         if self.queues is None:
-            return name == self.name
-        return name in self.queues if self.pattern is None else re.fullmatch(self.pattern, name) is not None
+            return False
+        if self.pattern is None:
+            return any(source == shortened(f"queue '{name}'{self.scope}", _SOURCE_MAX) for name in self.queues)
+        if not (source.startswith("queue '") and source.endswith(f"'{self.scope}")):
+            return False
+        return re.fullmatch(self.pattern, source[len("queue '") : -len(f"'{self.scope}")]) is not None
 
-    def _check_queues(self, parts: Mapping[str, Part]) -> None:
-        """Queues come and go, but not all of those that were named at once."""
-        if parts and self.pattern is None and not any(map(self._reads, parts)):
-            raise self._another(f"queues {', '.join(map(repr, parts))}{self.scope} of broker '{self.broker}'")
-
-    def _another(self, written_for: str) -> CheckpointError:
-        reads = self.source if self.queues is None else f"{self.destination}{self.scope}"
-        return CheckpointError(
-            f"the checkpoint was written for {written_for}, but the query now reads {reads} of broker "
-            f"'{self.broker}'. Use a checkpointLocation of its own for each queue, or correct the options"
-        )
+    @property
+    def _reads(self) -> str:
+        return self.source if self.queues is None else f"{self.destination}{self.scope}"
 
     def _error(self, problem: str) -> CheckpointError:
         return CheckpointError(f"{self.destination}: the offset in the checkpoint {problem}. {_FRESH}")
-
-
-def _lists(part: Part) -> dict[str, Any]:
-    lists: dict[str, Any] = {"planned": part.planned, "carried": list(part.carried)}
-    if any(end is not None for end in part.until_s):
-        lists["until"] = list(part.until_s)
-    return lists
-
-
-def _entry(name: str, part: Part) -> list[Any]:
-    return [name, part.planned, list(part.carried), list(part.until_s)]
-
-
-def _part(planned: str, carried: Sequence[str], until: Sequence[int | None]) -> Part:
-    return Part(planned, tuple(carried), tuple(until)[: len(carried)])
 
 
 def _ids(settings: Settings) -> str:
@@ -290,16 +179,9 @@ def _ids(settings: Settings) -> str:
     return str(settings.id_source)
 
 
-def released(offset: Mapping[str, Any], records: str) -> dict[str, Any]:
-    """The same offset, whose epoch may be replayed without what does not come back.
-
-    Earlier versions of this package read it, and pay no attention to the mark.
-
-    Args:
-        records: folder in which to write down what that is; empty for none.
-    """
-    marked = {**{name: value for name, value in offset.items() if name != "crc"}, "released": True}
-    return _signed({**marked, "records": records} if records else marked)
+def released(offset: Mapping[str, Any]) -> dict[str, Any]:
+    """The same offset, whose epoch may be replayed without what does not come back."""
+    return _signed({**{name: value for name, value in offset.items() if name != "crc"}, "released": True})
 
 
 def _signed(offset: dict[str, Any]) -> dict[str, Any]:

@@ -281,8 +281,8 @@ _TABLE = (
     Option(
         "dedupWindow",
         _IDENTITY,
-        "settled IDs that the running query still remembers, beyond the carried ones; 0 to 1,000,000,000. With Redis, "
-        "also the size of the shared set",
+        "settled IDs that are remembered, also behind a restart: what a producer sends again after fewer messages than "
+        "that is dropped; 0 to 1,000,000,000. With Redis, also the size of the shared set",
         default="100000",
         kind=count(0),
         sets="dedup_window",
@@ -290,8 +290,9 @@ _TABLE = (
     Option(
         "settleGrace",
         _IDENTITY,
-        "how long an ID is carried after its acknowledgement was confirmed. RabbitMQ's classic queues need more than "
-        "0.5 s; see [confirmation](guarantees.md#a-broker-that-forgets)",
+        "how long after a confirmation the broker has to answer something else before the acknowledgement counts as "
+        "settled. RabbitMQ's classic queues need more than 0.5 s; see "
+        "[confirmation](guarantees.md#a-broker-that-forgets)",
         default="5s",
         kind=duration_s(),
         sets="settle_grace_s",
@@ -307,17 +308,6 @@ _TABLE = (
         sets="syncs",
     ),
     Option(
-        "redeliveryDelay",
-        _IDENTITY,
-        "the longest time for which the broker holds back what comes again: delayed retry of RabbitMQ 4.3, redelivery "
-        "delays of the ActiveMQ brokers. IDs are carried for as much longer, and a replay waits for it; has to be "
-        "below `replayTimeout`. Over AMQP 1.0 RabbitMQ 4 tells what a queue's arguments say; see [redeliveries that "
-        "come late](guarantees.md#redeliveries-that-come-late)",
-        default="0s",
-        kind=duration_s(),
-        sets="redelivery_delay_s",
-    ),
-    Option(
         "dedupStore",
         _IDENTITY,
         "`checkpoint`, or `redis://…` / `rediss://…` (extra `redis`; `exactly-once` only); see "
@@ -327,24 +317,15 @@ _TABLE = (
     Option(
         "checkpointLocation",
         _IDENTITY,
-        "the same as the writer's: message IDs then are in its folder `mq-ids`, offsets stay small, and what is given "
-        "up is written down there; an absolute path, or a URI that `pyarrow.fs` opens (`s3://` and `s3a://`, `gs://`, "
+        "the same as the writer's: message IDs are kept in its folder `mq-ids`. Required with `exactly-once`, unless "
+        "`idLog` is set; an absolute path, or a URI that `pyarrow.fs` opens (`s3://` and `s3a://`, `gs://`, "
         "`abfss://`, `hdfs://`); each character of a name is itself, as for Spark: `%20` is no space; see "
-        "[offsets](operating.md#offsets-checkpoint-driver-memory)",
+        "[the checkpoint](operating.md#the-checkpoint)",
     ),
     Option(
         "idLog",
         _IDENTITY,
         "another folder for them, written as there",
-    ),
-    Option(
-        "maxOffsetBytes",
-        _IDENTITY,
-        "without `checkpointLocation` or `idLog`: how many bytes the IDs of one epoch may take in its offset, "
-        "as far as those of the epoch before tell; about 3,800 random UUIDs, or any number that count up. An epoch has "
-        "one message at least",
-        default="80k",
-        kind=SIZE_BYTES,
     ),
     Option(
         "failOnDataLoss",

@@ -63,7 +63,7 @@ class Options:
     Attributes:
         num_partitions: input partitions of an epoch; None if the user left it to the source.
         dedup_store: ``checkpoint`` or a ``redis://`` URL; not in the repr, as it may hold a password.
-        id_log: a folder, path or URI; None for IDs in the offset. Not in the repr, for the same reason.
+        id_log: a folder, path or URI; None where none is named. Not in the repr, for the same reason.
         management: where the broker is asked for its queues and for what is set for them; None if nobody said.
         include_metadata: all columns, where the user gives no schema.
     """
@@ -74,6 +74,20 @@ class Options:
     id_log: str | None = field(default=None, repr=False)
     management: Management | None = None
     include_metadata: bool = False
+
+    def check_place(self) -> None:
+        """See whether there is a place for message IDs, where they are needed.
+
+        Raises:
+            OptionError: there is none.
+        """
+        if self.settings.guarantee.identifies and self.id_log is None:
+            raise OptionError(
+                "checkpointLocation",
+                "is required at the source too, with guarantee 'exactly-once': the IDs of each batch are kept in files "
+                "there, so that what comes again is recognised. Give it the same value as the writer's (or 'idLog' "
+                "another folder); or set guarantee 'at-least-once', which needs none",
+            )
 
 
 def parse_options(given: Mapping[str, str]) -> Options:
@@ -168,18 +182,11 @@ class _Parser:
             min_messages=self._min_messages(most),
             prefetch=prefetch,
             consumers=consumers,
-            max_offset_bytes=self._max_offset_bytes(),
             queues=queues,
             pattern=self._pattern(),
             prefetch_is_shared=prefetch_is_shared,
             **self._fields(Settings),
         )
-        if settings.redelivery_delay_s and settings.redelivery_delay_s >= settings.replay_timeout_s:
-            raise OptionError(
-                "redeliveryDelay",
-                f"{settings.redelivery_delay_s:g}s is not below 'replayTimeout' ({settings.replay_timeout_s:g}s): no "
-                "replay could wait for its messages. Raise 'replayTimeout', or have the broker wait for less",
-            )
         id_log = self._id_log()
         if settings.syncs and (id_log is None or is_uri(id_log) or self._text("idLog") is not None):
             raise OptionError(
@@ -402,15 +409,6 @@ class _Parser:
             return IdSource(text.lower())
         accepted = "message-id, correlation-id, property:<name>, body-hash"
         raise OptionError("messageIdFrom", f"{text!r} is not accepted; accepted are {accepted}")
-
-    def _max_offset_bytes(self) -> int | None:
-        most: int = self._value("maxOffsetBytes")
-        log = next((name for name in ("idLog", "checkpointLocation") if self._text(name) is not None), None)
-        if log is None:
-            return most
-        if "maxOffsetBytes" in self._values:
-            raise OptionError("maxOffsetBytes", f"is set beside '{log}', which takes message IDs out of the offset")
-        return None
 
     def _id_log(self) -> str | None:
         """The folder of the ID log: that of `idLog`, or one in the checkpoint that Spark does not touch."""

@@ -59,7 +59,7 @@ def begin_source(options: Options, codec: OffsetCodec, schema: pa.Schema) -> tup
         list_queues=None if management is None else management.names,
         ask_depth=ask,
         judge=worth_a_line,
-        find_records=codec.records,
+        files=codec.log,
     )
     return source, receivers
 

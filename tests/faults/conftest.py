@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.cells import CELLS, TRACED_CELL, Cell
 from tests.support.engine_traces import read_trace, written_down
-from tests.support.traces import Trace, refused, unexcused, where
+from tests.support.traces import Trace, refused, where
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +17,7 @@ def traces(request: pytest.FixtureRequest) -> Iterator[list[Trace]]:
     """Those of a module, which are checked together at its end."""
     told: list[Trace] = []
     yield told
-    left = unexcused(refused(told))
+    left = refused(told)
     assert not left, "\n\n".join(map(where, left))
 
 

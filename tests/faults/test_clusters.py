@@ -149,8 +149,6 @@ def test_what_a_queue_strands_is_known_again_half_an_hour_later(rabbits: RabbitC
         while time.monotonic() < began + 2 * DISCONNECTED_MS / 1_000:
             run.trigger()
         assert rabbits.stranded(quorum.queue)
-        assert run.counters()["carried"] == EPOCH
-        assert run.carried_until() == []  # open: the next process waits for as long as this one would have
         run.crash()
         rabbits.members[rabbits.leader(quorum.queue)].restart()
         rabbits.wait_together()

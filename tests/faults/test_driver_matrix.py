@@ -93,7 +93,7 @@ def test_crashes_in_a_row_keep_the_offsets_bounded(cell: LiveCell) -> None:
             sizes.append(max(map(len, run._offsets.values()), default=0))
         run.drain(200)
         assert_exactly_once(cell, run, sent)
-        assert max(sizes) < 6_000
+        assert max(sizes) < 400
 
 
 def test_an_empty_range_asked_for_first_does_not_hide_the_replay(cell: LiveCell) -> None:

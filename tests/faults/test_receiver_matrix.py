@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -146,9 +147,9 @@ def test_receivers_end_with_the_source_alone(cell: LiveCell) -> None:
         assert poll(lambda: cell.counts().ready == MESSAGES, 30)
 
 
-def test_receivers_end_with_the_jvm(cell: LiveCell) -> None:
+def test_receivers_end_with_the_jvm(cell: LiveCell, tmp_path: Path) -> None:
     cell.publish(MESSAGES)
-    given = {name: str(value) for name, value in cell.options(receivers=2).items()}
+    given = {name: str(value) for name, value in cell.options(receivers=2, idLog=tmp_path).items()}
     process = ReaderProcess(given, through_parent=True)
     start = process.call("initialOffset")
     while process.call("latestOffset", start, None) == start:

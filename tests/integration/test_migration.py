@@ -27,7 +27,8 @@ def test_a_batch_that_is_written_again_changes_nothing(
     queue = f"migration-{uuid.uuid4().hex[:8]}"
     rabbit.declare(queue)
     ids = rabbit.publish(queue, [f"order {number}".encode() for number in range(10)])
-    messages = spark.readStream.format("mq").options(broker="rabbitmq", url=rabbit.url(), queue=queue).load()
+    given = {"broker": "rabbitmq", "url": rabbit.url(), "checkpointLocation": str(tmp_path / "checkpoint")}
+    messages = spark.readStream.format("mq").options(**given, queue=queue).load()
     (code,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
     code = code.replace('"checkpoint"', repr(str(tmp_path / "checkpoint")))  # Spark has a folder of its own
     names: dict[str, Any] = {"messages": messages}

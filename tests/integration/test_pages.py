@@ -28,6 +28,7 @@ import pyspark
 import pytest
 
 from pyspark_mq.cli.main import main
+from pyspark_mq.spark_source.folders import ID_FOLDER
 from testbed.brokers.activemq import ActiveMqNode
 from testbed.brokers.artemis import ArtemisNode
 from testbed.brokers.rabbitmq import RabbitNode
@@ -132,7 +133,8 @@ def running(
     monkeypatch.setattr(manager, "addListener", noted)
     spark.conf.set("spark.sql.streaming.noDataProgressEventInterval", "200ms")
     rabbit.publish(name, bodies(10))
-    frame = spark.readStream.format("mq").options(**options(rabbit, name)).load()
+    place = str(tmp_path / "checkpoint")
+    frame = spark.readStream.format("mq").options(**options(rabbit, name), checkpointLocation=place).load()
     writer = frame.writeStream.format("noop").queryName("orders")
     query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
     try:
@@ -198,7 +200,8 @@ def test_a_table_of_sql_is_read_with_the_options_of_the_stream(
     spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str
 ) -> None:
     sent = rabbit.publish(name, bodies(5))
-    names: dict[str, Any] = {"spark": spark, "options": options(rabbit, name)}
+    place = {"checkpointLocation": str(tmp_path / "checkpoint")}
+    names: dict[str, Any] = {"spark": spark, "options": options(rabbit, name) | place}
     begin = 'spark.sql("CREATE TABLE orders (messageId STRING, body BINARY) USING mq")'
     execute(block("docs/troubleshooting.md", begin), names)
     try:
@@ -272,14 +275,14 @@ def test_every_command_of_its_page(spark: Any, rabbit: RabbitNode, tmp_path: Pat
     checkpoint, moved = tmp_path / "orders", tmp_path / "moved"
     left_open(spark, given, checkpoint)
     assert poll(lambda: rabbit.counts(name).ready == 20, 30)
-    shutil.copytree(checkpoint / "ids", moved)
+    shutil.copytree(checkpoint / ID_FOLDER, moved)
 
     def run(line: str) -> str:
         for old, new in {
             "/data/checkpoints/orders": str(checkpoint),
             "s3://bucket/checkpoints/orders": checkpoint.as_uri(),
             "/data/orders": str(tmp_path / "rows"),
-            "/moved": str(moved),
+            "--id-log /ids": f"--id-log {moved}",
             URL: rabbit.url(),
             "amqp://spark:secret@mq.example/": rabbit.url(),
             "http://mq.example:15672": "http://127.0.0.1:9",  # nobody is there, which it says
@@ -315,7 +318,8 @@ def left_open(spark: Any, given: dict[str, str], checkpoint: Path) -> None:
     def fail(frame: Any, batch: int) -> None:
         raise RuntimeError("the sink broke")
 
-    frame = spark.readStream.format("mq").options(**given, idLog=str(checkpoint / "ids"), **full_epochs(20)).load()
+    place = {"checkpointLocation": str(checkpoint)}
+    frame = spark.readStream.format("mq").options(**{**given, **place, **full_epochs(20)}).load()
     query = frame.writeStream.foreachBatch(fail).option("checkpointLocation", str(checkpoint)).start()
     assert poll(lambda: not query.isActive, 90)
     query.stop()

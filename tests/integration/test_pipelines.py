@@ -46,6 +46,7 @@ def test_a_table_of_a_pipeline_has_each_message_once_and_outlives_a_full_refresh
     spec = block(PAGE, "# spark-pipeline.yml")
     (tmp_path / "spark-pipeline.yml").write_text(spec.replace("file:///data", tmp_path.as_uri()), "utf-8")
     text = block(PAGE, "# transformations/orders.py").replace(URL, rabbit.url()).replace('"orders")', f'"{name}")', 1)
+    text = text.replace("/data/pipelines", str(tmp_path))
     code.write_text(text, "utf-8")
     assert name in text
     assert rabbit.url() in text

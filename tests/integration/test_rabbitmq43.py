@@ -71,7 +71,7 @@ def test_a_message_that_is_not_acknowledged_in_time_costs_the_session_and_nothin
 @pytest.mark.parametrize("at", [At.AFTER_OFFSET_LOG, pytest.param(At.AFTER_COMMIT_LOG, marks=pytest.mark.whole)])
 def test_a_restart_waits_for_what_the_queue_holds_back(delayed: LiveCell, at: At) -> None:
     sent = delayed.publish(2 * EPOCH)
-    with delayed.engine(maxMessagesPerTrigger=EPOCH, redeliveryDelay="4s", settleGrace="500ms") as run:
+    with delayed.engine(maxMessagesPerTrigger=EPOCH, settleGrace="500ms") as run:
         with pytest.raises(Crashed):
             run.batch(crash=at)
         # It is not the first restart that forgets, but the second.
@@ -139,22 +139,6 @@ def test_the_highest_priority_comes_first(node: RabbitNode, protocol: str) -> No
             assert run.batch() == 4
             assert run.output == ["31", "12", "5", "0"]
             assert {row["priority"] for row in run.rows} == {0, 5, 12, 31}
-
-
-def test_other_consumers_are_not_taken_for_all_there_are(node: RabbitNode) -> None:
-    # A node that is gone from the cluster keeps what was handed out through it, and its consumers are not counted.
-    with DeclaredCell(node, AMQP_0_9_1, {}) as cell, cell.session() as session:
-        depth = session.open().depth
-        assert depth is not None
-        assert not depth.counts_lost
-
-
-def test_before_4_3_they_are(nodes: Nodes) -> None:
-    node = nodes.get("rabbitmq")
-    with LiveCell(Cell("rabbitmq", AMQP_0_9_1, kind="quorum"), node) as cell, cell.session() as session:
-        depth = session.open().depth
-        assert depth is not None
-        assert depth.counts_lost
 
 
 @pytest.mark.whole

@@ -166,7 +166,8 @@ def test_the_code_of_the_page_sorts_into_folders(spark: Any, rabbit: RabbitNode,
         rabbit.declare(queue)
         ids = rabbit.publish(queue, good + bad)
         sent |= {name: (queue, body in good, body) for name, body in zip(ids, good + bad, strict=True)}
-    messages = spark.readStream.format("mq").options(broker="rabbitmq", url=rabbit.url(), queue=",".join(queues)).load()
+    given = {"broker": "rabbitmq", "url": rabbit.url(), "checkpointLocation": str(tmp_path / "checkpoint")}
+    messages = spark.readStream.format("mq").options(**given, queue=",".join(queues)).load()
     write, read = (one.text for one in blocks(PAGE, "python")[:2])
     names: dict[str, Any] = {"messages": messages, "spark": spark}
 

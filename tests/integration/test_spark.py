@@ -53,6 +53,8 @@ class Job:
         self.schema: str | None = None
         self.options = {"broker": "rabbitmq", "url": rabbit.url(), "queue": queue}
         self.options |= {key.replace("_", "."): str(value) for key, value in options.items()}
+        if "idLog" not in options:
+            self.options["checkpointLocation"] = self.checkpoint
         self.batches: dict[int, list[Any]] = {}
         self.partitions: list[int] = []
 
@@ -370,7 +372,7 @@ def test_the_progress_shows_the_counters(spark: Any, rabbit: RabbitNode, tmp_pat
         "reconnects",
         "replays",
         "lost",
-        "cutShort",
+        "forgotten",
         "backlog",
     } <= counters.keys()
 
@@ -379,7 +381,7 @@ def test_the_checkpoint_can_be_inspected(
     spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rabbit.publish(name, bodies(20))
-    Job(spark, tmp_path, rabbit, name, idLog=tmp_path / "ids", **full_epochs(10)).run(20)
+    Job(spark, tmp_path, rabbit, name, **full_epochs(10)).run(20)
     assert main(["inspect", str(tmp_path / "checkpoint"), "--ids", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     (source,) = told["sources"]
@@ -393,7 +395,7 @@ def test_a_replay_that_cannot_complete_is_released(
     spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sent = rabbit.publish(name, bodies(10))
-    job = Job(spark, tmp_path, rabbit, name, replayTimeout="3s", idLog=tmp_path / "ids", **full_epochs(10))
+    job = Job(spark, tmp_path, rabbit, name, replayTimeout="3s", **full_epochs(10))
 
     def break_(frame: Any, batch: int) -> None:
         raise RuntimeError("the sink broke")
@@ -721,7 +723,7 @@ def test_sql_tables_work_with_the_options_of_the_stream_or_are_refused_in_words(
             stream = reader.table(table).writeStream.foreachBatch(keep)
             return stream.option("checkpointLocation", str(tmp_path / checkpoint)).start()
 
-        query = start(spark.readStream.options(**options), "with")
+        query = start(spark.readStream.options(**options, checkpointLocation=str(tmp_path / "with")), "with")
         assert poll(lambda: len(rows) == 5, 60)
         query.stop()
         assert [row.messageId for row in rows] == sent
@@ -753,7 +755,8 @@ from pyspark.sql import SparkSession
 spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
 spark.sparkContext.setLogLevel("DEBUG")
 df = (spark.readStream.format("mq").option("broker", "rabbitmq").option("queue", "{name}")
-      .option("url", "amqp://walter:s3cr3t-pw@127.0.0.1:{rabbit.port}/").load())
+      .option("url", "amqp://walter:s3cr3t-pw@127.0.0.1:{rabbit.port}/")
+      .option("checkpointLocation", r"{tmp_path}/c").load())
 df.explain(True)
 q = df.writeStream.foreachBatch(lambda f, i: f.collect()).option("checkpointLocation", r"{tmp_path}/c").start()
 import time

@@ -87,21 +87,6 @@ def emitted_twice(events: Events) -> Events | None:
     return None if other is None else changed(events, other, *events[sinks[0]])
 
 
-def dropped_from_what_is_carried(events: Events) -> Events | None:
-    for at in places(events, "plan"):
-        _, planned, carried, blind = events[at]
-        if carried:
-            return changed(events, at, "plan", planned, carried - {min(carried)}, blind)
-    return None
-
-
-def carried_and_not_committed(events: Events) -> Events | None:
-    for at in places(events, "plan"):
-        _, planned, carried, blind = events[at]
-        return changed(events, at, "plan", planned, carried | {("a", 10)}, blind)
-    return None
-
-
 def planned_and_never_delivered(events: Events) -> Events | None:
     for at in places(events, "deliver"):
         if ("plan" in [event[0] for event in events[at:]]) and sum(
@@ -113,41 +98,18 @@ def planned_and_never_delivered(events: Events) -> Events | None:
 
 def planned_in_another_order(events: Events) -> Events | None:
     for at in places(events, "plan"):
-        _, planned, carried, blind = events[at]
+        _, planned, blind = events[at]
         for name, ids in planned.items():
             if len(ids) > 1:
-                return changed(events, at, "plan", {**planned, name: ids[::-1]}, carried, blind)
+                return changed(events, at, "plan", {**planned, name: ids[::-1]}, blind)
     return None
 
 
 def planned_blindly(events: Events) -> Events | None:
     for at in places(events, "plan"):
-        _, planned, carried, blind = events[at]
-        return changed(events, at, "plan", planned, carried, not blind)
+        _, planned, blind = events[at]
+        return changed(events, at, "plan", planned, not blind)
     return None
-
-
-def _before_it_is_taken(events: Events, name: str) -> Events | None:
-    for at in places(events, name):
-        for take in places(events[:at], "take"):
-            if events[take][1][:2] == events[at][1]:
-                return moved(events, at, take)
-    return None
-
-
-def confirmed_before_it_is_taken(events: Events) -> Events | None:
-    return _before_it_is_taken(events, "confirm")
-
-
-def confirmed_and_never_acknowledged(events: Events) -> Events | None:
-    for at in places(events, "plan"):
-        for one in (one for ids in events[at][1].values() for one in ids):
-            return [*events[: at + 1], ("confirm", one), *events[at + 1 :]]
-    return None
-
-
-def expired_before_it_is_taken(events: Events) -> Events | None:
-    return _before_it_is_taken(events, "expire")
 
 
 def taken_twice(events: Events) -> Events | None:
@@ -209,8 +171,8 @@ def begun_twice(events: Events) -> Events | None:
 CORRUPTIONS: Sequence[Callable[[Events], Events | None]] = [
     acknowledged_before_its_commit, asked_to_acknowledge_before_its_commit, asked_to_acknowledge_beyond_its_epoch,
     replayed_with_one_less, emitted_in_another_order, emitted_twice,
-    dropped_from_what_is_carried, carried_and_not_committed, planned_and_never_delivered, planned_in_another_order,
-    planned_blindly, confirmed_before_it_is_taken, confirmed_and_never_acknowledged, expired_before_it_is_taken,
+    planned_and_never_delivered, planned_in_another_order,
+    planned_blindly,
     taken_twice, delivered_twice_in_a_session, delivered_without_a_session, delivered_in_the_session_of_another_queue,
     opened_twice, committed_without_a_sink, planned_again_before_the_commit, planned_unasked, replayed_what_is_its_own,
     forgotten_and_never_acknowledged, begun_twice,

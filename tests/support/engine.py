@@ -12,10 +12,13 @@ import json
 import os
 import pickle
 import select
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+import weakref
 from collections.abc import Callable
 from enum import Enum, auto
 from pathlib import Path
@@ -23,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from pyspark_mq.spark_source.folders import ID_FOLDER
 from tests.support.reader_template import ForkedReader, fork_reader
 from tests.support.watching import writer
 
@@ -156,6 +160,13 @@ class Engine:
 
     def __init__(self, **options: Any) -> None:
         self.options = {"broker": "rabbitmq", **{name: str(value) for name, value in options.items()}}
+        #: For the files of the journal, where a test has no place of its own.
+        self._folder: str | None = None
+        if not {"idLog", "checkpointLocation"} & self.options.keys():
+            self.options["idLog"] = self._folder = tempfile.mkdtemp(prefix="engine-")
+            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        #: Whose folder it goes on with.
+        self._former: Engine | None = None
         self._offsets: dict[int, str] = {}
         self._committed = -1
         self._initial: str | None = None
@@ -188,10 +199,17 @@ class Engine:
     def take_over(self, other: Engine) -> None:
         """Go on from what another engine has written: the same query with other options."""
         self._offsets, self._committed, self._initial = other._offsets, other._committed, other._initial
+        self._former, self._folder = other, other._folder
+        for name in ("idLog", "checkpointLocation"):
+            self.options.pop(name, None)
+            if name in other.options:
+                self.options[name] = other.options[name]
         self.sink, self.rows, self.replays = other.sink, other.rows, other.replays
 
     def save(self, checkpoint: Path) -> None:
-        """Write what Spark would have written."""
+        """Write what Spark would have written, and have the files of the journal there."""
+        if self._folder is not None:
+            shutil.copytree(self._folder, checkpoint / ID_FOLDER, dirs_exist_ok=True)
         for folder in ("offsets", "commits"):
             (checkpoint / folder).mkdir(parents=True, exist_ok=True)
         for batch, offset in self._offsets.items():
@@ -304,10 +322,6 @@ class Engine:
     def ids(self) -> list[str]:
         """IDs of all rows in the sink, in order."""
         return [key for batch in sorted(self.sink) for key in self.sink[batch]]
-
-    def carried_until(self) -> list[int]:
-        """Up to when the last offset in the log has its carried IDs, seconds since 1970, where that is known."""
-        return [end for end in json.loads(self._offsets[max(self._offsets)]).get("until", ()) if end is not None]
 
     def counters(self) -> dict[str, int]:
         """What the reader reports for the query's progress."""

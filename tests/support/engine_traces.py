@@ -116,21 +116,17 @@ def read_trace(file: Path, name: str) -> Trace | None:
 
 
 class _Broker:
-    """What it must have done: of what came again later it had not taken the acknowledgement, or has forgotten it.
+    """What it must have done: of what came again later it had not taken the acknowledgement.
 
-    It forgets only when it is killed. But it may confirm what it has not taken: a channel of RabbitMQ keeps
-    acknowledgements back while a quorum queue has not answered 33 others, answers what is asked behind them, and loses
-    them when it ends. In the specification a confirmation is true, so it is not told of such a one. The source carries
-    the ID with it and without it, and may drop it only behind a true one.
+    What it has confirmed says nothing of that, and is in no trace: a broker that is killed forgets, and a channel of
+    RabbitMQ answers behind acknowledgements that it keeps back from a quorum queue, and loses them when it ends.
     """
 
     def __init__(self, events: Sequence[Event]) -> None:
         self._events = events
         self._last = {event[2]: at for at, event in enumerate(events) if event[0] == "deliver"}
-        self._confirmed = {event[1]: at for at, event in enumerate(events) if event[0] == "confirm"}
         self._held: dict[Event, Event] = {}  # copy -> session
         self._on_the_way: dict[Event, Event] = {}  # copy -> session that it is acknowledged in
-        self._taken: set[Event] = set()
         self._open: set[Event] = set()
         #: Sessions that have ended for the broker, and not yet for the source: it takes nothing there any more.
         self._over: set[Event] = set()
@@ -139,35 +135,20 @@ class _Broker:
         """The events, and its own between them."""
         told: list[Event] = []
         for at, event in enumerate(self._events):
-            if event[0] == "confirm" and self._has_not_taken(at, event[1]):
-                continue
             told += self._before(at, *event)
-            told.append(event if event[0] != "die" else ("kill", self._forget(at)))
+            told.append(event if event[0] != "die" else ("kill", frozenset()))
         return told
-
-    def _has_not_taken(self, at: int, message: Event) -> bool:
-        """Whether an acknowledged message comes again from a broker that was not killed meanwhile."""
-        if not any(copy[:2] == message for copy in self._on_the_way):
-            return False
-        later = (
-            event[0] == "deliver"
-            for event in self._events[at + 1 :]
-            if event[0] == "die" or (event[0] == "deliver" and event[2][:2] == message)
-        )
-        return next(later, False)
 
     def _before(self, at: int, name: str, *about: Event) -> Iterable[Event]:
         if name == "open":
             self._open.add(about[0])
-        if name == "confirm":
-            return self._take(copy for copy in self._on_the_way if copy[:2] == about[0])
         if name == "lose":
             ended = self._end(at, {about[0]})
             self._open.discard(about[0])
             self._over.discard(about[0])
             return ended
         if name in {"crash", "die"}:
-            ended = self._end(at, {*self._open}, killed=name == "die")
+            ended = self._end(at, {*self._open})
             self._over = {*self._open} if name == "die" else set()
             self._open = self._open if name == "die" else set()
             return ended
@@ -185,25 +166,10 @@ class _Broker:
             self._held[copy] = session
         return ended
 
-    def _end(self, at: int, sessions: set[Event], *, killed: bool = False) -> list[Event]:
+    def _end(self, at: int, sessions: set[Event]) -> list[Event]:
         flying = [copy for copy, session in self._on_the_way.items() if session in sessions]
-        taken = self._take(
-            copy for copy in flying if self._last[copy] < at or (killed and self._confirmed.get(copy[:2], -1) > at)
-        )
+        taken = sorted(copy for copy in flying if self._last[copy] < at)
         for mapping in (self._held, self._on_the_way):
             for copy in [copy for copy, session in mapping.items() if session in sessions]:
                 del mapping[copy]
-        return taken
-
-    def _take(self, copies: Iterable[Event]) -> list[Event]:
-        taken = sorted(copies)
-        self._taken.update(taken)
-        for copy in taken:
-            del self._on_the_way[copy]
-            self._held.pop(copy, None)
         return [("take", copy) for copy in taken]
-
-    def _forget(self, at: int) -> frozenset[Event]:
-        forgotten = frozenset(copy for copy in self._taken if self._last[copy] > at)
-        self._taken -= forgotten
-        return forgotten

@@ -338,7 +338,7 @@ class MemoryQueue:
         known += [ghost for _, ghost in self.ghosts if not ghost.cancelled and ghost.window and not hides]
         others = [session for session in known if session is not asking]
         count = len(others) + bool(self._held_elsewhere)
-        return QueueDepth(len(self._ready), count, len(known) - len(others), counts_lost=not hides)
+        return QueueDepth(len(self._ready), count, len(known) - len(others))
 
     # -- one moment
 

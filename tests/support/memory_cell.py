@@ -226,7 +226,7 @@ class _Reader(MqStreamReader):
 
     def _begin(self) -> EpochSource:
         self._receivers = LocalReceivers(lambda _: self._make_consumer, self._builder.block_schema, self._runtime)
-        return EpochSource(self._options.settings, self._receivers, runtime=self._runtime)
+        return EpochSource(self._options.settings, self._receivers, runtime=self._runtime, files=self._codec.log)
 
 
 class MemoryReader:

@@ -32,7 +32,8 @@ def main() -> int:
     names |= dict(name.split("=", 1) for name in arguments.name)
     if arguments.option:
         options = dict(option.split("=", 1) for option in arguments.option)
-        names["messages"] = spark.readStream.format("mq").options(**options).load()
+        given = {"checkpointLocation": arguments.checkpoint, **options}
+        names["messages"] = spark.readStream.format("mq").options(**given).load()
     exec(compile(arguments.code.read_text("utf-8"), arguments.code.name, "exec"), names)
     stopping: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: stopping.append(number))

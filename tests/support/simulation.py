@@ -27,11 +27,14 @@ from pyspark_mq.sources.epochs import EpochSource, Limit, Position, Run
 from pyspark_mq.sources.queues.reader import QueueReader
 from pyspark_mq.sources.runtime import Runtime, Task
 from pyspark_mq.sources.settings import Settings
+from pyspark_mq.spark_source.folders import ID_FOLDER
 from pyspark_mq.spark_source.offset import OffsetCodec
 from pyspark_mq.spark_source.options import parse_options
 from tests.support.engine import At, Crashed
+from tests.support.folder import MemoryFolder
 from tests.support.memory import MEMORY, PROTOCOL, MemoryBroker, MemoryConsumer, MemoryQueue, MemoryStore
 from tests.support.played import PlayedProcesses
+from tests.support.watching import planned
 
 __all__ = ["Process", "Query", "World", "ids_of", "make_settings"]
 
@@ -124,8 +127,9 @@ class Process(Runtime):
 
     def stop(self, seconds: float) -> None:
         """``SIGSTOP``, and ``SIGCONT`` after so long: it does nothing meanwhile, and its clock stands still."""
-        before_s, self._stopped_until_s = max(self._stopped_until_s, self.world.now_s), self.world.now_s + seconds
-        self._stood_s += max(0.0, self._stopped_until_s - before_s)
+        before_s = max(self._stopped_until_s, self.world.now_s)
+        self._stopped_until_s = max(before_s, self.world.now_s + seconds)
+        self._stood_s += self._stopped_until_s - before_s
 
     @property
     def stopped(self) -> bool:
@@ -192,7 +196,7 @@ def make_settings(**changes: Any) -> Settings:
     settings = parse_options({"broker": "rabbitmq", "url": "amqp://memory:5672/", "queue": QUEUE, **_SIZES}).settings
     endpoint = replace(settings.endpoint, broker=MEMORY, protocol=PROTOCOL, queue=queue)
     endpoint = replace(endpoint, **{name: changes.pop(name) for name in list(changes) if hasattr(endpoint, name)})
-    return replace(settings, **{"endpoint": endpoint, "max_offset_bytes": None, **changes})
+    return replace(settings, **{"endpoint": endpoint, **changes})
 
 
 def ids_of(runs: Sequence[Run]) -> list[str]:
@@ -213,7 +217,8 @@ class Query:
     Attributes:
         processes: how many hold its connections; 0 if its own does.
         played: those of the process that lives, if there are any.
-        id_log: folder for its IDs, and for what it gave up; IDs are in the offsets without.
+        id_log: folder for the files of the journal; one in memory if None.
+        place: is there one at all? A lower guarantee needs none.
         shows_start: Spark 4.2 and later show the committed offset when they plan.
         sink: batch -> IDs of its rows, written once.
     """
@@ -225,6 +230,7 @@ class Query:
     shows_start: bool = True
     processes: int = 0
     id_log: str | None = None
+    place: bool = True
     sink: dict[int, list[str]] = field(default_factory=dict)
     crashes: int = 0
 
@@ -232,7 +238,8 @@ class Query:
         self.offsets: dict[int, str] = {}
         self.committed = -1
         self.replays = 0
-        self._codec = OffsetCodec.of(self.settings, self.id_log)
+        self.folder = MemoryFolder()
+        self._codec = self._make_codec()
         self._process: Process | None = None
         self.played: PlayedProcesses | None = None
         self._source: EpochSource | None = None
@@ -276,10 +283,16 @@ class Query:
             make_store = None if self.store is None else self._store_of
             self._source = EpochSource(
                 self.settings, self._receivers(), make_store, self._process, self._list_queues,
-                find_records=self._codec.records,
+                files=self._codec.log,
             )  # fmt: skip
             self.trace("start", self._source)
         return self._source
+
+    def _make_codec(self) -> OffsetCodec:
+        codec = OffsetCodec.of(self.settings, (self.id_log or f"/memory/{ID_FOLDER}") if self.place else None)
+        if codec.log is not None and self.id_log is None:
+            codec.log._folder = self.folder
+        return codec
 
     def _receivers(self) -> LocalReceivers | ProcessReceivers:
         consumers = self._consumers
@@ -315,7 +328,7 @@ class Query:
         if self.played is not None:
             self.played.kill()  # they end with their parent
         self._process = self._source = self._consumers = self.played = None
-        self._codec = OffsetCodec.of(self.settings, self.id_log)
+        self._codec = self._make_codec()
         self.world.let_pass(_RESTART_S)
 
     def position(self, batch: int) -> Position:
@@ -399,7 +412,8 @@ class Query:
             return False  # Spark compares text
         self._die_if(crash, At.BEFORE_OFFSET_LOG)
         self.offsets[batch] = offset
-        self.trace("plan", end)
+        if self.settings.guarantee.identifies:
+            self.trace("plan", *planned(source, end))
         if batch > 0:
             self.trace("run")
             self.source.commit(start)

@@ -75,12 +75,11 @@ def main() -> int:
     spark.sparkContext.setLogLevel("ERROR")
     options = dict(option.split("=", 1) for option in arguments.option)
     sink = Sink(arguments.folder, arguments.die, arguments.hold, arguments.at)
-    frame = spark.readStream.format("mq").options(**options).load()
+    checkpoint = str(arguments.folder.resolve() / "checkpoint")
+    frame = spark.readStream.format("mq").options(**{"checkpointLocation": checkpoint, **options}).load()
     stopping: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: stopping.append(number))
-    query = (
-        frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(arguments.folder / "checkpoint")).start()
-    )
+    query = frame.writeStream.foreachBatch(sink).option("checkpointLocation", checkpoint).start()
     while query.isActive and not stopping:
         time.sleep(0.1)
     failure = query.exception()

@@ -9,13 +9,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pyspark_mq.ack import Batch
-from pyspark_mq.ack.carried import Carried
 from pyspark_mq.ack.handles import Settlement
-from pyspark_mq.ack.table import State
-from pyspark_mq.dedup import decode_ids, key_text
+from pyspark_mq.dedup import key_text
 from pyspark_mq.sources.connections.events import Lost, Opened
 from pyspark_mq.sources.epochs import EpochSource
+from pyspark_mq.sources.journal.memory import planned_in
 from pyspark_mq.sources.position import Position
 from pyspark_mq.sources.queues.reader import QueueReader
 
@@ -42,18 +40,13 @@ def writer() -> Told:
     return write
 
 
-def planned(end: Position) -> tuple[dict[str, list[str]], dict[str, list[str]], bool]:
-    """What an offset says: the IDs of its epoch, those that it carries, and whether it was planned blindly."""
-    parts = end.parts.items()
-    return (
-        {name: _texts(part.planned) for name, part in parts},
-        {name: [text for ids in part.carried for text in _texts(ids)] for name, part in parts},
-        end.blind,
-    )
-
-
-def _texts(ids: str) -> list[str]:
-    return [key_text(key) for key in decode_ids(ids)] if ids else []
+def planned(source: EpochSource, end: Position) -> tuple[dict[str, list[str]], bool]:
+    """What the file of an epoch says: its IDs, and whether it was planned blindly."""
+    memory = source._memory
+    assert memory is not None, "without IDs nothing is written down"
+    content = memory._files.read(end.file)
+    ids = {queue: list(map(key_text, keys)) for queue, keys in planned_in(memory._files, end.file, "").items()}
+    return {**{queue: [] for queue in content["queues"]}, **ids}, content["blind"]
 
 
 def watch_answers(source: EpochSource, tell: Told) -> None:
@@ -62,14 +55,15 @@ def watch_answers(source: EpochSource, tell: Told) -> None:
 
     def answered(*arguments: Any) -> Position:
         end = latest(*arguments)
-        tell("answer", *planned(end))
+        if end.file:
+            tell("answer", *planned(source, end))
         return end
 
     source.latest = answered  # type: ignore[method-assign,assignment]
 
 
 def watch(source: EpochSource, tell: Told) -> None:
-    """Tell of sessions, deliveries, acknowledgements, and of IDs that expire, or are dropped by time alone.
+    """Tell of sessions, deliveries and acknowledgements.
 
     Args:
         source: of which nothing was asked yet.
@@ -81,7 +75,7 @@ def watch(source: EpochSource, tell: Told) -> None:
 
 
 def _watch_queue(reader: QueueReader, slots: dict[tuple[str, int], int], tell: Told) -> None:
-    name, ledger, carried = reader.name, reader.ledger, reader.ledger.carried
+    name, ledger = reader.name, reader.ledger
     unsettled: dict[int, dict[int, str]] = {}
 
     def opened(event: Opened) -> None:
@@ -94,7 +88,7 @@ def _watch_queue(reader: QueueReader, slots: dict[tuple[str, int], int], tell: T
         unsettled.pop(event.session, None)
         tell("lose", (name, slots.pop((name, event.session))))
 
-    def delivered(session: int, tags: Sequence[int], keys: Sequence[Any], _: Sequence[Any]) -> None:
+    def delivered(session: int, tags: Sequence[int], keys: Sequence[Any], *_: object) -> None:
         for tag, key in zip(tags, keys, strict=True):
             unsettled.setdefault(session, {})[tag] = key_text(key)
             tell("deliver", (name, slots[name, session]), (name, key_text(key)))
@@ -110,25 +104,6 @@ def _watch_queue(reader: QueueReader, slots: dict[tuple[str, int], int], tell: T
     _before(reader, "_lose", lost)
     _before(ledger, "deliver", delivered)
     _before(reader.connections, "acknowledge", acknowledged)
-    confirm, expire = ledger.confirm, carried.expire
-
-    def confirmed(number: int, session: int, now_s: float) -> None:
-        batch = carried._carried.get(number)
-        before = None if batch is None else batch.state
-        confirm(number, session, now_s)
-        if batch is not None and before is State.COMMITTED and batch.state is State.SETTLED:
-            for key in _live(carried, batch):
-                tell("confirm", (name, key))
-
-    def expired(now_s: float, connected_s: float) -> None:
-        before = _carried(carried)
-        expire(now_s, connected_s)
-        for key in sorted(before.keys() - _carried(carried).keys()):
-            by_time = before[key].wait_s is not None and not before[key].sessions
-            tell("drop" if by_time else "expire", (name, key))
-
-    ledger.confirm = confirmed  # type: ignore[method-assign]
-    carried.expire = expired  # type: ignore[method-assign]
 
 
 def _before(owner: Any, name: str, watching: Callable[..., None]) -> None:
@@ -139,12 +114,3 @@ def _before(owner: Any, name: str, watching: Callable[..., None]) -> None:
         return done(*arguments)
 
     setattr(owner, name, both)
-
-
-def _carried(carried: Carried[Any]) -> dict[str, Batch[Any]]:
-    return {key: batch for batch in carried._carried.values() for key in _live(carried, batch)}
-
-
-def _live(carried: Carried[Any], batch: Batch[Any]) -> list[str]:
-    """IDs of a batch that are not in a newer one."""
-    return [key_text(key) for key in batch.keys if carried._batch_of.get(key) is batch]

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import random
-import re
-import uuid
 from itertools import pairwise
 
 import pytest
 
 from pyspark_mq.sources.settings import Guarantee
 from tests.support.memory import MemoryBroker, numbered
-from tests.support.simulation import QUEUE, Query, World, make_settings
+from tests.support.simulation import Query, World, make_settings
 
 
 @pytest.fixture
@@ -102,40 +99,6 @@ def test_a_backlog_that_nobody_hands_out_does_not_keep_what_is_here(world: World
         asked = world.now_s
         assert query.trigger() > 0
         assert world.now_s - asked < 16
-
-
-@pytest.mark.parametrize(("ids", "least"), [("random", 1), ("long", 1), ("counted", 20_000)])
-def test_the_ids_of_an_epoch_fit_into_its_offset(world: World, ids: str, least: int) -> None:
-    query = query_of(world, max_offset_bytes=20_000)
-    make = {
-        "random": lambda number: str(uuid.UUID(bytes=random.Random(number).randbytes(16))),
-        "long": lambda number: random.Random(number).randbytes(100).hex(),
-        "counted": lambda number: f"ID:producer-1:1:1:{number}",
-    }[ids]
-    for number in range(25_000 if ids == "counted" else 3_000):
-        query.queue.publish(b"x", make(number))
-    sizes = []
-    while size := query.trigger():
-        sizes.append(size)
-        assert len(query.position(query.committed).parts[QUEUE].planned) <= 22_000
-    assert len(query.emitted) == len(set(query.emitted)) == sum(sizes)
-    assert min(sizes[:-1], default=sizes[0]) >= least
-    assert query.left == 0
-
-
-@pytest.mark.parametrize(("room", "cut"), [(20_000, 3), (None, 0)])
-def test_epochs_that_the_room_for_ids_has_ended_are_counted_and_said_once(
-    world: World, caplog: pytest.LogCaptureFixture, room: int | None, cut: int
-) -> None:
-    query = query_of(world, max_offset_bytes=room)
-    for number in range(3_000):
-        query.queue.publish(b"x", str(uuid.UUID(bytes=random.Random(number).randbytes(16))))
-    while query.trigger():
-        pass
-    said = [record.getMessage() for record in caplog.records if "checkpointLocation" in record.getMessage()]
-    assert query.source.counters().cut_short == cut
-    assert len(said) == bool(cut)
-    assert not cut or re.search(r"epochs end at 9\d\d messages, with \d+ more received, .* 20,000 bytes", said[0])
 
 
 def test_a_bounded_run_ends_where_the_broker_keeps_what_it_reports(

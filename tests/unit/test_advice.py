@@ -61,12 +61,10 @@ CASES: list[tuple[str, dict[str, Any], dict[str, str], str, Level, str]] = [
     ),
     ("artemis", {"dead_letters_to": "address 'DLQ'"}, {}, "dead-letters", Level.UNKNOWN, "address 'DLQ'"),
     ("rabbitmq", {"redelivery_delay_s": 0.0}, {}, "redelivery-delay", Level.OK, "none"),
-    ("rabbitmq", {"redelivery_delay_s": 4.5}, {"redeliveryDelay": "5s"}, "redelivery-delay", Level.OK, "knows"),
-    ("rabbitmq", {"redelivery_delay_s": 4.5}, {"redeliveryDelay": "4s"}, "redelivery-delay", Level.PROBLEM, "4.5 s"),
-    ("rabbitmq", {"redelivery_delay_s": 9.0, "delay_told_s": 9.0}, {}, "redelivery-delay", Level.OK, "knows"),
-    ("rabbitmq", {"redelivery_delay_s": 9.0, "delay_told_s": 0.0}, {}, "redelivery-delay", Level.PROBLEM, "9 s"),
-    ("artemis", {"redelivery_delay_s": 5.0}, {}, "redelivery-delay", Level.WARNING, "may be held back"),
-    ("activemq", {}, {"redeliveryDelay": "4s"}, "redelivery-delay", Level.OK, "covers 4 s"),
+    ("rabbitmq", {"redelivery_delay_s": 4.5}, {"replayTimeout": "5s"}, "redelivery-delay", Level.OK, "waits 5 s"),
+    ("rabbitmq", {"redelivery_delay_s": 5.0}, {"replayTimeout": "5s"}, "redelivery-delay", Level.PROBLEM, "is held"),
+    ("artemis", {"redelivery_delay_s": 300.0}, {}, "redelivery-delay", Level.WARNING, "may be held back"),
+    ("activemq", {}, {}, "redelivery-delay", Level.UNKNOWN, "a replay waits 300 s"),
     ("rabbitmq", {"consumer_timeout_s": 1_800.0}, {}, "consumer-timeout", Level.OK, "shorter"),
     ("rabbitmq", {"consumer_timeout_s": 60.0}, {}, "consumer-timeout", Level.WARNING, "60 s"),
     (
@@ -112,9 +110,9 @@ def test_what_follows_from_a_fact(
     assert bool(found.remedy) is (level is not Level.OK)
 
 
-def test_a_delay_above_the_timeout_of_replays_takes_two_options() -> None:
-    remedy = one(QueueFacts(redelivery_delay_s=400.0), "redelivery-delay", replayTimeout="5m").remedy
-    assert remedy.startswith("set 'redeliveryDelay' to 400s, and 'replayTimeout' (now 300s) above that, or take")
+def test_a_delay_that_no_replay_waits_for_names_the_option_and_what_else_would_do() -> None:
+    remedy = one(QueueFacts(redelivery_delay_s=400.5), "redelivery-delay").remedy
+    assert remedy.startswith("raise 'replayTimeout' above 401s, or take")
 
 
 def test_a_start_logs_what_is_wrong_and_leaves_other_consumers_to_their_own_warning() -> None:

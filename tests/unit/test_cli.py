@@ -19,7 +19,8 @@ from pyspark_mq import __version__
 from pyspark_mq.cli.main import main
 from pyspark_mq.cli.release import RECORDS
 from pyspark_mq.dedup import encode_ids
-from pyspark_mq.sources.position import Part, Position
+from pyspark_mq.sources.journal.lists import Kind
+from pyspark_mq.sources.position import Position
 from pyspark_mq.sources.runtime import Threads
 from pyspark_mq.spark_source.offset import OffsetCodec
 from pyspark_mq.spark_source.options import parse_options
@@ -34,10 +35,20 @@ class Folder:
 
     def __init__(self, path: Path, **options: str) -> None:
         self.path = path
-        parsed = parse_options({**GIVEN, **options})
+        parsed = parse_options(
+            {**({} if "idLog" in options else {"checkpointLocation": str(path)}), **GIVEN, **options}
+        )
         self.codec = OffsetCodec.of(parsed.settings, parsed.id_log)
         for name in ("offsets", "commits", "metadata"):
             (path / name).mkdir(parents=True)
+
+    def position(self, epoch: int, broker_id: str = "", **queues: list[str]) -> Position:
+        """The end of an epoch whose file says that another segment is remembered."""
+        assert self.codec.log is not None
+        parts = {"planned": {name: [encode_ids(keys)] for name, keys in queues.items()}}
+        named = [["another.json", "planned", Kind.SETTLED.value, 0, 0]]
+        content = {"open": named, "parts": parts, "queues": list(queues), "blind": False}
+        return Position(epoch, self.codec.log.write(epoch, content), broker_id)
 
     def plan(self, batch: int, *lines: str | Position) -> None:
         metadata = {"batchWatermarkMs": 0, "batchTimestampMs": WRITTEN_AT_MS + batch * 1000, "conf": {}}
@@ -49,17 +60,13 @@ class Folder:
         (self.path / "commits" / str(batch)).write_text('v1\n{"nextBatchWatermarkMs":0}')
 
 
-def ids(*keys: str) -> str:
-    return encode_ids(keys)
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Folder:
     """Two batches, of which the first was committed."""
     made = Folder(tmp_path / "checkpoint")
-    made.plan(0, Position(1, {"orders": Part(ids("a", "b"))}, "rabbit@one"))
+    made.plan(0, made.position(1, "rabbit@one", orders=["a", "b"]))
     made.commit(0)
-    made.plan(1, Position(2, {"orders": Part(ids("c", "d", "e"), (ids("a", "b"),))}, "rabbit@one"))
+    made.plan(1, made.position(2, "rabbit@one", orders=["c", "d", "e"]))
     return made
 
 
@@ -82,12 +89,14 @@ def test_an_open_epoch_and_what_a_restart_waits_for(folder: Folder, capsys: pyte
     assert "newest committed batch: 0" in text
     assert "queue 'orders' in virtual host '/', broker rabbitmq (rabbit@one)" in text
     assert "open: batch 1, epoch 2" in text
-    assert "3 planned, 2 carried" in text
+    assert "3 planned" in text
+    assert "0 under way, 1 settled, 0 left" in text
     assert "waits until these 3 planned messages have come again" in text
     found = as_json(str(folder.path), capsys=capsys)
     (source,) = found["sources"]
     assert found["committedBatch"] == 0
-    assert (source["open"]["batch"], source["open"]["planned"], source["open"]["carried"]) == (1, 3, 2)
+    assert (source["open"]["batch"], source["open"]["planned"]) == (1, 3)
+    assert source["open"]["remembered"] == {"under way": 0, "settled": 1, "left": 0}
     assert (source["committed"]["batch"], source["committed"]["planned"]) == (0, 2)
     assert source["open"]["ageSeconds"] > 1_000_000
 
@@ -102,14 +111,14 @@ def test_everything_committed(folder: Folder, capsys: pytest.CaptureFixture[str]
 
 def test_nothing_committed_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = Folder(tmp_path / "checkpoint")
-    made.plan(0, Position(1, {"orders": Part(ids("a"))}))
+    made.plan(0, made.position(1, orders=["a"]))
     assert "newest committed batch: none" in told("inspect", str(made.path), capsys=capsys)
 
 
 def test_all_ids_on_request(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
     (source,) = as_json(str(folder.path), "--ids", capsys=capsys)["sources"]
     (queue,) = source["open"]["queues"].values()
-    assert (queue["plannedIds"], queue["carriedIds"]) == (["c", "d", "e"], ["a", "b"])
+    assert queue["plannedIds"] == ["c", "d", "e"]
     text = told("inspect", str(folder.path), "--ids", capsys=capsys)
     assert [line.rpartition(": ")[2] for line in text.splitlines() if "    planned in" in line][:3] == ["c", "d", "e"]
 
@@ -123,7 +132,7 @@ def harmless(output: str) -> bool:
 
 
 def test_an_id_cannot_move_the_cursor_or_forge_a_line(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
-    folder.plan(1, Position(2, {"orders": Part(ids(HOSTILE), (ids(HOSTILE + "2"),))}, f"rabbit{HOSTILE}"))
+    folder.plan(1, folder.position(2, f"rabbit{HOSTILE}", orders=[HOSTILE]))
     text = told("inspect", str(folder.path), "--ids", capsys=capsys)
     assert harmless(text)
     assert "\nreleased by joe" not in text
@@ -143,14 +152,11 @@ def test_whatever_the_command_writes_goes_through_the_same_hands() -> None:
 
 def test_several_queues_and_several_sources(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = Folder(tmp_path / "checkpoint", queue="orders,payments")
-    parts = {"orders": Part(ids("a", "b")), "payments": Part(ids("c"), (ids("x"),), (WRITTEN_AT_MS // 1000,))}
-    made.plan(0, "-", '{"topic":{"0":5}}', Position(1, parts))
+    made.plan(0, "-", '{"topic":{"0":5}}', made.position(1, orders=["a", "b"], payments=["c"]))
     text = told("inspect", str(made.path), capsys=capsys)
     assert "source 2: queues in virtual host '/'" in text
-    assert "orders: 2 planned, 0 carried" in text
-    assert "payments: 1 planned, 1 carried" in text
-    (source,) = as_json(str(made.path), capsys=capsys)["sources"]
-    assert source["open"]["queues"]["payments"]["carriedForSeconds"] == 0
+    assert "orders: 2 planned" in text
+    assert "payments: 1 planned" in text
 
 
 @pytest.mark.parametrize("as_uri", [False, True])
@@ -160,9 +166,9 @@ def test_ids_in_an_id_log_also_when_it_was_moved(
     logs = tmp_path / "ids"
     made = Folder(tmp_path / "checkpoint", idLog=str(logs))
     keys = [random.Random(number).randbytes(16).hex() for number in range(100)]
-    made.plan(0, Position(1, {"orders": Part(encode_ids(keys))}))
+    made.plan(0, made.position(1, orders=keys))
     place = made.path.as_uri() if as_uri else f"file:{made.path}/"
-    (source,) = as_json(place, capsys=capsys)["sources"]
+    (source,) = as_json(place, "--id-log", str(logs), capsys=capsys)["sources"]
     assert source["open"]["planned"] == 100
     assert source["open"]["idLogFile"].endswith(".json")
     logs.rename(tmp_path / "moved")
@@ -173,7 +179,7 @@ def test_ids_in_an_id_log_also_when_it_was_moved(
 
 def test_without_ids_there_is_nothing_to_wait_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = Folder(tmp_path / "checkpoint", guarantee="at-least-once")
-    made.plan(0, Position(1, {"orders": Part()}))
+    made.plan(0, Position(1))
     assert "waits for no messages" in told("inspect", str(made.path), capsys=capsys)
 
 
@@ -226,20 +232,18 @@ def test_a_checkpoint_is_found_under_the_name_that_spark_was_given(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, form: str
 ) -> None:
     made = Folder(tmp_path / name)
-    made.plan(0, Position(1, {"orders": Part(ids("a"))}))
+    made.plan(0, made.position(1, orders=["a"]))
     place = form.format(made.path)
     assert as_json(place, capsys=capsys)["checkpoint"] == str(made.path)
     assert "released; what was there before is in" in told("release", place, "--yes", capsys=capsys)
     assert len(list((made.path / RECORDS).iterdir())) == 1
-    offset = json.loads((made.path / "offsets" / "0").read_text().split("\n")[2])
-    assert offset["records"] == str(made.path / RECORDS / "0")
 
 
 def test_a_checkpoint_beside_the_caller_is_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = Folder(tmp_path / "my ck")
-    made.plan(0, Position(1, {"orders": Part(ids("a"))}))
+    made.plan(0, made.position(1, orders=["a"]))
     monkeypatch.chdir(tmp_path)
     assert f"checkpoint {made.path}\n" in told("inspect", "my ck", capsys=capsys)
     assert f"{tmp_path}/your ck: there is no checkpoint" in told("inspect", "your ck", capsys=capsys, code=1)
@@ -311,8 +315,7 @@ def test_releasing_marks_the_open_epoch_and_keeps_what_was_there(
     assert not (folder.path / "offsets" / ".1.crc").exists()
     assert (folder.path / "offsets" / ".0.crc").exists()
     position = folder.codec.decode(json.loads(after[2]))
-    records = str(folder.path / RECORDS / "0")
-    assert position == replace(folder.codec.decode(json.loads(before[2])), released=True, records=records)
+    assert position == replace(folder.codec.decode(json.loads(before[2])), released=True)
     (record,) = (folder.path / RECORDS).iterdir()
     assert f"{RECORDS}/{record.name}" in text
     kept = json.loads(record.read_text())
@@ -325,7 +328,7 @@ def test_releasing_marks_the_open_epoch_and_keeps_what_was_there(
 
 def test_releasing_one_of_several_sources_leaves_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = Folder(tmp_path / "checkpoint")
-    idle, first, second = (Position(epoch, {"orders": Part(ids(str(epoch)))}) for epoch in (4, 1, 2))
+    idle, first, second = (made.position(epoch, orders=[str(epoch)]) for epoch in (4, 1, 2))
     made.plan(0, idle, "-", first)
     made.commit(0)
     made.plan(1, idle, '{"topic":{"0":5}}', second)
@@ -378,7 +381,7 @@ def test_what_is_looked_at_for_a_release_is_not_kept_and_no_more_than_it_takes(
     Long.broker.declare("orders")
     monkeypatch.setattr("pyspark_mq.cli.peek.consumer_class", lambda _: Long)
     made = Folder(tmp_path / "checkpoint")
-    made.plan(0, Position(1, {"orders": Part(ids("3", "201"))}))
+    made.plan(0, made.position(1, orders=["3", "201"]))
     options = [f"{name}={value}" for name, value in GIVEN.items()]
     text = told("release", str(made.path), *options, "--yes", capsys=capsys)
     assert "0 of 2 are missing among the 205 messages looked at\n" in text

@@ -145,20 +145,19 @@ def test_a_failure_is_raised_after_the_news_and_again() -> None:
             list(scene.connections.news(taking=True))
 
 
-def test_alone_is_what_the_broker_says() -> None:
+def test_others_are_those_that_the_broker_counts() -> None:
     scene = Scene()
     scene.run()
-    assert scene.connections.alone
+    assert scene.connections.other_consumers == 0
     scene.broker.cut(unnoticed_s=60.0)
     scene.run(2)
-    assert not scene.connections.alone
+    assert scene.connections.other_consumers == 1
 
 
-def test_a_broker_that_reports_no_depth_never_says_that_nobody_else_is_there() -> None:
+def test_a_broker_that_reports_no_depth_says_nothing() -> None:
     scene = Scene()
     scene.queue.weather.tells_depth = False
     scene.run()
-    assert not scene.connections.alone
     assert scene.connections.depths() == []
     assert scene.connections.newest_depth is None
 

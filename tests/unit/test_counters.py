@@ -38,7 +38,7 @@ def test_every_counter_has_a_line_in_the_docstring() -> None:
 
 
 def test_the_ledger_counts_under_the_same_names() -> None:
-    ledger: Ledger[str, str] = Ledger(grace_s=5.0, window=10)
+    ledger: Ledger[str, str] = Ledger(grace_s=5.0)
     ledger.open_session(1)
     ledger.deliver(1, [1, 2], ["a", "a"], ["", ""])
     ledger.plan(1, 1)

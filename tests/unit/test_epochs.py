@@ -1,9 +1,8 @@
-"""Epochs on the queue in memory: what is planned, replayed, settled, carried and waited for, by hand-turned clock."""
+"""Epochs on the queue in memory: what is planned, replayed, settled and remembered, by a clock turned by hand."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -11,12 +10,14 @@ import pytest
 
 from pyspark_mq.errors import CheckpointError, DataLossError, MessageError
 from pyspark_mq.sources.epochs import Limit
+from pyspark_mq.sources.journal import lists
 from pyspark_mq.sources.settings import Guarantee, OnUnreadable
 from pyspark_mq.sources.url import parse_urls
 from tests.support.engine import At, Crashed
-from tests.support.memory import MEMORY, MemoryConsumer, MemoryStore
+from tests.support.memory import MemoryConsumer, MemoryStore
 from tests.support.scene import Scene
 from tests.support.simulation import QUEUE, Query, ids_of, make_settings, only
+from tests.unit.test_redelivery import assert_small
 
 # -- planning -----------------------------------------------------------------------------------
 
@@ -297,10 +298,10 @@ def test_a_replay_waits_while_the_broker_holds_messages_back() -> None:
     scene.assert_exactly_once()
 
 
-# -- reconnects, and what is carried ------------------------------------------------------------------
+# -- reconnects, and what is remembered ---------------------------------------------------------------
 
 
-def test_a_session_that_the_broker_takes_for_alive_keeps_its_ids_carried() -> None:
+def test_what_a_session_holds_that_the_broker_takes_for_alive_is_recognised() -> None:
     scene = Scene(max_messages=10, heartbeat_s=5.0)
     scene.publish(10)
     scene.query.trigger()
@@ -326,23 +327,20 @@ def test_a_pause_hides_the_consumer_but_not_what_it_holds() -> None:
     scene.assert_exactly_once()
 
 
-@pytest.mark.parametrize("consumers", [1, 2])
 @pytest.mark.parametrize(
-    "period_s", [*(pytest.param(short, marks=pytest.mark.whole) for short in (0.3, 1.0)), 2.0, 7.0, 31.0]
+    ("period_s", "consumers"),
+    [*(pytest.param(short, 2, marks=pytest.mark.whole) for short in (0.3, 1.0)), (2.0, 1), (7.0, 2), (31.0, 1)],
 )
-def test_offsets_stay_bounded_for_any_period_of_reconnects(period_s: float, consumers: int) -> None:
+def test_few_names_are_remembered_for_any_period_of_reconnects(period_s: float, consumers: int) -> None:
     scene = Scene(max_messages=20, prefetch=40, dedup_window=100, consumers=consumers, reconnect_timeout_s=1e6)
     for number in range(1, int(500 / period_s)):
         scene.world.at(number * period_s, scene.broker.cut)
-    sizes = []
     while scene.world.now_s < 1_500:
         scene.publish(8)
         scene.query.trigger()
         scene.world.let_pass(0.25)
-        sizes.append(scene.query.offset_bytes)
-    # What was settled in the last seconds, and what ends of sessions left open: not ever more.
-    assert max(sizes[len(sizes) // 2 :]) <= 1.5 * max(sizes[: len(sizes) // 2])
-    assert max(sizes) < 12_000
+        assert scene.counters.carried < 20 * 40
+    assert_small(scene)
     scene.assert_exactly_once()
 
 
@@ -423,14 +421,8 @@ def test_one_session_that_flaps_does_not_keep_what_the_other_settled() -> None:
 
 
 @pytest.mark.whole
-def test_a_job_that_runs_every_few_minutes_does_not_carry_ever_more() -> None:
-    # A broker that keeps half-open connections for long: each run sees only a part of that.
-    settings = make_settings(max_messages=50)
-    broker = replace(MEMORY, half_open_s={"memory": 300.0})
-    scene = Scene(max_messages=50, broker=broker)
-    assert scene.query.settings.endpoint.broker.half_open_s != settings.endpoint.broker.half_open_s
-    scene.queue.weather.tells_depth = False  # nobody tells that we are alone
-    sizes = []
+def test_a_job_that_runs_every_few_minutes_does_not_remember_ever_more_names() -> None:
+    scene = Scene(max_messages=50)
     for _ in range(120):
         scene.publish(50)
         until = scene.world.now_s + 30
@@ -438,35 +430,28 @@ def test_a_job_that_runs_every_few_minutes_does_not_carry_ever_more() -> None:
             scene.query.trigger()
         scene.query.crash()
         scene.world.let_pass(270)
-        sizes.append(scene.query.offset_bytes)
-    assert max(sizes[60:]) <= 1.3 * max(sizes[:60])
+        assert_small(scene)
     scene.assert_exactly_once()
 
 
-@pytest.mark.parametrize(("rest_s", "half_open_s"), [(0.0, 0.0), (30.0, 300.0), (8.0, 30.0)])
-@pytest.mark.parametrize("life_s", [1.5, 5.0])
-@pytest.mark.parametrize("consumers", [1, 2])
-def test_a_query_that_crashes_again_and_again_does_not_carry_ever_more(
-    life_s: float, consumers: int, rest_s: float, half_open_s: float
-) -> None:
-    broker = replace(MEMORY, half_open_s={"memory": half_open_s})
-    scene = Scene(max_messages=20, prefetch=100, dedup_window=0, broker=broker, consumers=consumers, heartbeat_s=2.0)
-    scene.queue.weather.tells_depth = False  # nobody tells that we are alone
-    carried = []
+@pytest.mark.parametrize("rest_s", [0.0, 30.0])
+@pytest.mark.parametrize(("life_s", "consumers"), [(1.5, 1), (1.5, 2), (5.0, 2)])
+def test_nor_does_a_query_that_crashes_again_and_again(life_s: float, consumers: int, rest_s: float) -> None:
+    scene = Scene(max_messages=20, prefetch=100, dedup_window=0, consumers=consumers)
     for _ in range(60):
         scene.publish(20)
         until = scene.world.now_s + life_s
         while scene.world.now_s < until:
             scene.query.trigger()
-        carried.append(scene.counters.carried)
+        assert scene.counters.carried < 20 * 40
         scene.query.crash()
         scene.world.let_pass(rest_s)
-    assert max(carried[40:]) <= 1.2 * max(carried[:40])
+        assert_small(scene)
     scene.assert_exactly_once()
 
 
 @pytest.mark.parametrize("plans", [1, 2, 3])
-def test_nor_does_it_beside_a_backlog(plans: int) -> None:
+def test_nor_does_one_beside_a_backlog(plans: int) -> None:
     # All windows are full from beginning to end, so no session has room when it answers.
     scene = Scene(max_messages=50, prefetch=100, dedup_window=0)
     scene.publish(40 * plans * 50)
@@ -474,44 +459,73 @@ def test_nor_does_it_beside_a_backlog(plans: int) -> None:
         for _ in range(plans):
             scene.query.trigger()
         assert scene.counters.carried <= 300
+        assert_small(scene)
         scene.query.crash()
         scene.world.let_pass(100.0)
     scene.assert_exactly_once()
 
 
-def ends(scene: Scene) -> list[int | None]:
-    """What the newest offset says of the end of each piece."""
-    offset = json.loads(scene.query.offsets[max(scene.query.offsets)])
-    return offset.get("until", [None] * len(offset["carried"]))
-
-
-def test_two_processes_wait_anew_and_what_the_second_writes_down_stands() -> None:
-    broker = replace(MEMORY, half_open_s={"memory": 60.0})
-    scene = Scene(max_messages=20, prefetch=40, dedup_window=0, broker=broker, heartbeat_s=2.0)
-    unconfirmed(scene)
-    told = []
-    for _ in range(5):
-        scene.publish(1)
-        while not scene.query.trigger():
-            pass
-        told.append(ends(scene)[0])
-        scene.query.crash()
-        scene.world.let_pass(7.0)
-    until_s = told[2]
-    assert until_s is not None
-    assert told == [None, 1, until_s, until_s, until_s]
-    now_s = scene.query.source._runtime.utc_us() / 1e6
-    assert 60 - 30 < until_s - now_s < 60
-    scene.world.let_pass(60.0)
-    scene.publish(1)
+@pytest.mark.parametrize("restarts", [False, True])
+def test_what_was_left_is_recognised_many_hours_later(restarts: bool) -> None:
+    scene = Scene(max_messages=20, prefetch=40, dedup_window=0)
+    scene.publish(20)
     scene.query.trigger()
-    assert until_s not in ends(scene)
+    scene.queue.weather.acks_s = 1_000.0
+    scene.query.trigger()
+    scene.broker.cut()
+    scene.queue.weather.acks_s = 0.0
+    scene.queue.take_away(20)
+    for _ in range(10):
+        scene.publish(1)
+        scene.query.trigger()
+        assert scene.counters.remembered >= 20
+        if restarts:
+            scene.query.crash()
+        scene.world.let_pass(7_200.0)
+    scene.queue.bring_back()
     scene.assert_exactly_once()
+    assert scene.counters.duplicates_dropped >= 20
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_what_a_producer_sends_again_is_recognised_within_the_window_whoever_reads(restarts: bool) -> None:
+    scene = Scene(max_messages=10, dedup_window=40, settle_grace_s=1.0)
+    scene.publish(10)
+    go_on(scene, 5.0)  # so that they are settled, and not left by a restart
+    for again in (1, 2):
+        if restarts:
+            scene.query.crash()
+        scene.queue.publish(b"", "id-0")
+        scene.query.drain()
+        assert scene.query.emitted.count("id-0") == again
+        go_on(scene, 30.0)
+
+
+@pytest.mark.parametrize("by", ["number", "day"])
+def test_what_was_left_long_before_is_forgotten_counted_and_said(
+    by: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lists, "_LEFT_S", 20.0 if by == "day" else 86_400.0)
+    scene = Scene(max_messages=10, dedup_window=0, remember_left=15 if by == "number" else 1_000)
+    scene.publish(10)
+    with pytest.raises(Crashed):
+        scene.query.trigger(At.AFTER_COMMIT_LOG)
+    go_on(scene, 5.0)
+    assert (scene.counters.duplicates_dropped, scene.counters.forgotten) == (10, 0)
+    for _ in range(5):
+        if by == "number":
+            scene.broker.cut()
+        go_on(scene, 5.0)
+    assert scene.counters.forgotten >= 10
+    assert "are forgotten" in caplog.text
+    scene.queue.publish(b"", "id-0")
+    scene.query.drain()
+    assert scene.query.emitted.count("id-0") == 2
 
 
 def test_what_a_process_was_handed_and_took_along_unseen_is_known_to_those_after_it() -> None:
     """The broker gives back late, as a rule, and each process is killed in the middle of a batch."""
-    scene = Scene(max_messages=20, prefetch=40, dedup_window=0, redelivery_delay_s=15.0)
+    scene = Scene(max_messages=20, prefetch=40, dedup_window=0)
     scene.queue.weather.delay_s = scene.queue.weather.delay_max_s = 15.0
     scene.publish(20)
     with pytest.raises(Crashed):
@@ -525,71 +539,6 @@ def test_what_a_process_was_handed_and_took_along_unseen_is_known_to_those_after
         scene.publish(1)
         scene.query.trigger()
         scene.world.let_pass(0.7)
-    scene.query.crash()
-    scene.assert_exactly_once()
-
-
-def unconfirmed(scene: Scene) -> None:
-    """20 messages are in the sink, and whether the broker has taken their acknowledgements nobody knows."""
-    scene.queue.weather.tells_depth = False  # nobody tells that we are alone
-    scene.publish(20)
-    scene.query.trigger()
-    scene.queue.weather.confirms_s = 1_000.0
-    scene.query.trigger()
-    scene.broker.cut()
-    scene.queue.weather.confirms_s = 0.0
-
-
-def carried_after(scene: Scene, seconds: float) -> int:
-    until = scene.world.now_s + seconds
-    while scene.world.now_s < until:
-        scene.query.trigger()
-        scene.world.let_pass(0.5)
-    return scene.counters.carried
-
-
-@pytest.mark.parametrize(("urls", "held"), [("amqp://a/,amqp://b/", 20), ("amqp://a/", 0)])
-def test_a_node_of_a_cluster_that_hangs_may_hold_messages_for_longer(urls: str, held: int) -> None:
-    broker = replace(MEMORY, half_open_s={}, node_lost_s=75.0)
-    scene = Scene(max_messages=20, prefetch=40, broker=broker, heartbeat_s=2.0, urls=parse_urls(urls))
-    unconfirmed(scene)
-    assert carried_after(scene, 40) == held
-    assert carried_after(scene, 60) == 0
-    scene.assert_exactly_once()
-
-
-@pytest.mark.parametrize(
-    ("version", "urls", "held"),
-    [("4.3.6", "amqp://a/,amqp://b/", 20), ("4.2.1", "amqp://a/,amqp://b/", 0), ("4.3.6", "amqp://a/", 20)],
-)
-@pytest.mark.parametrize("restarts", [False, True])
-def test_from_some_version_on_a_cluster_may_strand_messages(version: str, urls: str, held: int, restarts: bool) -> None:
-    broker = replace(MEMORY, half_open_s={}, hides_lost_since=(4, 3), stranded_s=300.0)
-    scene = Scene(max_messages=20, prefetch=40, broker=broker, heartbeat_s=2.0, urls=parse_urls(urls))
-    scene.broker.version = version
-    unconfirmed(scene)
-    if restarts:
-        assert carried_after(scene, 2) == 20
-        scene.query.crash()
-    assert carried_after(scene, 200) == held
-    assert carried_after(scene, 200) == 0
-    scene.assert_exactly_once()
-
-
-def test_an_offset_of_0_1_0_has_no_waits_and_goes_on() -> None:
-    scene = Scene(max_messages=10)
-    scene.publish(30)
-    scene.query.trigger()
-    scene.query.trigger()
-    codec = scene.query._codec
-    for batch, text in scene.query.offsets.items():
-        offset = json.loads(text)
-        offset.pop("until", None)
-        del offset["crc"]
-        from pyspark_mq.spark_source.offset import _crc
-
-        scene.query.offsets[batch] = json.dumps({**offset, "crc": _crc(offset)})
-        assert codec.decode(json.loads(scene.query.offsets[batch])).parts[QUEUE].until_s == ()
     scene.query.crash()
     scene.assert_exactly_once()
 
@@ -629,20 +578,11 @@ def go_on(scene: Scene, seconds: float) -> None:
         scene.world.let_pass(0.2)
 
 
-def test_ids_are_carried_for_as_long_as_the_broker_holds_messages_back() -> None:
-    scene = delayed(40.0, redelivery_delay_s=120.0)
-    go_on(scene, 35.0)
-    scene.query.crash()
-    scene.assert_exactly_once()
-
-
-def test_without_being_told_of_the_delay_they_are_not() -> None:
-    # What the option is for; the test above fails like this without it.
+def test_what_the_broker_holds_back_is_recognised_when_it_comes() -> None:
     scene = delayed(40.0)
     go_on(scene, 35.0)
     scene.query.crash()
-    scene.query.drain()
-    assert len(scene.query.emitted) > len(scene.sent)
+    scene.assert_exactly_once()
 
 
 def test_a_broker_that_does_not_count_lost_consumers_is_not_believed_that_we_are_alone() -> None:
@@ -709,29 +649,38 @@ def test_what_a_replay_lets_go_is_covered_by_no_acknowledgement_and_comes_again(
     scene.assert_exactly_once()
 
 
-def test_a_replay_asks_for_no_more_while_the_broker_holds_its_messages_back() -> None:
-    scene = Scene(max_messages=10, prefetch=50, redelivery_delay_s=60.0)
+def tell_delay(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Have the broker tell for how long it holds back what comes again."""
+    honest = MemoryConsumer.open
+
+    def telling(self: MemoryConsumer, *args: Any) -> Any:
+        return replace(honest(self, *args), redelivery_delay_s=seconds)
+
+    monkeypatch.setattr(MemoryConsumer, "open", telling)
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_a_replay_asks_for_no_more_while_the_broker_says_that_it_holds_its_messages_back(
+    tells: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if tells:
+        tell_delay(monkeypatch, 60.0)
+    scene = Scene(max_messages=10, prefetch=50)
     scene.queue.weather.delay_s = 50.0
     scene.publish(10)
     with pytest.raises(Crashed):
         scene.query.trigger(At.AFTER_OFFSET_LOG)
     scene.publish(5_000)
     assert scene.query.trigger() == 10
-    assert scene.counters.unacked <= 100
+    assert (scene.counters.unacked <= 100) is tells
     scene.assert_exactly_once()
 
 
-def test_a_broker_may_tell_of_its_delay(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = MemoryConsumer.open
-
-    def telling(self: MemoryConsumer, *args: Any) -> Any:
-        return replace(honest(self, *args), redelivery_delay_s=400.0)
-
-    monkeypatch.setattr(MemoryConsumer, "open", telling)
-    scene = delayed(40.0)
-    go_on(scene, 35.0)
-    scene.query.crash()
-    scene.assert_exactly_once()
+def test_a_delay_that_no_replay_waits_for_is_said(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell_delay(monkeypatch, 400.0)
+    Scene(max_messages=10).query.trigger()
     warned = [record for record in caplog.records if "holds back" in record.message]
     assert "replayTimeout=300s" in warned[0].message
 

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pyspark_mq.errors import CheckpointError
-from pyspark_mq.sources.position import Part, Position
+from pyspark_mq.sources.journal import lists
 from pyspark_mq.sources.settings import Guarantee
 from pyspark_mq.spark_source.offset import released
 from tests.support.engine import At, Crashed
 from tests.support.scene import Scene
 
 
-def given_up(records: Path | None, missing: int = 3, **settings: Any) -> Scene:
+def given_up(missing: int = 3, **settings: Any) -> Scene:
     """An epoch of ten is open, and some of its messages are not in the queue."""
-    scene = Scene(id_log=records, max_messages=10, replay_timeout_s=10.0, fail_on_data_loss=False, **settings)
+    scene = Scene(max_messages=10, replay_timeout_s=10.0, fail_on_data_loss=False, **settings)
     scene.publish(10)
     with pytest.raises(Crashed):
         scene.query.trigger(At.AFTER_OFFSET_LOG)
@@ -33,16 +33,16 @@ def assert_nothing_is_left_out(scene: Scene) -> None:
     assert scene.broker.counts(scene.queue.name).total == 0
 
 
-def test_a_run_of_one_epoch_that_ends_behind_it_loses_nothing(tmp_path: Path) -> None:
-    scene = given_up(tmp_path)
+def test_a_run_of_one_epoch_that_ends_behind_it_loses_nothing() -> None:
+    scene = given_up()
     assert scene.query.trigger_once() == 7
     assert_nothing_is_left_out(scene)
 
 
 @pytest.mark.parametrize("missing", [3, 10])
 @pytest.mark.parametrize("at", [At.AFTER_SINK, At.AFTER_COMMIT_LOG])
-def test_a_kill_in_the_epoch_that_goes_on_without_them_loses_nothing(tmp_path: Path, at: At, missing: int) -> None:
-    scene = given_up(tmp_path, missing)
+def test_a_kill_in_the_epoch_that_goes_on_without_them_loses_nothing(at: At, missing: int) -> None:
+    scene = given_up(missing)
     with pytest.raises(Crashed):
         scene.query.trigger(at)
     assert_nothing_is_left_out(scene)
@@ -50,9 +50,9 @@ def test_a_kill_in_the_epoch_that_goes_on_without_them_loses_nothing(tmp_path: P
 
 @pytest.mark.parametrize("kills", [1, 2, 3])
 def test_a_replay_that_was_run_without_them_is_the_same_batch_although_they_are_back(
-    tmp_path: Path, kills: int
+    kills: int,
 ) -> None:
-    scene = given_up(tmp_path)
+    scene = given_up()
     for _ in range(kills):
         with pytest.raises(Crashed):
             scene.query.trigger(At.AFTER_SINK)
@@ -60,12 +60,10 @@ def test_a_replay_that_was_run_without_them_is_the_same_batch_although_they_are_
     assert_nothing_is_left_out(scene)
 
 
-@pytest.mark.parametrize("records", [True, False])
 @pytest.mark.parametrize("missing", [3, 10])
 @pytest.mark.parametrize("at", [At.AFTER_OFFSET_LOG, At.AFTER_SINK, At.AFTER_COMMIT_LOG])
-def test_a_kill_in_the_next_epoch_loses_nothing(tmp_path: Path, at: At, missing: int, records: bool) -> None:
-    # From the next offset on it is said there what may come again, also without a record.
-    scene = given_up(tmp_path if records else None, missing)
+def test_a_kill_in_the_next_epoch_loses_nothing(at: At, missing: int) -> None:
+    scene = given_up(missing)
     assert scene.query.trigger() == 10 - missing
     scene.queue.bring_back()
     scene.publish(5)
@@ -76,14 +74,12 @@ def test_a_kill_in_the_next_epoch_loses_nothing(tmp_path: Path, at: At, missing:
 
 
 @pytest.mark.parametrize("ends", ["once", "killed"])
-def test_what_a_released_epoch_went_without_is_written_down_beside_the_checkpoint(tmp_path: Path, ends: str) -> None:
-    import json
-
+def test_what_a_released_epoch_went_without_is_written_down_beside_the_checkpoint(ends: str) -> None:
     scene = Scene(max_messages=10, replay_timeout_s=10.0)
     scene.publish(10)
     with pytest.raises(Crashed):
         scene.query.trigger(At.AFTER_OFFSET_LOG)
-    scene.query.offsets[0] = json.dumps(released(json.loads(scene.query.offsets[0]), str(tmp_path / "mq-released/0")))
+    scene.query.offsets[0] = json.dumps(released(json.loads(scene.query.offsets[0])))
     scene.queue.take_away(3)
     if ends == "once":
         assert scene.query.trigger_once() == 7
@@ -93,18 +89,10 @@ def test_what_a_released_epoch_went_without_is_written_down_beside_the_checkpoin
     assert_nothing_is_left_out(scene)
 
 
-def test_without_a_place_for_it_the_log_says_what_to_set(caplog: pytest.LogCaptureFixture) -> None:
-    scene = given_up(None)
-    assert scene.query.trigger() == 7
-    (said,) = [record.message for record in caplog.records if "no place to write down" in record.message]
-    assert "queue 'orders'" in said
-    assert "'checkpointLocation'" in said
-
-
-def test_messages_of_a_queue_that_is_read_no_more_are_new_when_it_comes_back(tmp_path: Path) -> None:
+def test_messages_of_a_queue_that_is_read_no_more_are_new_when_it_comes_back() -> None:
     from tests.support.simulation import Query, make_settings
 
-    scene = Scene(id_log=tmp_path, queues=("orders", "other"), max_messages=20, fail_on_data_loss=False)
+    scene = Scene(queues=("orders", "other"), max_messages=20, fail_on_data_loss=False)
     for name in ("other", "third"):
         scene.broker.declare(name)
     scene.publish(10)
@@ -115,7 +103,9 @@ def test_messages_of_a_queue_that_is_read_no_more_are_new_when_it_comes_back(tmp
         before = scene.query
         before.crash()
         settings = make_settings(queues=names, max_messages=20, fail_on_data_loss=False)
-        scene.query = Query(scene.world, scene.broker, settings, id_log=str(tmp_path), sink=before.sink)
+        scene.query = Query(scene.world, scene.broker, settings, sink=before.sink)
+        scene.query.folder = before.folder
+        scene.query._codec = scene.query._make_codec()
         scene.query.offsets, scene.query.committed = before.offsets, before.committed
 
     restart("other", "third")
@@ -126,9 +116,9 @@ def test_messages_of_a_queue_that_is_read_no_more_are_new_when_it_comes_back(tmp
 
 
 @pytest.mark.parametrize("at", [At.AFTER_SINK, At.AFTER_COMMIT_LOG])
-def test_what_was_given_up_of_an_epoch_says_nothing_of_another_of_its_number(tmp_path: Path, at: At) -> None:
+def test_what_was_given_up_of_an_epoch_says_nothing_of_another_of_its_number(at: At) -> None:
     # The newest offset is deleted by hand, or the checkpoint is restored, and the number comes again.
-    scene = Scene(id_log=tmp_path, max_messages=10, replay_timeout_s=10.0, fail_on_data_loss=False, dedup_window=0)
+    scene = Scene(max_messages=10, replay_timeout_s=10.0, fail_on_data_loss=False, dedup_window=0)
     scene.publish(10)
     assert [scene.query.trigger() for _ in range(3)] == [10, 0, 0]
     scene.publish(10)
@@ -148,23 +138,27 @@ def test_what_was_given_up_of_an_epoch_says_nothing_of_another_of_its_number(tmp
     assert_nothing_is_left_out(scene)
 
 
-def test_records_of_epochs_that_are_long_gone_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pyspark_mq.spark_source import id_log
-
-    monkeypatch.setattr(id_log, "_EPOCHS_KEPT", 5)
-    log = id_log.IdLog(str(tmp_path), "queue 'orders'")
-    for epoch in range(1, 20):
-        log.write_record(Position(epoch, {"orders": Part("x")}), {"orders": "x"})
-    assert len(list(tmp_path.iterdir())) == 5
+def test_records_go_with_their_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lists, "KEPT_EPOCHS", 5)
+    scene = given_up(dedup_window=0)
+    scene.query.trigger()
+    assert any("given-up" in name for name in scene.query.folder.files)
+    scene.queue.bring_back()
+    for _ in range(12):
+        scene.publish(1)
+        while not scene.query.trigger():
+            pass
+        scene.world.let_pass(20.0)
+    assert not any("given-up" in name for name in scene.query.folder.files)
 
 
 @pytest.mark.parametrize("lower", [Guarantee.AT_LEAST_ONCE, Guarantee.NONE])
 @pytest.mark.parametrize("shows_start", [True, False])
 @pytest.mark.parametrize("runs_on", [False, True])
 def test_a_lower_guarantee_over_an_open_epoch_and_back_loses_nothing(
-    tmp_path: Path, lower: Guarantee, shows_start: bool, runs_on: bool
+    lower: Guarantee, shows_start: bool, runs_on: bool
 ) -> None:
-    scene = Scene(id_log=tmp_path, max_messages=10, shows_start=shows_start)
+    scene = Scene(max_messages=10, shows_start=shows_start)
     scene.publish(25)
     assert scene.query.trigger() == 10
     with pytest.raises(Crashed):
@@ -188,14 +182,10 @@ def test_a_lower_guarantee_over_an_open_epoch_is_refused_where_nothing_can_be_wr
     with pytest.raises(Crashed):
         scene.query.trigger(At.AFTER_OFFSET_LOG)
     exactly = scene.query.settings
-    scene.query.settings = replace(exactly, guarantee=Guarantee.AT_LEAST_ONCE)
+    scene.query.settings, scene.query.place = replace(exactly, guarantee=Guarantee.AT_LEAST_ONCE), False
+    scene.query._codec = scene.query._make_codec()
     with pytest.raises(CheckpointError, match=r"at-least-once.*checkpointLocation"):
         scene.query.trigger()
+    scene.query.settings, scene.query.place = exactly, True
     scene.query.crash()
-    scene.query.settings = exactly
     scene.assert_exactly_once()
-
-
-def test_damaged_ids_of_an_epoch_that_is_run_empty_are_an_error_in_words() -> None:
-    with pytest.raises(CheckpointError, match=r"'orders': the message IDs in the checkpoint's offset cannot be read"):
-        Part("no IDs").besides(Part(), "orders")

@@ -1,44 +1,33 @@
-"""The ID log: files that offsets name. In a real folder, by a path and by a URI of pyarrow's."""
+"""The ID log: the files of the journal. In a real folder, by a path and by a URI of pyarrow's."""
 
 from __future__ import annotations
 
-import json
 import os
-import uuid
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pyspark_mq.dedup import encode_ids
 from pyspark_mq.errors import CheckpointError
-from pyspark_mq.sources.position import Part, Position
-from pyspark_mq.spark_source import id_log
+from pyspark_mq.spark_source.folders import ID_FOLDER
 from pyspark_mq.spark_source.id_log import IdLog
-from pyspark_mq.spark_source.offset import OffsetCodec
-from pyspark_mq.spark_source.options import parse_options
 
-GIVEN = {"broker": "rabbitmq", "url": "amqp://joe:hushhush@broker.example/", "queue": "orders"}
+QUEUE = "queue 'orders'"
 
 
-def codec(place: object = None, **options: str) -> OffsetCodec:
-    given = {**GIVEN, **options} | ({} if place is None else {"idLog": str(place)})
-    parsed = parse_options(given)
-    return OffsetCodec.of(parsed.settings, parsed.id_log)
-
-
-def position(epoch: int = 7, messages: int = 50_000) -> Position:
-    planned = encode_ids([str(uuid.UUID(int=number * 2**60)) for number in range(1, messages + 1)])
-    part = Part(planned, (encode_ids([str(uuid.uuid4()) for _ in range(100)]),), (1_700_000_000,))
-    return Position(epoch, {"orders": part}, "rabbit@one")
-
-
-def through_spark(offset: dict[str, Any]) -> Any:
-    return json.loads(json.dumps(offset))
+def content(number: int = 0) -> dict[str, Any]:
+    return {"open": [], "parts": {"planned": {"orders": [f"text {number}"]}}, "blind": False, "queues": ["orders"]}
 
 
 def files(folder: Path) -> list[str]:
     return sorted(os.listdir(folder)) if folder.exists() else []
+
+
+def following(place: str, file: str) -> IdLog:
+    """Of a process that goes on from an offset which names that file."""
+    log = IdLog(place, QUEUE)
+    log.follow(file)
+    return log
 
 
 @pytest.fixture(params=["path", "uri"])
@@ -47,85 +36,66 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(folder) if request.param == "path" else folder.as_uri()
 
 
-def test_an_offset_is_small_and_gives_the_position_back(place: str, tmp_path: Path) -> None:
-    planned = position()
-    offset = codec(place).encode(planned)
-    assert len(json.dumps(offset)) < 500
-    assert codec(place).decode(through_spark(offset)) == planned
-    assert len(files(tmp_path / "below" / "ids")) == 1
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "below" / "ids"
 
 
-def test_the_same_position_has_the_same_offset(place: str) -> None:
-    one = codec(place)
-    planned = position()
-    offset = one.encode(planned)
-    assert one.encode(planned) == offset
-    # A process that goes on from it.
-    again = codec(place)
-    assert again.decode(through_spark(offset)) == planned
-    assert json.dumps(again.encode(planned)) == json.dumps(offset)
+def test_a_file_comes_back_as_it_was_written(place: str, folder: Path) -> None:
+    name = IdLog(place, QUEUE).write(7, content())
+    assert files(folder) == [name]
+    assert IdLog(place, QUEUE).read(name) == content()
+    assert "-000000000007-" in name
 
 
-def test_few_ids_are_in_the_offset_itself(place: str, tmp_path: Path) -> None:
-    few = Position(3, {"orders": Part(encode_ids(["a", "b"]))})
-    offset = codec(place).encode(few)
-    assert {**offset, "crc": 0} == {**codec().encode(few), "log": offset["log"], "crc": 0}
-    assert files(tmp_path / "below" / "ids") == []
+def test_files_of_a_checkpoint_have_its_token(place: str) -> None:
+    first = IdLog(place, QUEUE).write(1, content(1))
+    second = following(place, first).write(2, content(2))
+    stranger = IdLog(place, QUEUE).write(2, content(2))
+    assert first[:8] == second[:8] != stranger[:8]
 
 
-def test_the_log_can_be_switched_on_and_off(place: str) -> None:
-    planned = position()
-    without, with_log = codec().encode(planned), codec(place).encode(planned)
-    assert codec(place).decode(through_spark(without)) == planned
-    assert codec().decode(through_spark(with_log)) == planned
+def test_a_file_beside_another_comes_back_too(place: str, folder: Path) -> None:
+    log = IdLog(place, QUEUE)
+    name = log.write(7, content())
+    assert not log.has(log.beside(name))
+    log.write_beside(name, content(1))
+    again = IdLog(place, QUEUE)
+    assert again.has(again.beside(name))
+    assert again.read(again.beside(name)) == content(1)
+    assert len(files(folder)) == 2
 
 
-def test_a_folder_that_was_moved_is_named_by_the_option(tmp_path: Path) -> None:
-    planned = position()
-    offset = codec(tmp_path / "a").encode(planned)
-    (tmp_path / "a").rename(tmp_path / "b")
-    assert codec(tmp_path / "b").decode(through_spark(offset)) == planned
-    with pytest.raises(CheckpointError, match="Set 'checkpointLocation' or 'idLog' to the place that the query had"):
-        codec().decode(through_spark(offset))
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_file_that_is_missing_or_changed_is_an_error_that_names_it(tmp_path: Path, beside: bool) -> None:
+    log = IdLog(str(tmp_path), QUEUE)
+    name = log.write(7, content())
+    if beside:
+        log.write_beside(name, content())
+        name = log.beside(name)
+    kept = (tmp_path / name).read_bytes()
+    for broken in (kept.replace(b"planned", b"plannex"), kept[:-1], kept[: len(kept) // 2], b""):
+        (tmp_path / name).write_bytes(broken)
+        with pytest.raises(CheckpointError, match=f"queue 'orders'.*{name}.*was changed"):
+            IdLog(str(tmp_path), QUEUE).read(name)
+    (tmp_path / name).unlink()
+    with pytest.raises(CheckpointError, match=f"{name}.*cannot be read.*FileNotFoundError"):
+        IdLog(str(tmp_path), QUEUE).read(name)
 
 
-def test_another_option_may_name_the_place_from_now_on(tmp_path: Path) -> None:
-    planned = position()
-    offset = through_spark(codec(tmp_path / "ids").encode(planned))
-    later = codec(checkpointLocation=str(tmp_path / "checkpoint"))
-    assert later.decode(offset) == planned
-    following = position(8)
-    assert later.decode(through_spark(later.encode(following))) == following
-    assert len(files(tmp_path / "checkpoint" / "mq-ids")) == len(files(tmp_path / "ids")) == 1
-
-
-def test_a_file_that_is_missing_or_changed_is_an_error_that_names_it(tmp_path: Path) -> None:
-    folder = tmp_path / "ids"
-    offset = codec(folder).encode(position())
-    (file,) = folder.iterdir()
-    kept = file.read_bytes()
-    file.write_bytes(kept.replace(b"planned", b"plannex"))
-    with pytest.raises(CheckpointError, match=f"queue 'orders'.*{file.name}.*was changed"):
-        codec(folder).decode(through_spark(offset))
-    file.write_bytes(kept[:-1])
+def test_a_file_beside_one_epoch_is_none_of_another(tmp_path: Path) -> None:
+    log = IdLog(str(tmp_path), QUEUE)
+    first, second = log.write(1, content(1)), log.write(2, content(2))
+    log.write_beside(first, content())
+    (tmp_path / log.beside(first)).rename(tmp_path / log.beside(second))
     with pytest.raises(CheckpointError, match="was changed"):
-        codec(folder).decode(through_spark(offset))
-    file.unlink()
-    with pytest.raises(CheckpointError, match=f"{file.name}.*cannot be read.*FileNotFoundError"):
-        codec(folder).decode(through_spark(offset))
-
-
-def test_an_offset_that_names_another_file_is_refused(tmp_path: Path) -> None:
-    one = codec(tmp_path)
-    first, second = one.encode(position(1)), one.encode(position(2))
-    with pytest.raises(CheckpointError, match="checksum"):
-        one.decode({**through_spark(first), "file": second["file"]})
+        IdLog(str(tmp_path), QUEUE).read(log.beside(second))
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder", "utf-8")
     with pytest.raises(CheckpointError, match=r"the ID log in '.*file/ids'.*epoch 7 cannot be written.*right to write"):
-        codec(tmp_path / "file" / "ids").encode(position())
+        IdLog(str(tmp_path / "file" / "ids"), QUEUE).write(7, content())
 
 
 def test_a_draft_that_cannot_be_finished_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,28 +104,30 @@ def test_a_draft_that_cannot_be_finished_leaves_nothing(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(CheckpointError, match="No space left on device"):
-        codec(tmp_path).encode(position())
+        IdLog(str(tmp_path), QUEUE).write(7, content())
     assert files(tmp_path) == []
 
 
-def run_epochs(place: str, start: dict[str, Any] | None, numbers: range) -> list[dict[str, Any]]:
-    """The offsets of a checkpoint that goes on from `start`, in a new process for each."""
-    offsets = [] if start is None else [start]
-    for epoch in numbers:
-        process = codec(place)
-        if offsets:
-            process.decode(through_spark(offsets[-1]))
-        offsets.append(process.encode(position(epoch, 100)))
-    return offsets
+def test_files_are_removed_with_all_that_is_kept_of_them(place: str, folder: Path) -> None:
+    log = IdLog(place, QUEUE)
+    names = [log.write(number, content(number)) for number in range(3)]
+    for name in names:
+        log.write_beside(name, content())
+        log.give_up(name, {"orders": "x"})
+    log.remove(names[:2])
+    assert all(name.startswith(names[2].removesuffix(".json")) for name in files(folder))
+    assert len(files(folder)) == 3
 
 
-def test_old_files_go_and_those_of_others_stay(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(id_log, "_EPOCHS_KEPT", 5)
-    folder = tmp_path / "below" / "ids"
-    other = codec(place, queue="other").encode(position(1))["file"]
+def test_what_crashes_have_left_goes_and_what_is_later_or_of_others_stays(place: str, folder: Path) -> None:
+    log = IdLog(place, QUEUE)
+    names = [log.write(number, content(number)) for number in range(1, 6)]
+    log.write_beside(names[0], content())
+    other = IdLog(place, "queue 'other'").write(1, content())
     (folder / "notes.txt").write_text("mine", "utf-8")
-    names = [offset["file"] for offset in run_epochs(place, None, range(1, 13))]
-    assert files(folder) == sorted([*names[-5:], other, "notes.txt"])
+    again = following(place, names[3])
+    again.remove_others([names[1]], 4)
+    assert files(folder) == sorted([names[1], names[4], other, "notes.txt"])
 
 
 def aged(folder: Path) -> None:
@@ -163,90 +135,46 @@ def aged(folder: Path) -> None:
         os.utime(file, (1_700_000_000, 1_700_000_000))
 
 
-def test_what_dead_first_runs_have_left_goes_after_a_day(tmp_path: Path) -> None:
-    checkpoint = tmp_path / "my job"
-    folder, place = checkpoint / "mq-ids", str(checkpoint)
+def test_what_dead_first_runs_have_left_goes_with_the_first_epoch_of_another(tmp_path: Path) -> None:
+    folder = tmp_path / "my job" / ID_FOLDER
     for number in range(30):
-        codec(checkpointLocation=place).encode(position(1, 100 + number))
-    kept = codec(checkpointLocation=place).encode(position(1))
-    (checkpoint / "offsets").mkdir()
-    (checkpoint / "offsets" / "0").write_text(f"v1\n{{}}\n{json.dumps(kept)}")
-    (folder / f".{kept['file']}.0123abcd").write_text("a draft")
-    (folder / ".synced.json.0123abcd").write_text("another")
-    (folder / ".notes.txt").write_text("mine")
+        IdLog(str(folder), QUEUE, "orders at host").write(1, content(number))
+    other = IdLog(str(folder), QUEUE, "payments at host").write(1, content(100))
+    log = IdLog(str(folder), QUEUE, "orders at host")
+    kept = log.write(1, content(300))
+    log.remove_others([kept], 1)
+    assert files(folder) == sorted([kept, other])
+
+
+def test_drafts_go_after_a_day(tmp_path: Path) -> None:
+    log = IdLog(str(tmp_path), QUEUE)
+    name = log.write(1, content())
+    (tmp_path / f".{name}.0123abcd").write_text("a draft")
+    (tmp_path / ".synced.json.0123abcd").write_text("another")
+    (tmp_path / ".notes.txt").write_text("mine")
+    aged(tmp_path)
+    (tmp_path / ".deadbeef-000000000001.json.0123abcd").write_text("a draft of this moment")
+    log.remove_others([name], 1)
+    assert files(tmp_path) == sorted([name, ".notes.txt", ".deadbeef-000000000001.json.0123abcd"])
+
+
+def test_a_folder_that_several_queries_share_loses_no_file_of_another(place: str, folder: Path) -> None:
+    quiet = IdLog(place, QUEUE).write(1, content())
     aged(folder)
-    (folder / ".deadbeef-000000000001.json.0123abcd").write_text("a draft of this moment")
-    # It is no folder of a checkpoint as long as Spark has none there.
-    first = codec(checkpointLocation=place).encode(position(1, 300))["file"]
-    assert len(files(folder)) == 30 + 4
-    (checkpoint / "metadata").write_text('{"id":"x"}')
-    second = codec(checkpointLocation=place).encode(position(1, 400))["file"]
-    left = [first, second, kept["file"], ".notes.txt", ".deadbeef-000000000001.json.0123abcd"]
-    assert files(folder) == sorted(left)
-    assert codec(checkpointLocation=place).decode(through_spark(kept)).epoch == 1
+    busy = IdLog(place, QUEUE)
+    busy.remove_others([busy.write(9, content(1))], 9)
+    assert IdLog(place, QUEUE).read(quiet) == content()
 
 
-def test_a_folder_that_several_queries_share_loses_no_file_of_another(place: str, tmp_path: Path) -> None:
-    quiet = codec(place).encode(position())
-    aged(tmp_path / "below" / "ids")
-    codec(place).encode(position())
-    assert codec(place).decode(through_spark(quiet)).epoch == 7
-
-
-def test_an_offset_of_many_queues_stays_small(tmp_path: Path) -> None:
-    names = [f"queue-{number:03d}-of-a-department" for number in range(256)]
-    many = codec(tmp_path, queue=",".join(names))
-    planned = Position(7, {name: Part(encode_ids(["a"]) if name == names[3] else "") for name in names}, "rabbit@one")
-    offset = many.encode(planned)
-    assert len(json.dumps(offset)) < 500
-    assert many.decode(through_spark(offset)) == planned
-
-
-def test_a_new_checkpoint_over_an_old_folder_keeps_its_own_files(
-    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(id_log, "_EPOCHS_KEPT", 5)
-    run_epochs(place, None, range(100, 112))
-    for offset in run_epochs(place, None, range(1, 4)):
-        assert codec(place).decode(through_spark(offset)).epoch == offset["epoch"]
-
-
-def test_two_sources_that_read_queues_of_one_name_delete_nothing_of_each_other(
-    place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(id_log, "_EPOCHS_KEPT", 5)
-    (quiet,) = run_epochs(place, None, range(7, 8))
-    run_epochs(place, None, range(1, 40))
-    assert codec(place).decode(through_spark(quiet)).epoch == 7
-
-
-def test_a_checkpoint_that_was_restored_goes_on_and_can_be_restarted(
-    place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(id_log, "_EPOCHS_KEPT", 5)
-    offsets = run_epochs(place, None, range(1, 13))
-    restored = offsets[8]  # as old as can be
-    again = run_epochs(place, restored, range(10, 14))
-    for offset in [restored, *again]:
-        assert codec(place).decode(through_spark(offset)).epoch == offset["epoch"]
-
-
-def test_what_was_given_up_is_kept_for_its_checkpoint_alone(place: str) -> None:
-    first, third, fourth = codec(place), position(3), position(4)
-    offset = through_spark(first.encode(third))
-    assert first.log is not None
-    assert first.log.read_record(third) == {}
-    first.log.write_record(third, {"orders": "x"})
-    first.log.write_record(third, {"orders": "xy"})
-    again = codec(place)
-    assert again.log is not None
-    assert again.log.read_record(again.decode(offset)) == {"orders": "xy"}
-    assert again.log.read_record(fourth) == {}
-    # Of the same number, and planned with other messages.
-    assert again.log.read_record(position(3, 10)) == {}
-    stranger = codec(place)
-    assert stranger.log is not None
-    assert stranger.log.read_record(third) == {}
+def test_what_was_given_up_is_kept_for_its_file_alone(place: str) -> None:
+    log = IdLog(place, QUEUE)
+    third, fourth = log.write(3, content(3)), log.write(4, content(4))
+    assert log.given_up(third) == {}
+    log.give_up(third, {"orders": "x"})
+    log.give_up(third, {"orders": "xy"})
+    again = IdLog(place, QUEUE)
+    assert again.given_up(third) == {"orders": "xy"}
+    assert again.given_up(fourth) == {}
 
 
 @pytest.mark.parametrize(
@@ -257,14 +185,7 @@ def test_what_was_given_up_is_kept_for_its_checkpoint_alone(place: str) -> None:
         ("gs://bucket/ids?token=hushhush", "gs://bucket/ids?*** is away"),
     ],
 )
-def test_credentials_in_a_uri_are_in_no_offset_and_no_error(uri: str, shown: str) -> None:
-    log = IdLog(uri, "queue 'orders'")
-    assert log.public_place == ""
-    said = str(log._error("nothing", OSError(f"{uri} is away"), "advice"))
+def test_credentials_in_a_uri_are_in_no_error(uri: str, shown: str) -> None:
+    said = str(IdLog(uri, QUEUE)._error("nothing", OSError(f"{uri} is away"), "advice"))
     assert "hushhush" not in said
     assert shown in said
-
-
-@pytest.mark.parametrize("place", ["/data/ids", "s3://bucket/ids", "s3://bucket/ids?scheme=http&region=eu-central-1"])
-def test_where_it_is_is_in_the_offset(place: str) -> None:
-    assert IdLog(place, "queue 'orders'").public_place == place

@@ -1,19 +1,26 @@
-"""The ledger, rule by rule. ``tests/property/test_ledger_machine.py`` has the orders nobody thought of."""
+"""The ledger, rule by rule."""
 
 from __future__ import annotations
 
 import pytest
 
 from pyspark_mq.ack import TRANSITIONS, Event, IllegalEventError, Ledger, SessionAcks, Settlement, State, table
+from pyspark_mq.ack.known import Known
+from pyspark_mq.dedup import second_hash
 
 GRACE_S = 5.0
 
 
 def make(**changes: object) -> Ledger[str, str]:
-    settings = {"grace_s": GRACE_S, "window": 100, **changes}
+    settings = {"grace_s": GRACE_S, "known": Known[str](second_hash), **changes}
     ledger: Ledger[str, str] = Ledger(**settings)  # type: ignore[arg-type]
     ledger.open_session(1)
     return ledger
+
+
+def known(ledger: Ledger[str, str]) -> Known[str]:
+    assert ledger._known is not None
+    return ledger._known
 
 
 def deliver(ledger: Ledger[str, str], keys: str, session: int = 1, first: int = 1) -> Settlement | None:
@@ -29,20 +36,23 @@ def planned(keys: str) -> Ledger[str, str]:
     return ledger
 
 
-def settled(keys: str) -> Ledger[str, str]:
+def committed(keys: str) -> tuple[Ledger[str, str], Settlement]:
+    """A ledger that has committed one epoch, into segment 1."""
     ledger = planned(keys)
-    settlement = ledger.commit(1)
+    settlement = ledger.commit(1, segment=1)
     assert settlement is not None
-    ledger.confirm(settlement.number, 1, now_s=0)
-    return ledger
+    return ledger, settlement
+
+
+def settle(ledger: Ledger[str, str], settlement: Settlement | None, session: int = 1, now_s: float = 0) -> None:
+    assert settlement is not None
+    ledger.confirm(settlement.number, session, now_s)
+    ledger.settling.asked(-1, [session], now_s + GRACE_S)
+    ledger.confirm(-1, session, now_s + GRACE_S)
 
 
 def states(ledger: Ledger[str, str], keys: str) -> set[State]:
     return {ledger.state(key) for key in keys}
-
-
-def carried(ledger: Ledger[str, str]) -> str:
-    return "".join(sorted({key for batch in ledger.carried.batches() for key in batch.keys}))
 
 
 def test_an_epoch_is_the_oldest_messages_in_their_order() -> None:
@@ -89,21 +99,9 @@ def test_a_commit_acknowledges_up_to_the_last_delivery_of_the_epoch_and_no_furth
     assert ledger.unacked == 2
 
 
-def test_a_commit_is_cumulative() -> None:
-    ledger = make()
-    deliver(ledger, "abcd")
-    ledger.plan(1, 2)
-    ledger.plan(2, 2)
-    settlement = ledger.commit(2)
-    assert settlement is not None
-    assert settlement.parts[0].upto == 4
-    assert ledger.commit(1) is None
-
-
 def test_an_unacknowledged_message_in_front_of_the_epoch_is_never_covered() -> None:
-    ledger = Ledger[str, str](grace_s=GRACE_S, window=10)
+    ledger = make()
     ledger.restore_planned(1, ["c", "d"])
-    ledger.open_session(1)
     deliver(ledger, "abcde")
     settlement = ledger.commit(1)
     assert settlement is not None
@@ -122,8 +120,7 @@ def test_a_producers_duplicate_is_dropped_counted_and_acknowledged_with_the_firs
 
 
 def test_a_duplicate_of_a_committed_message_is_acknowledged_on_sight() -> None:
-    ledger = planned("ab")
-    ledger.commit(1)
+    ledger, _ = committed("ab")
     settlement = deliver(ledger, "xb", first=3)
     assert settlement is not None
     assert settlement.parts == (SessionAcks(session=1, upto=0, singles=(4,), deliveries=1),)
@@ -162,260 +159,179 @@ def test_an_epoch_committed_while_disconnected_is_acknowledged_when_it_comes_aga
     assert len(ledger.received) == 1
 
 
-def test_an_id_is_carried_until_confirmed_and_for_the_grace_after() -> None:
-    ledger = planned("ab")
-    settlement = ledger.commit(1)
-    assert settlement is not None
-    ledger.carried.start_clock(0, wait_s=60)
-    ledger.carried.expire(1e9, 1e9)
-    assert carried(ledger) == "ab"
+# -- what an acknowledgement settles, and what an end leaves ----------------------------------------
+
+
+def test_an_answer_settles_that_was_asked_for_after_the_grace() -> None:
+    ledger, settlement = committed("ab")
+    settling = ledger.settling
+    assert settling.under_way()
+    assert not settling.asks(1e9)
     ledger.confirm(settlement.number, 1, now_s=10)
-    ledger.carried.start_clock(0, wait_s=60)
-    ledger.carried.expire(10 + GRACE_S - 0.1, 1e9)
-    assert carried(ledger) == "ab"
-    ledger.carried.expire(10 + GRACE_S, 0)
-    assert carried(ledger) == ""
-    assert states(ledger, "ab") == {State.SETTLED}
-    assert ledger.counters.settled == 2
-
-
-def test_a_confirmation_for_a_lost_session_counts_for_nothing() -> None:
-    ledger = planned("ab")
-    settlement = ledger.commit(1)
-    assert settlement is not None
+    ledger.confirm(settlement.number, 1, now_s=11)
+    assert not settling.under_way()
+    assert (ledger.counters.settled, ledger.expected) == (2, 2)
+    assert [settling.asks(10 + GRACE_S - 0.1), settling.asks(10 + GRACE_S)] == [False, True]
+    settling.asked(8, [1], 10 + GRACE_S - 0.1)
+    ledger.confirm(8, 1, now_s=1e9)
+    assert settling.asks(1e9)
+    settling.asked(9, [1], 10 + GRACE_S)
+    assert not settling.asks(1e9)
+    assert settling.holds(1)
+    ledger.confirm(9, 1, now_s=10 + GRACE_S)
+    assert not settling.holds(1)
+    assert (ledger.counters.settled, ledger.expected) == (2, 0)
     ledger.lose(1)
-    ledger.confirm(settlement.number, 1, now_s=0)
-    ledger.carried.expire(1e9, 1e9)
-    assert carried(ledger) == "ab"
+    assert ledger.leaving == 0
     assert states(ledger, "ab") == {State.COMMITTED}
-    assert ledger.counters.settled == 0
-
-
-def test_what_was_confirmed_within_the_grace_waits_for_the_grace_in_connected_time() -> None:
-    ledger = settled("ab")
-    ledger.lose(1)
-    ledger.carried.expire(1e9, 1e9)
-    assert carried(ledger) == "ab"
-    ledger.open_session(2)
-    ledger.carried.start_clock(100, wait_s=60)
-    ledger.carried.expire(1e9, 100 + GRACE_S - 0.1)
-    assert carried(ledger) == "ab"
-    ledger.carried.expire(0, 100 + GRACE_S)
-    assert carried(ledger) == ""
-
-
-def test_what_was_not_confirmed_waits_for_as_long_as_the_broker_may_need() -> None:
-    ledger = planned("ab")
-    ledger.commit(1)
-    ledger.lose(1)
-    ledger.open_session(2)
-    ledger.carried.start_clock(100, wait_s=60)
-    ledger.carried.expire(1e9, 159)
-    assert carried(ledger) == "ab"
-    assert states(ledger, "ab") == {State.COMMITTED}
-    ledger.carried.expire(0, 160)
-    assert carried(ledger) == ""
-    assert states(ledger, "ab") == {State.SETTLED}
-
-
-def test_what_is_committed_while_disconnected_waits_as_well() -> None:
-    ledger = planned("ab")
-    ledger.lose(1)
-    ledger.commit(1)
-    ledger.carried.expire(1e9, 1e9)
-    assert carried(ledger) == "ab"
-    ledger.carried.start_clock(100, wait_s=60)
-    ledger.carried.expire(0, 160)
-    assert carried(ledger) == ""
-
-
-def test_what_is_committed_with_only_some_of_its_handles_waits_for_the_others_to_come_again() -> None:
-    ledger = planned("ab")
-    ledger.lose(1)
-    ledger.open_session(2)
-    deliver(ledger, "b", session=2)
-    settlement = ledger.commit(1)
-    assert settlement is not None
-    ledger.confirm(settlement.number, 2, now_s=0)
-    ledger.carried.start_clock(0, wait_s=60)
-    ledger.carried.expire(1e9, 59)
-    assert carried(ledger) == "ab"
-    ledger.carried.expire(0, 60)
-    assert carried(ledger) == ""
-
-
-def test_what_has_all_its_handles_again_does_not_wait() -> None:
-    ledger = planned("ab")
-    ledger.lose(1)
-    ledger.open_session(2)
-    deliver(ledger, "ba", session=2)
-    settlement = ledger.commit(1)
-    assert settlement is not None
-    ledger.confirm(settlement.number, 2, now_s=0)
-    ledger.carried.expire(GRACE_S, 0)
-    assert carried(ledger) == ""
 
 
 @pytest.mark.parametrize("confirmed", [False, True])
-def test_a_deadline_is_set_once_and_no_later_end_of_a_session_moves_it(confirmed: bool) -> None:
-    ledger = settled("ab") if confirmed else planned("ab")
-    ledger.commit(1)
+def test_an_end_leaves_what_is_not_settled(confirmed: bool) -> None:
+    ledger, settlement = committed("ab")
+    if confirmed:
+        ledger.confirm(settlement.number, 1, now_s=0)
+    ledger.settling.asked(8, [1], GRACE_S)
     ledger.lose(1)
-    for session in range(2, 100):
-        ledger.open_session(session)
-        ledger.carried.start_clock(100 + session, wait_s=60)
-        ledger.lose(session)
-    ledger.carried.expire(0, 102 + (GRACE_S if confirmed else 60))
-    assert carried(ledger) == ""
-
-
-def test_sessions_of_others_that_end_change_nothing() -> None:
-    ledger = planned("ab")
-    ledger.open_session(2)
-    settlement = ledger.commit(1)
-    assert settlement is not None
-    ledger.lose(2)
     ledger.confirm(settlement.number, 1, now_s=0)
-    ledger.open_session(3)
-    ledger.lose(3)
-    ledger.carried.start_clock(0, wait_s=60)
-    ledger.carried.expire(GRACE_S, 0)
-    assert carried(ledger) == ""
+    ledger.confirm(8, 1, now_s=1e9)
+    assert ledger.counters.settled == (2 if confirmed else 0)
+    assert (ledger.leaving, ledger.expected, ledger.settling.holds(1)) == (2, 0, False)
+    assert ledger.take_leaving() == ["a", "b"]
+    assert ledger.take_leaving() == []
 
 
-@pytest.mark.parametrize("confirmed_first", [False, True])
-def test_a_batch_of_two_sessions_waits_when_one_of_them_ends(confirmed_first: bool) -> None:
+def test_the_end_of_another_session_leaves_nothing_and_its_answers_settle_nothing() -> None:
+    ledger, settlement = committed("ab")
+    ledger.open_session(2)
+    ledger.confirm(settlement.number, 1, now_s=0)
+    ledger.settling.asked(8, [2], 1e9)
+    ledger.confirm(8, 2, now_s=1e9)
+    assert ledger.settling.asks(GRACE_S)
+    ledger.settling.asked(9, [1, 2], GRACE_S)
+    ledger.lose(2)
+    assert ledger.leaving == 0
+    assert ledger.expected == 2
+    ledger.confirm(9, 1, now_s=GRACE_S)
+    assert ledger.expected == 0
+
+
+def test_of_two_sessions_that_have_a_message_the_end_of_one_leaves_it() -> None:
     ledger = planned("a")
     ledger.open_session(2)
     deliver(ledger, "a", session=2)
     settlement = ledger.commit(1)
-    assert settlement is not None
-    if confirmed_first:
-        ledger.confirm(settlement.number, 1, now_s=0)
+    settle(ledger, settlement, session=2)
+    ledger.lose(2)
+    assert ledger.leaving == 0
     ledger.lose(1)
-    ledger.carried.start_clock(0, wait_s=60)  # no clock yet: one acknowledgement is still under way
-    ledger.confirm(settlement.number, 2, now_s=0)
-    ledger.carried.start_clock(100, wait_s=60)
-    wait_s = GRACE_S if confirmed_first else 60
-    ledger.carried.expire(1e9, 100 + wait_s - 1)
-    assert carried(ledger) == "a"
-    ledger.carried.expire(1e9, 100 + wait_s)
-    assert carried(ledger) == ""
+    assert ledger.take_leaving() == ["a"]
 
 
-def test_how_long_a_batch_still_waits_is_known_once_its_clock_runs() -> None:
-    ledger = planned("a")
-    ledger.commit(1)
-    (batch,) = ledger.carried.batches()
-    assert batch.wait_left_s(0) is None
-    ledger.lose(1)
-    assert batch.wait_left_s(0) is None
-    assert batch.wait_left_s(0) is None
-    ledger.carried.start_clock(100, wait_s=60)
-    assert batch.wait_left_s(102) == 58
-    assert batch.wait_left_s(1000) == 0
-
-
-def test_what_is_confirmed_would_wait_for_the_grace() -> None:
-    ledger = settled("a")
-    (batch,) = ledger.carried.batches()
-    assert batch.wait_left_s(0) == GRACE_S
-    ledger.lose(1)
-    assert batch.wait_left_s(0) == GRACE_S
-    ledger.carried.start_clock(100, wait_s=60)
-    assert batch.wait_left_s(102) == GRACE_S - 2
-
-
-@pytest.mark.parametrize(("first", "second", "waits"), [(3, 2, 3), (3, 7, 7), (3, None, 60), (None, 3, 60)])
-def test_of_two_offsets_that_name_a_batch_the_longer_wait_counts(
-    first: float | None, second: float | None, waits: float
-) -> None:
-    ledger = make()
-    ledger.restore_committed("ab", memo="ab", wait_s=first)
-    ledger.carried.start_clock(0, wait_s=60)
-    ledger.restore_committed("abc", memo="abc", wait_s=second)
-    ledger.carried.start_clock(0, wait_s=60)
-    ledger.carried.expire(0, waits - 1)
-    assert {"a", "b"} <= set(carried(ledger))
-    ledger.carried.expire(0, waits)
-    assert not {"a", "b"} & set(carried(ledger))
-
-
-def test_what_is_acknowledged_again_after_a_restart_does_not_inherit_the_wait() -> None:
-    ledger = make()
-    deliver(ledger, "a")
-    assert ledger.restore_committed("a", memo="a", wait_s=1) is not None
-    ledger.lose(1)
-    ledger.carried.start_clock(0, wait_s=60)
-    ledger.carried.expire(0, 59)
-    assert carried(ledger) == "a"
-
-
-def test_what_an_offset_says_is_committed_waits_for_the_time_that_was_left() -> None:
-    ledger = make()
-    ledger.restore_committed("ab", memo="ab", wait_s=3)
-    ledger.restore_committed("cd", memo="cd")
-    assert [batch.wait_left_s(0) for batch in ledger.carried.batches()] == [3, None]
-    ledger.carried.expire(1e9, 1e9)
-    assert carried(ledger) == "abcd"
-    ledger.carried.start_clock(10, wait_s=60)
-    ledger.carried.start_clock(20, wait_s=60)
-    ledger.carried.expire(0, 13)
-    assert carried(ledger) == "cd"
-    ledger.carried.expire(0, 70)
-    assert carried(ledger) == ""
-
-
-def test_an_id_that_is_acknowledged_again_is_carried_by_its_new_batch_alone() -> None:
+def test_what_is_committed_without_a_handle_is_left_alone() -> None:
     ledger = planned("abc")
-    ledger.commit(1)
     ledger.lose(1)
     ledger.open_session(2)
-    ledger.carried.batches()[0].memo = "encoded"
-    assert deliver(ledger, "b", session=2) is not None
-    assert [(batch.keys, batch.memo) for batch in ledger.carried.batches()] == [(("a", "c"), None), (("b",), None)]
-    assert ledger.expected == 3
-    assert deliver(ledger, "ac", session=2, first=2) is not None
-    assert [batch.keys for batch in ledger.carried.batches()] == [("b",), ("a", "c")]
-    assert len(ledger.carried) == 3
-
-
-def test_a_batch_of_which_nothing_is_left_still_has_its_confirmation_counted() -> None:
-    ledger = planned("a")
-    first = ledger.commit(1)
-    assert first is not None
-    again = deliver(ledger, "a", first=2)
-    assert again is not None
-    assert [batch.number for batch in ledger.carried.batches()] == [again.number]
-    assert ledger.carried.under_way()
-    ledger.confirm(again.number, 1, now_s=0)
-    assert ledger.carried.under_way()
-    ledger.confirm(first.number, 1, now_s=0)
-    assert not ledger.carried.under_way()
-    assert ledger.counters.settled == 2
-    ledger.carried.expire(GRACE_S, 0)
-    assert ledger.state("a") is State.SETTLED
-
-
-def test_what_was_confirmed_stays_settled_when_its_session_ends() -> None:
-    ledger = settled("ab")
-    ledger.lose(1)
-    assert states(ledger, "ab") == {State.SETTLED}
-    assert carried(ledger) == "ab"
-    assert ledger.counters.duplicates_dropped == 0
-
-
-def test_a_settled_message_that_the_broker_forgot_is_carried_again() -> None:
-    ledger = planned("a")
+    deliver(ledger, "b", session=2)
     settlement = ledger.commit(1)
+    assert ledger.take_leaving() == ["a", "c"]
+    settle(ledger, settlement, session=2)
+    ledger.lose(2)
+    assert ledger.leaving == 0
+
+
+def test_what_never_came_is_left_when_its_epoch_is_committed() -> None:
+    ledger = make()
+    ledger.restore_planned(1, ["a", "b"])
+    deliver(ledger, "a")
+    ledger.commit(1)
+    assert ledger.take_leaving() == ["b"]
+
+
+def test_what_is_found_to_be_committed_without_a_handle_is_left() -> None:
+    ledger = planned("ab")
+    ledger.lose(1)
+    ledger.open_session(2)
+    deliver(ledger, "c", session=2)
+    known(ledger).put(1, "ac")
+    assert ledger.restore_committed() is not None
+    assert ledger.take_leaving() == ["a"]
+
+
+def test_what_has_all_its_handles_again_is_not_left() -> None:
+    ledger = planned("ab")
+    ledger.lose(1)
+    ledger.open_session(2)
+    deliver(ledger, "ba", session=2)
+    ledger.commit(1)
+    assert ledger.leaving == 0
+
+
+def test_what_leaves_is_known_while_no_segment_has_it() -> None:
+    ledger, _ = committed("ab")
+    ledger.lose(1)
+    known(ledger).forget(1)
+    ledger.open_session(2)
+    settlement = deliver(ledger, "ac", session=2)
     assert settlement is not None
-    ledger.confirm(settlement.number, 1, now_s=0)
-    ledger.carried.expire(GRACE_S, 0)
-    assert carried(ledger) == ""
-    again = deliver(ledger, "a", first=2)
-    assert again is not None
-    assert carried(ledger) == "a"
-    assert ledger.state("a") is State.COMMITTED
+    assert settlement.parts[0].upto == 1
+    assert ledger.take_leaving() == ["a", "b"]
+    assert states(ledger, "ab") == {State.UNSEEN}
+
+
+def test_what_was_left_and_comes_again_is_left_again_and_nothing_else_is() -> None:
+    ledger, settlement = committed("ab")
+    settle(ledger, settlement)
+    known(ledger).put(2, "cd")
+    ledger.left = [2]
+    assert deliver(ledger, "adad", first=3) is not None
+    assert ledger.take_leaving() == ["d"]
+
+
+def test_what_came_again_and_is_not_settled_is_left_before_its_segment_is_closed() -> None:
+    ledger, _ = committed("abc")
+    again = deliver(ledger, "b", first=4)
+    ledger.leave_again([2])
+    assert ledger.leaving == 0
+    ledger.leave_again([1, 2])
+    assert ledger.take_leaving() == ["b"]
+    settle(ledger, again)
+    ledger.leave_again([1])
+    assert (ledger.leaving, ledger.expected) == (0, 3)
+
+
+def test_what_comes_again_and_again_adds_nothing_to_what_is_not_settled() -> None:
+    ledger, settlement = committed("a")
+    settle(ledger, settlement)
+    for tag in range(2, 200):
+        again = deliver(ledger, "a", first=tag)
+        assert again is not None
+        ledger.settling.asked(again.number, [1], tag)
+        ledger.confirm(again.number, 1, now_s=tag)
+        assert ledger.expected <= GRACE_S + 1
+    assert len(known(ledger)) == 1
+
+
+def test_a_segment_that_became_a_part_of_another_is_held_by_that() -> None:
+    ledger, settlement = committed("ab")
+    ledger.settling.merge([1, 3], 4)
+    assert (ledger.settling.holds(1), ledger.settling.holds(4)) == (False, True)
+    ledger.settling.merge([5], 6)
+    assert ledger.settling.holds(4)
+    settle(ledger, settlement)
+    assert not ledger.settling.holds(4)
+
+
+def test_what_somebody_else_has_committed_is_acknowledged_and_not_known_here() -> None:
+    ledger = make()
+    settlement = ledger.deliver(1, [1, 2], ["a", "b"], ["a", "b"], elsewhere={"a"})
+    assert settlement is not None
+    assert settlement.parts == (SessionAcks(session=1, upto=1, singles=(), deliveries=1),)
+    assert (ledger.state("a"), ledger.state("b")) == (State.UNSEEN, State.RECEIVED)
+    assert ledger.counters.duplicates_dropped == 1
+
+
+# -- several handles, replays -----------------------------------------------------------------------
 
 
 def test_a_message_held_in_two_sessions_is_acknowledged_in_both() -> None:
@@ -426,9 +342,11 @@ def test_a_message_held_in_two_sessions_is_acknowledged_in_both() -> None:
     assert settlement is not None
     assert [(part.session, part.upto) for part in settlement.parts] == [(1, 2), (2, 1)]
     ledger.confirm(settlement.number, 2, now_s=0)
-    assert states(ledger, "ab") == {State.COMMITTED}
+    assert not ledger.settling.under_way(settlement.number + 1)
+    assert ledger.settling.under_way(settlement.number)
     ledger.confirm(settlement.number, 1, now_s=0)
-    assert states(ledger, "ab") == {State.SETTLED}
+    assert not ledger.settling.under_way(settlement.number)
+    assert ledger.counters.settled == 3
 
 
 def test_a_buffered_message_that_another_session_holds_too_survives_the_first_ones_end() -> None:
@@ -442,10 +360,9 @@ def test_a_buffered_message_that_another_session_holds_too_survives_the_first_on
 
 
 def test_a_replay_waits_for_exactly_the_planned_and_keeps_their_order() -> None:
-    ledger = Ledger[str, str](grace_s=GRACE_S, window=10)
-    ledger.restore_committed(["z"])
+    ledger = make()
+    known(ledger).put(1, "z")
     ledger.restore_planned(7, ["c", "a", "b"])
-    ledger.open_session(1)
     settlement = deliver(ledger, "zxab")
     assert settlement is not None
     assert settlement.parts[0].upto == 1
@@ -458,13 +375,11 @@ def test_a_replay_waits_for_exactly_the_planned_and_keeps_their_order() -> None:
 
 
 def test_a_message_given_up_counts_as_new_if_it_turns_up_after_all() -> None:
-    ledger = Ledger[str, str](grace_s=GRACE_S, window=10)
-    ledger.restore_planned(7, ["a", "b"], memo="encoded")
-    ledger.open_session(1)
+    ledger = make()
+    ledger.restore_planned(7, ["a", "b"])
     deliver(ledger, "a")
     ledger.abandon(7)
     assert ledger.planned.payloads(7) == ["a@1"]
-    assert ledger.planned.epochs[7].memo is None
     assert ledger.counters.lost == 1
     deliver(ledger, "b", first=2)
     assert ledger.state("b") is State.RECEIVED
@@ -474,130 +389,26 @@ def test_ids_learnt_as_committed_after_they_were_planned_are_taken_out_and_ackno
     ledger = make()
     deliver(ledger, "abcd")
     ledger.plan(1, 2)
-    settlement = ledger.restore_committed(["a", "c", "q"])
+    known(ledger).put(1, "acq")
+    settlement = ledger.restore_committed()
     assert settlement is not None
     assert settlement.parts == (SessionAcks(session=1, upto=1, singles=(3,), deliveries=2),)
     assert ledger.planned.payloads(1) == ["b@1"]
     assert len(ledger.received) == 1
 
 
-def test_ids_learnt_as_committed_that_were_never_met_are_carried_and_not_counted() -> None:
-    ledger = make()
-    assert ledger.restore_committed(["a", "b"], memo="encoded") is None
-    assert states(ledger, "ab") == {State.COMMITTED}
-    assert [(batch.keys, batch.memo) for batch in ledger.carried.batches()] == [(("a", "b"), "encoded")]
-    assert ledger.counters.duplicates_dropped == 0
-
-
 def test_learning_again_what_is_committed_changes_nothing() -> None:
-    ledger = planned("ab")
-    ledger.commit(1)
-    before = ledger.carried.batches()
-    assert ledger.restore_committed("ab") is None
-    assert states(ledger, "ab") == {State.COMMITTED}
-    assert ledger.carried.batches() == before
-    assert ledger.counters.duplicates_dropped == 0
-
-
-def test_learning_again_what_is_settled_changes_nothing() -> None:
-    ledger = settled("ab")
-    before = ledger.carried.batches()
-    assert ledger.restore_committed("ab") is None
-    assert states(ledger, "ab") == {State.SETTLED}
-    assert ledger.carried.batches() == before
+    ledger, _ = committed("ab")
+    assert ledger.restore_committed() is None
     assert ledger.counters.duplicates_dropped == 0
 
 
 def test_a_replay_leaves_out_what_is_committed() -> None:
-    ledger = planned("ab")
-    ledger.commit(1)
+    ledger, _ = committed("ab")
     ledger.restore_planned(7, ["a", "x", "b"])
     assert states(ledger, "ab") == {State.COMMITTED}
     assert ledger.planned.keys(7) == ("x",)
-    assert carried(ledger) == "ab"
-    assert ledger.counters.duplicates_dropped == 0
-
-
-def test_a_replay_leaves_out_what_is_settled() -> None:
-    ledger = settled("ab")
-    ledger.restore_planned(7, ["a", "x", "b"])
-    assert states(ledger, "ab") == {State.SETTLED}
-    assert ledger.planned.keys(7) == ("x",)
-    assert carried(ledger) == "ab"
-    assert ledger.counters.duplicates_dropped == 0
-
-
-def test_the_window_of_settled_ids_is_bounded_and_the_carried_ones_are_not_counted() -> None:
-    ledger = make(window=3)
-    for epoch, keys in enumerate(("abc", "def", "ghi"), start=1):
-        deliver(ledger, keys, first=epoch * 10)
-        ledger.plan(epoch, 3)
-        settlement = ledger.commit(epoch)
-        assert settlement is not None
-        ledger.confirm(settlement.number, 1, now_s=epoch)
-    ledger.carried.expire(1, 0)
-    assert len(ledger.carried) == 9
-    ledger.carried.expire(2 + GRACE_S, 0)
-    assert len(ledger.carried) == 9  # the offset of epoch 3 names them
-    deliver(ledger, "j", first=50)
-    ledger.plan(4, 1)
-    ledger.carried.expire(2 + GRACE_S, 0)
-    assert len(ledger.carried) == 6
-    assert states(ledger, "abc") == {State.UNSEEN}
-    assert states(ledger, "defghi") == {State.SETTLED}
-
-
-def test_what_the_last_offset_names_is_remembered_until_the_next_plan_though_it_was_acknowledged_again() -> None:
-    ledger = settled("a")
-    ledger.carried.window = 0
-    deliver(ledger, "b", first=2)
-    ledger.plan(2, 1)
-    again = deliver(ledger, "a", first=3)
-    assert again is not None
-    ledger.confirm(again.number, 1, now_s=0)
-    ledger.carried.expire(GRACE_S, 0)
-    assert ledger.state("a") is State.SETTLED
-    deliver(ledger, "c", first=4)
-    ledger.plan(3, 1)
-    ledger.carried.expire(GRACE_S, 0)
-    assert ledger.state("a") is State.UNSEEN
-
-
-def test_a_part_of_a_batch_can_leave_the_window() -> None:
-    ledger = settled("abcdef")
-    ledger.carried.window = 4
-    deliver(ledger, "x", first=7)
-    ledger.plan(2, 1)
-    ledger.carried.expire(GRACE_S, 0)
-    deliver(ledger, "y", first=8)
-    ledger.plan(3, 1)
-    ledger.carried.expire(GRACE_S, 0)
-    assert states(ledger, "ab") == {State.UNSEEN}
-    assert states(ledger, "cdef") == {State.SETTLED}
-    ledger.carried.window = 1
-    ledger.carried.expire(GRACE_S, 0)
-    assert states(ledger, "abcde") == {State.UNSEEN}
-    assert ledger.state("f") is State.SETTLED
-
-
-def test_the_window_stays_bounded_when_the_same_ids_come_again_and_again() -> None:
-    ledger = settled("a")
-    for tag in range(2, 200):
-        settlement = deliver(ledger, "a", first=tag)
-        assert settlement is not None
-        ledger.confirm(settlement.number, 1, now_s=tag)
-        ledger.carried.expire(tag + GRACE_S, 0)
-    assert len(ledger.carried) == 1
-    assert len(ledger.carried._aged) == 1
-
-
-def test_what_a_store_knows_stays_within_the_window_without_any_plan() -> None:
-    ledger = make(window=10)
-    for number in range(100):
-        ledger.restore_committed([f"{number}"])
-        ledger.carried.start_clock(number, wait_s=1)
-        ledger.carried.expire(0, number + 1)
-    assert len(ledger.carried) == 10
+    assert (ledger.leaving, ledger.counters.duplicates_dropped) == (0, 0)
 
 
 def test_bytes_are_those_of_what_is_kept() -> None:
@@ -608,7 +419,8 @@ def test_bytes_are_those_of_what_is_kept() -> None:
     assert (ledger.received.weight, ledger.planned.weight) == (3, 9)
     deliver(ledger, "ab", first=6)
     assert (ledger.received.weight, ledger.planned.weight) == (3, 9)
-    ledger.restore_committed("bd")
+    known(ledger).put(9, "bd")
+    ledger.restore_committed()
     assert (ledger.received.weight, ledger.planned.weight) == (0, 6)
     deliver(ledger, "ef", first=8)
     ledger.open_session(2)
@@ -633,25 +445,32 @@ def test_counters_are_a_snapshot() -> None:
     assert (before.received, ledger.counters.received) == (0, 1)
 
 
-def test_without_remembering_a_committed_message_is_forgotten() -> None:
-    ledger = Ledger[int, str](grace_s=GRACE_S, window=100, remember=False)
-    ledger.open_session(1)
-    ledger.deliver(1, [1, 2], [101, 102], ["a", "b"])
+def test_without_remembering_a_committed_message_is_forgotten_and_a_confirmation_settles() -> None:
+    ledger = make(known=None)
+    deliver(ledger, "ab")
     ledger.plan(1, 2)
-    ledger.commit(1)
-    assert len(ledger.carried) == 0
-    assert ledger.state(101) is State.UNSEEN
+    settlement = ledger.commit(1)
+    assert settlement is not None
+    assert states(ledger, "ab") == {State.UNSEEN}
+    ledger.confirm(settlement.number, 1, now_s=0)
+    assert (ledger.expected, ledger.settling.asks(1e9)) == (0, False)
+    deliver(ledger, "c", first=3)
+    ledger.plan(2, 1)
+    ledger.commit(2)
+    ledger.lose(1)
+    assert (ledger.leaving, ledger.expected) == (0, 0)
+    assert ledger.restore_committed() is None
 
 
 def test_an_epoch_left_open_takes_its_messages_back_from_wherever_they_are() -> None:
     ledger = make(weigh=lambda payloads: sum(map(len, payloads)))
     deliver(ledger, "abcdef")
-    ledger.plan(9, 3, "".join)
-    ledger.restore_planned(1, ["e", "x", "b"], memo="exb")
+    ledger.plan(9, 3)
+    ledger.restore_planned(1, ["e", "x", "b"])
     assert ledger.planned.keys(1) == ("e", "x", "b")
     assert ledger.planned.missing(1) == ["x"]
-    assert ledger.planned.epochs[1].memo == "exb"
-    assert (ledger.planned.keys(9), ledger.planned.epochs[9].memo) == (("a", "c"), None)
+    assert ledger.planned.keys(9) == ("a", "c")
+    assert ledger.leaving == 0
     assert len(ledger.received) == 2
     assert (ledger.received.weight, ledger.planned.weight) == (6, 12)
     deliver(ledger, "x", first=7)
@@ -684,116 +503,11 @@ def test_what_the_table_does_not_have_changes_nothing(monkeypatch: pytest.Monkey
     assert 1 not in ledger.planned.epochs
 
 
-class Hour:
-    """A steady stream over a connection that is cut every so often, for an hour of model time.
-
-    Half of what is under way when the connection is cut was taken by the broker, so it never comes again
-    and has to wait; the other half comes again at once.
-    """
-
-    STEP_S = 0.5
-    WAIT_S = 60
-    EPOCH = 5
-
-    def __init__(self, cut_every_s: float, restart: bool) -> None:
-        self.cut_every_s, self.restart = cut_every_s, restart
-        self.now_s = self.connected_s = 0.0
-        self.session = self.tag = self.epoch = self.message = 0
-        self.ledger: Ledger[str, str] = Ledger(grace_s=GRACE_S, window=1000)
-        self.under_way: list[Settlement] = []
-        self.again: list[str] = []
-        self.most_carried = 0
-        self.connect()
-
-    def connect(self) -> None:
-        self.session += 1
-        self.tag = 0
-        self.ledger.open_session(self.session)
-
-    def deliver(self, keys: list[str]) -> None:
-        tags = range(self.tag + 1, self.tag + len(keys) + 1)
-        self.tag += len(keys)
-        self.acknowledge(self.ledger.deliver(self.session, tags, keys, keys))
-
-    def acknowledge(self, settlement: Settlement | None) -> None:
-        if settlement is not None:
-            self.under_way.append(settlement)
-
-    def run(self) -> list[int]:
-        """The most IDs carried, in each ten minutes."""
-        most = []
-        next_cut_s = self.cut_every_s
-        for tenth in range(1, 7):
-            self.most_carried = 0
-            while self.now_s < tenth * 600:
-                self.step()
-                if self.now_s >= next_cut_s:
-                    next_cut_s += self.cut_every_s
-                    self.cut()
-            most.append(self.most_carried)
-        return most
-
-    def step(self) -> None:
-        for settlement in self.under_way[:-1]:
-            self.ledger.confirm(settlement.number, self.session, self.now_s)
-        self.under_way = self.under_way[-1:]
-        self.deliver(self.again)
-        self.again = []
-        self.deliver([f"m{self.message + n}" for n in range(self.EPOCH)])
-        self.message += self.EPOCH
-        self.acknowledge(self.ledger.commit(self.epoch))
-        self.epoch += 1
-        self.ledger.plan(self.epoch, self.EPOCH)
-        self.now_s += self.STEP_S
-        self.connected_s += self.STEP_S
-        self.ledger.carried.start_clock(self.connected_s, self.WAIT_S)
-        self.ledger.carried.expire(self.now_s, self.connected_s)
-        self.most_carried = max(self.most_carried, self.ledger.expected - self.EPOCH)
-
-    def cut(self) -> None:
-        lost = [key for batch in self.ledger.carried.batches() if batch.open_sessions for key in batch.keys]
-        planned = list(self.ledger.planned.keys(self.epoch))
-        carried = [key for batch in self.ledger.carried.batches() for key in batch.keys]
-        assert len(carried) == len(set(carried))
-        self.again = lost[::2] + planned
-        if self.restart:
-            waiting = [(batch.keys, batch.wait_left_s(self.connected_s)) for batch in self.ledger.carried.batches()]
-            self.ledger = Ledger(grace_s=GRACE_S, window=1000)
-            for keys, wait_s in waiting:
-                self.ledger.restore_committed(keys, "encoded", wait_s)
-            self.ledger.restore_planned(self.epoch, planned)
-        else:
-            self.ledger.lose(self.session)
-        self.under_way = []
-        self.now_s += 0.3
-        self.connect()
-
-
-@pytest.mark.parametrize("cut_every_s", [1, 2, 5, 30])
-def test_the_carried_ids_stay_bounded_for_an_hour_of_cuts(cut_every_s: float) -> None:
-    most = Hour(cut_every_s, restart=False).run()
-    settled = 2 * GRACE_S * Hour.EPOCH / Hour.STEP_S
-    # At each cut within the last wait: the epoch that is planned, and the one under way.
-    unconfirmed = 2 * Hour.EPOCH * (Hour.WAIT_S / cut_every_s + 1)
-    assert max(most) <= settled + unconfirmed
-    assert most[-1] <= 1.1 * most[1]
-
-
-@pytest.mark.parametrize("cut_every_s", [5, 30])
-def test_the_carried_ids_stay_bounded_for_an_hour_of_restarts(cut_every_s: float) -> None:
-    most = Hour(cut_every_s, restart=True).run()
-    settled = 2 * GRACE_S * Hour.EPOCH / Hour.STEP_S
-    # A new process gets going a step later each time.
-    cuts = (Hour.WAIT_S / (cut_every_s - Hour.STEP_S)) + 1
-    assert max(most) <= settled + 2 * Hour.EPOCH * cuts
-    assert most[-1] <= 1.1 * most[1]
-
-
 # -- payloads that are held in another form ---------------------------------------------------------
 
 
 def test_what_a_delivery_left_here_is_told_by_its_place() -> None:
-    ledger = settled("ab")
+    ledger, _ = committed("ab")
     payloads = ["a@1", "c@1", "b@1", "d@1"]
     ledger.deliver(1, [11, 12, 13, 14], list("acbd"), payloads)
     assert ledger.held(list("acbd"), payloads) == [1, 3]

@@ -10,7 +10,7 @@ import pytest
 from pyspark_mq.errors import ConfigurationError, MissingExtraError, OptionError
 from pyspark_mq.spark_source.datasource import MqDataSource
 
-RABBIT = {"broker": "rabbitmq", "queue": "orders"}
+RABBIT = {"broker": "rabbitmq", "queue": "orders", "checkpointLocation": "/data/x"}
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_system_that_is_none_for_it_is_said_at_load(
 def test_what_macos_has_not_is_refused_and_the_rest_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create")
     monkeypatch.setattr(sys, "platform", "darwin")
-    given = {**RABBIT, "url": "amqp://a", "checkpointLocation": "/data/x"}
+    given = {**RABBIT, "url": "amqp://a"}
     assert MqDataSource(given).schema()
     with pytest.raises(OptionError, match=r"2 needs files in memory .* on darwin has not; leave it at 1") as refused:
         MqDataSource({**given, "receivers": "2"})

@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import json
 import zlib
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from pyspark_mq.dedup import encode_ids
 from pyspark_mq.errors import CheckpointError
-from pyspark_mq.sources.position import Part, Position
-from pyspark_mq.spark_source.offset import VERSION, OffsetCodec, _crc
+from pyspark_mq.sources.position import Position
+from pyspark_mq.spark_source.offset import VERSION, OffsetCodec
 from pyspark_mq.spark_source.options import parse_options
 
-PART = Part(
-    planned=encode_ids([f"ID:producer-1:1:1:{number}" for number in range(100)]),
-    carried=(encode_ids(["a", "b"]), encode_ids(["c"])),
-)
-POSITION = Position(42, {"orders": PART}, "rabbit@node-1")
+FILE = "0123abcd-000000000042-0123456789abcdef0123456789abcdef.json"
+POSITION = Position(42, FILE, "rabbit@node-1")
+GIVEN = {"broker": "rabbitmq", "url": "amqp://joe:hushhush@broker.example:5673/sales"}
 
 
 def codec(**options: str) -> OffsetCodec:
-    given = {"broker": "rabbitmq", "url": "amqp://joe:hushhush@broker.example:5673/sales"}
+    given = dict(GIVEN)
     if "topic" not in options:
         given["queue"] = "orders"
-    return OffsetCodec.of(parse_options({**given, **options}).settings)
+    parsed = parse_options({"idLog": "/ids", **given, **options})
+    return OffsetCodec.of(parsed.settings, parsed.id_log)
 
 
 def spark(offset: dict[str, Any]) -> Any:
@@ -57,32 +54,15 @@ def test_the_first_position_comes_back_from_its_offset() -> None:
     assert codec().decode(spark(codec().encode(Position(0)))) == Position(0)
 
 
-def test_ends_of_carried_pieces_are_kept_where_there_are_any() -> None:
-    position = replace(POSITION, parts={"orders": replace(PART, until_s=(None, 1_800_000_000))})
-    offset = codec().encode(position)
-    assert offset["until"] == [None, 1_800_000_000]
-    assert list(offset)[-2:] == ["until", "crc"]
-    assert codec().decode(offset) == position
-    assert "until" not in codec().encode(replace(POSITION, parts={"orders": replace(PART, until_s=(None, None))}))
-
-
-@pytest.mark.parametrize("until", [7, "x", ["x"], [1.5], [True], {}])
-def test_an_end_that_is_none_is_refused(until: object) -> None:
-    offset = {**codec().encode(POSITION), "until": until}
-    del offset["crc"]
-    with pytest.raises(CheckpointError, match="until"):
-        codec().decode({**offset, "crc": _crc(offset)})
-
-
 def test_the_fields_are_in_a_fixed_order() -> None:
     # Spark compares offsets as text: another order would be another offset.
-    fields = ["v", "broker", "source", "ids", "identity", "epoch", "planned", "carried", "crc"]
+    fields = ["v", "broker", "source", "ids", "identity", "epoch", "file", "crc"]
     assert list(codec().encode(POSITION)) == fields
     assert list(codec().encode(Position(0))) == fields
 
 
 def test_equal_positions_have_equal_texts() -> None:
-    again = Position(42, {"orders": Part(PART.planned, PART.carried)}, POSITION.broker_id)
+    again = Position(42, FILE, POSITION.broker_id)
     assert json.dumps(codec().encode(POSITION)) == json.dumps(codec().encode(again))
 
 
@@ -91,7 +71,7 @@ def test_different_positions_have_different_texts() -> None:
         POSITION,
         Position(42),
         Position(43),
-        Position(42, {"orders": Part(PART.planned)}),
+        Position(42, FILE),
         Position(42, broker_id="x"),
     ]
     assert len({json.dumps(codec().encode(position)) for position in positions}) == len(positions)
@@ -99,7 +79,7 @@ def test_different_positions_have_different_texts() -> None:
 
 def test_the_offset_says_what_is_read() -> None:
     offset = codec(messageIdFrom="property:key").encode(POSITION)
-    assert offset["v"] == 1
+    assert offset["v"] == VERSION
     assert offset["broker"] == "rabbitmq"
     assert offset["source"] == "queue 'orders' in virtual host 'sales'"
     assert offset["ids"] == "property:key"
@@ -107,7 +87,7 @@ def test_the_offset_says_what_is_read() -> None:
 
 
 def test_the_offset_of_a_topic_names_the_subscription() -> None:
-    offset = codec(topic="news", subscription="s1").encode(Position(42, {"news": PART}))
+    offset = codec(topic="news", subscription="s1").encode(POSITION)
     assert offset["source"] == "topic 'news' (subscription 's1') in virtual host 'sales'"
 
 
@@ -155,7 +135,7 @@ def test_the_offset_of_another_queue_or_virtual_host_is_refused(options: dict[st
 
 
 def test_the_offset_of_another_subscription_is_refused() -> None:
-    offset = spark(codec(topic="news", subscription="s1").encode(Position(42, {"news": PART})))
+    offset = spark(codec(topic="news", subscription="s1").encode(POSITION))
     text = refusal(codec(topic="news", subscription="s2"), offset)
     assert "(subscription 's1')" in text
     assert "(subscription 's2')" in text
@@ -214,7 +194,7 @@ def test_a_version_that_never_was_is_refused(version: object) -> None:
     refusal(codec(), {**spark(codec().encode(POSITION)), "v": version})
 
 
-@pytest.mark.parametrize("name", ["broker", "source", "ids", "identity", "epoch", "planned", "carried", "crc"])
+@pytest.mark.parametrize("name", ["broker", "source", "ids", "identity", "epoch", "file", "crc"])
 def test_a_missing_field_is_named(name: str) -> None:
     offset = spark(codec().encode(POSITION))
     del offset[name]
@@ -231,11 +211,8 @@ def test_a_missing_field_is_named(name: str) -> None:
         ("epoch", "42"),
         ("epoch", 42.0),
         ("epoch", None),
-        ("planned", None),
-        ("planned", ["a"]),
-        ("carried", "a"),
-        ("carried", {"a": 1}),
-        ("carried", None),
+        ("file", None),
+        ("file", ["a"]),
     ],
 )
 def test_a_field_of_another_type_is_named_even_with_its_checksum(name: str, value: object) -> None:
@@ -253,7 +230,7 @@ def test_a_checksum_of_another_type_is_named(name: str, value: object) -> None:
 
 
 def test_a_long_field_of_another_type_is_shown_in_part() -> None:
-    offset = {**spark(codec().encode(POSITION)), "planned": ["x" * 10_000]}
+    offset = {**spark(codec().encode(POSITION)), "file": ["x" * 10_000]}
     assert len(refusal(codec(), offset)) < 500
 
 
@@ -269,12 +246,8 @@ def test_a_long_field_of_another_type_is_shown_in_part() -> None:
         ("epoch", 41),
         ("epoch", 43),
         ("epoch", -42),
-        ("planned", ""),
-        ("planned", PART.planned.swapcase()),
-        ("carried", []),
-        ("carried", list(PART.carried)[::-1]),
-        ("carried", [*PART.carried, ""]),
-        ("carried", [PART.carried[0]]),
+        ("file", ""),
+        ("file", FILE.replace("0", "1")),
         ("crc", 0),
         ("more", 1),
     ],
@@ -284,11 +257,31 @@ def test_an_edited_field_is_noticed(name: str, value: object) -> None:
     assert "was changed after it was written" in refusal(codec(), offset)
 
 
-def test_a_truncated_plan_is_noticed_wherever_it_was_cut() -> None:
+def test_offsets_of_before_the_first_release_are_refused_in_words() -> None:
+    before = {"v": 1, "broker": "rabbitmq", "source": "queue 'orders'", "planned": "", "carried": [], "crc": 0}
+    for version in (1, 2, 3):
+        text = refusal(codec(), {**before, "v": version})
+        assert f"offsets of version {version}" in text
+        assert "drain the queue, and start with a new checkpointLocation" in text
+
+
+def test_without_the_place_of_its_files_an_offset_is_refused() -> None:
     offset = spark(codec().encode(POSITION))
-    for length in range(len(PART.planned)):
-        text = refusal(codec(), {**offset, "planned": PART.planned[:length]})
-        assert "was changed after it was written" in text
+    reader = OffsetCodec.of(parse_options({**GIVEN, "queue": "orders"}).settings)
+    assert f"in the file '{FILE}'. Set 'checkpointLocation' or 'idLog'" in refusal(reader, offset)
+    assert codec(guarantee="at-least-once").decode(offset) == POSITION
+
+
+def test_of_long_names_an_offset_has_the_digests_and_tells_them_apart() -> None:
+    names = ["orders-of-a-department-" + 200 * "é" + end for end in "ab"]
+    first, second = (codec(broker="artemis", url="amqp://h/", queue=name) for name in names)
+    offset = spark(first.encode(POSITION))
+    assert len(json.dumps(offset)) < 400
+    assert first.decode(offset) == POSITION
+    refusal(second, offset)
+    # Also where it is one of several, from now on.
+    several = codec(broker="artemis", url="amqp://h/", queue=",".join(names))
+    assert several.decode(offset) == POSITION
 
 
 def test_a_refusal_says_what_to_do() -> None:

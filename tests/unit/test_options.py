@@ -237,7 +237,6 @@ OPTIONS = {
         taken={"Committed": False},
         refused={"fsync": "are committed, synced"},
     ),
-    "redeliveryDelay": Row(lambda o: o.settings.redelivery_delay_s, 0.0, taken={"60s": 60.0}, refused={"5": TIME}),
     "dedupStore": Row(
         lambda o: o.dedup_store,
         "checkpoint",
@@ -284,12 +283,6 @@ OPTIONS = {
         None,
         taken={"/data/ids": "/data/ids", "s3a://bucket/my ids": "s3://bucket/my ids"},
         refused={"ids": "an absolute path", "./data/ids": "pyarrow.fs", "dbfs:/ids": "/Volumes"},
-    ),
-    "maxOffsetBytes": Row(
-        lambda o: o.settings.max_offset_bytes,
-        80 * 1024,
-        taken={"1m": 1024 * 1024},
-        refused={"0": "a number of bytes above 0"},
     ),
     "failOnDataLoss": Row(
         lambda o: o.settings.fail_on_data_loss, True, taken={"FALSE": False, "true": True}, refused={"yes": FLAG}
@@ -372,14 +365,6 @@ def test_a_topic_needs_no_subscription_without_a_guarantee() -> None:
 def test_the_prefetch_is_twice_an_epoch_within_what_the_broker_takes() -> None:
     assert parsed(maxMessagesPerTrigger="100").settings.prefetch == 200
     assert parsed(maxMessagesPerTrigger="40000").settings.prefetch == 65_535
-
-
-def test_a_delay_that_no_replay_waits_for_is_refused() -> None:
-    wrong = refusal({**NEEDED, "redeliveryDelay": "5m"})
-    assert wrong.option == "redeliveryDelay"
-    for words in ("300s", "replayTimeout", "Raise"):
-        assert words in str(wrong)
-    assert parsed(redeliveryDelay="5m", replayTimeout="301s").settings.redelivery_delay_s == 300
 
 
 def test_an_epoch_holds_no_more_than_may_be_unacknowledged() -> None:
@@ -850,13 +835,13 @@ def test_a_url_in_the_wrong_place_does_not_show_its_password(url: str) -> None:
         assert error.__suppress_context__
 
 
-def test_an_id_log_leaves_no_limit_to_the_offset() -> None:
-    assert parse_options({**NEEDED, "idLog": "/ids"}).settings.max_offset_bytes is None
-    assert parse_options({**NEEDED, "checkpointLocation": "/ids"}).settings.max_offset_bytes is None
+def test_ids_need_a_place_and_messages_without_need_none() -> None:
+    for enough in ({"idLog": "/ids"}, {"checkpointLocation": "/a"}, {"guarantee": "at-least-once"}):
+        parse_options({**NEEDED, **enough}).check_place()
+    with pytest.raises(OptionError, match=r"is required at the source too.*'idLog'.*'at-least-once'") as wrong:
+        parse_options(NEEDED).check_place()
+    assert wrong.value.option == "checkpointLocation"
     assert parse_options({**NEEDED, "checkpointLocation": "/a", "idLog": "/b"}).id_log == "/b"
-    error = refusal({**NEEDED, "idLog": "/ids", "maxOffsetBytes": "1m"})
-    assert error.option == "maxOffsetBytes"
-    assert "idLog" in str(error)
 
 
 # -- a password in a file ---------------------------------------------------------------------

@@ -259,22 +259,6 @@ def test_a_request_for_a_session_that_is_gone_is_never_carried_out() -> None:
     assert asked == [new]
 
 
-def test_a_pause_is_told_with_the_end() -> None:
-    scene = Scene()
-    scene.receiver.start()
-    scene.run(0.1)
-    consumer = scene.consumer
-    scene.receiver.limit(Limits(100, 10.0, consumer.session))
-    for number in range(3):
-        scene.queue.publish(bytes(8), str(number))
-    scene.run(0.1)
-    assert consumer.paused
-    consumer.resume()
-    scene.broker.cut()
-    scene.run(1)
-    assert [event.ever_paused for event in scene.of(Lost)] == [True]
-
-
 def test_stopping_closes_the_connection_and_ends_it() -> None:
     scene = Scene()
     scene.receiver.start()

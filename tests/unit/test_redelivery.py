@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import itertools
-import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from pyspark_mq.dedup import decode_ids
+from pyspark_mq.dedup import Key
 from pyspark_mq.errors import DataLossError
+from pyspark_mq.sources.journal.memory import Memory, remembered_in
 from pyspark_mq.sources.position import Limit
 from pyspark_mq.sources.url import parse_urls
 from tests.support.engine import At, Crashed
 from tests.support.memory import MemoryBroker, MemoryQueue, Message
 from tests.support.scene import Scene
-from tests.support.simulation import Query, World, make_settings, only
+from tests.support.simulation import QUEUE, Query, World, make_settings, only
 
 
 class TwoQueues:
@@ -103,13 +103,10 @@ def test_a_window_that_is_on_its_way_on_a_slow_link_is_no_room_for_what_comes_ag
     scene.query.crash(unnoticed_s=noticed_s)
     scene.publish(900)
     scene.queue.weather.link_rate = 10.0
-    scene.query.trigger()
     until_s = scene.world.now_s + 160.0
-    while only(scene.query.source).ledger.carried.exposed:
-        assert scene.world.now_s < until_s, "they are carried for ever"
-        scene.world.let_pass(8.0)
+    while scene.world.now_s < until_s:
         scene.query.trigger()
-    scene.query.trigger()  # an offset without them
+        scene.world.let_pass(8.0)
     scene.query.crash()
     scene.queue.weather.link_rate = float("inf")
     scene.assert_exactly_once()
@@ -134,8 +131,7 @@ def test_a_session_that_is_silent_from_its_beginning_does_not_end_a_wait() -> No
 
 
 @pytest.mark.parametrize("ported", [False, True])
-def test_ids_are_carried_no_longer_than_needed_on_a_quiet_queue(ported: bool) -> None:
-
+def test_on_a_quiet_queue_everything_is_settled_soon(ported: bool) -> None:
     scene = Scene(max_messages=20, prefetch=40, dedup_window=0)
     scene.query.processes = int(ported)
     scene.publish(20)
@@ -233,8 +229,9 @@ def test_reconnect_timeout_does_not_pass_while_the_process_stands_still() -> Non
     scene.assert_exactly_once()
 
 
-def test_a_receiver_process_that_stands_still_is_no_time_in_which_messages_could_come() -> None:
-
+@pytest.mark.parametrize("back_s", [60.0, 110.0])
+@pytest.mark.parametrize("whose", ["receivers", "query"])
+def test_a_process_that_stands_still_is_no_time_in_which_messages_could_come(whose: str, back_s: float) -> None:
     scene = Scene(max_messages=10, replay_timeout_s=30.0)
     scene.query.processes = 1
     scene.publish(10)
@@ -242,12 +239,13 @@ def test_a_receiver_process_that_stands_still_is_no_time_in_which_messages_could
         scene.query.trigger(At.AFTER_OFFSET_LOG)
 
     def stop() -> None:
-        assert scene.query.played is not None
-        scene.query.played.stop(100.0)
+        process = scene.query.played if whose == "receivers" else scene.query.process
+        assert process is not None
+        process.stop(100.0)
 
     scene.queue.take_away(10)
     scene.world.at(5.0, stop)
-    scene.world.at(60.0, scene.queue.bring_back)
+    scene.world.at(back_s, scene.queue.bring_back)
     assert scene.query.trigger() == 10
 
 
@@ -255,7 +253,6 @@ def test_a_receiver_process_that_stands_still_is_no_time_in_which_messages_could
 
 
 def test_a_replay_asks_for_more_though_the_broker_answers_questions_meanwhile() -> None:
-    # What is carried cannot be found out about while every window is full, so it is asked about again and again.
     scene = Scene(max_messages=5, prefetch=5, dedup_window=0, replay_timeout_s=200.0)
     scene.publish(100)
     assert scene.query.trigger() == 5
@@ -273,7 +270,7 @@ def test_a_replay_has_the_window_that_its_epoch_had_whatever_prefetch_is_now(url
     scene.publish(2_000)
     with pytest.raises(Crashed):
         scene.query.trigger(At.AFTER_OFFSET_LOG)
-    assert len(only(scene.query.source).ledger.planned.numbers(9)) == 0
+    assert len(only(scene.query.source).ledger.planned.epochs) == 0
     scene.query.crash()
     scene.query.settings = make_settings(max_messages=2_000, prefetch=2, replay_timeout_s=60.0)
     assert scene.query.trigger() == 2_000
@@ -284,17 +281,18 @@ def test_a_replay_has_the_window_that_its_epoch_had_whatever_prefetch_is_now(url
 # -- what shows that everything has come -------------------------------------------------------
 
 
-def named(scene: Scene) -> set[str]:
-    """All IDs in the newest offset."""
-    offsets = scene.query.offsets
-    position = scene.query._codec.decode(json.loads(offsets[max(offsets)]))
-    texts = [text for part in position.parts.values() for text in (*part.carried, part.planned) if text]
-    return {str(key) for text in texts for key in decode_ids(text)}
+def known(scene: Scene, ids: set[str]) -> set[Key]:
+    """Those that a process knows which goes on from the newest offset."""
+    query = scene.query
+    assert query._codec.log is not None
+    memory = Memory(query.settings, query._codec.log)
+    memory.recall(query.position(max(query.offsets)), committed=True)
+    return memory.known(QUEUE).among(ids)
 
 
-def left(scene: Scene) -> set[str | None]:
-    """IDs of the messages that the broker has."""
-    return {message.id for message in [*scene.queue.ready, *scene.queue.handed_out]}
+def left(scene: Scene, ids: set[str]) -> set[str]:
+    """Those whose messages the broker has."""
+    return ids.intersection(message.id for message in [*scene.queue.ready, *scene.queue.handed_out] if message.id)
 
 
 def starve(scene: Scene, seconds: float) -> None:
@@ -358,11 +356,11 @@ def test_several_machines_that_died_may_each_have_left_a_window(machines: int) -
         scene.world.let_pass(1.0)
         scene.query.trigger()
         scene.query.crash()
-    assert committed <= named(scene)
+    assert committed == known(scene, committed)
     scene.world.let_pass(3_600.0)
     with pytest.raises(Crashed):
         scene.query.trigger(At.AFTER_OFFSET_LOG)
-    assert committed & left(scene) <= named(scene)
+    assert left(scene, committed) <= known(scene, committed)
     scene.assert_exactly_once()
 
 
@@ -387,7 +385,7 @@ def test_a_smaller_prefetch_than_that_of_before_ends_no_wait(monkeypatch: pytest
     for _ in range(30):
         scene.query.trigger()
         scene.world.let_pass(3.0)
-        assert committed & left(scene) <= named(scene)
+        assert left(scene, committed) <= known(scene, committed)
     scene.query.crash()
     scene.assert_exactly_once()
 
@@ -418,12 +416,22 @@ def test_without_flags_a_whole_prefetch_may_come_before_what_is_overdue(monkeypa
     scene.world.at(0.05, scene.broker.cut)  # while it is handed little, as behind any restart
     for _ in range(4):
         scene.query.trigger()
-        assert committed & left(scene) <= named(scene)
+        assert left(scene, committed) <= known(scene, committed)
     scene.query.crash()
     scene.assert_exactly_once()
 
 
 # -- what is bounded all the same --------------------------------------------------------------
+
+
+def assert_small(scene: Scene) -> None:
+    """What is remembered has few names, in few files that are small, and none in the offset."""
+    query = scene.query
+    assert query.offset_bytes < 400
+    assert query._codec.log is not None
+    assert sum(remembered_in(query._codec.log, query.position(max(query.offsets)).file).values()) < 97
+    assert len(query.folder.files) < 300
+    assert max(map(len, query.folder.files.values())) < 32_768
 
 
 def cut_every(scene: Scene, life_s: float) -> None:
@@ -437,7 +445,7 @@ def cut_every(scene: Scene, life_s: float) -> None:
 @pytest.mark.parametrize(
     ("life_s", "batch_s", "late_s"), [(30.0, 1.0, 2.0), pytest.param(150.0, 10.0, 10.0, marks=pytest.mark.whole)]
 )
-def test_a_backlog_of_which_everything_is_flagged_does_not_fill_the_offset(
+def test_a_backlog_of_which_everything_is_flagged_leaves_few_names(
     life_s: float, batch_s: float, late_s: float
 ) -> None:
     """As a classic queue of RabbitMQ is after a restart."""
@@ -448,12 +456,12 @@ def test_a_backlog_of_which_everything_is_flagged_does_not_fill_the_offset(
     for _ in range(400):
         scene.query.trigger()
         scene.world.let_pass(batch_s)
-        assert len(named(scene)) <= 2_500
+        assert_small(scene)
     assert len(scene.query.emitted) >= 15_000
 
 
 @pytest.mark.parametrize("life_s", [60.0, 20.0])
-def test_one_session_of_two_that_gets_everything_does_not_fill_the_offset(
+def test_one_session_of_two_that_gets_everything_leaves_few_names(
     life_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with a single active consumer."""
@@ -477,12 +485,12 @@ def test_one_session_of_two_that_gets_everything_does_not_fill_the_offset(
     for _ in range(400):
         scene.query.trigger()
         scene.world.let_pass(life_s / 10)
-        assert len(named(scene)) <= 600
+        assert_small(scene)
     assert len(scene.query.emitted) >= 15_000
 
 
 @pytest.mark.parametrize(("life_s", "batch_s"), [(5.0, 10.0), (2.0, 5.0), (20.0, 30.0), (60.0, 90.0)])
-def test_connections_that_live_shorter_than_a_batch_neither_stop_the_stream_nor_fill_the_offset(
+def test_connections_that_live_shorter_than_a_batch_do_not_stop_the_stream_and_leave_few_names(
     life_s: float, batch_s: float
 ) -> None:
     scene = Scene(
@@ -499,5 +507,5 @@ def test_connections_that_live_shorter_than_a_batch_neither_stop_the_stream_nor_
         while scene.world.now_s < until_s:
             scene.query.trigger()
         emitted.append(len(scene.query.emitted))
-        assert len(named(scene)) <= 600
+        assert_small(scene)
     assert min(after - before for before, after in itertools.pairwise(emitted)) >= 400

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pyspark_mq.cli.main import main
-from pyspark_mq.sources.position import Part, Position
+from pyspark_mq.sources.position import Position
 from pyspark_mq.spark_source import id_log
 from pyspark_mq.spark_source.offset import OffsetCodec
 from tests.support.simulation import make_settings
@@ -22,7 +22,7 @@ class Place:
         self.checkpoint, self.sink = folder / "checkpoint", folder / "out"
         self.codec = OffsetCodec.of(make_settings(), str(self.checkpoint / "mq-ids"))
         for batch in range(batches):
-            offset = json.dumps(self.codec.encode(Position(batch + 1, {"orders": Part(str(batch))})))
+            offset = json.dumps(self.codec.encode(Position(batch + 1)))
             self.write(self.checkpoint, "offsets", batch, f'v1\n{{"batchTimestampMs":1}}\n{offset}')
             self.write(self.checkpoint, "commits", batch, 'v1\n{"nextBatchWatermarkMs":0}')
             self.write(self.sink, "_spark_metadata", batch, "v1\n{}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -43,9 +42,12 @@ class Scene:
     def restart(self, *names: str, **settings: Any) -> None:
         """The query ends, and another one goes on from its checkpoint."""
         self.query.crash()
-        offsets, committed, sink = self.query.offsets, self.query.committed, self.query.sink
-        self.query = Query(self.world, self.broker, self.settings(*names, **{**self.more, **settings}), sink=sink)
-        self.query.offsets, self.query.committed = offsets, committed
+        before = self.query
+        self.query = Query(
+            self.world, self.broker, self.settings(*names, **{**self.more, **settings}), sink=before.sink
+        )
+        self.query.offsets, self.query.committed, self.query.folder = before.offsets, before.committed, before.folder
+        self.query._codec = self.query._make_codec()
 
     @property
     def emitted(self) -> list[str]:
@@ -251,7 +253,6 @@ def test_queues_are_added_to_a_checkpoint_of_one() -> None:
     scene.query.trigger()
     with pytest.raises(Crashed):
         scene.query.trigger(At.AFTER_OFFSET_LOG)
-    assert json.loads(scene.query.offsets[1])["v"] == 1
     scene.query.sink = {batch: [f"{row} of {QUEUE}" for row in rows] for batch, rows in scene.query.sink.items()}
     scene.publish("new", 50)
     scene.restart(QUEUE, "new")
@@ -316,21 +317,8 @@ def test_a_checkpoint_of_other_queues_is_refused() -> None:
     scene.query.trigger()
     for names in [("x", "y"), ("x",)]:
         scene.restart(*names)
-        with pytest.raises(CheckpointError, match=r"written for queues .*orders.*now reads .*'x'"):
+        with pytest.raises(CheckpointError, match=r"'x'.* written for queues 'orders-1', .*reads none of them"):
             scene.query.trigger()
-
-
-def test_what_is_carried_of_queues_that_are_gone_is_bounded() -> None:
-    names = tuple(f"day-{number}" for number in range(40))
-    scene = Scene(*names, max_messages=1_000)
-    for name in names:
-        scene.publish(name, 2)
-    scene.query.trigger()
-    scene.restart(names[0], "other")
-    scene.publish("other", 1)
-    scene.query.trigger()
-    parts = scene.query.position(scene.query.committed).parts
-    assert sum(name not in (names[0], "other") for name in parts) == 16
 
 
 def test_messages_that_do_not_come_back_are_named_by_queue() -> None:

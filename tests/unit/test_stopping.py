@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ from pyspark_mq.sources.connections.requests import Begin, Limits
 from pyspark_mq.sources.epochs import EpochSource, Limit
 from pyspark_mq.sources.message_id import MessageIds
 from pyspark_mq.sources.runtime import Threads
+from pyspark_mq.spark_source.offset import OffsetCodec
 from pyspark_mq.spark_source.options import parse_options
 from testbed.process import poll
 from tests.support.memory import MemoryBroker, MemoryConsumer
@@ -26,7 +28,7 @@ SCHEMA = block_schema(pa.schema([("messageId", pa.string())]))
 
 
 @pytest.mark.parametrize(("queues", "consumers"), [(6, 1), (1, 6)])
-def test_all_connections_of_a_query_are_closed_at_the_same_time(queues: int, consumers: int) -> None:
+def test_all_connections_of_a_query_are_closed_at_the_same_time(queues: int, consumers: int, tmp_path: Path) -> None:
     broker = MemoryBroker()
     names = tuple(f"queue-{number}" for number in range(queues))
     for name in names:
@@ -47,7 +49,8 @@ def test_all_connections_of_a_query_are_closed_at_the_same_time(queues: int, con
     settings = make_settings(queues=names if queues > 1 else None, consumers=consumers)
     if queues == 1:
         broker.declare("orders")
-    source = EpochSource(settings, receivers, runtime=Threads())
+    log = OffsetCodec.of(settings, str(tmp_path)).log
+    source = EpochSource(settings, receivers, runtime=Threads(), files=log)
     source.latest(source.initial(), Limit(10))
     assert poll(lambda: all(queue.connections.complete for queue in source._queues if queue.pump() is None), 10)
     source.stop()

@@ -16,7 +16,7 @@ import pytest
 
 from pyspark_mq.ack import Ledger
 from pyspark_mq.brokers import BROKERS
-from pyspark_mq.dedup import IdSource, OnMissing, encode_ids, second_hash
+from pyspark_mq.dedup import IdSource, OnMissing
 from pyspark_mq.errors import MessageError
 from pyspark_mq.sources.amqp091.decoder import Amqp091Decoder
 from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder
@@ -90,9 +90,7 @@ def weigh(protocol: str, shape: Shape) -> tuple[int, int, int]:
     """What so many messages count for, what is kept of them when they are received, and when they are planned."""
     decoder, make = MAKERS[protocol]
     before = kept()
-    ledger: Ledger[Any, Any] = Ledger(
-        grace_s=5.0, window=0, remember=True, weigh=lambda rows: sum(sizes_of(rows)), second_hash=second_hash
-    )
+    ledger: Ledger[Any, Any] = Ledger(grace_s=5.0, weigh=lambda rows: sum(sizes_of(rows)))
     ledger.open_session(1)
     raws = [make(tag, uuid.uuid4().hex.rjust(shape.id_length, "x"), shape) for tag in range(1, ROWS + 1)]
     metadata, block = make_block(decoder, raws, IDS, BUILDER.block_schema)
@@ -100,7 +98,7 @@ def weigh(protocol: str, shape: Shape) -> tuple[int, int, int]:
     weight = ledger.received.weight
     del raws, metadata, block
     received = kept() - before
-    ledger.plan(1, ROWS, encode_ids)
+    ledger.plan(1, ROWS)
     return weight, received, kept() - before
 
 

@@ -123,7 +123,7 @@ def test_the_end_of_a_session_takes_back_its_deliveries_and_nothing_else() -> No
     told = [opened, delivered(1, 6), delivered(1, 7), Confirmed(1, 7, 1), delivered(2, 7), delivered(1, 7)]
     for event in told:
         events.put(event)
-    lost = Lost(1, 7, ever_paused=False)
+    lost = Lost(1, 7)
     events.put(lost)
     assert events.take() == [opened, delivered(1, 6), Confirmed(1, 7, 1), delivered(2, 7), lost]
     assert events.take() == []

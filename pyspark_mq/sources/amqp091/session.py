@@ -66,7 +66,6 @@ class Amqp091Consumer(Consumer):
         # What the consumers may hold; all they were ever told they may; deliveries so far; was one given back?
         self._window = self._granted = self._last_tag = 0
         self._settled = self._dripping = False
-        self._counts_lost = True
         self._end: object = None
         #: Acknowledgements without a barrier yet; those that the barrier under way is for, None if there is none.
         self._unconfirmed: list[int] = []
@@ -93,7 +92,6 @@ class Amqp091Consumer(Consumer):
         except TimeoutError:
             hint = handshake_hint((), url)
             raise BrokerUnavailableError(f"{url}: no answer within {timeout_s:.0f} s{hint}") from None
-        self._counts_lost = not self.endpoint.broker.hides_lost_consumers(self._told("version"))
         try:
             depth = self._open_queue(deadline)
         except SessionLostError:
@@ -204,7 +202,7 @@ class Amqp091Consumer(Consumer):
 
     def _depth(self, frame: Any, own: int) -> QueueDepth:
         counted = frame.method.consumer_count
-        return QueueDepth(frame.method.message_count, counted - own, own, counts_lost=self._counts_lost)
+        return QueueDepth(frame.method.message_count, counted - own, own)
 
     def _until(self, answer: Answer, deadline: float) -> None:
         while not answer.came:

@@ -21,7 +21,6 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import takewhile
 from typing import Any, ClassVar
 
@@ -106,7 +105,7 @@ class Amqp10Consumer(Amqp10Connection):
         server = f"{self._property('product')}/{self._version()}"
         if info is None:
             return Greeting(url, broker_id or "", None, server=server)
-        facts = replace(of_rabbitmq(info.told, version_of(server)), delay_told_s=info.redelivery_delay_s)
+        facts = of_rabbitmq(info.told, version_of(server))
         return Greeting(url, broker_id or "", self._depth(info), info.redelivery_delay_s, server, facts)
 
     def _ask_queue(self, deadline: float) -> QueueInfo | None:
@@ -130,8 +129,7 @@ class Amqp10Consumer(Amqp10Connection):
     def _depth(self, info: QueueInfo) -> QueueDepth:
         # A link is a consumer, also without credit; and a barrier for a moment.
         own = (self._link is not None) + (self._barrier is not None)
-        counts_lost = not self.endpoint.broker.hides_lost_consumers(self._version())
-        return QueueDepth(info.ready, max(0, info.consumers - own), own, counts_lost)
+        return QueueDepth(info.ready, max(0, info.consumers - own), own)
 
     def _attach(self) -> None:
         session = self._proton.session()

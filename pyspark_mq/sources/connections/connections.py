@@ -336,9 +336,3 @@ class Connections:
         told = self._told()
         counted = max((depth.other_consumers + depth.own_consumers for depth in told), default=0)
         return max(0, counted - sum(depth.own_consumers for depth in told))
-
-    @property
-    def alone(self) -> bool:
-        """Did the broker report no consumers of the queue besides these, and would it?"""
-        told = self._told()
-        return bool(told) and all(depth.counts_lost for depth in told) and not self.other_consumers

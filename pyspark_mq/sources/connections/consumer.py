@@ -71,13 +71,11 @@ class QueueDepth:
         other_consumers: those of the queue beside this session, as the broker sees it: also one whose
             connection has died without the broker knowing.
         own_consumers: those of this session.
-        counts_lost: are those among them whose node the broker has lost, and whose messages it keeps for a while?
     """
 
     ready: int
     other_consumers: int
     own_consumers: int = 0
-    counts_lost: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +146,6 @@ class Consumer(ABC):
         self.bytes_allowed = float("inf")
         self._paused = False
         self._drip_s = 0.0
-        #: It has been paused at least once.
-        self.ever_paused = False
         #: Called on the receiving thread when an acknowledgement is confirmed, with its number.
         self.on_confirmed: Callable[[int], None] = lambda number: None  # noqa: ARG005
         #: Called on the receiving thread when the broker reported the depth of the queue.
@@ -164,7 +160,6 @@ class Consumer(ABC):
     def paused(self, paused: bool) -> None:
         self._paused = paused
         self._drip_s = time.monotonic() + DRIP_S
-        self.ever_paused = self.ever_paused or paused
 
     @property
     def full(self) -> bool:

@@ -75,16 +75,10 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A session has ended, and what it had received and nobody was told is gone.
-
-    Attributes:
-        ever_paused: it had stopped consuming for a while. A broker does not count a consumer that was
-            cancelled, but what it was handed stays with it for as long as its connection is taken for alive.
-    """
+    """A session has ended, and what it had received and nobody was told is gone."""
 
     key: int
     session: int
-    ever_paused: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -230,7 +230,7 @@ class Receiver:
             self._consumer = None
             consumer.close()
             consumer.inbox.clear()
-            self._events.put(Lost(self._key, session, consumer.ever_paused))
+            self._events.put(Lost(self._key, session))
 
     def _carry_out_requests(self, consumer: Consumer) -> None:
         while self._requests:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from itertools import count
 from typing import Any
 from weakref import ref
@@ -31,21 +30,6 @@ _SMALL_BYTES = 64 << 10
 _SMALL_BLOCKS = 64
 
 
-@dataclass(slots=True)
-class Received:
-    """What came in one session.
-
-    Attributes:
-        taken: deliveries.
-        flagged: how many of them were flagged as redelivered.
-        fresh: the place of the last of them that was not, or one before it; 0 if there is none.
-    """
-
-    taken: int = 0
-    flagged: int = 0
-    fresh: int = 0
-
-
 class Deliveries:
     """Takes in what sessions of one queue deliver: finds out which message each is, and has the ledger decide.
 
@@ -57,7 +41,7 @@ class Deliveries:
         settle: has acknowledgements sent.
 
     Attributes:
-        received_in: what came in each open session.
+        taken_in: how many deliveries came in each open session.
         redelivered, rejected: counters.
     """
 
@@ -83,24 +67,24 @@ class Deliveries:
         #: Deliveries that a replay had no use for, by session.
         self._passed_over: dict[int, int] = {}
         self._settling_since_s: float | None = None
-        self.received_in: dict[int, Received] = {}
+        self.taken_in: dict[int, int] = {}
         self.redelivered = self.rejected = 0
 
     def begin(self, session: int) -> None:
         """A session has opened."""
-        self.received_in[session] = Received()
+        self.taken_in[session] = 0
 
     def end(self, session: int) -> None:
         """A session has ended."""
-        del self.received_in[session]
+        del self.taken_in[session]
         self._passed_over.pop(session, None)
 
     def passed_over_in(self, session: int) -> int:
         """How many deliveries of a session were not taken in, and are not acknowledged."""
         return self._passed_over.get(session, 0)
 
-    def enter(self, event: Delivered, *, crowded: bool) -> bool:
-        """Have the ledger decide about deliveries; did something come again that was waited for?
+    def enter(self, event: Delivered, *, crowded: bool) -> None:
+        """Have the ledger decide about deliveries.
 
         Args:
             crowded: nothing new is to be held.
@@ -109,11 +93,7 @@ class Deliveries:
             MissingMessageIdError: one has no ID, and that is to fail the query.
         """
         session, metadata, block = event.session, event.metadata, event.block
-        received = self.received_in[session]
-        if metadata.redelivered < len(block):
-            received.fresh = received.taken + 1
-        received.taken += len(block)
-        received.flagged += metadata.redelivered
+        self.taken_in[session] += len(block)
         self.redelivered += metadata.redelivered
         tags: Sequence[int] = metadata.tags
         rows = block.rows
@@ -122,25 +102,25 @@ class Deliveries:
         left_out = self._refused(event) if metadata.unreadable or None in keys else {}
         if left_out:
             tags, keys, rows = _without(left_out, tags, keys, rows)
+        elsewhere: Collection[Any] = ()
         if self._exact:
             if crowded:
                 tags, keys, rows = self._only_known(session, tags, keys, rows)
-            self._ask_store(keys)
+            # Those that are not known here and were settled by somebody else.
+            elsewhere = self._store.known(self._ledger.unseen(keys))
         ledger = self._ledger
-        buffered, exposed, rebound = len(ledger.received), ledger.carried.exposed, ledger.counters.rebound
-        self._settle(ledger.deliver(session, tags, keys, rows))
-        came_again = ledger.carried.exposed < exposed or ledger.counters.rebound > rebound
+        buffered = len(ledger.received)
+        self._settle(ledger.deliver(session, tags, keys, rows, elsewhere))
         if len(ledger.received) - buffered < len(block):
             kept = [(keys[place], rows[place]) for place in ledger.held(keys, rows)]
             if _KEPT_PARTS * sum(block.sizes[row] for _, (_, row) in kept) < sum(block.sizes):
                 self._join(kept)  # the rest would stay in memory with them
-                return came_again
+                return
         if len(block) < _SMALL_ROWS and block.batch.nbytes < _SMALL_BYTES:
             self._small.append((ref(block), [(key, row) for key, (_, row) in zip(keys, rows, strict=True)]))
             if len(self._small) == _SMALL_BLOCKS:
                 small, self._small = self._small, []
                 self._join([(key, (held, row)) for one, pairs in small if (held := one()) for key, row in pairs])
-        return came_again
 
     def _join(self, pairs: Sequence[tuple[Any, Row]]) -> None:
         """Hold rows of a block of their own in place of these, where they are held at all."""
@@ -195,12 +175,6 @@ class Deliveries:
         self._passed_over[session] = self._passed_over.get(session, 0) + len(places)
         return _without(places, tags, keys, rows)
 
-    def _ask_store(self, keys: list[Any]) -> None:
-        """Learn of those that are not known here and were settled by somebody else."""
-        known = self._store.known(self._ledger.unseen(keys))
-        if known:
-            self._settle(self._ledger.restore_committed(known))
-
     def take_back(self, now_s: float) -> None:
         """Have what was passed over handed out again: the replay it was in the way of is settled, or about to be.
 
@@ -213,7 +187,7 @@ class Deliveries:
             self._settling_since_s = now_s
         # Under load something is always unconfirmed; and over STOMP RabbitMQ confirms nothing behind what was passed
         # over.
-        if self._ledger.carried.under_way() and now_s - self._settling_since_s < _CONFIRM_MAX_S:
+        if self._ledger.settling.under_way() and now_s - self._settling_since_s < _CONFIRM_MAX_S:
             return
         for session, number in list(self._passed_over.items()):
             del self._passed_over[session]

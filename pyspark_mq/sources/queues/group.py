@@ -13,6 +13,7 @@ from pyspark_mq.ack.counters import Counters
 from pyspark_mq.errors import BrokerError, DestinationError, RefusedError
 from pyspark_mq.sources.connections.events import EventQueue
 from pyspark_mq.sources.connections.receivers import Receivers
+from pyspark_mq.sources.journal.memory import Memory
 from pyspark_mq.sources.queues.reader import Judge, MakeStore, QueueReader
 from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.settings import Settings
@@ -32,6 +33,7 @@ class QueueGroup:
         make_store: of one queue.
         runtime: time and threads.
         judge: finds in what a connection tells of a queue what is worth a line of the log.
+        memory: what was committed of each; None for a guarantee without IDs.
     """
 
     def __init__(
@@ -41,12 +43,14 @@ class QueueGroup:
         make_store: MakeStore,
         runtime: Runtime,
         judge: Judge = lambda _facts, _settings: (),
+        memory: Memory | None = None,
     ) -> None:
         self._settings = settings
         self._receivers = receivers
         self._make_store = make_store
         self._runtime = runtime
         self._judge = judge
+        self._memory = memory
         self._resumes = True
         self._arrived = threading.Event()
         self._queues: dict[str, QueueReader] = {}
@@ -74,7 +78,11 @@ class QueueGroup:
     def add(self, settings: Settings) -> QueueReader:
         """A reader for the endpoint of these settings. It opens nothing yet."""
         events = EventQueue(self._arrived)
-        queue = QueueReader(settings, self._receivers, self._make_store(settings), self._runtime, events, self._judge)
+        known = None if self._memory is None else self._memory.known(settings.endpoint.name)
+        store = self._make_store(settings)
+        queue = QueueReader(settings, self._receivers, store, self._runtime, events, self._judge, known)
+        if self._memory is not None:
+            queue.ledger.left = self._memory.left
         self._queues[queue.name] = queue
         self._share_bytes()
         return queue
@@ -131,6 +139,9 @@ class QueueGroup:
                 queue.ended = True
                 self._ended[queue.name] = self._queues.pop(queue.name)
         self._share_bytes()
+        if self._memory is not None:
+            connected = self.complete and all(queue.taking for queue in self)
+            self._memory.look(self._runtime.monotonic_s(), connected=connected)
 
     def _share_bytes(self) -> None:
         most = _BYTES_HELD_EPOCHS * self._settings.max_bytes
@@ -175,7 +186,7 @@ class QueueGroup:
 
     def unconfirmed(self) -> bool:
         """Is an acknowledgement under way whose confirmation can still come?"""
-        return any(queue.ledger.carried.under_way() for queue in self)
+        return any(queue.ledger.settling.under_way() for queue in self)
 
     @property
     def paused(self) -> bool:

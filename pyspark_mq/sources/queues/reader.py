@@ -12,7 +12,7 @@ ledger makes due. An epoch is cut by :meth:`~QueueReader.plan`, held by :meth:`~
 for it, and acknowledged by :meth:`~QueueReader.commit`. A process that goes on after another is told first what that
 had committed (:meth:`~QueueReader.adopt`) and left open (:meth:`~QueueReader.restore`).
 
-What survives a crash is what :meth:`~QueueReader.plan` returns and Spark writes down, and the store of seen IDs.
+What survives a crash is the journal, which has what :meth:`~QueueReader.plan` returns, and the store of seen IDs.
 Guarantee: a message is acknowledged only behind the commit of the epoch it was emitted in, or because its ID was.
 """
 
@@ -22,21 +22,21 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import Any, TypeAlias
 
 from pyspark_mq.ack import Ledger, Settlement
 from pyspark_mq.ack.counters import Counters
+from pyspark_mq.ack.known import Known
 from pyspark_mq.brokers.facts import QueueFacts
-from pyspark_mq.dedup import SeenStore, encode_ids, second_hash
+from pyspark_mq.dedup import Key, SeenStore
 from pyspark_mq.errors import CheckpointError
 from pyspark_mq.sources.connections.block import Row, sizes_of
 from pyspark_mq.sources.connections.connections import Connections
 from pyspark_mq.sources.connections.events import Confirmed, Delivered, EventQueue, Lost, Opened
 from pyspark_mq.sources.connections.receivers import Receivers
-from pyspark_mq.sources.position import Part, decode
+from pyspark_mq.sources.position import shortened
+from pyspark_mq.sources.queues.connected import Connected, half_open_s
 from pyspark_mq.sources.queues.deliveries import Deliveries
-from pyspark_mq.sources.queues.redelivery import OVERDUE_WAIT_S, Flow, RedeliveryClock
 from pyspark_mq.sources.queues.watch import Confirmations, OtherConsumers, Silence
 from pyspark_mq.sources.queues.windows import slow_start
 from pyspark_mq.sources.runtime import Runtime
@@ -62,6 +62,7 @@ class QueueReader:
         runtime: the clock.
         events: where those of this queue come in.
         judge: finds in what a connection tells of a queue what is worth a line of the log.
+        known: IDs of committed messages; None for a guarantee without.
 
     Attributes:
         ended: the queue is no longer there.
@@ -70,12 +71,8 @@ class QueueReader:
         ever_opened: has there been a session?
         ready_at_first: messages the broker had when it was first asked; None if it does not report it.
         last_sign_s: when a delivery or a confirmation last came; what is asked for its answer alone does not count.
-        overdue: IDs of the offset are carried for longer than a broker keeps what it has handed out.
-        cut_short: epochs that left messages of the queue, as their offset had no room for more IDs.
         coming_again: planned and committed messages that the ends of sessions have left open, so that they may come
             again. Not all of them do: the broker may have taken the acknowledgement.
-        ends_in_vain: how many sessions left more IDs behind, one after another, while the horizon stood still.
-        unsteady: was that so often that new sessions are to be handed less?
         replaying: is nothing but planned messages wanted? What else comes is passed over when it is too much.
     """
 
@@ -87,18 +84,17 @@ class QueueReader:
         runtime: Runtime,
         events: EventQueue,
         judge: Judge = lambda _facts, _settings: (),
+        known: Known[Key] | None = None,
     ) -> None:
         self.settings = settings
         self.exact = settings.guarantee.identifies
         self.ledger: Ledger[Any, Row] = Ledger(
-            grace_s=settings.settle_grace_s,
-            window=settings.dedup_window,
-            remember=self.exact,
-            weigh=lambda rows: sum(sizes_of(rows)),
-            second_hash=second_hash,
+            grace_s=settings.settle_grace_s, known=known, weigh=lambda rows: sum(sizes_of(rows))
         )
         self.connections = Connections(settings, receivers, runtime, events)
-        self.clock = RedeliveryClock(settings)
+        self.connected = Connected(settings)
+        self._known = known
+        self._questions = 0
         self._store = store
         self._runtime = runtime
         self._judge = judge
@@ -114,12 +110,11 @@ class QueueReader:
         self._bytes_max = float(settings.max_bytes)
         #: The epoch that was replayed last.
         self._replayed = 0
-        self.ended = self.taking = self.ever_opened = self.overdue = self.replaying = self.unsteady = False
+        self.ended = self.taking = self.ever_opened = self.replaying = False
         self.broker_id = ""
         self.ready_at_first: int | None = None
         self.last_sign_s = -math.inf
-        self.coming_again = self.ends_in_vain = self.cut_short = 0
-        self._horizon_s = 0.0
+        self.coming_again = 0
         # Whether there was a former process is not known yet.
         self.connections.first_window = self._slow_start
 
@@ -157,35 +152,40 @@ class QueueReader:
             if isinstance(event, Delivered):
                 self.last_sign_s = self._runtime.monotonic_s()
                 crowded = self.replaying and self.held_bytes >= self._bytes_max
-                if self._deliveries.enter(event, crowded=crowded):
-                    self.clock.came_again()
+                self._deliveries.enter(event, crowded=crowded)
             elif isinstance(event, Confirmed):
                 now_s = self._runtime.monotonic_s()
-                if event.number > 0:  # and not the answer to a question of the clock
+                if event.number > 0:  # and not the answer to a mere question
                     self.last_sign_s = now_s
                     self._confirmations.confirmed()
-                received = self._deliveries.received_in.get(event.session)
-                if received is not None:
-                    self.clock.answered(event.number, event.session, received.taken)
                 self.ledger.confirm(event.number, event.session, now_s)
             elif isinstance(event, Opened):
                 self._open(event)
             else:
                 self._lose(event)
         now_s = self._runtime.monotonic_s()
-        if self.connections.complete and self.taking:
-            self._tell_time(now_s)
-        self.ledger.carried.expire(now_s, self.clock.horizon_s)
+        up = self.connections.complete and not self.connections.broke_off and self.taking
+        self.connected.look(self.connections.attended_s, up=up)
+        if self.taking and self.connections.complete:
+            self._others.look(self.connections.other_consumers, now_s, half_open_s(self.settings))
+        self._ask_for_answers(now_s)
         if self.connections.windows:
             self.connections.first_window = self._slow_start
         if not self.replaying and self._replayed not in self.ledger.planned.epochs:
             self._deliveries.take_back(now_s)
         self._look_for_silence(now_s)
-        self._confirmations.look(now_s, under_way=self.ledger.carried.under_way())
+        self._confirmations.look(now_s, under_way=self.ledger.settling.under_way())
+
+    def _ask_for_answers(self, now_s: float) -> None:
+        """Ask where nothing else is asked behind `settleGrace`, so that what was confirmed is settled."""
+        if self.ledger.settling.asks(now_s):
+            self._questions -= 1
+            self.ledger.settling.asked(self._questions, self.connections.windows, now_s)
+            self.connections.ask_for_answers(self._questions)
 
     def _open(self, event: Opened) -> None:
         greeting = event.greeting
-        found = greeting.broker_id
+        found = shortened(greeting.broker_id)
         if self.broker_id and found and found != self.broker_id:
             raise self._other_broker(self.broker_id, f"{greeting.url} is broker '{found}'")
         self.broker_id = self.broker_id or found
@@ -194,8 +194,7 @@ class QueueReader:
         self.ledger.open_session(event.session)
         if self.ready_at_first is None and greeting.depth is not None:
             self.ready_at_first = greeting.depth.ready
-        self.clock.opened(greeting)
-        self.ledger.carried.delay_s = self.clock.delay_s
+        self.connected.opened(greeting)
         if not self._judged:
             self._judged = True
             for text in self._judge(greeting.facts, self.settings):
@@ -203,16 +202,12 @@ class QueueReader:
 
     def _lose(self, lost: Lost) -> None:
         self._reconnects += 1
-        self.clock.lost(ever_paused=lost.ever_paused)
         self._deliveries.end(lost.session)
         self._silence.forget(lost.session)
         ledger = self.ledger
-        held, returned, exposed = ledger.unacked_in(lost.session), ledger.counters.returned, ledger.carried.exposed
+        held, returned, leaving = ledger.unacked_in(lost.session), ledger.counters.returned, ledger.leaving
         ledger.lose(lost.session)
-        if self.clock.horizon_s > self._horizon_s:
-            self.ends_in_vain, self._horizon_s = 0, self.clock.horizon_s
-        self.ends_in_vain += ledger.carried.exposed > exposed
-        self.coming_again += held - (ledger.counters.returned - returned) + ledger.carried.exposed - exposed
+        self.coming_again += held - (ledger.counters.returned - returned) + ledger.leaving - leaving
 
     def expect_broker(self, broker_id: str) -> None:
         """The checkpoint was written with that broker, as far as its name is known.
@@ -231,26 +226,6 @@ class QueueReader:
             "Its messages would be mistaken for others. Correct 'url', or start with a new checkpointLocation. If both "
             "are nodes of one cluster, name several of them in 'url'"
         )
-
-    def _tell_time(self, now_s: float) -> None:
-        clock, connections = self.clock, self.connections
-        if connections.broke_off:
-            clock.interrupt()
-        received_in, in_bytes = self._deliveries.received_in, self.settings.endpoint.in_bytes
-        flows = {
-            session: Flow(
-                (received := received_in[session]).taken, received.fresh, self._unacked_in(session), window,
-                flagged=received.flagged > 0, paused=connections.paused, in_bytes=in_bytes,
-            )
-            for session, window in connections.windows.items()
-        }  # fmt: skip
-        clock.observe(connections.attended_s, flows, self.ledger.counters.settled)
-        self.ledger.carried.start_clock(clock.connected_s, clock.wait_s(alone=connections.alone))
-        self._others.look(connections.other_consumers, now_s, clock.half_open_s)
-        # The horizon has to move on also where nothing is acknowledged, while something waits for that.
-        question = clock.question(now_s) if self.ledger.carried.exposed else None
-        if question is not None:
-            connections.ask_for_answers(question)
 
     def _look_for_silence(self, now_s: float) -> None:
         if self.settings.endpoint.clustered:
@@ -298,18 +273,18 @@ class QueueReader:
         """Can nothing come any more? Every window is taken, or some are, something may wait, and no other session has
         ever been handed anything: beside a single active consumer the others get nothing.
         """
-        windows, received = self.connections.windows, self._deliveries.received_in
+        windows, received = self.connections.windows, self._deliveries.taken_in
         taken = {session for session, window in windows.items() if self._unacked_in(session) >= window}
         others = windows.keys() - taken
         waits = all(self.connections.depths())
-        return bool(taken) and (not others or (waits and not any(received[session].taken for session in others)))
+        return bool(taken) and (not others or (waits and not any(received[session] for session in others)))
 
     @property
     def _slow_start(self) -> int:
         """How many messages a new session may be handed before it has proved to get anywhere."""
         planned = len(self.ledger.planned)
         replays = self._replayed in self.ledger.planned.epochs
-        return slow_start(self.settings, planned, self.ledger.expected, replays=replays, unsteady=self.unsteady)
+        return slow_start(self.settings, planned, self.ledger.expected + self.ledger.recalled, replays=replays)
 
     def _start_slowly(self) -> None:
         self.connections.first_window = self._slow_start
@@ -319,12 +294,6 @@ class QueueReader:
         """There was no former process, or everything that it planned is committed: there is no crash loop."""
         self.connections.first_window = self.settings.prefetch
         self.connections.widen(self.settings.prefetch)
-
-    def settle_down(self) -> None:
-        """Few IDs are left of which it is not known whether they come again."""
-        if self.unsteady:
-            self.unsteady = False
-            self.open_wide()
 
     def open_windows_for_replay(self, missing: int, gap_s: float) -> bool:
         """Ask for more if everything handed out is something else, and that for so long; was it done?"""
@@ -342,37 +311,9 @@ class QueueReader:
 
     # -- phase one
 
-    def id_bytes(self, most: int) -> float:
-        """Bytes that an ID of the next messages has in an offset.
-
-        Args:
-            most: that are looked at.
-        """
-        keys = list(islice(self.ledger.received.order, most))
-        return len(encode_ids(keys)) / len(keys) if keys else 0.0
-
-    def plan(self, epoch: int, size: int, highest: int) -> Part:
-        """Cut the oldest `size` buffered messages into an epoch.
-
-        Args:
-            epoch: its number.
-            size: may be 0.
-            highest: the number of the epoch before. Before Spark 4.2 that is settled after this one is planned.
-                Whoever finds this one in the offset log knows that the one before was committed.
-        """
-        before = [self._encoded(number) for number in self.ledger.planned.numbers(highest)] if self.exact else []
-        self.ledger.plan(epoch, size, encode_ids if self.exact else None)
-        batches = self.ledger.carried.batches() if self.exact else []
-        utc_s = self._runtime.utc_us() / 1e6
-        return Part(
-            self.ledger.planned.epochs[epoch].memo or "",
-            (*(batch.encoded(encode_ids) for batch in batches), *filter(None, before)),
-            (*(self.clock.until_s(batch, utc_s) for batch in batches), *(None for memo in before if memo)),
-        )
-
-    def _encoded(self, epoch: int) -> str:
-        """The encoded IDs of a planned epoch."""
-        return self.ledger.planned.epochs[epoch].memo or encode_ids(self.ledger.planned.keys(epoch))
+    def plan(self, epoch: int, size: int) -> Sequence[Any]:
+        """Cut the oldest `size` buffered messages, which may be none, into an epoch; their IDs, in order."""
+        return self.ledger.plan(epoch, size)
 
     # -- run
 
@@ -392,20 +333,22 @@ class QueueReader:
 
     # -- phase two
 
-    def commit(self, upto: int) -> int | None:
-        """Phase two of all epochs up to this one: Spark has committed them.
+    def commit(self, epoch: int, segment: int) -> int | None:
+        """Phase two of an epoch: Spark has committed it.
+
+        Args:
+            segment: where its IDs are known from now on.
 
         Returns:
-            the number of their acknowledgements; None if there are none.
+            the number of its acknowledgements; None if there are none.
         """
-        for epoch in self.ledger.planned.numbers(upto):
-            self._store.remember(self.ledger.planned.keys(epoch))
+        self._store.remember(self.ledger.planned.keys(epoch))
         # Before the acknowledgements make room: where a wider window is a new consumer, it is had while
         # nothing is on its way.
-        self.connections.widen(self._slow_start if self.unsteady else self.settings.prefetch)
-        self._emitted = {epoch: rows for epoch, rows in self._emitted.items() if epoch > upto}
+        self.connections.widen(self.settings.prefetch)
+        self._emitted.pop(epoch, None)
         self._retain()
-        return self._settle(self.ledger.commit(upto))
+        return self._settle(self.ledger.commit(epoch, segment))
 
     def acknowledge_first(self, epoch: int) -> None:
         """Acknowledge an epoch before Spark runs it (guarantee `none`)."""
@@ -421,56 +364,39 @@ class QueueReader:
         """Have acknowledgements sent; their number."""
         if settlement is None:
             return None
-        self.clock.asked(settlement.number)
+        sessions = [part.session for part in settlement.parts]
+        self.ledger.settling.asked(settlement.number, sessions, self._runtime.monotonic_s())
         self.connections.acknowledge(settlement)
         return settlement.number
 
     # -- restart
 
-    def adopt(self, part: Part, broker_id: str) -> None:
-        """Learn what a former process had committed and left behind (rule 5)."""
+    def adopt(self, recent: Sequence[Key], broker_id: str) -> None:
+        """Learn that everything is known now that a former process had committed (rule 5).
+
+        Args:
+            recent: IDs of this queue that the end of that process has left open.
+            broker_id: the broker that the checkpoint was written with.
+        """
         self.expect_broker(broker_id)
         self.taking = True
-        if self.exact:
-            for text, until_s in part.pieces():
-                self._recall(text, until_s)
-            self._recall(part.planned)
-        elif part.planned:
-            _LOG.warning(
-                "%s: the checkpoint has message IDs, and guarantee '%s' does not use them: what the former query had "
-                "committed and not acknowledged yet comes again",
-                self.destination, self.settings.guarantee.value,
-            )  # fmt: skip
+        self._store.remember(recent)
+        self.ledger.recalled = len(recent)
+        self._settle(self.ledger.restore_committed())
         # A session that is open has enough to begin with: what comes again of this is acknowledged on sight.
         self.connections.first_window = self._slow_start
 
-    def restore(self, epoch: int, part: Part) -> None:
-        """Expect the messages of an epoch that a former process planned and Spark did not commit."""
-        if not self.exact:
-            # Without IDs nobody can tell which messages it had: they come in later epochs.
-            self.ledger.restore_planned(epoch, ())
-            return
-        for text, until_s in part.pieces():
-            self._recall(text, until_s)
-        self.ledger.restore_planned(epoch, decode(part.planned, self.destination), part.planned)
-        self.replaying, self._replayed = True, epoch
-        self._start_slowly()
-
-    def _recall(self, text: str, until_s: int | None = None) -> None:
-        """Learn from an offset that these IDs are committed.
+    def restore(self, epoch: int, planned: Sequence[Key]) -> None:
+        """Expect the messages of an epoch that a former process planned and Spark did not commit.
 
         Args:
-            text: the IDs, encoded.
-            until_s: up to when they had to be carried, as `until` of the offset says it.
-
-        Raises:
-            CheckpointError: they cannot be read.
+            planned: their IDs in order. None for a guarantee without: nobody can tell which they were, and they come in
+                later epochs.
         """
-        keys = decode(text, self.destination)
-        self._store.remember(keys)
-        wait_s = self.clock.carried_s(until_s, self._runtime.utc_us() / 1e6)
-        self.overdue = self.overdue or wait_s == OVERDUE_WAIT_S
-        self._settle(self.ledger.restore_committed(keys, text, wait_s, until_s))
+        self.ledger.restore_planned(epoch, planned)
+        if self.exact:
+            self.replaying, self._replayed = True, epoch
+            self._start_slowly()
 
     # -- what it says of itself
 
@@ -482,9 +408,9 @@ class QueueReader:
             redelivered=self._deliveries.redelivered,
             rejected=self._deliveries.rejected,
             reconnects=self._reconnects,
-            cut_short=self.cut_short,
             unacked=ledger.unacked,
             buffered=len(ledger.received),
             carried=ledger.expected,
+            remembered=0 if self._known is None else len(self._known),
             backlog=self.connections.newest_depth,
         )

@@ -16,21 +16,17 @@ __all__ = ["slow_start"]
 _FEW = 2_000
 #: Handed out to a replay beside its epoch, for what comes in between.
 _REPLAY_SPARE = 100
-#: The part of the prefetch for connections that break again and again: less is left unsettled, and two windows, behind
-#: which the horizon moves, are taken in sooner.
-_UNSTEADY_PARTS = 10
 
 
-def slow_start(settings: Settings, planned: int, expected: int, *, replays: bool, unsteady: bool) -> int:
+def slow_start(settings: Settings, planned: int, expected: int, *, replays: bool) -> int:
     """The window of a new session, in messages.
 
     Args:
         settings: the queue's.
         planned: messages of open epochs.
-        expected: the same, and those that are committed and carried.
+        expected: the same, and those that are acknowledged and not settled.
         replays: is an epoch of a former process open? Until it is committed it is handed what it needs, or a few, and
             not both: what makes it fail again and again should age little else.
-        unsteady: do connections break faster than anything can be found out?
     """
     window, sessions = settings.prefetch, settings.consumers
     if settings.endpoint.broker.counts_drops:
@@ -38,7 +34,5 @@ def slow_start(settings: Settings, planned: int, expected: int, *, replays: bool
         # epoch may be behind all that its former processes were handed (RabbitMQ 3.10).
         few = max(_FEW, planned + _REPLAY_SPARE) if replays else max(_FEW, settings.min_messages) + expected
         window = min(window, math.ceil(few / sessions))
-    if unsteady:
-        window = min(window, max(1, settings.prefetch // _UNSTEADY_PARTS) + planned)
     # An epoch comes again whole, whatever the prefetch is by now.
     return max(window, math.ceil(planned / sessions))

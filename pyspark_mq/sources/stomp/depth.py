@@ -54,7 +54,7 @@ class QueueInfo:
 
     def _depth(self, ready: int, own: int) -> QueueDepth:
         # Artemis 2.40 may keep what a consumer held that is gone and no longer counted.
-        return QueueDepth(ready, max(0, self.consumers - own), own, counts_lost=False)
+        return QueueDepth(ready, max(0, self.consumers - own), own)
 
 
 class Questions:

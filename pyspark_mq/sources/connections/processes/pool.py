@@ -262,7 +262,7 @@ class _Process:
             except Exception as error:  # noqa: BLE001 - whatever it is, its sessions are gone
                 end = f"{type(error).__name__}: {error}"
             for key, session in self._sessions.items():
-                self._tell(Lost(key, session, ever_paused=True))
+                self._tell(Lost(key, session))
             self._sessions.clear()
             with self._lock:
                 self._peer = None

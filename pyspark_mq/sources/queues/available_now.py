@@ -93,10 +93,10 @@ class EndOfRun:
     def settled(self) -> bool:
         """Is nothing to be waited for any more of what was acknowledged?
 
-        A confirmation may lie behind messages for which there is no room. What is not confirmed stays in the offset.
+        A confirmation may lie behind messages for which there is no room. What is not is left to the next run.
         """
         now_s = self._runtime.monotonic_s()
-        if not self._queue.ledger.carried.under_way():
+        if not self._queue.ledger.settling.under_way():
             self._settling_since_s = None
             return True
         if self._settling_since_s is None:

@@ -1,0 +1,122 @@
+"""Acknowledgements that are on their way, until what they settle cannot come again. Pure.
+
+An acknowledgement is *settled* in a session once the broker has confirmed it and then answered something that was asked
+`settleGrace` later in the same session: a broker that is killed may forget what it has confirmed, and one that answers
+later has lived on. That time passed says nothing, as a receiver that was paused reads what was written before the
+broker died. What the end of a session cuts off is *left*: it may come again, however late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from pyspark_mq.ack.handles import SessionAcks
+
+__all__ = ["Settling"]
+
+K = TypeVar("K", bound=Hashable)  #: identity of a message
+
+
+@dataclass(slots=True)
+class _Part(Generic[K]):
+    """What was acknowledged in one session.
+
+    Attributes:
+        segment: the one that all of it was committed with; None for what came again.
+        confirmed_s: when the broker confirmed it.
+    """
+
+    keys: Collection[K]
+    deliveries: int
+    segment: int | None
+    confirmed_s: float | None = None
+
+
+class Settling(Generic[K]):
+    """All of them, by number and session.
+
+    Args:
+        grace_s: `settleGrace`; None where a confirmation settles.
+    """
+
+    def __init__(self, grace_s: float | None) -> None:
+        self._grace_s = grace_s
+        self._parts: dict[tuple[int, int], _Part[K]] = {}
+        #: Number and session -> when the broker was asked.
+        self._asked: dict[tuple[int, int], float] = {}
+
+    def __len__(self) -> int:
+        """Messages that are not settled."""
+        return sum(len(part.keys) for part in self._parts.values())
+
+    # -- looking
+
+    def under_way(self, number: int | None = None) -> bool:
+        """Whether the confirmation of these acknowledgements, or of any, can still come."""
+        return any(
+            part.confirmed_s is None for (asked, _), part in self._parts.items() if number is None or asked == number
+        )
+
+    def holds(self, segment: int) -> bool:
+        """Whether something of a segment is not settled."""
+        return any(part.segment == segment for part in self._parts.values())
+
+    def again(self) -> Iterator[K]:
+        """What came again and is not settled."""
+        return (key for part in self._parts.values() if part.segment is None for key in part.keys)
+
+    def asks(self, now_s: float) -> bool:
+        """Whether the broker has to be asked something, for its answer alone."""
+        if self._grace_s is None:
+            return False
+        asked_s: dict[int, float] = {}
+        for (_, session), at_s in self._asked.items():
+            asked_s[session] = max(at_s, asked_s.get(session, at_s))
+        for (_, session), part in self._parts.items():
+            due_s = None if part.confirmed_s is None else part.confirmed_s + self._grace_s
+            if due_s is not None and due_s <= now_s and asked_s.get(session, due_s - 1) < due_s:
+                return True
+        return False
+
+    # -- what happens
+
+    def put(self, number: int, parts: Iterable[tuple[SessionAcks, Collection[K]]], segment: int | None) -> None:
+        """Acknowledgements are due: in each session these, of these messages."""
+        for acks, keys in parts:
+            self._parts[number, acks.session] = _Part(keys, acks.deliveries, segment)
+
+    def asked(self, number: int, sessions: Iterable[int], now_s: float) -> None:
+        """Sessions are asked something that they answer behind all that they were asked before."""
+        for session in sessions:
+            self._asked[number, session] = now_s
+
+    def confirm(self, number: int, session: int, now_s: float) -> int:
+        """A session has answered; how many deliveries it has confirmed by that."""
+        asked_s = self._asked.pop((number, session), None)
+        part = self._parts.get((number, session))
+        confirmed = 0
+        if part is not None and part.confirmed_s is None:
+            part.confirmed_s, confirmed = now_s, part.deliveries
+        if self._grace_s is None:
+            self._parts.pop((number, session), None)
+        elif asked_s is not None:
+            for place, other in list(self._parts.items()):
+                done_s = None if other.confirmed_s is None else other.confirmed_s + self._grace_s
+                if place[1] == session and done_s is not None and done_s <= asked_s:
+                    del self._parts[place]
+        return confirmed
+
+    def lose(self, session: int) -> list[K]:
+        """A session has ended; what it leaves."""
+        for place in [place for place in self._asked if place[1] == session]:
+            del self._asked[place]
+        ended = [place for place in self._parts if place[1] == session]
+        return [key for place in ended for key in self._parts.pop(place).keys]
+
+    def merge(self, segments: Sequence[int], into: int) -> None:
+        """Segments have become one."""
+        for part in self._parts.values():
+            if part.segment in segments:
+                part.segment = into

@@ -1,0 +1,1 @@
+"""The journal: what is remembered, its lists, and its files."""

@@ -1,0 +1,402 @@
+"""The memory of a query: the journal, its files, and the IDs that are known of each queue.
+
+What an epoch's file has: ``planned`` and other segments in ``parts`` (for each a mapping of queues to IDs, encoded in
+pieces); in ``open`` the segments of earlier files, and of this one, whose IDs are remembered; ``gone``, the files to be
+removed later; ``connected`` seconds; ``queues``, the names that were read. ``nonce`` is of the process: an epoch that
+is planned again behind a checkpoint that was restored inherits nothing of the one that it was before. ``blind`` is true
+where Spark (before 4.2) had not shown what is committed: such a file names no segment, and the file beside it does.
+Parts of that are named as parts of the epoch's own file.
+
+Written once, durable before the offset that names it is returned.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from pyspark_mq.ack import Ledger
+from pyspark_mq.ack.known import Known
+from pyspark_mq.dedup import Key, encode_ids, second_hash
+from pyspark_mq.sources.journal.lists import PLANNED, Journal, Kind, Segment
+from pyspark_mq.sources.position import JournalFiles, Position, decode
+from pyspark_mq.sources.settings import Settings
+
+__all__ = ["Memory", "planned_in", "remembered_in"]
+
+_LOG = logging.getLogger("pyspark_mq")
+
+#: A look counts as so many seconds of being connected at most.
+_LOOK_MAX_S = 1.0
+#: Of so few IDs those that have left are left out when segments become one. More are decoded only if most have left.
+_DECODED_MAX = 16_384
+#: How names of parts begin that are in the file beside that of their epoch.
+_BESIDE = "beside: "
+
+
+class Memory:
+    """What was committed, over all queues of a query. Called by the query's thread.
+
+    Args:
+        settings: the query's.
+        files: of the journal.
+
+    Attributes:
+        left: the numbers of segments of IDs that were left, always the same list.
+        forgotten: IDs that were forgotten although their messages may come again.
+    """
+
+    def __init__(self, settings: Settings, files: JournalFiles) -> None:
+        self._destination = settings.destination
+        self._files = files
+        self._journal = Journal(settings.dedup_window, settings.remember_left)
+        self._known: dict[str, Known[Key]] = {}
+        self._nonce = secrets.token_hex(8)
+        #: Epoch -> its file, until it is committed.
+        self._open: dict[int, str] = {}
+        #: Files that the last plan named, and its own.
+        self._named: set[str] = set()
+        self._cleared = False
+        self._seen_s: float | None = None
+        self.left: list[int] = []
+        self.forgotten = 0
+
+    def known(self, queue: str) -> Known[Key]:
+        """Return the IDs that are known of a queue, also of one that is not read now."""
+        return self._known.setdefault(queue, Known(second_hash))
+
+    def look(self, now_s: float, *, connected: bool) -> None:
+        """Take note of whether every connection is up."""
+        if connected and self._seen_s is not None:
+            self._journal.connected_s += min(now_s - self._seen_s, _LOOK_MAX_S)
+        self._seen_s = now_s if connected else None
+
+    # -- phase one
+
+    def plan(
+        self,
+        epoch: int,
+        planned: Mapping[str, Sequence[Key]],
+        ledgers: Mapping[str, Ledger[Key, Any]],
+        begun: Collection[int] = (),
+        *,
+        blind: bool = False,
+    ) -> str:
+        """Write the file of an epoch; its name.
+
+        Args:
+            epoch: its number.
+            planned: of each queue the IDs, in order.
+            ledgers: of the queues that are read.
+            begun: epochs that Spark has run, and of which it says only after this plan that they are committed.
+            blind: was that not shown of any?
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        parts = {PLANNED: {queue: [encode_ids(keys)] for queue, keys in planned.items() if keys}}
+        before = [self._open[number] for number in begun if number in self._open]
+        content, mine = self._compose(parts, ledgers, before)
+        content |= {"queues": list(planned), "blind": blind}
+        file = self._files.write(epoch, content)
+        self._written(file, mine, [*before, file])
+        self._open[epoch] = file
+        if not blind and not self._cleared:
+            self._clear(epoch - 1)
+        return file
+
+    def plan_beside(self, end: Position, ledgers: Mapping[str, Ledger[Key, Any]]) -> None:
+        """Write down what is remembered, beside the file of an epoch that was planned blindly.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        if self._files.has(self._files.beside(end.file)):
+            self._named.add(end.file)
+            return  # by a former process, which has read the same
+        content, mine = self._compose({}, ledgers, (), _BESIDE)
+        self._files.write_beside(end.file, content)
+        self._written(end.file, mine, [end.file])
+        self._clear(end.epoch - 1)
+
+    def _compose(
+        self,
+        parts: dict[str, dict[str, list[str]]],
+        ledgers: Mapping[str, Ledger[Key, Any]],
+        begun: Collection[str],
+        prefix: str = "",
+    ) -> tuple[dict[str, Any], list[Segment]]:
+        """Settle, leave, close and merge; what a file has to say of it, and the segments that are in that file.
+
+        Args:
+            parts: of the file. Those of left IDs, and of merged segments, are added.
+            prefix: how their names begin.
+        """
+        journal = self._journal
+        for segment in list(journal.lists[Kind.UNDER_WAY]):
+            if not any(ledger.settling.holds(segment.number) for ledger in ledgers.values()):
+                journal.settle(segment)
+        settled = journal.over(Kind.SETTLED)
+        for ledger in ledgers.values():
+            ledger.leave_again([segment.number for segment in settled])
+        mine = self._leave(parts, ledgers, prefix)
+        left = journal.over(Kind.LEFT)
+        self._count_forgotten(left)
+        self._close(Kind.SETTLED, settled)
+        self._close(Kind.LEFT, [*left, *(one for one in journal.lists[Kind.LEFT] if not one.size and one not in left)])
+        for kind in Kind:
+            while group := journal.to_merge(kind):
+                mine.append(self._merge(kind, group, parts, ledgers, prefix))
+        self.left[:] = journal.left_numbers
+        named = [one.name(kind) for kind, segments in journal.lists.items() for one in segments]
+        named += [[file, PLANNED, Kind.UNDER_WAY.value, 0, 0] for file in begun]
+        gone = journal.forget_files(self._named, begun)
+        self._files.remove(gone)
+        content = {
+            "open": named,
+            "parts": parts,
+            "connected": round(journal.connected_s, 1),
+            "gone": list(journal.gone),
+            "nonce": self._nonce,
+        }
+        return content, mine
+
+    def _written(self, file: str, mine: Iterable[Segment], others: Iterable[str]) -> None:
+        for segment in mine:
+            segment.file = file
+        self._named = {*self._journal.files(), *others}
+
+    def _leave(
+        self, parts: dict[str, dict[str, list[str]]], ledgers: Mapping[str, Ledger[Key, Any]], prefix: str
+    ) -> list[Segment]:
+        """Give what ends of sessions have left a segment of its own."""
+        leaving = {queue: keys for queue, ledger in ledgers.items() if (keys := ledger.take_leaving())}
+        if not leaving:
+            return []
+        segment = self._journal.make("", f"{prefix}{Kind.LEFT.value}", sum(map(len, leaving.values())))
+        parts[segment.part] = {queue: [encode_ids(keys)] for queue, keys in leaving.items()}
+        self._leave_as(segment, leaving)
+        return [segment]
+
+    def _leave_as(self, segment: Segment, leaving: Mapping[str, Sequence[Key]]) -> None:
+        again: Counter[int] = Counter()
+        for queue, keys in leaving.items():
+            again += self.known(queue).take(keys, self._journal.left_numbers)
+            self.known(queue).put(segment.number, keys)
+        self._journal.leave(segment, again)
+
+    def _count_forgotten(self, segments: Sequence[Segment]) -> None:
+        count = sum(segment.size for segment in segments)
+        if count:
+            self.forgotten += count
+            _LOG.warning(
+                "%s: the IDs of %d messages that ends of connections had left open are forgotten, as %s were left "
+                "after them, or a day of being connected is over. One that comes now counts as new",
+                self._destination, count, f"{self._journal.most_left:,}",
+            )  # fmt: skip
+
+    def _close(self, kind: Kind, segments: Sequence[Segment]) -> None:
+        self._journal.drop(kind, segments)
+        for segment in segments:
+            for known in self._known.values():
+                known.forget(segment.number)
+
+    def _merge(
+        self,
+        kind: Kind,
+        group: Sequence[Segment],
+        parts: dict[str, dict[str, list[str]]],
+        ledgers: Mapping[str, Ledger[Key, Any]],
+        prefix: str,
+    ) -> Segment:
+        numbers = [segment.number for segment in group]
+        merged: dict[str, list[str]] = {}
+        for segment in group:
+            texts = self._texts(segment.file, segment.part) if segment.file else parts[segment.part]
+            for queue, pieces in texts.items():
+                merged.setdefault(queue, []).extend(pieces)
+        live, written = (sum(getattr(segment, what) for segment in group) for what in ("size", "written"))
+        if live <= _DECODED_MAX or 2 * live < written:
+            for queue, pieces in merged.items():
+                keys = dict.fromkeys(key for piece in pieces for key in self._decode(piece))
+                known = self.known(queue).among(keys, numbers)
+                merged[queue] = [encode_ids([key for key in keys if key in known])]
+            written = live
+        into = self._journal.make("", f"{prefix}{kind.value} {len(parts)}", written)
+        parts[into.part] = merged
+        for known_ids in self._known.values():
+            known_ids.merge(numbers, into.number)
+        for ledger in ledgers.values():
+            ledger.settling.merge(numbers, into.number)
+        into.size = self._size(into)
+        self._journal.merge(kind, group, into)
+        return into
+
+    def _size(self, segment: Segment) -> int:
+        return sum(known.size(segment.number) for known in self._known.values())
+
+    def _texts(self, file: str, part: str) -> Mapping[str, Sequence[str]]:
+        return _texts(self._files, file, part, self._destination)
+
+    def _decode(self, text: str) -> list[Key]:
+        return decode(text, self._destination)
+
+    def _clear(self, epoch: int) -> None:
+        """Remove what crashes have left, once it was shown what is committed."""
+        self._cleared = True
+        kept = {*self._named, *self._open.values(), *(file for files in self._journal.gone for file in files)}
+        self._files.remove_others(kept, epoch)
+
+    # -- phase two
+
+    def begin_commit(self, epoch: int) -> Segment:
+        """Make a segment for the IDs of an epoch that is committed now; the ledgers fill it."""
+        return self._journal.make(self._open.pop(epoch, ""), PLANNED, 0)
+
+    def commit(self, segment: Segment) -> None:
+        """Take note that the ledgers have put the IDs of an epoch into a segment."""
+        segment.size = segment.written = self._size(segment)
+        if segment.size:
+            self._journal.commit(segment)
+
+    # -- restart
+
+    def planned(self, end: Position) -> dict[str, list[Key]]:
+        """Read the IDs of an epoch: of each queue in order, without those that it is run without.
+
+        Raises:
+            CheckpointError: they cannot be read.
+        """
+        if not end.file:
+            return {}
+        self._open[end.epoch] = end.file
+        return self._read(end.file, PLANNED)
+
+    def queues(self, position: Position) -> list[str]:
+        """Name the queues that were read when an epoch was planned."""
+        names: list[str] = self._files.read(position.file)["queues"] if position.file else []
+        return names
+
+    def is_blind(self, position: Position) -> bool:
+        """Whether an epoch was planned before Spark had shown what is committed."""
+        return bool(position.file and self._files.read(position.file)["blind"])
+
+    def recall(self, position: Position, *, committed: bool) -> dict[str, list[Key]]:
+        """Read what was remembered when an epoch was planned.
+
+        What was under way then, and the epoch itself if it is committed, was left by the end of its process.
+
+        Returns:
+            queue -> those IDs.
+
+        Raises:
+            CheckpointError: a file cannot be read.
+        """
+        if not position.file:
+            return {}
+        content = self._files.read(position.file)
+        own = position.file
+        if content["blind"]:
+            content = self._files.read(self._files.beside(own))
+        journal = self._journal
+        journal.connected_s = max(journal.connected_s, content["connected"])
+        journal.gone.extend(content["gone"])
+        under_way = [(file or own, part) for file, part, kind, *_ in content["open"] if kind == Kind.UNDER_WAY.value]
+        if committed:
+            under_way.append((own, PLANNED))
+        for file, part, name, behind, since_s in content["open"]:
+            if (kind := Kind(name)) is not Kind.UNDER_WAY:
+                self._load(kind, file or own, part, behind, since_s)
+        recent: dict[str, list[Key]] = {}
+        for file, part in under_way:
+            keys = self._read(file, part)
+            count = sum(map(len, keys.values()))
+            if count:
+                self._leave_as(journal.make(file, part, count), keys)
+            for queue, some in keys.items():
+                recent.setdefault(queue, []).extend(some)
+        for segment in journal.lists[Kind.LEFT]:
+            segment.size = self._size(segment)
+        self._named = {own, *(file or own for file, *_ in content["open"])}
+        self.left[:] = journal.left_numbers
+        return recent
+
+    def _read(self, file: str, part: str) -> dict[str, list[Key]]:
+        """Read a segment: queue -> IDs, without what was given up of it."""
+        return _keys(self._texts(file, part), self._destination)
+
+    def _load(self, kind: Kind, file: str, part: str, behind: int, since_s: float) -> None:
+        found = self._read(file, part)
+        segment = self._journal.make(file, part, sum(map(len, found.values())))
+        for queue, keys in found.items():
+            if kind is Kind.LEFT:
+                self.known(queue).take(keys, self._journal.left_numbers)
+            self.known(queue).put(segment.number, keys)
+        segment.size, segment.behind, segment.since_s = self._size(segment), behind, since_s
+        if segment.size:
+            self._journal.lists[kind].append(segment)
+
+    # -- what is given up
+
+    def give_up(self, end: Position, ids: Mapping[str, Sequence[Key]]) -> None:
+        """Write down what an epoch is run without, before anything of it is emitted (rule 15).
+
+        Raises:
+            CheckpointError: that cannot be done.
+        """
+        before = self._files.given_up(end.file)
+        joined = {
+            queue: encode_ids(list(dict.fromkeys([*self._decode(before.get(queue, "")), *ids.get(queue, ())])))
+            for queue in {**before, **ids}
+        }
+        self._files.give_up(end.file, joined)
+
+
+def planned_in(files: JournalFiles, file: str, destination: str) -> dict[str, list[Key]]:
+    """Read the IDs of an epoch: queue -> IDs in order, without those that it is run without.
+
+    Args:
+        files: of the journal.
+        file: of the epoch; empty for none.
+        destination: what errors call what is read.
+
+    Raises:
+        CheckpointError: they cannot be read.
+    """
+    return _keys(_texts(files, file, PLANNED, destination), destination) if file else {}
+
+
+def remembered_in(files: JournalFiles, file: str) -> dict[str, int]:
+    """Count the segments that are remembered besides an epoch, by what they are: under way, settled, left.
+
+    Raises:
+        CheckpointError: its file cannot be read.
+    """
+    content = files.read(file) if file else {"open": []}
+    if content.get("blind") and files.has(files.beside(file)):
+        content = files.read(files.beside(file))
+    kinds = [kind for _, _, kind, *_ in content["open"]]
+    return {kind.value: kinds.count(kind.value) for kind in Kind}
+
+
+def _texts(files: JournalFiles, file: str, part: str, destination: str) -> Mapping[str, Sequence[str]]:
+    """Read a segment: queue -> IDs, encoded in pieces; without what was given up of it."""
+    content = files.read(files.beside(file) if part.startswith(_BESIDE) else file)
+    texts: Mapping[str, Sequence[str]] = content["parts"].get(part, {})
+    given_up = files.given_up(file) if part == PLANNED else {}
+    if not given_up:
+        return texts
+    left: dict[str, list[str]] = {}
+    for queue, pieces in texts.items():
+        without = set(decode(given_up.get(queue, ""), destination))
+        left[queue] = [
+            encode_ids([key for piece in pieces for key in decode(piece, destination) if key not in without])
+        ]
+    return left
+
+
+def _keys(texts: Mapping[str, Sequence[str]], destination: str) -> dict[str, list[Key]]:
+    return {queue: [key for piece in pieces for key in decode(piece, destination)] for queue, pieces in texts.items()}

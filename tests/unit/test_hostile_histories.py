@@ -1,0 +1,184 @@
+"""Histories that broke a promise, as a reader found them who knew nothing but the promises."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from pyspark_mq.ack import Ledger
+from pyspark_mq.dedup import Key
+from pyspark_mq.errors import CheckpointError
+from pyspark_mq.sources.epochs import Limit
+from pyspark_mq.sources.journal import memory
+from pyspark_mq.sources.journal.memory import Memory
+from pyspark_mq.spark_source.id_log import IdLog
+from tests.support.engine import At, Crashed
+from tests.support.folder import MemoryFolder
+from tests.support.scene import Scene
+from tests.support.simulation import ids_of, make_settings
+
+
+def batch(scene: Scene, count: int) -> None:
+    scene.publish(count)
+    while not scene.query.trigger():
+        pass
+
+
+def planned_before_it_replays(skew_s: float) -> tuple[Scene, list[str]]:
+    """A bounded run of Spark 4.0 beside an open epoch: the scene, and what its own epoch emits behind the replay."""
+    scene = Scene(shows_start=False, max_messages=10)
+    scene.publish(10)
+    with pytest.raises(Crashed):
+        scene.query.trigger(At.AFTER_OFFSET_LOG)
+    scene.publish(10)
+    scene.query.skew_s = skew_s
+    source = scene.query.source
+    end = source.latest(None, Limit(100))
+    assert scene.query.trigger() == 10
+    start = scene.query.position(0)
+    source.commit(start)
+    return scene, ids_of(source.payload(start, end))
+
+
+def test_a_clock_that_went_back_loses_nothing_in_a_bounded_run_of_spark_4_0() -> None:
+    scene, rest = planned_before_it_replays(-3_600.0)
+    assert rest == scene.sent[10:]
+
+
+def test_a_replay_of_what_was_received_before_has_the_planned_order() -> None:
+    ledger: Ledger[str, str] = Ledger(grace_s=5.0)
+    ledger.open_session(1)
+    ledger.deliver(1, [1, 2], ["a", "b"], ["body of a", "body of b"])
+    ledger.restore_planned(1, ["b", "a"])
+    assert ledger.planned.payloads(1) == ["body of b", "body of a"]
+
+
+@pytest.mark.parametrize("shows_start", [True, False])
+def test_the_file_of_an_empty_epoch_that_was_replayed_stays(*, shows_start: bool) -> None:
+    scene = Scene(shows_start=False, max_messages=10)
+    scene.query.trigger()
+    batch(scene, 5)
+    scene.query.crash()
+    with pytest.raises(Crashed):
+        scene.query.trigger(At.AFTER_SINK)  # planned blindly, without messages; the file beside it is there
+    scene.query.trigger()
+    scene.query.shows_start = shows_start  # Spark is upgraded; or a batch follows that only another source is in
+    scene.query.source.commit(scene.query.position(scene.query.committed))
+    scene.publish(5)
+    with contextlib.suppress(Crashed):
+        scene.query.trigger(At.BEFORE_OFFSET_LOG)
+    scene.assert_exactly_once()
+
+
+def test_the_last_file_of_a_token_stays_while_it_is_named(tmp_path: Path) -> None:
+    folder, offsets = tmp_path / "mq-ids", tmp_path / "offsets"
+    offsets.mkdir()
+    (tmp_path / "metadata").write_text("{}")
+    scene = Scene(shows_start=False, id_log=folder, max_messages=10)
+    scene.query.trigger()
+    batch(scene, 5)
+    batch(scene, 5)
+    scene.world.let_pass(1.0)
+    scene.query.crash()  # the acknowledgement of the first five is taken and not settled
+    for _ in range(130):  # an idle job is started now and then, over more than a day
+        scene.query.trigger()
+        scene.query.crash()
+        for number, text in scene.query.offsets.items():
+            (offsets / str(number)).write_text(text)
+            (offsets / str(number - 100)).unlink(missing_ok=True)
+        for file in folder.iterdir():
+            os.utime(file, (time.time() - 90_000.0,) * 2)
+    scene.assert_exactly_once()
+
+
+def test_files_that_crashes_leave_are_bounded_before_spark_4_2() -> None:
+    scene = Scene(shows_start=False, max_messages=10)
+    counts = []
+    for _ in range(400):
+        batch(scene, 3)
+        scene.publish(3)
+        with contextlib.suppress(Crashed):
+            for _ in range(5):
+                scene.query.trigger(At.BEFORE_OFFSET_LOG)
+        counts.append(len(scene.query.folder.files))
+    assert counts[-1] < counts[250] + 20
+
+
+def test_what_is_read_at_a_restart_is_bounded_by_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_DECODED_MAX", 64)  # and everything else in that proportion
+    folder, log, chance = MemoryFolder(), IdLog("/memory", "queue"), random.Random(1)
+    log._folder = folder
+    journal = Memory(make_settings(dedup_window=0), log)
+    ledger: Ledger[Key, bytes] = Ledger(grace_s=5.0, known=journal.known("queue"))
+    ledger.left = journal.left
+    messages, file = [f"id-{number}" for number in range(1_000)], ""
+    for turn in range(1, 401):
+        keys = messages[turn * 50 - 50 : turn * 50] or chance.sample(messages, 50)  # in any order, again and again
+        ledger.open_session(turn)
+        ledger.deliver(turn, range(1, 51), keys, [b""] * 50)
+        file = journal.plan(turn, {"queue": ledger.plan(turn, 50)}, {"queue": ledger})
+        segment = journal.begin_commit(turn)
+        ledger.commit(turn, segment.number)
+        journal.commit(segment)
+        ledger.lose(turn)  # before anything is settled
+    content = json.loads(folder.files[file])
+    read = [memory._keys(memory._texts(log, named or file, part, ""), "") for named, part, *_ in content["open"]]
+    assert sum(len(keys) for part in read for keys in part.values()) < 3 * len(messages)
+
+
+class _Renaming(MemoryFolder):
+    """A folder of HDFS: what is there is deleted before another content takes its place. Killed in between once."""
+
+    killed = False
+
+    def replace(self, name: str, data: bytes) -> None:
+        if name in self.files and not self.killed:
+            del self.files[name]
+            self.killed = True
+            raise Crashed
+        super().replace(name, data)
+
+
+def test_a_record_of_what_is_given_up_survives_a_kill_while_it_is_written_again() -> None:
+    scene = Scene(max_messages=10, replay_timeout_s=5.0, fail_on_data_loss=False)
+    scene.query.folder = scene.query._codec.log._folder = _Renaming()  # type: ignore[union-attr]
+    scene.publish(10)
+    with pytest.raises(Crashed):
+        scene.query.trigger(At.AFTER_OFFSET_LOG)
+    scene.queue.take_away(3)
+    with pytest.raises(Crashed):
+        scene.query.trigger(At.AFTER_SINK)  # seven are in the sink, three were given up
+    scene.queue.take_away(2)
+    with contextlib.suppress(CheckpointError, AssertionError):  # the sink has seven, and skips the five
+        scene.query.trigger()  # two more are given up, and it is killed if it writes over what is there
+    scene.query.crash()
+    scene.queue.bring_back()
+    with contextlib.suppress(AssertionError):  # the replay has ten messages, and the sink skips it
+        scene.query.trigger()
+    scene.query.committed = 0
+    scene.query.drain()
+    assert set(scene.query.emitted) == set(scene.sent)
+
+
+def test_a_queue_by_a_pattern_that_comes_back_is_read_again() -> None:
+    scene = Scene(queue="", pattern="orders", pattern_interval_s=1.0, max_messages=10)
+    batch(scene, 5)
+    for _ in range(20):  # everything is settled
+        scene.query.trigger()
+        scene.world.let_pass(1.0)
+    scene.broker.delete("orders")
+    for _ in range(20):
+        scene.query.trigger()
+        scene.world.let_pass(1.0)
+    scene.queue = scene.broker.declare("orders")
+    scene.publish(5)
+    for _ in range(100):
+        scene.query.trigger()
+        scene.world.let_pass(1.0)
+    assert len(scene.query.emitted) == 10
