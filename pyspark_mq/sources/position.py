@@ -66,8 +66,8 @@ class JournalFiles(Protocol):
     def has(self, file: str) -> bool:
         """Whether there is such a file."""
 
-    def write_beside(self, file: str, content: Mapping[str, Any]) -> str:
-        """Keep the file beside that of an epoch; durable when it returns. Its name."""
+    def write_beside(self, file: str, content: Mapping[str, Any]) -> None:
+        """Keep the file beside that of an epoch; durable when it returns."""
 
     def given_up(self, file: str) -> Mapping[str, str]:
         """Look up what an epoch was run without: name of a queue -> IDs, encoded; empty for nothing (rule 15)."""

@@ -129,7 +129,7 @@ class IdLog:
         ):
             return file in self._listed()
 
-    def write_beside(self, file: str, content: Mapping[str, Any]) -> str:
+    def write_beside(self, file: str, content: Mapping[str, Any]) -> None:
         """Keep the file beside that of an epoch, see :class:`.JournalFiles`."""
         name, data = self.beside(file), json.dumps(content).encode()
         with self._or_say(
@@ -137,7 +137,6 @@ class IdLog:
             "Nothing of the epoch was emitted. Make room and give the user of the driver the right to write there",
         ):
             self._write(name, data + b"\n" + _digest(_stem(file).encode() + data).encode())
-        return name
 
     def given_up(self, file: str) -> Mapping[str, str]:
         """Look up what an epoch was run without, see :class:`.JournalFiles`."""
@@ -229,7 +228,7 @@ class IdLog:
         )
 
     def lost_power(self, epoch: int) -> bool:
-        """Is an epoch another than the noted one, and the machine another start of it?
+        """Whether an epoch is another than the noted one, and the machine was started anew since.
 
         Before Spark 4.2 numbers are times, and a clock may have gone back: which is later they do not say.
 

@@ -136,7 +136,7 @@ class OffsetCodec:
         return Position(offset["epoch"], offset["file"], offset["identity"], released=offset.get("released") is True)
 
     def _check_owner(self, offset: Mapping[str, Any]) -> None:
-        """Is it an offset of this source?"""
+        """Refuse an offset of another source, or with IDs from elsewhere."""
         source = offset["source"]
         if offset["broker"] != self.broker or not self._may_have_written(source):
             raise CheckpointError(
@@ -180,7 +180,7 @@ def _ids(settings: Settings) -> str:
 
 
 def released(offset: Mapping[str, Any]) -> dict[str, Any]:
-    """The same offset, whose epoch may be replayed without what does not come back."""
+    """Mark an offset: its epoch may be replayed without what does not come back."""
     return _signed({**{name: value for name, value in offset.items() if name != "crc"}, "released": True})
 
 

@@ -390,8 +390,8 @@ class QueueReader:
         """Expect the messages of an epoch that a former process planned and Spark did not commit.
 
         Args:
-            planned: their IDs in order. None for a guarantee without: nobody can tell which they were, and they come in
-                later epochs.
+            planned: their IDs in order. Empty for a guarantee without: nobody can tell which they were, and they come
+                in later epochs.
         """
         self.ledger.restore_planned(epoch, planned)
         if self.exact:
