@@ -24,6 +24,8 @@ class Counters:
         planned: messages cut into epochs by this process.
         settled: deliveries whose acknowledgement was confirmed.
         returned: buffered deliveries that went back to the broker with the end of a session.
+        ambiguous: deliveries without an ID, emitted though they may be redeliveries of others with an equal content.
+        nameless: deliveries without an ID, emitted as often as they come (`onMissingMessageId=row`).
         rejected: messages refused for having no ID, or because they cannot be decoded.
         reconnects: sessions that ended.
         replays: epochs of a former process that were asked for again.
@@ -43,6 +45,8 @@ class Counters:
     planned: int = 0
     settled: int = 0
     returned: int = 0
+    ambiguous: int = 0
+    nameless: int = 0
     rejected: int = 0
     reconnects: int = 0
     replays: int = 0

@@ -47,7 +47,7 @@ class Known(Generic[K]):
     """All segments of a queue, by number. What is not there is an empty one.
 
     Args:
-        second: the second hash of an ID, independent of `hash`.
+        second: the second hash of an ID, independent of `hash`. It is odd for contents, and for nothing else.
     """
 
     def __init__(self, second: Callable[[K], int]) -> None:
@@ -66,6 +66,11 @@ class Known(Generic[K]):
         packed = self._segments.get(segment)
         return 0 if packed is None else packed.live
 
+    @property
+    def oldest(self) -> int:
+        """The segment that was made first; there has to be one."""
+        return next(iter(self._segments))
+
     # -- looking
 
     def knows_none_of(self, keys: Collection[K]) -> bool:
@@ -81,7 +86,16 @@ class Known(Generic[K]):
     def put(self, segment: int, keys: Collection[K]) -> None:
         """Make a new segment."""
         if keys:
-            self._put(segment, _Packed.of(_hashes(hash, keys), _hashes(self._second, keys)))
+            self.add(segment, _Packed.of(_hashes(hash, keys), _hashes(self._second, keys)))
+
+    def add(self, segment: int, packed: _Packed) -> None:
+        """Make a new segment of what another one of these had."""
+        self._segments[segment] = packed
+        self._marked += len(packed.firsts)
+        if self._marked * _PLACES > len(self._filter):
+            self._make_filter()
+        else:
+            self._mark(packed)
 
     def take(self, keys: Collection[K], segments: Collection[int]) -> Counter[int]:
         """Have IDs leave some segments; how many have left each."""
@@ -95,6 +109,22 @@ class Known(Generic[K]):
             if not self._segments[segment].live:
                 del self._segments[segment]
         return left
+
+    def take_contents(self, segment: int) -> _Packed | None:
+        """Have all contents leave a segment; None if there are none in it."""
+        packed = self._segments.get(segment)
+        if packed is None:
+            return None
+        contents, gone = packed.seconds & 1 == 1, packed.seconds == _GONE
+        if not contents.any():
+            return None
+        parts = [(packed.firsts[which], packed.seconds[which]) for which in (contents, ~contents & ~gone)]
+        taken, rest = (_Packed(firsts, seconds, len(firsts)) for firsts, seconds in parts)
+        if rest.live:
+            self._segments[segment] = rest
+        else:
+            self.forget(segment)
+        return taken
 
     def forget(self, segment: int) -> None:
         """Forget a whole segment."""
@@ -112,14 +142,6 @@ class Known(Generic[K]):
             self._segments[into] = _Packed.of(firsts, seconds)
 
     # -- inside
-
-    def _put(self, segment: int, packed: _Packed) -> None:
-        self._segments[segment] = packed
-        self._marked += len(packed.firsts)
-        if self._marked * _PLACES > len(self._filter):
-            self._make_filter()
-        else:
-            self._mark(packed)
 
     def _find(self, keys: Collection[K], segments: Iterable[int]) -> Iterator[tuple[K, int, int]]:
         """Each of these that is in one of the segments, the segment, and its place there."""

@@ -23,6 +23,7 @@ from operator import itemgetter
 from typing import Generic, TypeVar
 
 from pyspark_mq.ack.buffer import Buffer
+from pyspark_mq.ack.copies import Copies
 from pyspark_mq.ack.counters import Counters
 from pyspark_mq.ack.handles import OpenDeliveries, SessionAcks, Settlement
 from pyspark_mq.ack.known import Known
@@ -85,6 +86,7 @@ class Ledger(Generic[K, P]):
         grace_s: seconds behind a confirmation after which an answer settles (`settleGrace`).
         known: the IDs of committed messages. None for the lower guarantees: the keys are then mere serial numbers of
             deliveries, and nothing is kept once an epoch is committed.
+        copies: tells messages apart that have no ID, by keys of its own; None where there are none.
         weigh: the bytes of payloads.
 
     Attributes:
@@ -96,10 +98,16 @@ class Ledger(Generic[K, P]):
     """
 
     def __init__(
-        self, *, grace_s: float, known: Known[K] | None = None, weigh: Callable[[Sequence[P]], int] = len
+        self,
+        *,
+        grace_s: float,
+        known: Known[K] | None = None,
+        copies: Copies | None = None,
+        weigh: Callable[[Sequence[P]], int] = len,
     ) -> None:
         self._open: OpenDeliveries[K] = OpenDeliveries()
         self._known = known
+        self._copies = copies
         self.received: Buffer[K, P] = Buffer(weigh)
         self.planned: Planned[K, P] = Planned(weigh)
         self.settling: Settling[K] = Settling(None if known is None else grace_s)
@@ -127,10 +135,10 @@ class Ledger(Generic[K, P]):
 
     def state(self, key: K) -> State:
         """Where the message with this ID stands."""
-        return self._states((key,))(key)
+        return self.states((key,))(key)
 
-    def _states(self, keys: Collection[K]) -> Callable[[K], State]:
-        """The same for several, until something changes."""
+    def states(self, keys: Collection[K]) -> Callable[[K], State]:
+        """Return the state of each of these, until something changes."""
         known = frozenset() if self._known is None else self._known.among(keys)
 
         def state(key: K) -> State:
@@ -158,8 +166,22 @@ class Ledger(Generic[K, P]):
 
     def unseen(self, keys: Collection[K]) -> Iterator[K]:
         """Those of `keys` that are not known here, looked at when they are asked for."""
-        state_of = self._states(keys)
+        state_of = self.states(keys)
         yield from (key for key in keys if state_of(key) is State.UNSEEN)
+
+    def all_unseen(self, keys: set[K]) -> bool:
+        """Whether none of these is known."""
+        return (
+            self.received.knows_none_of(keys)
+            and self.planned.knows_none_of(keys)
+            and self._leaving.keys().isdisjoint(keys)
+            and (self._known is None or self._known.knows_none_of(keys))
+        )
+
+    def left_among(self, keys: Collection[K]) -> set[K]:
+        """Return those of these that ends of sessions or processes have left open."""
+        left = set() if self._known is None else self._known.among(keys, self.left)
+        return left | (self._leaving.keys() & keys)
 
     @property
     def expected(self) -> int:
@@ -203,11 +225,11 @@ class Ledger(Generic[K, P]):
             return None
         self._count["received"] += len(keys)
         distinct = set(keys)
-        if len(distinct) == len(keys) and not elsewhere and self._all_unseen(distinct):
+        if len(distinct) == len(keys) and not elsewhere and self.all_unseen(distinct):
             return self._meet(Event.DELIVER, {State.UNSEEN: _Group(keys, session, tags, payloads)})
         groups: dict[State, list[tuple[int, K, P]]] = {}
         unseen: set[K] = set()
-        state_of = self._states(distinct)
+        state_of = self.states(distinct)
         for delivery in zip(tags, keys, payloads, strict=True):
             key = delivery[1]
             # What repeats a new message of the same call meets the state that the first one leaves.
@@ -253,28 +275,26 @@ class Ledger(Generic[K, P]):
         handles = self._open[session]
         handles.barrier = tag if handles.barrier is None else min(tag, handles.barrier)
 
-    def _all_unseen(self, keys: set[K]) -> bool:
-        return (
-            self.received.knows_none_of(keys)
-            and self.planned.knows_none_of(keys)
-            and self._leaving.keys().isdisjoint(keys)
-            and (self._known is None or self._known.knows_none_of(keys))
-        )
-
     def lose(self, session: int) -> None:
         """The session is gone, and every handle it gave with it (rule 6)."""
         held = dict.fromkeys(self._open[session].messages())
         elsewhere = self._open.held(besides=session)
         received = [key for key in held if key in self.received]
         only_here = [key for key in received if key not in elsewhere]
+        planned = [key for key in held if key in self.planned]
+        cut_off = self.settling.lose(session)
+        if self._copies is not None:
+            self._copies.give_back(only_here)
+            self._copies.wait(key for key in planned if key not in elsewhere)
+            self._copies.leave(session, cut_off)
         # Another session holds these too: they lose one of their handles, and nothing happens to them.
         self._unbind(_Group([key for key in received if key in elsewhere], session), _Moved())
         self._meet(
             Event.LOSE,
             {
                 State.RECEIVED: _Group(only_here, session),
-                State.PLANNED: _Group([key for key in held if key in self.planned], session),
-                State.COMMITTED: _Group(self.settling.lose(session), session),
+                State.PLANNED: _Group(planned, session),
+                State.COMMITTED: _Group(cut_off, session),
             },
         )
         self._count["returned"] += len(only_here)
@@ -300,6 +320,8 @@ class Ledger(Generic[K, P]):
     def take_leaving(self) -> list[K]:
         """Take what ends of sessions have left open since the last time, and what came again of what was left."""
         leaving, self._leaving = self._leaving, {}
+        if self._copies is not None:
+            self._copies.sweep(self)
         return list(leaving)
 
     def leave_again(self, segments: Collection[int]) -> None:
@@ -314,12 +336,16 @@ class Ledger(Generic[K, P]):
         here for a later epoch, becomes a part of this one.
         """
         planned: Epoch[K, P] = Epoch(epoch)
+        if self._copies is not None:
+            keys = self._copies.settled_by(keys, self)
         groups = self._by_state(keys)
         self._meet(Event.RESTORE_PLANNED, {state: _Group(groups[state], into=planned) for state in groups})
         if len(groups) > 1:
             planned.payloads = {key: planned.payloads[key] for key in keys if key in planned.payloads}
         self.planned.epochs[epoch] = planned
         self._count["replays"] += 1
+        if self._copies is not None:
+            self._copies.wait(self.planned.missing(epoch))
 
     def restore_committed(self) -> Settlement | None:
         """Learn that more IDs are known as committed than before.
@@ -330,14 +356,17 @@ class Ledger(Generic[K, P]):
         if self._known is None:
             return None
         here = {State.RECEIVED: list(self.received.order), State.PLANNED: self.planned.all_keys()}
-        groups: dict[State, _Group[K, P]] = {
-            state: _Group(known) for state, keys in here.items() if (known := self._known.among(keys))
-        }
+        groups: dict[State, _Group[K, P]] = {}
+        for state, keys in here.items():
+            settled_by = keys if self._copies is None else self._copies.settled_by(keys, self)
+            known = self._known.among(settled_by)
+            if known:
+                groups[state] = _Group([key for key, one in zip(keys, settled_by, strict=True) if one in known])
         return self._meet(Event.RESTORE_COMMITTED, groups)
 
     def _by_state(self, keys: Collection[K]) -> dict[State, dict[K, None]]:
         groups: dict[State, dict[K, None]] = {}
-        state_of = self._states(keys)
+        state_of = self.states(keys)
         for key in keys:
             groups.setdefault(state_of(key), {})[key] = None
         return groups
@@ -445,8 +474,14 @@ class Ledger(Generic[K, P]):
             keys = group.keys if isinstance(group.keys, dict) else dict.fromkeys(group.keys)
             if moved.unbound:  # maybe: they may have come again since
                 held = self._open.held()
-                self._leave(_Group([key for key in keys if key not in held]), moved)
+                unheld = [key for key in keys if key not in held]
+                self._leave(_Group(unheld), moved)
+                if self._copies is not None:
+                    self._copies.expect(unheld)
             parts = self._open.take(keys)
+            if self._copies is not None and group.whole is None:
+                for acks, these in parts:
+                    self._copies.come_again(acks.session, these)
         if group.whole is None:  # acknowledged without being emitted
             self._count["duplicates_dropped"] += len(group.keys)
             if self._known is not None and self.left:

@@ -360,6 +360,12 @@ def _cut_short(sample: Sample, settings: Settings) -> Finding:
     return Finding("prefetch", Level.PROBLEM, text, settings.endpoint.broker.remedies.get("prefetch", ""))
 
 
+_EMITTED = {
+    OnMissing.CONTENT: "known by their contents, of which equal ones may come twice",
+    OnMissing.ROW: "emitted as often as they come",
+}
+
+
 def _ids(sample: Sample, settings: Settings) -> Iterator[Finding]:
     check, count = "message-ids", len(sample.ids)
     seen = f"in {count} message(s) ({sample.how})"
@@ -372,7 +378,7 @@ def _ids(sample: Sample, settings: Settings) -> Iterator[Finding]:
         yield Finding(
             check, Level.PROBLEM,
             f"{missing} without an ID under messageIdFrom='{source}' {seen}: the query fails with the first",
-            "have the producer set it, choose another 'messageIdFrom', or set 'onMissingMessageId' to 'body-hash'",
+            "have the producer set it, choose another 'messageIdFrom', or set 'onMissingMessageId' to 'content'",
         )  # fmt: skip
     if missing and settings.on_missing is OnMissing.REJECT:
         yield Finding(
@@ -389,10 +395,10 @@ def _ids(sample: Sample, settings: Settings) -> Iterator[Finding]:
             "duplicate",
             "have the producer give each message its own ID, or choose another 'messageIdFrom'",
         )  # fmt: skip
-    hashes = missing and settings.on_missing is OnMissing.BODY_HASH
-    if not repeated and (hashes or not missing):
-        hashed = f"; {missing} without one get a hash of their body" if missing else ""
-        yield Finding(check, Level.OK, f"none repeated {seen}{hashed}")
+    emitted = missing and settings.on_missing in _EMITTED
+    if not repeated and (emitted or not missing):
+        without = f"; {missing} without one are {_EMITTED[settings.on_missing]}" if missing else ""
+        yield Finding(check, Level.OK, f"none repeated {seen}{without}")
 
 
 def _sizes(sample: Sample, settings: Settings) -> Finding:

@@ -202,6 +202,8 @@ class Broker:
         by_priority: are messages of any queue handed out by their priority?
         flaws: protocol -> first version, major and minor, without a flaw that bites who acknowledges late, and what
             that is.
+        proves_new: a delivery that is not flagged as redelivered, of a message that was never dead-lettered, is the
+            first of its message.
         copies: protocols over which a queue can be looked through without taking anything.
         stomp, amqp10: how it speaks a protocol where the specification leaves it to the broker;
             None if it does not speak it.
@@ -224,6 +226,7 @@ class Broker:
     delays_drops: bool = False
     by_priority: bool = False
     flaws: Mapping[str, tuple[tuple[int, int], str]] = field(default_factory=dict)
+    proves_new: bool = False
     copies: frozenset[str] = frozenset()
     node_lost_s: float = 0.0
     away: tuple[str, ...] = ()

@@ -150,7 +150,7 @@ def rows_of(settings: Settings, decoder: Decoder, raws: Sequence[Any]) -> list[d
     """Deliveries of one queue by column, as :func:`peek` returns them."""
     ids = MessageIds.of(settings)
     columns: Mapping[str, list[Any]] = {
-        "messageId": ids.texts(decoder, raws, ids.values(decoder, raws)),
+        "messageId": ids.texts(ids.values(decoder, raws)),
         "body": decoder.bodies(raws),
         "destination": [settings.endpoint.name] * len(raws),
         **{name: list(make(raws)) for name, make in decoder.columns.items() if name != "body"},

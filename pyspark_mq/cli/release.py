@@ -14,7 +14,8 @@ from datetime import datetime, timezone
 
 from pyspark_mq.cli.checkpoint import Checkpoint, PlannedEpoch, failure, rewrite
 from pyspark_mq.cli.peek import arrivals, consuming
-from pyspark_mq.dedup import Key, key_text
+from pyspark_mq.dedup import Key, OnMissing, is_content, key_text
+from pyspark_mq.dedup.identity import CONTENT_DIGEST_BYTES
 from pyspark_mq.errors import CheckpointError
 from pyspark_mq.sources.message_id import MessageIds
 from pyspark_mq.sources.settings import Settings
@@ -108,17 +109,27 @@ def seek(one: Open, settings: Settings, patience_s: float) -> dict[str, Found]:
 
 def _seek(keys: Sequence[Key], settings: Settings, patience_s: float) -> Found:
     """Look for the messages of one queue until all are there. Of a message no more is kept than its ID."""
-    ids, away, seen = MessageIds.of(settings), set(keys), 0
+    ids, seen = MessageIds.of(settings), 0
+    away: dict[Key, list[Key]] = {}
+    for key in keys:
+        # Equal contents are counted.
+        away.setdefault(key[:CONTENT_DIGEST_BYTES] if is_content(key) else key, []).append(key)
     with consuming(settings, _LOOKED_AT_MAX) as consumer:
         decoder = consumer.decoder
         for raws in arrivals(consumer, _LOOKED_AT_MAX, patience_s):
-            there = ids.keys(decoder, raws, ids.values(decoder, raws))
-            ids.check(settings.endpoint.destination, there.count(None), ids.hidden(decoder, raws))
+            there, _ = ids.keys(decoder, raws, ids.values(decoder, raws))
+            if None in there and ids.on_missing is not OnMissing.ROW:
+                first = decoder.tags(raws)[there.index(None)]
+                ids.check(settings.endpoint.destination, there.count(None), first, ids.hidden(decoder, raws))
             seen += len(raws)
-            away.difference_update(there)
-            if not away:
+            for found in there:
+                some = [] if found is None else away.get(found, [])
+                if some:
+                    some.pop()
+            if not any(away.values()):
                 break
-    return Found(len(keys), [key for key in keys if key in away], seen, seen < _LOOKED_AT_MAX)
+    missing = {key for some in away.values() for key in some}
+    return Found(len(keys), [key for key in keys if key in missing], seen, seen < _LOOKED_AT_MAX)
 
 
 def told(one: Open, found: Mapping[str, Found] | None) -> Iterator[str]:

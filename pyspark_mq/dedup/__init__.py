@@ -1,7 +1,16 @@
 """Which messages were seen: keys, their compact form in offsets, and the stores that share them."""
 
 from pyspark_mq.dedup.codec import CodecError, decode_ids, encode_ids
-from pyspark_mq.dedup.identity import IdSource, Key, OnMissing, body_keys, id_keys, key_text, second_hash
+from pyspark_mq.dedup.identity import (
+    IdSource,
+    Key,
+    OnMissing,
+    content_digest,
+    id_keys,
+    is_content,
+    key_text,
+    second_hash,
+)
 from pyspark_mq.dedup.store import CheckpointOnly, SeenStore
 
 __all__ = [
@@ -11,10 +20,11 @@ __all__ = [
     "Key",
     "OnMissing",
     "SeenStore",
-    "body_keys",
+    "content_digest",
     "decode_ids",
     "encode_ids",
     "id_keys",
+    "is_content",
     "key_text",
     "second_hash",
 ]

@@ -26,7 +26,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import repeat
 
-from pyspark_mq.dedup.identity import DIGEST_BYTES, Key
+from pyspark_mq.dedup.identity import CONTENT_BYTES, DIGEST_BYTES, Key
 
 __all__ = ["CodecError", "decode_ids", "encode_ids"]
 
@@ -39,7 +39,9 @@ _DIGITS = "0123456789"
 _COUNTER_DIGITS_MAX = 18
 
 # Kinds of ID. The value is what stands in the kinds column.
-_RAW, _COUNTED, _DIGEST = 0, 1, 2
+_RAW, _COUNTED, _DIGEST, _CONTENT = 0, 1, 2, 3
+#: Kinds of bytes, and how many a key has.
+_WIDTHS = {_DIGEST: DIGEST_BYTES, _CONTENT: CONTENT_BYTES}
 _HEX = "[0-9a-f]"
 _DASHED = f"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}"
 #: kind -> (prefix, dashed, upper case, pattern of one ID)
@@ -116,7 +118,7 @@ def _kinds(keys: Sequence[Key]) -> bytes:
 
 def _kind(key: Key) -> int:
     if isinstance(key, bytes):
-        return _DIGEST
+        return _CONTENT if len(key) == CONTENT_BYTES else _DIGEST
     if len(key) in _UUID_LENGTHS:
         for kind, (_, _, _, pattern) in _UUIDS.items():
             if pattern.fullmatch(key):
@@ -150,8 +152,8 @@ def _encode_members(kind: int, members: list[Key]) -> bytes:
         if prefix:
             text = text.replace(prefix, "")
         return _planes(bytes.fromhex(text.replace("-", "") if dashed else text), _UUID_BYTES)
-    if kind == _DIGEST:
-        return _planes(b"".join(members), DIGEST_BYTES)  # type: ignore[arg-type]
+    if kind in _WIDTHS:
+        return _planes(b"".join(members), _WIDTHS[kind])  # type: ignore[arg-type]
     if kind == _COUNTED:
         return _encode_counted(members)  # type: ignore[arg-type]
     return _encode_texts(members)  # type: ignore[arg-type]
@@ -160,9 +162,10 @@ def _encode_members(kind: int, members: list[Key]) -> bytes:
 def _decode_members(kind: int, count: int, reader: _Reader) -> list[Key]:
     if kind in _UUIDS:
         return _decode_uuids(kind, count, reader)
-    if kind == _DIGEST:
-        data = _unplanes(reader.take(count * DIGEST_BYTES), DIGEST_BYTES)
-        return [data[at : at + DIGEST_BYTES] for at in range(0, len(data), DIGEST_BYTES)]
+    if kind in _WIDTHS:
+        width = _WIDTHS[kind]
+        data = _unplanes(reader.take(count * width), width)
+        return [data[at : at + width] for at in range(0, len(data), width)]
     if kind == _COUNTED:
         return _decode_counted(count, reader)
     if kind == _RAW:

@@ -1,20 +1,24 @@
-"""Message IDs: from whatever the broker delivers to one hashable key.
+"""Identity of messages: from whatever the broker delivers to one hashable key.
 
 A key is the ID itself where that is a reasonable string, and a digest (``bytes``) where it is
 not: an ID of a megabyte would go into every offset, and an ID that is not text cannot be written
 there. Strings and digests never meet, so no producer can forge the one with the other.
+
+A message without an ID is known by its content: a digest of :data:`CONTENT_DIGEST_BYTES`, behind which
+:mod:`pyspark_mq.ack.copies` puts an ordinal of eight bytes that tells equal ones apart. Keys of contents are the only
+ones of :data:`CONTENT_BYTES`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from typing import TypeAlias
 
-__all__ = ["DIGEST_BYTES", "ID_CHARS_MAX", "IdSource", "Key", "OnMissing", "body_keys", "id_keys",
-           "key_text", "second_hash"]  # fmt: skip
+__all__ = ["CONTENT_BYTES", "DIGEST_BYTES", "ID_CHARS_MAX", "IdSource", "Key", "OnMissing", "content_digest", "id_keys",
+           "is_content", "key_text", "second_hash"]  # fmt: skip
 
 Key: TypeAlias = "str | bytes"
 
@@ -25,13 +29,18 @@ ID_CHARS_MAX = 255
 #: 160 bits: by chance two of 10**12 messages collide with a probability below 10**-24.
 DIGEST_BYTES = 20
 
+#: The digest of a content, and the key of a message that is known by it: the digest and an ordinal.
+CONTENT_DIGEST_BYTES = 16
+CONTENT_BYTES = 24
+
 
 class OnMissing(Enum):
     """The handling of a message without an ID (option `onMissingMessageId`)."""
 
+    CONTENT = "content"  #: known by its content; equal ones are counted
     FAIL = "fail"
-    BODY_HASH = "body-hash"
     REJECT = "reject"
+    ROW = "row"  #: emitted as often as it comes
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +48,8 @@ class IdSource:
     """Where the ID of a message is found (option `messageIdFrom`).
 
     Attributes:
-        kind: `message-id`, `correlation-id`, `property` or `body-hash`.
-        name: the property's name for `property`, otherwise empty.
+        kind: `message-id`, `correlation-id`, `property`, `json` or `content`.
+        name: the property's name for `property`, the path for `json`, otherwise empty.
     """
 
     kind: str
@@ -74,9 +83,19 @@ def _id_key(value: object) -> Key | None:
     return text
 
 
-def body_keys(bodies: Iterable[bytes]) -> list[Key]:
-    """Keys of bodies: equal bodies have equal keys."""
-    return [_digest(body, b"body") for body in bodies]
+def content_digest(named: bytes, body: bytes) -> bytes:
+    """Return the digest of a content; equal contents have equal ones (SHA-256, cut).
+
+    Args:
+        named: properties and headers of the message, in a form that is the same at each of its deliveries.
+        body: of the message.
+    """
+    return sha256(len(named).to_bytes(4, "big") + named + body).digest()[:CONTENT_DIGEST_BYTES]
+
+
+def is_content(key: object) -> bool:
+    """Whether a message is known by its content, and not by an ID."""
+    return type(key) is bytes and len(key) == CONTENT_BYTES
 
 
 def _digest(data: bytes, person: bytes) -> bytes:
@@ -92,6 +111,8 @@ def second_hash(key: Key) -> int:
     """64 bits that nothing is known of from `hash(key)`: both together tell keys apart within this process.
 
     `hash` is SipHash (PEP 456) of what a string has in memory: text and bytes may share it, and texts of another width.
-    None of these share both.
+    None of these share both. The lowest bit is set for contents, and for nothing else.
     """
-    return hash(key + "\0") if isinstance(key, str) else hash(key + b"\1")
+    if isinstance(key, str):
+        return hash(key + "\0") & ~1
+    return hash(key + b"\1") | 1 if len(key) == CONTENT_BYTES else hash(key + b"\1") & ~1

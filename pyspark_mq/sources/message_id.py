@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark_mq.dedup import IdSource, Key, OnMissing, body_keys, id_keys, key_text
+from pyspark_mq.dedup import IdSource, Key, OnMissing, id_keys
 from pyspark_mq.errors import MissingMessageIdError
 from pyspark_mq.sources.connections.decoder import Decoder
 from pyspark_mq.sources.settings import OnUnreadable, Settings
@@ -40,48 +41,56 @@ class MessageIds:
 
     def values(self, decoder: Decoder, raws: Sequence[Any]) -> list[Any]:
         """The value of each delivery under the source; it is looked for once, for keys and texts."""
-        if self.source.kind == "body-hash":
-            return body_keys(decoder.bodies(raws))
+        if self.source.kind == "content":
+            return [None] * len(raws)
+        if self.source.kind == "json":
+            path = self.source.name.split(".")
+            return [_in_json(body, path) for body in decoder.bodies(raws)]
         return decoder.ids(raws, self.source)
 
-    def keys(self, decoder: Decoder, raws: Sequence[Any], values: list[Any]) -> list[Key | None]:
-        """One key for each delivery; None where it has none."""
-        if self.source.kind == "body-hash":
-            return values
+    def keys(self, decoder: Decoder, raws: Sequence[Any], values: list[Any]) -> tuple[list[Key | None], bool]:
+        """Find out which message each delivery is.
+
+        Returns:
+            a key for each, which is the digest of its content where it has no ID and is to be known by that, and None
+            where it is to be known by nothing; and whether there are digests among them.
+        """
+        if self.source.kind == "content":
+            return [*decoder.digests(raws)], True
         keys = id_keys(values)
-        if None in keys and self.odd_rows:
-            # Its ID may be what cannot be read: a row is what was asked for, so its bytes tell it apart.
+        if None not in keys:
+            return keys, False
+        places = [place for place, key in enumerate(keys) if key is None]
+        if self.on_missing is not OnMissing.CONTENT:
+            if not self.odd_rows:
+                return keys, False
+            # Its ID may be what cannot be read: a row is what was asked for.
             odd = {delivery.tag for delivery in decoder.unreadable(raws)}
-            tagged = zip(raws, keys, decoder.tags(raws), strict=True)
-            keys = [_body_key(decoder, raw) if key is None and tag in odd else key for raw, key, tag in tagged]
-        if None in keys and self.on_missing is OnMissing.BODY_HASH:
-            return [_body_key(decoder, raw) if key is None else key for raw, key in zip(raws, keys, strict=True)]
-        return keys
+            tags = decoder.tags(raws)
+            places = [place for place in places if tags[place] in odd]
+        for place, digest in zip(places, decoder.digests([raws[place] for place in places]), strict=True):
+            keys[place] = digest
+        return keys, bool(places)
 
     def hidden(self, decoder: Decoder, raws: Sequence[Any]) -> list[str]:
         """Values that hide the ID that the broker has given, where one is missing."""
         return decoder.hidden(raws) if self.source == _MESSAGE_ID else []
 
-    def texts(self, decoder: Decoder, raws: Sequence[Any], values: list[Any]) -> list[str | None]:
+    def texts(self, values: list[Any]) -> list[str | None]:
         """Column `messageId`: the ID in full, even where a digest stands for it elsewhere."""
-        if self.source.kind == "body-hash":
-            return list(map(key_text, values))
+        if self.source.kind == "content":
+            return values
         if set(map(type, values)) == {str} and "" not in values:
             return values
-        return [self._text(decoder, raw, value) for raw, value in zip(raws, values, strict=True)]
+        return list(map(_text, values))
 
-    def _text(self, decoder: Decoder, raw: Any, value: object) -> str | None:
-        if value is None or value in ("", b""):
-            hashed = self.exact and self.on_missing is OnMissing.BODY_HASH
-            return key_text(_body_key(decoder, raw)) if hashed else None
-        return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
-
-    def check(self, destination: str, missing: int, hidden: Sequence[str]) -> None:
+    def check(self, destination: str, missing: int, first: int, hidden: Sequence[str]) -> None:
         """May messages without an ID be rejected?
 
         Args:
             destination: what errors call the queue.
             missing: how many there are.
+            first: the tag of the first.
             hidden: what hides the broker's ID there.
 
         Raises:
@@ -98,12 +107,26 @@ class MessageIds:
             )
         raise MissingMessageIdError(
             f"{destination}: {missing} message(s) without an ID under "
-            f"messageIdFrom='{self.source}'. Without one a redelivery cannot be told from a new "
-            "message. Have the producer set it, choose another 'messageIdFrom', or set "
-            "'onMissingMessageId' to 'body-hash' or 'reject'. The messages were not acknowledged and "
-            "stay in the queue"
+            f"messageIdFrom='{self.source}', the first of them delivery {first} of its session. They were not "
+            "acknowledged and stay in the queue. Have the producer set it, or choose another 'messageIdFrom'. Or set "
+            "'onMissingMessageId' to 'content', so that they are known by their contents and nothing is lost; to "
+            "'row', so that they are emitted as often as they come; or 'guarantee' to 'at-least-once'. 'reject' "
+            "refuses them for good"
         )
 
 
-def _body_key(decoder: Decoder, raw: Any) -> Key:
-    return body_keys(decoder.bodies([raw]))[0]
+def _text(value: object) -> str | None:
+    if value is None or value in ("", b""):
+        return None
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
+
+
+def _in_json(body: bytes, path: Sequence[str]) -> object:
+    """Look up a text or a whole number in a body of JSON; None where there is none."""
+    try:
+        found = json.loads(body)
+        for name in path:
+            found = found[int(name)] if isinstance(found, list) else found[name]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+    return found if isinstance(found, str) or type(found) is int else None

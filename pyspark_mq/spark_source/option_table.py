@@ -174,20 +174,23 @@ _TABLE = (
     Option(
         "messageIdFrom",
         _IDENTITY,
-        "`message-id`, `correlation-id`, `property:<name>` (a header or application property), or `body-hash`: equal "
-        "bodies then count as one message. Part of the checkpoint: it cannot be changed later. What `message-id` is "
-        "on each broker: [guarantees](guarantees.md#ids)",
+        "`message-id`, `correlation-id`, `property:<name>` (a header or application property), `json:$.order.id` (a "
+        "text or whole number in a JSON body), or `content` for all messages, as below. Part of the checkpoint: it "
+        "cannot be changed later. What `message-id` is on each broker, and which to choose: "
+        "[message IDs](message-ids.md)",
         default="message-id",
     ),
     Option(
         "onMissingMessageId",
         _IDENTITY,
-        "for messages without an ID, with `exactly-once` only. `fail`: the query fails, the message stays in the "
-        "queue, and a restart meets it again. `body-hash`: a hash of the body stands in. `reject`: refused for good. "
+        "for messages without an ID, with `exactly-once` only. `content`: they are known by their contents, and equal "
+        "ones are counted, see [message IDs](message-ids.md#contents). `fail`: the query fails, the message stays in "
+        "the queue, and a restart meets it again. `row`: emitted as often as it comes, so at least once. `reject`: "
+        "refused for good. "
         "RabbitMQ dead-letters it if the queue has a dead-letter exchange and **drops** it if not. Over STOMP "
         "ActiveMQ Classic moves it to the dead-letter queue and Artemis **drops** it; over AMQP 1.0 they get the "
         "outcome `rejected`",
-        default="fail",
+        default="content",
         kind=member(OnMissing),
         sets="on_missing",
     ),

@@ -405,9 +405,12 @@ class _Parser:
         kind, _, name = text.partition(":")
         if kind.lower() == "property" and name:
             return IdSource("property", name)
-        if text.lower() in {"message-id", "correlation-id", "body-hash"}:
+        path = name.removeprefix("$.")
+        if kind.lower() == "json" and path and all(path.split(".")):
+            return IdSource("json", path)
+        if text.lower() in {"message-id", "correlation-id", "content"}:
             return IdSource(text.lower())
-        accepted = "message-id, correlation-id, property:<name>, body-hash"
+        accepted = "message-id, correlation-id, property:<name>, json:$.<name>.<name>, content"
         raise OptionError("messageIdFrom", f"{text!r} is not accepted; accepted are {accepted}")
 
     def _id_log(self) -> str | None:

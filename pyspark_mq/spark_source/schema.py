@@ -47,8 +47,8 @@ _COLUMNS: Mapping[str, _Column] = MappingProxyType(
     {
         "messageId": _Column(
             StringType(),
-            "the ID as `messageIdFrom` says, in full. A hash is shown in hexadecimal. Null without an ID: with "
-            "the lower guarantees; with `exactly-once` such a message is not emitted, or has its hash",
+            "the ID as `messageIdFrom` says, in full. Null without an ID: do not merge by it unless all messages have "
+            "one",
         ),
         "body": _Column(BinaryType(), "the payload"),
         "destination": _Column(

@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 from pyspark_mq.brokers.base import Broker
-from pyspark_mq.dedup import IdSource, Key, SeenStore
+from pyspark_mq.dedup import IdSource, Key, SeenStore, content_digest
 from pyspark_mq.errors import BrokerUnavailableError, DestinationError
 from pyspark_mq.sources.connections.consumer import Consumer, Greeting, QueueDepth, SessionLostError
 from pyspark_mq.sources.connections.decoder import ROW_BYTES, Decoder, Unreadable
@@ -52,6 +52,7 @@ MEMORY = Broker(
     counts_drops=True,
     half_open_s=MappingProxyType({PROTOCOL: 30.0}),
     ids_by_protocol=False,
+    proves_new=True,
     delivery_limit_note="a message that was handed out too often is dead-lettered",
 )
 
@@ -147,6 +148,13 @@ class MemoryDecoder(Decoder):
         if source.kind == "property":
             return [raw.message.headers.get(source.name) for raw in raws]
         return [raw.message.id for raw in raws]
+
+    def digests(self, raws: Sequence[Raw]) -> list[bytes]:
+        headers = [repr(sorted(raw.message.headers.items())).encode() for raw in raws]
+        return [content_digest(named, raw.message.body) for named, raw in zip(headers, raws, strict=True)]
+
+    def unmarked(self, raws: Sequence[Raw]) -> list[bool]:
+        return [not raw.redelivered for raw in raws]
 
     def unreadable(self, raws: Sequence[Raw]) -> list[Unreadable]:
         return [Unreadable(raw.tag, {}, raw.message.body, raw.message.odd) for raw in raws if raw.message.odd]

@@ -204,6 +204,12 @@ def ids_of(runs: Sequence[Run]) -> list[str]:
     return [found for run in runs for found in values_of(run.rows, "messageId")]
 
 
+def _identities(run: Run) -> list[str]:
+    """The ID of each row, or its body where it has none."""
+    pairs = zip(values_of(run.rows, "messageId"), values_of(run.rows, "body"), strict=True)
+    return [body.decode() if found is None else found for found, body in pairs]
+
+
 def only(source: EpochSource) -> QueueReader:
     """The queue of a source that reads one."""
     (queue,) = source._queues
@@ -381,11 +387,7 @@ class Query:
         start, end = self.position(batch - 1), self.position(batch)
         if self.source is not None and (former or batch == 0):
             self.trace("replay" if former else "run")
-        ids = [
-            self.row(run.name, found)
-            for run in self.source.payload(start, end)
-            for found in values_of(run.rows, "messageId")
-        ]
+        ids = [self.row(run.name, found) for run in self.source.payload(start, end) for found in _identities(run)]
         self.running()
         if batch in self.sink and self.settings.guarantee.identifies:
             assert self.sink[batch] == ids, "the replay is not the same batch"
@@ -441,7 +443,7 @@ class Query:
         # Before Spark 4.2 the last epoch is settled when the next one is planned.
         open_ = set() if self.shows_start else set(self.sink.get(self.committed, ()))
         return sum(
-            self.row(queue.name, message.id) not in open_
+            self.row(queue.name, message.id or message.body.decode()) not in open_
             for queue in self.queues
             for message in [*queue.ready, *queue.handed_out]
         )

@@ -9,9 +9,16 @@ from datetime import datetime, timezone
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from pyspark_mq.dedup import IdSource
+from pyspark_mq.dedup import IdSource, content_digest
 from pyspark_mq.sources.amqp091.frames import Raw
-from pyspark_mq.sources.amqp091.properties import Field, FlaggedDeliveries, UnreadableRaw, header, headers
+from pyspark_mq.sources.amqp091.properties import (
+    Field,
+    FlaggedDeliveries,
+    UnreadableRaw,
+    header,
+    headers,
+    lasting,
+)
 from pyspark_mq.sources.connections.decoder import ROW_BYTES, Decoder, Unreadable
 
 __all__ = ["Amqp091Decoder", "as_text"]
@@ -74,6 +81,8 @@ _delivery_mode = Field("delivery_mode")
 _PERSISTENT = 2
 
 _DELIVERY_COUNT = b"x-delivery-count"
+#: Set by RabbitMQ on dead letters ("Dead Letter Exchanges", "Effects on Messages").
+_DEATHS = b"x-death"
 
 
 def _texts(field: Field) -> Callable[[Sequence[Raw]], list[Any]]:
@@ -184,6 +193,16 @@ class Amqp091Decoder(Decoder):
             return _correlation_id.texts(raws)
         name = source.name.encode()
         return [_header_id(header(table, name)) for table in _headers.tables(raws)]
+
+    def digests(self, raws: Sequence[Raw]) -> list[bytes]:
+        """Digests of properties, headers and bodies."""
+        # Of messages that follow one another many have the same headers.
+        known: dict[bytes, bytes] = {}
+        return [content_digest(lasting(raw[2], known), raw[3]) for raw in raws]
+
+    def unmarked(self, raws: Sequence[Raw]) -> list[bool]:
+        """Whether neither the flag of basic.deliver is set, nor the header of dead letters is there."""
+        return [not raw[1] and _DEATHS not in raw[2] for raw in raws]
 
     def unreadable(self, raws: Sequence[Raw]) -> list[Unreadable]:
         """Those whose properties are not what they announce; their bodies are whole."""

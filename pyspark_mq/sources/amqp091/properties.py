@@ -19,7 +19,7 @@ from typing import Any
 from pyspark_mq.sources.amqp091.frames import Raw
 from pyspark_mq.sources.connections.decoder import UNREADABLE_PROPERTY
 
-__all__ = ["Field", "FlaggedDeliveries", "UnreadableRaw", "check", "header", "headers", "unreadable"]
+__all__ = ["Field", "FlaggedDeliveries", "UnreadableRaw", "check", "header", "headers", "lasting", "unreadable"]
 
 _TEXT, _TABLE = 0, -1
 #: Fields of class basic in the order of their flags, the highest bit first, and the octets of those that have a size.
@@ -295,6 +295,59 @@ class Field:
         if not flags & (0x8000 >> self._place):
             return None
         return _Way(_steps(flags & ~(0xFFFF >> self._place)))
+
+
+# -- what stays the same --------------------------------------------------------------------------
+
+_HEADERS_FLAG = 0x8000 >> _NAMES.index("headers")
+_EXPIRATION_FLAG = 0x8000 >> _NAMES.index("expiration")
+#: Headers that RabbitMQ sets or changes from delivery to delivery, and the beginnings of those of dead letters.
+_PASSING = frozenset({b"x-delivery-count", b"x-acquired-count", b"x-opt-rabbitmq-sent-time", b"x-death"})
+_PASSING_PREFIXES = (b"x-first-death-", b"x-last-death-")
+
+
+def lasting(block: bytes, known: dict[bytes, bytes]) -> bytes:
+    """Encode the properties again, without those that differ between deliveries of a message; headers by their names.
+
+    Args:
+        block: that :func:`check` has passed.
+        known: results for header tables, to be used again for other blocks.
+    """
+    flags = int.from_bytes(block[:2], "big")
+    if not flags & (_HEADERS_FLAG | _EXPIRATION_FLAG):
+        return block
+    fields, at = [], _FLAGS_SIZE
+    for bit, kind in enumerate(_FIELDS.values()):
+        flag = 0x8000 >> bit
+        if not flags & flag:
+            continue
+        end = _end(block, at, [kind])
+        field = block[at:end]
+        if kind == _TABLE:
+            table = known.get(field)
+            if table is None:
+                table = known[field] = _lasting_table(field)
+            field = table
+        if not field or flag == _EXPIRATION_FLAG:
+            flags &= ~flag
+        else:
+            fields.append(field)
+        at = end
+    return flags.to_bytes(2, "big") + b"".join(fields)
+
+
+def _lasting_table(field: bytes) -> bytes:
+    """The entries that last, in the order of their names; nothing if there are none."""
+    entries, at = [], 4
+    while at < len(field):
+        start = at + 1 + field[at]
+        name = field[at + 1 : start]
+        end = _value(field, start)[1]
+        if name not in _PASSING and not name.startswith(_PASSING_PREFIXES):
+            entries.append(field[at:end])
+        at = end
+    entries.sort()
+    return len(b"".join(entries)).to_bytes(4, "big") + b"".join(entries) if entries else b""
 
 
 # -- header tables -----------------------------------------------------------------------------

@@ -16,19 +16,21 @@ from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 from uuid import UUID
 
-from pyspark_mq.dedup import IdSource
+from pyspark_mq.dedup import IdSource, content_digest
 from pyspark_mq.sources.amqp10.encoding import Pairs, read_map
 from pyspark_mq.sources.connections.decoder import ROW_BYTES, UNREADABLE_PROPERTY, Decoder, Unreadable
 
 __all__ = [
-    "JMS_KIND", "NOWHERE", "NO_OTHERS", "ROUTING", "Header", "Named", "Others", "Properties", "Raw", "Routing",
-    "UnreadableRaw", "body_bytes", "json_text", "make_raw", "text",
+    "DEATHS", "JMS_KIND", "NOWHERE", "NO_OTHERS", "ROUTING", "Header", "Named", "Others", "Properties", "Raw",
+    "Routing", "UnreadableRaw", "body_bytes", "json_text", "make_raw", "text",
 ]  # fmt: skip
 
 #: Message annotation with the kind of a JMS message ("AMQP JMS Mapping", 3.2.1), and the property made of it.
 JMS_KIND = "x-opt-jms-msg-type"
 #: Message annotations of RabbitMQ 4: where a message was published.
 ROUTING = ("x-exchange", "x-routing-key")
+#: Annotations of dead letters, of RabbitMQ 4 and of 3 ("Dead Letter Exchanges", "Effects on Messages").
+DEATHS = ("x-opt-deaths", "x-death")
 _INT64_MAX = 2**63 - 1
 _INT32_MAX = 2**31 - 1
 
@@ -39,9 +41,9 @@ Others: TypeAlias = "tuple[bytes | None, str | None, str | None, int | None]"
 NO_OTHERS: Others = (None, None, None, None)
 #: Correlation ID, reply-to, content type, subject, expiry and creation in milliseconds, and the rest.
 Properties: TypeAlias = "tuple[Any, str | None, str | None, str | None, int, int, Others]"
-#: Exchange and routing key.
-Routing: TypeAlias = "tuple[str | None, str | None]"
-NOWHERE: Routing = (None, None)
+#: Exchange, routing key, and whether it was a dead letter before.
+Routing: TypeAlias = "tuple[str | None, str | None, bool]"
+NOWHERE: Routing = (None, None, False)
 #: What sections other than `application-properties` say under the name of a property.
 Named: TypeAlias = "tuple[tuple[str, str], ...]"
 
@@ -225,6 +227,25 @@ def _properties(raws: Sequence[Raw]) -> list[list[tuple[str, str | None]]]:
     return [_pairs(raw) if raw.properties or raw.named else [] for raw in raws]
 
 
+def _named(raw: Raw, known: dict[object, bytes]) -> bytes:
+    """What the producer has said beside the body, in one form for all deliveries of a message."""
+    application = raw.properties or b""
+    written = known.get(application) if isinstance(application, bytes) else None
+    if written is None:
+        found = sorted((name, repr(value)) for name, value in _read_properties(raw.properties).items())
+        written = repr(found).encode("utf-8", "surrogatepass")
+        if isinstance(application, bytes):
+            known[application] = written
+    plain = (
+        raw.id, raw.correlation_id, raw.reply_to, raw.content_type, raw.subject, raw.priority, raw.created_ms,
+        raw.durable, raw.others, raw.named,
+    )  # fmt: skip
+    fields = known.get(plain)
+    if fields is None:
+        fields = known[plain] = repr(plain).encode("utf-8", "surrogatepass")
+    return b"%d %s%s" % (len(written), written, fields)
+
+
 def _unreadable(raw: Raw) -> Unreadable:
     known = {"message-id": text(raw.id), "correlation-id": text(raw.correlation_id), "subject": raw.subject}
     error = _read_properties(raw.properties)[UNREADABLE_PROPERTY]
@@ -250,6 +271,14 @@ class Amqp10Decoder(Decoder):
             return [_id(raw.correlation_id) for raw in raws]
         name = source.name
         return [_id(_property(raw, name)) if raw.properties or raw.named else None for raw in raws]
+
+    def digests(self, raws: Sequence[Raw]) -> list[bytes]:
+        # Of messages that follow one another many have the same properties.
+        known: dict[object, bytes] = {}
+        return [content_digest(_named(raw, known), raw.body) for raw in raws]
+
+    def unmarked(self, raws: Sequence[Raw]) -> list[bool]:
+        return [not raw.redelivered and not raw.routing[2] for raw in raws]
 
     def unreadable(self, raws: Sequence[Raw]) -> list[Unreadable]:
         return [_unreadable(raw) for raw in raws if type(raw) is UnreadableRaw]

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pyspark_mq.sources.amqp10.decoder import (
+    DEATHS,
     JMS_KIND,
     NO_OTHERS,
     NOWHERE,
@@ -61,7 +62,7 @@ _PROPERTIES_FIELDS = (
     _ID, _BINARY, _TEXT, _TEXT, _TEXT, _ID, _TEXT, _TEXT, _TIMESTAMP, _TIMESTAMP, _TEXT, _UINT, _TEXT,
 )  # fmt: skip
 _NO_PROPERTIES: Properties = (None, None, None, None, 0, 0, NO_OTHERS)
-_ANNOTATIONS = (JMS_KIND.encode(), *(name.encode() for name in ROUTING))
+_ANNOTATIONS = (JMS_KIND.encode(), *(name.encode() for name in (*ROUTING, *DEATHS)))
 
 
 class Scanner:
@@ -149,7 +150,8 @@ def _remember(known: dict[bytes, Any], section: bytes, what: object) -> None:
 def annotated(annotations: Mapping[str, object]) -> tuple[Named, Routing]:
     """What message annotations say: as a property, and of where it was published."""
     kind, exchange, key = (text(annotations.get(name)) for name in (JMS_KIND, *ROUTING))
-    return () if kind is None else ((JMS_KIND, kind),), (exchange, key)
+    died = any(name in annotations for name in DEATHS)
+    return () if kind is None else ((JMS_KIND, kind),), (exchange, key, died)
 
 
 def header_at(data: bytes, at: int, *, counts_acquirers: bool) -> tuple[Header, int]:

@@ -60,7 +60,9 @@ class Metadata:
 
     Attributes:
         tags: handles, ascending.
-        keys: which message it is, None for one without an ID; empty where messages are not told apart.
+        keys: which message it is: by its ID, or the digest of its content; None for one without. Empty where messages
+            are not told apart.
+        unmarked: where there are digests: whether nothing marks each as delivered before.
         redelivered: how many of them the broker has flagged as redelivered.
         hidden: what hides the broker's ID in those without one.
         unreadable: row -> the delivery that could not be decoded.
@@ -68,6 +70,7 @@ class Metadata:
 
     tags: array[int]
     keys: list[Key | None]
+    unmarked: list[bool]
     redelivered: int
     hidden: list[str]
     unreadable: dict[int, Unreadable]
@@ -139,11 +142,12 @@ def make_block(decoder: Decoder, raws: Sequence[Any], ids: MessageIds, schema: p
     """
     tags = decoder.tags(raws)
     values = ids.values(decoder, raws) if ids.exact or _ID in schema.names else []
-    keys = ids.keys(decoder, raws, values) if ids.exact else []
+    keys, digests = ids.keys(decoder, raws, values) if ids.exact else ([], False)
     odd = {delivery.tag: delivery for delivery in decoder.unreadable(raws)}
     metadata = Metadata(
         array("q", tags),
         keys,
+        decoder.unmarked(raws) if digests else [],
         sum(decoder.columns["redelivered"](raws)),
         ids.hidden(decoder, raws) if None in keys else [],
         {row: odd[tag] for row, tag in enumerate(tags) if tag in odd} if odd else {},
@@ -151,7 +155,7 @@ def make_block(decoder: Decoder, raws: Sequence[Any], ids: MessageIds, schema: p
     bodies = decoder.bodies(raws)
     ready = decoder.batch(raws, schema.names)
     columns: dict[str, Callable[[Sequence[Any]], Sequence[Any]]] = {
-        _ID: lambda _: ids.texts(decoder, raws, values),
+        _ID: lambda _: ids.texts(values),
         "body": lambda _: _bodies(bodies),
         **decoder.columns,
     }

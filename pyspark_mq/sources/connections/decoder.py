@@ -79,6 +79,18 @@ class Decoder(ABC):
     def ids(self, raws: Sequence[Any], source: IdSource) -> list[object]:
         """The value of each message under the source; None where it has nothing."""
 
+    @abstractmethod
+    def digests(self, raws: Sequence[Any]) -> list[bytes]:
+        """Digests of what the producer has put into each message, of 16 bytes: its properties, headers, and body.
+
+        The same at each delivery of a message. Not of it: how often it was delivered, by which way it came, how long
+        it may live, and what a broker notes of dead letters.
+        """
+
+    @abstractmethod
+    def unmarked(self, raws: Sequence[Any]) -> list[bool]:
+        """Whether nothing marks each as delivered before, or as a dead letter."""
+
     def hidden(self, raws: Sequence[Any]) -> list[str]:  # noqa: ARG002 - for those that override it
         """Values that hide the ID that the broker has given; usually there are none."""
         return []

@@ -40,6 +40,10 @@ KEPT_EPOCHS = 120
 _MERGED = 8
 #: IDs that were left are remembered for so many seconds of being connected.
 _LEFT_S = 86_400.0
+#: The same of contents, and how many may be left behind one: an equal message must not be taken for it for longer than
+#: a broker may keep what it was not told of the end of. A kill leaves some seconds of traffic.
+_CONTENTS_LEFT_S = 3_600.0
+_CONTENTS_LEFT = 500_000
 
 
 class Kind(Enum):
@@ -65,6 +69,7 @@ class Segment:
         written: how many there are in the file.
         behind: IDs that came into the same list behind it.
         since_s: connected seconds when it was left.
+        contents: some of it may be contents.
     """
 
     number: int
@@ -74,6 +79,7 @@ class Segment:
     written: int
     behind: int = 0
     since_s: float = 0.0
+    contents: bool = False
 
     def name(self, kind: Kind) -> list[object]:
         """The segment as files name it."""
@@ -155,6 +161,10 @@ class Journal:
             if segment.behind > most or (kind is Kind.LEFT and segment.since_s < aged_s)
         ]
 
+    def outlived(self, segment: Segment) -> bool:
+        """Whether the contents of a left segment are to be forgotten."""
+        return segment.behind > _CONTENTS_LEFT or segment.since_s < self.connected_s - _CONTENTS_LEFT_S
+
     def drop(self, kind: Kind, segments: Iterable[Segment]) -> None:
         """Close segments."""
         for segment in segments:
@@ -174,6 +184,7 @@ class Journal:
         """Put one segment in the place of the newest of several."""
         newest = parts[-1]
         into.behind, into.since_s = newest.behind, newest.since_s
+        into.contents = any(part.contents for part in parts)
         segments = self.lists[kind]
         segments[segments.index(newest)] = into
         self.drop(kind, parts[:-1])

@@ -16,11 +16,13 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 from pyspark_mq.ack import Ledger
+from pyspark_mq.ack.copies import Copies, is_nameless
 from pyspark_mq.ack.known import Known
-from pyspark_mq.dedup import Key, encode_ids, second_hash
+from pyspark_mq.dedup import Key, encode_ids, is_content, second_hash
 from pyspark_mq.sources.journal.lists import PLANNED, Journal, Kind, Segment
 from pyspark_mq.sources.position import JournalFiles, Position, decode
 from pyspark_mq.sources.settings import Settings
@@ -35,6 +37,8 @@ _LOOK_MAX_S = 1.0
 _DECODED_MAX = 16_384
 #: How names of parts begin that are in the file beside that of their epoch.
 _BESIDE = "beside: "
+#: Ordinals of contents begin somewhere: no process before has used one of them.
+_ORDINAL_BITS = 60
 
 
 class Memory:
@@ -54,6 +58,9 @@ class Memory:
         self._files = files
         self._journal = Journal(settings.dedup_window, settings.remember_left)
         self._known: dict[str, Known[Key]] = {}
+        self._copies: dict[str, Copies] = {}
+        self._proves = settings.endpoint.broker.proves_new
+        self._ordinals = count(secrets.randbits(_ORDINAL_BITS))
         self._nonce = secrets.token_hex(8)
         #: Epoch -> its file, until it is committed.
         self._open: dict[int, str] = {}
@@ -67,6 +74,10 @@ class Memory:
     def known(self, queue: str) -> Known[Key]:
         """Return the IDs that are known of a queue, also of one that is not read now."""
         return self._known.setdefault(queue, Known(second_hash))
+
+    def copies(self, queue: str) -> Copies:
+        """Return what tells the messages of a queue apart that have no ID."""
+        return self._copies.setdefault(queue, Copies(second_hash, self._ordinals, proves=self._proves))
 
     def look(self, now_s: float, *, connected: bool) -> None:
         """Take note of whether every connection is up."""
@@ -138,11 +149,14 @@ class Memory:
         journal = self._journal
         for segment in list(journal.lists[Kind.UNDER_WAY]):
             if not any(ledger.settling.holds(segment.number) for ledger in ledgers.values()):
-                journal.settle(segment)
+                self._settle(segment)
         settled = journal.over(Kind.SETTLED)
         for ledger in ledgers.values():
             ledger.leave_again([segment.number for segment in settled])
         mine = self._leave(parts, ledgers, prefix)
+        for segment in journal.lists[Kind.LEFT]:
+            if segment.contents and journal.outlived(segment):
+                self._forget_contents(segment)
         left = journal.over(Kind.LEFT)
         self._count_forgotten(left)
         self._close(Kind.SETTLED, settled)
@@ -163,6 +177,25 @@ class Memory:
             "nonce": self._nonce,
         }
         return content, mine
+
+    def _settle(self, segment: Segment) -> None:
+        """Have a segment settled. Contents leave it: what is equal to one of them is another message."""
+        for queue, known in self._known.items():
+            contents = known.take_contents(segment.number)
+            if contents is not None:
+                self.copies(queue).meet(contents)
+        segment.size = self._size(segment)
+        if segment.size:
+            self._journal.settle(segment)
+        else:
+            self._journal.drop(Kind.UNDER_WAY, [segment])
+
+    def _forget_contents(self, segment: Segment) -> None:
+        for known in self._known.values():
+            known.take_contents(segment.number)
+        segment.contents = False
+        before, segment.size = segment.size, self._size(segment)
+        self.forgotten += before - segment.size
 
     def _written(self, file: str, mine: Iterable[Segment], others: Iterable[str]) -> None:
         for segment in mine:
@@ -186,6 +219,7 @@ class Memory:
         for queue, keys in leaving.items():
             again += self.known(queue).take(keys, self._journal.left_numbers)
             self.known(queue).put(segment.number, keys)
+            segment.contents = segment.contents or any(map(is_content, keys))
         self._journal.leave(segment, again)
 
     def _count_forgotten(self, segments: Sequence[Segment]) -> None:
@@ -273,7 +307,7 @@ class Memory:
         if not end.file:
             return {}
         self._open[end.epoch] = end.file
-        return self._read(end.file, PLANNED)
+        return planned_in(self._files, end.file, self._destination)
 
     def queues(self, position: Position) -> list[str]:
         """Name the queues that were read when an epoch was planned."""
@@ -317,6 +351,7 @@ class Memory:
             if count:
                 self._leave_as(journal.make(file, part, count), keys)
             for queue, some in keys.items():
+                self.copies(queue).recall(some)
                 recent.setdefault(queue, []).extend(some)
         for segment in journal.lists[Kind.LEFT]:
             segment.size = self._size(segment)
@@ -331,11 +366,19 @@ class Memory:
     def _load(self, kind: Kind, file: str, part: str, behind: int, since_s: float) -> None:
         found = self._read(file, part)
         segment = self._journal.make(file, part, sum(map(len, found.values())))
+        segment.behind, segment.since_s = behind, since_s
+        forgets = kind is Kind.SETTLED or self._journal.outlived(segment)
         for queue, keys in found.items():
+            if any(map(is_content, keys)):
+                if forgets:
+                    keys = [key for key in keys if not is_content(key)]  # noqa: PLW2901 - the same without some
+                else:
+                    segment.contents = True
+                    self.copies(queue).recall(keys)
             if kind is Kind.LEFT:
                 self.known(queue).take(keys, self._journal.left_numbers)
             self.known(queue).put(segment.number, keys)
-        segment.size, segment.behind, segment.since_s = self._size(segment), behind, since_s
+        segment.size = self._size(segment)
         if segment.size:
             self._journal.lists[kind].append(segment)
 
@@ -366,7 +409,9 @@ def planned_in(files: JournalFiles, file: str, destination: str) -> dict[str, li
     Raises:
         CheckpointError: they cannot be read.
     """
-    return _keys(_texts(files, file, PLANNED, destination), destination) if file else {}
+    found = _keys(_texts(files, file, PLANNED, destination), destination) if file else {}
+    # What is not told apart is not waited for: it comes in later epochs.
+    return {queue: [key for key in keys if not is_nameless(key)] for queue, keys in found.items()}
 
 
 def remembered_in(files: JournalFiles, file: str) -> dict[str, int]:

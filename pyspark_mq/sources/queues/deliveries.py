@@ -9,7 +9,9 @@ from typing import Any
 from weakref import ref
 
 from pyspark_mq.ack import Ledger, Settlement
-from pyspark_mq.dedup import SeenStore
+from pyspark_mq.ack.copies import Copies
+from pyspark_mq.dedup import OnMissing, SeenStore, is_content
+from pyspark_mq.dedup.identity import CONTENT_DIGEST_BYTES
 from pyspark_mq.sources.connections.block import Block, Row, joined
 from pyspark_mq.sources.connections.connections import Connections
 from pyspark_mq.sources.connections.events import Delivered
@@ -28,6 +30,13 @@ _KEPT_PARTS = 2
 _SMALL_ROWS = 64
 _SMALL_BYTES = 64 << 10
 _SMALL_BLOCKS = 64
+_NOTES = {
+    OnMissing.CONTENT: "They are known by their contents; of those that are equal some may come twice when a "
+    "connection or a process ends. An ID that the producer sets is better",
+    OnMissing.ROW: "They are emitted as often as they come",
+    OnMissing.REJECT: "They are refused for good",
+    OnMissing.FAIL: "Those that cannot be read are known by their bytes",
+}
 
 
 class Deliveries:
@@ -39,10 +48,11 @@ class Deliveries:
         connections: of the queue.
         store: where settled IDs are shared, beyond the checkpoint.
         settle: has acknowledgements sent.
+        copies: tells messages apart that have no ID; None where none are told apart.
 
     Attributes:
         taken_in: how many deliveries came in each open session.
-        redelivered, rejected: counters.
+        redelivered, rejected, nameless: counters.
     """
 
     def __init__(
@@ -52,6 +62,7 @@ class Deliveries:
         connections: Connections,
         store: SeenStore,
         settle: Callable[[Settlement | None], object],
+        copies: Copies | None,
     ) -> None:
         self._settings = settings
         self._destination = settings.endpoint.destination
@@ -61,6 +72,9 @@ class Deliveries:
         self._connections = connections
         self._store = store
         self._settle = settle
+        self._copies = copies
+        #: It was said that there are messages without an ID.
+        self._noted = settings.id_source.kind == "content"
         self._serial = count(1)
         #: Small blocks that came, and their rows with the keys: those that are still held are put together.
         self._small: list[tuple[ref[Block], list[tuple[Any, int]]]] = []
@@ -68,7 +82,7 @@ class Deliveries:
         self._passed_over: dict[int, int] = {}
         self._settling_since_s: float | None = None
         self.taken_in: dict[int, int] = {}
-        self.redelivered = self.rejected = 0
+        self.redelivered = self.rejected = self.nameless = 0
 
     def begin(self, session: int) -> None:
         """A session has opened."""
@@ -98,16 +112,20 @@ class Deliveries:
         tags: Sequence[int] = metadata.tags
         rows = block.rows
         keys: list[Any] = metadata.keys or [next(self._serial) for _ in metadata.tags]
+        unmarked: Sequence[bool] = metadata.unmarked
 
         left_out = self._refused(event) if metadata.unreadable or None in keys else {}
         if left_out:
             tags, keys, rows = _without(left_out, tags, keys, rows)
+            unmarked = [sure for place, sure in enumerate(unmarked) if place not in left_out]
+        if unmarked or None in keys:
+            keys = self._named(session, keys, unmarked)
         elsewhere: Collection[Any] = ()
         if self._exact:
             if crowded:
                 tags, keys, rows = self._only_known(session, tags, keys, rows)
             # Those that are not known here and were settled by somebody else.
-            elsewhere = self._store.known(self._ledger.unseen(keys))
+            elsewhere = self._store.known(key for key in self._ledger.unseen(keys) if not is_content(key))
         ledger = self._ledger
         buffered = len(ledger.received)
         self._settle(ledger.deliver(session, tags, keys, rows, elsewhere))
@@ -121,6 +139,28 @@ class Deliveries:
             if len(self._small) == _SMALL_BLOCKS:
                 small, self._small = self._small, []
                 self._join([(key, (held, row)) for one, pairs in small if (held := one()) for key, row in pairs])
+
+    def _named(self, session: int, keys: list[Any], unmarked: Sequence[bool]) -> list[Any]:
+        """Find out which messages those without an ID are."""
+        copies, ledger = self._copies, self._ledger
+        assert copies is not None, "messages are told apart, so there is a memory"
+        if not self._noted:
+            self._noted = True
+            _LOG.warning(
+                "%s: there are messages without an ID under messageIdFrom='%s'. %s",
+                self._destination, self._ids.source, _NOTES[self._ids.on_missing],
+            )  # fmt: skip
+        places = [place for place, key in enumerate(keys) if type(key) is bytes and len(key) == CONTENT_DIGEST_BYTES]
+        named = list(keys)
+        digests = keys if len(places) == len(keys) else [keys[place] for place in places]
+        sure = unmarked if digests is keys else [unmarked[place] for place in places]
+        for place, key in zip(places, copies.name(session, digests, sure, ledger), strict=True):
+            named[place] = key
+        nameless = [place for place, key in enumerate(keys) if key is None]
+        self.nameless += len(nameless)
+        for place, key in zip(nameless, copies.name_nothing(len(nameless)), strict=True):
+            named[place] = key
+        return named
 
     def _join(self, pairs: Sequence[tuple[Any, Row]]) -> None:
         """Hold rows of a block of their own in place of these, where they are held at all."""
@@ -145,8 +185,8 @@ class Deliveries:
                 self._destination, len(unreadable), next(iter(unreadable.values())),
             )  # fmt: skip
         missing = [row for row, key in enumerate(keys) if key is None and row not in refused]
-        if missing:
-            self._ids.check(self._destination, len(missing), event.metadata.hidden)
+        if missing and self._ids.on_missing is not OnMissing.ROW:
+            self._ids.check(self._destination, len(missing), tags[missing[0]], event.metadata.hidden)
             refused |= dict.fromkeys(missing, "has no ID")
             _LOG.error(
                 "%s: rejected %d message(s) without an ID under messageIdFrom='%s'",
@@ -172,6 +212,8 @@ class Deliveries:
                 self._destination, self._settings.max_bytes,
             )  # fmt: skip
         self._ledger.pass_over(session, tags[min(places)])
+        if self._copies is not None:
+            self._copies.give_back([keys[place] for place in places])
         self._passed_over[session] = self._passed_over.get(session, 0) + len(places)
         return _without(places, tags, keys, rows)
 

@@ -79,8 +79,9 @@ class QueueGroup:
         """A reader for the endpoint of these settings. It opens nothing yet."""
         events = EventQueue(self._arrived)
         known = None if self._memory is None else self._memory.known(settings.endpoint.name)
+        copies = None if self._memory is None else self._memory.copies(settings.endpoint.name)
         store = self._make_store(settings)
-        queue = QueueReader(settings, self._receivers, store, self._runtime, events, self._judge, known)
+        queue = QueueReader(settings, self._receivers, store, self._runtime, events, self._judge, known, copies)
         if self._memory is not None:
             queue.ledger.left = self._memory.left
         self._queues[queue.name] = queue

@@ -25,10 +25,11 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from pyspark_mq.ack import Ledger, Settlement
+from pyspark_mq.ack.copies import Copies
 from pyspark_mq.ack.counters import Counters
 from pyspark_mq.ack.known import Known
 from pyspark_mq.brokers.facts import QueueFacts
-from pyspark_mq.dedup import Key, SeenStore
+from pyspark_mq.dedup import Key, SeenStore, is_content
 from pyspark_mq.errors import CheckpointError
 from pyspark_mq.sources.connections.block import Row, sizes_of
 from pyspark_mq.sources.connections.connections import Connections
@@ -63,6 +64,7 @@ class QueueReader:
         events: where those of this queue come in.
         judge: finds in what a connection tells of a queue what is worth a line of the log.
         known: IDs of committed messages; None for a guarantee without.
+        copies: tells messages apart that have no ID; None for a guarantee without.
 
     Attributes:
         ended: the queue is no longer there.
@@ -85,15 +87,17 @@ class QueueReader:
         events: EventQueue,
         judge: Judge = lambda _facts, _settings: (),
         known: Known[Key] | None = None,
+        copies: Copies | None = None,
     ) -> None:
         self.settings = settings
         self.exact = settings.guarantee.identifies
         self.ledger: Ledger[Any, Row] = Ledger(
-            grace_s=settings.settle_grace_s, known=known, weigh=lambda rows: sum(sizes_of(rows))
+            grace_s=settings.settle_grace_s, known=known, copies=copies, weigh=lambda rows: sum(sizes_of(rows))
         )
         self.connections = Connections(settings, receivers, runtime, events)
         self.connected = Connected(settings)
         self._known = known
+        self._copies = copies
         self._questions = 0
         self._store = store
         self._runtime = runtime
@@ -103,7 +107,7 @@ class QueueReader:
         self._silence = Silence()
         self._confirmations = Confirmations(self.destination)
         self._reconnects = 0
-        self._deliveries = Deliveries(settings, self.ledger, self.connections, store, self._settle)
+        self._deliveries = Deliveries(settings, self.ledger, self.connections, store, self._settle, copies)
         #: Epochs that Spark has asked the payload of and not committed: what they emit, as it may ask again.
         self._emitted: dict[int, list[Row]] = {}
         self._retained_bytes = 0
@@ -342,7 +346,7 @@ class QueueReader:
         Returns:
             the number of its acknowledgements; None if there are none.
         """
-        self._store.remember(self.ledger.planned.keys(epoch))
+        self._store.remember(key for key in self.ledger.planned.keys(epoch) if not is_content(key))
         # Before the acknowledgements make room: where a wider window is a new consumer, it is had while
         # nothing is on its way.
         self.connections.widen(self.settings.prefetch)
@@ -380,9 +384,11 @@ class QueueReader:
         """
         self.expect_broker(broker_id)
         self.taking = True
-        self._store.remember(recent)
+        self._store.remember(key for key in recent if not is_content(key))
         self.ledger.recalled = len(recent)
         self._settle(self.ledger.restore_committed())
+        if self._copies is not None:
+            self._copies.shown = True
         # A session that is open has enough to begin with: what comes again of this is acknowledged on sight.
         self.connections.first_window = self._slow_start
 
@@ -393,6 +399,10 @@ class QueueReader:
             planned: their IDs in order. Empty for a guarantee without: nobody can tell which they were, and they come
                 in later epochs.
         """
+        if len(self.ledger.received) and any(map(is_content, planned)):
+            # Before Spark 4.2: which of its messages an equal one is may be told when it comes, and not after.
+            for session in self.connections.windows:
+                self.connections.renew(session, "its messages are asked for again, as an epoch waits for some of them")
         self.ledger.restore_planned(epoch, planned)
         if self.exact:
             self.replaying, self._replayed = True, epoch
@@ -407,6 +417,8 @@ class QueueReader:
             ledger.counters,
             redelivered=self._deliveries.redelivered,
             rejected=self._deliveries.rejected,
+            nameless=self._deliveries.nameless,
+            ambiguous=0 if self._copies is None else self._copies.ambiguous,
             reconnects=self._reconnects,
             unacked=ledger.unacked,
             buffered=len(ledger.received),

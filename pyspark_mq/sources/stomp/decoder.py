@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from urllib.parse import unquote_to_bytes
 
 from pyspark_mq.brokers.base import StompDialect
-from pyspark_mq.dedup import IdSource
+from pyspark_mq.dedup import IdSource, content_digest
 from pyspark_mq.sources.connections.decoder import ROW_BYTES, UNREADABLE_PROPERTY, Decoder, Unreadable
 from pyspark_mq.sources.stomp.frames import UnreadableHeaders
 from pyspark_mq.sources.stomp.headers import as_text, parse
@@ -36,6 +36,28 @@ _NAMED = frozenset(
         "receipt", "redelivered", "reply-to", "subscription", "timestamp", "transaction", "type",
     }
 )  # fmt: skip
+
+
+#: Headers that differ between deliveries of one message, and the beginnings of those of dead letters.
+_PASSING = frozenset(
+    {
+        b"ack", b"destination", b"expiration", b"expires", b"message-id", b"original-expiration", b"redelivered",
+        b"subscription", b"x-acquired-count", b"x-death", b"x-delivery-count", b"x-opt-rabbitmq-sent-time",
+    }
+)  # fmt: skip
+_PASSING_PREFIXES = (b"x-first-death-", b"x-last-death-")
+_DEATHS = b"\nx-death:"
+
+
+def _lasting(block: bytes) -> bytes:
+    """Header lines without those that differ between deliveries, sorted: RabbitMQ changes their order."""
+    lines = [
+        line
+        for line in block[1:-1].split(b"\n")
+        if (name := line.partition(b":")[0]) not in _PASSING and not name.startswith(_PASSING_PREFIXES)
+    ]
+    lines.sort()
+    return b"\n".join(lines)
 
 
 def whole_number(text: bytes | None, most: int) -> int | None:
@@ -215,6 +237,14 @@ class StompDecoder(Decoder):
         if dialect.id_separator:
             return [value.rpartition(dialect.id_separator)[2] if isinstance(value, str) else value for value in ids]
         return ids
+
+    def digests(self, raws: Sequence[Raw]) -> list[bytes]:
+        return [content_digest(_lasting(raw[1]), raw[2]) for raw in raws]
+
+    def unmarked(self, raws: Sequence[Raw]) -> list[bool]:
+        if not raws:
+            return []
+        return [not again and _DEATHS not in raw[1] for again, raw in zip(_redelivered(raws), raws, strict=True)]
 
     def hidden(self, raws: Sequence[Raw]) -> list[str]:
         if not raws or _dialect(raws).own_id is None:

@@ -1,0 +1,115 @@
+"""Messages without IDs: one whose content is its own comes once, and of equal ones none is lost.
+
+The oracle counts contents that were published and contents in the sink, and looks at nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from pyspark_mq.dedup import IdSource
+from tests.support.engine import At, Crashed
+from tests.support.memory import MEMORY
+from tests.support.scene import Scene
+
+POINTS = [None, None, *At]
+
+
+class Contents:
+    """A query on a queue whose producer sets no ID, and what was published."""
+
+    def __init__(self, *, proves: bool = True, shows_start: bool = True, **settings: object) -> None:
+        settings = {"max_messages": 20, "prefetch": 60, "dedup_window": 100, **settings}
+        self.scene = Scene(shows_start=shows_start, broker=replace(MEMORY, proves_new=proves), **settings)
+        if not proves:
+            self.scene.queue.weather.flags = False
+        self.published: Counter[str] = Counter()
+
+    def publish(self, *contents: str) -> None:
+        for content in contents:
+            self.scene.queue.publish(content.encode(), None)
+        self.published.update(contents)
+
+    def trigger(self, at: At | None = None) -> None:
+        with contextlib.suppress(Crashed):
+            self.scene.query.trigger(at)
+
+    @property
+    def lost_and_twice(self) -> tuple[int, int]:
+        """After everything has come: how many are missing, and how many came once more than they were published."""
+        self.scene.query.drain()
+        emitted = Counter(self.scene.query.emitted)
+        return (self.published - emitted).total(), (emitted - self.published).total()
+
+
+def a_fault(one: Contents, chance: random.Random) -> None:
+    scene, broker = one.scene, one.scene.broker
+    kind = chance.randrange(6)
+    if kind == 0:
+        scene.query.crash()
+    elif kind == 1:
+        scene.query.crash(chance.choice([1.0, 40.0]))
+    elif kind == 2:
+        broker.cut(lose_acks=chance.random() < 0.5)
+    elif kind == 3:
+        broker.kill()
+        scene.world.let_pass(chance.choice([0.1, 3.0]))
+        broker.start()
+    elif kind == 4:
+        scene.queue.take_away(chance.randrange(1, 30))
+        scene.world.at(chance.choice([1.0, 100.0]), scene.queue.bring_back)
+    else:
+        one.trigger(chance.choice(list(At)))
+
+
+def a_history(one: Contents, seed: int, contents: int | None, steps: int = 120) -> None:
+    """Publish, trigger and fail at random.
+
+    Args:
+        contents: how many different ones there are; None for all.
+    """
+    chance = random.Random(seed)
+    one.scene.queue.weather.forgets_s = chance.choice([0.1, 0.5])
+    number = 0
+    for _ in range(steps):
+        what = chance.random()
+        if what < 0.5:
+            for _ in range(chance.randrange(1, 30)):
+                number += 1
+                one.publish(f"content {number if contents is None else chance.randrange(contents)}")
+        elif what < 0.9:
+            one.trigger()
+        elif what < 0.95:
+            one.scene.world.let_pass(chance.choice([0.1, 2.0, 20.0]))
+        else:
+            a_fault(one, chance)
+    one.scene.world.let_pass(200.0)
+
+
+@pytest.mark.parametrize("proves", [True, False])
+@pytest.mark.parametrize("shows_start", [True, False])
+@pytest.mark.parametrize("seed", range(12))
+def test_contents_of_their_own_come_once(seed: int, *, shows_start: bool, proves: bool) -> None:
+    one = Contents(proves=proves, shows_start=shows_start)
+    a_history(one, seed, None)
+    assert one.lost_and_twice == (0, 0)
+
+
+@pytest.mark.parametrize("proves", [True, False])
+@pytest.mark.parametrize("shows_start", [True, False])
+@pytest.mark.parametrize("contents", [1, 20])
+@pytest.mark.parametrize("seed", range(6))
+def test_equal_contents_are_not_lost(seed: int, contents: int, *, shows_start: bool, proves: bool) -> None:
+    one = Contents(proves=proves, shows_start=shows_start)
+    one.publish(*(f"content {number}" for number in range(contents)) , *(f"content {number}" for number in range(contents)))
+    one.trigger()
+    one.trigger()
+    a_history(one, seed, contents)
+    lost, twice = one.lost_and_twice
+    print(seed, contents, shows_start, proves, lost, twice, one.scene.counters.ambiguous)
+    assert lost == 0
