@@ -172,7 +172,7 @@ def test_the_lower_guarantees_need_no_ids(cell: LiveCell, guarantee: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "options", [{"messageIdFrom": "body-hash"}, {"messageIdFrom": "property:none", "onMissingMessageId": "body-hash"}]
+    "options", [{"messageIdFrom": "content"}, {"messageIdFrom": "property:none", "onMissingMessageId": "content"}]
 )
 def test_bodies_identify_messages_too(cell: LiveCell, options: dict[str, str]) -> None:
     sent = cell.publish(MESSAGES)

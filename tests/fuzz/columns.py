@@ -37,7 +37,7 @@ __all__ = ["run"]
 _BATCH = 100
 _BUILDER = BatchBuilder(ALL_COLUMNS)
 _URLS = {AMQP_0_9_1: "amqp://localhost", AMQP_1_0: "amqp://localhost", STOMP: "stomp://localhost"}
-_ID_SOURCES = ("message-id", "correlation-id", "property:own", "property:x-opt-jms-msg-type", "body-hash")
+_ID_SOURCES = ("message-id", "correlation-id", "property:own", "property:x-opt-jms-msg-type", "content")
 
 
 # -- AMQP 0-9-1
@@ -147,7 +147,7 @@ class _Law:
         for source in _ID_SOURCES:
             options = {
                 "broker": broker, "protocol": protocol, "url": _URLS[protocol], "queue": "q", "messageIdFrom": source,
-                "onMissingMessageId": "body-hash", "onUnreadableMessage": "row",
+                "onMissingMessageId": "content", "onUnreadableMessage": "row",
             }  # fmt: skip
             self._ids.append(MessageIds.of(parse_options(options).settings))
 

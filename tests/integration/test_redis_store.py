@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_mq.dedup import Key, SeenStore, body_keys
+from pyspark_mq.dedup import Key, SeenStore, id_keys
 from pyspark_mq.dedup.identity import DIGEST_BYTES
 from pyspark_mq.errors import BrokerUnavailableError, OptionError
 from testbed.ports import LOOPBACK, free_port, listens
@@ -105,8 +105,8 @@ def test_nothing_is_known_at_first(server: RedisServer) -> None:
 
 def test_what_was_remembered_is_known_and_nothing_else(server: RedisServer) -> None:
     store = server.store()
-    store.remember(["a", "b", *body_keys([b"x"])])
-    assert store.known(["a", "c", "A", "a ", *body_keys([b"x", b"y"])]) == {"a", *body_keys([b"x"])}
+    store.remember(["a", "b", *id_keys([b"x"])])
+    assert store.known(["a", "c", "A", "a ", *id_keys([b"x", b"y"])]) == {"a", *id_keys([b"x"])}
 
 
 def test_no_ids_at_all_are_none(server: RedisServer) -> None:
@@ -208,7 +208,7 @@ def test_an_epoch_of_50_000_ids_takes_seconds_at_most(server: RedisServer) -> No
     before, keys, digests = (
         ids(1, 50_000),
         ids(50_001, 100_000),
-        body_keys(map(str.encode, map(str, range(100)))),
+        id_keys([str(number).encode() for number in range(100)]),
     )
     store.remember(before)
     began = time.monotonic()

@@ -526,20 +526,20 @@ def test_a_message_without_an_id_fails_in_words_and_stays(
     spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str
 ) -> None:
     rabbit.publish(name, bodies(2), ids=["id-1", None])
-    text = Job(spark, tmp_path, rabbit, name).fail()
-    for word in (name, "messageIdFrom='message-id'", "onMissingMessageId"):
+    text = Job(spark, tmp_path, rabbit, name, onMissingMessageId="fail").fail()
+    for word in (name, "messageIdFrom='message-id'", "delivery 2", "'content'", "'at-least-once'"):
         assert word in text
     assert poll(lambda: rabbit.counts(name).ready == 2, 30)
 
 
-def test_a_message_without_an_id_gets_the_hash_of_its_body(
-    spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str
+@pytest.mark.parametrize("options", [{}, {"onMissingMessageId": "row"}])
+def test_messages_without_an_id_are_emitted_each_however_equal(
+    spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str, options: dict[str, str]
 ) -> None:
-    rabbit.publish(name, [b"a", b"b", b"a"], ids=["id-1", None, None])
-    job = Job(spark, tmp_path, rabbit, name, onMissingMessageId="body-hash")
-    job.run(3)
-    assert job.rows[0].messageId == "id-1"
-    assert len({row.messageId for row in job.rows}) == 3
+    rabbit.publish(name, [b"a", b"b", b"b", b"b"], ids=["id-1", None, None, None])
+    job = Job(spark, tmp_path, rabbit, name, **options)
+    job.run(4)
+    assert [(row.messageId, bytes(row.body)) for row in job.rows] == [("id-1", b"a")] + 3 * [(None, b"b")]
 
 
 def test_a_message_without_an_id_is_rejected_to_the_dead_letters(
@@ -555,15 +555,16 @@ def test_a_message_without_an_id_is_rejected_to_the_dead_letters(
     assert poll(lambda: rabbit.counts(dead).ready == 1, 30)
 
 
-@pytest.mark.parametrize("source", ["correlation-id", "property:order", "body-hash"])
+@pytest.mark.parametrize("source", ["correlation-id", "property:order", "json:$.order.id"])
 def test_ids_from_elsewhere_drop_duplicates(
     spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str, source: str
 ) -> None:
     for key in ("1", "2", "1"):
-        rabbit.publish(name, [key.encode()], headers={"order": key}, correlation_id=key)
+        body = json.dumps({"order": {"id": key}}).encode()
+        rabbit.publish(name, [body], headers={"order": key}, correlation_id=key)
     job = Job(spark, tmp_path, rabbit, name, messageIdFrom=source)
     job.run(2)
-    assert [bytes(row.body) for row in job.rows] == [b"1", b"2"]
+    assert [row.messageId for row in job.rows] == ["1", "2"]
 
 
 # -- mistakes ----------------------------------------------------------------------------------

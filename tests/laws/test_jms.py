@@ -104,7 +104,7 @@ def test_a_property_that_hides_the_id_makes_no_two_messages_one(cell: LiveCell) 
     with cell.engine() as engine, pytest.raises(ReaderError, match=r"'the same'.*another protocol"):
         engine.batch()
     assert poll(lambda: cell.counts().ready == 1, 30)
-    with cell.engine(messageIdFrom="body-hash") as engine:
+    with cell.engine(messageIdFrom="content") as engine:
         assert engine.batch() == 1
 
 

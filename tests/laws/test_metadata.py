@@ -106,7 +106,7 @@ def test_a_row_says_what_its_message_said(cell: LiveCell, second: str, receivers
     cell.node.publish(second, [b"second"], protocol=cell.cell.protocol)
     count = 2 + (cell.cell.protocol != STOMP) + (cell.cell.broker == "rabbitmq")
     names = f"{cell.queue},{second}"
-    options = {"includeMetadata": "true", "onMissingMessageId": "body-hash", "receivers": receivers}
+    options = {"includeMetadata": "true", "onMissingMessageId": "content", "receivers": receivers}
     with cell.engine(queue=names, **options) as engine:
         engine.drain(count)
         rows: Mapping[str, dict[str, Any]] = {row["body"].decode(): row for row in engine.rows}

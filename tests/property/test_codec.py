@@ -362,7 +362,7 @@ def test_a_length_that_nothing_follows_is_refused_at_once() -> None:
         decode_ids(b64encode(b"\0" + head + bytes(1000)).decode())
 
 
-@pytest.mark.parametrize("kind", [3, 9, 14, 255])
+@pytest.mark.parametrize("kind", [4, 9, 14, 255])
 def test_an_unknown_kind_is_refused(kind: int) -> None:
     head = (1).to_bytes(4, "big") + bytes([1, kind])
     with pytest.raises(CodecError, match="kind"):

@@ -45,7 +45,7 @@ FEW_CODECS = st.builds(
     lambda broker, source, ids: OffsetCodec(broker, source, ids, "queue 'a'", IdLog("/ids", "queue 'a'")),
     st.sampled_from(["rabbitmq", "rabbitmq", "artemis"]),
     st.sampled_from(["queue 'a'", "queue 'a'", "queue 'b'", "queue 'a" + 200 * "x", "queue 'a" + 200 * "y"]),
-    st.sampled_from(["message-id", "body-hash", ""]),
+    st.sampled_from(["message-id", "content", ""]),
 )
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | ANY_TEXT,

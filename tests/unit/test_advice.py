@@ -129,7 +129,14 @@ def sample(*ids: str | None, sizes: tuple[int, ...] = (), cut_short: str = "") -
 
 SAMPLES: list[tuple[Sample, dict[str, str], str, Level, str]] = [
     (sample("a", "b"), {}, "message-ids", Level.OK, "none repeated in 2 message(s) (given back)"),
-    (sample("a", None), {}, "message-ids", Level.PROBLEM, "1 without an ID under messageIdFrom='message-id'"),
+    (
+        sample("a", None),
+        {"onMissingMessageId": "fail"},
+        "message-ids",
+        Level.PROBLEM,
+        "1 without an ID under messageIdFrom='message-id'",
+    ),
+    (sample("a", None), {}, "message-ids", Level.OK, "known by their contents"),
     (sample("a", None), {"onMissingMessageId": "reject"}, "message-ids", Level.WARNING, "refused for good"),
     (sample("a", "b", "a"), {}, "message-ids", Level.PROBLEM, "1 ID(s) of more than one message"),
     (sample(None, None), {"guarantee": "none"}, "message-ids", Level.OK, "not needed"),
@@ -151,10 +158,10 @@ def test_what_follows_from_messages(
 
 
 def test_messages_may_lack_ids_and_repeat_them() -> None:
-    found = judge_sample(sample("a", None, "a"), settings())
+    found = judge_sample(sample("a", None, "a"), settings(onMissingMessageId="fail"))
     assert [(one.check, one.level) for one in found] == [
         ("message-ids", Level.PROBLEM), ("message-ids", Level.PROBLEM), ("message-sizes", Level.OK),
     ]  # fmt: skip
-    found = judge_sample(sample("a", None), settings(onMissingMessageId="body-hash"))
+    found = judge_sample(sample("a", None), settings(onMissingMessageId="content"))
     assert found[0].level is Level.OK
-    assert "1 without one get a hash" in found[0].what
+    assert "1 without one are known by their contents" in found[0].what

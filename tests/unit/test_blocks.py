@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspark_mq.dedup import IdSource, Key, OnMissing, body_keys, id_keys
+from pyspark_mq.dedup import IdSource, Key, OnMissing, id_keys
 from pyspark_mq.sources.connections.block import (
     Block,
     Metadata,
@@ -32,7 +32,7 @@ from pyspark_mq.spark_source.schema import ALL_COLUMNS, BatchBuilder
 from tests.unit.test_decoder_parity import SAMPLES, SOURCES, UNREADABLE, Sample, amqp091
 
 BUILDER = BatchBuilder(ALL_COLUMNS)
-BODY_HASH = IdSource("body-hash")
+CONTENT = IdSource("content")
 MESSAGE_ID = IdSource("message-id")
 EVERYTHING = {**SAMPLES, **{f"unreadable {name}": sample for name, sample in UNREADABLE.items()}}
 
@@ -97,7 +97,7 @@ def assert_same(sample: Sample, places: Sequence[int], rows: Sequence[Row]) -> N
 
 
 @every_sample
-@pytest.mark.parametrize("source", [*SOURCES, BODY_HASH], ids=str)
+@pytest.mark.parametrize("source", [*SOURCES, CONTENT], ids=str)
 @pytest.mark.parametrize("travels", [False, True], ids=["here", "from another process"])
 def test_a_block_says_what_the_deliveries_say(sample: Sample, source: IdSource, travels: bool) -> None:
     if travels:
@@ -108,7 +108,7 @@ def test_a_block_says_what_the_deliveries_say(sample: Sample, source: IdSource, 
     decoder, raws = sample.decoder, sample.raws
     assert_same(sample, range(len(raws)), block.rows)
     assert list(metadata.tags) == decoder.tags(raws)
-    keys = body_keys(decoder.bodies(raws)) if source == BODY_HASH else id_keys(decoder.ids(raws, source))
+    keys = [*decoder.digests(raws)] if source == CONTENT else id_keys(decoder.ids(raws, source))
     assert metadata.keys == keys
     assert sizes_of(block.rows) == weighed(block.rows, keys)
     assert metadata.redelivered == sum(decoder.columns["redelivered"](raws))

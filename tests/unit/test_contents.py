@@ -12,7 +12,6 @@ from dataclasses import replace
 
 import pytest
 
-from pyspark_mq.dedup import IdSource
 from tests.support.engine import At, Crashed
 from tests.support.memory import MEMORY
 from tests.support.scene import Scene
@@ -106,7 +105,9 @@ def test_contents_of_their_own_come_once(seed: int, *, shows_start: bool, proves
 @pytest.mark.parametrize("seed", range(6))
 def test_equal_contents_are_not_lost(seed: int, contents: int, *, shows_start: bool, proves: bool) -> None:
     one = Contents(proves=proves, shows_start=shows_start)
-    one.publish(*(f"content {number}" for number in range(contents)) , *(f"content {number}" for number in range(contents)))
+    one.publish(
+        *(f"content {number}" for number in range(contents)), *(f"content {number}" for number in range(contents))
+    )
     one.trigger()
     one.trigger()
     a_history(one, seed, contents)

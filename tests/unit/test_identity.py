@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import uuid
+from hashlib import sha256
 
 import pytest
 
-from pyspark_mq.dedup import CheckpointOnly, IdSource, Key, OnMissing, body_keys, id_keys, key_text
+from pyspark_mq.dedup import CheckpointOnly, IdSource, Key, OnMissing, content_digest, id_keys, is_content, key_text
 from pyspark_mq.dedup.identity import DIGEST_BYTES, ID_CHARS_MAX
 
 
@@ -103,9 +104,9 @@ def test_no_text_has_the_key_of_a_longer_one() -> None:
     assert digest not in texts
 
 
-def test_the_same_bytes_as_id_as_long_text_and_as_body_have_different_keys() -> None:
+def test_the_same_bytes_as_id_as_long_text_and_as_content_have_different_keys() -> None:
     data = b"x" * 1000
-    assert len({key(data), key(data.decode()), *body_keys([data])}) == 3
+    assert len({key(data), key(data.decode()), content_digest(b"", data)}) == 3
 
 
 def test_no_ids_have_no_keys() -> None:
@@ -113,27 +114,36 @@ def test_no_ids_have_no_keys() -> None:
     assert id_keys(()) == []
 
 
-# -- bodies -----------------------------------------------------------------------------------
+# -- contents ---------------------------------------------------------------------------------
 
 
-def test_equal_bodies_have_equal_keys() -> None:
-    one, two, again = body_keys([b"one", b"two", b"one"])
+def test_equal_contents_have_equal_digests() -> None:
+    one, two, again = content_digest(b"", b"one"), content_digest(b"", b"two"), content_digest(b"", b"one")
     assert one == again
     assert one != two
 
 
+def test_what_stands_beside_a_body_is_no_part_of_it() -> None:
+    assert content_digest(b"a", b"b") != content_digest(b"", b"ab")
+    assert content_digest(b"ab", b"") != content_digest(b"a", b"b")
+
+
 def test_a_body_of_any_size_has_a_digest() -> None:
     bodies = [b"", b"\0", b"\0\0", b"a", b"a" * 100_000]
-    keys = body_keys(bodies)
-    assert len(set(keys)) == len(bodies)
-    assert {(type(found), len(found)) for found in keys} == {(bytes, DIGEST_BYTES)}
+    assert {len(found) for found in {content_digest(b"", body) for body in bodies}} == {16}
+    assert len({content_digest(b"", body) for body in bodies}) == len(bodies)
 
 
 def test_digests_are_the_same_in_every_process_and_version() -> None:
-    # They are in offsets: another function would make every redelivery a new message.
-    assert body_keys([b"hello"])[0].hex() == "78d8b476757c490ef0d030667ce02fda43b68aba"  # type: ignore[union-attr]
+    # They are in files: another function would make every redelivery a new message.
+    assert content_digest(b"", b"hello") == sha256(b"\0\0\0\0hello").digest()[:16]
     assert key(b"hello").hex() == "90e62f5c522371844619cd1193ce26a9de474cff"  # type: ignore[union-attr]
     assert key("hello" * 100).hex() == "70dcb306277b38f18b6249c02df98c1079577a00"  # type: ignore[union-attr]
+
+
+def test_keys_of_contents_are_no_others() -> None:
+    assert is_content(bytes(24))
+    assert not any(map(is_content, ["a" * 24, bytes(20), bytes(16)]))
 
 
 # -- the rest ---------------------------------------------------------------------------------
@@ -150,8 +160,8 @@ def test_a_source_of_ids_is_shown_as_the_option_is_written() -> None:
     assert IdSource("property", "key") != IdSource("property", "Key")
 
 
-def test_there_are_three_things_to_do_without_an_id() -> None:
-    assert {kind.value for kind in OnMissing} == {"fail", "body-hash", "reject"}
+def test_there_are_four_things_to_do_without_an_id() -> None:
+    assert {kind.value for kind in OnMissing} == {"content", "fail", "reject", "row"}
 
 
 def test_without_a_shared_store_nothing_is_known_however_much_was_remembered() -> None:

@@ -149,7 +149,7 @@ def test_the_offset_of_another_kind_of_broker_is_refused() -> None:
     assert "of broker 'rabbitmq'" in text
 
 
-@pytest.mark.parametrize("other", ["correlation-id", "property:key", "property:message-id", "body-hash"])
+@pytest.mark.parametrize("other", ["correlation-id", "property:key", "property:message-id", "content"])
 def test_ids_from_elsewhere_are_refused(other: str) -> None:
     text = refusal(codec(messageIdFrom=other), spark(codec().encode(POSITION)))
     assert "queue 'orders'" in text
@@ -240,7 +240,7 @@ def test_a_long_field_of_another_type_is_shown_in_part() -> None:
         ("broker", "artemis"),
         ("source", "queue 'invoices' in virtual host 'sales'"),
         ("ids", ""),
-        ("ids", "body-hash"),
+        ("ids", "content"),
         ("identity", ""),
         ("identity", "rabbit@node-2"),
         ("epoch", 41),
