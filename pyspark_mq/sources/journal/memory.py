@@ -109,11 +109,13 @@ class Memory:
         return file
 
     def plan_beside(self, end: Position, ledgers: Mapping[str, Ledger[Key, Any]]) -> None:
-        """Write down what is remembered, beside the file of an epoch that was planned blindly.
+        """Write down what is remembered, beside the file of an epoch if that was planned blindly.
 
         Raises:
             CheckpointError: it cannot be written.
         """
+        if not self.is_blind(end):
+            return
         if self._files.has(self._files.beside(end.file)):
             self._named.add(end.file)
             return  # by a former process, which has read the same
@@ -264,8 +266,8 @@ class Memory:
 
     # -- restart
 
-    def planned(self, end: Position) -> dict[str, list[Key]]:
-        """Read the IDs of an epoch: of each queue in order, without those that it is run without.
+    def planned(self, start: Position, end: Position) -> dict[str, list[Key]]:  # noqa: ARG002
+        """Read the IDs of the epoch between: of each queue in order, without those that it is run without.
 
         Raises:
             CheckpointError: they cannot be read.
@@ -283,6 +285,21 @@ class Memory:
     def is_blind(self, position: Position) -> bool:
         """Whether an epoch was planned before Spark had shown what is committed."""
         return bool(position.file and self._files.read(position.file)["blind"])
+
+    def adopt(self, start: Position, open_: Position | None) -> dict[str, list[Key]]:
+        """Recall what a former process had remembered: queue -> IDs that its end has left open.
+
+        Args:
+            start: the first committed position that is shown.
+            open_: the end of an epoch that it planned and did not see committed. Its file says what was remembered when
+                it was planned, if that had been shown then.
+
+        Raises:
+            CheckpointError: a file cannot be read.
+        """
+        if open_ is not None and open_.file and not self.is_blind(open_):
+            return self.recall(open_, committed=False)
+        return self.recall(start, committed=True)
 
     def recall(self, position: Position, *, committed: bool) -> dict[str, list[Key]]:
         """Read what was remembered when an epoch was planned.

@@ -5,12 +5,18 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
+from pyspark_mq.ack.settling import Settling
 from pyspark_mq.errors import BrokerError
+from pyspark_mq.sources.connections.connections import Connections
 from pyspark_mq.sources.connections.consumer import QueueDepth
+from pyspark_mq.sources.queues.connected import half_open_s
+from pyspark_mq.sources.queues.windows import Windows
 from pyspark_mq.sources.runtime import Runtime, Task
+from pyspark_mq.sources.settings import Settings
 
-__all__ = ["BacklogWatch", "Confirmations", "OtherConsumers", "Silence", "other_consumers"]
+__all__ = ["BacklogWatch", "QueueWatches", "other_consumers"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
@@ -187,3 +193,39 @@ class Silence:
             self.forget(session)
             return f"{depth.ready} messages wait by the broker's word, and none came for {_SILENCE_MAX_S:.0f} s"
         return None
+
+
+class QueueWatches:
+    """Watches one queue for all of these.
+
+    Args:
+        settings: the query's, with this queue as its endpoint.
+        settling, connections, windows: of the queue.
+    """
+
+    def __init__(self, settings: Settings, settling: Settling[Any], connections: Connections, windows: Windows) -> None:
+        self._clustered = settings.endpoint.clustered
+        self._half_open_s = half_open_s(settings)
+        self._settling = settling
+        self._connections = connections
+        self._windows = windows
+        self._others = OtherConsumers(settings.endpoint.destination)
+        self._confirmations = Confirmations(settings.endpoint.destination)
+        self._silence = Silence()
+        self.confirmed = self._confirmations.confirmed
+        self.forget = self._silence.forget
+
+    def look(self, now_s: float, *, up: bool) -> None:
+        """Take note of how things are by now.
+
+        Args:
+            up: every receiver is connected, and deliveries are taken.
+        """
+        if up:
+            self._others.look(self._connections.other_consumers, now_s, self._half_open_s)
+        for session in self._connections.windows if self._clustered else ():
+            depth, holds = self._connections.depth_in(session), bool(self._windows.unacked_in(session))
+            why = self._silence.look(session, depth, holds=holds, now_s=now_s)
+            if why is not None:
+                self._connections.renew(session, why)
+        self._confirmations.look(now_s, under_way=self._settling.under_way())
