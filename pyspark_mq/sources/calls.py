@@ -49,7 +49,7 @@ __all__ = [
 
 
 class Call(Enum):
-    """A call of Spark's."""
+    """A call of Spark."""
 
     BOUND = "bound"  #: `prepareForTriggerAvailableNow`
     LATEST = "latest"  #: `latestOffset(start)`; for an epoch, from the last one here
@@ -61,7 +61,7 @@ class Call(Enum):
 
 
 class Shown(Enum):
-    """What Spark has shown to this process."""
+    """Knowledge of what is committed."""
 
     FRESH = "fresh"  #: nothing
     BOUNDED = "bounded"  #: nothing, and the run is bounded
@@ -70,7 +70,7 @@ class Shown(Enum):
 
 
 class First(Flag):
-    """What a call does before anything else."""
+    """Steps that come before anything else."""
 
     NOTHING = 0
     FIND = auto()  #: look for queues
@@ -78,7 +78,7 @@ class First(Flag):
 
 
 class Epoch(Enum):
-    """Where an epoch is, seen from this process."""
+    """The place of an epoch, seen from this process."""
 
     ELSEWHERE = "elsewhere"  #: of a former process, settled, or none
     PLANNED = "planned"  #: here, and Spark has not asked for its payload
@@ -86,14 +86,12 @@ class Epoch(Enum):
 
 
 class Act(Enum):
-    """What a call does about its epoch."""
+    """An act upon the epoch that a call is about."""
 
-    NOTHING = "nothing"
+    NOTHING = "nothing"  #: the answer is what it was: an epoch stays as it was written
     PLAN = "plan"  #: the next one, if there is something for it
-    REPEAT = "repeat"  #: the answer is the last one again: it stays as it was written
-    REPLAY = "replay"  #: wait until its messages are here, then begin it
+    REPLAY = "replay"  #: begin it as soon as its messages are here
     BEGIN = "begin"  #: keep what it emits until it is committed
-    EMIT = "emit"  #: the same again
     SETTLE = "settle"  #: acknowledge it, and all before it
 
 
@@ -129,16 +127,16 @@ SHOWING: Mapping[tuple[Call, Shown], tuple[First, Shown]] = MappingProxyType(
 EPOCHS: Mapping[tuple[Call, Epoch], Act] = MappingProxyType(
     {
         (Call.LATEST, Epoch.ELSEWHERE): Act.PLAN,
-        (Call.LATEST, Epoch.PLANNED): Act.REPEAT,
-        (Call.BEHIND, Epoch.ELSEWHERE): Act.REPEAT,
-        (Call.BEHIND, Epoch.PLANNED): Act.REPEAT,
-        (Call.BEHIND, Epoch.BEGUN): Act.REPEAT,
+        (Call.LATEST, Epoch.PLANNED): Act.NOTHING,
+        (Call.BEHIND, Epoch.ELSEWHERE): Act.NOTHING,
+        (Call.BEHIND, Epoch.PLANNED): Act.NOTHING,
+        (Call.BEHIND, Epoch.BEGUN): Act.NOTHING,
         (Call.BLIND, Epoch.ELSEWHERE): Act.PLAN,
-        (Call.BLIND, Epoch.PLANNED): Act.REPEAT,
+        (Call.BLIND, Epoch.PLANNED): Act.NOTHING,
         (Call.BLIND, Epoch.BEGUN): Act.PLAN,
         (Call.PAYLOAD, Epoch.ELSEWHERE): Act.REPLAY,
         (Call.PAYLOAD, Epoch.PLANNED): Act.BEGIN,
-        (Call.PAYLOAD, Epoch.BEGUN): Act.EMIT,
+        (Call.PAYLOAD, Epoch.BEGUN): Act.NOTHING,
         (Call.COMMIT, Epoch.ELSEWHERE): Act.NOTHING,
         # Committed and never begun: nobody has had its rows from here.
         (Call.COMMIT, Epoch.PLANNED): Act.NOTHING,

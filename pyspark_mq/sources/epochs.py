@@ -19,7 +19,7 @@ Rules cited by number are in docs/how-it-works.md#the-rules.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -31,8 +31,7 @@ from pyspark_mq.sources.blind import BlindPlanning
 from pyspark_mq.sources.calls import Act, Call, Epoch, First, IllegalCallError, Shown, latest_at, show, step
 from pyspark_mq.sources.connections.block import Run
 from pyspark_mq.sources.connections.receivers import Receivers
-from pyspark_mq.sources.journal.memory import Memory
-from pyspark_mq.sources.journal.nothing import NoMemory
+from pyspark_mq.sources.journal.memory import Memory, NoMemory
 from pyspark_mq.sources.position import JournalFiles, Limit, Position
 from pyspark_mq.sources.queues.connected import CheckFacts
 from pyspark_mq.sources.queues.group import QueueGroup
@@ -46,6 +45,19 @@ from pyspark_mq.sources.runtime import Runtime, Threads
 from pyspark_mq.sources.settings import Settings
 
 __all__ = ["EpochSource", "Limit", "Position", "Run"]
+
+
+_NO_LIMIT = Limit(None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A call: from which position, about which epoch, and for how much."""
+
+    start: Position
+    end: Position
+    limit: Limit = _NO_LIMIT
+    blind: bool = False
 
 
 class EpochSource:
@@ -75,7 +87,6 @@ class EpochSource:
     ) -> None:
         self._settings = settings
         self._files = files
-        self._memory: Memory | NoMemory
         if settings.guarantee.identifies:
             assert files is not None, "guarantee 'exactly-once' needs a place for its files"
             self._memory = Memory(settings, files)
@@ -105,6 +116,13 @@ class EpochSource:
         self._begun: dict[int, list[str]] = {}
         #: The newest epoch that was noted as synced.
         self._synced: int | None = None
+        self._act: Mapping[Act, Callable[[_Asked], None]] = {
+            Act.NOTHING: lambda _: None,
+            Act.PLAN: self._plan,
+            Act.REPLAY: self._begin_again,
+            Act.BEGIN: self._begin,
+            Act.SETTLE: self._settle,
+        }
 
     # -- Spark's calls, in its order -----------------------------------------------------------
 
@@ -129,40 +147,16 @@ class EpochSource:
             The end of a new epoch, or the last position if there is nothing new.
         """
         self._timings.asked()
-        known = start or Position(0)
-        self._show(Call.BLIND if start is None else Call.LATEST, known)
+        self._show(Call.BLIND if start is None else Call.LATEST, start or Position(0))
         if start is None:
             self._blind.begin()
             call = Call.BLIND
         else:
-            self._commit(start)
+            self._do(Call.COMMIT, _Asked(start, start))
             if start.epoch == 0:
                 self._open_wide()
             call = latest_at(start.epoch, self._last.epoch)
-        try:
-            act = step(call, self._where(self._last))
-        except IllegalCallError:
-            raise InternalError(
-                f"{self._destination}: Spark goes on from epoch {known.epoch}, the last here is {self._last.epoch}"
-            ) from None
-        if act is Act.REPEAT:
-            return self._last
-        self._queues.start()
-        self._admission.await_first_messages()
-        self._queues.pump()
-        if self._backlog is not None:
-            # Those whose depth no session learns.
-            self._backlog.begin([queue.name for queue in self._queues if not queue.view.depths])
-        if start is None:
-            limit = self._blind.share_window(limit)
-        elif limit.messages is None:
-            # The one epoch of this run, and everything before it is committed: take what there is.
-            self._open_wide()
-        sizes = self._admission.gather(limit)
-        self._timings.gathered()
-        self._timings.look()
-        if sizes or (start is None and self._blind.needs_empty_epoch(self._shown, running=bool(self._begun))):
-            return self._plan(sizes)
+        self._do(call, _Asked(start or Position(0), self._last, limit, blind=start is None))
         return self._last
 
     def payload(self, start: Position, end: Position) -> list[Run]:
@@ -175,28 +169,16 @@ class EpochSource:
             CheckpointError: it has messages of a queue that the query does not read.
             DataLossError: they do not all come within `replayTimeout`, and `failOnDataLoss` is on.
         """
-        act = step(Call.PAYLOAD, self._where(end))
-        self._show(Call.PAYLOAD, start, end, open_=end if act is Act.REPLAY else None)
-        if act is not Act.EMIT:
-            self._sync(start)  # what is emitted is planned
-            if act is Act.REPLAY:
-                if self._where(self._last) is not Epoch.PLANNED and (
-                    end.epoch > self._last.epoch or self._last == start
-                ):
-                    self._last = end  # Spark 4.0 has a bounded run plan its end before it shows what is open
-                self._highest = max(self._highest, end.epoch)
-                self._replay.run(start, end)
-            elif start.epoch == 0:
-                self._open_wide()
-            self._memory.plan_beside(end, self._queues.ledgers)
-            self._begin(end)
+        former = step(Call.PAYLOAD, self._where(end)) is Act.REPLAY
+        self._show(Call.PAYLOAD, start, end, open_=end if former else None)
+        self._do(Call.PAYLOAD, _Asked(start, end))
         queues = [queue for name in self._begun[end.epoch] if (queue := self._queues.get(name))]
         return [Run(queue.name, rows) for queue in queues if (rows := queue.emitted(end.epoch))]
 
     def commit(self, end: Position) -> None:
         """Phase two of all epochs up to `end`: Spark has committed them."""
         self._show(Call.COMMIT, end)
-        self._commit(end)
+        self._do(Call.COMMIT, _Asked(end, end))
 
     def stop(self) -> None:
         """Close the connections. Usually Spark ends the process before it gets here."""
@@ -278,11 +260,46 @@ class EpochSource:
             return Epoch.BEGUN
         return Epoch.PLANNED if self._queues.is_open(end.epoch) else Epoch.ELSEWHERE
 
+    def _do(self, call: Call, asked: _Asked) -> None:
+        """Do what a call does about the epoch that it is about.
+
+        Raises:
+            InternalError: it cannot come now.
+        """
+        try:
+            act = step(call, self._where(asked.end))
+        except IllegalCallError:
+            raise InternalError(
+                f"{self._destination}: Spark goes on from epoch {asked.start.epoch}, the last here is "
+                f"{self._last.epoch}"
+            ) from None
+        self._act[act](asked)
+
     def _open_wide(self) -> None:
         for queue in self._queues:
             queue.windows.enter(Moment.NO_CRASH_LOOP)
 
-    def _plan(self, sizes: Mapping[QueueReader, int]) -> Position:
+    def _plan(self, asked: _Asked) -> None:
+        """Phase one of the next epoch, if there is something for it."""
+        self._queues.start()
+        self._admission.await_first_messages()
+        self._queues.pump()
+        if self._backlog is not None:
+            # Those whose depth no session learns.
+            self._backlog.begin([queue.name for queue in self._queues if not queue.view.depths])
+        limit = asked.limit
+        if asked.blind:
+            limit = self._blind.share_window(limit)
+        elif limit.messages is None:
+            # The one epoch of this run, and everything before it is committed: take what there is.
+            self._open_wide()
+        sizes = self._admission.gather(limit)
+        self._timings.gathered()
+        self._timings.look()
+        if sizes or (asked.blind and self._blind.needs_empty_epoch(self._shown, running=bool(self._begun))):
+            self._cut(sizes)
+
+    def _cut(self, sizes: Mapping[QueueReader, int]) -> None:
         epoch, blind = self._blind.number(self._highest, self._shown)
         self._highest = epoch
         bytes_before = self._queues.planned_bytes
@@ -292,23 +309,39 @@ class EpochSource:
         self._last = Position(epoch, file, self._queues.broker_id)
         self._timings.planned(epoch, sum(sizes.values()), self._queues.planned_bytes - bytes_before)
         if self._settings.guarantee.acknowledges_first:
-            self._begin(self._last)
+            self._hold(self._last)
             for queue in self._queues:
                 queue.acknowledge_first(epoch)
-        return self._last
 
-    def _begin(self, end: Position) -> None:
+    def _begin(self, asked: _Asked) -> None:
+        """Begin an epoch that was planned here."""
+        self._sync(asked.start)  # what is emitted is planned
+        if asked.start.epoch == 0:
+            self._open_wide()
+        self._hold(asked.end)
+
+    def _begin_again(self, asked: _Asked) -> None:
+        """Begin an epoch of a former process, as soon as its messages are here."""
+        start, end = asked.start, asked.end
+        self._sync(start)
+        if self._where(self._last) is not Epoch.PLANNED and (end.epoch > self._last.epoch or self._last == start):
+            self._last = end  # Spark 4.0 has a bounded run plan its end before it shows what is open
+        self._highest = max(self._highest, end.epoch)
+        self._replay.run(start, end)
+        self._hold(end)
+
+    def _hold(self, end: Position) -> None:
         """Keep what an epoch emits until it is committed: Spark may ask for it again."""
+        self._memory.plan_beside(end, self._queues.ledgers)
         queues = self._queues.with_ended()
         self._begun[end.epoch] = list(dict.fromkeys([*self._memory.queues(end), *(queue.name for queue in queues)]))
         for queue in queues:
             queue.hold(end.epoch)
 
-    def _commit(self, end: Position) -> None:
-        if step(Call.COMMIT, self._where(end)) is not Act.SETTLE:
-            return
-        self._sync(end)  # what is acknowledged is committed, and written by the sink
-        for epoch in sorted(epoch for epoch in self._begun if epoch <= end.epoch):
+    def _settle(self, asked: _Asked) -> None:
+        """Phase two of an epoch, and of those before it."""
+        self._sync(asked.end)  # what is acknowledged is committed, and written by the sink
+        for epoch in sorted(epoch for epoch in self._begun if epoch <= asked.end.epoch):
             del self._begun[epoch]
             segment = self._memory.begin_commit(epoch)
             settled = [(queue, queue.commit(epoch, segment.number)) for queue in self._queues.with_ended()]

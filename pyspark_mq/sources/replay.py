@@ -16,7 +16,6 @@ from pyspark_mq.dedup import Key, key_text
 from pyspark_mq.errors import CheckpointError, DataLossError
 from pyspark_mq.sources.admission import IDLE_WAIT_S
 from pyspark_mq.sources.journal.memory import Memory
-from pyspark_mq.sources.journal.nothing import NoMemory
 from pyspark_mq.sources.position import Position
 from pyspark_mq.sources.queues.awaited import Awaited
 from pyspark_mq.sources.queues.group import QueueGroup
@@ -47,7 +46,7 @@ class Replay:
         memory: what was planned.
     """
 
-    def __init__(self, settings: Settings, queues: QueueGroup, runtime: Runtime, memory: Memory | NoMemory) -> None:
+    def __init__(self, settings: Settings, queues: QueueGroup, runtime: Runtime, memory: Memory) -> None:
         self._settings = settings
         self._queues = queues
         self._runtime = runtime

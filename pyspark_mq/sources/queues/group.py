@@ -17,7 +17,6 @@ from pyspark_mq.errors import BrokerError, DestinationError, RefusedError
 from pyspark_mq.sources.connections.events import EventQueue
 from pyspark_mq.sources.connections.receivers import Receivers
 from pyspark_mq.sources.journal.memory import Memory
-from pyspark_mq.sources.journal.nothing import NoMemory
 from pyspark_mq.sources.position import Position
 from pyspark_mq.sources.queues.connected import CheckFacts
 from pyspark_mq.sources.queues.reader import MakeStore, QueueReader
@@ -48,7 +47,7 @@ class QueueGroup:
         receivers: Receivers,
         make_store: MakeStore,
         runtime: Runtime,
-        memory: Memory | NoMemory,
+        memory: Memory,
         check: CheckFacts,
     ) -> None:
         self._settings = settings
@@ -93,7 +92,7 @@ class QueueGroup:
             self._runtime,
             EventQueue(self._arrived),
             self._check,
-            self._memory.known(name),
+            self._memory.known(name) if settings.guarantee.identifies else None,
             self._memory.left,
         )
         self._queues[name] = queue

@@ -301,7 +301,7 @@ class QueueReader:
         self._store.remember(recent)
         self.ledger.recalled = len(recent)
         self._settle(self.ledger.restore_committed())
-        self.windows.enter(Moment.SHOWN)
+        self.windows.enter(Moment.UNPROVEN)
 
     def begin_replay(self, epoch: int, planned: Sequence[Key]) -> None:
         """Expect the messages of an epoch that a former process planned and Spark did not commit, by IDs in order.

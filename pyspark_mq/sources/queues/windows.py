@@ -41,22 +41,18 @@ class Window(Enum):
 class Moment(Enum):
     """A moment at which windows change."""
 
-    STARTED = "started"  #: whether there was a former process is not known
-    SESSION_OPEN = "session open"  #: whatever is opened from now on follows the end of a session
-    SHOWN = "shown"  #: what a former process had committed
-    REPLAY = "replay"  #: its open epoch is expected again
+    UNPROVEN = "unproven"  #: a former process may have been; or a session is open, and another one follows its end
+    REPLAY = "replay"  #: an epoch that a former process left open is expected
     NO_CRASH_LOOP = "no crash loop"  #: there was no former process, or all that it planned is committed
-    COMMITTED = "committed"  #: an epoch of this process
+    COMMITTED = "committed"  #: an epoch of this process is
     BLIND = "blind"  #: Spark before 4.2 plans an epoch before it settles the one before
 
 
-#: Moment -> the window of sessions to be opened, and the one that those which are open have at least. None leaves it.
+#: Moment -> the window of sessions to be opened, and what those that are open have at least. None leaves it.
 WINDOWS: Mapping[Moment, tuple[Window | None, Window | None]] = MappingProxyType(
     {
-        Moment.STARTED: (Window.SLOW, None),
-        Moment.SESSION_OPEN: (Window.SLOW, None),
         # A session that is open has enough to begin with: what comes again is acknowledged on sight.
-        Moment.SHOWN: (Window.SLOW, None),
+        Moment.UNPROVEN: (Window.SLOW, None),
         Moment.REPLAY: (Window.SLOW, Window.SLOW),
         Moment.NO_CRASH_LOOP: (Window.WIDE, Window.WIDE),
         # Before the acknowledgements make room: where a wider window is a new consumer, nothing is on its way then.
@@ -107,7 +103,7 @@ class Windows:
         self._connections = connections
         self._deliveries = deliveries
         self._replayed = 0
-        self.enter(Moment.STARTED)
+        self.enter(Moment.UNPROVEN)
 
     def enter(self, moment: Moment) -> None:
         """Change what the table changes at a moment."""
@@ -137,7 +133,7 @@ class Windows:
     def look(self) -> None:
         """Have whatever is opened from now on start slowly, if a session is open."""
         if self._connections.windows:
-            self.enter(Moment.SESSION_OPEN)
+            self.enter(Moment.UNPROVEN)
 
     @property
     def total(self) -> int:
