@@ -10,11 +10,22 @@ import pytest
 
 from pyspark_mq.errors import InternalError
 from pyspark_mq.sources.calls import (
-    EPOCHS, SHOWING, Act, Call, Epoch, First, IllegalCallError, Shown, latest_at, show, step,
-)  # fmt: skip
+    EPOCHS,
+    SHOWING,
+    Act,
+    Call,
+    Epoch,
+    First,
+    IllegalCallError,
+    Shown,
+    latest_at,
+    show,
+    step,
+)
 from pyspark_mq.sources.epochs import EpochSource, Limit, Position
 from pyspark_mq.sources.settings import Guarantee
-from tests.support.simulation import Scene, ids_of
+from tests.support.scene import Scene
+from tests.support.simulation import ids_of
 
 LIMIT = Limit(10)
 NEW = Position(0)
@@ -75,6 +86,7 @@ def seen(source: EpochSource) -> Iterator[list[str]]:
         (source._replay, "run", "replay"),
         (source._memory, "plan_beside", "begin"),
         (source._memory, "begin_commit", "settle"),
+        (source._queues, "forget_ended", "settled"),
     ]
 
     def watching(name: str, done: Callable[..., Any]) -> Callable[..., Any]:
@@ -185,7 +197,7 @@ def check_latest_repeats_what_was_never_begun() -> None:
 def check_latest_settles_what_was_begun() -> None:
     scene, source, end = epoch_at(Epoch.BEGUN)
     scene.publish(2)
-    assert acts(source, lambda: source.latest(end, LIMIT)) == ["settle", "gather", "plan"]
+    assert acts(source, lambda: source.latest(end, LIMIT)) == ["settle", "settled", "gather", "plan"]
 
 
 def check_from_behind_the_answer_is_the_last_one() -> None:
@@ -211,6 +223,7 @@ def check_blindly_one_is_planned_beside_another_that_runs() -> None:
     }.items():
         scene, source, _ = epoch_at(epoch, blind=True)
         scene.publish(2)
+        scene.world.let_pass(1.0)
         assert acts(source, lambda source=source: source.latest(None, LIMIT)) == expected  # type: ignore[misc]
 
 
@@ -230,9 +243,27 @@ def check_a_payload_of_a_former_process_is_a_replay() -> None:
 
 
 def check_only_what_was_begun_is_settled() -> None:
-    for epoch, expected in {Epoch.ELSEWHERE: [], Epoch.PLANNED: [], Epoch.BEGUN: ["settle"]}.items():
+    for epoch, expected in {Epoch.ELSEWHERE: [], Epoch.PLANNED: [], Epoch.BEGUN: ["settle", "settled"]}.items():
         _, source, end = epoch_at(epoch)
         assert acts(source, lambda source=source, end=end: source.commit(end)) == expected  # type: ignore[misc]
+
+
+def check_nothing_that_runs_is_settled_by_a_word_on_another_epoch() -> None:
+    scene, source, running = epoch_at(Epoch.BEGUN, blind=True)
+    scene.publish(2)
+    scene.world.let_pass(1.0)
+    planned = source.latest(None, LIMIT)
+    assert planned.epoch > running.epoch
+    never_here = Position(planned.epoch + 1)
+    for call in (
+        lambda: source.latest(None, LIMIT),
+        lambda: source.latest(planned, LIMIT),
+        lambda: source.latest(NEW, LIMIT),
+        lambda: source.commit(planned),
+        lambda: source.commit(never_here),
+    ):
+        assert acts(source, call) == []
+    assert acts(source, lambda: source.commit(running)) == ["settle", "settled"]
 
 
 CHECKS: list[Callable[[], None]] = [
@@ -245,6 +276,7 @@ CHECKS: list[Callable[[], None]] = [
     check_a_payload_begins_what_was_planned,
     check_a_payload_of_a_former_process_is_a_replay,
     check_only_what_was_begun_is_settled,
+    check_nothing_that_runs_is_settled_by_a_word_on_another_epoch,
 ]
 
 

@@ -87,7 +87,7 @@ class QueueReader:
         self.connections = Connections(settings, receivers, runtime, events)
         self.connected = Connected(settings, check)
         self._known = known
-        self._questions = 0
+        self._last_question = 0
         self._store = store
         self._runtime = runtime
         self._reconnects = 0
@@ -176,9 +176,9 @@ class QueueReader:
         up = self.connections.complete and self.taking
         self.connected.look(self.connections.attended_s, up=up and not self.connections.broke_off)
         if self.ledger.settling.asks(now_s):  # nothing else is asked behind `settleGrace`: so confirmed is settled
-            self._questions -= 1
-            self.ledger.settling.asked(self._questions, self.connections.windows, now_s)
-            self.connections.ask_for_answers(self._questions)
+            self._last_question -= 1
+            self.ledger.settling.asked(self._last_question, self.connections.windows, now_s)
+            self.connections.ask_for_answers(self._last_question)
         self.windows.look()
         if not self._replaying and not self.windows.replay_is_open:
             self._deliveries.take_back(now_s)
