@@ -189,7 +189,7 @@ class EpochSource:
     # -- what comes first ----------------------------------------------------------------------
 
     def _show(self, call: Call, *known: Position, open_: Position | None = None) -> None:
-        """Do what a call does first.
+        """Take the first steps of a call.
 
         Args:
             known: positions of the checkpoint, the first one committed.
@@ -295,7 +295,6 @@ class EpochSource:
             self._open_wide()
         sizes = self._admission.gather(limit)
         self._timings.gathered()
-        self._timings.look()
         if sizes or (asked.blind and self._blind.needs_empty_epoch(self._shown, running=bool(self._begun))):
             self._cut(sizes)
 

@@ -1,4 +1,4 @@
-"""What one queue has to bring for a replay."""
+"""The part of one queue in a replay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the broker of a queue has said when sessions opened, and for how long all of them were up."""
+"""The word of a queue's broker at the opening of sessions, and for how long all of them were up."""
 
 from __future__ import annotations
 
@@ -53,10 +53,7 @@ class Connected:
         Raises:
             CheckpointError: it is another broker.
         """
-        found = shortened(greeting.broker_id)
-        if self.broker_id and found and found != self.broker_id:
-            raise self._other_broker(self.broker_id, f"{greeting.url} is broker '{found}'")
-        self.broker_id = self.broker_id or found
+        self._agree(self.broker_id, shortened(greeting.broker_id), f"{greeting.url}")
         if self.ready_at_first is None and greeting.depth is not None:
             self.ready_at_first = greeting.depth.ready
         self._hold_back(greeting.redelivery_delay_s)
@@ -86,16 +83,16 @@ class Connected:
             CheckpointError: there is a connection to another one. Before Spark 4.2 the first connection comes before
                 what is committed.
         """
-        if broker_id and self.broker_id and broker_id != self.broker_id:
-            raise self._other_broker(broker_id, f"the one at 'url' is broker '{self.broker_id}'")
-        self.broker_id = self.broker_id or broker_id
+        self._agree(broker_id, self.broker_id, "the one at 'url'")
 
-    def _other_broker(self, expected: str, found: str) -> CheckpointError:
-        return CheckpointError(
-            f"{self._settings.endpoint.destination}: the checkpoint was written with broker '{expected}', but {found}. "
-            "Its messages would be mistaken for others. Correct 'url', or start with a new checkpointLocation. If both "
-            "are nodes of one cluster, name several of them in 'url'"
-        )
+    def _agree(self, expected: str, found: str, where: str) -> None:
+        if expected and found and expected != found:
+            raise CheckpointError(
+                f"{self._settings.endpoint.destination}: the checkpoint was written with broker '{expected}', but "
+                f"{where} is broker '{found}'. Its messages would be mistaken for others. Correct 'url', or start with "
+                "a new checkpointLocation. If both are nodes of one cluster, name several of them in 'url'"
+            )
+        self.broker_id = expected or found
 
     def look(self, until_s: float, *, up: bool) -> None:
         """Take note of whether all connections are up.

@@ -159,7 +159,7 @@ class QueueGroup:
             except (DestinationError, RefusedError) as error:
                 if not self._may_end(queue, error):
                     raise
-                queue.end()
+                queue.stop(ended=True)
                 self._ended[queue.name] = self._queues.pop(queue.name)
         self._share_bytes()
         connected = self.complete and all(queue.taking for queue in self)

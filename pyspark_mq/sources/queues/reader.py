@@ -10,8 +10,7 @@ The contract. One thread calls everything here, and nothing blocks but :meth:`Qu
 sessions, deliveries, confirmations, in the order in which they happened. It has the ledger decide, and sends what the
 ledger makes due. An epoch is cut by :meth:`~QueueReader.plan`, held by :meth:`~QueueReader.hold` while Spark may ask
 for it, and acknowledged by :meth:`~QueueReader.commit`. A process that goes on after another learns first what that
-had committed (:meth:`~QueueReader.adopt`) and left open (:meth:`~QueueReader.begin_replay`). Others write nothing here,
-and what they decide by is in one :class:`QueueView`.
+had committed (:meth:`~QueueReader.adopt`) and left open (:meth:`~QueueReader.begin_replay`).
 
 What survives a crash is the journal, which has what :meth:`~QueueReader.plan` returns, and the store of seen IDs.
 Guarantee: a message is acknowledged only behind the commit of the epoch it was emitted in, or because its ID was.
@@ -116,7 +115,7 @@ class QueueReader:
 
     @property
     def view(self) -> QueueView:
-        """The queue as it is now."""
+        """The queue as it is now. Others decide by that, and write nothing here."""
         received, connections = self.ledger.received, self.connections
         return QueueView(
             received=len(received),
@@ -135,15 +134,11 @@ class QueueReader:
         """Close the connections; what is unacknowledged goes back to the broker."""
         self.connections.stop()
 
-    def stop(self) -> None:
-        """Close the connections and the store."""
+    def stop(self, *, ended: bool = False) -> None:
+        """Close the connections and the store; for good if the queue is no longer there."""
         self.disconnect()
         self._store.close()
-
-    def end(self) -> None:
-        """Stop for good: the queue is no longer there."""
-        self.stop()
-        self.ended = True
+        self.ended |= ended
 
     def take(self) -> None:
         """Take deliveries from now on."""

@@ -88,7 +88,7 @@ def window_of(size: Window, settings: Settings, *, planned: int, expected: int, 
 
 
 class Windows:
-    """Has the sessions of one queue keep to the table.
+    """Keeps the sessions of one queue to the table.
 
     Args:
         settings: the queue's.
@@ -142,7 +142,7 @@ class Windows:
 
     @property
     def next_total(self) -> int:
-        """The same of all sessions that are to be opened."""
+        """Unacknowledged messages that all sessions which are to be opened may be handed."""
         return self._connections.first_window * self._settings.consumers
 
     def unacked_in(self, session: int) -> int:
