@@ -17,14 +17,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
-from operator import itemgetter
 from typing import Generic, TypeVar
 
 from pyspark_mq.ack.buffer import Buffer
 from pyspark_mq.ack.copies import Copies
 from pyspark_mq.ack.counters import Counters
+from pyspark_mq.ack.groups import Group, Moved, joined
 from pyspark_mq.ack.handles import OpenDeliveries, SessionAcks, Settlement
 from pyspark_mq.ack.known import Known
 from pyspark_mq.ack.planned import Epoch, Planned
@@ -36,41 +35,6 @@ __all__ = ["Ledger", "SessionAcks", "Settlement"]
 
 K = TypeVar("K", bound=Hashable)  #: identity of a message
 P = TypeVar("P")  #: whatever the caller wants back when the message is emitted
-
-
-@dataclass(slots=True)
-class _Group(Generic[K, P]):
-    """Messages of one state that meet an event together, and what the event brings along.
-
-    Attributes:
-        keys: what is met, in order.
-        session: where they were delivered, or whose end it is.
-        tags, payloads: the handles under which they were delivered, and what was.
-        into: the epoch they are planned in now.
-        whole: the planned epoch they are, as a whole.
-    """
-
-    keys: Collection[K]
-    session: int | None = None
-    tags: Sequence[int] | None = None
-    payloads: Sequence[P] | None = None
-    into: Epoch[K, P] | None = None
-    whole: Epoch[K, P] | None = None
-
-
-@dataclass(slots=True)
-class _Moved(Generic[P]):
-    """The content that leaves the container of a state with the messages of a group.
-
-    Attributes:
-        held: their payloads, None for one that has not come; None if none move.
-        weight: bytes of them, None if unknown.
-        unbound: not all of the messages have a handle, maybe.
-    """
-
-    held: Sequence[P | None] | None = None
-    weight: int | None = None
-    unbound: bool = False
 
 
 #: Actions after which a message is in another container, though its state may be the same.
@@ -116,7 +80,7 @@ class Ledger(Generic[K, P]):
         self._leaving: dict[K, None] = {}
         self._numbers = 0
         self._count: Counter[str] = Counter()
-        self._act: Mapping[Action, Callable[[_Group[K, P], _Moved[P]], None]] = {
+        self._act: Mapping[Action, Callable[[Group[K, P], Moved[P]], None]] = {
             Action.NOTHING: lambda *_: None,
             Action.KEEP: self._keep,
             Action.BIND: self._bind,
@@ -125,8 +89,8 @@ class Ledger(Generic[K, P]):
             Action.LEAVE: self._leave,
             Action.FORGET: self._forget,
         }
-        self._take_from: Mapping[State, Callable[[_Group[K, P]], _Moved[P]]] = {
-            State.UNSEEN: lambda _: _Moved(),
+        self._take_from: Mapping[State, Callable[[Group[K, P]], Moved[P]]] = {
+            State.UNSEEN: lambda _: Moved(),
             State.RECEIVED: self._take_received,
             State.PLANNED: self._take_planned,
         }
@@ -226,7 +190,7 @@ class Ledger(Generic[K, P]):
         self._count["received"] += len(keys)
         distinct = set(keys)
         if len(distinct) == len(keys) and not elsewhere and self.all_unseen(distinct):
-            return self._meet(Event.DELIVER, {State.UNSEEN: _Group(keys, session, tags, payloads)})
+            return self._meet(Event.DELIVER, {State.UNSEEN: Group(keys, session, tags, payloads)})
         groups: dict[State, list[tuple[int, K, P]]] = {}
         unseen: set[K] = set()
         state_of = self.states(distinct)
@@ -240,7 +204,7 @@ class Ledger(Generic[K, P]):
         return self._meet(
             Event.DELIVER,
             {
-                state: _Group(
+                state: Group(
                     [key for _, key, _ in groups[state]],
                     session,
                     [tag for tag, _, _ in groups[state]],
@@ -288,13 +252,13 @@ class Ledger(Generic[K, P]):
             self._copies.wait(key for key in planned if key not in elsewhere)
             self._copies.leave(session, cut_off)
         # Another session holds these too: they lose one of their handles, and nothing happens to them.
-        self._unbind(_Group([key for key in received if key in elsewhere], session), _Moved())
+        self._unbind(Group([key for key in received if key in elsewhere], session), Moved())
         self._meet(
             Event.LOSE,
             {
-                State.RECEIVED: _Group(only_here, session),
-                State.PLANNED: _Group(planned, session),
-                State.COMMITTED: _Group(cut_off, session),
+                State.RECEIVED: Group(only_here, session),
+                State.PLANNED: Group(planned, session),
+                State.COMMITTED: Group(cut_off, session),
             },
         )
         self._count["returned"] += len(only_here)
@@ -312,7 +276,7 @@ class Ledger(Generic[K, P]):
         """
         keys = tuple(islice(self.received.order, count))
         planned: Epoch[K, P] = Epoch(epoch)
-        self._meet(Event.PLAN, {State.RECEIVED: _Group(keys, into=planned)})
+        self._meet(Event.PLAN, {State.RECEIVED: Group(keys, into=planned)})
         self.planned.epochs[epoch] = planned
         self._count["planned"] += len(planned.payloads)
         return keys
@@ -339,7 +303,7 @@ class Ledger(Generic[K, P]):
         if self._copies is not None:
             keys = self._copies.settled_by(keys, self)
         groups = self._by_state(keys)
-        self._meet(Event.RESTORE_PLANNED, {state: _Group(groups[state], into=planned) for state in groups})
+        self._meet(Event.RESTORE_PLANNED, {state: Group(groups[state], into=planned) for state in groups})
         if len(groups) > 1:
             planned.payloads = {key: planned.payloads[key] for key in keys if key in planned.payloads}
         self.planned.epochs[epoch] = planned
@@ -356,12 +320,12 @@ class Ledger(Generic[K, P]):
         if self._known is None:
             return None
         here = {State.RECEIVED: list(self.received.order), State.PLANNED: self.planned.all_keys()}
-        groups: dict[State, _Group[K, P]] = {}
+        groups: dict[State, Group[K, P]] = {}
         for state, keys in here.items():
             settled_by = keys if self._copies is None else self._copies.settled_by(keys, self)
             known = self._known.among(settled_by)
             if known:
-                groups[state] = _Group([key for key, one in zip(keys, settled_by, strict=True) if one in known])
+                groups[state] = Group([key for key, one in zip(keys, settled_by, strict=True) if one in known])
         return self._meet(Event.RESTORE_COMMITTED, groups)
 
     def _by_state(self, keys: Collection[K]) -> dict[State, dict[K, None]]:
@@ -374,7 +338,7 @@ class Ledger(Generic[K, P]):
     def abandon(self, epoch: int) -> None:
         """Give up what an epoch still misses (rule 9)."""
         given_up = self.planned.missing(epoch)
-        self._meet(Event.ABANDON, {State.PLANNED: _Group(given_up)})
+        self._meet(Event.ABANDON, {State.PLANNED: Group(given_up)})
         self._count["lost"] += len(given_up)
 
     # -- phase two -------------------------------------------------------------------------
@@ -393,7 +357,7 @@ class Ledger(Generic[K, P]):
         if ready is None:
             return None
         keys = ready.payloads
-        settlement = self._meet(Event.COMMIT, {State.PLANNED: _Group(keys, whole=ready)}, segment)
+        settlement = self._meet(Event.COMMIT, {State.PLANNED: Group(keys, whole=ready)}, segment)
         if self._known is not None:
             self._known.put(segment, keys)
         return settlement
@@ -404,9 +368,7 @@ class Ledger(Generic[K, P]):
 
     # -- the engine: what the table says is done here, and nowhere else ----------------------
 
-    def _meet(
-        self, event: Event, groups: Mapping[State, _Group[K, P]], segment: int | None = None
-    ) -> Settlement | None:
+    def _meet(self, event: Event, groups: Mapping[State, Group[K, P]], segment: int | None = None) -> Settlement | None:
         """Groups of messages, each in one state, meet an event.
 
         Args:
@@ -414,15 +376,15 @@ class Ledger(Generic[K, P]):
         """
         # All are looked up before anything is done: what the table does not have changes nothing.
         rows = [(state, group, *step(state, event)) for state, group in groups.items() if group.keys]
-        due: tuple[_Group[K, P], _Moved[P]] | None = None
+        due: tuple[Group[K, P], Moved[P]] | None = None
         for state, group, target, action in rows:
             moves = target is not state or action in _REPLACING
-            moved = self._take_from[state](group) if moves else _Moved()
+            moved = self._take_from[state](group) if moves else Moved()
             if action is Action.ACKNOWLEDGE:
                 if target is not State.COMMITTED:
                     raise InternalError(f"a message cannot be acknowledged and be '{target.value}'")
                 # Together, so that one settlement has them all.
-                due = (group, moved) if due is None else _joined(group, moved, *due)
+                due = (group, moved) if due is None else joined(group, moved, *due)
                 continue
             self._act[action](group, moved)
             if moves:
@@ -431,13 +393,13 @@ class Ledger(Generic[K, P]):
                 self._put_into(target, group, moved)
         return None if due is None else self._acknowledge(*due, segment)
 
-    def _keep(self, group: _Group[K, P], moved: _Moved[P]) -> None:
+    def _keep(self, group: Group[K, P], moved: Moved[P]) -> None:
         if group.session is None or group.tags is None:
             raise InternalError("nothing was delivered that could be kept")
         self._open[group.session].hold(group.tags, group.keys)
         moved.held = group.payloads
 
-    def _bind(self, group: _Group[K, P], _: _Moved[P]) -> None:
+    def _bind(self, group: Group[K, P], _: Moved[P]) -> None:
         if group.session is None or group.tags is None or group.payloads is None:
             raise InternalError("nothing was delivered that could be bound")
         self._open[group.session].hold(group.tags, group.keys)
@@ -446,25 +408,25 @@ class Ledger(Generic[K, P]):
         self._count["rebound"] += len(group.keys) - len(others)
         self._count["duplicates_dropped"] += len(others)
 
-    def _replan(self, group: _Group[K, P], moved: _Moved[P]) -> None:
+    def _replan(self, group: Group[K, P], moved: Moved[P]) -> None:
         if group.into is None or moved.held is None or moved.weight is not None:
             raise InternalError("only what is planned can be moved to another epoch")
 
-    def _unbind(self, group: _Group[K, P], _: _Moved[P]) -> None:
+    def _unbind(self, group: Group[K, P], _: Moved[P]) -> None:
         if group.session is None:
             raise InternalError("no session is gone whose handles could be dropped")
         self._open[group.session].take(frozenset(group.keys))
         self.planned.unbind(group.keys)
 
-    def _forget(self, group: _Group[K, P], _: _Moved[P]) -> None:
+    def _forget(self, group: Group[K, P], _: Moved[P]) -> None:
         if group.session is not None:
             self._open[group.session].take(frozenset(group.keys))
 
-    def _leave(self, group: _Group[K, P], _: _Moved[P]) -> None:
+    def _leave(self, group: Group[K, P], _: Moved[P]) -> None:
         if self._known is not None:
             self._leaving.update(dict.fromkeys(group.keys))
 
-    def _acknowledge(self, group: _Group[K, P], moved: _Moved[P], segment: int | None) -> Settlement | None:
+    def _acknowledge(self, group: Group[K, P], moved: Moved[P], segment: int | None) -> Settlement | None:
         """Make every handle of these messages due, each session at its lowest cost (rule 3)."""
         if group.session is not None and group.tags is not None:
             upto, singles = self._open[group.session].split(group.tags)
@@ -475,7 +437,7 @@ class Ledger(Generic[K, P]):
             if moved.unbound:  # maybe: they may have come again since
                 held = self._open.held()
                 unheld = [key for key in keys if key not in held]
-                self._leave(_Group(unheld), moved)
+                self._leave(Group(unheld), moved)
                 if self._copies is not None:
                     self._copies.expect(unheld)
             parts = self._open.take(keys)
@@ -485,25 +447,25 @@ class Ledger(Generic[K, P]):
         if group.whole is None:  # acknowledged without being emitted
             self._count["duplicates_dropped"] += len(group.keys)
             if self._known is not None and self.left:
-                self._leave(_Group(self._known.among(group.keys, self.left)), moved)
+                self._leave(Group(self._known.among(group.keys, self.left)), moved)
         if not parts:
             return None
         self._numbers += 1
         self.settling.put(self._numbers, parts, segment)
         return Settlement(self._numbers, tuple(acks for acks, _ in parts))
 
-    def _take_received(self, group: _Group[K, P]) -> _Moved[P]:
+    def _take_received(self, group: Group[K, P]) -> Moved[P]:
         held, weight = self.received.take(group.keys)
-        return _Moved(held, weight)
+        return Moved(held, weight)
 
-    def _take_planned(self, group: _Group[K, P]) -> _Moved[P]:
+    def _take_planned(self, group: Group[K, P]) -> Moved[P]:
         if group.whole is not None:
             self.planned.take_whole(group.whole)
-            return _Moved(unbound=group.whole.unbound or bool(group.whole.missing))
+            return Moved(unbound=group.whole.unbound or bool(group.whole.missing))
         held, unbound = self.planned.take(group.keys)
-        return _Moved(held, unbound=unbound)
+        return Moved(held, unbound=unbound)
 
-    def _put_into(self, target: State, group: _Group[K, P], moved: _Moved[P]) -> None:
+    def _put_into(self, target: State, group: Group[K, P], moved: Moved[P]) -> None:
         if target is State.RECEIVED:
             if moved.held is None:
                 raise InternalError("a message without a payload cannot be received")
@@ -515,16 +477,3 @@ class Ledger(Generic[K, P]):
             group.into.unbound |= moved.unbound
         elif target is State.COMMITTED:
             raise InternalError("a message cannot be committed without being acknowledged")
-
-
-def _joined(
-    group: _Group[K, P], moved: _Moved[P], other: _Group[K, P], others: _Moved[P]
-) -> tuple[_Group[K, P], _Moved[P]]:
-    """Both as one; deliveries in the order of their tags."""
-    both: _Moved[P] = _Moved(unbound=moved.unbound or others.unbound)
-    if group.tags is None or other.tags is None:
-        return _Group({**dict.fromkeys(group.keys), **dict.fromkeys(other.keys)}), both
-    pairs = sorted(
-        [*zip(group.tags, group.keys, strict=True), *zip(other.tags, other.keys, strict=True)], key=itemgetter(0)
-    )
-    return _Group([key for _, key in pairs], group.session, [tag for tag, _ in pairs]), both

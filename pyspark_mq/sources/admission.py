@@ -21,6 +21,7 @@ from pyspark_mq.sources.position import Limit
 from pyspark_mq.sources.queues.available_now import EndOfRun
 from pyspark_mq.sources.queues.group import QueueGroup
 from pyspark_mq.sources.queues.reader import QueueReader
+from pyspark_mq.sources.queues.windows import EPOCHS_IN_WINDOW
 from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.settings import Settings
 
@@ -43,8 +44,6 @@ _FIRST_WAIT_S = 2.0
 _FILL_S = 1.25
 #: The first one for so long: the processes that run it are not there yet.
 _FIRST_FILL_S = 3.0
-#: So many epochs share a window: one runs while the next is filled.
-_EPOCHS_IN_WINDOW = 2
 #: It is looked at so often: each look takes the interpreter away from the receiving thread.
 _FILL_STEP_S = 0.05
 #: Where the broker does not report a backlog, there is one while so many come with each look, or while more has come
@@ -73,6 +72,7 @@ class Admission:
         self._waiting_since_s: float | None = None
         self._ends: dict[QueueReader, EndOfRun] | None = None
         self._planned_s = -math.inf
+        self._awaited = False
         self._received_before = 0
         #: Which queue comes first, where not all can.
         self._turn = 0
@@ -93,12 +93,12 @@ class Admission:
             return self._gather_bounded(limit, self._ends)
         if not self._queues.buffered:
             for queue in self._queues:
-                queue.connections.refresh_depth(_IDLE_DEPTH_S)
+                queue.refresh_depth(_IDLE_DEPTH_S)
             self._wait(IDLE_WAIT_S)
         if not self._queues.buffered:
             self._await_confirmations()
         self._fill(limit)
-        sizes = self._sizes(limit, {queue: len(queue.ledger.received) for queue in self._queues})
+        sizes = self._sizes(limit, {queue: queue.view.received for queue in self._queues})
         return sizes if self._worth_it(sum(sizes.values()), limit) else {}
 
     def _wait(self, seconds: float) -> None:
@@ -113,14 +113,17 @@ class Admission:
     def await_first_messages(self) -> None:
         """Spark runs the first batch of a new query whatever the answer: better with messages in it.
 
-        What only the broker can tell (login, queue) is known after this as well.
+        What only the broker knows (login, queue) is known after this as well. Once is enough.
         """
+        if self._awaited:
+            return
+        self._awaited = True
         self.await_sessions()
         deadline = self._runtime.monotonic_s() + _FIRST_WAIT_S
         # Not if the queues are known to be empty.
         while (
             not self._queues.buffered
-            and any(queue.ready_at_first != 0 for queue in self._queues)
+            and any(queue.connected.ready_at_first != 0 for queue in self._queues)
             and self._runtime.monotonic_s() < deadline
         ):
             self._wait(IDLE_WAIT_S)
@@ -132,14 +135,14 @@ class Admission:
         self.await_sessions()
         deadline = self._runtime.monotonic_s() + _LEADER_WAIT_S
         while (
-            empty := [queue for queue in self._queues if queue.ready_at_first == 0]
+            empty := [queue for queue in self._queues if queue.connected.ready_at_first == 0]
         ) and self._runtime.monotonic_s() < deadline:
             # A quorum queue that has no leader at the moment says that it is empty.
             for queue in empty:
-                queue.connections.refresh_depth()
+                queue.refresh_depth()
             self._wait(IDLE_WAIT_S)
             for queue in empty:
-                queue.ready_at_first = queue.connections.untaken + (queue.connections.newest_depth or 0)
+                queue.recount_ready()
         self._ends = {queue: EndOfRun(queue, self._runtime) for queue in self._queues}
 
     def _gather_bounded(self, limit: Limit, ends: Mapping[QueueReader, EndOfRun]) -> dict[QueueReader, int]:
@@ -147,15 +150,16 @@ class Admission:
             end.begin()
         while unread := [queue for queue, end in ends.items() if end.left > 0 and not queue.ended]:
             self._queues.pump()
+            views = {queue: queue.view for queue in ends}
             for queue in ends.keys() - unread:
                 # It may be written to for ever; what it holds takes the room of others, and goes back when the run ends
                 # in any case.
-                if queue.ledger.received and not queue.has_open_epochs and ends[queue].settled():
-                    queue.connections.stop()
+                if views[queue].received and not views[queue].has_open_epochs and ends[queue].settled():
+                    queue.disconnect()
                     ends[queue].finish()
-            if any(queue.ledger.received for queue in unread):
+            if any(views[queue].received for queue in unread):
                 self._fill(limit)
-                some = {queue: int(min(len(queue.ledger.received), ends[queue].left)) for queue in unread}
+                some = {queue: int(min(queue.view.received, ends[queue].left)) for queue in unread}
                 sizes = {queue: ends[queue].fitting(size) for queue, size in self._sizes(limit, some).items()}
                 if any(sizes.values()):
                     return sizes
@@ -196,25 +200,28 @@ class Admission:
             return False
         # The rest of a window is for what comes while the epoch runs: with all of it in one epoch the broker would
         # stand still until that is acknowledged.
-        epochs = 1 if self._settings.guarantee.acknowledges_first else _EPOCHS_IN_WINDOW
+        epochs = 1 if self._settings.guarantee.acknowledges_first else EPOCHS_IN_WINDOW
         growing = [
-            queue for queue in self._queues if epochs * len(queue.ledger.received) < queue.window > queue.ledger.unacked
+            queue
+            for queue, view in [(queue, queue.view) for queue in self._queues]
+            if epochs * view.received < view.window > view.unacked
         ]
         for queue in growing:
-            queue.connections.refresh_depth()
-        if any(any(queue.connections.depths()) for queue in growing):
+            queue.refresh_depth()
+        views = [queue.view for queue in growing]
+        if any(any(view.depths) for view in views):
             return True
-        untold = [queue for queue in growing if not queue.connections.depths()]
-        if not untold:
+        unreported = [view for view in views if not view.depths]
+        if not unreported:
             return False
         # A first epoch can wait for a broker that begins slowly; a trickle could not.
         enough = 1 if self._planned_s == -math.inf else _FILL_STEP_MESSAGES
-        return came >= enough or any(queue.connections.behind for queue in untold)
+        return came >= enough or any(view.behind for view in unreported)
 
     # -- how many
 
     def _sizes(self, limit: Limit, some: Mapping[QueueReader, int]) -> dict[QueueReader, int]:
-        """How many messages of each queue the next epoch takes: at least one if there is any.
+        """Share the next epoch: messages of each queue, at least one if there is any.
 
         Args:
             limit: over all of them.
@@ -229,7 +236,7 @@ class Admission:
         )
         max_bytes = self._settings.max_bytes
         if self._queues.buffered_bytes > max_bytes:
-            rooms = fair_shares(max_bytes, [queue.ledger.received.weight for queue in queues])
+            rooms = fair_shares(max_bytes, [queue.view.weight for queue in queues])
             sizes = {queue: _fitting(queue, sizes[queue], room) for queue, room in zip(queues, rooms, strict=True)}
             if queues:  # the first in turn, so that a message which is larger than any share gets on
                 sizes[queues[0]] = max(1, sizes[queues[0]])
@@ -252,20 +259,20 @@ class Admission:
             or now - self._waiting_since_s >= self._settings.max_delay_s
             or self._queues.paused
             or limit.messages is None
-            or any(queue.blocked for queue in self._queues)
+            or any(queue.view.blocked for queue in self._queues)
         ):
             self._waiting_since_s = None
             return True
         for queue in self._queues:
-            queue.connections.refresh_depth()
+            queue.refresh_depth()
         self._queues.wait(IDLE_WAIT_S)
         return False
 
 
 def _fitting(queue: QueueReader, most: int, max_bytes: int) -> int:
-    """How many of the first `most` buffered messages have no more bytes than that."""
+    """Count those of the first `most` buffered messages that have no more bytes than that."""
     taken = held = 0
-    rows = iter(queue.ledger.received.oldest(most))
+    rows = queue.oldest(most)
     while chunk := list(islice(rows, _SIZING_ROWS)):
         ends = list(accumulate(sizes_of(chunk), initial=held))[1:]
         fit = bisect_right(ends, max_bytes)

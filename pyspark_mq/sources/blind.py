@@ -8,14 +8,16 @@ of such an epoch (:meth:`.Memory.plan_beside`).
 
 from __future__ import annotations
 
+from pyspark_mq.sources.calls import Shown
 from pyspark_mq.sources.position import Limit
 from pyspark_mq.sources.queues.group import QueueGroup
+from pyspark_mq.sources.queues.windows import EPOCHS_IN_WINDOW, Moment
 from pyspark_mq.sources.runtime import Runtime
 
 __all__ = ["BlindPlanning"]
 
-#: An epoch that waits to be settled, and the next one.
-_EPOCHS_IN_WINDOW = 2
+#: Spark has not shown what is committed.
+_UNSHOWN = frozenset({Shown.FRESH, Shown.BOUNDED})
 
 
 class BlindPlanning:
@@ -29,23 +31,22 @@ class BlindPlanning:
     def __init__(self, queues: QueueGroup, runtime: Runtime) -> None:
         self._queues = queues
         self._runtime = runtime
-        self._epoch = 0
 
     def begin(self) -> None:
         """Spark asks for an epoch, and nothing that it could show first comes before that."""
         for queue in self._queues:
-            queue.taking = True
+            queue.take()
 
     def share_window(self, limit: Limit) -> Limit:
         """Leave room in the windows for the next epoch beside the one that waits to be settled."""
         for queue in self._queues:
-            queue.connections.widen(_EPOCHS_IN_WINDOW)
-        windows = [queue.window or queue.first_window for queue in self._queues]
-        most = max(1, sum(windows) // _EPOCHS_IN_WINDOW)
+            queue.windows.enter(Moment.BLIND)
+        windows = [queue.windows.total or queue.windows.next_total for queue in self._queues]
+        most = max(1, sum(windows) // EPOCHS_IN_WINDOW)
         return Limit(most if limit.messages is None else min(most, limit.messages))
 
-    def needs_empty_epoch(self, *, shown: bool, running: bool) -> bool:
-        """Is an epoch due although it has no messages?
+    def needs_empty_epoch(self, shown: Shown, *, running: bool) -> bool:
+        """Whether an epoch is due although it has no messages.
 
         The first answer of a process has to be one: Spark compares it with the committed offset, which the process does
         not know, and makes a batch of any other.
@@ -54,23 +55,22 @@ class BlindPlanning:
         times and every window of a queue is taken, or the epoch is as large as may be held.
 
         Args:
-            shown: has Spark shown what is committed?
-            running: is there an epoch that Spark has begun and not committed?
+            shown: by Spark.
+            running: there is an epoch that Spark has begun and not committed.
         """
-        return not shown or (running and (any(queue.blocked for queue in self._queues) or self._queues.full))
+        return shown in _UNSHOWN or (
+            running and (any(queue.windows.blocked for queue in self._queues) or self._queues.full)
+        )
 
-    def number(self, highest: int) -> int:
-        """The number of an epoch that is planned before anything is known.
+    def number(self, highest: int, shown: Shown) -> tuple[int, bool]:
+        """Return the number of the next epoch, and whether it is planned before anything is known.
 
         Spark compares offsets, so it has to be another one than the committed one. That the clock is usually above all
         earlier numbers is of no importance (rule 16).
 
         Args:
             highest: of the epochs known here.
+            shown: by Spark.
         """
-        self._epoch = max(highest + 1, self._runtime.utc_us())
-        return self._epoch
-
-    def planned(self, epoch: int) -> bool:
-        """Was this epoch planned before anything was known?"""
-        return epoch == self._epoch
+        blind = shown in _UNSHOWN
+        return max(highest + 1, self._runtime.utc_us() if blind else 0), blind

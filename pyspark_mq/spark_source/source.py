@@ -58,7 +58,7 @@ def begin_source(options: Options, codec: OffsetCodec, schema: pa.Schema) -> tup
         runtime,
         list_queues=None if management is None else management.names,
         ask_depth=ask,
-        judge=worth_a_line,
+        check=worth_a_line,
         files=codec.log,
     )
     return source, receivers

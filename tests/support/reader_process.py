@@ -45,7 +45,7 @@ def _write_down(reader: Any) -> None:
     if FILE not in os.environ:
         return
     tell = writer()
-    if not all(queue.exact for queue in reader._source()._queues):
+    if not all(queue.settings.guarantee.identifies for queue in reader._source()._queues):
         tell("inexact")
     else:
         watch(reader._source(), tell)

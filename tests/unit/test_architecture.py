@@ -57,6 +57,9 @@ NOT_SHIPPED = {
 ARROW = "sources.connections."
 #: Lines of a module, and modules and folders directly in `sources`.
 LINES_MAX, ROOMS_MAX = 500, 18
+#: A queue, the room that it is in, and what only that room looks behind.
+QUEUE, QUEUES = "sources.queues.reader", "sources.queues"
+BEHIND_QUEUES = {"ledger", "connections"}
 #: The one store that does I/O. It is a module of `dedup` that the others do not know.
 REDIS_STORE = "dedup.redis_store"
 
@@ -125,6 +128,7 @@ def modules_of(package: str) -> dict[str, str]:
 MODULES = modules_of(PACKAGE)
 IMPORTS = {name: imports_of(source) for name, source in MODULES.items()}
 PURE_MODULES = [name for name in MODULES if name.partition(".")[0] in {"ack", "dedup"} and name != REDIS_STORE]
+PURE_MODULES.append("sources.calls")
 
 
 # -- the rules --------------------------------------------------------------------------------
@@ -155,6 +159,36 @@ def against_the_clients(name: str, imports: list[Import]) -> list[str]:
 
 def against_shipping(imports: list[Import]) -> list[str]:
     return [item.name for item in imports if item.top in NOT_SHIPPED]
+
+
+def attributes_of(source: str, name: str) -> set[str]:
+    """Attributes that a class gives itself."""
+    (found,) = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == name]
+    return {target.attr for target in _assigned(found) if ast.unparse(target.value) == "self"}
+
+
+def _assigned(node: ast.AST) -> Iterator[ast.Attribute]:
+    for one in ast.walk(node):
+        if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store | ast.Del):
+            yield one
+
+
+def writes_to(attributes: set[str], source: str) -> list[str]:
+    """Assignments to such an attribute of something else than oneself."""
+    targets = [target for target in _assigned(ast.parse(source)) if target.attr in attributes]
+    return [ast.unparse(target) for target in targets if ast.unparse(target.value) != "self"]
+
+
+def reaches_through(inner: set[str], source: str) -> list[str]:
+    """Uses of what is behind such an attribute of something else than oneself."""
+    return [
+        ast.unparse(node)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Attribute)
+        and node.value.attr in inner
+        and ast.unparse(node.value.value) != "self"
+    ]
 
 
 def loops_in(package: str, sources: Mapping[str, str]) -> list[list[str]]:
@@ -264,6 +298,16 @@ def test_a_file_is_read_in_one_sitting_and_a_room_has_few_doors() -> None:
     assert {name: lines for name, source in MODULES.items() if (lines := source.count("\n")) > LINES_MAX} == {}
     rooms = {name.split(".")[1] for name in MODULES if name.startswith("sources.")}
     assert len(rooms) <= ROOMS_MAX
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name.startswith("sources") and name != QUEUE])
+def test_nobody_else_writes_a_queue(name: str) -> None:
+    assert writes_to(attributes_of(MODULES[QUEUE], "QueueReader"), MODULES[name]) == []
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if not name.startswith(QUEUES)])
+def test_nobody_outside_reaches_through_a_queue(name: str) -> None:
+    assert reaches_through(BEHIND_QUEUES, MODULES[name]) == []
 
 
 def test_the_test_bed_has_no_import_loops() -> None:
@@ -385,6 +429,31 @@ def test_an_import_loop_is_found() -> None:
         "soak": "from testbed.storm import Storm",
     }
     assert loops_in("testbed", sources) == [["testbed.clusters", "testbed.more", "testbed.pair"]]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "queue.ended = True",
+        "for queue in queues:\n  queue.last_sign_s += 1.0",
+        "one.queue.taking: bool = True",
+        "queue.ended, other = True, 1",
+        "del queue._emitted",
+    ],
+)
+def test_a_write_to_a_queue_is_found(source: str) -> None:
+    attributes = attributes_of(MODULES[QUEUE], "QueueReader")
+    assert {"ended", "last_sign_s", "taking", "_emitted"} <= attributes
+    assert len(writes_to(attributes, source)) == 1
+    assert writes_to(attributes, "self.ended = queue.ended") == []
+
+
+@pytest.mark.parametrize(
+    "source", ["queue.ledger.received", "len(one.queue.ledger.planned.epochs)", "queue.connections.refresh_depth()"]
+)
+def test_a_reach_through_a_queue_is_found(source: str) -> None:
+    assert len(reaches_through(BEHIND_QUEUES, source)) == 1
+    assert reaches_through(BEHIND_QUEUES, "memory.plan(queue.ledger), queue.view.received, self.ledger.unacked") == []
 
 
 @pytest.mark.parametrize(

@@ -44,10 +44,10 @@ from pyspark_mq.sources.message_id import MessageIds
 from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.settings import OnUnreadable, Settings
 
-__all__ = ["Connections"]
+__all__ = ["DEPTH_AGE_MAX_S", "Connections"]
 
 #: The broker is asked for the depth of the queue unless it was, or told it, as lately as that.
-_DEPTH_AGE_MAX_S = 0.25
+DEPTH_AGE_MAX_S = 0.25
 #: A host says ten times a second that it has told everything.
 _LATE_S = 0.25
 
@@ -303,7 +303,7 @@ class Connections:
 
     # -- what the broker still has
 
-    def refresh_depth(self, age_max_s: float = _DEPTH_AGE_MAX_S) -> None:
+    def refresh_depth(self, age_max_s: float = DEPTH_AGE_MAX_S) -> None:
         """Ask the broker how many messages wait, unless it has reported it lately, or is asked."""
         now_s = self._runtime.machine_s()
         for number, session in self._live.items():

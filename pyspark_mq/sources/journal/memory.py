@@ -17,17 +17,18 @@ import secrets
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 from pyspark_mq.ack import Ledger
 from pyspark_mq.ack.copies import Copies, is_nameless
 from pyspark_mq.ack.known import Known
 from pyspark_mq.dedup import Key, encode_ids, is_content, second_hash
+from pyspark_mq.errors import CheckpointError
 from pyspark_mq.sources.journal.lists import PLANNED, Journal, Kind, Segment
 from pyspark_mq.sources.position import JournalFiles, Position, decode
 from pyspark_mq.sources.settings import Settings
 
-__all__ = ["Memory", "planned_in", "remembered_in"]
+__all__ = ["Memory", "NoMemory", "planned_in", "remembered_in"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
@@ -120,11 +121,13 @@ class Memory:
         return file
 
     def plan_beside(self, end: Position, ledgers: Mapping[str, Ledger[Key, Any]]) -> None:
-        """Write down what is remembered, beside the file of an epoch that was planned blindly.
+        """Write down what is remembered, beside the file of an epoch if that was planned blindly.
 
         Raises:
             CheckpointError: it cannot be written.
         """
+        if not self.is_blind(end):
+            return
         if self._files.has(self._files.beside(end.file)):
             self._named.add(end.file)
             return  # by a former process, which has read the same
@@ -298,8 +301,8 @@ class Memory:
 
     # -- restart
 
-    def planned(self, end: Position) -> dict[str, list[Key]]:
-        """Read the IDs of an epoch: of each queue in order, without those that it is run without.
+    def planned(self, start: Position, end: Position) -> dict[str, list[Key]]:  # noqa: ARG002
+        """Read the IDs of the epoch between: of each queue in order, without those that it is run without.
 
         Raises:
             CheckpointError: they cannot be read.
@@ -317,6 +320,21 @@ class Memory:
     def is_blind(self, position: Position) -> bool:
         """Whether an epoch was planned before Spark had shown what is committed."""
         return bool(position.file and self._files.read(position.file)["blind"])
+
+    def adopt(self, start: Position, open_: Position | None) -> dict[str, list[Key]]:
+        """Recall what a former process had remembered: queue -> IDs that its end has left open.
+
+        Args:
+            start: the first committed position that is shown.
+            open_: the end of an epoch that it planned and did not see committed. Its file says what was remembered when
+                it was planned, if that had been shown then.
+
+        Raises:
+            CheckpointError: a file cannot be read.
+        """
+        if open_ is not None and open_.file and not self.is_blind(open_):
+            return self.recall(open_, committed=False)
+        return self.recall(start, committed=True)
 
     def recall(self, position: Position, *, committed: bool) -> dict[str, list[Key]]:
         """Read what was remembered when an epoch was planned.
@@ -396,6 +414,67 @@ class Memory:
             for queue in {**before, **ids}
         }
         self._files.give_up(end.file, joined)
+
+
+class NoMemory(Memory):
+    """The memory of a query without IDs: it remembers nothing.
+
+    Args:
+        settings: the query's.
+        files: of the journal, for what a raised guarantee would read; None if there is no place for them.
+    """
+
+    def __init__(self, settings: Settings, files: JournalFiles | None) -> None:
+        super().__init__(settings, cast("JournalFiles", files))  # nothing here asks it for anything
+        self._settings = settings
+        self._place = files
+
+    def plan(self, *_: Any, **__: Any) -> str:
+        """Name no file."""
+        return ""
+
+    def plan_beside(self, end: Position, ledgers: Mapping[str, Ledger[Key, Any]]) -> None:
+        """Write nothing."""
+
+    def planned(self, start: Position, end: Position) -> dict[str, list[Key]]:
+        """Give up all messages of an epoch, which is run empty: they come again in later epochs.
+
+        If the guarantee is raised again, its file would say that they are committed.
+
+        Raises:
+            CheckpointError: there is no place to write that down.
+        """
+        if not end.file:
+            return {}
+        if self._place is None:
+            guarantee = self._settings.guarantee.value
+            raise CheckpointError(
+                f"{self._destination}: epoch {end.epoch} was planned with guarantee 'exactly-once' and is not "
+                f"committed. '{guarantee}' runs it empty, and there is no place to write that down: set "
+                "'checkpointLocation' (or 'idLog') at the source, or run the query with 'exactly-once' until the epoch "
+                "is committed. Nothing was acknowledged"
+            )
+        # What is known beside it, were it planned blindly, has to be there for whoever goes on from it.
+        memory = Memory(self._settings, self._place)
+        if memory.is_blind(end):
+            memory.recall(start, committed=True)
+            memory.plan_beside(end, {})
+        memory.give_up(end, memory.planned(start, end))
+        return {}
+
+    def queues(self, position: Position) -> list[str]:  # noqa: ARG002
+        """Name none: nothing says which queues an epoch has."""
+        return []
+
+    def adopt(self, start: Position, open_: Position | None) -> dict[str, list[Key]]:  # noqa: ARG002
+        """Warn of IDs that are not used."""
+        if start.file:
+            _LOG.warning(
+                "%s: the checkpoint has message IDs, and guarantee '%s' does not use them: what the former query had "
+                "committed and not acknowledged yet comes again",
+                self._destination, self._settings.guarantee.value,
+            )  # fmt: skip
+        return {}
 
 
 def planned_in(files: JournalFiles, file: str, destination: str) -> dict[str, list[Key]]:

@@ -48,7 +48,7 @@ class EndOfRun:
         self._runtime = runtime
         self._since_us = runtime.utc_us()
         self._coming_again_before = queue.coming_again
-        ready = queue.ready_at_first
+        ready = queue.connected.ready_at_first
         self._wanted = math.inf if ready is None else ready
         # Where somebody else has the queue, as a machine that died and is not given up yet: no more than a former
         # process may have held, as of a consumer that gives all back nothing else would count. What was given back
@@ -66,7 +66,7 @@ class EndOfRun:
         """Spark asks for the next epoch: what the queue did not have before counts for nothing."""
         self._began_s = self._runtime.monotonic_s()
         self._empty_since_s: float | None = None
-        if self._queue.ledger.unacked + self._taken >= self._queue.window or self._queue.connections.paused:
+        if self._queue.ledger.unacked + self._taken >= self._queue.windows.total or self._queue.connections.paused:
             self._mark()  # without room the pace was that of the epoch
 
     @property

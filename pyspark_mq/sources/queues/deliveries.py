@@ -79,7 +79,7 @@ class Deliveries:
         #: Small blocks that came, and their rows with the keys: those that are still held are put together.
         self._small: list[tuple[ref[Block], list[tuple[Any, int]]]] = []
         #: Deliveries that a replay had no use for, by session.
-        self._passed_over: dict[int, int] = {}
+        self._skipped: dict[int, int] = {}
         self._settling_since_s: float | None = None
         self.taken_in: dict[int, int] = {}
         self.redelivered = self.rejected = self.nameless = 0
@@ -91,17 +91,17 @@ class Deliveries:
     def end(self, session: int) -> None:
         """A session has ended."""
         del self.taken_in[session]
-        self._passed_over.pop(session, None)
+        self._skipped.pop(session, None)
 
-    def passed_over_in(self, session: int) -> int:
+    def skipped_in(self, session: int) -> int:
         """How many deliveries of a session were not taken in, and are not acknowledged."""
-        return self._passed_over.get(session, 0)
+        return self._skipped.get(session, 0)
 
-    def enter(self, event: Delivered, *, crowded: bool) -> None:
+    def enter(self, event: Delivered, *, over_limit: bool) -> None:
         """Have the ledger decide about deliveries.
 
         Args:
-            crowded: nothing new is to be held.
+            over_limit: nothing new is to be held.
 
         Raises:
             MissingMessageIdError: one has no ID, and that is to fail the query.
@@ -122,7 +122,7 @@ class Deliveries:
             keys = self._named(session, keys, unmarked)
         elsewhere: Collection[Any] = ()
         if self._exact:
-            if crowded:
+            if over_limit:
                 tags, keys, rows = self._only_known(session, tags, keys, rows)
             # Those that are not known here and were settled by somebody else.
             elsewhere = self._store.known(key for key in self._ledger.unseen(keys) if not is_content(key))
@@ -205,7 +205,7 @@ class Deliveries:
         places = {place for place, key in enumerate(keys) if key in new}
         if not places:
             return tags, keys, rows
-        if not self._passed_over:
+        if not self._skipped:
             _LOG.warning(
                 "%s: more than %d bytes came that the replay does not wait for; what else comes before its messages "
                 "is asked for again later, which counts as a delivery",
@@ -214,25 +214,25 @@ class Deliveries:
         self._ledger.pass_over(session, tags[min(places)])
         if self._copies is not None:
             self._copies.give_back([keys[place] for place in places])
-        self._passed_over[session] = self._passed_over.get(session, 0) + len(places)
+        self._skipped[session] = self._skipped.get(session, 0) + len(places)
         return _without(places, tags, keys, rows)
 
     def take_back(self, now_s: float) -> None:
-        """Have what was passed over handed out again: the replay it was in the way of is settled, or about to be.
+        """Have what was skipped handed out again: the replay it was in the way of is settled, or about to be.
 
         Only the end of a session does that on every broker.
         """
-        if not self._passed_over:
+        if not self._skipped:
             self._settling_since_s = None
             return
         if self._settling_since_s is None:
             self._settling_since_s = now_s
-        # Under load something is always unconfirmed; and over STOMP RabbitMQ confirms nothing behind what was passed
+        # Under load something is always unconfirmed; and over STOMP RabbitMQ confirms nothing behind what was skipped
         # over.
         if self._ledger.settling.under_way() and now_s - self._settling_since_s < _CONFIRM_MAX_S:
             return
-        for session, number in list(self._passed_over.items()):
-            del self._passed_over[session]
+        for session, number in list(self._skipped.items()):
+            del self._skipped[session]
             self._connections.renew(session, f"{number} messages that a replay had no use for are asked for again")
 
 

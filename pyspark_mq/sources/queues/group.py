@@ -7,14 +7,19 @@ a queue that is full leaves room for one that is not.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
+from pyspark_mq.ack import Ledger
 from pyspark_mq.ack.counters import Counters
+from pyspark_mq.dedup import Key
 from pyspark_mq.errors import BrokerError, DestinationError, RefusedError
 from pyspark_mq.sources.connections.events import EventQueue
 from pyspark_mq.sources.connections.receivers import Receivers
 from pyspark_mq.sources.journal.memory import Memory
-from pyspark_mq.sources.queues.reader import Judge, MakeStore, QueueReader
+from pyspark_mq.sources.position import Position
+from pyspark_mq.sources.queues.connected import CheckFacts
+from pyspark_mq.sources.queues.reader import MakeStore, QueueReader
 from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.settings import Settings
 
@@ -32,8 +37,8 @@ class QueueGroup:
         receivers: who keeps the connections.
         make_store: of one queue.
         runtime: time and threads.
-        judge: finds in what a connection tells of a queue what is worth a line of the log.
-        memory: what was committed of each; None for a guarantee without IDs.
+        memory: what was committed of each.
+        check: finds what the log should say of a queue.
     """
 
     def __init__(
@@ -42,15 +47,17 @@ class QueueGroup:
         receivers: Receivers,
         make_store: MakeStore,
         runtime: Runtime,
-        judge: Judge = lambda _facts, _settings: (),
-        memory: Memory | None = None,
+        memory: Memory,
+        check: CheckFacts,
     ) -> None:
         self._settings = settings
         self._receivers = receivers
         self._make_store = make_store
         self._runtime = runtime
-        self._judge = judge
         self._memory = memory
+        self._check = check
+        #: Whether it is known what a former process had committed.
+        self._shown = False
         self._resumes = True
         self._arrived = threading.Event()
         self._queues: dict[str, QueueReader] = {}
@@ -58,8 +65,8 @@ class QueueGroup:
         self._ended: dict[str, QueueReader] = {}
         #: What was counted in those that are forgotten.
         self._forgotten = Counters()
-        #: May the query do without a queue of which a receiver says that there is none, or none for us?
-        self.may_end: Callable[[QueueReader, BrokerError], bool] = lambda queue, error: False  # noqa: ARG005
+        for one in settings.by_queue():
+            self._add(one)
 
     def __iter__(self) -> Iterator[QueueReader]:
         return iter(self._queues.values())
@@ -75,18 +82,40 @@ class QueueGroup:
         """All that may have an open epoch."""
         return [*self._queues.values(), *self._ended.values()]
 
-    def add(self, settings: Settings) -> QueueReader:
-        """A reader for the endpoint of these settings. It opens nothing yet."""
-        events = EventQueue(self._arrived)
-        known = None if self._memory is None else self._memory.known(settings.endpoint.name)
-        copies = None if self._memory is None else self._memory.copies(settings.endpoint.name)
-        store = self._make_store(settings)
-        queue = QueueReader(settings, self._receivers, store, self._runtime, events, self._judge, known, copies)
-        if self._memory is not None:
-            queue.ledger.left = self._memory.left
-        self._queues[queue.name] = queue
+    def _add(self, settings: Settings) -> QueueReader:
+        """Make a reader for the endpoint of these settings. It opens nothing yet."""
+        name, identifies = settings.endpoint.name, settings.guarantee.identifies
+        queue = QueueReader(
+            settings,
+            self._receivers,
+            self._make_store(settings),
+            self._runtime,
+            EventQueue(self._arrived),
+            self._check,
+            self._memory.known(name) if identifies else None,
+            self._memory.copies(name) if identifies else None,
+            self._memory.left,
+        )
+        self._queues[name] = queue
         self._share_bytes()
         return queue
+
+    def find(self, *known: Position) -> None:
+        """Have a reader for each queue that is to be read by now.
+
+        Args:
+            known: positions of the checkpoint. Where there are too many queues, theirs come first.
+        """
+
+    def _may_end(self, queue: QueueReader, error: BrokerError) -> bool:  # noqa: ARG002
+        """Whether the query can do without a queue of which a receiver says that there is none, or none for us."""
+        return False
+
+    def adopt(self, recent: Mapping[str, Sequence[Key]], broker_id: str) -> None:
+        """Learn what a former process had committed, in all queues (:meth:`.QueueReader.adopt`)."""
+        self._shown = True
+        for queue in self:
+            queue.adopt(recent.get(queue.name, ()), broker_id)
 
     def forget_ended(self) -> None:
         """Drop what has ended and has no open epoch."""
@@ -94,11 +123,6 @@ class QueueGroup:
             if not queue.has_open_epochs:
                 del self._ended[queue.name]
                 self._forgotten += queue.counters().counted()
-
-    def drop(self, queue: QueueReader) -> None:
-        """Do without a queue of which nothing was taken in."""
-        queue.stop()
-        del self._queues[queue.name]
 
     @property
     def ended_counters(self) -> Counters:
@@ -115,9 +139,9 @@ class QueueGroup:
     # -- what happens
 
     def start(self) -> None:
-        """Have all receivers connect that have not been told to yet."""
+        """Have all receivers connect that have not been asked to yet."""
         for queue in self:
-            queue.start()
+            queue.connections.start()
 
     def wait(self, seconds: float) -> None:
         """Until something arrives, or for so long."""
@@ -134,15 +158,13 @@ class QueueGroup:
             try:
                 queue.pump()
             except (DestinationError, RefusedError) as error:
-                if not self.may_end(queue, error):
+                if not self._may_end(queue, error):
                     raise
-                queue.stop()
-                queue.ended = True
+                queue.stop(ended=True)
                 self._ended[queue.name] = self._queues.pop(queue.name)
         self._share_bytes()
-        if self._memory is not None:
-            connected = self.complete and all(queue.taking for queue in self)
-            self._memory.look(self._runtime.monotonic_s(), connected=connected)
+        connected = self.complete and all(queue.taking for queue in self)
+        self._memory.look(self._runtime.monotonic_s(), connected=connected)
 
     def _share_bytes(self) -> None:
         most = _BYTES_HELD_EPOCHS * self._settings.max_bytes
@@ -155,9 +177,23 @@ class QueueGroup:
 
     # -- what they hold
 
+    def is_open(self, epoch: int) -> bool:
+        """Whether an epoch is planned and not committed."""
+        return any(queue.is_open(epoch) for queue in self.with_ended())
+
+    @property
+    def ledgers(self) -> dict[str, Ledger[Key, Any]]:
+        """Ledgers of all that may have an open epoch, for the memory."""
+        return {queue.name: queue.ledger for queue in self.with_ended()}
+
+    @property
+    def broker_id(self) -> str:
+        """The name of the broker; empty while unknown."""
+        return next((queue.connected.broker_id for queue in self if queue.connected.broker_id), "")
+
     @property
     def complete(self) -> bool:
-        """Is every receiver connected?"""
+        """Whether every receiver is connected."""
         return all(queue.connections.complete for queue in self)
 
     @property
@@ -177,7 +213,7 @@ class QueueGroup:
 
     @property
     def full(self) -> bool:
-        """Do epochs that are not settled hold so many bytes that no session goes on?"""
+        """Whether epochs that are not settled hold so many bytes that no session goes on."""
         return self.paused and not self.buffered and not self._resumes
 
     @property
@@ -186,10 +222,10 @@ class QueueGroup:
         return sum(queue.ledger.counters.received for queue in self)
 
     def unconfirmed(self) -> bool:
-        """Is an acknowledgement under way whose confirmation can still come?"""
+        """Whether an acknowledgement is under way whose confirmation can still come."""
         return any(queue.ledger.settling.under_way() for queue in self)
 
     @property
     def paused(self) -> bool:
-        """Does a session wait because it has too many bytes?"""
+        """Whether a session waits because it has too many bytes."""
         return any(queue.connections.paused for queue in self)

@@ -5,12 +5,17 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
+from pyspark_mq.ack.settling import Settling
 from pyspark_mq.errors import BrokerError
-from pyspark_mq.sources.connections.consumer import QueueDepth
+from pyspark_mq.sources.connections.connections import Connections
+from pyspark_mq.sources.queues.connected import half_open_s
+from pyspark_mq.sources.queues.windows import Windows
 from pyspark_mq.sources.runtime import Runtime, Task
+from pyspark_mq.sources.settings import Settings
 
-__all__ = ["BacklogWatch", "Confirmations", "OtherConsumers", "Silence", "other_consumers"]
+__all__ = ["BacklogWatch", "QueueWatches", "other_consumers"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
@@ -22,6 +27,7 @@ _LOOKS_MISSED = 2
 _SILENCE_MAX_S = 30.0
 #: A window of some ten thousand messages takes seconds on a slow link, and a confirmation comes behind it.
 _CONFIRMATION_MAX_S = 60.0
+_OTHERS, _UNCONFIRMED = "others", "unconfirmed"
 
 
 class BacklogWatch:
@@ -96,94 +102,71 @@ def other_consumers(count: int) -> str:
     )
 
 
-class OtherConsumers:
-    """Warns once of others that read the queue: each sees a part of it.
+class QueueWatches:
+    """Watches one queue beside its deliveries. What the log says of it is said once.
 
-    For as long as a dead connection of our own may be counted, it may be that.
-
-    Args:
-        destination: what the log calls the queue.
-    """
-
-    def __init__(self, destination: str) -> None:
-        self._destination = destination
-        self._since_s: float | None = None
-        self._told = False
-
-    def look(self, count: int, now_s: float, half_open_s: float) -> None:
-        """So many there are at this moment.
-
-        Args:
-            half_open_s: for how long one may be our own.
-        """
-        if not count:
-            self._since_s = None
-            return
-        if self._since_s is None:
-            self._since_s = now_s
-        if not self._told and now_s - self._since_s > half_open_s:
-            self._told = True
-            _LOG.warning("%s: %s", self._destination, other_consumers(count))
-
-
-class Confirmations:
-    """Warns once when acknowledgements are sent and the broker confirms none.
+    * Others that read it: each sees a part of it. For as long as a dead connection of our own may be counted, it may be
+      that.
+    * Acknowledgements of which the broker confirms none.
+    * Sessions that are handed nothing of what there is. A node of a cluster may have messages by its word, and hand
+      none out: it is cut off from the majority. From RabbitMQ 4.3 on such a node goes on to serve clients. Where there
+      are others to go to, a session that holds nothing is ended then, which costs nothing.
 
     Args:
-        destination: what the log calls the queue.
+        settings: the query's, with this queue as its endpoint.
+        settling, connections, windows: of the queue.
     """
 
-    def __init__(self, destination: str) -> None:
-        self._destination = destination
-        self._since_s: float | None = None
-        self._warned = False
+    def __init__(self, settings: Settings, settling: Settling[Any], connections: Connections, windows: Windows) -> None:
+        self._settings = settings
+        self._settling = settling
+        self._connections = connections
+        self._windows = windows
+        #: Since when each of these has been so; a session by its number.
+        self._since_s: dict[str | int, float] = {}
+        self._warned: set[str] = set()
 
     def confirmed(self) -> None:
         """Take note of a confirmation."""
-        self._since_s = None
-
-    def look(self, now_s: float, *, under_way: bool) -> None:
-        """Take note of whether a confirmation can come, behind all that came by now."""
-        if not under_way:
-            self._since_s = None
-        elif self._since_s is None:
-            self._since_s = now_s
-        elif not self._warned and now_s - self._since_s > _CONFIRMATION_MAX_S:
-            self._warned = True
-            _LOG.warning(
-                "%s: messages were acknowledged, and the broker has confirmed none for %.0f s. Until it does their IDs "
-                "are kept in the checkpoint, and they come again if the connection ends. Look for the reason in the "
-                "broker's log; where the link is slow, lower 'prefetch', as a confirmation comes behind all messages "
-                "that were handed out before it",
-                self._destination, _CONFIRMATION_MAX_S,
-            )  # fmt: skip
-
-
-class Silence:
-    """Finds sessions that are handed nothing of what there is.
-
-    A node of a cluster may have messages by its word, and hand none out: it is cut off from the majority. From
-    RabbitMQ 4.3 on such a node goes on to serve clients. Where there are others to go to, a session that holds
-    nothing is ended then, which costs nothing.
-    """
-
-    def __init__(self) -> None:
-        self._since_s: dict[int, float] = {}
+        self._since_s.pop(_UNCONFIRMED, None)
 
     def forget(self, session: int) -> None:
-        """It has ended."""
+        """Forget a session that has ended."""
         self._since_s.pop(session, None)
 
-    def look(self, session: int, depth: QueueDepth | None, *, holds: bool, now_s: float) -> str | None:
-        """Why a session is to be ended; None if it is not.
+    def look(self, now_s: float, *, up: bool) -> None:
+        """Take note of how things are, behind all that came by now.
 
         Args:
-            depth: the broker's word on the queue.
-            holds: has it been handed anything that is not acknowledged?
+            up: every receiver is connected, and deliveries are taken.
         """
-        if depth is None or not depth.ready or holds:
-            self.forget(session)
-        elif now_s - self._since_s.setdefault(session, now_s) > _SILENCE_MAX_S:
-            self.forget(session)
-            return f"{depth.ready} messages wait by the broker's word, and none came for {_SILENCE_MAX_S:.0f} s"
-        return None
+        if up:
+            others = self._connections.other_consumers
+            if self._lasts(_OTHERS, now_s, half_open_s(self._settings), so=others > 0):
+                self._warn(_OTHERS, other_consumers(others))
+        for session in self._connections.windows if self._settings.endpoint.clustered else ():
+            depth = self._connections.depth_in(session)
+            ready = 0 if depth is None or self._windows.unacked_in(session) else depth.ready
+            if self._lasts(session, now_s, _SILENCE_MAX_S, so=ready > 0):
+                self.forget(session)
+                why = f"{ready} messages wait by the broker's word, and none came for {_SILENCE_MAX_S:.0f} s"
+                self._connections.renew(session, why)
+        if self._lasts(_UNCONFIRMED, now_s, _CONFIRMATION_MAX_S, so=self._settling.under_way()):
+            self._warn(
+                _UNCONFIRMED,
+                f"messages were acknowledged, and the broker has confirmed none for {_CONFIRMATION_MAX_S:.0f} s. Until "
+                "it does their IDs are kept in the checkpoint, and they come again if the connection ends. Look for "
+                "the reason in the broker's log; where the link is slow, lower 'prefetch', as a confirmation comes "
+                "behind all messages that were handed out before it",
+            )
+
+    def _lasts(self, what: str | int, now_s: float, most_s: float, *, so: bool) -> bool:
+        """Whether something has been so for longer than that."""
+        if not so:
+            self._since_s.pop(what, None)
+        return so and now_s - self._since_s.setdefault(what, now_s) > most_s
+
+    def _warn(self, what: str, text: str) -> None:
+        if what not in self._warned:
+            self._warned.add(what)
+            _LOG.warning("%s: %s", self._settings.endpoint.destination, text)

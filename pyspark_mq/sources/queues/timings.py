@@ -1,4 +1,4 @@
-"""How long the steps of an epoch took, for whoever watches a query from outside."""
+"""Times of the steps of an epoch, for whoever watches a query from outside."""
 
 from __future__ import annotations
 
@@ -29,16 +29,23 @@ class Timings:
         self._confirmed: dict[str, int] | None = None
 
     def asked(self) -> None:
-        """Spark asks for an epoch."""
+        """Note that Spark asks for an epoch."""
         self._asked_s = self._gathered_s = self._runtime.monotonic_s()
         self._asked_at_ms = self._runtime.utc_us() // 1000
 
     def gathered(self) -> None:
-        """Its messages are here."""
+        """Note that its messages are here, and the epochs that are confirmed by now."""
         self._gathered_s = self._runtime.monotonic_s()
+        while self._committed and not self._committed[0][2]():
+            epoch, since_s, _ = self._committed.popleft()
+            self._confirmed = {
+                "epoch": epoch,
+                "confirmedAtMs": self._runtime.utc_us() // 1000,
+                "confirmMs": _ms(self._runtime.monotonic_s() - since_s),
+            }
 
     def planned(self, epoch: int, messages: int, size: int) -> None:
-        """It is cut.
+        """Note that it is cut.
 
         Args:
             epoch: its number.
@@ -55,25 +62,12 @@ class Timings:
         }
 
     def committed(self, epoch: int, under_way: Callable[[], bool]) -> None:
-        """Spark has committed it, and it is acknowledged.
+        """Note that Spark has committed it, and it is acknowledged.
 
         Args:
             under_way: can the confirmation of that still come?
         """
         self._committed.append((epoch, self._runtime.monotonic_s(), under_way))
-
-    def look(self) -> None:
-        """Note the epochs that are confirmed by now."""
-        while self._committed and not self._committed[0][2]():
-            epoch, since_s, _ = self._committed.popleft()
-            self._confirm(epoch, since_s)
-
-    def _confirm(self, epoch: int, since_s: float) -> None:
-        self._confirmed = {
-            "epoch": epoch,
-            "confirmedAtMs": self._runtime.utc_us() // 1000,
-            "confirmMs": _ms(self._runtime.monotonic_s() - since_s),
-        }
 
     def report(self) -> dict[str, dict[str, int] | None]:
         """The two under their documented names."""

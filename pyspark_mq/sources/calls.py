@@ -1,0 +1,174 @@
+"""Spark's calls: whether one may come now, and what it does. Two coupled tables, call x state. Pure.
+
+Two rules for this file. Everything that decides what a call does stands in ``SHOWING`` and ``EPOCHS``; and nothing here
+knows about queues, files or time. :class:`.EpochSource` does what the tables say, and
+``tests/unit/test_call_mutations.py`` has each change of a row noticed.
+
+Theory
+------
+Spark never says what it has done: its calls prove it. Two things are known at any moment, and each has a table.
+
+*What Spark has shown.* A process begins without knowing what is committed. A call that names a position shows it, and
+is the moment to learn what a former process left behind; only BLIND names none. A bounded run keeps to the queues that
+it began with. ``SHOWING`` says what a call does first.
+
+*Where the epoch is that the call is about.* Of PAYLOAD and COMMIT that is the one at their position, of the others the
+last one here, from which it would go on. ``EPOCHS`` says what becomes of it. For one that is not here PAYLOAD is a
+replay, and COMMIT is nothing: what was not run here is not settled here (rule 16).
+
+LATEST shows its position as COMMIT does, as Spark writes the commit log before it asks for the next offset: it is a
+COMMIT of that position first. ``EPOCHS`` has three kinds of it, by how that position stands to the last epoch here.
+
+From Spark 4.2 on an epoch is planned, begun and committed before the next is planned. Before, the next is planned while
+one runs: so BLIND plans beside an epoch that is begun, and LATEST cannot meet one.
+
+Rules are cited by their number in docs/how-it-works.md#the-rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum, Flag, auto
+from types import MappingProxyType
+
+from pyspark_mq.errors import InternalError
+
+__all__ = [
+    "EPOCHS",
+    "SHOWING",
+    "Act",
+    "Call",
+    "Epoch",
+    "First",
+    "IllegalCallError",
+    "Shown",
+    "latest_at",
+    "show",
+    "step",
+]
+
+
+class Call(Enum):
+    """A call of Spark."""
+
+    BOUND = "bound"  #: `prepareForTriggerAvailableNow`
+    LATEST = "latest"  #: `latestOffset(start)`; for an epoch, from the last one here
+    BEHIND = "latest, from an earlier epoch"
+    BEYOND = "latest, from a later epoch"
+    BLIND = "latest, without a start"  #: before Spark 4.2
+    PAYLOAD = "payload"  #: `partitions(start, end)`
+    COMMIT = "commit"  #: `commit(end)`
+
+
+class Shown(Enum):
+    """Knowledge of what is committed."""
+
+    FRESH = "fresh"  #: nothing
+    BOUNDED = "bounded"  #: nothing, and the run is bounded
+    SHOWN = "shown"  #: what is committed
+    CLOSED = "closed"  #: what is committed, and the run is bounded
+
+
+class First(Flag):
+    """Steps that come before anything else."""
+
+    NOTHING = 0
+    FIND = auto()  #: look for queues
+    LEARN = auto()  #: learn what a former process had committed (rule 5)
+
+
+class Epoch(Enum):
+    """The place of an epoch, seen from this process."""
+
+    ELSEWHERE = "elsewhere"  #: of a former process, settled, or none
+    PLANNED = "planned"  #: here, and Spark has not asked for its payload
+    BEGUN = "begun"  #: Spark has had its payload, and may ask for it again
+
+
+class Act(Enum):
+    """An act upon the epoch that a call is about."""
+
+    NOTHING = "nothing"  #: the answer is what it was: an epoch stays as it was written
+    PLAN = "plan"  #: the next one, if there is something for it
+    REPLAY = "replay"  #: begin it as soon as its messages are here
+    BEGIN = "begin"  #: keep what it emits until it is committed
+    SETTLE = "settle"  #: acknowledge it, and all before it
+
+
+_BOTH = First.FIND | First.LEARN
+
+#: (call, shown) -> what comes first, and what is shown then.
+SHOWING: Mapping[tuple[Call, Shown], tuple[First, Shown]] = MappingProxyType(
+    {
+        (Call.BOUND, Shown.FRESH): (First.FIND, Shown.BOUNDED),
+        (Call.BOUND, Shown.BOUNDED): (First.FIND, Shown.BOUNDED),
+        (Call.BOUND, Shown.SHOWN): (First.FIND, Shown.CLOSED),
+        (Call.BOUND, Shown.CLOSED): (First.NOTHING, Shown.CLOSED),
+        (Call.LATEST, Shown.FRESH): (_BOTH, Shown.SHOWN),
+        (Call.LATEST, Shown.BOUNDED): (_BOTH, Shown.CLOSED),
+        (Call.LATEST, Shown.SHOWN): (First.FIND, Shown.SHOWN),
+        (Call.LATEST, Shown.CLOSED): (First.NOTHING, Shown.CLOSED),
+        (Call.BLIND, Shown.FRESH): (First.FIND, Shown.FRESH),
+        (Call.BLIND, Shown.BOUNDED): (First.FIND, Shown.BOUNDED),
+        (Call.BLIND, Shown.SHOWN): (First.FIND, Shown.SHOWN),
+        (Call.BLIND, Shown.CLOSED): (First.NOTHING, Shown.CLOSED),
+        (Call.PAYLOAD, Shown.FRESH): (_BOTH, Shown.SHOWN),
+        (Call.PAYLOAD, Shown.BOUNDED): (_BOTH, Shown.CLOSED),
+        (Call.PAYLOAD, Shown.SHOWN): (First.NOTHING, Shown.SHOWN),
+        (Call.PAYLOAD, Shown.CLOSED): (First.NOTHING, Shown.CLOSED),
+        (Call.COMMIT, Shown.FRESH): (First.LEARN, Shown.SHOWN),
+        (Call.COMMIT, Shown.BOUNDED): (First.LEARN, Shown.CLOSED),
+        (Call.COMMIT, Shown.SHOWN): (First.NOTHING, Shown.SHOWN),
+        (Call.COMMIT, Shown.CLOSED): (First.NOTHING, Shown.CLOSED),
+    }
+)
+
+#: (call, where its epoch is) -> what is done. A pair that is left out cannot come.
+EPOCHS: Mapping[tuple[Call, Epoch], Act] = MappingProxyType(
+    {
+        (Call.LATEST, Epoch.ELSEWHERE): Act.PLAN,
+        (Call.LATEST, Epoch.PLANNED): Act.NOTHING,
+        (Call.BEHIND, Epoch.ELSEWHERE): Act.NOTHING,
+        (Call.BEHIND, Epoch.PLANNED): Act.NOTHING,
+        (Call.BEHIND, Epoch.BEGUN): Act.NOTHING,
+        (Call.BLIND, Epoch.ELSEWHERE): Act.PLAN,
+        (Call.BLIND, Epoch.PLANNED): Act.NOTHING,
+        (Call.BLIND, Epoch.BEGUN): Act.PLAN,
+        (Call.PAYLOAD, Epoch.ELSEWHERE): Act.REPLAY,
+        (Call.PAYLOAD, Epoch.PLANNED): Act.BEGIN,
+        (Call.PAYLOAD, Epoch.BEGUN): Act.NOTHING,
+        (Call.COMMIT, Epoch.ELSEWHERE): Act.NOTHING,
+        # Committed and never begun: nobody has had its rows from here.
+        (Call.COMMIT, Epoch.PLANNED): Act.NOTHING,
+        (Call.COMMIT, Epoch.BEGUN): Act.SETTLE,
+    }
+)
+
+
+class IllegalCallError(InternalError):
+    """A call that the table does not have for an epoch in that state."""
+
+    def __init__(self, call: Call, epoch: Epoch) -> None:
+        super().__init__(f"'{call.value}' cannot come for an epoch that is '{epoch.value}'")
+
+
+def latest_at(start: int, last: int) -> Call:
+    """Return the kind of a LATEST, by the epoch that it goes on from and the last one here."""
+    return Call.LATEST if start == last else Call.BEHIND if start < last else Call.BEYOND
+
+
+def show(call: Call, shown: Shown) -> tuple[First, Shown]:
+    """Return what a call does first, and what is shown then."""
+    return SHOWING[call, shown]
+
+
+def step(call: Call, epoch: Epoch) -> Act:
+    """Return what a call does about its epoch.
+
+    Raises:
+        IllegalCallError: the table has no such pair.
+    """
+    try:
+        return EPOCHS[call, epoch]
+    except KeyError:
+        raise IllegalCallError(call, epoch) from None

@@ -1,0 +1,65 @@
+"""The part of one queue in a replay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark_mq.dedup import Key
+from pyspark_mq.sources.queues.reader import QueueReader
+
+__all__ = ["Awaited"]
+
+#: A replay whose windows are full of other messages for so long has them doubled; the next time after twice as
+#: long, and so on. What it waits for may be behind any number of messages (priorities), or may not be there yet
+#: (delayed): so the number asked for grows with the time waited, and no faster.
+_GAP_S = 1.0
+
+
+class Awaited:
+    """Planned messages of one epoch, until they are there.
+
+    Args:
+        queue: of the messages.
+        epoch: planned by a former process.
+        keys: their IDs in order.
+    """
+
+    def __init__(self, queue: QueueReader, epoch: int, keys: Sequence[Key]) -> None:
+        self.queue = queue
+        self._epoch = epoch
+        self._gap_s = _GAP_S
+        self._began_s = queue.connected.seconds
+        queue.begin_replay(epoch, keys)
+
+    @property
+    def planned(self) -> int:
+        """Messages that the epoch has of the queue."""
+        return len(self.queue.ledger.planned.keys(self._epoch))
+
+    @property
+    def missing(self) -> int:
+        """Messages that have not come."""
+        return self.queue.ledger.planned.epochs[self._epoch].missing
+
+    def missing_ids(self) -> list[Key]:
+        """Return the IDs of those that are missing."""
+        return self.queue.ledger.planned.missing(self._epoch)
+
+    @property
+    def waited_s(self) -> float:
+        """Connected seconds since the replay began."""
+        return self.queue.connected.seconds - self._began_s
+
+    def ask_for_more(self, now_s: float) -> None:
+        """Widen windows that are full of other messages, where nothing has come for a while."""
+        queue = self.queue
+        if self.waited_s <= queue.connected.delay_s:
+            return  # what the broker holds back cannot be had by asking for more
+        if queue.connections.late or now_s - queue.last_sign_s < self._gap_s:
+            return
+        if queue.windows.double_taken(self.missing):
+            self._gap_s *= 2
+
+    def give_up(self) -> None:
+        """Run the epoch without those that are missing (rule 9)."""
+        self.queue.ledger.abandon(self._epoch)

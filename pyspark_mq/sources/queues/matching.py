@@ -1,0 +1,99 @@
+"""Queues by a pattern: they come and go while the query runs (option `queuePattern`)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pyspark_mq.errors import BrokerError
+from pyspark_mq.sources.position import Position
+from pyspark_mq.sources.queues.group import QueueGroup
+from pyspark_mq.sources.queues.pattern import QueueWatch
+from pyspark_mq.sources.queues.reader import QueueReader
+from pyspark_mq.sources.settings import CONNECTIONS_MAX
+
+__all__ = ["MatchingQueues"]
+
+_LOG = logging.getLogger("pyspark_mq")
+
+
+class MatchingQueues(QueueGroup):
+    """The queues that match, as far as this user can read them. Called by the query's thread alone.
+
+    Args:
+        list_queues: names of the queues there are.
+        group: the arguments of :class:`.QueueGroup`.
+    """
+
+    def __init__(self, list_queues: Callable[[], Sequence[str]], *group: Any) -> None:
+        super().__init__(*group)
+        settings = self._settings
+        assert settings.pattern is not None, "without a pattern nothing is looked for"
+        self._watch = QueueWatch(
+            settings.pattern,
+            list_queues,
+            settings.pattern_interval_s,
+            settings.endpoint.connect_timeout_s,
+            self._runtime,
+        )
+        self._most = CONNECTIONS_MAX // settings.consumers
+        self._over_limit = False
+        #: Queues that match and cannot be read by this user.
+        self._refused: set[str] = set()
+
+    def find(self, *known: Position) -> None:
+        """Have a reader for each queue that matches by now."""
+        self.forget_ended()  # one that has come back is read by a new reader
+        destination, most = self._settings.destination, self._most
+        if self._watch.begun:
+            names = self._watch.seen()
+        else:
+            names = self._watch.begin()
+            if not names:
+                _LOG.warning("%s: there is none yet; it is looked again every %g s", destination,
+                             self._settings.pattern_interval_s)  # fmt: skip
+        if not self._shown and len(names) > most:
+            begun = {name for position in known for name in self._memory.queues(position)}
+            names = sorted(names, key=lambda name: name not in begun)
+            for late in [queue for queue in self if queue.name not in names[:most] and not queue.taking]:
+                late.stop()
+                del self._queues[late.name]
+        self._refused.intersection_update(names)
+        new = [name for name in names if self.get(name) is None and name not in self._refused]
+        room = max(0, most - len(self))
+        for name in new[:room]:
+            queue = self._add(self._settings.of_queue(name, len(names)))
+            if self._shown:
+                _LOG.info("%s: '%s' is read from now on", destination, name)
+                queue.adopt((), self.broker_id)
+        over_limit = len(new) > room
+        if over_limit and not self._over_limit:
+            _LOG.error(
+                "%s: %d match, and %d are read: more connections than that are not opened. Narrow the pattern, "
+                "or use several queries; the others wait in their queues",
+                destination, len(names), most,
+            )  # fmt: skip
+        self._over_limit = over_limit
+
+    def _may_end(self, queue: QueueReader, error: BrokerError) -> bool:
+        """Let a queue go that was deleted; or one that came later, and is not for us."""
+        try:
+            listed = queue.name in self._watch.look()
+        except BrokerError:
+            return False
+        destination = self._settings.destination
+        if not listed:
+            _LOG.warning("%s: '%s' is no longer there; what was planned of it is emitted", destination, queue.name)
+            return True
+        if queue.connected.ever or queue.ledger.expected or not any(one.connected.ever for one in self):
+            return False
+        self._refused.add(queue.name)
+        _LOG.error("%s: %s. It is left, and the others are read on. It is tried again when the query is restarted, or "
+                   "when it has been away", destination, error.text)  # fmt: skip
+        return True
+
+    def stop(self) -> None:
+        """Look no more, and close all connections."""
+        self._watch.stop()
+        super().stop()

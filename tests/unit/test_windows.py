@@ -1,0 +1,73 @@
+"""The table of windows, read as a specification, and what sessions come to have by it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import pytest
+
+from pyspark_mq.sources.queues import windows
+from pyspark_mq.sources.queues.reader import QueueReader
+from pyspark_mq.sources.queues.windows import WINDOWS, Moment, Window, window_of
+from tests.support.scene import Scene
+from tests.support.simulation import make_settings, only
+
+PREFETCH, SLOW = 9_000, 2_000
+#: Moment -> windows of a session to be opened, and of one that is open, of which both were 5,000.
+EXPECTED = {
+    Moment.UNPROVEN: (SLOW, 5_000),
+    Moment.REPLAY: (SLOW, 5_000),
+    Moment.NO_CRASH_LOOP: (PREFETCH, PREFETCH),
+    Moment.COMMITTED: (5_000, PREFETCH),
+    Moment.BLIND: (5_000, 5_000),
+}
+#: The same where both were 1.
+EXPECTED_OF_ONE = {**EXPECTED, Moment.UNPROVEN: (SLOW, 1), Moment.REPLAY: (SLOW, SLOW), Moment.COMMITTED: (1, PREFETCH),
+                   Moment.BLIND: (1, 2)}  # fmt: skip
+
+
+def opened() -> QueueReader:
+    """A queue with one session."""
+    scene = Scene(max_messages=10, prefetch=PREFETCH)
+    scene.query.trigger()
+    return only(scene.query.source)
+
+
+def check(moment: Moment, queue: QueueReader) -> None:
+    """Check what a moment changes, for a large window and a small one."""
+    (session,) = queue.connections.windows
+    for size, expected in ((5_000, EXPECTED), (1, EXPECTED_OF_ONE)):
+        queue.connections.first_window = size
+        queue.connections.set_window(session, size)
+        queue.windows.enter(moment)
+        assert (queue.connections.first_window, queue.windows.total) == expected[moment]
+
+
+@pytest.mark.parametrize("moment", Moment, ids=lambda one: one.value)
+def test_a_moment_changes_the_windows_that_the_table_says(moment: Moment) -> None:
+    check(moment, opened())
+
+
+@pytest.mark.parametrize("moment", Moment, ids=lambda one: one.value)
+def test_every_change_of_a_row_is_noticed(moment: Moment, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = opened()
+    sizes: list[Window | None] = [None, *Window]
+    for row in [(first, least) for first in sizes for least in sizes if (first, least) != WINDOWS[moment]]:
+        mutant: Mapping[Moment, tuple[Window | None, Window | None]] = {**WINDOWS, moment: row}
+        monkeypatch.setattr(windows, "WINDOWS", MappingProxyType(mutant))
+        with pytest.raises(AssertionError):
+            check(moment, queue)
+
+
+def test_an_open_replay_is_handed_its_epoch_and_little_else() -> None:
+    settings = make_settings(prefetch=PREFETCH, min_messages=10)
+    assert window_of(Window.SLOW, settings, planned=5_000, expected=7_000, replays=True) == 5_100
+    assert window_of(Window.SLOW, settings, planned=5, expected=7_000, replays=True) == SLOW
+    assert window_of(Window.SLOW, settings, planned=5, expected=4_000, replays=False) == SLOW + 4_000
+
+
+def test_an_epoch_comes_again_whole_whatever_the_prefetch_is_by_now() -> None:
+    settings = make_settings(prefetch=100, consumers=2)
+    assert window_of(Window.SLOW, settings, planned=1_001, expected=0, replays=True) == 501
+    assert window_of(Window.WIDE, settings, planned=1_001, expected=0, replays=True) == 100
