@@ -1,0 +1,69 @@
+"""A storm of kills and cuts over messages without IDs, a third of them with a content of their own.
+
+The oracle is a multiset of bodies. ``CONTENTS_STORM=100000`` makes it that many messages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+from collections import Counter
+
+import pytest
+
+from testbed.process import poll
+from testbed.storm.proxy import Direction
+from tests.laws.test_contents import without_ids
+from tests.support.cells import LiveCell
+from tests.support.engine import At, Crashed
+
+pytestmark = [pytest.mark.law("contents in a storm"), pytest.mark.network]
+
+MESSAGES = int(os.environ.get("CONTENTS_STORM", "4000"))
+EPOCH = max(100, MESSAGES // 40)
+FAULTS = 12
+
+
+def bodies(chance: random.Random) -> list[bytes]:
+    """A third of contents that are their own, a third of few, and a third of one, each of those twice at first."""
+    third = MESSAGES // 3
+    few = [b"few %d" % (number % 20) for number in range(third)]
+    some = [*few, *[b"one"] * third, *(b"own %d" % number for number in range(third))]
+    chance.shuffle(some)
+    return [*2 * [b"few %d" % number for number in range(20)], b"one", b"one", *some]
+
+
+@pytest.mark.parametrize("seed", [1])
+def test_a_storm_over_contents(cell: LiveCell, seed: int) -> None:
+    chance = random.Random(seed)
+    sent = bodies(chance)
+    without_ids(cell, sent)
+    kinds: Counter[str] = Counter()
+    with cell.proxy() as proxy, cell.engine(proxy, maxMessagesPerTrigger=EPOCH, prefetch=3 * EPOCH) as engine:
+        assert engine.batch() == EPOCH
+        for _ in range(FAULTS):
+            for _ in range(chance.randrange(1, 3)):
+                engine.trigger()
+            kind = chance.choice(["kill", "kill", "cut", "mid-frame", "broker", "crash"])
+            kinds[kind] += 1
+            if kind == "kill":
+                with contextlib.suppress(Crashed):
+                    engine.trigger(chance.choice(list(At)))
+            elif kind == "crash":
+                engine.crash()
+            elif kind == "broker":
+                cell.kill_and_start()
+            elif kind == "cut":
+                proxy.cut()
+            else:
+                proxy.cut_after(chance.randrange(100, 20_000), Direction.TO_CLIENT).wait(2.0)
+        assert poll(lambda: not engine.trigger() and cell.total() == 0, 300), cell.counts()
+        emitted, counters = Counter(map(str.encode, engine.output)), engine.counters()
+    published = Counter(sent)
+    assert not published - emitted, "lost"
+    more = emitted - published
+    print(f"{cell.cell.name}: {len(sent)} messages, {dict(kinds)}: twice {more.total()} of equal ones, {counters}")
+    assert [body for body in more if body.startswith(b"own")] == []
+    # What one end of a session or a process leaves: two epochs that are being acknowledged, and what is read behind.
+    assert more.total() <= FAULTS * 3 * EPOCH
