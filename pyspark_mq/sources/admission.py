@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, islice
 
 from pyspark_mq.sources.connections.block import sizes_of
@@ -105,10 +105,14 @@ class Admission:
         self._queues.wait(seconds)
         self._queues.pump()
 
+    def _wait_while(self, holds: Callable[[], bool], most_s: float, step_s: float = IDLE_WAIT_S) -> None:
+        deadline = self._runtime.monotonic_s() + most_s
+        while holds() and self._runtime.monotonic_s() < deadline:
+            self._wait(step_s)
+
     def await_sessions(self) -> None:
         """Until every receiver is connected; one that gives up ends this with its error."""
-        while not self._queues.complete:
-            self._wait(IDLE_WAIT_S)
+        self._wait_while(lambda: not self._queues.complete, math.inf)
 
     def await_first_messages(self) -> None:
         """Spark runs the first batch of a new query whatever the answer: better with messages in it.
@@ -119,14 +123,11 @@ class Admission:
             return
         self._awaited = True
         self.await_sessions()
-        deadline = self._runtime.monotonic_s() + _FIRST_WAIT_S
         # Not if the queues are known to be empty.
-        while (
-            not self._queues.buffered
-            and any(queue.connected.ready_at_first != 0 for queue in self._queues)
-            and self._runtime.monotonic_s() < deadline
-        ):
-            self._wait(IDLE_WAIT_S)
+        self._wait_while(
+            lambda: not self._queues.buffered and any(queue.connected.ready_at_first != 0 for queue in self._queues),
+            _FIRST_WAIT_S,
+        )
 
     # -- a bounded run
 
@@ -174,9 +175,7 @@ class Admission:
 
     def _await_confirmations(self) -> None:
         """With nothing new to read, leave nothing unacknowledged behind."""
-        deadline = self._runtime.monotonic_s() + _CONFIRM_WAIT_S
-        while self._queues.unconfirmed() and self._runtime.monotonic_s() < deadline:
-            self._wait(_STEP_S)
+        self._wait_while(self._queues.unconfirmed, _CONFIRM_WAIT_S, _STEP_S)
 
     def _fill(self, limit: Limit) -> None:
         """Let the epoch grow while a backlog keeps flowing in."""

@@ -148,9 +148,6 @@ EPOCHS: Mapping[tuple[Call, Epoch], Act] = MappingProxyType(
 class IllegalCallError(InternalError):
     """A call that the table does not have for an epoch in that state."""
 
-    def __init__(self, call: Call, epoch: Epoch) -> None:
-        super().__init__(f"'{call.value}' cannot come for an epoch that is '{epoch.value}'")
-
 
 def latest_at(start: int, last: int) -> Call:
     """Return the kind of a LATEST, by the epoch that it goes on from and the last one here."""
@@ -171,4 +168,4 @@ def step(call: Call, epoch: Epoch) -> Act:
     try:
         return EPOCHS[call, epoch]
     except KeyError:
-        raise IllegalCallError(call, epoch) from None
+        raise IllegalCallError(f"'{call.value}' cannot come for an epoch that is '{epoch.value}'") from None
