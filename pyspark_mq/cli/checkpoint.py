@@ -15,7 +15,7 @@ from typing import Any
 
 from pyspark_mq.dedup import Key
 from pyspark_mq.errors import CheckpointError, OptionError
-from pyspark_mq.sources.journal.memory import planned_in
+from pyspark_mq.sources.journal.reading import planned_in
 from pyspark_mq.sources.position import Position
 from pyspark_mq.sources.url import redact_in
 from pyspark_mq.spark_source.folders import ID_FOLDER, below, is_uri, open_folder, resolve, shown_place

@@ -8,7 +8,7 @@ from typing import Any
 
 from pyspark_mq.cli.checkpoint import Checkpoint, PlannedEpoch
 from pyspark_mq.dedup import Key, key_text
-from pyspark_mq.sources.journal.memory import remembered_in
+from pyspark_mq.sources.journal.reading import remembered_in
 
 __all__ = ["report", "written"]
 

@@ -172,8 +172,8 @@ class _Law:
         decoder = self._decoder
         for ids in self._ids:
             values = ids.values(decoder, raws)
-            assert None not in ids.keys(decoder, raws, values)
-            assert len(ids.texts(decoder, raws, values)) == len(raws)
+            assert None not in ids.keys(decoder, raws, values)[0]
+            assert len(ids.texts(values)) == len(raws)
         metadata, block = make_block(decoder, raws, self._ids[0], _BUILDER.block_schema)
         block.batch.validate(full=True)
         message = pa.py_buffer(block.batch.serialize())

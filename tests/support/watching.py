@@ -13,7 +13,8 @@ from pyspark_mq.ack.handles import Settlement
 from pyspark_mq.dedup import key_text
 from pyspark_mq.sources.connections.events import Lost, Opened
 from pyspark_mq.sources.epochs import EpochSource
-from pyspark_mq.sources.journal.memory import Memory, planned_in
+from pyspark_mq.sources.journal.memory import Memory
+from pyspark_mq.sources.journal.reading import planned_in
 from pyspark_mq.sources.position import Position
 from pyspark_mq.sources.queues.reader import QueueReader
 

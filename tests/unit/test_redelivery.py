@@ -10,7 +10,8 @@ import pytest
 
 from pyspark_mq.dedup import Key
 from pyspark_mq.errors import DataLossError
-from pyspark_mq.sources.journal.memory import Memory, remembered_in
+from pyspark_mq.sources.journal.memory import Memory
+from pyspark_mq.sources.journal.reading import remembered_in
 from pyspark_mq.sources.position import Limit
 from pyspark_mq.sources.url import parse_urls
 from tests.support.engine import At, Crashed

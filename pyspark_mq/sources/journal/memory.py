@@ -20,15 +20,16 @@ from itertools import count
 from typing import Any, cast
 
 from pyspark_mq.ack import Ledger
-from pyspark_mq.ack.copies import Copies, is_nameless
+from pyspark_mq.ack.copies import Copies
 from pyspark_mq.ack.known import Known
 from pyspark_mq.dedup import Key, encode_ids, is_content, second_hash
 from pyspark_mq.errors import CheckpointError
 from pyspark_mq.sources.journal.lists import PLANNED, Journal, Kind, Segment
+from pyspark_mq.sources.journal.reading import BESIDE, keys_of, planned_in, texts_of
 from pyspark_mq.sources.position import JournalFiles, Position, decode
 from pyspark_mq.sources.settings import Settings
 
-__all__ = ["Memory", "NoMemory", "planned_in", "remembered_in"]
+__all__ = ["Memory", "NoMemory"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
@@ -36,8 +37,6 @@ _LOG = logging.getLogger("pyspark_mq")
 _LOOK_MAX_S = 1.0
 #: Of so few IDs those that have left are left out when segments become one. More are decoded only if most have left.
 _DECODED_MAX = 16_384
-#: How names of parts begin that are in the file beside that of their epoch.
-_BESIDE = "beside: "
 #: Ordinals of contents begin somewhere: no process before has used one of them.
 _ORDINAL_BITS = 60
 
@@ -131,7 +130,7 @@ class Memory:
         if self._files.has(self._files.beside(end.file)):
             self._named.add(end.file)
             return  # by a former process, which has read the same
-        content, mine = self._compose({}, ledgers, (), _BESIDE)
+        content, mine = self._compose({}, ledgers, (), BESIDE)
         self._files.write_beside(end.file, content)
         self._written(end.file, mine, [end.file])
         self._clear(end.epoch - 1)
@@ -276,7 +275,7 @@ class Memory:
         return sum(known.size(segment.number) for known in self._known.values())
 
     def _texts(self, file: str, part: str) -> Mapping[str, Sequence[str]]:
-        return _texts(self._files, file, part, self._destination)
+        return texts_of(self._files, file, part, self._destination)
 
     def _decode(self, text: str) -> list[Key]:
         return decode(text, self._destination)
@@ -379,7 +378,7 @@ class Memory:
 
     def _read(self, file: str, part: str) -> dict[str, list[Key]]:
         """Read a segment: queue -> IDs, without what was given up of it."""
-        return _keys(self._texts(file, part), self._destination)
+        return keys_of(self._texts(file, part), self._destination)
 
     def _load(self, kind: Kind, file: str, part: str, behind: int, since_s: float) -> None:
         found = self._read(file, part)
@@ -475,52 +474,3 @@ class NoMemory(Memory):
                 self._destination, self._settings.guarantee.value,
             )  # fmt: skip
         return {}
-
-
-def planned_in(files: JournalFiles, file: str, destination: str) -> dict[str, list[Key]]:
-    """Read the IDs of an epoch: queue -> IDs in order, without those that it is run without.
-
-    Args:
-        files: of the journal.
-        file: of the epoch; empty for none.
-        destination: what errors call what is read.
-
-    Raises:
-        CheckpointError: they cannot be read.
-    """
-    found = _keys(_texts(files, file, PLANNED, destination), destination) if file else {}
-    # What is not told apart is not waited for: it comes in later epochs.
-    return {queue: [key for key in keys if not is_nameless(key)] for queue, keys in found.items()}
-
-
-def remembered_in(files: JournalFiles, file: str) -> dict[str, int]:
-    """Count the segments that are remembered besides an epoch, by what they are: under way, settled, left.
-
-    Raises:
-        CheckpointError: its file cannot be read.
-    """
-    content = files.read(file) if file else {"open": []}
-    if content.get("blind") and files.has(files.beside(file)):
-        content = files.read(files.beside(file))
-    kinds = [kind for _, _, kind, *_ in content["open"]]
-    return {kind.value: kinds.count(kind.value) for kind in Kind}
-
-
-def _texts(files: JournalFiles, file: str, part: str, destination: str) -> Mapping[str, Sequence[str]]:
-    """Read a segment: queue -> IDs, encoded in pieces; without what was given up of it."""
-    content = files.read(files.beside(file) if part.startswith(_BESIDE) else file)
-    texts: Mapping[str, Sequence[str]] = content["parts"].get(part, {})
-    given_up = files.given_up(file) if part == PLANNED else {}
-    if not given_up:
-        return texts
-    left: dict[str, list[str]] = {}
-    for queue, pieces in texts.items():
-        without = set(decode(given_up.get(queue, ""), destination))
-        left[queue] = [
-            encode_ids([key for piece in pieces for key in decode(piece, destination) if key not in without])
-        ]
-    return left
-
-
-def _keys(texts: Mapping[str, Sequence[str]], destination: str) -> dict[str, list[Key]]:
-    return {queue: [key for piece in pieces for key in decode(piece, destination)] for queue, pieces in texts.items()}
