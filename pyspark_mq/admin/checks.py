@@ -74,6 +74,8 @@ class Sample:
         sizes: bytes that each takes, headers and bookkeeping included.
         priorities: of each, None where it has none.
         cut_short: why the session ended when its window was widened; empty if it did not.
+        unique: values for `messageIdFrom` under which each of them has an ID of its own.
+        repeated: how many have the body and the properties of one before.
     """
 
     how: str
@@ -81,6 +83,8 @@ class Sample:
     sizes: Sequence[int]
     priorities: Sequence[int | None] = ()
     cut_short: str = ""
+    unique: Sequence[str] = ()
+    repeated: int = 0
 
 
 def worth_a_line(facts: QueueFacts, settings: Settings) -> list[str]:
@@ -374,17 +378,16 @@ def _ids(sample: Sample, settings: Settings) -> Iterator[Finding]:
         return
     missing = sum(1 for one in sample.ids if one is None)
     source = settings.id_source
-    if missing and settings.on_missing is OnMissing.FAIL:
+    better = "have the producer set it, or choose another 'messageIdFrom'"
+    if sample.unique:
+        better += f": each of these messages has one of its own under {', '.join(sample.unique[:_IDS_SHOWN])}"
+    if missing and settings.on_missing not in _EMITTED:
+        fails = settings.on_missing is OnMissing.FAIL
         yield Finding(
-            check, Level.PROBLEM,
-            f"{missing} without an ID under messageIdFrom='{source}' {seen}: the query fails with the first",
-            "have the producer set it, choose another 'messageIdFrom', or set 'onMissingMessageId' to 'content'",
-        )  # fmt: skip
-    if missing and settings.on_missing is OnMissing.REJECT:
-        yield Finding(
-            check, Level.WARNING,
-            f"{missing} without an ID under messageIdFrom='{source}' {seen}, which are refused for good",
-            "have the producer set it, or choose another 'messageIdFrom'",
+            check, Level.PROBLEM if fails else Level.WARNING,
+            f"{missing} without an ID under messageIdFrom='{source}' {seen}: "
+            + ("the query fails with the first" if fails else "they are refused for good"),
+            better + (". Or set 'onMissingMessageId' to 'content'" if fails else ""),
         )  # fmt: skip
     repeated = [one for one, times in Counter(one for one in sample.ids if one is not None).items() if times > 1]
     if repeated:
@@ -395,10 +398,16 @@ def _ids(sample: Sample, settings: Settings) -> Iterator[Finding]:
             "duplicate",
             "have the producer give each message its own ID, or choose another 'messageIdFrom'",
         )  # fmt: skip
-    emitted = missing and settings.on_missing in _EMITTED
-    if not repeated and (emitted or not missing):
-        without = f"; {missing} without one are {_EMITTED[settings.on_missing]}" if missing else ""
-        yield Finding(check, Level.OK, f"none repeated {seen}{without}")
+    if missing and settings.on_missing in _EMITTED:
+        equal = f"; {sample.repeated} equal to one before" if sample.repeated else ""
+        worth_it = bool(sample.repeated or sample.unique)
+        yield Finding(
+            check, Level.WARNING if worth_it else Level.OK,
+            f"{missing} without an ID under messageIdFrom='{source}' {seen}: {_EMITTED[settings.on_missing]}{equal}",
+            better if worth_it else "",
+        )  # fmt: skip
+    elif not missing and not repeated:
+        yield Finding(check, Level.OK, f"none repeated {seen}")
 
 
 def _sizes(sample: Sample, settings: Settings) -> Finding:

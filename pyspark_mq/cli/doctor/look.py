@@ -12,7 +12,6 @@ import ssl
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from typing import Any
 
 from pyspark_mq.admin import ask_beside, ask_queue, ask_server
 from pyspark_mq.admin.checks import Finding, Level, Sample, judge_queue, judge_sample
@@ -21,6 +20,7 @@ from pyspark_mq.brokers.facts import NOTHING_KNOWN, QueueFacts, version_of
 from pyspark_mq.cli.doctor import certificates
 from pyspark_mq.cli.doctor.hosting import judge_host
 from pyspark_mq.cli.doctor.machine import judge_machine, look_at_machine
+from pyspark_mq.cli.doctor.sample import sample_of
 from pyspark_mq.cli.peek import make_consumer, open_first, received, rows_of
 from pyspark_mq.errors import (
     BrokerError,
@@ -371,18 +371,9 @@ def _session(settings: Settings, most: int, patience_s: float, *, browses: bool 
     finally:
         consumer.close()
     rows = rows_of(settings, consumer.decoder, raws)
-    return _Look(greeting, _sample(rows, "browsed" if browses else "given back"))
+    return _Look(greeting, sample_of(rows, "browsed" if browses else "given back"))
 
 
 def _adds_consumers(settings: Settings) -> bool:
     """Is a wider window had by a further consumer?"""
     return settings.endpoint.protocol != _BY_CREDIT
-
-
-def _sample(rows: Sequence[dict[str, Any]], how: str) -> Sample:
-    return Sample(
-        how,
-        [row["messageId"] for row in rows],
-        [len(row["body"]) for row in rows],
-        [row["priority"] for row in rows],
-    )

@@ -1,0 +1,58 @@
+"""What a sample of a queue says of its messages: their IDs, or what would serve as one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pyspark_mq.admin.checks import Sample
+
+__all__ = ["sample_of"]
+
+#: Of fewer messages nothing follows from values that differ.
+_UNIQUE_MIN = 3
+
+
+def sample_of(rows: Sequence[dict[str, Any]], how: str) -> Sample:
+    """Make a sample of deliveries, by column, that were looked at in a way (see :class:`.Sample`)."""
+    contents = Counter((row["body"], repr(sorted(row["properties"].items()))) for row in rows)
+    return Sample(
+        how,
+        [row["messageId"] for row in rows],
+        [len(row["body"]) for row in rows],
+        [row["priority"] for row in rows],
+        unique=_unique(rows),
+        repeated=len(rows) - len(contents),
+    )
+
+
+def _unique(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Values for `messageIdFrom` under which each of the messages has an ID of its own."""
+    found = [dict(_candidates(row)) for row in rows]
+    if len(found) < _UNIQUE_MIN:
+        return []
+    shared = [name for name in found[0] if all(name in one for one in found)]
+    return [name for name in shared if len({one[name] for one in found}) == len(found)]
+
+
+def _candidates(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Where the ID of a message may be, and what is there."""
+    if row["correlationId"]:
+        yield "correlation-id", row["correlationId"]
+    for name, value in row["properties"].items():
+        if value:
+            yield f"property:{name}", value
+    with contextlib.suppress(ValueError, RecursionError):
+        yield from _in_object(json.loads(row["body"]), "json:$")
+
+
+def _in_object(value: object, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            if "." not in name:
+                yield from _in_object(inner, f"{path}.{name}")
+    elif (isinstance(value, str) and value) or type(value) is int:
+        yield path, str(value)
