@@ -66,7 +66,7 @@ def test_every_link_leads_somewhere(document: Path) -> None:
 
 
 def test_a_link_that_leads_nowhere_is_found() -> None:
-    text = "[a](guarantees.md) [b](gone.md) [c](guarantees.md#ids) [d](#gone) ![e](images/gone.svg) [f](https://x/y)"
+    text = "[a](guarantees.md) [b](gone.md) [c](guarantees.md#limits) [d](#gone) ![e](images/gone.svg) [f](https://x/y)"
     assert broken(ROOT / "docs" / "index.md", text) == ["gone.md", "#gone", "images/gone.svg"]
 
 
