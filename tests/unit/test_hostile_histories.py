@@ -17,6 +17,7 @@ from pyspark_mq.errors import CheckpointError
 from pyspark_mq.sources.epochs import Limit
 from pyspark_mq.sources.journal import memory
 from pyspark_mq.sources.journal.memory import Memory
+from pyspark_mq.sources.journal.reading import keys_of, texts_of
 from pyspark_mq.spark_source.id_log import IdLog
 from tests.support.engine import At, Crashed
 from tests.support.folder import MemoryFolder
@@ -128,7 +129,7 @@ def test_what_is_read_at_a_restart_is_bounded_by_what_is_known(monkeypatch: pyte
         journal.commit(segment)
         ledger.lose(turn)  # before anything is settled
     content = json.loads(folder.files[file])
-    read = [memory._keys(memory._texts(log, named or file, part, ""), "") for named, part, *_ in content["open"]]
+    read = [keys_of(texts_of(log, named or file, part, ""), "") for named, part, *_ in content["open"]]
     assert sum(len(keys) for part in read for keys in part.values()) < 3 * len(messages)
 
 
