@@ -52,6 +52,7 @@ class SourceMachine(RuleBasedStateMachine):
         self.numbers = 0
         self.repeated: set[str] = set()
         self.query: Query | None = None
+        self.named = True
 
     @initialize(
         consumers=st.integers(1, 3),
@@ -74,13 +75,15 @@ class SourceMachine(RuleBasedStateMachine):
         rates=st.lists(st.sampled_from([math.inf, math.inf, 200.0, 20.0, 3.0]), min_size=3, max_size=3),
         link_rate=st.sampled_from([math.inf, math.inf, 50.0]),
         gives_up=st.sampled_from([False, False, True]),
+        named=st.sampled_from([True, True, False]),
     )
     def begin(
         self, consumers: int, max_messages: int, max_bytes: int, prefetch: int, min_messages: int, window: int,
         shared: bool, guarantee: Guarantee, shows_start: bool, tells_depth: bool, shuffles: bool, hides_lost: bool,
         delay_s: float, lag_s: float, ported: bool, seed: int, queues: int, rates: list[float], link_rate: float,
-        gives_up: bool,
+        gives_up: bool, named: bool,
     ) -> None:  # fmt: skip
+        self.named = named
         self.broker.chance.seed(seed)
         self.names = [f"{QUEUE}-{number}" for number in range(queues)] if queues > 1 else [QUEUE]
         self.queues = [self.broker.declare(name) for name in self.names]
@@ -208,7 +211,10 @@ class SourceMachine(RuleBasedStateMachine):
             self._send(queue, message_id, size)
 
     def _send(self, queue: MemoryQueue, message_id: str, size: int) -> None:
-        queue.publish(bytes(size), message_id)
+        if self.named:
+            queue.publish(bytes(size), message_id)
+        else:  # its content is what it is known by
+            queue.publish(message_id.ljust(size).encode(), None)
         self.published[self.q.row(queue.name, message_id)] = (queue, message_id)
 
     # -- the weather

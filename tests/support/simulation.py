@@ -207,7 +207,7 @@ def ids_of(runs: Sequence[Run]) -> list[str]:
 def _identities(run: Run) -> list[str]:
     """The ID of each row, or its body where it has none."""
     pairs = zip(values_of(run.rows, "messageId"), values_of(run.rows, "body"), strict=True)
-    return [body.decode() if found is None else found for found, body in pairs]
+    return [body.decode().strip() if found is None else found for found, body in pairs]
 
 
 def only(source: EpochSource) -> QueueReader:
@@ -443,7 +443,7 @@ class Query:
         # Before Spark 4.2 the last epoch is settled when the next one is planned.
         open_ = set() if self.shows_start else set(self.sink.get(self.committed, ()))
         return sum(
-            self.row(queue.name, message.id or message.body.decode()) not in open_
+            self.row(queue.name, message.id or message.body.decode().strip()) not in open_
             for queue in self.queues
             for message in [*queue.ready, *queue.handed_out]
         )
