@@ -282,7 +282,7 @@ class SourceMachine(RuleBasedStateMachine):
             return
         committed = {key for batch, ids in self.q.sink.items() if batch <= self.q.committed for key in ids}
         if self.q.settings.guarantee is Guarantee.EXACTLY_ONCE:
-            rows = [self.q.row(queue.name, message.id) for queue in self.queues for message in queue.acknowledged]
+            rows = [self.q.row(queue.name, message.name) for queue in self.queues for message in queue.acknowledged]
             early = [row for row in rows if row not in committed]
             assert not early, f"acknowledged before commit: {early}"
 

@@ -114,6 +114,11 @@ class Message:
     #: Why it cannot be decoded.
     odd: str = ""
 
+    @property
+    def name(self) -> str:
+        """What tests know it by: its ID, or its body."""
+        return self.body.decode().strip() if self.id is None else self.id
+
 
 class Raw(NamedTuple):
     """A delivery as the consumer hands it on."""

@@ -443,7 +443,7 @@ class Query:
         # Before Spark 4.2 the last epoch is settled when the next one is planned.
         open_ = set() if self.shows_start else set(self.sink.get(self.committed, ()))
         return sum(
-            self.row(queue.name, message.id or message.body.decode().strip()) not in open_
+            self.row(queue.name, message.name) not in open_
             for queue in self.queues
             for message in [*queue.ready, *queue.handed_out]
         )
