@@ -20,6 +20,7 @@ from tests.support.engine import At, Crashed
 
 pytestmark = [pytest.mark.law("contents in a storm"), pytest.mark.network]
 
+#: Beside the laws and not the faults, as the specification that those are traced against has no contents.
 MESSAGES = int(os.environ.get("CONTENTS_STORM", "4000"))
 EPOCH = max(100, MESSAGES // 40)
 FAULTS = 12
