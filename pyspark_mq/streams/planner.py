@@ -58,7 +58,9 @@ class Planner:
         self._names: dict[str, str] = {}
         self._members: dict[str, list[Member]] = {}
         self._looked_s = float("-inf")
+        #: Ends that were read since partitions were looked at: a stream that is made again may have an end as before.
         self._ends: dict[str, End] = {}
+        self._settled: set[str] = set()
         self._bounds: dict[str, End] | None = None
         #: Places that were compared, and the end of the stream at that time.
         self._compared: dict[str, tuple[Place, End, int]] = {}
@@ -84,6 +86,7 @@ class Planner:
                 names[partition] = name
                 self._members[partition] = members
         self._names, self._looked_s = names, time.monotonic()
+        self._ends.clear()
 
     def _located(self, connection: Connection, *, name: str) -> dict[str, list[Member]]:
         found = {}
@@ -109,10 +112,11 @@ class Planner:
         """Its committed end; one below the floor only when it has stayed there."""
         deadline = time.monotonic() + _BACK_S
         while True:
-            known = self._ends.get(partition)
-            end = self._ask(partition, lambda connection: end_of(connection, partition, known, patient=known is None))  # noqa: B023
+            known, settled = self._ends.get(partition), partition in self._settled
+            end = self._ask(partition, lambda connection: end_of(connection, partition, known, patient=not settled))  # noqa: B023
             if end.identity is None or end.next >= floor or time.monotonic() > deadline:
                 self._ends[partition] = end
+                self._settled.add(partition)
                 return end
             self._ends.pop(partition, None)
             time.sleep(_PAUSE_S)
@@ -129,7 +133,7 @@ class Planner:
         starting = self._resolved("startingOffsets", self._settings.starting)
         ending = self._resolved("endingOffsets", self._settings.ending)
         for partition, place in ending.items():
-            if place.next < starting[partition].next and self._ends.get(partition) is not None:
+            if place.next < starting[partition].next:
                 ending[partition] = starting[partition]
         return self._split(starting, ending)
 

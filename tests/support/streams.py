@@ -48,7 +48,8 @@ def publish(
             confirmed.release()
 
         async with Producer("127.0.0.1", port, username="guest", password="guest") as producer:
-            await producer.create_stream(stream, arguments=arguments, exists_ok=True)
+            if not await producer.stream_exists(stream):
+                await producer.create_stream(stream, arguments=arguments)
             frames = [messages[begin : begin + batch] for begin in range(0, len(messages), batch)]
             for frame in frames:
                 if packed:
@@ -104,6 +105,10 @@ class StreamQuery:
         start = json.loads(json.dumps(start))
         end = self.planner.latest(start)
         return start, end, self.planner.ranges(start, end)
+
+    def look_again(self) -> None:
+        """Forget what was seen less than a second ago."""
+        self.planner._looked_s = float("-inf")
 
     def read(self, tasks: Sequence[Planned]) -> list[dict[str, Any]]:
         """The rows of tasks."""
