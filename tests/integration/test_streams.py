@@ -6,7 +6,6 @@ import pickle
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,6 +18,8 @@ from pyspark_mq.errors import (
     RefusedError,
 )
 from pyspark_mq.spark_source.stream_reader import _RangePartition
+from pyspark_mq.streams.access import make_access
+from pyspark_mq.streams.topology import persistently
 from testbed.brokers.node import TlsFiles
 from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import NodeError, poll
@@ -234,12 +235,13 @@ def fill(node: RabbitNode, stream: str) -> None:
     """Publish until retention has taken segments."""
     for _ in range(40):
         publish(node.stream_port, stream, [bytes(2_000)] * 50, batch=10)
-    assert poll(lambda: with_client(node.stream_port, lambda client: first_offset(client, stream)) > 1_000, 30)
+    assert poll(lambda: first_offset(node, stream) > 1_000, 30)
 
 
-async def first_offset(client: Any, stream: str) -> int:
-    stats = await client.stream_stats(stream)
-    return int(stats["first_chunk_id"])
+def first_offset(node: RabbitNode, stream: str) -> int:
+    """The lowest that is there; -1 while nothing is known."""
+    access = make_access(StreamQuery(node.stream_url(), stream).settings.endpoint)
+    return persistently(access, (), lambda connection: connection.stats(stream)["first_chunk_id"])
 
 
 @pytest.mark.parametrize("count", [50, 100, 500])
@@ -307,6 +309,6 @@ def test_a_node_that_is_killed_and_started_again_goes_on(node: RabbitNode, strea
     assert query.bodies() == numbered(0, 1_000)
     node.kill()
     node.start()
-    assert poll(lambda: with_client(node.stream_port, lambda client: first_offset(client, stream)) == 0, 30)
+    assert poll(lambda: first_offset(node, stream) == 0, 30)
     publish(node.stream_port, stream, numbered(1_000, 1_100))
     assert query.bodies() == numbered(1_000, 1_100)
