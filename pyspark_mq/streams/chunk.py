@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -83,7 +84,11 @@ class Chunk(NamedTuple):
         """
         data, size = self.data, len(self.data)
         if self.entries == self.records:
-            begins = _equal(data, self.records) or _walked(data)
+            # A packed entry may be of one record: its first byte makes it longer than any chunk.
+            begins = _equal(data, self.records) or []
+            if not begins:
+                with suppress(ChunkError):
+                    begins = _walked(data)
             if len(begins) == self.records + 1:
                 return data, begins
         parts, left, at = [], _CHUNK_BYTES_MAX, 0

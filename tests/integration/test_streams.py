@@ -6,6 +6,7 @@ import pickle
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -233,8 +234,7 @@ def test_retention_between_plan_and_read_is_an_error_with_the_offsets(node: Rabb
 
 def fill(node: RabbitNode, stream: str) -> None:
     """Publish until retention has taken segments."""
-    for _ in range(40):
-        publish(node.stream_port, stream, [bytes(2_000)] * 50, batch=10)
+    publish(node.stream_port, stream, [bytes(2_000)] * 2_000, batch=10)
     assert poll(lambda: first_offset(node, stream) > 1_000, 30)
 
 
@@ -312,3 +312,43 @@ def test_a_node_that_is_killed_and_started_again_goes_on(node: RabbitNode, strea
     assert poll(lambda: first_offset(node, stream) == 0, 30)
     publish(node.stream_port, stream, numbered(1_000, 1_100))
     assert query.bodies() == numbered(1_000, 1_100)
+
+
+def test_spark_reads_a_stream_in_tasks_and_goes_on_from_its_checkpoint(
+    node: RabbitNode, stream: str, spark: Any, tmp_path: Path
+) -> None:
+    publish(node.stream_port, stream, numbered(0, 1_000))
+    epochs: list[list[int]] = []
+
+    def run(**options: object) -> None:
+        reader = spark.readStream.format("mq").option("broker", "rabbitmq").option("url", node.stream_url())
+        reader = reader.option("stream", stream).option("startingOffsets", "earliest")
+        for name, value in options.items():
+            reader = reader.option(name, value)
+        query = (
+            reader.load()
+            .writeStream.foreachBatch(lambda frame, _: epochs.append([int(row.body) for row in frame.collect()]))
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+
+    run(minPartitions=3, maxOffsetsPerTrigger=300)
+    assert len(epochs) > 1
+    publish(node.stream_port, stream, numbered(1_000, 1_100))
+    run()
+    assert [number for epoch in epochs for number in epoch] == [*range(1_100)]
+    logged = "".join(file.read_text() for file in (tmp_path / "checkpoint" / "offsets").iterdir())
+    assert "guest" not in logged
+
+
+def test_spark_reads_a_range_as_a_batch(node: RabbitNode, stream: str, spark: Any) -> None:
+    publish(node.stream_port, stream, numbered(0, 1_000))
+    reader = spark.read.format("mq").option("broker", "rabbitmq").option("url", node.stream_url())
+    frame = reader.option("stream", stream).load()
+    assert frame.count() == 1_000
+    ranged = reader.option("startingOffsets", f'{{"{stream}": 100}}').option("endingOffsets", f'{{"{stream}": 250}}')
+    assert [bytes(row.body) for row in ranged.option("minPartitions", 2).load().collect()] == numbered(100, 250)
+    shown = ranged.load()._jdf.queryExecution().toString()
+    assert "guest" not in shown

@@ -1,0 +1,102 @@
+"""Connections to streams that are cut or silent: each row comes once, whatever byte was the last."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from pyspark_mq.errors import BrokerUnavailableError
+from pyspark_mq.sources.url import parse_urls
+from pyspark_mq.streams import ranges
+from pyspark_mq.streams.connection import Member
+from pyspark_mq.streams.planner import Planned
+from pyspark_mq.streams.topology import forget_connections
+from testbed.brokers.rabbitmq import RabbitNode
+from testbed.process import NodeError
+from testbed.storm.proxy import Direction, FaultProxy
+from tests.conftest import missing
+from tests.support.streams import StreamQuery, publish
+
+#: More than a session takes from its greeting to its last chunk here.
+SESSION_BYTES = 2_000
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[RabbitNode]:
+    try:
+        node = RabbitNode(version="4.3", plugins=("rabbitmq_stream",))
+    except NodeError as absent:
+        missing(str(absent))
+    with node:
+        yield node
+
+
+@pytest.fixture
+def proxy(node: RabbitNode) -> Iterator[FaultProxy]:
+    with FaultProxy("127.0.0.1", node.stream_port) as proxy:
+        yield proxy
+    forget_connections()
+
+
+def through(proxy: FaultProxy, tasks: list[Planned], reconnect_timeout_s: float = 60.0) -> list[Planned]:
+    """The same tasks, whose way to the broker is the proxy."""
+    member = Member("127.0.0.1", proxy.port)
+    urls = parse_urls(f"rabbitmq-stream://guest:guest@127.0.0.1:{proxy.port}/")
+    return [
+        planned._replace(
+            range=replace(
+                planned.range,
+                members=(member,),
+                access=replace(planned.range.access, urls=urls, reconnect_timeout_s=reconnect_timeout_s),
+            )
+        )
+        for planned in tasks
+    ]
+
+
+def test_a_connection_that_is_cut_behind_any_byte_costs_no_row_and_doubles_none(
+    node: RabbitNode, proxy: FaultProxy
+) -> None:
+    stream = f"test-{uuid.uuid4().hex[:12]}"
+    bodies = [b"%04d" % number for number in range(20)]
+    publish(node.stream_port, stream, bodies, batch=5)
+    query = StreamQuery(node.stream_url(), stream)
+    tasks = through(proxy, query.plan()[2])
+    cuts = 0
+    for count in range(1, SESSION_BYTES):
+        forget_connections()
+        cut = proxy.cut_after(count, Direction.TO_CLIENT)
+        assert [row["body"] for row in query.read(tasks)] == bodies
+        if not cut.is_set():
+            break
+        cuts += 1
+    proxy.disarm()
+    # All of a session was cut: its greeting, and twenty messages with the heads of their chunks.
+    assert cuts > 20 * 15
+
+
+def test_a_connection_that_falls_silent_is_left_for_another(
+    node: RabbitNode, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranges, "_WAIT_S", 0.5)
+    stream = f"test-{uuid.uuid4().hex[:12]}"
+    publish(node.stream_port, stream, [b"x"] * 1_000)
+    query = StreamQuery(node.stream_url(), stream, connectTimeout="1s")
+    tasks = through(proxy, query.plan()[2])
+    cut = proxy.cut_after(5_000, Direction.TO_CLIENT)
+    assert len(query.read(tasks)) == 1_000
+    assert cut.is_set()
+
+
+def test_a_broker_that_stays_away_is_an_error_with_the_offset(node: RabbitNode, proxy: FaultProxy) -> None:
+    stream = f"test-{uuid.uuid4().hex[:12]}"
+    publish(node.stream_port, stream, [b"x"] * 10)
+    query = StreamQuery(node.stream_url(), stream)
+    tasks = through(proxy, query.plan()[2], reconnect_timeout_s=1.0)
+    proxy.refuse()
+    forget_connections()
+    with pytest.raises(BrokerUnavailableError, match=f"stream '{stream}', offsets 0 to 9: no progress at offset 0"):
+        query.read(tasks)
