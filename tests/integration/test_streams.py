@@ -339,8 +339,9 @@ def test_spark_reads_a_stream_in_tasks_and_goes_on_from_its_checkpoint(
     publish(node.stream_port, stream, numbered(1_000, 1_100))
     run()
     assert [number for epoch in epochs for number in epoch] == [*range(1_100)]
-    logged = "".join(file.read_text() for file in (tmp_path / "checkpoint" / "offsets").iterdir())
-    assert "guest" not in logged
+    logged = b"".join(file.read_bytes() for file in (tmp_path / "checkpoint" / "offsets").iterdir())
+    assert b'"chunk": [' in logged
+    assert b"guest" not in logged
 
 
 def test_spark_reads_a_range_as_a_batch(node: RabbitNode, stream: str, spark: Any) -> None:
