@@ -26,6 +26,7 @@ from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import NodeError, poll
 from tests.conftest import missing
 from tests.support.certificates import Certificates
+from tests.support.pages import block
 from tests.support.streams import StreamQuery, delete, make_super_stream, publish, with_client
 
 #: Small enough for retention to take something soon.
@@ -353,3 +354,19 @@ def test_spark_reads_a_range_as_a_batch(node: RabbitNode, stream: str, spark: An
     assert [bytes(row.body) for row in ranged.option("minPartitions", 2).load().collect()] == numbered(100, 250)
     shown = ranged.load()._jdf.queryExecution().toString()
     assert "guest" not in shown
+
+
+def test_the_code_of_its_page_reads_a_stream(node: RabbitNode, stream: str, spark: Any, tmp_path: Path) -> None:
+    publish(node.stream_port, stream, numbered(0, 100))
+    text = block("docs/streams.md", "df = (")
+    for page, here in (
+        ("rabbitmq-stream://guest:guest@localhost:5552/", node.stream_url()),
+        ('"events"', f'"{stream}"'),
+    ):
+        assert page in text
+        text = text.replace(page, here)
+    names: dict[str, Any] = {"spark": spark}
+    exec(compile(text, "streams.md", "exec"), names)
+    query = names["df"].writeStream.format("memory").queryName("streams_page").trigger(availableNow=True)
+    query.option("checkpointLocation", str(tmp_path)).start().awaitTermination()
+    assert sorted(bytes(row.body) for row in spark.table("streams_page").collect()) == numbered(0, 100)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -121,3 +122,11 @@ def test_an_offset_that_is_none_is_refused(change: dict[str, Any], problem: str)
 def test_an_offset_of_queues_is_refused() -> None:
     with pytest.raises(CheckpointError, match="another source"):
         decode(OF, {"v": 4, "broker": "rabbitmq", "epoch": 3})
+
+
+def test_the_page_has_each_option_with_its_text() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "streams.md").read_text("utf-8")
+    missing = [option.name for option in STREAM_OPTIONS.values() if f"`{option.name}`" not in page]
+    assert [name for name in missing if not name.startswith("tls.")] == []
+    own = [option for name, option in STREAM_OPTIONS.items() if name not in OPTIONS or option is not OPTIONS[name]]
+    assert [option.name for option in own if option.text not in page] == []
