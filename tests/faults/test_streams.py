@@ -6,20 +6,26 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from pyspark_mq.errors import BrokerUnavailableError
 from pyspark_mq.sources.url import parse_urls
 from pyspark_mq.streams import ranges
+from pyspark_mq.streams.columns import Messages, message_columns
 from pyspark_mq.streams.connection import Member
 from pyspark_mq.streams.planner import Planned
 from pyspark_mq.streams.topology import forget_connections
 from testbed.brokers.rabbitmq import RabbitNode
-from testbed.process import NodeError
+from testbed.clusters.rabbitmq import RabbitCluster
+from testbed.process import NodeError, poll
+from testbed.server import at_once
 from testbed.storm.proxy import Direction, FaultProxy
 from tests.conftest import missing
 from tests.support.streams import StreamQuery, publish
 
+#: Of a stream on each of three nodes: some thousands of chunks, so that the middle of a read is one.
+ROWS = 40_000
 #: More than a session takes from its greeting to its last chunk here.
 SESSION_BYTES = 2_000
 
@@ -89,6 +95,66 @@ def test_a_connection_that_falls_silent_is_left_for_another(
     cut = proxy.cut_after(5_000, Direction.TO_CLIENT)
     assert len(query.read(tasks)) == 1_000
     assert cut.is_set()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RabbitCluster]:
+    try:
+        cluster = RabbitCluster(version="4.3", plugins=("rabbitmq_stream",))
+    except NodeError as absent:
+        missing(str(absent))
+    with cluster:
+        yield cluster
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("reads", ["the leader", "a replica"])
+def test_the_leader_is_killed_in_the_middle_of_a_read(
+    cluster: RabbitCluster, reads: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Or all of it is on its way before the leader is killed.
+    monkeypatch.setattr(ranges, "_CHUNKS_MAX", 2)
+    start_all(cluster)
+    stream = f"test-{uuid.uuid4().hex[:12]}"
+    bodies = [b"%08d" % number for number in range(ROWS)]
+    publish(cluster.members[0].stream_port, stream, bodies, batch=20)
+    query = StreamQuery(",".join(member.stream_url() for member in cluster.members), stream)
+    _, end, tasks = query.plan()
+    (planned,) = tasks
+    assert len(planned.range.members) == len(cluster.members)
+    turn = 0 if reads == "the leader" else 1
+    leader = next(one for one in cluster.members if one.stream_port == planned.range.members[0].port)
+    rows: list[bytes] = []
+    for part in ranges.read_range(replace(planned.range, turn=turn)):
+        plain, begins = part.chunk.plain()
+        messages = Messages(
+            plain, np.array(begins[part.low : part.high]), np.array(begins[part.low + 1 : part.high + 1]) - 4
+        )
+        rows += message_columns(messages, ["body"])[0]["body"].to_pylist()
+        if leader.running and len(rows) > ROWS // 4:
+            leader.kill()
+    assert not leader.running
+    assert rows == bodies
+    query.offset = end
+    other = next(one for one in cluster.members if one.running)
+    assert poll(lambda: published(other, stream), 60, interval_s=1.0)
+    assert query.bodies() == [b"behind"]
+
+
+def start_all(cluster: RabbitCluster) -> None:
+    away = [member.start for member in cluster.members if not member.running]
+    if away:
+        at_once(*away)
+    cluster.wait_together()
+
+
+def published(member: RabbitNode, stream: str) -> bool:
+    """Whether a message could be published; while there is no leader it cannot."""
+    try:
+        publish(member.stream_port, stream, [b"behind"])
+    except Exception:  # noqa: BLE001 - of `rstream`, which has many
+        return False
+    return True
 
 
 def test_a_broker_that_stays_away_is_an_error_with_the_offset(node: RabbitNode, proxy: FaultProxy) -> None:

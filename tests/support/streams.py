@@ -17,8 +17,6 @@ from pyspark_mq.streams.rows import range_batches
 
 __all__ = ["StreamQuery", "delete", "make_super_stream", "publish", "with_client"]
 
-_CONFIRMED_TIMEOUT_S = 30.0
-
 
 def publish(
     port: int,
@@ -29,6 +27,7 @@ def publish(
     packed: str = "",
     raw: bool = False,
     arguments: dict[str, Any] | None = None,
+    timeout_s: float = 30.0,
 ) -> None:
     """Create a stream if there is none, publish to it, and wait until all is confirmed.
 
@@ -37,6 +36,7 @@ def publish(
         packed: kind of compression, of messages that the producer puts together.
         raw: publish the bytes as they are, which may be no message of AMQP 1.0.
         arguments: of the stream.
+        timeout_s: for each confirmation.
     """
     messages = [RawMessage(body) if raw else AMQPMessage(body=body) for body in bodies]
 
@@ -58,7 +58,7 @@ def publish(
                 else:
                     await producer.send_batch(stream, frame, on_publish_confirm=note)
             for _ in range(len(frames) if packed else len(messages)):
-                await asyncio.wait_for(confirmed.acquire(), _CONFIRMED_TIMEOUT_S)
+                await asyncio.wait_for(confirmed.acquire(), timeout_s)
 
     asyncio.run(run())
 
