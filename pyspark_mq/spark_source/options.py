@@ -480,6 +480,8 @@ def _misplaced(name: str, value: str) -> str:
     """Advice about an option that Spark's users put here although it belongs elsewhere; empty if it is none."""
     if name == "path":
         return f"{value!r}: a queue has no path; use .option('queue', {value!r}) and load() without an argument"
+    if name == "stream":
+        return f"{value!r} is read with a URL rabbitmq-stream://user:password@host:5552/vhost; of a queue it is 'queue'"
     return ""
 
 

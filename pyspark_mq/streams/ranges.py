@@ -219,8 +219,9 @@ class _RangeReader:
         if chunk.identity == self._proof:
             return
         text = (
-            f"the chunk at offset {self._proof.chunk} is not the one that was planned ({chunk.identity} instead of "
-            f"{self._proof}): the stream was deleted and made again, or its end was rewritten"
+            f"the chunk at offset {self._proof.chunk} is not the one that was planned, {chunk.identity} instead of "
+            f"{self._proof}: the stream was deleted and made again, its end was rewritten, "
+            "or retention has taken it since"
         )
         if self._wanted.fail_on_loss:
             raise loss(self._wanted.stream, text)

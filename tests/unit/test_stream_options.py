@@ -74,6 +74,11 @@ def test_each_option_of_queues_is_refused_with_words(name: str) -> None:
         parse_stream_options({**GIVEN, name: "1"})
 
 
+def test_a_stream_with_the_url_of_queues_is_told_which_url_reads_it() -> None:
+    with pytest.raises(OptionError, match="'events' is read with a URL rabbitmq-stream://"):
+        MqDataSource({**GIVEN, "url": "amqp://me:s3cret@host/"})
+
+
 def test_a_stream_is_required() -> None:
     with pytest.raises(OptionError, match="'stream': is required"):
         parse_stream_options({"broker": "rabbitmq", "url": GIVEN["url"]})
