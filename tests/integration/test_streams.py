@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from pyspark_mq.errors import (
     RefusedError,
 )
 from pyspark_mq.spark_source.stream_reader import _RangePartition
+from pyspark_mq.streams import ranges
 from pyspark_mq.streams.access import make_access
 from pyspark_mq.streams.topology import persistently
 from testbed.brokers.node import TlsFiles
@@ -31,6 +33,8 @@ from tests.support.streams import StreamQuery, delete, make_super_stream, publis
 
 #: Small enough for retention to take something soon.
 SMALL_SEGMENTS = {"max-length-bytes": 200_000, "stream-max-segment-size-bytes": 50_000}
+#: Enough for all of a read to be there when it begins.
+LARGE = {"max-length-bytes": 3_000_000}
 
 
 @pytest.fixture(scope="module", params=["4.3", "4.0"])
@@ -231,6 +235,61 @@ def test_retention_between_plan_and_read_is_an_error_with_the_offsets(node: Rabb
     with pytest.raises(DataLossError, match="offsets 0 to 999 are gone: retention has taken them"):
         query.read(tasks)
     assert lenient.read(lenient_tasks) == []
+
+
+def test_retention_while_a_reader_is_paused_is_an_error_with_the_offsets(
+    node: RabbitNode, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranges, "_CHUNKS_MAX", 1)
+    publish(node.stream_port, stream, [bytes(1_000)] * 1_500, batch=10, arguments={**SMALL_SEGMENTS, **LARGE})
+    query = StreamQuery(node.stream_url(), stream)
+    (planned,) = query.plan()[2]
+    parts = ranges.read_range(planned.range)
+    read = next(parts)
+    assert read.chunk.first == 0
+    publish(node.stream_port, stream, [bytes(2_000)] * 3_000, batch=10)
+    assert poll(lambda: first_offset(node, stream) > 1_500, 30)
+    offsets = [*range(read.chunk.end)]
+
+    def go_on() -> None:
+        for part in parts:
+            offsets.extend(range(part.chunk.first, part.chunk.end))
+
+    with pytest.raises(DataLossError, match=r"offsets \d+ to 1499 are gone: retention has taken them") as lost:
+        go_on()
+    assert offsets == [*range(len(offsets))]
+    assert f"offsets {len(offsets)} to" in str(lost.value)
+
+
+def test_a_reader_that_is_paused_for_longer_than_the_heartbeat_goes_on(
+    node: RabbitNode, stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranges, "_CHUNKS_MAX", 1)
+    publish(node.stream_port, stream, [bytes(500)] * 5_000, batch=10)
+    query = StreamQuery(node.stream_url(), stream, heartbeat="1s")
+    (planned,) = query.plan()[2]
+    offsets: list[int] = []
+    for number, part in enumerate(ranges.read_range(planned.range)):
+        offsets += range(part.chunk.first + part.low, part.chunk.first + part.high)
+        if number == 1:
+            time.sleep(5.0)
+    assert offsets == [*range(5_000)]
+
+
+def test_a_partition_that_a_super_stream_gets_later_is_read_from_its_first_message(
+    node: RabbitNode, stream: str
+) -> None:
+    partitions = make_super_stream(node.stream_port, stream, 2)
+    for partition in partitions:
+        publish(node.stream_port, partition, numbered(0, 10))
+    query = StreamQuery(node.stream_url(), stream)
+    assert len(query.epoch()) == 20
+    publish(node.stream_port, f"{stream}-2", numbered(100, 110))
+    with node._channel() as channel:
+        order = {"x-stream-partition-order": 2}
+        channel.queue_bind(f"{stream}-2", stream, routing_key="2", arguments=order)
+    query.look_again()
+    assert query.bodies() == numbered(100, 110)
 
 
 def fill(node: RabbitNode, stream: str) -> None:
