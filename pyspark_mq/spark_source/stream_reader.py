@@ -29,7 +29,7 @@ else:
 
         ReadAllAvailable = ReadMaxRows = None
 
-__all__ = ["StreamBatchReader", "StreamReader", "stream_schema"]
+__all__ = ["StreamBatchReader", "StreamReader", "arrow_schema", "stream_schema"]
 
 #: Of streams alone: the stream that is a partition, the offset in it, and when the broker wrote the chunk.
 _OWN = {"partition": StringType(), "streamOffset": LongType(), "chunkTimestamp": TimestampType()}
@@ -48,7 +48,14 @@ def stream_schema(*, include_metadata: bool) -> StructType:
     return StructType([field for field in fields if field.name not in _OF_QUEUES] + own)
 
 
-def _arrow_schema(schema: StructType) -> pa.Schema:
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """The columns of a query as Arrow has them.
+
+    Raises
+    ------
+    SchemaError
+        it names a column or a type that there is not
+    """
     known = {field.name: field.dataType for field in stream_schema(include_metadata=True)}
     fields = []
     for field in schema.fields:
@@ -78,7 +85,7 @@ class _Tasks:
     """What runs in tasks: a reader there has its columns and nothing else."""
 
     def __init__(self, settings: Settings, schema: StructType) -> None:
-        self._schema = _arrow_schema(schema)
+        self._schema = arrow_schema(schema)
         self._unreadable_fails = settings.unreadable_fails
         self._max_offsets = settings.max_offsets
         self._planner = Planner(settings)

@@ -11,7 +11,7 @@ import pyarrow as pa
 from rstream import AMQPMessage, CompressionType, ConfirmationStatus, Producer, RawMessage
 
 from pyspark_mq.spark_source.stream_options import parse_stream_options
-from pyspark_mq.spark_source.stream_reader import _arrow_schema, stream_schema
+from pyspark_mq.spark_source.stream_reader import arrow_schema, stream_schema
 from pyspark_mq.streams.planner import Planned, Planner
 from pyspark_mq.streams.rows import range_batches
 
@@ -96,7 +96,7 @@ class StreamQuery:
             del given["startingOffsets"]
         self.settings = parse_stream_options(given).streaming
         self.planner = Planner(self.settings)
-        self._schema = _arrow_schema(stream_schema(include_metadata=True))
+        self._schema = arrow_schema(stream_schema(include_metadata=True))
         self.offset: dict[str, Any] | None = None
 
     def plan(self) -> tuple[dict[str, Any], dict[str, Any], list[Planned]]:
