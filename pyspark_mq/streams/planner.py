@@ -61,6 +61,7 @@ class Planner:
         #: Ends that were read since partitions were looked at: a stream that is made again may have an end as before.
         self._ends: dict[str, End] = {}
         self._settled: set[str] = set()
+        self._gone: set[str] = set()
         self._bounds: dict[str, End] | None = None
         #: Places that were compared, and the end of the stream at that time.
         self._compared: dict[str, tuple[Place, End, int]] = {}
@@ -194,8 +195,10 @@ class Planner:
             return encode(self._settings.of, {name: Place(end.next, end.identity) for name, end in ends.items()})
         before = decode(self._settings.of, start)
         gone = [name for name in before if name not in self._names]
-        for name in gone:
+        for name in set(gone) - self._gone:
+            # An idle query asks again and again: it is said once.
             self._note_loss(name, f"it was deleted; it was read up to offset {before[name].next}", 0)
+        self._gone = set(gone)
         begins: dict[str, int] = {}
         ends = {}
         for name in self._names:
