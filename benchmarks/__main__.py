@@ -51,13 +51,14 @@ from benchmarks.parts import Part, machine, run_part, taken_by_others, today, wh
 from benchmarks.recovery import Recovery
 from benchmarks.report import Run, as_json, from_json, tables
 from benchmarks.steps import Steps
+from benchmarks.streams import Streams
 from benchmarks.turns import Arena, measure
 from testbed.process import NodeError
 
 _BROKERS = ("rabbitmq", "activemq", "artemis")
 _PAGE = Path(__file__).resolve().parent.parent / "docs" / "performance.md"
 _WARM_UP_SHARE = 0.4
-_PARTS: dict[str, Part] = {part.name: part for part in (Growth(), Latency(), Recovery(), Steps())}
+_PARTS: dict[str, Part] = {part.name: part for part in (Growth(), Latency(), Recovery(), Steps(), Streams())}
 #: Parts that are a choice of what is measured side by side: its options; those given behind the name come later.
 _CHOICES: dict[str, list[str]] = {
     "guarantees": ["--brokers=rabbitmq", "--contenders=ours", "--protocols=amqp-0-9-1", "--rounds=5"],

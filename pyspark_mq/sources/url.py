@@ -47,6 +47,8 @@ SCHEMES: Mapping[str, Scheme] = MappingProxyType(
         "amqps": Scheme(5671, tls=True, partner="amqp"),
         "stomp": Scheme(61613, tls=False, partner="stomp+ssl"),
         "stomp+ssl": Scheme(61612, tls=True, partner="stomp"),
+        "rabbitmq-stream": Scheme(5552, tls=False, partner="rabbitmq-stream+tls"),
+        "rabbitmq-stream+tls": Scheme(5551, tls=True, partner="rabbitmq-stream"),
     }
 )
 _SCHEME = re.compile(r"[A-Za-z][\w+.-]*://")

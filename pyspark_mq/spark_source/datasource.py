@@ -12,6 +12,8 @@ from pyspark_mq.spark_source.extras import check_installed
 from pyspark_mq.spark_source.options import parse_options
 from pyspark_mq.spark_source.reader import MqStreamReader
 from pyspark_mq.spark_source.schema import ALL_COLUMNS, SCHEMA
+from pyspark_mq.spark_source.stream_options import is_stream, parse_stream_options
+from pyspark_mq.spark_source.stream_reader import StreamBatchReader, StreamReader, stream_schema
 
 __all__ = ["MqDataSource"]
 
@@ -54,11 +56,15 @@ class MqDataSource(DataSource):
             raise ConfigurationError(_NO_TABLE)
         if not options:
             raise OptionError("broker", _NO_OPTIONS)
+        self._planned = False
+        self._is_stream = is_stream(options)
+        if self._is_stream:
+            self._columns = stream_schema(include_metadata=parse_stream_options(options).include_metadata)
+            return
         parsed = parse_options(options)
         parsed.check_place()
         check_installed(parsed)
         self._columns = ALL_COLUMNS if parsed.include_metadata else SCHEMA
-        self._planned = False
 
     def __getstate__(self) -> dict[str, Any]:
         # Spark pickles the source once for the driver's own processes, which need the options, and,
@@ -74,13 +80,18 @@ class MqDataSource(DataSource):
         """The columns, with `includeMetadata` all; a schema given by the user may name any of them."""
         return self._columns
 
-    def streamReader(self, schema: StructType) -> MqStreamReader:
+    def streamReader(self, schema: StructType) -> MqStreamReader | StreamReader:
         """The reader of one query."""
         self._planned = True
+        if self._is_stream:
+            return StreamReader(parse_stream_options(self.options).streaming, schema)
         return MqStreamReader(parse_options(self.options), schema)
 
-    def reader(self, schema: StructType) -> NoReturn:
-        """Refused: a queue is not a table; reading it once would need an end and a commit that it does not have."""
+    def reader(self, schema: StructType) -> StreamBatchReader:
+        """The reader of a range of streams. A queue is not a table: it would need an end and a commit."""
+        if self._is_stream:
+            self._planned = True
+            return StreamBatchReader(parse_stream_options(self.options).batch, schema)
         raise ConfigurationError(
             "format 'mq' is for streams: use spark.readStream instead of spark.read; to read what the queue "
             "holds now and stop, use .trigger(availableNow=True)"

@@ -32,7 +32,7 @@ from pyspark_mq.spark_source.option_table import OPTIONS
 if TYPE_CHECKING:
     from pyspark_mq.admin.http import Management
 
-__all__ = ["OPTION_NAMES", "Options", "parse_options"]
+__all__ = ["OPTION_NAMES", "Options", "check_characters", "parse_options", "redacted"]
 
 T = TypeVar("T")
 
@@ -102,10 +102,10 @@ def parse_options(given: Mapping[str, str]) -> Options:
     try:
         return _Parser(given).parse()
     except OptionError as wrong:
-        raise OptionError(_redacted(wrong.option, given), _redacted(wrong.problem, given)) from None
+        raise OptionError(redacted(wrong.option, given), redacted(wrong.problem, given)) from None
 
 
-def _redacted(text: str, given: Mapping[str, str]) -> str:
+def redacted(text: str, given: Mapping[str, str]) -> str:
     """The text without passwords: a URL may have been given as any option, or as the name of one."""
     for value in sorted({*given, *map(str, given.values())}, key=len, reverse=True):
         if "@" in value or "://" in value:
@@ -123,7 +123,7 @@ class _Parser:
             if known is None:
                 raise OptionError(name, _misplaced(name.lower(), value) or _unknown(name))
             self._values[known] = str(value).strip() if known not in _SECRET else str(value)
-            _check_characters(known, self._values[known])
+            check_characters(known, self._values[known])
 
     # -- one value
 
@@ -449,7 +449,7 @@ class _Parser:
         return f"{scheme.lower()}:{rest}"
 
 
-def _check_characters(name: str, value: str) -> None:
+def check_characters(name: str, value: str) -> None:
     """Refuses characters that end a text or a line of a protocol: they would add to it what nobody has meant.
 
     Raises:
@@ -483,6 +483,8 @@ def _misplaced(name: str, value: str) -> str:
     """Advice about an option that Spark's users put here although it belongs elsewhere; empty if it is none."""
     if name == "path":
         return f"{value!r}: a queue has no path; use .option('queue', {value!r}) and load() without an argument"
+    if name == "stream":
+        return f"{value!r} is read with a URL rabbitmq-stream://user:password@host:5552/vhost; of a queue it is 'queue'"
     return ""
 
 

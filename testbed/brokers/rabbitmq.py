@@ -48,7 +48,10 @@ _EXTERNAL_PLUGIN = "rabbitmq_auth_mechanism_ssl"
 _MANAGEMENT_PLUGIN = "rabbitmq_management"
 #: Only plugins whose listeners are known here: others would open a default port on all addresses.
 _OAUTH2_PLUGIN = "rabbitmq_auth_backend_oauth2"
-_PLUGINS = frozenset({_AMQP_1_0_PLUGIN, _EXTERNAL_PLUGIN, _MANAGEMENT_PLUGIN, _OAUTH2_PLUGIN, _STOMP_PLUGIN})
+_STREAM_PLUGIN = "rabbitmq_stream"
+_PLUGINS = frozenset(
+    {_AMQP_1_0_PLUGIN, _EXTERNAL_PLUGIN, _MANAGEMENT_PLUGIN, _OAUTH2_PLUGIN, _STOMP_PLUGIN, _STREAM_PLUGIN}
+)
 
 _AMQP_GREETING = b"AMQP\x00\x00\x09\x01"
 _AMQP_METHOD_FRAME = b"\x01"
@@ -248,8 +251,8 @@ class RabbitNode(RabbitQueues, ProcessNode):
             data: as for :class:`Node`.
             config: more lines of rabbitmq.conf, for example
                 ``{"consumer_timeout": 60000, "disk_free_limit.absolute": "50MB"}``.
-            plugins: of `rabbitmq_stomp`, `rabbitmq_amqp1_0`, `rabbitmq_management`, `rabbitmq_auth_mechanism_ssl` and
-                `rabbitmq_auth_backend_oauth2`.
+            plugins: of `rabbitmq_stomp`, `rabbitmq_amqp1_0`, `rabbitmq_management`, `rabbitmq_stream`,
+                `rabbitmq_auth_mechanism_ssl` and `rabbitmq_auth_backend_oauth2`.
             tls: listen for TLS as well, for each protocol on one more port.
 
         Raises:
@@ -268,6 +271,8 @@ class RabbitNode(RabbitQueues, ProcessNode):
         self._amqps_port = self._reserve_port()
         self._stomp_port = self._reserve_port()
         self._stomps_port = self._reserve_port()
+        self._stream_port = self._reserve_port()
+        self._streams_port = self._reserve_port()
         self._management_port = self._reserve_port()
         self._distribution_port = self._reserve_port()
         self._epmd_port = self._reserve_port()
@@ -301,6 +306,16 @@ class RabbitNode(RabbitQueues, ProcessNode):
     def management_url(self) -> str:
         """Of the HTTP API, with plugin `rabbitmq_management`."""
         return f"http://{LOOPBACK}:{self._management_port}"
+
+    def stream_url(self, *, user: str = "guest", password: str = "guest", tls: bool = False) -> str:
+        """Of the protocol of streams, with plugin `rabbitmq_stream`."""
+        scheme, port = ("rabbitmq-stream+tls", self._streams_port) if tls else ("rabbitmq-stream", self._stream_port)
+        return f"{scheme}://{quote(user, '')}:{quote(password, '')}@{LOOPBACK}:{port}/"
+
+    @property
+    def stream_port(self) -> int:
+        """Port of the protocol of streams, without TLS."""
+        return self._stream_port
 
     def _endpoint(self, protocol: str, tls: bool) -> tuple[str, int]:
         plain, secured = {
@@ -406,8 +421,15 @@ class RabbitNode(RabbitQueues, ProcessNode):
         if _MANAGEMENT_PLUGIN in self._plugins:
             settings["management.tcp.ip"] = LOOPBACK
             settings["management.tcp.port"] = self._management_port
+        if _STREAM_PLUGIN in self._plugins:
+            settings["stream.listeners.tcp.1"] = f"{LOOPBACK}:{self._stream_port}"
+            settings["stream.advertised_host"] = LOOPBACK
+            settings["stream.advertised_port"] = self._stream_port
         if self._tls is not None:
             settings |= _tls_settings(self._tls)
+            if _STREAM_PLUGIN in self._plugins:
+                settings["stream.listeners.ssl.1"] = f"{LOOPBACK}:{self._streams_port}"
+                settings["stream.advertised_tls_port"] = self._streams_port
             settings["listeners.ssl.1"] = f"{LOOPBACK}:{self._amqps_port}"
             if _STOMP_PLUGIN in self._plugins:
                 settings["stomp.listeners.ssl.1"] = f"{LOOPBACK}:{self._stomps_port}"
@@ -415,12 +437,15 @@ class RabbitNode(RabbitQueues, ProcessNode):
 
     def _extra_ports(self) -> list[int]:
         stomp = _STOMP_PLUGIN in self._plugins
+        stream = _STREAM_PLUGIN in self._plugins
         tls = self._tls is not None
         wanted = {
             self._stomp_port: stomp,
             self._management_port: _MANAGEMENT_PLUGIN in self._plugins,
             self._amqps_port: tls,
             self._stomps_port: stomp and tls,
+            self._stream_port: stream,
+            self._streams_port: stream and tls,
         }
         return [port for port, is_wanted in wanted.items() if is_wanted]
 

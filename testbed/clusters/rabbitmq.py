@@ -93,10 +93,10 @@ rabbit_quorum_queue:transfer_leadership(Queue, '{node}')
 class _Member(RabbitNode):
     """A node of a cluster; epmd and cookie are the cluster's."""
 
-    def __init__(self, epmd_port: int, cookie: str, heartbeat_s: int, version: str) -> None:
+    def __init__(self, epmd_port: int, cookie: str, heartbeat_s: int, version: str, plugins: Sequence[str]) -> None:
         super().__init__(
             version=version,
-            plugins=("rabbitmq_stomp", "rabbitmq_amqp1_0"),
+            plugins=("rabbitmq_stomp", "rabbitmq_amqp1_0", *plugins),
             config={"heartbeat": heartbeat_s, "cluster_partition_handling": "pause_minority"},
             start_timeout_s=_START_TIMEOUT_S,
         )
@@ -135,13 +135,14 @@ class RabbitCluster(Cluster):
     Args:
         heartbeat_s: that the broker asks of clients; over AMQP 1.0 the only one there is.
         version: of the broker, as of :class:`RabbitNode`.
+        plugins: besides those of the protocols.
     """
 
     broker = "rabbitmq"
     title = "RabbitMQ, three nodes, quorum queue"
     protocols = (AMQP_0_9_1, STOMP, AMQP_1_0)
 
-    def __init__(self, heartbeat_s: int = 2, version: str = "") -> None:
+    def __init__(self, heartbeat_s: int = 2, version: str = "", plugins: Sequence[str] = ()) -> None:
         """Nothing is started yet but epmd.
 
         Raises:
@@ -154,7 +155,7 @@ class RabbitCluster(Cluster):
             self._cookie = secrets.token_hex(16)
             self.members: list[_Member] = []
             for _ in range(_NODES):
-                member = _Member(port, self._cookie, heartbeat_s, version)
+                member = _Member(port, self._cookie, heartbeat_s, version, plugins)
                 made.callback(member.close)
                 self.members.append(member)
             made.pop_all()

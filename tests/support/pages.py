@@ -79,6 +79,7 @@ _KUBERNETES = (
 
 #: Page -> first line of a block -> the test that runs it: file below `tests`, and function.
 RUN_BY: dict[str, dict[str, str]] = {
+    "docs/streams.md": {"df = (": "integration/test_streams.py::test_the_code_of_its_page_reads_a_stream"},
     "README.md": {"df = (": f"{_PAGES}::test_the_first_lines_read_a_queue"},
     "docs/command-line.md": dict.fromkeys(
         (

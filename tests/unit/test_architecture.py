@@ -18,9 +18,10 @@ PACKAGE = "pyspark_mq"
 #: Folder -> folders it may import, besides itself and the errors.
 ALLOWED = {
     "cli": {"spark_source", "admin", "sources", "dedup", "brokers", PACKAGE},
-    "spark_source": {"admin", "sources", "ack", "dedup", "brokers"},
+    "spark_source": {"admin", "sources", "streams", "ack", "dedup", "brokers"},
     "admin": {"sources", "dedup", "brokers"},
     "sources": {"ack", "dedup", "brokers"},
+    "streams": {"sources", "dedup", "brokers"},
     "ack": set(),
     "dedup": set(),
     "brokers": set(),
@@ -54,7 +55,9 @@ NOT_SHIPPED = {
     "rich",
 }
 #: Where deliveries are rows of Arrow blocks, also in a receiver process, which has no Spark.
-ARROW = "sources.connections."
+ARROW = ("sources.connections.", "streams.")
+#: What streams share with queues: what both import below them, and the reader of AMQP 1.0 with the form of its decoder.
+SHARED = ("sources.url", "sources.endpoint", "sources.amqp10", "sources.connections.decoder")
 #: Lines of a module, and modules and folders directly in `sources`.
 LINES_MAX, ROOMS_MAX = 500, 18
 #: A queue, the room that it is in, and what only that room looks behind.
@@ -248,6 +251,12 @@ def test_only_the_spark_side_imports_spark(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in MODULES if name.partition(".")[0] != "spark_source"])
 def test_arrow_is_imported_by_the_blocks_beside_the_spark_side(name: str) -> None:
     assert name.startswith(ARROW) or "pyarrow" not in {item.top for item in IMPORTS[name]}
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name.startswith("streams")])
+def test_streams_share_with_queues_what_is_below_both(name: str) -> None:
+    found = [item.inner for item in IMPORTS[name] if item.folder == "sources"]
+    assert [inner for inner in found if not inner.startswith(SHARED)] == []
 
 
 def test_a_receiver_process_loads_no_spark_and_no_client_before_it_is_told_the_protocol() -> None:

@@ -19,6 +19,7 @@ from benchmarks.latency import Latency, committed_at, latencies_ms, percentile, 
 from benchmarks.page import markers
 from benchmarks.parts import Part, run_part, whole_numbers
 from benchmarks.recovery import Recovery, medians, options_for
+from benchmarks.streams import Streams
 from pyspark_mq.spark_source.options import parse_options
 
 MIB = 1 << 20
@@ -285,3 +286,9 @@ def test_what_is_not_measured_now_may_be_of_an_earlier_run(tmp_path: Path) -> No
     found = json.loads(both.read_text("utf-8"))
     assert (found["seconds"], found["cores_taken_by_others"]) == (84, 0.5)
     assert found["results"] == {"broker": "new", "held": GROWTH["held"], "bytes": GROWTH["bytes"]}
+
+
+def test_streams_are_shown_beside_rstream() -> None:
+    turn = {"form": "equal", "ours": [800_000.0, 0.6], "rstream": [160_000.0, 4.9]}
+    (table,) = Streams().tables({"broker": "RabbitMQ 4.3.6", "messages": 1_000, "turns": [turn]})
+    assert table.rows == [("bodies of 200 bytes", "800,000", "0.60", "160,000", "4.90", "5.0")]

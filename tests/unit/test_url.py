@@ -48,7 +48,8 @@ def test_each_scheme_has_a_partner_that_differs_in_tls() -> None:
 
 
 def test_every_scheme_of_a_broker_is_known() -> None:
-    assert {name for broker in BROKERS.values() for name in broker.protocols} == set(SCHEMES)
+    streams = {"rabbitmq-stream", "rabbitmq-stream+tls"}
+    assert {name for broker in BROKERS.values() for name in broker.protocols} | streams == set(SCHEMES)
 
 
 def test_a_scheme_may_be_written_in_capitals() -> None:

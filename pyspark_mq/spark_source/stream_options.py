@@ -1,0 +1,218 @@
+"""Options of a query of streams, by the names of Spark's Kafka source; they are told from a queue's by the URL."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from pyspark_mq.brokers import BROKERS
+from pyspark_mq.errors import OptionError
+from pyspark_mq.sources.endpoint import Endpoint, Tls
+from pyspark_mq.sources.url import parse_urls
+from pyspark_mq.spark_source.option_kinds import FLAG, Kind, choice, count, duration_s
+from pyspark_mq.spark_source.option_table import OPTIONS, Option
+from pyspark_mq.spark_source.options import check_characters, redacted
+from pyspark_mq.streams.offsets import EARLIEST, LATEST, parse_places
+from pyspark_mq.streams.settings import Settings, Where
+
+__all__ = ["STREAM_OPTIONS", "StreamOptions", "is_stream", "parse_stream_options"]
+
+_SCHEMES = ("rabbitmq-stream://", "rabbitmq-stream+tls://")
+_SECRET = frozenset({"password", "username"})
+_READ, _SIZE = "What is read", "Size of an epoch"
+_TIME_MS = count(0, 1 << 62)
+#: Of those of queues, with the same meaning and kinds.
+_SHARED = (
+    "broker", "username", "password", "passwordFile", "connectTimeout", "reconnectTimeout", "heartbeat",
+    "maxTriggerDelay", "includeMetadata", "tls.caFile", "tls.certFile", "tls.keyFile", "tls.verify",
+)  # fmt: skip
+#: Of queues, and what to do here instead.
+_INSTEAD = {
+    "queue": "a URL of streams reads streams: name it with 'stream', or read a queue with amqp://",
+    "topic": "a URL of streams reads streams: name them with 'stream'",
+    "guarantee": "a stream is a log, and what is read is exactly once by its offsets: leave it out",
+    "maxMessagesPerTrigger": "of streams it is 'maxOffsetsPerTrigger'",
+    "minMessagesPerTrigger": "of streams it is 'minOffsetsPerTrigger'",
+    "numPartitions": "of streams it is 'minPartitions'",
+}
+_NOTHING = "it is for queues: streams have offsets, and neither acknowledgements nor IDs to remember; leave it out"
+
+_TABLE = (
+    Option("url", _READ, "`rabbitmq-stream://user:password@host:5552/vhost`, with TLS `rabbitmq-stream+tls://…`; "
+           "several, comma-separated, are nodes of one cluster", unset="required"),
+    Option("stream", _READ, "the stream or super stream, or several with commas between them", unset="required"),
+    Option("startingOffsets", _READ, "`earliest`, `latest`, or JSON of offsets by partition, in which -2 is the "
+           "earliest and -1 the latest; partitions that are not named begin at the earliest. A query that has a "
+           "checkpoint goes on from that", unset="`latest`, of a batch `earliest`"),
+    Option("endingOffsets", _READ, "the same, where a batch ends", default="latest"),
+    Option("startingTimestamp", _READ, "milliseconds since 1970: the first chunk that is not older, or the end",
+           kind=_TIME_MS),
+    Option("startingOffsetsByTimestamp", _READ, "JSON of such times by partition"),
+    Option("endingTimestamp", _READ, "milliseconds since 1970: a batch ends before the first chunk that is not older",
+           kind=_TIME_MS),
+    Option("maxOffsetsPerTrigger", _SIZE, "offsets in an epoch, over all partitions; rounded up to the end of a chunk "
+           "in each", unset="no limit", kind=count(1)),
+    Option("minOffsetsPerTrigger", _SIZE, "wait for so many, unless `maxTriggerDelay` is over", unset="no minimum",
+           kind=count(1)),
+    Option("minPartitions", _SIZE, "tasks of an epoch, at least", unset="one for each partition",
+           kind=count(1, 10_000)),
+    Option("maxRecordsPerPartition", _SIZE, "offsets that one task reads, at most", unset="no limit", kind=count(1)),
+    Option("failOnDataLoss", _READ, "`true`: what is lost is an error. `false`: it is logged, and what the driver sees "
+           "of it counted as `lost`", default="true", kind=FLAG),
+    Option("onUnreadableMessage", _READ, "`fail`, or `row`: a row with the bytes as its body, and the reason in "
+           "`properties` under `unreadable`", default="fail", kind=choice({"fail": True, "row": False})),
+)  # fmt: skip
+
+#: By name.
+STREAM_OPTIONS: Mapping[str, Option] = MappingProxyType(
+    {option.name: option for option in (*_TABLE, *(OPTIONS[name] for name in _SHARED))}
+)
+
+
+class StreamOptions:
+    """All options of a query, typed.
+
+    Attributes:
+        streaming, batch: what to do in each kind of query.
+        include_metadata: all columns, where the user gives no schema.
+    """
+
+    def __init__(self, streaming: Settings, batch: Settings, *, include_metadata: bool) -> None:
+        self.streaming, self.batch, self.include_metadata = streaming, batch, include_metadata
+
+
+def is_stream(given: Mapping[str, str]) -> bool:
+    """Whether the options name streams, by the scheme of their URL."""
+    url = next((str(value) for name, value in given.items() if name.lower() == "url"), "")
+    return url.strip(", \t\r\n").lower().startswith(_SCHEMES)
+
+
+def parse_stream_options(given: Mapping[str, str]) -> StreamOptions:
+    """Check and type the options.
+
+    Raises:
+        OptionError: with the name, the value, and what is accepted.
+    """
+    try:
+        return _Parser(given).parse()
+    except OptionError as wrong:
+        raise OptionError(redacted(wrong.option, given), redacted(wrong.problem, given)) from None
+
+
+class _Parser:
+    def __init__(self, given: Mapping[str, str]) -> None:
+        names = {name.lower(): name for name in STREAM_OPTIONS}
+        self._values: dict[str, str] = {}
+        for name, value in given.items():
+            known = names.get(name.lower())
+            if known is None:
+                raise OptionError(name, _unknown(name))
+            self._values[known] = str(value) if known in _SECRET else str(value).strip()
+            check_characters(known, self._values[known])
+
+    def _text(self, name: str) -> str | None:
+        value = self._values.get(name, STREAM_OPTIONS[name].default)
+        if value == "" and name not in _SECRET:
+            raise OptionError(name, "is empty")
+        return value
+
+    def _value(self, name: str, kind: Kind | None = None) -> Any:
+        """Its value; None if it is not set and has no default."""
+        text, kind = self._text(name), kind or STREAM_OPTIONS[name].kind
+        if text is None:
+            return None
+        assert kind is not None
+        value = kind.parse(text.lower())
+        if value is None:
+            raise OptionError(name, f"{text!r} is not accepted; accepted {kind.accepted}")
+        return value
+
+    def parse(self) -> StreamOptions:
+        if self._text("broker") is None:
+            raise OptionError("broker", "is required; accepted is rabbitmq, where streams are")
+        self._value("broker", choice({"rabbitmq": True}))
+        return StreamOptions(
+            self._settings(LATEST), self._settings(EARLIEST), include_metadata=self._value("includeMetadata")
+        )
+
+    def _settings(self, default: int) -> Settings:
+        least, most = self._value("minOffsetsPerTrigger"), self._value("maxOffsetsPerTrigger")
+        if least is not None and most is not None and least > most:
+            raise OptionError("minOffsetsPerTrigger", f"{least} can never be reached: 'maxOffsetsPerTrigger' is {most}")
+        return Settings(
+            endpoint=self._endpoint(),
+            streams=self._streams(),
+            starting=self._where("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp", default),
+            ending=self._where("endingOffsets", "endingTimestamp", None, LATEST),
+            max_offsets=most,
+            min_offsets=least,
+            max_delay_s=self._value("maxTriggerDelay"),
+            min_partitions=self._value("minPartitions"),
+            max_records=self._value("maxRecordsPerPartition"),
+            fail_on_loss=self._value("failOnDataLoss"),
+            unreadable_fails=self._value("onUnreadableMessage"),
+        )
+
+    def _streams(self) -> tuple[str, ...]:
+        text = self._text("stream")
+        if text is None:
+            raise OptionError("stream", "is required: the name of a stream or super stream, or several with commas")
+        names = tuple(name.strip() for name in text.split(","))
+        if "" in names or len(set(names)) < len(names):
+            raise OptionError("stream", f"{text!r} has an empty name, or one twice; correct it")
+        return names
+
+    def _where(self, offsets: str, time: str, by_time: str | None, default: int) -> Where:
+        given = [name for name in (offsets, time, by_time) if name is not None and name in self._values]
+        if len(given) > 1:
+            raise OptionError(given[1], f"is set, and '{given[0]}' too: give one of them")
+        if time in self._values:
+            return Where(EARLIEST, since_ms=self._value(time))
+        if by_time is not None and by_time in self._values:
+            return Where(EARLIEST, times_ms=parse_places(by_time, self._text(by_time) or ""))
+        text = self._values.get(offsets, "")
+        if offsets in self._values and text.lower() not in {"earliest", "latest"}:
+            return Where(EARLIEST if offsets == "startingOffsets" else LATEST, parse_places(offsets, text))
+        return Where({"earliest": EARLIEST, "latest": LATEST}.get(text.lower(), default))
+
+    def _endpoint(self) -> Endpoint:
+        urls = parse_urls(self._text("url") or "")
+        tls_options = [name for name in self._values if name.startswith("tls.")]
+        if tls_options and not urls[0].tls:
+            raise OptionError(tls_options[0], f"is set, but {urls[0]} is not a TLS URL; use {urls[0].partner}://")
+        tls = Tls(
+            self._text("tls.caFile"), self._text("tls.certFile"), self._text("tls.keyFile"), self._value("tls.verify")
+        )
+        if urls[0].tls:
+            tls.context()
+        endpoint = Endpoint(
+            broker=BROKERS["rabbitmq"],
+            protocol="stream",
+            urls=urls,
+            username=self._text("username"),
+            password=self._text("password"),
+            password_file=self._text("passwordFile"),
+            tls=tls,
+            connect_timeout_s=self._value("connectTimeout"),
+            reconnect_timeout_s=self._value("reconnectTimeout"),
+            heartbeat_s=self._value("heartbeat", duration_s(1, 65_535)),
+        )
+        if endpoint.password is not None and endpoint.password_file is not None:
+            raise OptionError("passwordFile", "is set, and 'password' too: give one of them")
+        secret = "password" if endpoint.password_file is None else "passwordFile"
+        if self._text(secret) is not None and endpoint.username is None and urls[0].username is None:
+            raise OptionError(secret, "is set without 'username', and 'url' names no user")
+        endpoint.credentials(urls[0])
+        return endpoint
+
+
+def _unknown(name: str) -> str:
+    queues = {known.lower(): known for known in OPTIONS}
+    if name.lower() in queues:
+        return _INSTEAD.get(queues[name.lower()], _NOTHING)
+    near = difflib.get_close_matches(name.lower(), [known.lower() for known in STREAM_OPTIONS], n=1)
+    meant = next((known for known in STREAM_OPTIONS if near and known.lower() == near[0]), None)
+    hint = f"; did you mean '{meant}'?" if meant else "."
+    return f"is unknown{hint} Accepted of streams are {', '.join(STREAM_OPTIONS)}"

@@ -1,0 +1,160 @@
+"""The readers of streams: Spark's calls translated to a :class:`Planner`, and tasks that read ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
+
+from pyspark_mq.errors import SchemaError
+from pyspark_mq.spark_source.schema import ALL_COLUMNS, SCHEMA
+from pyspark_mq.streams.planner import Planned, Planner
+from pyspark_mq.streams.rows import range_batches
+from pyspark_mq.streams.scanned import COLUMN_TYPES, TIMESTAMP
+from pyspark_mq.streams.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow
+else:
+    try:
+        from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow
+    except ImportError:  # before Spark 4.2: no limits, no AvailableNow
+
+        class SupportsTriggerAvailableNow:
+            """Stands in for the mix-in that this Spark does not have."""
+
+        ReadAllAvailable = ReadMaxRows = None
+
+__all__ = ["StreamBatchReader", "StreamReader", "arrow_schema", "stream_schema"]
+
+#: Of streams alone: the stream that is a partition, the offset in it, and when the broker wrote the chunk.
+_OWN = {"partition": StringType(), "streamOffset": LongType(), "chunkTimestamp": TimestampType()}
+#: What only a delivery of a queue has.
+_OF_QUEUES = frozenset({"redelivered", "deliveryCount"})
+_TYPES = MappingProxyType(
+    {**COLUMN_TYPES, "destination": pa.string(), "partition": pa.string(), "streamOffset": pa.int64(),
+     "chunkTimestamp": TIMESTAMP}
+)  # fmt: skip
+
+
+def stream_schema(*, include_metadata: bool) -> StructType:
+    """The columns of a query that names none."""
+    fields = ALL_COLUMNS if include_metadata else SCHEMA
+    own = [StructField(name, kind) for name, kind in _OWN.items()]
+    return StructType([field for field in fields if field.name not in _OF_QUEUES] + own)
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """The columns of a query as Arrow has them.
+
+    Raises
+    ------
+    SchemaError
+        it names a column or a type that there is not
+    """
+    known = {field.name: field.dataType for field in stream_schema(include_metadata=True)}
+    fields = []
+    for field in schema.fields:
+        if field.name not in known or field.dataType != known[field.name]:
+            has = f"has it as {known[field.name].simpleString()}" if field.name in known else "does not have it"
+            raise SchemaError(
+                f"the schema names column '{field.name}' as {field.dataType.simpleString()}, and a source of streams "
+                f"{has}; its columns are {', '.join(known)}"
+            )
+        fields.append(pa.field(field.name, _TYPES[field.name], nullable=field.nullable))
+    if not fields:
+        raise SchemaError(f"the schema is empty; choose from {', '.join(known)}")
+    return pa.schema(fields)
+
+
+class _RangePartition(InputPartition):
+    """What one task reads. Its text has no secret; what it carries has."""
+
+    def __init__(self, planned: Planned) -> None:
+        self.planned = planned
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.planned.range})"
+
+
+class _Tasks:
+    """What runs in tasks: a reader there has its columns and nothing else."""
+
+    def __init__(self, settings: Settings, schema: StructType) -> None:
+        self._schema = arrow_schema(schema)
+        self._unreadable_fails = settings.unreadable_fails
+        self._max_offsets = settings.max_offsets
+        self._planner = Planner(settings)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_schema": self._schema, "_unreadable_fails": self._unreadable_fails}
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Read a range from a member of the stream."""
+        assert isinstance(partition, _RangePartition)
+        planned = partition.planned
+        yield from range_batches(planned.range, planned.name, self._schema, unreadable_fails=self._unreadable_fails)
+
+
+class StreamBatchReader(_Tasks, DataSourceReader):
+    """Reads ranges of streams once.
+
+    Parameters
+    ----------
+    settings : Settings
+        the query's options
+    schema : StructType
+        the columns to build
+    """
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """One task for each partition of a stream, or more as the options say."""
+        return [_RangePartition(planned) for planned in self._planner.batch()]
+
+
+class StreamReader(_Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads streams of one query, epoch by epoch. An offset is a place in each partition, and its own proof.
+
+    Parameters
+    ----------
+    settings : Settings
+        the query's options
+    schema : StructType
+        the columns to build
+    """
+
+    def initialOffset(self) -> dict[str, Any]:
+        """The offset of a query that has read nothing."""
+        return self._planner.initial()
+
+    def getDefaultReadLimit(self) -> Any:
+        """`maxOffsetsPerTrigger`, if it is set."""
+        most = self._max_offsets
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Bound the run to what the streams hold now."""
+        self._planner.bound()
+
+    def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
+        """Plan the next epoch."""
+        unlimited = ReadAllAvailable is not None and isinstance(limit, ReadAllAvailable)
+        return self._planner.latest(start, limited=not unlimited)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """Counters. Spark shows them in the progress as the source's `latestOffset`."""
+        return self._planner.report()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """The ranges of an epoch."""
+        return [_RangePartition(planned) for planned in self._planner.ranges(start, end)]
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing: a log forgets nothing for having been read."""
+
+    def stop(self) -> None:
+        """Nothing: connections end with their process."""

@@ -1,0 +1,1 @@
+"""RabbitMQ streams: logs that are read by offset, in parallel, without acknowledgements."""

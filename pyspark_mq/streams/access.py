@@ -1,0 +1,90 @@
+"""How to get to the brokers: what travels to tasks, secrets included. Nothing of it is in a repr."""
+
+from __future__ import annotations
+
+import os
+import ssl
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pyspark_mq.errors import OptionError
+from pyspark_mq.sources.endpoint import Endpoint
+from pyspark_mq.sources.url import BrokerUrl
+
+__all__ = ["Access", "make_access"]
+
+
+@dataclass(frozen=True)
+class Access:
+    """URLs, login, TLS and times, read from files by the driver. Times are seconds.
+
+    Attributes:
+        ca, certificate: contents of PEM files; the client's certificate has its key with it.
+    """
+
+    urls: tuple[BrokerUrl, ...]
+    username: str
+    password: str = field(repr=False)
+    ca: str | None = field(default=None, repr=False)
+    certificate: str | None = field(default=None, repr=False)
+    verify: bool = True
+    connect_timeout_s: float = 30.0
+    reconnect_timeout_s: float = 600.0
+    heartbeat_s: float = 60.0
+
+    @property
+    def virtual_host(self) -> str:
+        """Of all URLs."""
+        return self.urls[0].virtual_host
+
+    def context(self) -> ssl.SSLContext:
+        """Make the TLS context."""
+        context = ssl.create_default_context(cadata=self.ca)
+        if not self.verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        if self.certificate is not None:
+            # OpenSSL reads it from a file only; this one is its owner's alone, and gone at once.
+            descriptor, name = tempfile.mkstemp(suffix=".pem")
+            try:
+                with os.fdopen(descriptor, "w", encoding="ascii") as file:
+                    file.write(self.certificate)
+                context.load_cert_chain(name, password=lambda: b"")
+            finally:
+                os.unlink(name)
+        return context
+
+
+def make_access(endpoint: Endpoint) -> Access:
+    """Read the files that the options name, as they are now.
+
+    Raises:
+        OptionError: one cannot be read.
+    """
+    url = endpoint.urls[0]
+    username, password = endpoint.credentials(url)
+    tls = endpoint.tls
+    certificate = None
+    if tls.cert_file is not None:
+        certificate = _content("tls.certFile", tls.cert_file)
+        if tls.key_file is not None:
+            certificate += "\n" + _content("tls.keyFile", tls.key_file)
+    return Access(
+        urls=endpoint.urls,
+        username="guest" if username is None else username,
+        password="guest" if password is None and username is None else password or "",
+        ca=None if tls.ca_file is None else _content("tls.caFile", tls.ca_file),
+        certificate=certificate,
+        verify=tls.verify,
+        connect_timeout_s=endpoint.connect_timeout_s,
+        reconnect_timeout_s=endpoint.reconnect_timeout_s,
+        heartbeat_s=endpoint.heartbeat_s,
+    )
+
+
+def _content(option: str, file: str) -> str:
+    try:
+        return Path(file).read_text("ascii")
+    except (OSError, UnicodeDecodeError) as failed:
+        raise OptionError(option, f"{file!r} cannot be read by the driver: {failed}") from None

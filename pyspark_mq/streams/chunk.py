@@ -1,0 +1,224 @@
+"""Chunks: what a stream is made of, read from their bytes (``osiris_log.erl``, ``PROTOCOL.adoc``). No socket, no clock.
+
+A chunk is written once and is the same on all replicas. It has the offset of its first record and the number of its
+records, and its CRC covers the data. Whatever sizes it states are believed only within its own bytes, and what is
+packed is unpacked up to the size that it states and no further.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import NamedTuple
+
+import pyarrow as pa
+
+__all__ = ["HEADER_BYTES", "Chunk", "ChunkError", "Identity", "read_chunk"]
+
+_HEADER = struct.Struct(">BBHIqQQIIII")
+HEADER_BYTES = _HEADER.size
+_MAGIC = 0x50
+_USER = 0
+#: The first bit of an entry says that it is several records; of those, kind of compression, records, sizes.
+_SUB_ENTRY = struct.Struct(">BHII")
+#: Of one batch that a producer has packed. Producers pack frames, of 1 MiB unless the broker allows more.
+_PLAIN_BYTES_MAX = 64 << 20
+#: And of all in a chunk: else 65,535 of them would be four terabytes.
+_CHUNK_BYTES_MAX = 512 << 20
+
+
+class ChunkError(Exception):
+    """A chunk is not what it says."""
+
+
+class Identity(NamedTuple):
+    """What tells a chunk from one at the same offset of another stream of the same name."""
+
+    chunk: int
+    timestamp_ms: int
+    epoch: int
+    crc: int
+
+
+class Chunk(NamedTuple):
+    """A chunk as it was delivered.
+
+    Attributes:
+        first: offset of its first record.
+        records: how many offsets it takes.
+        entries: how many entries are in its data.
+        user: has it messages? Others are the broker's own notes, and take offsets too.
+        data: its entries.
+    """
+
+    first: int
+    records: int
+    entries: int
+    user: bool
+    timestamp_ms: int
+    epoch: int
+    crc: int
+    data: bytes
+
+    @property
+    def end(self) -> int:
+        """The offset behind its last record."""
+        return self.first + self.records
+
+    @property
+    def identity(self) -> Identity:
+        """Of this chunk."""
+        return Identity(self.first, self.timestamp_ms, self.epoch, self.crc)
+
+    def plain(self) -> tuple[bytes, list[int]]:
+        """Unpack its entries.
+
+        Returns:
+            bytes in which each record has its size in four bytes before it; and where the records begin, one more at
+            the end: record `n` is from `begins[n]` to `begins[n + 1] - 4`.
+
+        Raises:
+            ChunkError: sizes or counts are not what they say, or a batch cannot be unpacked.
+        """
+        data, size = self.data, len(self.data)
+        if self.entries == self.records:
+            # A packed entry may be of one record: its first byte makes it longer than any chunk.
+            begins = _equal(data, self.records) or []
+            if not begins:
+                with suppress(ChunkError):
+                    begins = _walked(data)
+            if len(begins) == self.records + 1:
+                return data, begins
+        parts, left, at = [], _CHUNK_BYTES_MAX, 0
+        for _ in range(self.entries):
+            if at + 4 > size:
+                raise ChunkError(f"{self.entries} entries are not in {size} bytes")
+            if data[at] < 0x80:
+                end = at + 4 + int.from_bytes(data[at : at + 4], "big")
+                part = data[at:end]
+            else:
+                part, end = _unpacked(data, at, left)
+            if end > size:
+                raise ChunkError(f"the entry at byte {at} is longer than the chunk")
+            parts.append(part)
+            left, at = left - len(part), end
+        plain = b"".join(parts)
+        begins = _walked(plain)
+        if at != size or len(begins) != self.records + 1:
+            raise ChunkError(f"its entries are {len(begins) - 1} records, and it says {self.records}")
+        return plain, begins
+
+
+def _equal(data: bytes, count: int) -> list[int] | None:
+    """Where records begin that are all of one size."""
+    width, rest = divmod(len(data), count) if count else (0, 0)
+    if rest or width < 4 or data[:4] != (width - 4).to_bytes(4, "big"):
+        return None
+    if any(data[at::width] != data[at : at + 1] * count for at in range(4)):
+        return None
+    return [*range(4, len(data) + 5, width)]
+
+
+def _walked(data: bytes) -> list[int]:
+    """Where records begin."""
+    begins, at, size = [4], 0, len(data)
+    read = struct.Struct(">I").unpack_from
+    append = begins.append
+    try:
+        while at < size:
+            at += 4 + read(data, at)[0]
+            append(at + 4)
+    except struct.error:
+        raise ChunkError(f"no record begins at byte {at}") from None
+    if at != size:
+        raise ChunkError(f"the last record ends at byte {at}, and the data at {size}")
+    return begins
+
+
+def _unpacked(data: bytes, at: int, left: int) -> tuple[bytes, int]:
+    """The records of a packed entry, and where it ends."""
+    try:
+        kind, records, plain_size, size = _SUB_ENTRY.unpack_from(data, at)
+    except struct.error:
+        raise ChunkError(f"the entry at byte {at} is cut off") from None
+    begin = at + _SUB_ENTRY.size
+    if begin + size > len(data):
+        raise ChunkError(f"the entry at byte {at} is longer than the chunk")
+    if plain_size > min(_PLAIN_BYTES_MAX, left):
+        raise ChunkError(f"the entry at byte {at} would unpack to {plain_size:,} bytes")
+    try:
+        plain = _decompressed(kind >> 4 & 0x7, data[begin : begin + size], plain_size)
+    except (zlib.error, pa.ArrowException, OSError, ValueError, IndexError) as broken:
+        raise ChunkError(f"the entry at byte {at} cannot be unpacked: {broken}") from None
+    if len(plain) != plain_size or len(_walked(plain)) != records + 1:
+        raise ChunkError(f"the entry at byte {at} is not the {records} records of {plain_size} bytes that it says")
+    return plain, begin + size
+
+
+def _decompressed(kind: int, packed: bytes, plain_size: int) -> bytes:
+    """Unpack up to one byte more than it should be."""
+    if kind == 0:
+        return packed
+    if kind == 1:
+        return zlib.decompressobj(31).decompress(packed, plain_size + 1)
+    if kind == 2:
+        return b"".join(_snappy_blocks(packed, plain_size))
+    if kind in {3, 4}:
+        with pa.CompressedInputStream(pa.BufferReader(packed), "lz4" if kind == 3 else "zstd") as stream:
+            return bytes(stream.read(plain_size + 1))
+    raise ValueError(f"compression {kind} is unknown")
+
+
+def _snappy_blocks(packed: bytes, plain_size: int) -> Iterator[bytes]:
+    """Blocks of the framing format of Snappy; bytes that are in none are one block."""
+    if packed[:4] != b"\xff\x06\x00\x00":
+        yield _snappy(packed, plain_size)
+        return
+    at, left = 0, plain_size
+    while at < len(packed):
+        kind, begin = packed[at], at + 4
+        at = begin + int.from_bytes(packed[at + 1 : begin], "little")
+        if at > len(packed) or 1 < kind < 0x80:
+            raise ValueError(f"a block of kind {kind} that is cut off or unknown")
+        if kind < 2:
+            block = packed[begin + 4 : at] if kind else _snappy(packed[begin + 4 : at], left)
+            left -= len(block)
+            yield block
+
+
+def _snappy(block: bytes, most: int) -> bytes:
+    """A block, which begins with its plain size, seven bits a byte."""
+    size = shift = 0
+    for byte in block[:5]:
+        size |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            break
+    if size > most:
+        raise ValueError(f"a block of {size} bytes, where {most} are left")
+    return bytes(pa.Codec("snappy").decompress(block, size, asbytes=True))
+
+
+def read_chunk(data: bytes, at: int = 0) -> Chunk:
+    """Read the chunk that begins there and reaches to the end of a frame, and check its CRC.
+
+    Raises:
+        ChunkError: it is none, it is cut off, or its bytes are not those that were written.
+    """
+    try:
+        magic, kind, entries, records, timestamp, epoch, first, crc, size, _, _ = _HEADER.unpack_from(data, at)
+    except struct.error:
+        raise ChunkError(f"{len(data) - at} bytes are no chunk") from None
+    if magic != _MAGIC:
+        raise ChunkError(f"a chunk of format 0x{magic:02x}, and 0x{_MAGIC:02x} is known")
+    begin = at + HEADER_BYTES
+    content = data[begin : begin + size]
+    if len(content) != size:
+        raise ChunkError(f"the chunk at offset {first} has {len(content)} bytes of {size}")
+    if zlib.crc32(content) != crc:
+        raise ChunkError(
+            f"the chunk at offset {first} has CRC {zlib.crc32(content):08x}, and was written with {crc:08x}"
+        )
+    return Chunk(first, records, entries, kind == _USER, timestamp, epoch, crc, content)

@@ -1,0 +1,404 @@
+"""One connection of the stream protocol: blocking, for one thread, no reconnects.
+
+Whatever ends it is :class:`Lost`, after which it is of no use; what the broker refuses for good is an error of the
+package. Versions are told apart by what the broker says in its greeting: a command that it does not know would end the
+connection.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import ssl
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
+
+from pyspark_mq.errors import BrokerError, ConfigurationError, RefusedError
+from pyspark_mq.sources.endpoint import tls_error
+from pyspark_mq.sources.url import BrokerUrl, hide, place_of
+from pyspark_mq.streams import frames
+from pyspark_mq.streams.access import Access
+from pyspark_mq.streams.chunk import Chunk, read_chunk
+from pyspark_mq.streams.frames import FieldReader, FrameError
+
+__all__ = ["Connection", "Lost", "Member", "NoStream", "Subscription", "SubscriptionEnded"]
+
+_RECEIVE_BYTES = 256 << 10
+#: Chunks have no limit of their own; one of more than this is none.
+_FRAME_BYTES_MAX = 1 << 30
+_REFUSALS = frozenset({7, 8, 9, 10, 11, 12, 16})
+_STREAM_CODES = frozenset({2, 6})
+_SUBSCRIPTIONS = 256
+#: osiris of 3.10 lacks what makes the end of a stream known.
+_VERSION_MIN = (3, 11)
+#: Offsets of kinds, as they stand in Subscribe.
+_FIRST, _AT, _SINCE = 1, 4, 5
+
+
+class Lost(Exception):  # noqa: N818 - nobody's error
+    """The connection is gone, or of no use."""
+
+
+class NoStream(Exception):  # noqa: N818
+    """The stream does not exist (code 2), or has no member on this node (6)."""
+
+    def __init__(self, stream: str, code: int) -> None:
+        self.stream, self.code = stream, code
+        super().__init__(f"stream '{stream}': {frames.REASONS[code]}")
+
+
+class SubscriptionEnded(Exception):  # noqa: N818
+    """The broker has ended the subscription; the connection is still good."""
+
+
+class Member(NamedTuple):
+    """A node as clients are to reach it."""
+
+    host: str
+    port: int
+
+
+class Connection:
+    """A connection to one node.
+
+    Args:
+        access: user, virtual host, TLS and times.
+        member: the node.
+        url: the candidate that errors name.
+
+    Raises:
+        Lost: nobody answers, or what answers is not this protocol.
+        RefusedError: user, password, virtual host or TLS.
+        ConfigurationError: the broker is too old.
+    """
+
+    def __init__(self, access: Access, member: Member, url: BrokerUrl) -> None:
+        self._access, self._url = access, url
+        self.member = member
+        self._socket: socket.socket | None = None
+        self._buffer, self._at = b"", 0
+        self._heartbeat_s = access.heartbeat_s
+        self._sent_s = time.monotonic()
+        self._last = 0
+        self._next_subscription = 0
+        self._deliveries: deque[tuple[int, bytes]] = deque()
+        self._moved: set[str] = set()
+        self.broken = False
+        try:
+            self._connect()
+            self._greet()
+        except BaseException:
+            self.close()
+            raise
+
+    # -- the greeting
+
+    def _connect(self) -> None:
+        timeout_s = self._access.connect_timeout_s
+        try:
+            plain = socket.create_connection(self.member, timeout_s)
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._socket = plain
+            if self._url.tls:
+                # Behind an address that brokers advertise is a node whose certificate is for that.
+                self._socket = self._access.context().wrap_socket(plain, server_hostname=self.member.host)
+        except ssl.SSLError as failed:
+            raise tls_error(failed, self._url) from None
+        except OSError as failed:
+            raise Lost(f"{self.place} cannot be reached: {failed}") from None
+
+    def _greet(self) -> None:
+        names = {"product": "pyspark-mq", "platform": "Python"}
+        greeting = self.request(
+            frames.PEER_PROPERTIES, frames.array(frames.text(key) + frames.text(value) for key, value in names.items())
+        )
+        self.properties = greeting.pairs()
+        self.version = tuple(map(int, re.findall(r"\d+", self.properties.get("version", ""))[:2]))
+        if self.version < _VERSION_MIN:
+            known = self.properties.get("version", "of an unknown version")
+            raise ConfigurationError(
+                f"{self._url}: this is RabbitMQ {known!r}, which does not "
+                "tell where a stream is committed; streams are read from RabbitMQ 3.11 on"
+            )
+        self.request(frames.SASL_HANDSHAKE, b"")
+        secret = f"\0{self._access.username}\0{self._access.password}".encode()
+        self.request(frames.SASL_AUTHENTICATE, frames.text("PLAIN") + frames.u32(len(secret)) + secret)
+        tune = self._await(frames.TUNE)
+        frame_bytes, heartbeat_s = tune.u32(), tune.u32()
+        wanted = min(filter(None, (heartbeat_s, int(self._access.heartbeat_s))))
+        self._heartbeat_s = wanted
+        self._send(frames.frame(frames.TUNE, frames.u32(frame_bytes) + frames.u32(wanted)))
+        opened = self.request(frames.OPEN, frames.text(self._access.virtual_host)).pairs()
+        host, port = opened.get("advertised_host", ""), opened.get("advertised_port", "")
+        #: Who this is, as the broker says; behind a balancer another than was asked for.
+        self.advertised = Member(host, int(port)) if host and port.isdecimal() else self.member
+
+    @property
+    def place(self) -> str:
+        """Host and port, for errors."""
+        return place_of(self.member.host, self.member.port)
+
+    # -- requests
+
+    def request(self, command: int, content: bytes) -> FieldReader:
+        """Ask, and wait for the answer; it is read from behind its code.
+
+        Raises:
+            NoStream: there is none of that name, or not here.
+            RefusedError, BrokerError: the broker says no.
+            Lost: the connection ended.
+        """
+        self._last += 1
+        self._send(frames.frame(command, frames.u32(self._last) + content))
+        deadline = time.monotonic() + self._access.connect_timeout_s
+        while True:
+            answered, reader = self._answer(deadline)
+            if answered & ~frames.RESPONSE == command and answered != frames.TUNE and reader.u32() == self._last:
+                break
+        # Metadata has codes of its own.
+        code = frames.OK if command == frames.METADATA else reader.u16()
+        if code == frames.OK:
+            return reader
+        raise self._refused(command, code)
+
+    def _refused(self, command: int, code: int) -> Exception:
+        reason = frames.REASONS.get(code, f"code {code}")
+        if code in _STREAM_CODES:
+            return NoStream("", code)
+        if code in _REFUSALS:
+            return RefusedError(
+                f"{self._url} as user '{self._access.username}': {reason}; correct 'url', 'username' or 'password', "
+                "or give the user the permission to read it"
+            )
+        return BrokerError(f"{self._url}: the broker refused command {command}: {reason}")
+
+    def stats(self, stream: str) -> dict[str, int]:
+        """Numbers of a stream: `first_chunk_id`, `committed_chunk_id`; -1 where there is none yet."""
+        with _about(stream):
+            answer = self.request(frames.STREAM_STATS, frames.text(stream))
+        return dict(answer.array(lambda: (answer.text(), answer.i64())))
+
+    def partitions(self, super_stream: str) -> list[str]:
+        """The partitions of a super stream, in their order; none if it is not one."""
+        try:
+            answer = self.request(frames.PARTITIONS, frames.text(super_stream))
+        except NoStream:
+            return []
+        return answer.array(answer.text)
+
+    def members(self, stream: str) -> list[Member]:
+        """The nodes that have a stream, the leader first; none while there is no leader and no replica.
+
+        Raises:
+            NoStream: there is no such stream.
+        """
+        answer = self.request(frames.METADATA, frames.array([frames.text(stream)]))
+        nodes = dict(answer.array(lambda: (answer.u16(), Member(answer.text(), answer.u32()))))
+        found: list[Member] = []
+        for name, code, leader, replicas in answer.array(
+            lambda: (answer.text(), answer.u16(), answer.u16(), answer.array(answer.u16))
+        ):
+            if code == 2:
+                raise NoStream(name, code)
+            found += [nodes[node] for node in (leader, *replicas) if node in nodes]
+        return list(dict.fromkeys(found))
+
+    # -- subscriptions
+
+    @contextmanager
+    def subscribed(self, stream: str, offset: int | None = None, since_ms: int | None = None) -> Iterator[Subscription]:
+        """Subscribe with one credit, at an offset, a time, or the first chunk.
+
+        Raises:
+            NoStream: there is none of that name here.
+            Lost: the connection ended.
+        """
+        number = self._next_subscription
+        self._next_subscription = (number + 1) % _SUBSCRIPTIONS
+        self._moved.discard(stream)
+        kind = frames.u16(_FIRST)
+        if offset is not None:
+            kind = frames.u16(_AT) + frames.u64(offset)
+        elif since_ms is not None:
+            kind = frames.u16(_SINCE) + frames.u64(since_ms)
+        # Without the selector chunks of the broker's own are left out, and no gap could be told from loss.
+        properties = frames.array([frames.text("chunk_selector") + frames.text("all")])
+        with _about(stream):
+            self.request(frames.SUBSCRIBE, frames.u8(number) + frames.text(stream) + kind + frames.u16(1) + properties)
+        try:
+            yield Subscription(self, number, stream)
+        finally:
+            if not self.broken:
+                with suppress(Lost, BrokerError, NoStream):
+                    self.request(frames.UNSUBSCRIBE, frames.u8(number))
+            self._deliveries.clear()
+
+    def delivered(self, number: int, stream: str, deadline: float) -> Chunk:
+        """The next chunk of a subscription.
+
+        Raises:
+            SubscriptionEnded: the broker has ended it.
+            TimeoutError: nothing came until then.
+            ChunkError: what came is no chunk.
+            Lost: the connection ended.
+        """
+        while True:
+            while self._deliveries:
+                of, content = self._deliveries.popleft()
+                if of == number:
+                    return read_chunk(content, 1)
+            if stream in self._moved:
+                raise SubscriptionEnded(f"{self.place} has ended the subscription to stream '{stream}'")
+            self._frame(deadline)
+
+    def credit(self, number: int, count: int) -> None:
+        """Ask for more chunks."""
+        self._send(frames.frame(frames.CREDIT, frames.u8(number) + frames.u16(count)))
+
+    # -- frames
+
+    def _await(self, command: int) -> FieldReader:
+        deadline = time.monotonic() + self._access.connect_timeout_s
+        while True:
+            found, reader = self._answer(deadline)
+            if found == command:
+                return reader
+
+    def _answer(self, deadline: float) -> tuple[int, FieldReader]:
+        """The next frame, where its absence is the end."""
+        try:
+            return self._frame(deadline)
+        except TimeoutError as silent:
+            self.broken = True
+            raise Lost(str(silent)) from None
+
+    def _frame(self, deadline: float) -> tuple[int, FieldReader]:
+        """The next frame; deliveries and ends of subscriptions are noted as well."""
+        try:
+            return self._read_frame(deadline)
+        except FrameError as wrong:
+            self.broken = True
+            raise Lost(f"{self.place} does not speak the stream protocol: {wrong}") from None
+        except Lost:
+            self.broken = True
+            raise
+
+    def _read_frame(self, deadline: float) -> tuple[int, FieldReader]:
+        size = int.from_bytes(self._take(4, deadline), "big")
+        if not 4 <= size <= _FRAME_BYTES_MAX:
+            raise FrameError(f"a frame of {size} bytes")
+        # What has begun comes whole: the deadline is for its first bytes.
+        data = self._take(size, max(deadline, time.monotonic() + self._access.connect_timeout_s))
+        command = int.from_bytes(data[:2], "big")
+        if command == frames.DELIVER:
+            self._deliveries.append((data[4] if size > 4 else -1, data[4:]))
+            return command, FieldReader(b"")
+        reader = FieldReader(data[4:])
+        if command == frames.METADATA_UPDATE:
+            reader.u16()
+            self._moved.add(reader.text())
+        elif command == frames.CLOSE:
+            reader.u32()
+            code = reader.u16()
+            reason = hide(reader.text(), [self._access.password])
+            raise Lost(f"{self.place} closed the connection: {code} {reason}")
+        return command, reader
+
+    def _take(self, size: int, deadline: float) -> bytes:
+        """So many bytes, heartbeats being sent meanwhile."""
+        have = len(self._buffer) - self._at
+        if size - have > _RECEIVE_BYTES:
+            return self._take_long(size, deadline)
+        while have < size:
+            part = self._receive(deadline, started=have > 0 or size > 4)
+            self._buffer, self._at = self._buffer[self._at :] + part, 0
+            have = len(self._buffer)
+        found = self._buffer[self._at : self._at + size]
+        self._at += size
+        return found
+
+    def _take_long(self, size: int, deadline: float) -> bytes:
+        parts = [self._buffer[self._at :]]
+        missing = size - len(parts[0])
+        self._buffer, self._at = b"", 0
+        while missing > 0:
+            part = self._receive(deadline, started=True)
+            if len(part) > missing:
+                self._buffer = part[missing:]
+                part = part[:missing]
+            parts.append(part)
+            missing -= len(part)
+        return b"".join(parts)
+
+    def _receive(self, deadline: float, *, started: bool) -> bytes:
+        assert self._socket is not None
+        while True:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                if started:
+                    raise Lost(f"{self.place} stopped in the middle of a frame")
+                raise TimeoutError(f"{self.place} sent nothing in time")
+            try:
+                self._socket.settimeout(min(left_s, self._heartbeat_s / 2))
+                part = self._socket.recv(_RECEIVE_BYTES)
+            except TimeoutError:
+                self._beat()
+                continue
+            except OSError as failed:
+                raise Lost(f"{self.place}: {failed}") from None
+            if not part:
+                raise Lost(f"{self.place} hung up")
+            if time.monotonic() - self._sent_s > self._heartbeat_s / 2:
+                self._beat()
+            return part
+
+    def _beat(self) -> None:
+        self._send(frames.frame(frames.HEARTBEAT, b""))
+
+    def _send(self, data: bytes) -> None:
+        assert self._socket is not None
+        try:
+            self._socket.settimeout(self._access.connect_timeout_s)
+            self._socket.sendall(data)
+        except OSError as failed:
+            self.broken = True
+            raise Lost(f"{self.place}: {failed}") from None
+        self._sent_s = time.monotonic()
+
+    def close(self) -> None:
+        """Close it, without a word to the broker: it has nothing of ours."""
+        self.broken = True
+        if self._socket is not None:
+            with suppress(OSError):
+                self._socket.close()
+
+
+class Subscription:
+    """Chunks of one stream from somewhere on. It begins with one credit."""
+
+    def __init__(self, connection: Connection, number: int, stream: str) -> None:
+        self._connection, self._number, self._stream = connection, number, stream
+        self._open = 1
+
+    def next(self, wait_s: float) -> Chunk:
+        """The next chunk; see :meth:`Connection.delivered`."""
+        chunk = self._connection.delivered(self._number, self._stream, time.monotonic() + wait_s)
+        self._open -= 1
+        return chunk
+
+    def want(self, chunks: int) -> None:
+        """Have up to so many on the way."""
+        if self._open <= chunks // 2:
+            self._connection.credit(self._number, chunks - self._open)
+            self._open = chunks
+
+
+@contextmanager
+def _about(stream: str) -> Iterator[None]:
+    try:
+        yield
+    except NoStream as missing:
+        raise NoStream(stream, missing.code) from None

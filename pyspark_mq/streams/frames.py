@@ -1,0 +1,133 @@
+"""Frames of the RabbitMQ stream protocol (``PROTOCOL.adoc`` of rabbitmq_stream): how they are written and read. Pure.
+
+A frame is its size in four bytes, a command, the command's version, and fields that follow each other without names.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+__all__ = [
+    "CLOSE", "CREDIT", "DELIVER", "HEARTBEAT", "METADATA", "METADATA_UPDATE", "OK", "OPEN", "PARTITIONS",
+    "PEER_PROPERTIES", "REASONS", "RESPONSE", "SASL_AUTHENTICATE", "SASL_HANDSHAKE", "STREAM_STATS", "SUBSCRIBE",
+    "TUNE", "UNSUBSCRIBE", "FieldReader", "FrameError", "array", "frame", "text", "u8", "u16", "u32", "u64",
+]  # fmt: skip
+
+T = TypeVar("T")
+
+SUBSCRIBE, DELIVER, CREDIT, UNSUBSCRIBE = 0x07, 0x08, 0x09, 0x0C
+METADATA, METADATA_UPDATE, PEER_PROPERTIES, SASL_HANDSHAKE, SASL_AUTHENTICATE = 0x0F, 0x10, 0x11, 0x12, 0x13
+TUNE, OPEN, CLOSE, HEARTBEAT, PARTITIONS, STREAM_STATS = 0x14, 0x15, 0x16, 0x17, 0x19, 0x1C
+#: Set in the command of an answer.
+RESPONSE = 0x8000
+
+OK = 1
+#: Codes of answers.
+REASONS = {
+    2: "the stream does not exist", 3: "the subscription exists", 4: "the subscription does not exist",
+    6: "the stream is not available on this node", 7: "the SASL mechanism is not supported",
+    8: "user or password are wrong", 9: "SASL failed", 10: "SASL asks for more",
+    11: "this user may connect from localhost only", 12: "no access to the virtual host", 13: "unknown command",
+    14: "the frame is too large", 15: "internal error of the broker", 16: "access refused",
+    17: "precondition failed", 19: "no offset",
+}  # fmt: skip
+
+
+class FrameError(Exception):
+    """The peer sent what is not a frame of this protocol. Of the connection, which is of no use afterwards."""
+
+
+# -- writing
+
+
+def u8(value: int) -> bytes:
+    """Write a byte."""
+    return struct.pack(">B", value)
+
+
+def u16(value: int) -> bytes:
+    """Write two bytes."""
+    return struct.pack(">H", value)
+
+
+def u32(value: int) -> bytes:
+    """Write four bytes."""
+    return struct.pack(">I", value)
+
+
+def u64(value: int) -> bytes:
+    """Write eight bytes."""
+    return struct.pack(">Q", value)
+
+
+def text(value: str) -> bytes:
+    """Write a string: its length in two bytes, then UTF-8."""
+    encoded = value.encode()
+    return u16(len(encoded)) + encoded
+
+
+def array(items: Iterable[bytes]) -> bytes:
+    """Write an array: the number of its items in four bytes, then these."""
+    written = [*items]
+    return u32(len(written)) + b"".join(written)
+
+
+def frame(command: int, content: bytes, version: int = 1) -> bytes:
+    """Write a whole frame."""
+    return struct.pack(">IHH", len(content) + 4, command, version) + content
+
+
+# -- reading
+
+
+class FieldReader:
+    """Reads fields one after the other.
+
+    Args:
+        data: the content of a frame.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self._data, self._at = data, 0
+
+    def raw(self, size: int) -> bytes:
+        """So many bytes.
+
+        Raises:
+            FrameError: the frame ends before.
+        """
+        end = self._at + size
+        if end > len(self._data):
+            raise FrameError(f"a frame of {len(self._data)} bytes has no {size} bytes at {self._at}")
+        found, self._at = self._data[self._at : end], end
+        return found
+
+    def _number(self, size: int, *, signed: bool = False) -> int:
+        return int.from_bytes(self.raw(size), "big", signed=signed)
+
+    def u16(self) -> int:
+        """Two bytes."""
+        return self._number(2)
+
+    def u32(self) -> int:
+        """Four bytes."""
+        return self._number(4)
+
+    def i64(self) -> int:
+        """Eight bytes, signed."""
+        return self._number(8, signed=True)
+
+    def text(self) -> str:
+        """A string; nothing is the same as an empty one."""
+        size = self._number(2, signed=True)
+        return self.raw(size).decode("utf-8", "backslashreplace") if size > 0 else ""
+
+    def array(self, item: Callable[[], T]) -> list[T]:
+        """An array whose items are read by a function."""
+        return [item() for _ in range(max(0, self._number(4, signed=True)))]
+
+    def pairs(self) -> dict[str, str]:
+        """An array of names and values."""
+        return dict(self.array(lambda: (self.text(), self.text())))

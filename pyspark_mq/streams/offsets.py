@@ -1,0 +1,108 @@
+"""The offset of a query of streams, as Spark's log keeps it, and how positions are written in options.
+
+One JSON object: ``{"v": 1, "of": "streams 'orders' in virtual host '/'", "at": {"orders-0": {"next": 500, "chunk":
+[480, timestamp, epoch, crc]}}}``. ``next`` is the offset behind what was read, and ``chunk`` the identity of the chunk
+with the record before it: what a stream of the same name would have at that place by no accident. It is null where
+nothing was read. Partitions are in the order of their names (Spark compares offsets as text).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark_mq.errors import CheckpointError, OptionError
+from pyspark_mq.streams.chunk import Identity
+
+__all__ = ["EARLIEST", "LATEST", "Place", "decode", "encode", "parse_places"]
+
+_VERSION = 1
+_OFFSET_MAX = 2**63 - 1
+#: As Spark's Kafka source has them.
+EARLIEST, LATEST = -2, -1
+
+
+@dataclass(frozen=True)
+class Place:
+    """A position in one partition.
+
+    Attributes:
+        next: offset behind it.
+        chunk: with the record before it; None where that is not known.
+    """
+
+    next: int
+    chunk: Identity | None = None
+
+
+def encode(of: str, places: Mapping[str, Place]) -> dict[str, Any]:
+    """The offset of places by partition.
+
+    Args:
+        of: what the query reads.
+    """
+    at = {
+        name: {"next": place.next, "chunk": None if place.chunk is None else list(place.chunk)}
+        for name, place in sorted(places.items())
+    }
+    return {"v": _VERSION, "of": of, "at": at}
+
+
+def decode(of: str, offset: Any) -> dict[str, Place]:
+    """The places of an offset.
+
+    Raises:
+        CheckpointError: it is none of this version, or of another query.
+    """
+    fresh = "Restore the checkpoint, or start with a new checkpointLocation"
+    if not isinstance(offset, dict) or "at" not in offset or "of" not in offset:
+        raise CheckpointError(
+            f"{of}: the offset in the checkpoint is not one of streams: it is of another source. {fresh}"
+        )
+    if offset.get("v") != _VERSION:
+        raise CheckpointError(
+            f"{of}: the checkpoint has offsets of version {offset.get('v')!r:.20}, and this pyspark-mq reads version "
+            f"{_VERSION} of those of streams. Upgrade pyspark-mq"
+        )
+    if offset["of"] != of:
+        raise CheckpointError(f"the checkpoint is of {offset['of']}, and the query reads {of}. {fresh}")
+    try:
+        return {name: _place(one) for name, one in offset["at"].items()}
+    except (AttributeError, KeyError, TypeError, ValueError) as wrong:
+        raise CheckpointError(f"{of}: the offset in the checkpoint is broken: {wrong!r}. {fresh}") from None
+
+
+def _place(one: dict[str, Any]) -> Place:
+    if not _is_offset(one["next"]):
+        raise ValueError(f"'next' is {one['next']!r}")
+    if one["chunk"] is None:
+        return Place(one["next"])
+    chunk, timestamp, epoch, crc = one["chunk"]
+    if not all(_is_offset(part) for part in (chunk, timestamp, epoch, crc)):
+        raise ValueError(f"'chunk' is {one['chunk']!r}")
+    return Place(one["next"], Identity(chunk, timestamp, epoch, crc))
+
+
+def _is_offset(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _OFFSET_MAX
+
+
+def parse_places(option: str, text: str) -> dict[str, int]:
+    """Offsets or times by partition, as an option has them: JSON, with -2 for the earliest and -1 for the latest.
+
+    Raises:
+        OptionError: it is something else.
+    """
+    accepted = 'accepted is JSON of partitions and whole numbers such as {"events": 500}'
+    try:
+        found = json.loads(text)
+    except ValueError as wrong:
+        raise OptionError(option, f"{text!r} is no JSON ({wrong}); {accepted}") from None
+    if not isinstance(found, dict) or not found:
+        raise OptionError(option, f"{text!r} names no partition; {accepted}")
+    for name, value in found.items():
+        if not (_is_offset(value) or value in (EARLIEST, LATEST)) or isinstance(value, bool):
+            raise OptionError(option, f"{value!r} of partition '{name}' is not accepted; {accepted}")
+    return found

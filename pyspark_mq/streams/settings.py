@@ -1,0 +1,64 @@
+"""What a query of streams was asked to do, typed. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pyspark_mq.sources.endpoint import Endpoint
+
+__all__ = ["Settings", "Where"]
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where to begin or to end: one of these.
+
+    Attributes:
+        offset: for all partitions, `EARLIEST` or `LATEST`.
+        offsets, times_ms: by partition; of those that are not named, `offset` is taken.
+        since_ms: a time for all partitions: the first chunk that is not older, or the end.
+    """
+
+    offset: int
+    offsets: Mapping[str, int] | None = None
+    times_ms: Mapping[str, int] | None = None
+    since_ms: int | None = None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Options of a query.
+
+    Attributes:
+        streams: names of streams and super streams.
+        ending: of a batch.
+        max_offsets, min_offsets: of an epoch; None for no limit. The maximum is rounded up to the end of a chunk.
+        max_delay_s: how long to wait for the minimum.
+        min_partitions, max_records: how ranges are split among tasks; None for one task each.
+        unreadable_fails: is a message that cannot be decoded an error, or a row?
+    """
+
+    endpoint: Endpoint
+    streams: tuple[str, ...]
+    starting: Where
+    ending: Where
+    max_offsets: int | None = None
+    min_offsets: int | None = None
+    max_delay_s: float = 900.0
+    min_partitions: int | None = None
+    max_records: int | None = None
+    fail_on_loss: bool = True
+    unreadable_fails: bool = True
+
+    @property
+    def virtual_host(self) -> str:
+        """Of all URLs."""
+        return self.endpoint.urls[0].virtual_host
+
+    @property
+    def of(self) -> str:
+        """What is read, for offsets and errors."""
+        names = ", ".join(f"'{name}'" for name in self.streams)
+        kind = "stream" if len(self.streams) == 1 else "streams"
+        return f"{kind} {names} in virtual host '{self.virtual_host}'"

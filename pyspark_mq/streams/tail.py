@@ -1,0 +1,96 @@
+"""Where a stream begins and ends, and which chunk is where.
+
+The end is that of the last *committed* chunk, whose first offset StreamStats tells (3.11 and later): chunks behind it
+may vanish when a leader is lost. -1 is "not yet", which lasts for a second behind a restart, or "nothing at all".
+"""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+from pyspark_mq.streams.chunk import Chunk, ChunkError, Identity
+from pyspark_mq.streams.connection import Connection, Lost, SubscriptionEnded
+
+__all__ = ["End", "chunk_since", "chunk_with", "end_of", "first_of"]
+
+#: A node that has just been started knows nothing for 0.1 to 0.7 s.
+_SETTLED_S, _PAUSE_S = 2.0, 0.1
+#: For one chunk that is known to be there.
+_CHUNK_S = 10.0
+
+
+class End(NamedTuple):
+    """The end of what is committed.
+
+    Attributes:
+        next: offset behind it.
+        identity: of the last chunk; None of a stream that has none.
+    """
+
+    next: int
+    identity: Identity | None
+
+
+def first_of(connection: Connection, stream: str) -> int:
+    """The lowest offset that is there; 0 of an empty stream."""
+    return max(0, connection.stats(stream)["first_chunk_id"])
+
+
+def end_of(connection: Connection, stream: str, known: End | None = None, *, patient: bool = False) -> End:
+    """The committed end.
+
+    Args:
+        known: the last that was found: if it is still that, nothing is read.
+        patient: wait for what a node knows that has just been started.
+    """
+    stats = _settled(connection, stream) if patient else connection.stats(stream)
+    last = stats["committed_chunk_id"]
+    if last < 0:
+        return End(0, None)
+    if known is not None and known.identity is not None and known.identity.chunk == last:
+        return known
+    chunk = chunk_with(connection, stream, last)
+    return End(chunk.end, chunk.identity)
+
+
+def _settled(connection: Connection, stream: str) -> dict[str, int]:
+    deadline = time.monotonic() + _SETTLED_S
+    while True:
+        stats = connection.stats(stream)
+        if stats["committed_chunk_id"] >= 0 or time.monotonic() > deadline:
+            return stats
+        time.sleep(_PAUSE_S)
+
+
+def chunk_with(connection: Connection, stream: str, offset: int) -> Chunk:
+    """The chunk that has an offset which is committed; if retention has taken it, the first there is.
+
+    Raises:
+        Lost: it does not come, or is broken.
+    """
+    try:
+        with connection.subscribed(stream, offset) as subscription:
+            while True:
+                chunk = subscription.next(_CHUNK_S)
+                # Where a replica lags, it begins with earlier ones.
+                if chunk.end > offset:
+                    return chunk
+                subscription.want(1)
+    except (SubscriptionEnded, TimeoutError, ChunkError) as failed:
+        raise Lost(f"the chunk of stream '{stream}' with offset {offset} did not come: {failed}") from None
+
+
+def chunk_since(connection: Connection, stream: str, since_ms: int) -> Chunk | None:
+    """The first chunk that is not older; None if all are."""
+    try:
+        with connection.subscribed(stream, since_ms=since_ms) as subscription:
+            while True:
+                chunk = subscription.next(1.0)
+                if chunk.timestamp_ms >= since_ms:
+                    return chunk
+                subscription.want(1)
+    except TimeoutError:
+        return None
+    except (SubscriptionEnded, ChunkError) as failed:
+        raise Lost(f"stream '{stream}' at {since_ms} ms: {failed}") from None

@@ -1,0 +1,272 @@
+"""The walk over the sections of many messages at once (AMQP 1.0, 1.6 and 3.2): where their values are. NumPy alone.
+
+A message that has anything that is not looked for here leaves the walk, and nothing is said about it. Positions are
+clamped before they are read, so no size that a message states leads out of the memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pyspark_mq.sources.amqp10.decoder import Raw
+from pyspark_mq.sources.amqp10.encoding import EncodingError, list_at, map_at
+from pyspark_mq.sources.amqp10.scan import Scanner
+
+__all__ = ["Field", "Pairs", "Walked", "prefix_of", "walk"]
+
+_HEADER, _DELIVERY, _ANNOTATIONS, _PROPERTIES, _APPLICATION, _DATA, _VALUE = 0x70, 0x71, 0x72, 0x73, 0x74, 0x75, 0x77
+_MARK_BYTES = 3
+#: A longer beginning is compared byte by byte for nothing.
+_PREFIX_BYTES_MAX = 512
+_PAIRS_MAX = 64
+_NULL, _STRING8, _STRING32, _SYMBOL8, _SYMBOL32, _BINARY8, _BINARY32 = 0x40, 0xA1, 0xB1, 0xA3, 0xB3, 0xA0, 0xB0
+_TIMESTAMP = 0x83
+_USER, _EXPIRY, _CREATED, _GROUP, _SEQUENCE = 1, 8, 9, 10, 11
+#: A body of nothing, behind properties with a time of creation of 1 ms: what a header says of the expiry is seen by it.
+_PROBE = b"\x00\x53\x73\xc0\x13\x0a" + b"\x40" * 9 + b"\x83" + (1).to_bytes(8, "big") + b"\x00\x53\x75\xa0\x00"
+
+
+class Field(NamedTuple):
+    """A field of `properties`: a text, or a number."""
+
+    begins: Any
+    lengths: Any
+    valid: Any
+    symbols: Any
+    numbers: Any
+
+
+class Pairs(NamedTuple):
+    """Application properties, of all rows behind each other; `counts` of each row.
+
+    Which have a text, a whole number (also null) or a truth value; `numbers` has the latter two.
+    """
+
+    counts: Any
+    key_begins: Any
+    key_lengths: Any
+    begins: Any
+    lengths: Any
+    texts: Any
+    whole: Any
+    truths: Any
+    numbers: Any
+
+
+class Walked(NamedTuple):
+    """What was found; all but `rows` are of the rows that are in that.
+
+    Attributes:
+        rows: a truth value for each message.
+        texts: is the body a text, which has to be one?
+    """
+
+    rows: Any
+    fields: dict[int, Field]
+    pairs: Pairs
+    body_begins: Any
+    body_lengths: Any
+    texts: Any
+
+
+def prefix_of(message: bytes) -> tuple[int, Raw, int] | None:
+    """What comes before `properties` or the body: its size, a message that has it, and its time to live.
+
+    None if the scanner does not take it, or it says something that is a property.
+    """
+    try:
+        at = 0
+        for mark, end_of in ((_HEADER, list_at), (_DELIVERY, map_at), (_ANNOTATIONS, map_at)):
+            if message[at : at + _MARK_BYTES] == bytes((0, 0x53, mark)):
+                at = end_of(message, at + _MARK_BYTES)[2]
+    except (EncodingError, IndexError):
+        return None
+    if at > _PREFIX_BYTES_MAX:
+        return None
+    like = Scanner(counts_acquirers=False).scan(0, message[:at] + _PROBE)
+    return None if like is None or like.named else (at, like, max(0, like.expires_ms - 1))
+
+
+def walk(data: Any, begins: Any, ends: Any, prefix: bytes) -> Walked:
+    """Walk messages.
+
+    Args:
+        data: their bytes, and 16 more.
+        prefix: what those begin with that are walked.
+    """
+    return _Walk(data, begins, ends, prefix).walked()
+
+
+class _Walk:
+    def __init__(self, data: Any, begins: Any, ends: Any, prefix: bytes) -> None:
+        self._data, self._ends = data, ends
+        self._last = len(data) - 16
+        self._ok = ends - begins >= len(prefix) + _MARK_BYTES
+        self._at = begins + len(prefix)
+        for offset, byte in enumerate(prefix):
+            self._ok &= self._byte(begins + offset) == byte
+
+    def _byte(self, at: Any) -> Any:
+        return self._data[np.minimum(at, self._last)]
+
+    def _uint(self, at: Any, size: int) -> Any:
+        """Unsigned, big-endian."""
+        at = np.minimum(at, self._last)
+        found = self._data[at].astype(np.int64)
+        for offset in range(1, size):
+            found = found << 8 | self._data[at + offset]
+        return found
+
+    def _has(self, mark: int) -> Any:
+        at = self._at
+        inside = at + _MARK_BYTES <= self._ends
+        return self._ok & inside & (self._byte(at) == 0) & (self._byte(at + 1) == 0x53) & (self._byte(at + 2) == mark)
+
+    def walked(self) -> Walked:
+        fields = self._properties()
+        pairs, owners = self._application()
+        begins, lengths, texts = self._body()
+        rows = self._ok
+        kept = {
+            number: Field(*(part[rows] for part in field))
+            for number, field in fields.items()
+            if field.valid[rows].any()
+        }
+        held = rows[owners]
+        counts = pairs.counts[rows]
+        order = np.argsort(owners[held], kind="stable")
+        flat = [part[held][order] for part in pairs[1:]]
+        return Walked(rows, kept, Pairs(counts, *flat), begins[rows], lengths[rows], texts[rows])
+
+    # -- sections
+
+    def _compound(self, has: Any, empty: int, short: int, long: int) -> tuple[Any, Any, Any]:
+        """Where the items of lists or maps begin, how many there are, and where they end."""
+        at = self._at + _MARK_BYTES
+        code = self._byte(at)
+        is_short, is_long, is_empty = has & (code == short), has & (code == long), has & (code == empty)
+        item = np.where(is_short, at + 3, np.where(is_long, at + 9, at + 1))
+        count = np.where(is_short, self._byte(at + 2).astype(np.int64), 0)
+        end = np.where(is_short, at + 2 + self._byte(at + 1), at + 1)
+        if is_long.any():
+            count = np.where(is_long, self._uint(at + 5, 4), count)
+            end = np.where(is_long, at + 5 + self._uint(at + 1, 4), end)
+        self._ok &= ~has | ((is_short | is_long | is_empty) & (item <= end) & (end <= self._ends))
+        return item, count, end
+
+    def _spans(self, item: Any, short: Any, long: Any) -> tuple[Any, Any]:
+        """Where values of variable width begin, and how long they are; 0 for others."""
+        begins = np.where(long, item + 5, item + 2)
+        lengths = np.where(short, self._byte(item + 1).astype(np.int64), 0)
+        if long.any():
+            lengths = np.where(long, self._uint(item + 1, 4), lengths)
+        return begins, lengths
+
+    def _properties(self) -> dict[int, Field]:
+        has = self._has(_PROPERTIES)
+        found: dict[int, Field] = {}
+        if not has.any():
+            return found
+        item, count, end = self._compound(has, 0x45, 0xC0, 0xD0)
+        self._ok &= ~has | (count <= 13)
+        for number in range(13):
+            active = self._ok & has & (count > number)
+            if not active.any():
+                break
+            field, after = self._field(number, item, active)
+            item = np.where(active, after, item)
+            self._ok &= ~active | (item <= end)
+            if field.valid.any():
+                found[number] = field
+        self._ok &= ~has | (item == end)
+        if _GROUP in found:
+            self._ok &= ~found[_GROUP].valid
+        self._at = np.where(has, end, self._at)
+        return found
+
+    def _field(self, number: int, item: Any, active: Any) -> tuple[Field, Any]:
+        code = self._byte(item)
+        null = code == _NULL
+        zeros = np.zeros(len(item), np.int64)
+        if number in {_EXPIRY, _CREATED}:
+            valid = active & (code == _TIMESTAMP)
+            values = np.where(valid, self._uint(item + 1, 8), 0)
+            self._ok &= ~active | null | valid
+            return Field(item, zeros, valid, valid, values), np.where(valid, item + 9, item + 1)
+        if number == _SEQUENCE:
+            is_long, is_short, is_zero = (active & (code == one) for one in (0x70, 0x52, 0x43))
+            values = np.where(is_long, self._uint(item + 1, 4), np.where(is_short, self._byte(item + 1), 0))
+            valid = is_long | is_short | is_zero
+            self._ok &= ~active | null | valid
+            return Field(item, zeros, valid, valid, values), item + 1 + 4 * is_long + is_short
+        if number == _USER:
+            short, long = active & (code == _BINARY8), active & (code == _BINARY32)
+            symbols = np.zeros(len(item), bool)
+        else:
+            symbols = active & ((code == _SYMBOL8) | (code == _SYMBOL32))
+            short = active & ((code == _STRING8) | (code == _SYMBOL8))
+            long = active & ((code == _STRING32) | (code == _SYMBOL32))
+        valid = short | long
+        self._ok &= ~active | null | valid
+        begins, lengths = self._spans(item, short, long)
+        return Field(begins, lengths, valid, symbols, zeros), np.where(valid, begins + lengths, item + 1)
+
+    def _application(self) -> tuple[Pairs, Any]:
+        """The pairs, one property of all rows after the other; and the row of each."""
+        has = self._has(_APPLICATION)
+        total = len(self._at)
+        counts = np.zeros(total, np.int64)
+        parts: list[tuple[Any, ...]] = []
+        if has.any():
+            item, count, end = self._compound(has, -1, 0xC1, 0xD1)
+            self._ok &= ~has | ((count <= 2 * _PAIRS_MAX) & (count % 2 == 0))
+            counts = np.where(self._ok & has, count // 2, 0)
+            for number in range(int(counts.max(initial=0))):
+                rows = np.flatnonzero(self._ok & (counts > number))
+                if not len(rows):
+                    break
+                part, after, good = self._pair(item[rows], self._ends[rows])
+                item[rows] = after
+                self._ok[rows] &= good & (after <= end[rows])
+                parts.append((rows, *part))
+            self._ok &= ~has | (item == end)
+            self._at = np.where(has, end, self._at)
+        if not parts:
+            none, false = np.zeros(0, np.int64), np.zeros(0, bool)
+            return Pairs(counts, none, none, none, none, false, false, false, none), none
+        owners, *flat = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return Pairs(counts, *flat), owners
+
+    def _pair(self, item: Any, ends: Any) -> tuple[tuple[Any, ...], Any, Any]:
+        key_lengths = self._byte(item + 1).astype(np.int64)
+        key_begins, value = item + 2, item + 2 + key_lengths
+        code = self._byte(value)
+        short, long = code == _STRING8, code == _STRING32
+        begins, lengths = self._spans(value, short, long)
+        after = np.where(short | long, begins + lengths, value + 1)
+        numbers = np.zeros(len(item), np.int64)
+        whole = np.zeros(len(item), bool)
+        for kind, size in ((0x54, 1), (0x55, 1), (0x61, 2), (0x71, 4), (0x81, 8)):
+            of = code == kind
+            if of.any():
+                read = self._uint(value + 1, size) << (64 - 8 * size) >> (64 - 8 * size)
+                numbers, after, whole = np.where(of, read, numbers), np.where(of, value + 1 + size, after), whole | of
+        truths = (code == 0x41) | (code == 0x42)
+        numbers = np.where(code == 0x41, 1, numbers)
+        good = (self._byte(item) == _STRING8) & (short | long | whole | truths | (code == _NULL)) & (value < ends)
+        return (key_begins, key_lengths, begins, lengths, short | long, whole, truths, numbers), after, good
+
+    def _body(self) -> tuple[Any, Any, Any]:
+        data, value = self._has(_DATA), self._has(_VALUE)
+        at = self._at + _MARK_BYTES
+        code = self._byte(at)
+        texts = value & ((code == _STRING8) | (code == _STRING32))
+        short = ((data | value) & (code == _BINARY8)) | (value & (code == _STRING8))
+        long = ((data | value) & (code == _BINARY32)) | (value & (code == _STRING32))
+        null = value & (code == _NULL)
+        begins, lengths = self._spans(at, short, long)
+        begins = np.where(null, at + 1, begins)
+        self._ok &= (short | long | null) & (begins + lengths == self._ends)
+        return begins, lengths, texts

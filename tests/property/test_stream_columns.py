@@ -1,0 +1,65 @@
+"""Columns that are made of many messages at once are those that the scanner makes of each, whatever the bytes are."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyspark_mq.sources.amqp10.decoder import Raw
+from pyspark_mq.streams import columns
+from pyspark_mq.streams.columns import message_columns
+from pyspark_mq.streams.scanned import COLUMN_TYPES, arrays_of, read_messages, unreadable
+from tests.support.stream_messages import FORMS, joined, message, mutated
+
+NAMES = list(COLUMN_TYPES)
+
+
+def assert_as_scanned(messages: Sequence[bytes]) -> None:
+    found, odd = message_columns(joined(messages), NAMES)
+    raws = read_messages(messages)
+    expected = arrays_of(raws, NAMES)
+    assert [one.tag for one in odd] == [one.tag for one in unreadable(raws)]
+    for name in NAMES:
+        found[name].validate(full=True)
+        assert found[name].equals(expected[name]), name
+
+
+@pytest.mark.parametrize("form", FORMS)
+@settings(derandomize=True, deadline=None, max_examples=15)
+@given(seed=st.integers(0, 2**32))
+def test_messages_of_a_form_have_the_columns_of_the_scanner(form: str, seed: int) -> None:
+    rng = random.Random(seed)
+    assert_as_scanned([message(rng, form) for _ in range(60)])
+
+
+@pytest.mark.parametrize("form", FORMS)
+@settings(derandomize=True, deadline=None, max_examples=40)
+@given(seed=st.integers(0, 2**32))
+def test_broken_messages_have_the_columns_of_the_scanner(form: str, seed: int) -> None:
+    rng = random.Random(seed)
+    messages = [message(rng, form) for _ in range(60)]
+    assert_as_scanned([one if rng.random() < 0.5 else mutated(rng, one) for one in messages])
+
+
+@settings(derandomize=True, deadline=None, max_examples=100)
+@given(st.lists(st.binary(max_size=40), min_size=16, max_size=40))
+def test_any_bytes_have_the_columns_of_the_scanner(messages: list[bytes]) -> None:
+    assert_as_scanned(messages)
+
+
+@pytest.mark.parametrize("form", ["data", "id", "properties", "application", "header"])
+def test_messages_as_most_are_take_the_walk(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(7)
+    scanned: list[int] = []
+
+    def counted(messages: list[bytes]) -> list[Raw]:
+        scanned.append(len(messages))
+        return read_messages(messages)
+
+    monkeypatch.setattr(columns, "read_messages", counted)
+    message_columns(joined([message(rng, form) for _ in range(1_000)]), NAMES)
+    assert sum(scanned) < 300

@@ -1,0 +1,134 @@
+"""Streams for tests: publishers, and queries of them without Spark."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+from rstream import AMQPMessage, CompressionType, ConfirmationStatus, Producer, RawMessage
+
+from pyspark_mq.spark_source.stream_options import parse_stream_options
+from pyspark_mq.spark_source.stream_reader import arrow_schema, stream_schema
+from pyspark_mq.streams.planner import Planned, Planner
+from pyspark_mq.streams.rows import range_batches
+
+__all__ = ["StreamQuery", "delete", "make_super_stream", "publish", "with_client"]
+
+
+def publish(
+    port: int,
+    stream: str,
+    bodies: Sequence[bytes],
+    *,
+    batch: int = 100,
+    packed: str = "",
+    raw: bool = False,
+    arguments: dict[str, Any] | None = None,
+    timeout_s: float = 30.0,
+) -> None:
+    """Create a stream if there is none, publish to it, and wait until all is confirmed.
+
+    Args:
+        batch: messages in a frame, or in a packed entry.
+        packed: kind of compression, of messages that the producer puts together.
+        raw: publish the bytes as they are, which may be no message of AMQP 1.0.
+        arguments: of the stream.
+        timeout_s: for each confirmation.
+    """
+    messages = [RawMessage(body) if raw else AMQPMessage(body=body) for body in bodies]
+
+    async def run() -> None:
+        confirmed = asyncio.Semaphore(0)
+
+        def note(status: ConfirmationStatus) -> None:
+            assert status.is_confirmed, status
+            confirmed.release()
+
+        async with Producer("127.0.0.1", port, username="guest", password="guest") as producer:
+            if not await producer.stream_exists(stream):
+                await producer.create_stream(stream, arguments=arguments)
+            frames = [messages[begin : begin + batch] for begin in range(0, len(messages), batch)]
+            for frame in frames:
+                if packed:
+                    kind = CompressionType[packed]
+                    await producer.send_sub_entry(stream, frame, compression_type=kind, on_publish_confirm=note)
+                else:
+                    await producer.send_batch(stream, frame, on_publish_confirm=note)
+            for _ in range(len(frames) if packed else len(messages)):
+                await asyncio.wait_for(confirmed.acquire(), timeout_s)
+
+    asyncio.run(run())
+
+
+def with_client(port: int, use: Callable[[Any], Awaitable[Any]]) -> Any:
+    """What a function does with a client of `rstream`."""
+
+    async def run() -> Any:
+        async with Producer("127.0.0.1", port, username="guest", password="guest") as producer:
+            return await use(await producer.default_client)
+
+    return asyncio.run(run())
+
+
+def delete(port: int, stream: str) -> None:
+    """Delete a stream."""
+    with_client(port, lambda client: client.delete_stream(stream))
+
+
+def make_super_stream(port: int, name: str, partitions: int) -> list[str]:
+    """Create a super stream; the names of its partitions."""
+    names = [f"{name}-{number}" for number in range(partitions)]
+    keys = [str(number) for number in range(partitions)]
+    with_client(port, lambda client: client.create_super_stream(name, names, keys, {}))
+    return names
+
+
+class StreamQuery:
+    """A query of streams as Spark runs it, one epoch after the other, without Spark."""
+
+    def __init__(self, url: str, stream: str, **options: object) -> None:
+        given = {"broker": "rabbitmq", "url": url, "stream": stream, "startingOffsets": "earliest"}
+        given |= {name: str(value) for name, value in options.items()}
+        if {"startingTimestamp", "startingOffsetsByTimestamp"} & set(options):
+            del given["startingOffsets"]
+        self.settings = parse_stream_options(given).streaming
+        self.planner = Planner(self.settings)
+        self._schema = arrow_schema(stream_schema(include_metadata=True))
+        self.offset: dict[str, Any] | None = None
+
+    def plan(self) -> tuple[dict[str, Any], dict[str, Any], list[Planned]]:
+        """Start, end and tasks of the next epoch, which is not run."""
+        start = self.planner.initial() if self.offset is None else self.offset
+        start = json.loads(json.dumps(start))
+        end = self.planner.latest(start)
+        return start, end, self.planner.ranges(start, end)
+
+    def look_again(self) -> None:
+        """Forget what was seen less than a second ago."""
+        self.planner._looked_s = float("-inf")
+
+    def read(self, tasks: Sequence[Planned]) -> list[dict[str, Any]]:
+        """The rows of tasks."""
+        batches = [
+            batch
+            for task in tasks
+            for batch in range_batches(
+                task.range, task.name, self._schema, unreadable_fails=self.settings.unreadable_fails
+            )
+        ]
+        rows: list[dict[str, Any]] = pa.Table.from_batches(batches, self._schema).to_pylist()
+        return rows
+
+    def epoch(self) -> list[dict[str, Any]]:
+        """The rows of the next epoch."""
+        _, end, tasks = self.plan()
+        rows = self.read(tasks)
+        self.offset = json.loads(json.dumps(end))
+        return rows
+
+    def bodies(self) -> list[bytes]:
+        """The bodies of the next epoch."""
+        return [row["body"] for row in self.epoch()]
