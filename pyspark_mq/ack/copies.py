@@ -39,7 +39,7 @@ from typing import Any, Protocol
 from pyspark_mq.ack.known import Known
 from pyspark_mq.ack.table import State
 
-__all__ = ["Copies", "Look", "is_nameless"]
+__all__ = ["Copies", "Look", "is_nameless", "repeats"]
 
 #: Bytes of a digest, and of a key.
 _DIGEST, _KEY = 16, 24
@@ -160,6 +160,7 @@ class Copies:
             return None
         found = _next(self._coming, digest, State.COMMITTED, look)
         if found is not None:
+            self._came[found] = session
             return found
         if digest in self._repeats:
             if self._left[digest] > 0:
@@ -200,7 +201,7 @@ class Copies:
     def _note(self, key: bytes) -> None:
         """Take note of what the ordinal of a message says."""
         digest = key[:_DIGEST]
-        if key[-1] & 1:
+        if repeats(key):
             if digest not in self._repeats:
                 self._repeat(digest)
         elif not key.endswith(_PLAIN):
@@ -270,11 +271,17 @@ class Copies:
             if key[:_DIGEST] in self._repeats:
                 self._left[key[:_DIGEST]] += 1
 
-    def recall(self, keys: Iterable[Any]) -> None:
-        """Take note of messages that a former process has left open."""
+    def recall(self, keys: Iterable[Any], *, never_acknowledged: bool = False) -> None:
+        """Take note of messages that a former process has left open.
+
+        Args:
+            never_acknowledged: it has asked for no acknowledgement of them, so they come.
+        """
         for key in _contents(keys):
             self._note(key)
-            if key[:_DIGEST] in self._repeats:
+            if never_acknowledged and repeats(key):
+                self.expect([key])
+            elif key[:_DIGEST] in self._repeats:
                 self._left[key[:_DIGEST]] += 1
 
     def meet(self, packed: Any) -> None:
@@ -314,6 +321,11 @@ def is_nameless(key: object) -> bool:
 def _contents(keys: Iterable[Any]) -> Iterator[bytes]:
     """Select the messages that are known by their contents."""
     return (key for key in keys if type(key) is bytes and len(key) == _KEY and not key.startswith(_NAMELESS))
+
+
+def repeats(key: object) -> bool:
+    """Whether it is said of a message that its content repeats."""
+    return type(key) is bytes and len(key) == _KEY and key[-1] & 1 == 1 and not key.startswith(_NAMELESS)
 
 
 def _is_doubtful(key: object) -> bool:

@@ -69,6 +69,12 @@ class JournalFiles(Protocol):
     def write_beside(self, file: str, content: Mapping[str, Any]) -> None:
         """Keep the file beside that of an epoch; durable when it returns."""
 
+    def note_acknowledged(self, file: str) -> None:
+        """Note, durably, that from now on messages of an epoch may be acknowledged."""
+
+    def acknowledged(self, file: str) -> bool:
+        """Whether that was noted."""
+
     def given_up(self, file: str) -> Mapping[str, str]:
         """Look up what an epoch was run without: name of a queue -> IDs, encoded; empty for nothing (rule 15)."""
 

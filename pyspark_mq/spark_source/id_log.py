@@ -31,7 +31,7 @@ _FILE = re.compile(r"(?P<stem>(?P<token>[0-9a-f]{8})-(?P<epoch>[0-9]{12,})-[0-9a
 #: As :mod:`.folders` names what it has begun to write.
 _DRAFT = re.compile(r"\..+\.json\.[0-9a-f]{8}")
 #: Ends of the names of what is kept of an epoch besides.
-_BESIDE, _GIVEN_UP = "-beside", "-given-up"
+_BESIDE, _GIVEN_UP, _ACKNOWLEDGED = "-beside", "-given-up", "-acknowledged.json"
 #: Pauses between attempts to read a file.
 _RESTS_S = (0.2, 1.0)
 _DIGEST_BYTES = 16
@@ -137,6 +137,18 @@ class IdLog:
             "Nothing of the epoch was emitted. Make room and give the user of the driver the right to write there",
         ):
             self._write(name, data + b"\n" + _digest(_stem(file).encode() + data).encode())
+
+    def note_acknowledged(self, file: str) -> None:
+        """Note that an epoch is about to be acknowledged, see :class:`.JournalFiles`."""
+        with self._or_say(
+            f"that the epoch of '{file}' is acknowledged cannot be noted",
+            "Nothing of it was acknowledged. Make room and give the user of the driver the right to write there",
+        ):
+            self._write(f"{_stem(file)}{_ACKNOWLEDGED}", b"{}")
+
+    def acknowledged(self, file: str) -> bool:
+        """Whether that was noted, see :class:`.JournalFiles`."""
+        return self.has(f"{_stem(file)}{_ACKNOWLEDGED}")
 
     def given_up(self, file: str) -> Mapping[str, str]:
         """Look up what an epoch was run without, see :class:`.JournalFiles`."""

@@ -184,7 +184,8 @@ _TABLE = (
         "onMissingMessageId",
         _IDENTITY,
         "for messages without an ID, with `exactly-once` only. `content`: they are known by their contents, and equal "
-        "ones are counted, see [message IDs](message-ids.md#contents). `fail`: the query fails, the message stays in "
+        "ones are counted, see [message IDs](message-ids.md#contents); the default on RabbitMQ. `fail`, the default "
+        "elsewhere: the query fails, the message stays in "
         "the queue, and a restart meets it again. `row`: emitted as often as it comes, so at least once. `reject`: "
         "refused for good. "
         "RabbitMQ dead-letters it if the queue has a dead-letter exchange and **drops** it if not. Over STOMP "

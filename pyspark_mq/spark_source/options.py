@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from pyspark_mq.brokers import BROKERS, Broker
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0
-from pyspark_mq.dedup import IdSource
+from pyspark_mq.dedup import IdSource, OnMissing
 from pyspark_mq.errors import OptionError
 from pyspark_mq.sources.endpoint import Endpoint, Tls
 from pyspark_mq.sources.protocols import CONSUMERS
@@ -158,6 +158,8 @@ class _Parser:
     def parse(self) -> Options:
         """All options, checked one by one and then against each other."""
         broker = self._choice_of_broker()
+        if not broker.proves_new:
+            self._values.setdefault("onMissingMessageId", OnMissing.FAIL.value)
         guarantee: Guarantee = self._value("guarantee")
         endpoint = self._endpoint(broker, guarantee)
         prefetch_max = broker.prefetch_max[endpoint.protocol]

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 from uuid import UUID
 
 from pyspark_mq.dedup import IdSource, content_digest
-from pyspark_mq.sources.amqp10.encoding import Pairs, read_map
+from pyspark_mq.sources.amqp10.encoding import EncodingError, Pairs, list_at, map_at, read_map
 from pyspark_mq.sources.connections.decoder import ROW_BYTES, UNREADABLE_PROPERTY, Decoder, Unreadable
 
 __all__ = [
@@ -246,6 +246,22 @@ def _named(raw: Raw, known: dict[object, bytes]) -> bytes:
     return b"%d %s%s" % (len(written), written, fields)
 
 
+#: Sections that differ between deliveries of a message, at its beginning (3.2.1 to 3.2.3), and where each ends.
+_PASSING = ((b"\x00\x53\x70", list_at), (b"\x00\x53\x71", map_at), (b"\x00\x53\x72", map_at))
+
+
+def lasting(data: bytes) -> bytes:
+    """Leave out of an encoded message what differs between its deliveries, as far as that can be read."""
+    at = 0
+    try:
+        for mark, end_of in _PASSING:
+            if data[at : at + len(mark)] == mark:
+                at = end_of(data, at + len(mark))[2]
+    except (EncodingError, IndexError):
+        return data
+    return data[at:]
+
+
 def _unreadable(raw: Raw) -> Unreadable:
     known = {"message-id": text(raw.id), "correlation-id": text(raw.correlation_id), "subject": raw.subject}
     error = _read_properties(raw.properties)[UNREADABLE_PROPERTY]
@@ -275,10 +291,14 @@ class Amqp10Decoder(Decoder):
     def digests(self, raws: Sequence[Raw]) -> list[bytes]:
         # Of messages that follow one another many have the same properties.
         known: dict[object, bytes] = {}
-        return [content_digest(_named(raw, known), raw.body) for raw in raws]
+        return [
+            content_digest(b"", lasting(raw.body)) if type(raw) is UnreadableRaw
+            else content_digest(_named(raw, known), raw.body)
+            for raw in raws
+        ]  # fmt: skip
 
     def unmarked(self, raws: Sequence[Raw]) -> list[bool]:
-        return [not raw.redelivered and not raw.routing[2] for raw in raws]
+        return [not raw.redelivered and not raw.routing[2] and type(raw) is not UnreadableRaw for raw in raws]
 
     def unreadable(self, raws: Sequence[Raw]) -> list[Unreadable]:
         return [_unreadable(raw) for raw in raws if type(raw) is UnreadableRaw]

@@ -16,11 +16,11 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import count
+from itertools import chain, count
 from typing import Any, cast
 
 from pyspark_mq.ack import Ledger
-from pyspark_mq.ack.copies import Copies
+from pyspark_mq.ack.copies import Copies, repeats
 from pyspark_mq.ack.known import Known
 from pyspark_mq.dedup import Key, encode_ids, is_content, second_hash
 from pyspark_mq.errors import CheckpointError
@@ -64,6 +64,8 @@ class Memory:
         self._nonce = secrets.token_hex(8)
         #: Epoch -> its file, until it is committed.
         self._open: dict[int, str] = {}
+        #: Files of those of them that have contents which repeat.
+        self._repeating: set[str] = set()
         #: Files that the last plan named, and its own.
         self._named: set[str] = set()
         self._cleared = False
@@ -115,6 +117,8 @@ class Memory:
         file = self._files.write(epoch, content)
         self._written(file, mine, [*before, file])
         self._open[epoch] = file
+        if any(map(repeats, chain.from_iterable(planned.values()))):
+            self._repeating.add(file)
         if not blind and not self._cleared:
             self._clear(epoch - 1)
         return file
@@ -289,8 +293,13 @@ class Memory:
     # -- phase two
 
     def begin_commit(self, epoch: int) -> Segment:
-        """Make a segment for the IDs of an epoch that is committed now; the ledgers fill it."""
-        return self._journal.make(self._open.pop(epoch, ""), PLANNED, 0)
+        """Make a segment for the IDs of an epoch that is committed now; the ledgers fill it, and acknowledge after."""
+        file = self._open.pop(epoch, "")
+        if file in self._repeating:
+            # Whether one of several equal ones can come again, the next process has to know.
+            self._repeating.discard(file)
+            self._files.note_acknowledged(file)
+        return self._journal.make(file, PLANNED, 0)
 
     def commit(self, segment: Segment) -> None:
         """Take note that the ledgers have put the IDs of an epoch into a segment."""
@@ -309,7 +318,10 @@ class Memory:
         if not end.file:
             return {}
         self._open[end.epoch] = end.file
-        return planned_in(self._files, end.file, self._destination)
+        planned = planned_in(self._files, end.file, self._destination)
+        if any(map(repeats, chain.from_iterable(planned.values()))):
+            self._repeating.add(end.file)
+        return planned
 
     def queues(self, position: Position) -> list[str]:
         """Name the queues that were read when an epoch was planned."""
@@ -367,8 +379,10 @@ class Memory:
             count = sum(map(len, keys.values()))
             if count:
                 self._leave_as(journal.make(file, part, count), keys)
+            never = part == PLANNED and any(map(repeats, chain.from_iterable(keys.values())))
+            never = never and not self._files.acknowledged(file)
             for queue, some in keys.items():
-                self.copies(queue).recall(some)
+                self.copies(queue).recall(some, never_acknowledged=never)
                 recent.setdefault(queue, []).extend(some)
         for segment in journal.lists[Kind.LEFT]:
             segment.size = self._size(segment)
