@@ -15,8 +15,8 @@ never dead-lettered; a flag proves nothing, as messages that nobody has read are
 ======================================================================================= ==============================
 a delivery with this content                                                            is
 ======================================================================================= ==============================
-that is proved to be new                                                                new
 while a planned message of it has no handle                                             that one
+that is proved to be new                                                                new
 while some were received, not planned, and went with a session                          new, and one fewer of those
 while a committed message of it had no handle to be acknowledged by                     that one: dropped
 while a message of it was left open, and the content does not repeat                    that one, once: dropped
@@ -135,11 +135,17 @@ class Copies:
             key = self._named.get(digest, first)
             state = State.RECEIVED if key in here else state_of(first)
             fresh = state is State.UNSEEN and key not in met and digest not in self._repeats
-            found = None if self._proves and sure else self._known(session, digest, key, state, left, look)
+            new = self._proves and sure
+            found = _next(self._waiting, digest, State.PLANNED, look)
+            if found is not None and new:
+                self._repeat(digest)  # of two equal ones either will do, and the other may come
+            elif found is not None:
+                self._doubt(found)
+            elif not new:
+                found = self._known(session, digest, key, state, left, look)
             if found is None:
                 found = key if fresh else self._another(digest, left=key in left and key not in self._came)
                 if fresh and not self.shown:
-                    new = sure and self._proves
                     found = self._named[digest] = digest + _ordinal(next(self._ordinals) << 2 | new << 1)
                 if not sure:
                     self._doubt(found)
@@ -150,11 +156,7 @@ class Copies:
     def _known(
         self, session: int, digest: bytes, key: bytes, state: State, left: Collection[bytes], look: Look
     ) -> bytes | None:
-        """Find the message that a delivery is if it is not new; None if it is."""
-        found = _next(self._waiting, digest, State.PLANNED, look)
-        if found is not None:
-            self._doubt(found)
-            return found
+        """Find the message that a delivery is if no planned one waits for it; None if it is new."""
         if self._gone[digest] > 0:
             self._gone[digest] -= 1
             return None
@@ -192,7 +194,7 @@ class Copies:
         return digest + self._odd()
 
     def _repeat(self, digest: bytes) -> None:
-        self._repeats[digest] = None
+        self._repeats.setdefault(digest)
         if len(self._repeats) > _REPEATS_MAX:
             oldest = next(iter(self._repeats))
             del self._repeats[oldest]
@@ -202,8 +204,7 @@ class Copies:
         """Take note of what the ordinal of a message says."""
         digest = key[:_DIGEST]
         if repeats(key):
-            if digest not in self._repeats:
-                self._repeat(digest)
+            self._repeat(digest)
         elif not key.endswith(_PLAIN):
             (self._older if digest in self._named else self._named)[digest] = key
 
