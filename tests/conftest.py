@@ -65,6 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "sampled: with --all on one cell of each protocol, as what it covers is above the brokers"
     )
     config.addinivalue_line("markers", "law(name): the row of the compatibility matrix a test belongs to")
+    config.addinivalue_line("markers", "untraced: what it does is not in the specification")
 
 
 def _leave_nothing(config: pytest.Config) -> None:

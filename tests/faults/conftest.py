@@ -38,7 +38,7 @@ def _traced(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[None]:
 
 
 def _has_trace(request: pytest.FixtureRequest, *, all_cells: bool) -> bool:
-    if "cell" not in request.fixturenames:
+    if "cell" not in request.fixturenames or request.node.get_closest_marker("untraced"):
         return False
     cell: Cell = request.node.callspec.params["cell"]
     # The checker takes half as long as the tests.

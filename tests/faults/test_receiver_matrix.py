@@ -171,10 +171,11 @@ def test_the_lower_guarantees_need_no_ids(cell: LiveCell, guarantee: str) -> Non
         assert poll(lambda: not run.trigger() and cell.total() == 0, 30)
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize(
     "options", [{"messageIdFrom": "content"}, {"messageIdFrom": "property:none", "onMissingMessageId": "content"}]
 )
-def test_bodies_identify_messages_too(cell: LiveCell, options: dict[str, str]) -> None:
+def test_contents_identify_messages_too(cell: LiveCell, options: dict[str, str]) -> None:
     sent = cell.publish(MESSAGES)
     with engine(cell, **options) as run:
         assert run.batch() == EPOCH
