@@ -31,6 +31,9 @@ PROPERTIES: Sequence[dict[str, Any]] = [
 ]
 
 
+ONE_BY_ONE = {"maxMessagesPerTrigger": 100, "prefetch": 300, "onMissingMessageId": "content"}
+
+
 def without_ids(cell: LiveCell, bodies: Sequence[bytes], queue: str = "", **properties: Any) -> None:
     """Publish as most producers do. The brokers that give each message an ID over STOMP have no such messages."""
     queue = queue or cell.queue
@@ -91,7 +94,7 @@ def test_what_was_dead_lettered_and_returned_is_the_same_and_has_no_proof(cell: 
 
 @contextlib.contextmanager
 def reading(cell: LiveCell, **options: object) -> Iterator[Engine]:
-    with cell.engine(maxMessagesPerTrigger=100, prefetch=500, **options) as engine:
+    with cell.engine(maxMessagesPerTrigger=100, prefetch=500, onMissingMessageId="content", **options) as engine:
         yield engine
 
 
@@ -121,7 +124,7 @@ def test_a_client_killed_behind_an_acknowledgement_with_a_backlog_that_nobody_ha
 
 def test_equal_messages_of_a_session_that_ends_are_all_emitted(cell: LiveCell) -> None:
     without_ids(cell, [b"same"] * 500 + [b"own %d" % number for number in range(500)])
-    with cell.proxy() as proxy, cell.engine(proxy, maxMessagesPerTrigger=100, prefetch=300) as engine:
+    with cell.proxy() as proxy, cell.engine(proxy, **ONE_BY_ONE) as engine:
         for _ in range(5):
             assert engine.batch() == 100
             proxy.cut()

@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.law("contents in a storm"), pytest.mark.network]
 MESSAGES = int(os.environ.get("CONTENTS_STORM", "4000"))
 EPOCH = max(100, MESSAGES // 40)
 FAULTS = 12
+OPTIONS = {"maxMessagesPerTrigger": EPOCH, "prefetch": 3 * EPOCH, "onMissingMessageId": "content"}
 
 
 def bodies(chance: random.Random) -> list[bytes]:
@@ -41,7 +42,7 @@ def test_a_storm_over_contents(cell: LiveCell, seed: int) -> None:
     sent = bodies(chance)
     without_ids(cell, sent)
     kinds: Counter[str] = Counter()
-    with cell.proxy() as proxy, cell.engine(proxy, maxMessagesPerTrigger=EPOCH, prefetch=3 * EPOCH) as engine:
+    with cell.proxy() as proxy, cell.engine(proxy, **OPTIONS) as engine:
         assert engine.batch() == EPOCH
         for _ in range(FAULTS):
             for _ in range(chance.randrange(1, 3)):
