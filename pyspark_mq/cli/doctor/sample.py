@@ -46,7 +46,9 @@ def _candidates(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
         if value:
             yield f"property:{name}", value
     with contextlib.suppress(ValueError, RecursionError):
-        yield from _in_object(json.loads(row["body"]), "json:$")
+        body = json.loads(row["body"])
+        if isinstance(body, dict):
+            yield from _in_object(body, "json:$")
 
 
 def _in_object(value: object, path: str) -> Iterator[tuple[str, str]]:
