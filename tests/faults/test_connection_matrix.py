@@ -189,7 +189,8 @@ def test_the_second_url_is_used_when_the_first_is_away(cell: LiveCell, proxy: Fa
 @pytest.mark.network
 def test_a_kill_on_a_slow_link_that_a_whole_window_is_on(cell: LiveCell, proxy: FaultProxy) -> None:
     # A second of the link is a quarter of the window, so answers come behind what was handed out long before.
-    sent = cell.publish(4_000, headers={"filling": "x" * 1_000})
+    # Half a window more than one, so that not all is settled by then, however late one looks.
+    sent = cell.publish(6_000, headers={"filling": "x" * 1_000})
     with cell.engine(url=cell.url(proxy), maxMessagesPerTrigger=250, prefetch=4_000, settleGrace="1s") as run:
         proxy.throttle(1_000_000, Direction.TO_CLIENT)
         assert poll(lambda: run.trigger() >= 0 and run.counters()["settled"] > 0, 60)
