@@ -11,11 +11,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
-__all__ = ["AMQP_0_9_1", "AMQP_1_0", "STOMP", "Amqp10Dialect", "Broker", "Listing", "StompDialect"]
+__all__ = [
+    "AMQP_0_9_1", "AMQP_1_0", "PASSING_HEADERS", "PASSING_PREFIXES", "STOMP", "Amqp10Dialect", "Broker", "Listing",
+    "StompDialect",
+]  # fmt: skip
 
 AMQP_0_9_1 = "amqp-0-9-1"
 AMQP_1_0 = "amqp-1.0"
 STOMP = "stomp"
+
+
+#: Headers that RabbitMQ sets or changes from delivery to delivery, and the beginnings of those of dead letters.
+#: They are no part of the content of a message.
+PASSING_HEADERS = frozenset({b"x-delivery-count", b"x-acquired-count", b"x-opt-rabbitmq-sent-time", b"x-death"})
+PASSING_PREFIXES = (b"x-first-death-", b"x-last-death-")
 
 
 @dataclass(frozen=True, slots=True)

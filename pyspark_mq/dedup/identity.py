@@ -18,7 +18,7 @@ from hashlib import blake2b, sha256
 from typing import TypeAlias
 
 __all__ = ["CONTENT_BYTES", "DIGEST_BYTES", "ID_CHARS_MAX", "IdSource", "Key", "OnMissing", "content_digest", "id_keys",
-           "is_content", "key_text", "second_hash"]  # fmt: skip
+           "id_text", "is_content", "key_text", "second_hash"]  # fmt: skip
 
 Key: TypeAlias = "str | bytes"
 
@@ -81,6 +81,13 @@ def _id_key(value: object) -> Key | None:
     if len(text) > ID_CHARS_MAX:
         return _digest(text.encode("utf-8", "surrogatepass"), b"text")
     return text
+
+
+def id_text(value: object) -> str | None:
+    """Return an ID as delivered as text, in full; None for a missing or empty one."""
+    if value is None or value in ("", b""):
+        return None
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
 
 
 def content_digest(named: bytes, body: bytes) -> bytes:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark_mq.dedup import IdSource, Key, OnMissing, id_keys
+from pyspark_mq.dedup import IdSource, Key, OnMissing, id_keys, id_text
 from pyspark_mq.errors import MissingMessageIdError
 from pyspark_mq.sources.connections.decoder import Decoder
 from pyspark_mq.sources.settings import OnUnreadable, Settings
@@ -82,7 +82,7 @@ class MessageIds:
             return values
         if set(map(type, values)) == {str} and "" not in values:
             return values
-        return list(map(_text, values))
+        return list(map(id_text, values))
 
     def check(self, destination: str, missing: int, first: int, hidden: Sequence[str]) -> None:
         """May messages without an ID be rejected?
@@ -113,12 +113,6 @@ class MessageIds:
             "'row', so that they are emitted as often as they come; or 'guarantee' to 'at-least-once'. 'reject' "
             "refuses them for good"
         )
-
-
-def _text(value: object) -> str | None:
-    if value is None or value in ("", b""):
-        return None
-    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
 
 
 def _in_json(body: bytes, path: Sequence[str]) -> object:

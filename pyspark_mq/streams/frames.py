@@ -93,7 +93,7 @@ class FieldReader:
         self._data, self._at = data, 0
 
     def raw(self, size: int) -> bytes:
-        """So many bytes.
+        """Take so many bytes.
 
         Raises:
             FrameError: the frame ends before.

@@ -35,7 +35,7 @@ _BACK_S, _PAUSE_S = 10.0, 0.2
 
 
 class Planned(NamedTuple):
-    """What one task reads.
+    """The range that one task reads.
 
     Attributes:
         name: of the stream or super stream.
@@ -223,7 +223,7 @@ class Planner:
         return encode(self._settings.of, after)
 
     def _waits(self, total: int) -> bool:
-        """Is there too little yet?"""
+        """Whether there is too little yet."""
         least = self._settings.min_offsets
         if least is None or total >= least or self._bounds is not None:
             return False
@@ -285,7 +285,7 @@ class Planner:
     # -- tasks
 
     def ranges(self, start: dict[str, Any], end: dict[str, Any]) -> list[Planned]:
-        """What the tasks of an epoch read."""
+        """Cut an epoch into what its tasks read."""
         if start == end:
             return []
         self._look()

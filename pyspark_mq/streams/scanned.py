@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 import pyarrow as pa
 
-from pyspark_mq.dedup import IdSource
+from pyspark_mq.dedup import IdSource, id_text
 from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder, Raw, UnreadableRaw
 from pyspark_mq.sources.amqp10.sections import SectionReader
 from pyspark_mq.sources.connections.decoder import Unreadable
@@ -54,24 +54,18 @@ def read_messages(messages: Sequence[bytes]) -> list[Raw]:
 
 
 def unreadable(raws: Sequence[Raw]) -> list[Unreadable]:
-    """Those that cannot be read."""
+    """Select those that cannot be read."""
     return _decoder.unreadable([raw for raw in raws if type(raw) is UnreadableRaw])
 
 
 def arrays_of(raws: Sequence[Raw], names: Collection[str]) -> dict[str, pa.Array]:
     """The columns of these names."""
     made: dict[str, Callable[[], pa.Array]] = {
-        "messageId": lambda: pa.array(map(_id_text, _decoder.ids(raws, _MESSAGE_ID)), pa.string()),
+        "messageId": lambda: pa.array(map(id_text, _decoder.ids(raws, _MESSAGE_ID)), pa.string()),
         "body": lambda: pa.array(_decoder.bodies(raws), pa.binary()),
         "properties": lambda: _maps(_decoder.columns["properties"](raws)),
     }
     return {name: made[name]() if name in made else _column(raws, name) for name in names}
-
-
-def _id_text(value: object) -> str | None:
-    if value is None or value in ("", b""):
-        return None
-    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
 
 
 def _column(raws: Sequence[Raw], name: str) -> pa.Array:

@@ -1,4 +1,4 @@
-"""What a query of streams was asked to do, typed. Pure."""
+"""Options of a query of streams, typed. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Settings", "Where"]
 
 @dataclass(frozen=True)
 class Where:
-    """Where to begin or to end: one of these.
+    """A place to begin or to end at: one of these.
 
     Attributes:
         offset: for all partitions, `EARLIEST` or `LATEST`.
@@ -53,12 +53,12 @@ class Settings:
 
     @property
     def virtual_host(self) -> str:
-        """Of all URLs."""
+        """The virtual host of all URLs."""
         return self.endpoint.urls[0].virtual_host
 
     @property
     def of(self) -> str:
-        """What is read, for offsets and errors."""
+        """Name what is read, for offsets and errors."""
         names = ", ".join(f"'{name}'" for name in self.streams)
         kind = "stream" if len(self.streams) == 1 else "streams"
         return f"{kind} {names} in virtual host '{self.virtual_host}'"

@@ -31,7 +31,7 @@ def forget_connections() -> None:
 
 
 def candidates(access: Access, members: Sequence[Member], turn: int = 0) -> list[tuple[Member, BrokerUrl]]:
-    """Where to look for a stream: its members, beginning with another one each turn; then what the user has named.
+    """List where to look for a stream: its members, beginning with another one each turn; then what the user has named.
 
     Brokers may advertise addresses that do not resolve here; then the URLs are what is left, also behind a balancer.
     """

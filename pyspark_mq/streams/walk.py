@@ -56,7 +56,7 @@ class Pairs(NamedTuple):
 
 
 class Walked(NamedTuple):
-    """What was found; all but `rows` are of the rows that are in that.
+    """The values that were found; all but `rows` are of the rows that are in that.
 
     Attributes:
         rows: a truth value for each message.

@@ -16,6 +16,7 @@ from decimal import Decimal
 from struct import Struct
 from typing import Any
 
+from pyspark_mq.brokers.base import PASSING_HEADERS, PASSING_PREFIXES
 from pyspark_mq.sources.amqp091.frames import Raw
 from pyspark_mq.sources.connections.decoder import UNREADABLE_PROPERTY
 
@@ -301,9 +302,6 @@ class Field:
 
 _HEADERS_FLAG = 0x8000 >> _NAMES.index("headers")
 _EXPIRATION_FLAG = 0x8000 >> _NAMES.index("expiration")
-#: Headers that RabbitMQ sets or changes from delivery to delivery, and the beginnings of those of dead letters.
-_PASSING = frozenset({b"x-delivery-count", b"x-acquired-count", b"x-opt-rabbitmq-sent-time", b"x-death"})
-_PASSING_PREFIXES = (b"x-first-death-", b"x-last-death-")
 
 
 def lasting(block: bytes, known: dict[bytes, bytes]) -> bytes:
@@ -343,7 +341,7 @@ def _lasting_table(field: bytes) -> bytes:
         start = at + 1 + field[at]
         name = field[at + 1 : start]
         end = _value(field, start)[1]
-        if name not in _PASSING and not name.startswith(_PASSING_PREFIXES):
+        if name not in PASSING_HEADERS and not name.startswith(PASSING_PREFIXES):
             entries.append(field[at:end])
         at = end
     entries.sort()

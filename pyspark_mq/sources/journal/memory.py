@@ -16,11 +16,11 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import chain, count
+from itertools import count
 from typing import Any, cast
 
 from pyspark_mq.ack import Ledger
-from pyspark_mq.ack.copies import Copies, repeats
+from pyspark_mq.ack.copies import Copies, any_repeats
 from pyspark_mq.ack.known import Known
 from pyspark_mq.dedup import Key, encode_ids, is_content, second_hash
 from pyspark_mq.errors import CheckpointError
@@ -117,7 +117,7 @@ class Memory:
         file = self._files.write(epoch, content)
         self._written(file, mine, [*before, file])
         self._open[epoch] = file
-        if any(map(repeats, chain.from_iterable(planned.values()))):
+        if any_repeats(planned.values()):
             self._repeating.add(file)
         if not blind and not self._cleared:
             self._clear(epoch - 1)
@@ -319,7 +319,7 @@ class Memory:
             return {}
         self._open[end.epoch] = end.file
         planned = planned_in(self._files, end.file, self._destination)
-        if any(map(repeats, chain.from_iterable(planned.values()))):
+        if any_repeats(planned.values()):
             self._repeating.add(end.file)
         return planned
 
@@ -379,7 +379,7 @@ class Memory:
             count = sum(map(len, keys.values()))
             if count:
                 self._leave_as(journal.make(file, part, count), keys)
-            never = part == PLANNED and any(map(repeats, chain.from_iterable(keys.values())))
+            never = part == PLANNED and any_repeats(keys.values())
             never = never and not self._files.acknowledged(file)
             for queue, some in keys.items():
                 self.copies(queue).recall(some, never_acknowledged=never)

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 from urllib.parse import unquote_to_bytes
 
-from pyspark_mq.brokers.base import StompDialect
+from pyspark_mq.brokers.base import PASSING_HEADERS, PASSING_PREFIXES, StompDialect
 from pyspark_mq.dedup import IdSource, content_digest
 from pyspark_mq.sources.connections.decoder import ROW_BYTES, UNREADABLE_PROPERTY, Decoder, Unreadable
 from pyspark_mq.sources.stomp.frames import UnreadableHeaders
@@ -38,14 +38,11 @@ _NAMED = frozenset(
 )  # fmt: skip
 
 
-#: Headers that differ between deliveries of one message, and the beginnings of those of dead letters.
-_PASSING = frozenset(
-    {
-        b"ack", b"destination", b"expiration", b"expires", b"message-id", b"original-expiration", b"redelivered",
-        b"subscription", b"x-acquired-count", b"x-death", b"x-delivery-count", b"x-opt-rabbitmq-sent-time",
-    }
-)  # fmt: skip
-_PASSING_PREFIXES = (b"x-first-death-", b"x-last-death-")
+#: Headers that differ between deliveries of one message.
+_PASSING = PASSING_HEADERS | {
+    b"ack", b"destination", b"expiration", b"expires", b"message-id", b"original-expiration", b"redelivered",
+    b"subscription",
+}  # fmt: skip
 _DEATHS = b"\nx-death:"
 
 
@@ -54,7 +51,7 @@ def _lasting(block: bytes) -> bytes:
     lines = [
         line
         for line in block[1:-1].split(b"\n")
-        if (name := line.partition(b":")[0]) not in _PASSING and not name.startswith(_PASSING_PREFIXES)
+        if (name := line.partition(b":")[0]) not in _PASSING and not name.startswith(PASSING_PREFIXES)
     ]
     lines.sort()
     return b"\n".join(lines)
