@@ -18,15 +18,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pyspark_mq.ack.buffer import Buffer
 from pyspark_mq.ack.copies import Copies
 from pyspark_mq.ack.counters import Counters
-from pyspark_mq.ack.groups import Group, Moved, joined
+from pyspark_mq.ack.groups import Assigned, Delivered, Ended, Group, Whole
 from pyspark_mq.ack.handles import OpenDeliveries, SessionAcks, Settlement
 from pyspark_mq.ack.known import Known
-from pyspark_mq.ack.planned import Epoch, Planned
+from pyspark_mq.ack.planned import Epoch, Planned, Taken
 from pyspark_mq.ack.settling import Settling
 from pyspark_mq.ack.table import Action, Event, State, step
 from pyspark_mq.errors import InternalError
@@ -80,18 +80,19 @@ class Ledger(Generic[K, P]):
         self._leaving: dict[K, None] = {}
         self._numbers = 0
         self._count: Counter[str] = Counter()
-        self._act: Mapping[Action, Callable[[Group[K, P], Moved[P]], None]] = {
-            Action.NOTHING: lambda *_: None,
-            Action.KEEP: self._keep,
-            Action.BIND: self._bind,
-            Action.REPLAN: self._replan,
-            Action.UNBIND: self._unbind,
-            Action.LEAVE: self._leave,
-            Action.FORGET: self._forget,
+        #: Action -> what has to meet it, and how it is done.
+        self._act: Mapping[Action, tuple[type[Group[K]], Callable[[Any], None]]] = {
+            Action.NOTHING: (Group, lambda _: None),
+            Action.KEEP: (Delivered, self._hold),
+            Action.BIND: (Delivered, self._bind),
+            Action.REPLAN: (Assigned, lambda _: None),
+            Action.UNBIND: (Ended, self._unbind),
+            Action.LEAVE: (Group, self._leave),
+            Action.FORGET: (Group, self._forget),
         }
-        self._take_from: Mapping[State, Callable[[Group[K, P]], Moved[P]]] = {
-            State.UNSEEN: lambda _: Moved(),
-            State.RECEIVED: self._take_received,
+        self._take_from: Mapping[State, Callable[[Group[K]], Taken[P]]] = {
+            State.UNSEEN: lambda group: Taken([None] * len(group.keys), missing=len(group.keys)),
+            State.RECEIVED: lambda group: Taken(*self.received.take(group.keys)),
             State.PLANNED: self._take_planned,
         }
 
@@ -190,7 +191,7 @@ class Ledger(Generic[K, P]):
         self._count["received"] += len(keys)
         distinct = set(keys)
         if len(distinct) == len(keys) and not elsewhere and self.all_unseen(distinct):
-            return self._meet(Event.DELIVER, {State.UNSEEN: Group(keys, session, tags, payloads)})
+            return self._meet(Event.DELIVER, {State.UNSEEN: Delivered(keys, session, tags, payloads)})
         groups: dict[State, list[tuple[int, K, P]]] = {}
         unseen: set[K] = set()
         state_of = self.states(distinct)
@@ -204,7 +205,7 @@ class Ledger(Generic[K, P]):
         return self._meet(
             Event.DELIVER,
             {
-                state: Group(
+                state: Delivered(
                     [key for _, key, _ in groups[state]],
                     session,
                     [tag for tag, _, _ in groups[state]],
@@ -252,13 +253,13 @@ class Ledger(Generic[K, P]):
             self._copies.wait(key for key in planned if key not in elsewhere)
             self._copies.leave(session, cut_off)
         # Another session holds these too: they lose one of their handles, and nothing happens to them.
-        self._unbind(Group([key for key in received if key in elsewhere], session), Moved())
+        self._unbind(Ended([key for key in received if key in elsewhere], session))
         self._meet(
             Event.LOSE,
             {
-                State.RECEIVED: Group(only_here, session),
-                State.PLANNED: Group(planned, session),
-                State.COMMITTED: Group(cut_off, session),
+                State.RECEIVED: Ended(only_here, session),
+                State.PLANNED: Ended(planned, session),
+                State.COMMITTED: Ended(cut_off, session),
             },
         )
         self._count["returned"] += len(only_here)
@@ -276,7 +277,7 @@ class Ledger(Generic[K, P]):
         """
         keys = tuple(islice(self.received.order, count))
         planned: Epoch[K, P] = Epoch(epoch)
-        self._meet(Event.PLAN, {State.RECEIVED: Group(keys, into=planned)})
+        self._meet(Event.PLAN, {State.RECEIVED: Assigned(keys, planned)})
         self.planned.epochs[epoch] = planned
         self._count["planned"] += len(planned.payloads)
         return keys
@@ -303,7 +304,7 @@ class Ledger(Generic[K, P]):
         if self._copies is not None:
             keys = self._copies.settled_by(keys, self)
         groups = self._by_state(keys)
-        self._meet(Event.RESTORE_PLANNED, {state: Group(groups[state], into=planned) for state in groups})
+        self._meet(Event.RESTORE_PLANNED, {state: Assigned(groups[state], planned) for state in groups})
         if len(groups) > 1:
             planned.payloads = {key: planned.payloads[key] for key in keys if key in planned.payloads}
         self.planned.epochs[epoch] = planned
@@ -320,7 +321,7 @@ class Ledger(Generic[K, P]):
         if self._known is None:
             return None
         here = {State.RECEIVED: list(self.received.order), State.PLANNED: self.planned.all_keys()}
-        groups: dict[State, Group[K, P]] = {}
+        groups: dict[State, Group[K]] = {}
         for state, keys in here.items():
             settled_by = keys if self._copies is None else self._copies.settled_by(keys, self)
             known = self._known.among(settled_by)
@@ -357,7 +358,7 @@ class Ledger(Generic[K, P]):
         if ready is None:
             return None
         keys = ready.payloads
-        settlement = self._meet(Event.COMMIT, {State.PLANNED: Group(keys, whole=ready)}, segment)
+        settlement = self._meet(Event.COMMIT, {State.PLANNED: Whole(keys, ready)}, segment)
         if self._known is not None:
             self._known.put(segment, keys)
         return settlement
@@ -368,112 +369,99 @@ class Ledger(Generic[K, P]):
 
     # -- the engine: what the table says is done here, and nowhere else ----------------------
 
-    def _meet(self, event: Event, groups: Mapping[State, Group[K, P]], segment: int | None = None) -> Settlement | None:
-        """Groups of messages, each in one state, meet an event.
+    def _meet(self, event: Event, groups: Mapping[State, Group[K]], segment: int | None = None) -> Settlement | None:
+        """Have groups of messages, each in one state, meet an event.
 
         Args:
             segment: where they are known from now on, if they are committed by this.
         """
         # All are looked up before anything is done: what the table does not have changes nothing.
         rows = [(state, group, *step(state, event)) for state, group in groups.items() if group.keys]
-        due: tuple[Group[K, P], Moved[P]] | None = None
+        due: list[tuple[Group[K], Taken[P]]] = []
         for state, group, target, action in rows:
             moves = target is not state or action in _REPLACING
-            moved = self._take_from[state](group) if moves else Moved()
+            taken = self._take_from[state](group) if moves else Taken()
             if action is Action.ACKNOWLEDGE:
                 if target is not State.COMMITTED:
                     raise InternalError(f"a message cannot be acknowledged and be '{target.value}'")
-                # Together, so that one settlement has them all.
-                due = (group, moved) if due is None else joined(group, moved, *due)
+                due.append((group, taken))
                 continue
-            self._act[action](group, moved)
+            needs, act = self._act[action]
+            if not isinstance(group, needs) or (action is Action.REPLAN and target is not state):
+                raise InternalError(f"'{event.value}' brings nothing for '{action.value}', from '{state.value}'")
+            act(group)
             if moves:
                 if (action is Action.FORGET) is not (target is State.UNSEEN):
                     raise InternalError(f"what is forgotten, and nothing else, is '{State.UNSEEN.value}'")
-                self._put_into(target, group, moved)
-        return None if due is None else self._acknowledge(*due, segment)
+                self._put_into(target, group, taken)
+        return self._acknowledge(due, segment) if due else None
 
-    def _keep(self, group: Group[K, P], moved: Moved[P]) -> None:
-        if group.session is None or group.tags is None:
-            raise InternalError("nothing was delivered that could be kept")
+    def _hold(self, group: Delivered[K, P]) -> None:
         self._open[group.session].hold(group.tags, group.keys)
-        moved.held = group.payloads
 
-    def _bind(self, group: Group[K, P], _: Moved[P]) -> None:
-        if group.session is None or group.tags is None or group.payloads is None:
-            raise InternalError("nothing was delivered that could be bound")
-        self._open[group.session].hold(group.tags, group.keys)
+    def _bind(self, group: Delivered[K, P]) -> None:
+        self._hold(group)
         others = self.planned.fill(group.keys, group.payloads)
         self._open.count_more(others)
         self._count["rebound"] += len(group.keys) - len(others)
         self._count["duplicates_dropped"] += len(others)
 
-    def _replan(self, group: Group[K, P], moved: Moved[P]) -> None:
-        if group.into is None or moved.held is None or moved.weight is not None:
-            raise InternalError("only what is planned can be moved to another epoch")
-
-    def _unbind(self, group: Group[K, P], _: Moved[P]) -> None:
-        if group.session is None:
-            raise InternalError("no session is gone whose handles could be dropped")
+    def _unbind(self, group: Ended[K]) -> None:
         self._open[group.session].take(frozenset(group.keys))
         self.planned.unbind(group.keys)
 
-    def _forget(self, group: Group[K, P], _: Moved[P]) -> None:
-        if group.session is not None:
+    def _forget(self, group: Group[K]) -> None:
+        if isinstance(group, Ended):
             self._open[group.session].take(frozenset(group.keys))
 
-    def _leave(self, group: Group[K, P], _: Moved[P]) -> None:
+    def _leave(self, group: Group[K]) -> None:
         if self._known is not None:
             self._leaving.update(dict.fromkeys(group.keys))
 
-    def _acknowledge(self, group: Group[K, P], moved: Moved[P], segment: int | None) -> Settlement | None:
-        """Make every handle of these messages due, each session at its lowest cost (rule 3)."""
-        if group.session is not None and group.tags is not None:
+    def _acknowledge(self, due: Sequence[tuple[Group[K], Taken[P]]], segment: int | None) -> Settlement | None:
+        """Make every handle of these messages due in one settlement, each session at its lowest cost (rule 3)."""
+        group = due[0][0]
+        keys: Collection[K] = group.keys
+        if isinstance(group, Delivered):
+            if len(due) > 1:
+                raise InternalError("deliveries of several states cannot be acknowledged together")
             upto, singles = self._open[group.session].split(group.tags)
-            acks = SessionAcks(group.session, upto, singles, len(group.tags))
-            parts: list[tuple[SessionAcks, Collection[K]]] = [(acks, group.keys)]
+            parts: list[tuple[SessionAcks, Collection[K]]] = [
+                (SessionAcks(group.session, upto, singles, len(group.tags)), keys)
+            ]
         else:
-            keys = group.keys if isinstance(group.keys, dict) else dict.fromkeys(group.keys)
-            if moved.unbound:  # maybe: they may have come again since
+            whole = group.epoch.payloads if isinstance(group, Whole) else None
+            keys = all_keys = dict.fromkeys(key for other, _ in due for key in other.keys) if whole is None else whole
+            if any(taken.unbound for _, taken in due):  # maybe: they may have come again since
                 held = self._open.held()
                 unheld = [key for key in keys if key not in held]
-                self._leave(Group(unheld), moved)
+                self._leave(Group(unheld))
                 if self._copies is not None:
                     self._copies.expect(unheld)
-            parts = self._open.take(keys)
-            if self._copies is not None and group.whole is None:
+            parts = self._open.take(all_keys)
+            if self._copies is not None and whole is None:
                 for acks, these in parts:
                     self._copies.come_again(acks.session, these)
-        if group.whole is None:  # acknowledged without being emitted
-            self._count["duplicates_dropped"] += len(group.keys)
+        if not isinstance(group, Whole):  # acknowledged without being emitted
+            self._count["duplicates_dropped"] += len(keys)
             if self._known is not None and self.left:
-                self._leave(Group(self._known.among(group.keys, self.left)), moved)
+                self._leave(Group(self._known.among(keys, self.left)))
         if not parts:
             return None
         self._numbers += 1
         self.settling.put(self._numbers, parts, segment)
         return Settlement(self._numbers, tuple(acks for acks, _ in parts))
 
-    def _take_received(self, group: Group[K, P]) -> Moved[P]:
-        held, weight = self.received.take(group.keys)
-        return Moved(held, weight)
+    def _take_planned(self, group: Group[K]) -> Taken[P]:
+        if not isinstance(group, Whole):
+            return self.planned.take(group.keys)
+        self.planned.take_whole(group.epoch)
+        return Taken(unbound=group.epoch.unbound or bool(group.epoch.missing))
 
-    def _take_planned(self, group: Group[K, P]) -> Moved[P]:
-        if group.whole is not None:
-            self.planned.take_whole(group.whole)
-            return Moved(unbound=group.whole.unbound or bool(group.whole.missing))
-        held, unbound = self.planned.take(group.keys)
-        return Moved(held, unbound=unbound)
-
-    def _put_into(self, target: State, group: Group[K, P], moved: Moved[P]) -> None:
-        if target is State.RECEIVED:
-            if moved.held is None:
-                raise InternalError("a message without a payload cannot be received")
-            self.received.put(group.keys, [payload for payload in moved.held if payload is not None])
-        elif target is State.PLANNED:
-            if group.into is None:
-                raise InternalError("a message cannot be planned without an epoch")
-            self.planned.put(group.into, group.keys, moved.held, moved.weight)
-            group.into.unbound |= moved.unbound
-        elif target is State.COMMITTED:
-            raise InternalError("a message cannot be committed without being acknowledged")
+    def _put_into(self, target: State, group: Group[K], taken: Taken[P]) -> None:
+        if target is State.RECEIVED and isinstance(group, Delivered):
+            self.received.put(group.keys, group.payloads)
+        elif target is State.PLANNED and isinstance(group, Assigned):
+            self.planned.put(group.epoch, group.keys, taken)
+        elif target is not State.UNSEEN:
+            raise InternalError(f"nothing says how a message comes to be '{target.value}'")

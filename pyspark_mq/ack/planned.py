@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-__all__ = ["Epoch", "Planned"]
+__all__ = ["Epoch", "Planned", "Taken"]
 
 K = TypeVar("K", bound=Hashable)  #: identity of a message
 P = TypeVar("P")  #: whatever the caller wants back when the message is emitted
@@ -26,6 +26,23 @@ class Epoch(Generic[K, P]):
     payloads: dict[K, P | None] = field(default_factory=dict)
     missing: int = 0
     weight: int = 0
+    unbound: bool = False
+
+
+@dataclass(slots=True)
+class Taken(Generic[P]):
+    """The payloads that leave a container with their messages.
+
+    Attributes:
+        payloads: None for one that has not come.
+        weight: bytes of those that are there.
+        missing: how many have not come.
+        unbound: some of the messages may have no handle.
+    """
+
+    payloads: Sequence[P | None] = ()
+    weight: int = 0
+    missing: int = 0
     unbound: bool = False
 
 
@@ -77,45 +94,29 @@ class Planned(Generic[K, P]):
         """The messages of an epoch that have no payload yet, in planned order."""
         return [key for key, payload in self.epochs[epoch].payloads.items() if payload is None]
 
-    def put(
-        self, epoch: Epoch[K, P], keys: Collection[K], held: Sequence[P | None] | None, weight: int | None = None
-    ) -> None:
-        """Messages become a part of an epoch, behind those that are.
-
-        Args:
-            held: their payloads, None for one that has not come; None if none has.
-            weight: of the payloads; None if it is not known.
-        """
-        if held is None:
-            epoch.payloads.update(dict.fromkeys(keys))
-            epoch.missing += len(keys)
-        else:
-            epoch.payloads.update(zip(keys, held, strict=True))
-            if weight is None:
-                there = [payload for payload in held if payload is not None]
-                epoch.missing += len(held) - len(there)
-                weight = self._weigh(there)
-            epoch.weight += weight
+    def put(self, epoch: Epoch[K, P], keys: Collection[K], taken: Taken[P]) -> None:
+        """Add messages to an epoch, behind those that it has."""
+        epoch.payloads.update(zip(keys, taken.payloads, strict=True))
+        epoch.missing += taken.missing
+        epoch.weight += taken.weight
+        epoch.unbound |= taken.unbound
         self._epoch_of.update(dict.fromkeys(keys, epoch))
 
-    def take(self, keys: Iterable[K]) -> tuple[list[P | None], bool]:
-        """Messages leave their epochs.
-
-        Returns:
-            their payloads, None for one that has not come; and whether some may have lost their handles.
-        """
-        held: list[P | None] = []
-        unbound = False
+    def take(self, keys: Iterable[K]) -> Taken[P]:
+        """Take messages out of their epochs."""
+        taken: list[P | None] = []
+        total = Taken(taken)
         for key in keys:
             epoch = self._epoch_of.pop(key)
             payload = epoch.payloads.pop(key)
-            held.append(payload)
-            if payload is None:
-                epoch.missing -= 1
-            else:
-                epoch.weight -= self._weigh([payload])
-            unbound |= epoch.unbound or payload is None
-        return held, unbound
+            taken.append(payload)
+            missing, weight = (1, 0) if payload is None else (0, self._weigh([payload]))
+            epoch.missing -= missing
+            epoch.weight -= weight
+            total.missing += missing
+            total.weight += weight
+            total.unbound |= epoch.unbound or payload is None
+        return total
 
     def take_whole(self, epoch: Epoch[K, P]) -> None:
         """All messages of an epoch leave."""
