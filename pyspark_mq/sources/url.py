@@ -62,6 +62,8 @@ _LONG_CHARACTERS = 4
 _BETWEEN = re.compile(r"[\s,]+")
 #: Python leaves line feeds out of URLs; in a login or a name they would become headers, or commands, elsewhere.
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+#: A URL with a user in it, anywhere.
+LOGIN = re.compile(r"[A-Za-z][\w+.-]*://.*@", re.DOTALL)
 
 #: What to do with characters that have a meaning in URLs.
 ESCAPES = "in user names, passwords and virtual hosts write '/' as %2F, '@' as %40, ',' as %2C, '?' as %3F, '#' as %23"

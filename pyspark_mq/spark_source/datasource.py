@@ -9,6 +9,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_mq.errors import ConfigurationError, OptionError
 from pyspark_mq.spark_source.extras import check_installed
+from pyspark_mq.spark_source.failures import in_words
 from pyspark_mq.spark_source.options import parse_options
 from pyspark_mq.spark_source.reader import MqStreamReader
 from pyspark_mq.spark_source.schema import ALL_COLUMNS, SCHEMA
@@ -49,6 +50,7 @@ class MqDataSource(DataSource):
         at ``load()``, if the client library of the protocol or of Redis is not installed
     """
 
+    @in_words
     def __init__(self, options: Any) -> None:
         super().__init__(options)
         # All properties of the table, of which these are not the user's (Spark: DataSourceV2Utils, TableCatalog).
@@ -80,6 +82,7 @@ class MqDataSource(DataSource):
         """The columns, with `includeMetadata` all; a schema given by the user may name any of them."""
         return self._columns
 
+    @in_words
     def streamReader(self, schema: StructType) -> MqStreamReader | StreamReader:
         """The reader of one query."""
         self._planned = True
@@ -87,6 +90,7 @@ class MqDataSource(DataSource):
             return StreamReader(parse_stream_options(self.options).streaming, schema)
         return MqStreamReader(parse_options(self.options), schema)
 
+    @in_words
     def reader(self, schema: StructType) -> StreamBatchReader:
         """The reader of a range of streams. A queue is not a table: it would need an end and a commit."""
         if self._is_stream:
@@ -97,10 +101,12 @@ class MqDataSource(DataSource):
             "holds now and stop, use .trigger(availableNow=True)"
         )
 
+    @in_words
     def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
         """Refused: this is a source."""
         raise ConfigurationError(_NO_SINK)
 
+    @in_words
     def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:
         """Refused: this is a source."""
         raise ConfigurationError(_NO_SINK)

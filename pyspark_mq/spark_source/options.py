@@ -6,7 +6,6 @@ are, and their defaults, is in :mod:`pyspark_mq.spark_source.option_table`.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import sys
@@ -14,6 +13,7 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -24,15 +24,16 @@ from pyspark_mq.errors import OptionError
 from pyspark_mq.sources.endpoint import Endpoint, Tls
 from pyspark_mq.sources.protocols import CONSUMERS
 from pyspark_mq.sources.settings import CONNECTIONS_MAX, Guarantee, Settings
-from pyspark_mq.sources.url import CONTROL, ESCAPES, BrokerUrl, parse_urls, redact
+from pyspark_mq.sources.url import ESCAPES, BrokerUrl, parse_urls, redact
 from pyspark_mq.spark_source.folders import ID_FOLDER, PLACES, above, below, is_uri, resolve, shown_place
-from pyspark_mq.spark_source.option_kinds import Kind, choice, count
+from pyspark_mq.spark_source.option_kinds import choice, count
+from pyspark_mq.spark_source.option_parser import OptionParser, redacted
 from pyspark_mq.spark_source.option_table import OPTIONS
 
 if TYPE_CHECKING:
     from pyspark_mq.admin.http import Management
 
-__all__ = ["OPTION_NAMES", "Options", "check_characters", "parse_options", "redacted"]
+__all__ = ["OPTION_NAMES", "Options", "parse_options"]
 
 T = TypeVar("T")
 
@@ -42,16 +43,33 @@ OPTION_NAMES = tuple(OPTIONS)
 #: A comma between two names, and what is written for one within a name.
 _COMMA = re.compile(r"(?<!\\),")
 _ESCAPED = re.compile(r"\\(,)")
-#: Values of these are never shown.
-_SECRET = frozenset({"password", "username"})
-#: A frame CONNECT of STOMP escapes nothing, so these would become headers of it (STOMP 1.2, "Value Encoding").
-_ON_ONE_LINE = frozenset({"password", "username", "subscription"})
-#: What may have a password in it.
-_URLS = frozenset({"url", "managementUrl", "dedupStore", "idLog", "checkpointLocation"})
-#: A URL with a user in it, anywhere.
-_LOGIN = re.compile(r"[A-Za-z][\w+.-]*://.*@", re.DOTALL)
-#: Of an option that is no URL. What a selector compares with may be one.
-_NO_URLS = frozenset(OPTIONS) - _URLS - _SECRET - {"selector"}
+_NO_OFFSETS = (
+    "a queue has no offsets: a query reads what waits in it, and goes on where its checkpoint is. RabbitMQ's streams "
+    "have offsets and can be read again (docs/streams.md)"
+)
+_SIZE = "its name here is 'maxMessagesPerTrigger'"
+_BIND = "a query reads a queue: bind one to the exchange, and name it as 'queue'"
+#: Names of other sources, in lower case -> what to write of a queue.
+_ELSEWHERE: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            ("startingoffsets", "endingoffsets", "startingtimestamp", "endingtimestamp", "startingoffsetsbytimestamp",
+             "endingoffsetsbytimestamp"), _NO_OFFSETS,
+        ),
+        **dict.fromkeys(("maxoffsetspertrigger", "maxrecordspertrigger", "batchsize"), _SIZE),
+        **dict.fromkeys(("exchange", "routingkey", "routing_key"), _BIND),
+        "subscribe": "its name here is 'queue', or 'topic' for a durable subscription",
+        "subscribepattern": "its name here is 'queuePattern'",
+        "assign": "a queue has no partitions: name it as 'queue'",
+        "minoffsetspertrigger": "its name here is 'minMessagesPerTrigger'",
+        "minpartitions": "its name here is 'numPartitions'",
+        "maxrecordsperpartition": "'numPartitions' says how many tasks an epoch has",
+        "destination": "its name here is 'queue' or 'topic'",
+        "queuename": "its name here is 'queue'",
+        "autoack": "'guarantee' says when messages are acknowledged",
+        "durable": "a query declares no queue; leave it out",
+    }
+)  # fmt: skip
 _SHORT_STRING_BYTES = 255
 _SHOWN_CHARACTERS = 60
 
@@ -105,48 +123,17 @@ def parse_options(given: Mapping[str, str]) -> Options:
         raise OptionError(redacted(wrong.option, given), redacted(wrong.problem, given)) from None
 
 
-def redacted(text: str, given: Mapping[str, str]) -> str:
-    """The text without passwords: a URL may have been given as any option, or as the name of one."""
-    for value in sorted({*given, *map(str, given.values())}, key=len, reverse=True):
-        if "@" in value or "://" in value:
-            for shown in (value, value.strip()):
-                text = text.replace(repr(shown)[1:-1], redact(shown)).replace(shown, redact(shown))
-    return text
+class _Parser(OptionParser):
+    TABLE = OPTIONS
 
-
-class _Parser:
-    def __init__(self, given: Mapping[str, str]) -> None:
-        names = {name.lower(): name for name in OPTION_NAMES}
-        self._values: dict[str, str] = {}
-        for name, value in given.items():
-            known = names.get(name.lower())
-            if known is None:
-                raise OptionError(name, _misplaced(name.lower(), value) or _unknown(name))
-            self._values[known] = str(value).strip() if known not in _SECRET else str(value)
-            check_characters(known, self._values[known])
-
-    # -- one value
-
-    def _text(self, name: str) -> str | None:
-        value = self._values.get(name, OPTIONS[name].default)
-        if value == "" and name not in _SECRET:
-            raise OptionError(name, "is empty")
-        return value
-
-    def _required(self, name: str, example: str) -> str:
-        value = self._text(name)
-        if value is None:
-            raise OptionError(name, f"is required; {example}")
-        return value
-
-    def _value(self, name: str, kind: Kind | None = None) -> Any:
-        """Its value, by the kind that the table has for it unless another is given."""
-        kind, text = kind or OPTIONS[name].kind, self._text(name) or ""
-        assert kind is not None, f"option '{name}' has no kind"
-        value = kind.parse(text.lower())
-        if value is None:
-            raise OptionError(name, f"{text!r} is not accepted; accepted {kind.accepted}")
-        return value
+    def elsewhere(self, name: str, value: str) -> str:
+        """Return what to do about an option of something else: a path, streams, Kafka's source, or a client."""
+        if name == "path":
+            return f"{value!r}: a queue has no path; use .option('queue', {value!r}) and load() without an argument"
+        if name == "stream":
+            url = "rabbitmq-stream://user:password@host:5552/vhost"
+            return f"{value!r} is read with a URL {url}; of a queue it is 'queue'"
+        return _ELSEWHERE.get(name) or super().elsewhere(name, value)
 
     def _fields(self, of: type) -> dict[str, Any]:
         """Values of the options that are fields as they are, whatever else is set."""
@@ -199,10 +186,9 @@ class _Parser:
             )
         if settings.syncs and sys.platform != "linux":
             raise OptionError("settleAfter", f"'synced' needs Linux, whose sync(2) waits; this is {sys.platform}")
-        num_partitions = None if self._text("numPartitions") is None else self._value("numPartitions")
         return Options(
             settings,
-            num_partitions,
+            self._value("numPartitions"),
             self._dedup_store(guarantee),
             id_log,
             self._management(endpoint),
@@ -321,12 +307,7 @@ class _Parser:
             tls=self._tls(urls),
             **self._fields(Endpoint),
         )
-        if endpoint.password is not None and endpoint.password_file is not None:
-            raise OptionError("passwordFile", "is set, and 'password' too: give one of them")
-        secret = "password" if endpoint.password_file is None else "passwordFile"
-        if self._text(secret) is not None and endpoint.username is None and urls[0].username is None:
-            raise OptionError(secret, "is set without 'username', and 'url' names no user")
-        endpoint.credentials(urls[0])  # can the file be read?
+        self._check_credentials(endpoint)
         if protocol == AMQP_0_9_1:
             self._check_short_strings(endpoint)
         return endpoint
@@ -451,27 +432,6 @@ class _Parser:
         return f"{scheme.lower()}:{rest}"
 
 
-def check_characters(name: str, value: str) -> None:
-    """Refuses characters that end a text or a line of a protocol: they would add to it what nobody has meant.
-
-    Raises:
-        OptionError: the value has such a character; a secret is not shown.
-    """
-    shown = "" if name in _SECRET else f"{(redact(value) if name in _URLS else value)!r} "
-    if name in _NO_URLS and _LOGIN.search(value):
-        # Taken for a name it would be in offsets and in errors, whole or in pieces.
-        raise OptionError(name, f"{redact(value)!r} is a URL with a user: give it as 'url'")
-    if "\0" in value:
-        raise OptionError(name, f"{shown}has a NUL, which ends a text; leave it out")
-    if name in _ON_ONE_LINE and CONTROL.search(value):
-        problem = f"{shown}has a line feed or another control character, such as the end of the file it was read from"
-        raise OptionError(name, f"{problem}; leave it out")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise OptionError(name, f"{shown}cannot be written in UTF-8: it has half of a surrogate pair") from None
-
-
 def _is_url(text: str) -> bool:
     try:
         parts = urlsplit(text)
@@ -479,19 +439,3 @@ def _is_url(text: str) -> bool:
         return bool(parts.hostname) and parts.port != 0 and "@" not in behind
     except ValueError:
         return False
-
-
-def _misplaced(name: str, value: str) -> str:
-    """Advice about an option that Spark's users put here although it belongs elsewhere; empty if it is none."""
-    if name == "path":
-        return f"{value!r}: a queue has no path; use .option('queue', {value!r}) and load() without an argument"
-    if name == "stream":
-        return f"{value!r} is read with a URL rabbitmq-stream://user:password@host:5552/vhost; of a queue it is 'queue'"
-    return ""
-
-
-def _unknown(name: str) -> str:
-    near = difflib.get_close_matches(name.lower(), [known.lower() for known in OPTION_NAMES], n=1)
-    meant = next((known for known in OPTION_NAMES if near and known.lower() == near[0]), None)
-    hint = f"; did you mean '{meant}'?" if meant else "."
-    return f"is unknown{hint} Accepted are {', '.join(OPTION_NAMES)}"

@@ -21,6 +21,7 @@ from pyspark.sql.types import StructType
 from pyspark_mq.errors import MessageError
 from pyspark_mq.sources.connections.block import Run, sizes_of, values_of
 from pyspark_mq.sources.position import Limit, Position
+from pyspark_mq.spark_source.failures import in_words
 from pyspark_mq.spark_source.handover import Handover, Rows
 from pyspark_mq.spark_source.offset import OffsetCodec
 from pyspark_mq.spark_source.options import Options
@@ -96,6 +97,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         source, self._receivers = begin_source(self._options, self._codec, self._builder.block_schema)
         return source
 
+    @in_words
     def initialOffset(self) -> dict[str, Any]:
         """The offset of a query that has read nothing."""
         return self._codec.encode(self._source().initial())
@@ -104,10 +106,12 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """`maxMessagesPerTrigger`; the limit in bytes is kept besides."""
         return ReadMaxRows(self._options.settings.max_messages)
 
+    @in_words
     def prepareForTriggerAvailableNow(self) -> None:
         """Bound the run to what the queue holds now."""
         self._source().bound()
 
+    @in_words
     def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
         """Settle the epoch that ends at `start` and plan the next one."""
         position = None if start is None else self._position(start)
@@ -129,6 +133,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Queues and counters. Spark shows them in the progress as the source's `latestOffset`."""
         return None if self._epochs is None else self._epochs.report()
 
+    @in_words
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The payload of an epoch, split for tasks; the same objects however often Spark asks."""
         before, after = self._position(start), self._position(end)
@@ -184,6 +189,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with partition.opened() as stream:  # type: ignore[attr-defined]
             yield from stream
 
+    @in_words
     def commit(self, end: dict[str, Any]) -> None:
         """Settle up to `end`: cumulative, late, and lost in a crash; `latestOffset` does not wait for it."""
         self._source().commit(self._position(end))

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.errors import OptionError
 from pyspark_mq.sources.endpoint import Endpoint, Tls
 from pyspark_mq.sources.url import parse_urls
-from pyspark_mq.spark_source.option_kinds import FLAG, Kind, choice, count, duration_s
+from pyspark_mq.spark_source.option_kinds import FLAG, choice, count, duration_s
+from pyspark_mq.spark_source.option_parser import OptionParser, redacted
 from pyspark_mq.spark_source.option_table import OPTIONS, Option
-from pyspark_mq.spark_source.options import check_characters, redacted
 from pyspark_mq.streams.offsets import EARLIEST, LATEST, parse_places
 from pyspark_mq.streams.settings import Settings, Where
 
 __all__ = ["STREAM_OPTIONS", "StreamOptions", "is_stream", "parse_stream_options"]
 
 _SCHEMES = ("rabbitmq-stream://", "rabbitmq-stream+tls://")
-_SECRET = frozenset({"password", "username"})
 _READ, _SIZE = "What is read", "Size of an epoch"
 _TIME_MS = count(0, 1 << 62)
 #: Of those of queues, with the same meaning and kinds.
@@ -37,6 +34,7 @@ _INSTEAD = {
     "minMessagesPerTrigger": "of streams it is 'minOffsetsPerTrigger'",
     "numPartitions": "of streams it is 'minPartitions'",
 }
+_SUBSCRIBE = "its name here is 'stream': a stream or super stream, or several with commas between them"
 _NOTHING = "it is for queues: streams have offsets, and neither acknowledgements nor IDs to remember; leave it out"
 
 _TABLE = (
@@ -101,37 +99,18 @@ def parse_stream_options(given: Mapping[str, str]) -> StreamOptions:
         raise OptionError(redacted(wrong.option, given), redacted(wrong.problem, given)) from None
 
 
-class _Parser:
-    def __init__(self, given: Mapping[str, str]) -> None:
-        names = {name.lower(): name for name in STREAM_OPTIONS}
-        self._values: dict[str, str] = {}
-        for name, value in given.items():
-            known = names.get(name.lower())
-            if known is None:
-                raise OptionError(name, _unknown(name))
-            self._values[known] = str(value) if known in _SECRET else str(value).strip()
-            check_characters(known, self._values[known])
+class _Parser(OptionParser):
+    TABLE, OF = STREAM_OPTIONS, " of streams"
 
-    def _text(self, name: str) -> str | None:
-        value = self._values.get(name, STREAM_OPTIONS[name].default)
-        if value == "" and name not in _SECRET:
-            raise OptionError(name, "is empty")
-        return value
-
-    def _value(self, name: str, kind: Kind | None = None) -> Any:
-        """Its value; None if it is not set and has no default."""
-        text, kind = self._text(name), kind or STREAM_OPTIONS[name].kind
-        if text is None:
-            return None
-        assert kind is not None
-        value = kind.parse(text.lower())
-        if value is None:
-            raise OptionError(name, f"{text!r} is not accepted; accepted {kind.accepted}")
-        return value
+    def elsewhere(self, name: str, value: str) -> str:
+        """Return what to do about an option of a queue, of Kafka's source, or of a client."""
+        queues = {known.lower(): known for known in OPTIONS}
+        if name in queues:
+            return _INSTEAD.get(queues[name], _NOTHING)
+        return _SUBSCRIBE if name in {"subscribe", "subscribepattern", "assign"} else super().elsewhere(name, value)
 
     def parse(self) -> StreamOptions:
-        if self._text("broker") is None:
-            raise OptionError("broker", "is required; accepted is rabbitmq, where streams are")
+        self._required("broker", "accepted is rabbitmq, where streams are")
         self._value("broker", choice({"rabbitmq": True}))
         return StreamOptions(
             self._settings(LATEST), self._settings(EARLIEST), include_metadata=self._value("includeMetadata")
@@ -156,9 +135,7 @@ class _Parser:
         )
 
     def _streams(self) -> tuple[str, ...]:
-        text = self._text("stream")
-        if text is None:
-            raise OptionError("stream", "is required: the name of a stream or super stream, or several with commas")
+        text = self._required("stream", "the name of a stream or super stream, or several with commas between them")
         names = tuple(name.strip() for name in text.split(","))
         if "" in names or len(set(names)) < len(names):
             raise OptionError("stream", f"{text!r} has an empty name, or one twice; correct it")
@@ -199,20 +176,5 @@ class _Parser:
             reconnect_timeout_s=self._value("reconnectTimeout"),
             heartbeat_s=self._value("heartbeat", duration_s(1, 65_535)),
         )
-        if endpoint.password is not None and endpoint.password_file is not None:
-            raise OptionError("passwordFile", "is set, and 'password' too: give one of them")
-        secret = "password" if endpoint.password_file is None else "passwordFile"
-        if self._text(secret) is not None and endpoint.username is None and urls[0].username is None:
-            raise OptionError(secret, "is set without 'username', and 'url' names no user")
-        endpoint.credentials(urls[0])
+        self._check_credentials(endpoint)
         return endpoint
-
-
-def _unknown(name: str) -> str:
-    queues = {known.lower(): known for known in OPTIONS}
-    if name.lower() in queues:
-        return _INSTEAD.get(queues[name.lower()], _NOTHING)
-    near = difflib.get_close_matches(name.lower(), [known.lower() for known in STREAM_OPTIONS], n=1)
-    meant = next((known for known in STREAM_OPTIONS if near and known.lower() == near[0]), None)
-    hint = f"; did you mean '{meant}'?" if meant else "."
-    return f"is unknown{hint} Accepted of streams are {', '.join(STREAM_OPTIONS)}"

@@ -11,6 +11,7 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
 from pyspark_mq.errors import SchemaError
+from pyspark_mq.spark_source.failures import in_words
 from pyspark_mq.spark_source.schema import ALL_COLUMNS, SCHEMA
 from pyspark_mq.streams.planner import Planned, Planner
 from pyspark_mq.streams.rows import range_batches
@@ -93,6 +94,7 @@ class _Tasks:
     def __getstate__(self) -> dict[str, Any]:
         return {"_schema": self._schema, "_unreadable_fails": self._unreadable_fails}
 
+    @in_words
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a range from a member of the stream."""
         assert isinstance(partition, _RangePartition)
@@ -111,6 +113,7 @@ class StreamBatchReader(_Tasks, DataSourceReader):
         the columns to build
     """
 
+    @in_words
     def partitions(self) -> Sequence[InputPartition]:
         """One task for each partition of a stream, or more as the options say."""
         return [_RangePartition(planned) for planned in self._planner.batch()]
@@ -127,6 +130,7 @@ class StreamReader(_Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
         the columns to build
     """
 
+    @in_words
     def initialOffset(self) -> dict[str, Any]:
         """The offset of a query that has read nothing."""
         return self._planner.initial()
@@ -136,10 +140,12 @@ class StreamReader(_Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
         most = self._max_offsets
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
+    @in_words
     def prepareForTriggerAvailableNow(self) -> None:
         """Bound the run to what the streams hold now."""
         self._planner.bound()
 
+    @in_words
     def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
         """Plan the next epoch."""
         unlimited = ReadAllAvailable is not None and isinstance(limit, ReadAllAvailable)
@@ -149,10 +155,12 @@ class StreamReader(_Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Counters. Spark shows them in the progress as the source's `latestOffset`."""
         return self._planner.report()
 
+    @in_words
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The ranges of an epoch."""
         return [_RangePartition(planned) for planned in self._planner.ranges(start, end)]
 
+    @in_words
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing: a log forgets nothing for having been read."""
 

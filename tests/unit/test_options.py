@@ -515,7 +515,6 @@ def test_a_pattern_needs_a_place_to_look_and_has_the_login_of_the_connection() -
     [
         ("que", "queue"),
         ("quue", "queue"),
-        ("user", "username"),
         ("maxMessagePerTrigger", "maxMessagesPerTrigger"),
         ("MAXMESSAGEPERTRIGGER", "maxMessagesPerTrigger"),
         ("tls.cafile.", "tls.caFile"),
@@ -534,6 +533,31 @@ def test_a_path_is_no_queue() -> None:
     error = refusal({**NEEDED, "path": "orders"})
     assert error.option == "path"
     assert ".option('queue', 'orders')" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "advice"),
+    [
+        ("subscribe", "'queue'"),
+        ("subscribePattern", "'queuePattern'"),
+        ("startingOffsets", "a queue has no offsets"),
+        ("maxOffsetsPerTrigger", "'maxMessagesPerTrigger'"),
+        ("minPartitions", "'numPartitions'"),
+        ("kafka.bootstrap.servers", "'url'"),
+        ("kafka.security.protocol", "'tls.*'"),
+        ("includeHeaders", "column 'properties'"),
+        ("groupIdPrefix", "no consumer groups"),
+        ("host", "a part of 'url'"),
+        ("virtualHost", "a part of 'url'"),
+        ("user", "'username'"),
+        ("exchange", "bind one to the exchange"),
+    ],
+)
+def test_names_of_other_sources_and_clients_get_the_name_here(theirs: str, advice: str) -> None:
+    error = refusal({**NEEDED, theirs: "x"})
+    assert error.option == theirs
+    assert advice in str(error)
+    assert "is unknown" not in str(error)
 
 
 def test_an_unknown_option_like_no_other_is_refused_with_all_known_ones() -> None:

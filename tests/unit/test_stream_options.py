@@ -57,6 +57,8 @@ def test_positions_are_json_by_partition() -> None:
         ({"queue": "a"}, "name it with 'stream'"),
         ({"guarantee": "exactly-once"}, "leave it out"),
         ({"numPartitions": "3"}, "'minPartitions'"),
+        ({"subscribe": "events"}, "its name here is 'stream'"),
+        ({"kafka.bootstrap.servers": "a:9092"}, "its name here is 'url'"),
         ({"startOffsets": "latest"}, "did you mean 'startingOffsets'"),
         ({"tls.caFile": "/x"}, "use rabbitmq-stream[+]tls://"),
         ({"passwordFile": "/x", "password": "y"}, "give one of them"),

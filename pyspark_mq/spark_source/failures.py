@@ -1,0 +1,51 @@
+"""Errors as Spark shows them: a traceback of the process in Python, and behind it the text."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import wraps
+from inspect import isgeneratorfunction
+from typing import Any, ParamSpec, TypeVar
+
+from pyspark_mq.errors import InternalError, MqError
+
+__all__ = ["in_words"]
+
+_logger = logging.getLogger(__name__)
+
+A = ParamSpec("A")
+R = TypeVar("R")
+
+
+def in_words(call: Callable[A, R]) -> Callable[A, R]:
+    """Make a call of Spark raise errors that say what to do without the frames and causes that they came from.
+
+    Spark prints the whole traceback in front of the text (``python_streaming_source_runner.py``, ``worker.py``), where
+    a user looks for the text. The log has the traceback at level DEBUG. A defect of this package keeps it.
+    """
+
+    @wraps(call)
+    def outer(*positional: A.args, **named: A.kwargs) -> R:
+        try:
+            return call(*positional, **named)
+        except InternalError:
+            raise
+        except MqError as error:
+            raise _bare(error) from None
+
+    @wraps(call)
+    def generator(*positional: A.args, **named: A.kwargs) -> Any:
+        try:
+            yield from call(*positional, **named)  # type: ignore[misc]
+        except InternalError:
+            raise
+        except MqError as error:
+            raise _bare(error) from None
+
+    return generator if isgeneratorfunction(call) else outer
+
+
+def _bare(error: MqError) -> MqError:
+    _logger.debug("%s", error, exc_info=True)
+    return error.with_traceback(None)

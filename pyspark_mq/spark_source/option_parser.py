@@ -1,0 +1,144 @@
+"""Options as text: what queues and streams have in common, and the names that users of other sources write."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from pyspark_mq.errors import OptionError
+from pyspark_mq.sources.endpoint import Endpoint
+from pyspark_mq.sources.url import CONTROL, LOGIN, redact
+from pyspark_mq.spark_source.option_kinds import Kind
+from pyspark_mq.spark_source.option_table import Option
+
+__all__ = ["OptionParser", "check_characters", "redacted"]
+
+#: Values of these are never shown.
+_SECRET = frozenset({"password", "username"})
+#: A frame CONNECT of STOMP escapes nothing, so these would become headers of it (STOMP 1.2, "Value Encoding").
+_ON_ONE_LINE = frozenset({"password", "username", "subscription"})
+#: What may have a password in it.
+_URLS = frozenset({"url", "managementUrl", "dedupStore", "idLog", "checkpointLocation"})
+#: What may have a URL in it that is none of the source's: a selector may compare with one.
+_ANY = frozenset({*_URLS, *_SECRET, "selector"})
+
+_IN_URL = "is a part of 'url', for example amqp://user:password@host:5672/vhost"
+_URL = "its name here is 'url'; several addresses have commas between them"
+_NO_GROUPS = "there are no consumer groups: a query goes on where its checkpoint is; leave it out"
+#: Names of other sources and of clients, in lower case -> what to write here.
+_ELSEWHERE: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("host", "hostname", "port", "vhost", "virtualhost", "virtual_host"), _IN_URL),
+        **dict.fromkeys(("brokerurl", "addresses", "uri", "kafka.bootstrap.servers"), _URL),
+        **dict.fromkeys(("groupidprefix", "group.id", "kafka.group.id"), _NO_GROUPS),
+        "user": "its name here is 'username'",
+        "ssl": "the URL says it, as amqps:// does, with 'tls.caFile' and 'tls.verify'",
+        "includeheaders": "headers are in column 'properties'; 'includeMetadata' adds all columns",
+    }
+)
+
+
+class OptionParser:
+    """The texts that a user gave, each checked by itself.
+
+    Args:
+        given: names in any case, values as text.
+
+    Raises:
+        OptionError: a name is unknown, or a value can be no text.
+    """
+
+    #: By name, as documented.
+    TABLE: ClassVar[Mapping[str, Option]]
+    #: Whose options they are, for errors.
+    OF: ClassVar[str] = ""
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        names = {name.lower(): name for name in self.TABLE}
+        self._values: dict[str, str] = {}
+        for name, value in given.items():
+            known = names.get(name.lower())
+            if known is None:
+                raise OptionError(name, self.elsewhere(name.lower(), value) or self._unknown(name.lower()))
+            self._values[known] = str(value) if known in _SECRET else str(value).strip()
+            check_characters(known, self._values[known])
+
+    def elsewhere(self, name: str, value: str) -> str:
+        """Return what to do about an option that is none of these but of something else; empty if it is unknown."""
+        del value
+        kafka = (
+            "is of Kafka's clients; of a broker's 'url', 'username' and 'tls.*' say it"
+            if name.startswith("kafka.")
+            else ""
+        )
+        return _ELSEWHERE.get(name, kafka)
+
+    def _unknown(self, name: str) -> str:
+        near = difflib.get_close_matches(name, [known.lower() for known in self.TABLE], n=1)
+        meant = next((known for known in self.TABLE if near and known.lower() == near[0]), None)
+        hint = f"; did you mean '{meant}'?" if meant else "."
+        return f"is unknown{hint} Accepted{self.OF} are {', '.join(self.TABLE)}"
+
+    def _text(self, name: str) -> str | None:
+        value = self._values.get(name, self.TABLE[name].default)
+        if value == "" and name not in _SECRET:
+            raise OptionError(name, "is empty")
+        return value
+
+    def _required(self, name: str, example: str) -> str:
+        value = self._text(name)
+        if value is None:
+            raise OptionError(name, f"is required; {example}")
+        return value
+
+    def _value(self, name: str, kind: Kind | None = None) -> Any:
+        """Its value, by the kind of the table unless another is given; None if it is not set and has no default."""
+        kind, text = kind or self.TABLE[name].kind, self._text(name)
+        assert kind is not None, f"option '{name}' has no kind"
+        if text is None:
+            return None
+        value = kind.parse(text.lower())
+        if value is None:
+            raise OptionError(name, f"{text!r} is not accepted; accepted {kind.accepted}")
+        return value
+
+    def _check_credentials(self, endpoint: Endpoint) -> None:
+        """Check that user and password go together, and that a file of the password can be read."""
+        if endpoint.password is not None and endpoint.password_file is not None:
+            raise OptionError("passwordFile", "is set, and 'password' too: give one of them")
+        secret = "password" if endpoint.password_file is None else "passwordFile"
+        if self._text(secret) is not None and endpoint.username is None and endpoint.urls[0].username is None:
+            raise OptionError(secret, "is set without 'username', and 'url' names no user")
+        endpoint.credentials(endpoint.urls[0])
+
+
+def redacted(text: str, given: Mapping[str, str]) -> str:
+    """The text without passwords: a URL may have been given as any option, or as the name of one."""
+    for value in sorted({*given, *map(str, given.values())}, key=len, reverse=True):
+        if "@" in value or "://" in value:
+            for shown in (value, value.strip()):
+                text = text.replace(repr(shown)[1:-1], redact(shown)).replace(shown, redact(shown))
+    return text
+
+
+def check_characters(name: str, value: str) -> None:
+    """Refuse characters that end a text or a line of a protocol: they would add to it what nobody has meant.
+
+    Raises:
+        OptionError: the value has such a character; a secret is not shown.
+    """
+    shown = "" if name in _SECRET else f"{(redact(value) if name in _URLS else value)!r} "
+    if name not in _ANY and LOGIN.search(value):
+        # Taken for a name it would be in offsets and in errors, whole or in pieces.
+        raise OptionError(name, f"{redact(value)!r} is a URL with a user: give it as 'url'")
+    if "\0" in value:
+        raise OptionError(name, f"{shown}has a NUL, which ends a text; leave it out")
+    if name in _ON_ONE_LINE and CONTROL.search(value):
+        problem = f"{shown}has a line feed or another control character, such as the end of the file it was read from"
+        raise OptionError(name, f"{problem}; leave it out")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise OptionError(name, f"{shown}cannot be written in UTF-8: it has half of a surrogate pair") from None
