@@ -15,7 +15,7 @@ from types import MappingProxyType
 from testbed.distributions import TLA_TOOLS, fetch, find_java
 from testbed.process import NodeError
 
-__all__ = ["FAULTS", "LASTING", "SPEC", "Model", "Outcome", "check", "run_tlc"]
+__all__ = ["FAULTS", "LASTING", "SPEC", "Model", "Outcome", "check", "outcome_of", "run_tlc"]
 
 SPEC = Path(__file__).resolve().parent.parent / "spec"
 FAULTS = ("crash", "cut", "silence", "broker", "forget", "away", "still", "release", "lower", "merge")
@@ -98,7 +98,7 @@ class Outcome:
     told: str
 
 
-def check(model: Model, *, workers: int = 1, heap: str = "2g", timeout_s: float = 3_600.0) -> Outcome:
+def check(model: Model, *, workers: int = 1, heap: str = "2g", timeout_s: float = 10_800.0) -> Outcome:
     """Look at every state of a model, up to the first that should not be.
 
     Raises:
@@ -116,13 +116,27 @@ def check(model: Model, *, workers: int = 1, heap: str = "2g", timeout_s: float 
     lines += [] if model.among is None else [f"ACTION_CONSTRAINT {model.among}"]
     faults = ", ".join(f"{kind} |-> {model.faults.get(kind, 0)}" for kind in FAULTS)
     told = run_tlc("Model", f"FaultsHere == [{faults}]", lines, workers=workers, heap=heap, timeout_s=timeout_s)
+    return outcome_of(model.name, told, model.properties)
+
+
+def outcome_of(name: str, told: str, properties: Sequence[str] = ()) -> Outcome:
+    """Read what TLC has printed of a model.
+
+    Args:
+        name: of the model, for errors.
+        told: all that it printed.
+        properties: of the model, where one of them is lasting.
+
+    Raises:
+        NodeError: it did not come to an end.
+    """
     failed = _FAILED.search(told)
     if failed is not None:
-        named = failed[1] or failed[2] or next(one for one in model.properties if one in LASTING)
+        named = failed[1] or failed[2] or next(one for one in properties if one in LASTING)
         return Outcome(named, len(re.findall(r"^State \d+:", told, re.MULTILINE)), 0, 0, told)
     counted = _COUNTED.search(told)
     if counted is None or "No error has been found" not in told:
-        raise NodeError(f"{model.name}: TLC did not come to an end:\n{told[-3000:]}")
+        raise NodeError(f"{name}: TLC did not come to an end:\n{told[-3000:]}")
     return Outcome(None, 0, int(counted[1]), int(counted[2]), told)
 
 

@@ -169,11 +169,11 @@ class Copies:
                 self._left[digest] -= 1
                 self.ambiguous += 1
             return None
-        if state is State.COMMITTED and key in left and key not in self._came:
+        again = self._proves and key not in self._unproved
+        if state is State.COMMITTED and (key in left or again) and key not in self._came:
             self._came[key] = session
             return key
-        held = state in {State.RECEIVED, State.PLANNED}
-        return key if held and self._proves and key not in self._unproved else None
+        return key if again and state in {State.RECEIVED, State.PLANNED} else None
 
     def name_nothing(self, count_of: int) -> list[bytes]:
         """Make keys for deliveries that are not told apart from others, whatever comes again."""

@@ -114,3 +114,17 @@ def test_equal_contents_are_not_lost(seed: int, contents: int, *, shows_start: b
     lost, twice = one.lost_and_twice
     print(seed, contents, shows_start, proves, lost, twice, one.scene.counters.ambiguous)
     assert lost == 0
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("triggers", [1, 2, 3])
+def test_what_is_acknowledged_in_a_half_open_session_is_not_emitted_again(triggers: int, which: int) -> None:
+    """The broker hands it out over the other connection, while its acknowledgement is on its way in this one."""
+    one = Contents(proves=True, consumers=2)
+    one.publish(*(f"own {number}" for number in range(60)))
+    for _ in range(triggers):
+        one.trigger()
+    one.scene.queue.silence(one.scene.queue.sessions[which], 1.0)
+    one.trigger()
+    one.scene.world.let_pass(3.0)
+    assert one.lost_and_twice == (0, 0)
