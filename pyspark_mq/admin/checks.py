@@ -32,7 +32,7 @@ _NOT_LOGGED = frozenset({"other-consumers"})
 
 
 class Level(IntEnum):
-    """How bad it is: nothing, not known, worth knowing, or in the way of what the source promises."""
+    """Severity: none, unknown, worth knowing, or in the way of what the source promises."""
 
     OK = 0
     UNKNOWN = 1
@@ -129,7 +129,7 @@ class _Judge:
     # -- the checks
 
     def queue(self) -> Iterator[Finding]:
-        """Does it keep its messages, and hand them out?"""
+        """Check whether the queue keeps its messages and hands them out."""
         check, kind = "queue", self.facts.kind or ""
         faults, hazards = self.facts.faults, self.facts.hazards
         for text in faults or ():
@@ -142,7 +142,7 @@ class _Judge:
             yield self._ok(check, f"{kind} queue, keeps its messages" if kind else "keeps its messages")
 
     def delivery_limit(self) -> Iterator[Finding]:
-        """How often may a session end before good messages are put aside?"""
+        """Check how often a session may end before good messages are dead-lettered."""
         check, limit = "delivery-limit", self.facts.delivery_limit
         if not self.broker.counts_drops:
             yield self._ok(check, "the end of a session does not count as a delivery")
@@ -157,7 +157,7 @@ class _Judge:
             yield self._ok(check, f"{limit:g} deliveries")
 
     def dead_letters(self) -> Iterator[Finding]:
-        """Is what is put aside kept?"""
+        """Check whether dead-lettered messages are kept."""
         check, facts = "dead-letters", self.facts
         refuses = OnMissing.REJECT is self.settings.on_missing or OnUnreadable.REJECT is self.settings.on_unreadable
         limit, target = facts.delivery_limit, facts.dead_letters_to
@@ -180,7 +180,7 @@ class _Judge:
             yield self._ok(check, f"dead letters go to {target}")
 
     def redelivery_delay(self) -> Iterator[Finding]:
-        """Does a replay wait for as long as the broker holds messages back?"""
+        """Check whether a replay outlasts the broker's redelivery delay."""
         check, delay_s, timeout_s = "redelivery-delay", self.facts.redelivery_delay_s, self.settings.replay_timeout_s
         own = self.broker.remedies[check]
         if delay_s is None:
@@ -198,7 +198,7 @@ class _Judge:
             yield tell(check, text, f"{advice}, {own}" if own.startswith("or ") else advice)
 
     def consumer_timeout(self) -> Iterator[Finding]:
-        """Does the broker take back what a batch still works on?"""
+        """Check whether the broker takes back deliveries that a batch still works on."""
         check, timeout_s, settings = "consumer-timeout", self.facts.consumer_timeout_s, self.settings
         if timeout_s is None:
             text = f"not known: {_USUAL_TIMEOUT_S / 60:.0f} min unless the broker is configured otherwise"
@@ -217,7 +217,7 @@ class _Judge:
             yield self._ok(check, f"{timeout_s:g} s; batches and trigger intervals have to be shorter")
 
     def priorities(self) -> Iterator[Finding]:
-        """Does what comes again come first?"""
+        """Check whether redeliveries come first."""
         check, known = "priorities", self.facts.priorities
         if known is None:
             yield self._unknown(check)
@@ -229,7 +229,7 @@ class _Judge:
             yield self._ok(check, "none")
 
     def single_active(self) -> Iterator[Finding]:
-        """Is it this query that is handed messages?"""
+        """Check whether this query is the active consumer."""
         check, facts, count = "single-active-consumer", self.facts, self.settings.consumers
         if facts.single_active is None:
             yield self._unknown(check)
@@ -248,7 +248,7 @@ class _Judge:
             yield self._warn(check, f"{text}broker has noticed the end of the former")
 
     def other_consumers(self) -> Iterator[Finding]:
-        """Does somebody else read it?"""
+        """Check for consumers other than this query's."""
         check, others = "other-consumers", self.facts.other_consumers
         if others is None:
             yield self._unknown(check)
@@ -259,7 +259,7 @@ class _Judge:
             yield self._ok(check, "none")
 
     def prefetch(self) -> Iterator[Finding]:
-        """Is the source handed as many messages as it asks for?"""
+        """Check whether the source gets the prefetch that it asks for."""
         check, settings, most = "prefetch", self.settings, self.facts.consumers_max
         over_amqp10 = settings.endpoint.protocol == AMQP_1_0
         needed = settings.consumers + (not over_amqp10)
@@ -284,7 +284,7 @@ class _Judge:
         return self.broker.amqp10 is None or self.broker.amqp10.confirms
 
     def page_size(self) -> Iterator[Finding]:
-        """Does the queue have to be woken for each page?"""
+        """Check whether the queue has to be woken for each page."""
         check, size = "page-size", self.facts.page_size
         if size is None:
             yield self._unknown(check)
@@ -295,7 +295,7 @@ class _Judge:
             yield self._ok(check, f"maxPageSize is {size:,}")
 
     def write_timeout(self) -> Iterator[Finding]:
-        """Are the messages of a client that vanished had back soon?"""
+        """Check how soon the messages of a vanished client come back."""
         check, timeout_s = "write-timeout", self.facts.write_timeout_s
         if timeout_s is None:
             yield self._unknown(check)
@@ -308,7 +308,7 @@ class _Judge:
             yield self._ok(check, f"soWriteTimeout is {timeout_s:g} s")
 
     def slow_consumers(self) -> Iterator[Finding]:
-        """Is who acknowledges late thrown out?"""
+        """Check whether the broker evicts slow consumers."""
         check, what = "slow-consumers", self.facts.slow_consumers
         if what is None:
             yield self._unknown(check)

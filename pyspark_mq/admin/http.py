@@ -72,7 +72,7 @@ class Management:
 
     @classmethod
     def of(cls, text: str, endpoint: Endpoint) -> Management:
-        """The same from the option's text.
+        """Parse the option's text.
 
         Raises:
             OptionError: it is no URL, or the broker cannot be asked.
@@ -103,7 +103,7 @@ class Management:
 
     @property
     def user(self) -> str | None:
-        """Who asks; None where nobody is named."""
+        """User name of the requests; None without one."""
         return self.username if self.username is not None else self.endpoint.user(self.endpoint.urls[0])
 
     def names(self) -> list[str]:
@@ -294,7 +294,7 @@ class _Answering(io.RawIOBase):
         self._socket, self._end_s, self._came = connected, end_s, 0
 
     def makefile(self, _: str) -> io.BufferedReader:
-        """What an :class:`HTTPResponse` asks of a socket."""
+        """Return the file that an :class:`HTTPResponse` reads."""
         return io.BufferedReader(self)
 
     def readable(self) -> bool:

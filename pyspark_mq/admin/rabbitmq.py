@@ -63,7 +63,7 @@ def _policy(management: Management, host: str, queue: str, kind: str) -> dict[st
 
 
 def _arrives(management: Management, host: str, exchange: object, key: object) -> bool | None:
-    """Does a queue get what is sent there?"""
+    """Return whether a queue gets what is published there; None if unknown."""
     if not exchange:
         return None if not key else management.get("queues", host, str(key)) is not None
     return bool(management.get_all("exchanges", host, str(exchange), "bindings", "source"))

@@ -140,17 +140,17 @@ class Amqp10Dialect:
     settles_apart: bool = False
 
     def queue_address(self, name: str, version: str) -> str:
-        """Where a queue is in this version of the broker; an unknown version counts as an early one."""
+        """Return a queue's address in this version of the broker; an unknown version counts as an early one."""
         if self.queue_since is not None and _major(version) >= self.queue_since[0]:
             return self.queue_since[1].format(name=quote(name, safe=""))
         return self.queue.format(name=self._written(name))
 
     def answers(self, version: str) -> bool:
-        """Does this version answer questions for a queue? An unknown one counts as an early one."""
+        """Return whether this version has management queries for a queue; an unknown one counts as an early one."""
         return self.management_since is not None and _major(version) >= self.management_since
 
     def topic_address(self, name: str) -> str:
-        """Where a topic is."""
+        """Return a topic's address."""
         return self.topic.format(name=self._written(name))
 
     def _written(self, name: str) -> str:
@@ -159,7 +159,7 @@ class Amqp10Dialect:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """How a broker tells the names of its queues over HTTP: by an API of its own, or by Jolokia, an agent for JMX.
+    """List of a broker's queues over HTTP: an API of its own, or Jolokia, an agent for JMX.
 
     Attributes:
         url: value of the option `managementUrl` where everything is on its default port.
@@ -247,5 +247,5 @@ class Broker:
     stranded_note: str = ""
 
     def will_be_back(self, reason: str) -> bool:
-        """Is a queue that is refused for this reason only away?"""
+        """Return whether a queue refused for this reason is only temporarily unavailable."""
         return any(words in reason for words in self.away)

@@ -76,7 +76,7 @@ class QueueFacts:
     faults: tuple[str, ...] | None = None
 
     def or_else(self, other: QueueFacts) -> QueueFacts:
-        """These, and where they are not known the other ones."""
+        """Return these facts, with unknown ones taken from `other`."""
         unknown = [field.name for field in fields(self) if getattr(self, field.name) is None]
         return replace(self, **{name: getattr(other, name) for name in unknown})
 

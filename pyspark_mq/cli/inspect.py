@@ -14,7 +14,7 @@ __all__ = ["report", "written"]
 
 
 def report(checkpoint: Checkpoint, *, ids: bool, now_s: float | None = None) -> dict[str, Any]:
-    """The same for machines.
+    """Describe a checkpoint for machines.
 
     Args:
         ids: with all IDs, in their order.

@@ -38,7 +38,7 @@ _BODY_SHOWN = 200
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what is asked for; the exit code."""
+    """Run a command and return its exit code."""
     setattr(threading.current_thread(), COMMAND, True)
     given = _parsed(arguments)
     try:

@@ -45,7 +45,7 @@ class OnMissing(Enum):
 
 @dataclass(frozen=True, slots=True)
 class IdSource:
-    """Where the ID of a message is found (option `messageIdFrom`).
+    """Place of a message's ID (option `messageIdFrom`).
 
     Attributes:
         kind: `message-id`, `correlation-id`, `property`, `json` or `content`.

@@ -261,7 +261,7 @@ class EpochSource:
         return Epoch.PLANNED if self._queues.is_open(end.epoch) else Epoch.ELSEWHERE
 
     def _do(self, call: Call, asked: _Asked) -> None:
-        """Do what a call does about the epoch that it is about.
+        """Carry out a call on its epoch.
 
         Raises:
             InternalError: it cannot come now.

@@ -85,7 +85,7 @@ class MessageIds:
         return list(map(id_text, values))
 
     def check(self, destination: str, missing: int, first: int, hidden: Sequence[str]) -> None:
-        """May messages without an ID be rejected?
+        """Check whether messages without an ID may be rejected.
 
         Args:
             destination: what errors call the queue.

@@ -21,7 +21,7 @@ _PLAIN = re.compile(r"[^ !#-\[\]-~]")
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How much the next epoch may hold.
+    """Limit of the next epoch.
 
     Attributes:
         messages: at most so many; None for all that can be had now.
@@ -49,7 +49,7 @@ class Position:
 
 
 class JournalFiles(Protocol):
-    """Where the files of the journal are kept: beside the checkpoint. Contents are what JSON can hold.
+    """Storage of the journal's files, beside the checkpoint. Contents are what JSON can hold.
 
     Everything raises CheckpointError where it cannot be done, in words for the user.
     """
@@ -94,7 +94,7 @@ class JournalFiles(Protocol):
         """Remove the note, if there is one: from now on epochs are acknowledged that it knows nothing of."""
 
     def lost_power(self, epoch: int) -> bool:
-        """Has the machine been started anew since the last note, and was that of another epoch?"""
+        """Return whether the machine was restarted since the last note, and that was of another epoch."""
 
 
 def decode(text: str, destination: str) -> list[Key]:

@@ -56,7 +56,7 @@ class Task(ABC):
         """Wait for its end, for so long at most."""
 
     def check(self) -> None:
-        """Does it do what it is there for? For whoever relies on it.
+        """Raise if the task has died. For whoever relies on it.
 
         Raises:
             MqError: it has died.
@@ -93,7 +93,7 @@ class Runtime(ABC):
 
     @abstractmethod
     def sleep(self, seconds: float) -> None:
-        """Do nothing for so long; tasks go on."""
+        """Sleep for so long; tasks go on."""
 
     @abstractmethod
     def wait(self, event: threading.Event, seconds: float) -> None:

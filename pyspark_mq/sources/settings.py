@@ -100,7 +100,7 @@ class Settings:
         return (self,) if self.pattern is None else ()
 
     def of_queue(self, name: str, among: int) -> Settings:
-        """The same for one queue of so many."""
+        """Return the settings of one queue of so many."""
         shared = max(min(self.prefetch, PREFETCH_MIN), self.prefetch // among)
         return replace(
             self,

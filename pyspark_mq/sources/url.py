@@ -87,7 +87,7 @@ class BrokerUrl:
 
     @property
     def tls(self) -> bool:
-        """Does the scheme ask for TLS?"""
+        """Whether the scheme asks for TLS."""
         return SCHEMES[self.scheme].tls
 
     @property

@@ -1,4 +1,4 @@
-"""How the rows of a partition come to its task: inside it, or in memory that both processes see.
+"""Handover of a partition's rows to its task: inside it, or in memory that both processes see.
 
 Inside a task rows are copied a dozen times: pickled, sent to the JVM, put into the task, serialized, taken out of it,
 sent to the worker, unpickled. Where Spark runs in one JVM (local mode), the worker reads the memory in which this
@@ -70,7 +70,7 @@ class _Memory:
 
 
 class _OwnMemory:
-    """The same, in the process that made it.
+    """Memory in the process that made it.
 
     Raises:
         OSError: there is no such thing on this machine, or no descriptor left.
@@ -160,7 +160,7 @@ class Handover:
 
     @property
     def beside(self) -> bool:
-        """Has a worker said that it is below the same JVM?"""
+        """Whether a worker has said that it is below the same JVM."""
         return self._mark is not None and os.pread(self._mark.file, len(_TOLD), 0) == _TOLD
 
     def begin_epoch(self) -> Self:

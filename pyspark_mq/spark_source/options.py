@@ -210,7 +210,7 @@ class _Parser:
         )
 
     def _names(self) -> list[str]:
-        """Those in option `queue`; a comma in a name is written as ``\\,``."""
+        """Return the names in option `queue`; a comma in a name is written as ``\\,``."""
         text = self._text("queue")
         names = [] if text is None else [_ESCAPED.sub(r"\1", name.strip()) for name in _COMMA.split(text)]
         if "" in names:

@@ -88,7 +88,7 @@ def message_columns(messages: Messages, names: Collection[str]) -> tuple[dict[st
 
 
 def _walked(messages: Messages, names: Collection[str]) -> tuple[Any, dict[str, pa.Array] | None]:
-    """Which of the messages were walked, and their columns; None if none were.
+    """Return which messages were walked, and their columns; None if none were.
 
     Raises:
         _OddError: one of them is not to be walked.
@@ -133,7 +133,7 @@ class _Source:
         return pieces.take(pa.array(places, mask=~valid))
 
     def text(self, begins: Any, lengths: Any, symbols: Any, valid: Any | None = None) -> pa.Array:
-        """The same as texts."""
+        """Return a text column."""
         found = self.binary(begins, lengths, valid)
         plain = _is_ascii(found)
         if not plain and symbols.any() and not _is_ascii(self.binary(begins, lengths, symbols)):
@@ -194,7 +194,7 @@ def _texts(source: _Source) -> dict[str, pa.Array]:
 
 
 def _times(walked: Walked, ttl_ms: int) -> tuple[pa.Array, pa.Array]:
-    """When messages were made, and when they expire."""
+    """Return creation and expiry times of messages."""
     nothing = np.zeros(len(walked.body_begins), np.int64)
     created = walked.fields[_CREATED].numbers if _CREATED in walked.fields else nothing
     expires = walked.fields[_EXPIRY].numbers if _EXPIRY in walked.fields else nothing

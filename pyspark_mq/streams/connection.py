@@ -308,7 +308,7 @@ class Connection:
         return command, reader
 
     def _take(self, size: int, deadline: float) -> bytes:
-        """So many bytes, heartbeats being sent meanwhile."""
+        """Take so many bytes, sending heartbeats meanwhile."""
         have = len(self._buffer) - self._at
         if size - have > _RECEIVE_BYTES:
             return self._take_long(size, deadline)

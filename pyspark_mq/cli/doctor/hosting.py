@@ -1,4 +1,4 @@
-"""What follows for the options from who runs a broker. Pure: an address and settings in, findings out."""
+"""Findings that follow from who runs a broker. Pure: an address and settings in, findings out."""
 
 from __future__ import annotations
 

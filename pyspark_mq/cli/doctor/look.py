@@ -104,7 +104,7 @@ def examine(options: Options, most: int, patience_s: float) -> Iterator[Section]
 
 
 def _management(management: Management) -> tuple[Finding, str]:
-    """Does it answer, and what does it call the broker?"""
+    """Check that the management answers; return the finding, and the broker's name there."""
     check = "management"
     try:
         names, server = management.names(), ask_server(management)
@@ -203,7 +203,7 @@ def _login(endpoint: Endpoint, url: BrokerUrl) -> Finding:
 
 
 def judge_version(server: str, endpoint: Endpoint) -> Finding:
-    """Is it one with a flaw over this protocol? Pure.
+    """Check a broker's version for flaws over this protocol. Pure.
 
     Args:
         server: `product/version`, as the broker says it.
@@ -254,7 +254,7 @@ def _now() -> datetime:
 
 
 def judge_certificate(whose: str, end: datetime, now: datetime) -> Finding:
-    """How long a certificate is still good for. Pure."""
+    """Check how long a certificate is still valid. Pure."""
     days = math.floor((end - now).total_seconds() / 86_400)
     text = f"{whose} is valid for {days} more day(s), until {end:%Y-%m-%d %H:%M} UTC"
     if end <= now:
@@ -375,5 +375,5 @@ def _session(settings: Settings, most: int, patience_s: float, *, browses: bool 
 
 
 def _adds_consumers(settings: Settings) -> bool:
-    """Is a wider window had by a further consumer?"""
+    """Return whether a wider window takes a further consumer."""
     return settings.endpoint.protocol != _BY_CREDIT

@@ -205,7 +205,7 @@ class Amqp091Decoder(Decoder):
         return [not raw[1] and _DEATHS not in raw[2] for raw in raws]
 
     def unreadable(self, raws: Sequence[Raw]) -> list[Unreadable]:
-        """Those whose properties are not what they announce; their bodies are whole."""
+        """Return deliveries with malformed properties; their bodies are whole."""
         return [_unreadable(raw) for raw in raws if type(raw) is UnreadableRaw]
 
     columns: ClassVar[Mapping[str, Callable[[Sequence[Raw]], list[Any]]]] = MappingProxyType(

@@ -53,7 +53,7 @@ def reason_of(error: object) -> str:
 
 
 def was_told(error: object) -> bool:
-    """Did the broker give a reason that it may give again? A shutdown (320, connection-forced) is none."""
+    """Return whether the broker gave a reason that it may give again. A shutdown (320, connection-forced) is none."""
     said = [cause for cause in _causes(error) if isinstance(cause, ConnectionClosedByBroker | ChannelClosedByBroker)]
     return any(cause.reply_code != _CONNECTION_FORCED for cause in said)
 

@@ -75,7 +75,7 @@ class ManagementLinks:
 
     @property
     def refused(self) -> bool:
-        """Did the broker close it?"""
+        """Whether the broker closed the link."""
         return bool((self._to.state | self._from.state) & Endpoint.REMOTE_CLOSED)
 
     def ask(self) -> None:

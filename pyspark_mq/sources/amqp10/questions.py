@@ -75,7 +75,7 @@ class _Asker(Amqp10Consumer):
         return super()._attached() and bool(self._to.state & State.REMOTE_ACTIVE)
 
     def queues(self, field: str, value: str) -> list[dict[str, Any]]:
-        """Those of which a field has that value.
+        """Return the queues of which a field has that value.
 
         Raises:
             SessionLostError: this user may not ask.

@@ -45,7 +45,7 @@ class Backoff:
 
     @property
     def patience_s(self) -> float:
-        """How long it may go on."""
+        """Longest time without a session, in seconds."""
         return self._endpoint.connect_timeout_s if self.first else self._endpoint.reconnect_timeout_s
 
     def over(self) -> None:
@@ -61,7 +61,7 @@ class Backoff:
         return _GOOD_REST_S * self._runtime.jitter()
 
     def rest_s(self, problem: Exception, since_s: float) -> float:
-        """How long to wait before the next attempt.
+        """Return the pause before the next attempt, in seconds.
 
         Args:
             problem: why the last one came to nothing.

@@ -189,7 +189,7 @@ def _sizes(batch: pa.RecordBatch, keys: Sequence[Key | None]) -> array[int]:
 
 
 def _ends(column: pa.Array) -> Any:
-    """Where the values of a column of texts, bytes or maps begin and end."""
+    """Return the offsets of a column of texts, bytes or maps."""
     return np.frombuffer(column.buffers()[1], np.int32, len(column) + 1)
 
 
@@ -259,7 +259,7 @@ def values_of(rows: Sequence[Row], name: str) -> list[Any]:
 
 
 def batches(rows: Sequence[Row]) -> Iterator[pa.RecordBatch]:
-    """The same rows, in order, as record batches. Large ones are slices; small ones that follow each other are one."""
+    """Yield rows in order as record batches. Large ones are slices; small ones that follow each other are one."""
     small: list[pa.RecordBatch] = []
     count = 0
     for block, numbers in _runs(rows):

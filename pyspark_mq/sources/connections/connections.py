@@ -213,23 +213,23 @@ class Connections:
 
     @property
     def complete(self) -> bool:
-        """Is every receiver connected?"""
+        """Whether every receiver is connected."""
         return len(self._live) == len(self._receivers)
 
     @property
     def late(self) -> bool:
-        """Has a host not said for a while that it has told everything?"""
+        """Whether a host's progress mark is late."""
         now_s = self._host.now_s()
         return any(now_s - self._host.attended(session.key)[1] > _LATE_S for session in self._live.values())
 
     @property
     def paused(self) -> bool:
-        """Does a session wait because it has too many bytes?"""
+        """Whether a session pauses because it has too many bytes."""
         return any(session.paused for session in self._live.values())
 
     @property
     def behind(self) -> bool:
-        """Has more come to a session than it has read? Then more waits at the broker, or on its way."""
+        """Whether a session has unread bytes. Then more waits at the broker, or on its way."""
         return any(session.behind for session in self._live.values())
 
     # -- requests
@@ -261,7 +261,7 @@ class Connections:
 
     @property
     def windows(self) -> dict[int, int]:
-        """How many unacknowledged messages each session may have been handed."""
+        """Most unacknowledged messages that each session may have been handed."""
         return {number: session.window for number, session in self._live.items()}
 
     def set_window(self, session: int, window: int, *, strictly: bool = False) -> None:

@@ -123,7 +123,7 @@ class Consumer(ABC):
     browses: bool = False
 
     def __init__(self, endpoint: Endpoint, session: int, arrived: threading.Event) -> None:
-        """Nothing is opened yet.
+        """Make a consumer that is not opened yet.
 
         Args:
             endpoint: where to.
@@ -153,7 +153,7 @@ class Consumer(ABC):
 
     @property
     def paused(self) -> bool:
-        """Does it wait, as too many bytes are in the inbox?"""
+        """Whether it pauses because too many bytes are in the inbox."""
         return self._paused
 
     @paused.setter
@@ -173,7 +173,7 @@ class Consumer(ABC):
 
     @property
     def behind(self) -> bool:
-        """Do bytes wait in the socket that nobody has read? For any thread; False where that cannot be told."""
+        """Whether the socket has unread bytes. For any thread; False where that is unknown."""
         return False
 
     @abstractmethod

@@ -65,7 +65,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How a session stands, when that has changed. See the attributes of :class:`.Consumer`."""
+    """Changed status of a session. See the attributes of :class:`.Consumer`."""
 
     key: int
     session: int
@@ -98,7 +98,7 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Attended:
-    """Everything that had come up to this moment was told.
+    """Progress mark: everything that had come up to this moment was emitted.
 
     Attributes:
         until_s: on the clock of the host, see :meth:`.Receivers.now_s`.

@@ -118,7 +118,7 @@ class Host:
     # -- for the thread that asks
 
     def obey(self, message: ToHost) -> None:
-        """Do what is asked for; only the end of a connection is waited for, for a moment."""
+        """Handle a message; only the end of a connection blocks, for a moment."""
         if isinstance(message, Begin):
             self._begin(message)
             return
@@ -138,7 +138,7 @@ class Host:
             self.arrived.set()
 
     def obey_beside(self, message: Stop) -> None:
-        """The same on a thread of its own, so that nobody waits for the end of a connection."""
+        """Stop a receiver without blocking the caller."""
         seat = self._seats.get(message.key)
         if seat is not None:
             begin_thread("pyspark-mq stop", lambda: self.obey(message), lambda _: self._stopped(seat))
@@ -256,7 +256,7 @@ class Host:
 
 
 def _parts(raws: list[Any], sizes: list[int]) -> list[tuple[list[Any], int]]:
-    """The same in pieces of about `_BYTES_MAX`, or of one delivery that is more; and the bytes of each piece."""
+    """Split deliveries into pieces of about `_BYTES_MAX`, or of one larger delivery; with the bytes of each piece."""
     if sum(sizes) <= _BYTES_MAX:
         return [(raws, sum(sizes))]
     parts = []

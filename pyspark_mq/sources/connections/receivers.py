@@ -1,4 +1,4 @@
-"""Who keeps the connections of a query: one factory, in this process or in others.
+"""Keepers of a query's connections: one factory, in this process or in others.
 
 A queue adds as many receivers as it has connections, asks them for things, and is told events. What is behind that,
 a thread of this process or N processes, makes no difference to it.
@@ -47,7 +47,7 @@ class Receivers(ABC):
 
     @abstractmethod
     def attended(self, key: int) -> tuple[int, float]:
-        """How often its host has stood still, and up to when everything that had come was told."""
+        """Return how often its host has stood still, and its progress mark."""
 
     @abstractmethod
     def now_s(self) -> float:

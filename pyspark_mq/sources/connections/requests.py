@@ -25,7 +25,7 @@ class Request(ABC):
 
     @abstractmethod
     def carry_out(self, consumer: Consumer) -> None:
-        """Do it, on the receiver's thread."""
+        """Carry out the request, on the receiver's thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class End(Request):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much a receiver may take in.
+    """Limits on what a receiver takes in.
 
     Attributes:
         window: how many unacknowledged messages the next session asks for.

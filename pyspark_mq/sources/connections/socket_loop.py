@@ -54,7 +54,7 @@ class SocketLoop:
 
     @property
     def connected(self) -> bool:
-        """Is there a socket?"""
+        """Whether there is a socket."""
         return self._socket is not None
 
     def dial(self, url: BrokerUrl, endpoint: Endpoint, deadline: float, speaks: str) -> None:
@@ -132,7 +132,7 @@ class SocketLoop:
 
     @property
     def behind(self) -> bool:
-        """Does the kernel hold bytes that were not read? For any thread."""
+        """Whether the kernel holds unread bytes. For any thread."""
         opened = self._socket
         return opened is not None and unread_bytes(opened.fileno()) > 0
 

@@ -42,7 +42,7 @@ _ORDINAL_BITS = 60
 
 
 class Memory:
-    """What was committed, over all queues of a query. Called by the query's thread.
+    """Memory of what was committed, over all queues of a query. Called by the query's thread.
 
     Args:
         settings: the query's.

@@ -1,4 +1,4 @@
-"""What the files of the journal say, as :mod:`pyspark_mq.sources.journal.memory` has written them."""
+"""Reader of the journal's files, which :mod:`pyspark_mq.sources.journal.memory` writes."""
 
 from __future__ import annotations
 

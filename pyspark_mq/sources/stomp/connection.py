@@ -99,7 +99,7 @@ class StompConnection(Consumer):
 
     @abstractmethod
     def _reading(self) -> bool:
-        """Is the socket to be read?"""
+        """Return whether the socket is to be read."""
 
     @abstractmethod
     def _wake_queue(self, now: float) -> None:
@@ -222,7 +222,7 @@ class StompConnection(Consumer):
         return max(self._socket.heard_s + _HUSH_S, self._proof_s + _PROOF_S)
 
     def _prove_end(self) -> None:
-        """Has a text come to its end, or is there more of it on the way?
+        """Ask for proof that a text has come to its end.
 
         A broker writes one frame after the other, so its answer to anything is behind all of the text. An empty
         transaction is what it answers without a permission for it.

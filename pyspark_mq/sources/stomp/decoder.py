@@ -152,7 +152,7 @@ def _delivery_counts(raws: Sequence[Raw]) -> list[int | None]:
 
 
 def _first_of(names: str, values: Callable[[Sequence[Raw], str], list[Any]]) -> Callable[[Sequence[Raw]], list[Any]]:
-    """Of the headers that a dialect has for something, the value of the first that has one."""
+    """Make a column of the first of several headers that has a value."""
 
     def column(raws: Sequence[Raw]) -> list[Any]:
         found: list[Any] = [None] * len(raws)

@@ -93,7 +93,7 @@ class Questions:
         return self._call("listQueues", which, 1, 1)
 
     def question_of_settings(self, address: str) -> tuple[str, str, dict[str, str]]:
-        """The same for what is set for an address, once: the answer to it becomes `settings`."""
+        """Ask for an address's settings, once: the answer becomes `settings`."""
         self._of_settings = True
         return self._call("getAddressSettingsAsJSON", address)
 
@@ -107,7 +107,7 @@ class Questions:
         return self.address, json.dumps(arguments), headers
 
     def is_answer(self, block: bytes) -> bool:
-        """Is a message with these headers none of the queue?
+        """Return whether a message with these headers is an answer, not one of the queue.
 
         The header `subscription` is the broker's, and the first of that name counts.
         """

@@ -22,7 +22,7 @@ __all__ = ["dialect_of", "login_error", "said", "subscribe_error"]
 
 
 def dialect_of(endpoint: Endpoint) -> StompDialect:
-    """How the broker speaks STOMP."""
+    """Return the broker's dialect of STOMP."""
     dialect = endpoint.broker.stomp
     if dialect is None:
         raise InternalError(f"broker '{endpoint.broker.name}' does not speak STOMP")

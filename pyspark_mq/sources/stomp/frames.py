@@ -97,7 +97,7 @@ class FrameReader:
         return self._cut(data)
 
     def quiet(self) -> Iterator[Frame]:
-        """Nothing more of a message that is held will come: it is whole. Like :meth:`feed`."""
+        """Take a held message as whole: nothing more of it will come. Like :meth:`feed`."""
         return self._go_on(quiet=True) if self.held else iter(())
 
     def idle(self) -> Iterator[Frame]:
@@ -118,7 +118,7 @@ class FrameReader:
 
     @property
     def inside(self) -> bool:
-        """Has a body begun that has not ended?"""
+        """Whether a body has begun and not ended."""
         return self._headers is not None
 
     def _go_on(self, *, quiet: bool = False) -> Iterator[Frame]:
@@ -206,7 +206,7 @@ class FrameReader:
         self._headers = *self._headers[:3], -1
 
     def _find_end(self, buffer: bytes | bytearray, body: int, command: str, *, quiet: bool) -> int:
-        """Where a body without a length ends: at the first NUL that a frame follows; -1 if that is not known yet."""
+        """Find the end of a body without a length: the first NUL that a frame follows; -1 if not known yet."""
         end = buffer.find(_NUL, max(body, self._scanned))
         self.held = False
         while end >= 0:
@@ -252,7 +252,7 @@ class FrameReader:
 
 
 def _end(data: bytes, headers: bytes, body: int) -> int:
-    """Where the body of a message ends, if it is here as a whole and nothing is unusual; -1 otherwise."""
+    """Find the end of a message's body, if it is whole and nothing is unusual; -1 otherwise."""
     at = headers.find(_LENGTH)
     if at < 0:
         end = data.find(_NUL, body)
@@ -266,7 +266,7 @@ def _end(data: bytes, headers: bytes, body: int) -> int:
 
 
 def _frame_follows(buffer: bytes | bytearray, position: int) -> bool | None:
-    """Does another frame begin there, behind ends of lines? None if that is not known yet."""
+    """Return whether another frame begins there, behind ends of lines; None if not known yet."""
     found = _ENDS_OF_LINES.match(buffer, position)
     start = found.end() if found else position
     begun = bytes(buffer[start : start + _FIRST_LINE_BYTES])

@@ -294,7 +294,7 @@ class StompConsumer(StompConnection):
                 self._arrived(size)
 
     def _is_hidden(self, headers: bytes) -> bool:
-        """Is the ID not one that the broker gives?"""
+        """Return whether the broker's own ID is hidden."""
         own_id = self._dialect.own_id
         return own_id is not None and not own_id.search(self._id_of(headers) or "")
 
@@ -334,7 +334,7 @@ class StompConsumer(StompConnection):
             self._wake_s = time.monotonic() + self._quiet_s
 
     def _wake_queue(self, now: float) -> None:
-        """It is quiet: have more handed out if the window is not taken."""
+        """Have a quiet queue hand out more if the window is not full."""
         self._wake_s = float("inf")
         room = self._window - len(self._settling.open)
         if not self._settling.open or self.paused or room <= 0:
@@ -400,7 +400,7 @@ class StompConsumer(StompConnection):
         self._show_life()
 
     def ask_depth(self) -> None:
-        """Where the broker answers this user, unless an answer is due."""
+        """Ask for the queue's depth where the broker answers this user, unless an answer is due."""
         questions = self._questions
         if questions is None or questions.asked or self._end is not None:
             return

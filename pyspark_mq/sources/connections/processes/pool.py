@@ -273,7 +273,7 @@ class _Process:
         return "it said nothing for too long and was killed" if silent else end
 
     def _serve(self, peer: Peer) -> Generator[float, None, bool]:
-        """Hear it to its end; is that because it is silent?"""
+        """Handle a process's messages to their end; return whether it ended by silence."""
         heard_s = self._runtime.monotonic_s()
         while True:
             try:
