@@ -19,7 +19,7 @@ from pyspark_mq.dedup import OnMissing
 from pyspark_mq.sources.queues.watch import other_consumers
 from pyspark_mq.sources.settings import OnUnreadable, Settings
 
-__all__ = ["Finding", "Level", "Sample", "judge_queue", "judge_sample", "worth_a_line"]
+__all__ = ["Finding", "Level", "Sample", "check_queue", "check_sample", "worth_a_line"]
 
 #: The broker's default from RabbitMQ 4.0 on, and what a limit should not be below: a few restarts and reconnects.
 _AMPLE_DELIVERIES = 20
@@ -89,23 +89,23 @@ class Sample:
 
 def worth_a_line(facts: QueueFacts, settings: Settings) -> list[str]:
     """Lines to log when a query starts, from what its connection tells."""
-    found = judge_queue(facts, settings, "")
+    found = check_queue(facts, settings, "")
     return [str(one) for one in found if one.level >= Level.WARNING and one.check not in _NOT_LOGGED]
 
 
-def judge_queue(facts: QueueFacts, settings: Settings, to_know: str) -> list[Finding]:
-    """Judges the facts of a queue.
+def check_queue(facts: QueueFacts, settings: Settings, to_know: str) -> list[Finding]:
+    """Check the facts of a queue.
 
     Args:
         settings: of the query that reads it.
         to_know: what would let be known what is not.
     """
     remedies = settings.endpoint.broker.remedies
-    judge = _Judge(facts, settings, to_know)
-    return [found for check, of in _CHECKS.items() if check in remedies for found in of(judge)]
+    checks = _Checks(facts, settings, to_know)
+    return [found for check, of in _CHECKS.items() if check in remedies for found in of(checks)]
 
 
-class _Judge:
+class _Checks:
     def __init__(self, facts: QueueFacts, settings: Settings, to_know: str) -> None:
         self.facts = facts
         self.settings = settings
@@ -190,12 +190,12 @@ class _Judge:
             yield self._ok(check, f"up to {delay_s:g} s, and a replay waits {timeout_s:g} s" if delay_s else "none")
         else:
             sure = "is" if self.broker.delays_drops else "may be"
-            tell = self._bad if self.broker.delays_drops else self._warn
+            make = self._bad if self.broker.delays_drops else self._warn
             text = (
                 f"what comes again {sure} held back for up to {delay_s:g} s, and a replay fails after {timeout_s:g} s"
             )
             advice = f"raise 'replayTimeout' above {math.ceil(delay_s)}s"
-            yield tell(check, text, f"{advice}, {own}" if own.startswith("or ") else advice)
+            yield make(check, text, f"{advice}, {own}" if own.startswith("or ") else advice)
 
     def consumer_timeout(self) -> Iterator[Finding]:
         """Check whether the broker takes back deliveries that a batch still works on."""
@@ -319,18 +319,18 @@ class _Judge:
 
 
 _CHECKS = {
-    "queue": _Judge.queue,
-    "delivery-limit": _Judge.delivery_limit,
-    "dead-letters": _Judge.dead_letters,
-    "redelivery-delay": _Judge.redelivery_delay,
-    "consumer-timeout": _Judge.consumer_timeout,
-    "priorities": _Judge.priorities,
-    "single-active-consumer": _Judge.single_active,
-    "other-consumers": _Judge.other_consumers,
-    "prefetch": _Judge.prefetch,
-    "page-size": _Judge.page_size,
-    "write-timeout": _Judge.write_timeout,
-    "slow-consumers": _Judge.slow_consumers,
+    "queue": _Checks.queue,
+    "delivery-limit": _Checks.delivery_limit,
+    "dead-letters": _Checks.dead_letters,
+    "redelivery-delay": _Checks.redelivery_delay,
+    "consumer-timeout": _Checks.consumer_timeout,
+    "priorities": _Checks.priorities,
+    "single-active-consumer": _Checks.single_active,
+    "other-consumers": _Checks.other_consumers,
+    "prefetch": _Checks.prefetch,
+    "page-size": _Checks.page_size,
+    "write-timeout": _Checks.write_timeout,
+    "slow-consumers": _Checks.slow_consumers,
 }
 
 
@@ -345,8 +345,8 @@ def _lowered(text: str) -> str:
 # -- messages ----------------------------------------------------------------------------------
 
 
-def judge_sample(sample: Sample, settings: Settings) -> list[Finding]:
-    """Judges some messages of a queue."""
+def check_sample(sample: Sample, settings: Settings) -> list[Finding]:
+    """Check some messages of a queue."""
     found = [] if not sample.cut_short else [_cut_short(sample, settings)]
     count = len(sample.sizes)
     if not count:

@@ -45,7 +45,7 @@ _PAGE = 500
 _PAGES_MAX = 2_000
 _OK = 200
 _NOT_FOUND = 404
-_ODD = "the answer is not that of the broker's management"
+_UNEXPECTED = "the answer is not that of the broker's management"
 #: What Jolokia says where there is no such MBean.
 _NO_MBEAN = "javax.management.InstanceNotFoundException"
 #: Of what a port says instead of an answer.
@@ -86,8 +86,8 @@ class Management:
         except ValueError:
             place, parts = "", urlsplit("")
         # Behind a slash in a password that was not escaped there is an '@'.
-        odd = parts.query or parts.fragment or "@" in parts.path or not parts.path.isascii() or " " in parts.path
-        if parts.scheme not in ("http", "https") or not parts.hostname or odd or CONTROL.search(unquote(text)):
+        extra = parts.query or parts.fragment or "@" in parts.path or not parts.path.isascii() or " " in parts.path
+        if parts.scheme not in ("http", "https") or not parts.hostname or extra or CONTROL.search(unquote(text)):
             shown = f"{redact(text)!r} is not accepted; accepted is such as {listing.url}; {ESCAPES}"
             raise OptionError("managementUrl", shown)
         url = f"{parts.scheme}://{place}{parts.path.rstrip('/')}"
@@ -135,18 +135,18 @@ class Management:
             if not isinstance(pages, int) or page >= pages:
                 return
             if time.monotonic() > end_s:
-                told = f"{page} of {pages} pages of its queues came in {_LIST_TIMEOUT_S:g} s"
-                raise BrokerUnavailableError(self._problem(f"it does not answer: {told}"))
+                progress = f"{page} of {pages} pages of its queues came in {_LIST_TIMEOUT_S:g} s"
+                raise BrokerUnavailableError(self._problem(f"it does not answer: {progress}"))
         raise self.refused(f"it has more than {_PAGES_MAX * _PAGE:,} queues, of which the rest would be left out")
 
     def _by_jolokia(self, listing: Listing) -> Iterator[str]:
         for queue in self.read(listing.mbeans, "Name").values():
             yield self._name(queue.get("Name"))
 
-    def _name(self, told: object) -> str:
-        if not isinstance(told, str):
-            raise self.refused(_ODD)
-        return told
+    def _name(self, value: object) -> str:
+        if not isinstance(value, str):
+            raise self.refused(_UNEXPECTED)
+        return value
 
     # -- questions
 
@@ -204,12 +204,12 @@ class Management:
 
     def _object(self, answer: object) -> dict[str, Any]:
         if not isinstance(answer, dict):
-            raise self.refused(_ODD)
+            raise self.refused(_UNEXPECTED)
         return answer
 
     def _entries(self, answer: object) -> list[dict[str, Any]]:
         if not isinstance(answer, list):
-            raise self.refused(_ODD)
+            raise self.refused(_UNEXPECTED)
         return [self._object(entry) for entry in answer]
 
     def _ask(self, path: str, body: object = None, *, missing_is_none: bool = False) -> Any:

@@ -22,7 +22,7 @@ from pyspark_mq.sources.settings import Settings
 from pyspark_mq.spark_source.folders import open_folder
 from pyspark_mq.spark_source.offset import OffsetCodec, released
 
-__all__ = ["RECORDS", "Found", "Open", "mark", "open_epochs", "seek", "told"]
+__all__ = ["RECORDS", "Found", "Open", "describe", "mark", "open_epochs", "seek"]
 
 #: Folder of the checkpoint in which it is written down what was released.
 RECORDS = "mq-released"
@@ -132,7 +132,7 @@ def _seek(keys: Sequence[Key], settings: Settings, patience_s: float) -> Found:
     return Found(len(keys), [key for key in keys if key in missing], seen, seen < _LOOKED_AT_MAX)
 
 
-def told(one: Open, found: Mapping[str, Found] | None) -> Iterator[str]:
+def describe(one: Open, found: Mapping[str, Found] | None) -> Iterator[str]:
     """An epoch and what is missing of it, as lines for people.
 
     Args:

@@ -65,9 +65,9 @@ class MessageIds:
             if not self.odd_rows:
                 return keys, False
             # Its ID may be what cannot be read: a row is what was asked for.
-            odd = {delivery.tag for delivery in decoder.unreadable(raws)}
+            unreadable = {delivery.tag for delivery in decoder.unreadable(raws)}
             tags = decoder.tags(raws)
-            places = [place for place in places if tags[place] in odd]
+            places = [place for place in places if tags[place] in unreadable]
         for place, digest in zip(places, decoder.digests([raws[place] for place in places]), strict=True):
             keys[place] = digest
         return keys, bool(places)

@@ -140,8 +140,8 @@ def hide(text: str, secrets: Iterable[str]) -> str:
 def _spellings(secret: str) -> re.Pattern[str]:
     """Each character as it is or in percent signs. A short one stands for itself only where nothing goes on."""
     escapes = ["".join(f"%{byte:02x}" for byte in one.encode("utf-8", "surrogatepass")) for one in secret]
-    letters = [f"(?:{re.escape(one)}|(?i:{escape}))" for one, escape in zip(secret, escapes, strict=True)]
-    text = "".join(letters).replace(re.escape(" "), rf"(?:{re.escape(' ')}|\+)")
+    patterns = [f"(?:{re.escape(one)}|(?i:{escape}))" for one, escape in zip(secret, escapes, strict=True)]
+    text = "".join(patterns).replace(re.escape(" "), rf"(?:{re.escape(' ')}|\+)")
     return re.compile(text if len(secret) >= _LONG_CHARACTERS else rf"(?<!\w){text}(?!\w)")
 
 

@@ -196,8 +196,8 @@ def _growth(before: Reading | None, now: Reading) -> dict[str, int]:
 
 def _line(sums: Counter[str], counters: Counters) -> str:
     backlog = "unknown" if counters.backlog is None else f"{counters.backlog:,}"
-    told = [f"{sums['received']:,} received", f"{sums['settled']:,} settled"]
-    told += [
+    parts = [f"{sums['received']:,} received", f"{sums['settled']:,} settled"]
+    parts += [
         f"{sums[name]:,} {words}"
         for name, words in (
             ("duplicatesDropped", "duplicates dropped"), ("rejected", "rejected"), ("lost", "lost"),
@@ -205,4 +205,6 @@ def _line(sums: Counter[str], counters: Counters) -> str:
         )
         if sums[name]
     ]  # fmt: skip
-    return ", ".join([*told, f"{counters.unacked:,} unacknowledged, {counters.buffered:,} buffered, backlog {backlog}"])
+    return ", ".join(
+        [*parts, f"{counters.unacked:,} unacknowledged, {counters.buffered:,} buffered, backlog {backlog}"]
+    )

@@ -167,13 +167,13 @@ def test_an_end_that_the_broker_gives_a_reason_for_is_told_from_one_of_the_netwo
             consumer._transport.send(b"ACK\nid:nobody\n\n\0")
         with pytest.raises(SessionLostError) as lost:
             session.idle(10)
-        assert lost.value.told
+        assert lost.value.stated
     with cell.proxy() as proxy, cell.session(**cell.through(proxy)) as session:
         session.take(5)
         proxy.cut()
         with pytest.raises(SessionLostError) as lost:
             session.idle(10)
-        assert not lost.value.told
+        assert not lost.value.stated
 
 
 @pytest.mark.law("acknowledge no more than the epoch")

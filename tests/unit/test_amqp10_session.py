@@ -92,7 +92,7 @@ def test_an_acceptance_that_the_broker_answers_with_another_outcome_is_not_confi
         session.acknowledge(1, 3, ())
         with pytest.raises(SessionLostError, match="did not take an acknowledgement") as lost:
             turns(session, lambda: False, 2)
-        assert lost.value.told
+        assert lost.value.stated
         assert confirmed == []
         session.close()
 

@@ -397,7 +397,7 @@ def test_imports_are_found_wherever_they_are(source: str, found: list[Import]) -
         ("dedup.new", "from pyspark_mq import brokers"),
         ("brokers.new", "from pyspark_mq.sources.url import redact"),
         ("sources.new", "from pyspark_mq.admin import ask_depth"),
-        ("sources.new", "def late():\n  from pyspark_mq.admin.checks import judge_queue"),
+        ("sources.new", "def late():\n  from pyspark_mq.admin.checks import check_queue"),
     ],
 )
 def test_an_import_against_the_layers_is_found(name: str, source: str) -> None:

@@ -63,7 +63,7 @@ class Talkative(MemoryConsumer):
     def run(self, timeout_s: float) -> None:
         super().run(timeout_s)
         if self.inbox:
-            raise SessionLostError(f"{uuid4()}: a message cannot be sent to {secrets.token_urlsafe(8)}", told=True)
+            raise SessionLostError(f"{uuid4()}: a message cannot be sent to {secrets.token_urlsafe(8)}", stated=True)
 
 
 def test_a_session_opens_and_its_end_is_told() -> None:

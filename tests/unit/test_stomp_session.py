@@ -137,7 +137,7 @@ def test_a_frame_that_no_broker_may_send_ends_the_session_and_not_the_query(behi
     good = HEAD.replace(b"\n\n", b"\ncontent-length:4\n\n") + b"text\0\n"
     with pytest.raises(SessionLostError) as lost:
         received([good, behind], 2)
-    assert lost.value.told
+    assert lost.value.stated
 
 
 @pytest.mark.parametrize("beats", [b"1,2,3", b"1", b"", b"a,b", b"-1,0", b"1,", b"9" * 5_000 + b",0"])

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
 from pyspark_mq.admin import ask_beside, ask_queue, ask_server
-from pyspark_mq.admin.checks import Finding, Level, Sample, judge_queue, judge_sample
+from pyspark_mq.admin.checks import Finding, Level, Sample, check_queue, check_sample
 from pyspark_mq.admin.http import Management
 from pyspark_mq.brokers.facts import NOTHING_KNOWN, QueueFacts, version_of
 from pyspark_mq.cli.doctor import certificates
-from pyspark_mq.cli.doctor.hosting import judge_host
-from pyspark_mq.cli.doctor.machine import judge_machine, look_at_machine
+from pyspark_mq.cli.doctor.hosting import check_host
+from pyspark_mq.cli.doctor.machine import check_machine, look_at_machine
 from pyspark_mq.cli.doctor.sample import sample_of
 from pyspark_mq.cli.peek import make_consumer, open_first, received, rows_of
 from pyspark_mq.errors import (
@@ -37,7 +37,7 @@ from pyspark_mq.sources.settings import Settings
 from pyspark_mq.sources.url import BrokerUrl
 from pyspark_mq.spark_source.options import Options
 
-__all__ = ["Section", "examine", "judge_certificate", "judge_version"]
+__all__ = ["Section", "check_certificate", "check_version", "examine"]
 
 #: Of those that match a pattern, so many are looked at.
 _QUEUES_MAX = 20
@@ -68,7 +68,7 @@ def examine(options: Options, most: int, patience_s: float) -> Iterator[Section]
         patience_s: for how long none may come.
     """
     settings, management = options.settings, options.management
-    machine = judge_machine(look_at_machine(), settings.endpoint.protocol, options.id_log, syncs=settings.syncs)
+    machine = check_machine(look_at_machine(), settings.endpoint.protocol, options.id_log, syncs=settings.syncs)
     yield Section("this machine", machine)
     try:
         make_consumer(settings).close()
@@ -170,7 +170,7 @@ def _broker(url: BrokerUrl, settings: Settings, server: str, management: Managem
         server: what the management calls the broker, for one that does not tell its version otherwise.
     """
     endpoint = settings.endpoint
-    findings = [*judge_host(url, settings, asked=management is not None), *_tls(url, endpoint)]
+    findings = [*check_host(url, settings, asked=management is not None), *_tls(url, endpoint)]
     if any(one.level is Level.PROBLEM for one in findings):
         return _Broker(url, findings)
     if endpoint.topic is not None:
@@ -189,8 +189,8 @@ def _broker(url: BrokerUrl, settings: Settings, server: str, management: Managem
     except MqError as failed:
         findings += [Finding("login", Level.PROBLEM, str(failed))]
     else:
-        told = greeting.server if version_of(greeting.server) != (0, 0) else server or greeting.server
-        findings += [_login(endpoint, url), judge_version(told, endpoint)]
+        product_version = greeting.server if version_of(greeting.server) != (0, 0) else server or greeting.server
+        findings += [_login(endpoint, url), check_version(product_version, endpoint)]
     finally:
         consumer.close()
     return _Broker(url, findings)
@@ -202,7 +202,7 @@ def _login(endpoint: Endpoint, url: BrokerUrl) -> Finding:
     return Finding("login", Level.OK, f"{who}, over {endpoint.protocol}")
 
 
-def judge_version(server: str, endpoint: Endpoint) -> Finding:
+def check_version(server: str, endpoint: Endpoint) -> Finding:
     """Check a broker's version for flaws over this protocol. Pure.
 
     Args:
@@ -227,14 +227,14 @@ def _tls(url: BrokerUrl, endpoint: Endpoint) -> Iterator[Finding]:
         yield Finding(check, Level.OK, f"not used with {url.scheme}://")
         return
     try:
-        yield judge_certificate("the broker's certificate", certificates.of_server(url, endpoint), _now())
+        yield check_certificate("the broker's certificate", certificates.of_server(url, endpoint), _now())
     except ssl.SSLError as refused:
         yield Finding(check, Level.PROBLEM, str(tls_error(refused, url)))
         return
     except OSError as away:
         yield Finding(check, Level.UNKNOWN, f"the certificate cannot be had: {away}", "see 'login'")
-    except ValueError as odd:
-        yield Finding(check, Level.UNKNOWN, f"the certificate cannot be read: {odd}", "see 'login'")
+    except ValueError as failed:
+        yield Finding(check, Level.UNKNOWN, f"the certificate cannot be read: {failed}", "see 'login'")
     if not endpoint.tls.verify:
         text = "'tls.verify' is false: anyone may pose as the broker and be given the password"
         yield Finding(
@@ -243,17 +243,17 @@ def _tls(url: BrokerUrl, endpoint: Endpoint) -> Iterator[Finding]:
     if endpoint.tls.cert_file is not None:
         try:
             end = certificates.of_file(endpoint.tls.cert_file)
-        except (OSError, ValueError) as odd:
-            yield Finding(check, Level.UNKNOWN, f"'tls.certFile' cannot be read: {odd}", "see 'login'")
+        except (OSError, ValueError) as failed:
+            yield Finding(check, Level.UNKNOWN, f"'tls.certFile' cannot be read: {failed}", "see 'login'")
         else:
-            yield judge_certificate(f"the client's, {endpoint.tls.cert_file!r},", end, _now())
+            yield check_certificate(f"the client's, {endpoint.tls.cert_file!r},", end, _now())
 
 
 def _now() -> datetime:
     return datetime.now(timezone.utc)
 
 
-def judge_certificate(whose: str, end: datetime, now: datetime) -> Finding:
+def check_certificate(whose: str, end: datetime, now: datetime) -> Finding:
     """Check how long a certificate is still valid. Pure."""
     days = math.floor((end - now).total_seconds() / 86_400)
     text = f"{whose} is valid for {days} more day(s), until {end:%Y-%m-%d %H:%M} UTC"
@@ -301,7 +301,7 @@ def _queue(
             facts = replace(facts, ready=depth.ready, other_consumers=depth.other_consumers, consumer_names=names)
     if sample is not None and sample.sizes and settings.endpoint.broker.by_priority:
         facts = replace(facts, priorities=len(set(sample.priorities)) > 1)
-    judged = judge_queue(facts, settings, to_know)
+    checked = check_queue(facts, settings, to_know)
     if look.absent and of_topic:
         advice = "start the query, whose user needs the permissions to configure, write and read it"
         return Section(
@@ -310,15 +310,15 @@ def _queue(
     if look.problem:
         reads = Finding("read", Level.PROBLEM, look.problem)
         if greeting is None:
-            judged = [one for one in judged if one.level >= Level.WARNING]
+            checked = [one for one in checked if one.level >= Level.WARNING]
     elif sample is None:
         reads = Finding("read", Level.UNKNOWN, "no message was looked at", "use --messages above 0")
     else:
         waiting = "" if facts.ready is None else f", {facts.ready:,} message(s) waiting"
         reads = Finding("read", Level.OK, f"{len(sample.sizes)} message(s) {sample.how}{waiting}")
     if sample is not None and sample.cut_short:
-        judged = [one for one in judged if one.check != "prefetch"]
-    return Section(about, [reads, *judged, *([] if sample is None else judge_sample(sample, settings))])
+        checked = [one for one in checked if one.check != "prefetch"]
+    return Section(about, [reads, *checked, *([] if sample is None else check_sample(sample, settings))])
 
 
 def _ask(settings: Settings, management: Management | None) -> tuple[QueueFacts, str]:

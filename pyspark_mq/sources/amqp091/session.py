@@ -29,7 +29,7 @@ from pyspark_mq.errors import BrokerUnavailableError, MessageError, OptionError
 from pyspark_mq.logs import leave_out_own_lines
 from pyspark_mq.sources.amqp091.client import Answer, Connection, Loop
 from pyspark_mq.sources.amqp091.decoder import Amqp091Decoder, as_text
-from pyspark_mq.sources.amqp091.errors import connect_error, handshake_hint, queue_error, reason_of, was_told
+from pyspark_mq.sources.amqp091.errors import connect_error, handshake_hint, queue_error, reason_of, was_stated
 from pyspark_mq.sources.amqp091.frames import FrameError, Raw
 from pyspark_mq.sources.amqp091.properties import check, unreadable
 from pyspark_mq.sources.connections.consumer import Consumer, Greeting, QueueDepth, SessionLostError
@@ -101,7 +101,7 @@ class Amqp091Consumer(Consumer):
             raise BrokerUnavailableError(text) from None
         if self.endpoint.password_file is not None:
             self._loop.call_later(_SECRET_LOOK_S, partial(self._renew_secret, url))
-        return Greeting(url, self._broker_id(), depth, server=f"{self._told('product')}/{self._told('version')}")
+        return Greeting(url, self._broker_id(), depth, server=f"{self._field('product')}/{self._field('version')}")
 
     def _renew_secret(self, url: BrokerUrl) -> None:
         """Show the broker the secret that is in the file now, if it is another one.
@@ -123,10 +123,10 @@ class Amqp091Consumer(Consumer):
         A cluster that was given none has each node give its own, `rabbit@host`, for it (RabbitMQ 3.10, `rabbit_nodes`).
         Where several candidates were named, the user has said that they are one; a hosted one may be a cluster.
         """
-        name = self._told("cluster_name")
+        name = self._field("cluster_name")
         return "" if "@" in name and self.endpoint.clustered else name
 
-    def _told(self, name: str) -> str:
+    def _field(self, name: str) -> str:
         """A property of the server, as text; empty if there is none."""
         properties = getattr(self._pika, "server_properties", None) or {}
         return as_text(properties.get(name)) or ""
@@ -324,7 +324,7 @@ class Amqp091Consumer(Consumer):
         exclusive = self._url and exclusive_error(reason_of(self._end), self._url, self.endpoint)
         if exclusive:
             raise exclusive
-        raise SessionLostError(reason_of(self._end), told=was_told(self._end))
+        raise SessionLostError(reason_of(self._end), stated=was_stated(self._end))
 
     def _ended(self, error: object) -> None:
         if self._end is None:

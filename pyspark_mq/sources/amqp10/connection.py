@@ -56,7 +56,7 @@ class Amqp10Connection(Consumer):
         self._link: Receiver | None = None
         self._window = 0
         self._end: str | None = None
-        self._told = False
+        self._stated = False
         self._trickles = False
         self._received_s = 0.0
         self._refused: ssl.SSLError | None = None
@@ -145,7 +145,7 @@ class Amqp10Connection(Consumer):
     def _ended(self, words: str) -> None:
         if self._end is None:
             condition = self._condition()
-            self._told = condition is not None and condition[0] != "amqp:connection:forced"
+            self._stated = condition is not None and condition[0] != "amqp:connection:forced"
             self._end = f"{words} ({condition[0]}: {condition[1]})" if condition is not None else words
 
     # -- a turn
@@ -160,7 +160,7 @@ class Amqp10Connection(Consumer):
     def _turn(self, timeout_s: float) -> None:
         """Send, wait, receive; raises when there is nobody to do that with."""
         if self._end is not None or not self._socket.connected:
-            raise SessionLostError(self._end or "not connected", told=self._told)
+            raise SessionLostError(self._end or "not connected", stated=self._stated)
         self._top_up()
         try:
             next_s = self._transport.tick(time.monotonic())

@@ -35,15 +35,15 @@ class QueueInfo:
         consumers: all there are.
         redelivery_delay_s: the longest that its arguments hold back what comes again, seconds. A policy may do the
             same, and is not told.
-        told: the whole answer.
+        reported: the whole answer.
     """
 
-    def __init__(self, told: Mapping[str, Any]) -> None:
-        self.ready = _number(told.get("message_count"))
-        self.consumers = _number(told.get("consumer_count"))
-        arguments = told.get("arguments")
+    def __init__(self, reported: Mapping[str, Any]) -> None:
+        self.ready = _number(reported.get("message_count"))
+        self.consumers = _number(reported.get("consumer_count"))
+        arguments = reported.get("arguments")
         self.redelivery_delay_s = delayed_retry_s(arguments if isinstance(arguments, Mapping) else {})
-        self.told = told
+        self.reported = reported
 
 
 def _number(value: object) -> int:

@@ -82,8 +82,8 @@ class _Asker(Amqp10Consumer):
             TimeoutError: there is no answer.
         """
         which = json.dumps({"field": field, "operation": "EQUALS", "value": value})
-        told = artemis_answer(self.ask("listQueues", which, 1, 1))
-        rows = told.get("data") if isinstance(told, dict) else None
+        answer = artemis_answer(self.ask("listQueues", which, 1, 1))
+        rows = answer.get("data") if isinstance(answer, dict) else None
         return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
     def ask(self, operation: str, *arguments: object) -> bytes:

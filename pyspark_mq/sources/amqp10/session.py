@@ -105,7 +105,7 @@ class Amqp10Consumer(Amqp10Connection):
         server = f"{self._property('product')}/{self._version()}"
         if info is None:
             return Greeting(url, broker_id or "", None, server=server)
-        facts = of_rabbitmq(info.told, version_of(server))
+        facts = of_rabbitmq(info.reported, version_of(server))
         return Greeting(url, broker_id or "", self._depth(info), info.redelivery_delay_s, server, facts)
 
     def _ask_queue(self, deadline: float) -> QueueInfo | None:
@@ -192,7 +192,7 @@ class Amqp10Consumer(Amqp10Connection):
         oldest = next(iter(self._open.values()), None)
         if oldest is not None and self._deliveries.taken_back(oldest):
             self._ended("the broker took messages back that were not acknowledged in time")
-            self._told = True
+            self._stated = True
         link, session = self._link, self._session
         for place in (link, session, self._proton):
             if place is not None and place.state & Endpoint.REMOTE_CLOSED:
@@ -200,7 +200,7 @@ class Amqp10Consumer(Amqp10Connection):
         if self._transport.condition is not None:
             self._ended("the connection failed")
         if self._end is not None:
-            raise SessionLostError(self._end, told=self._told)
+            raise SessionLostError(self._end, stated=self._stated)
 
     # -- receiving
 
@@ -329,7 +329,7 @@ class Amqp10Consumer(Amqp10Connection):
         deliveries = self._deliveries
         if any(map(deliveries.taken_back, accepted)):
             self._ended("the broker did not take an acknowledgement and keeps its message")
-            self._told = True
+            self._stated = True
             return False
         deliveries.settle(accepted)
         return True

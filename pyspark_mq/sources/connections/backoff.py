@@ -95,7 +95,7 @@ class Backoff:
         Raises:
             BrokerError: it has ended too many, one after another.
         """
-        if not problem.told:
+        if not problem.stated:
             return
         self._ends += 1
         if self._ends >= _ENDS_MAX:

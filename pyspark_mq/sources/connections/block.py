@@ -143,14 +143,14 @@ def make_block(decoder: Decoder, raws: Sequence[Any], ids: MessageIds, schema: p
     tags = decoder.tags(raws)
     values = ids.values(decoder, raws) if ids.exact or _ID in schema.names else []
     keys, digests = ids.keys(decoder, raws, values) if ids.exact else ([], False)
-    odd = {delivery.tag: delivery for delivery in decoder.unreadable(raws)}
+    unreadable = {delivery.tag: delivery for delivery in decoder.unreadable(raws)}
     metadata = Metadata(
         array("q", tags),
         keys,
         decoder.unmarked(raws) if digests else [],
         sum(decoder.columns["redelivered"](raws)),
         ids.hidden(decoder, raws) if None in keys else [],
-        {row: odd[tag] for row, tag in enumerate(tags) if tag in odd} if odd else {},
+        {row: unreadable[tag] for row, tag in enumerate(tags) if tag in unreadable} if unreadable else {},
     )
     bodies = decoder.bodies(raws)
     ready = decoder.batch(raws, schema.names)

@@ -54,11 +54,11 @@ class SessionLostError(Exception):
     Not an error for users: the receiver answers it by connecting again.
 
     Attributes:
-        told: the broker gave the reason, so it may give it again; otherwise the connection is gone.
+        stated: the broker gave the reason, so it may give it again; otherwise the connection is gone.
     """
 
-    def __init__(self, reason: str, *, told: bool = False) -> None:
-        self.told = told
+    def __init__(self, reason: str, *, stated: bool = False) -> None:
+        self.stated = stated
         super().__init__(shown(reason))
 
 

@@ -53,8 +53,8 @@ def parent_of(pid: int) -> int:
         OSError: it is gone, or not told.
     """
     # pid (name) state ppid …: a name may have anything in it (proc(5)).
-    told = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2]
-    return int(told.split()[1])
+    fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2]
+    return int(fields.split()[1])
 
 
 def _up_to_the_jvm() -> list[int]:

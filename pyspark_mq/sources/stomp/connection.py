@@ -142,7 +142,7 @@ class StompConnection(Consumer):
         """CONNECTED has come."""
         beats = _HEART_BEAT.fullmatch(headers.get("heart-beat", "0,0"))
         if beats is None:
-            self._ended(f"its heart-beat is {headers['heart-beat']!r:.60}", told=True)
+            self._ended(f"its heart-beat is {headers['heart-beat']!r:.60}", stated=True)
             return
         self._connected = True
         # What stomp.py asks before it writes DISCONNECT.
@@ -245,15 +245,15 @@ class StompConnection(Consumer):
         elif command == "RECEIPT":
             self._receipt(headers.get("receipt-id"))
         else:  # most brokers close the connection then; we do in any case
-            self._ended(said(headers, body), told=True)
+            self._ended(said(headers, body), stated=True)
 
     def _raise_if_ended(self) -> None:
         if self._end is not None:
             raise self._end
 
-    def _ended(self, reason: str, cause: BaseException | None = None, *, told: bool = False) -> None:
+    def _ended(self, reason: str, cause: BaseException | None = None, *, stated: bool = False) -> None:
         if self._end is None:
-            self._end = SessionLostError(reason, told=told)
+            self._end = SessionLostError(reason, stated=stated)
             self._end.__cause__ = cause
 
     @property

@@ -34,15 +34,15 @@ class QueueInfo:
         handed_out: how many of these are with consumers.
         consumers: all there are.
         address: the one that it is of.
-        told: the whole answer.
+        reported: the whole answer.
     """
 
-    def __init__(self, told: Mapping[str, Any]) -> None:
-        self.messages = max(0, int(told["messageCount"]) - int(told["scheduledCount"]))
-        self.handed_out = int(told["deliveringCount"])
-        self.consumers = int(told["consumerCount"])
-        self.address = str(told.get("address", ""))
-        self.told = told
+    def __init__(self, reported: Mapping[str, Any]) -> None:
+        self.messages = max(0, int(reported["messageCount"]) - int(reported["scheduledCount"]))
+        self.handed_out = int(reported["deliveringCount"])
+        self.consumers = int(reported["consumerCount"])
+        self.address = str(reported.get("address", ""))
+        self.reported = reported
 
     def at_first(self) -> QueueDepth:
         """Before a session takes anything: what a former one was handed is still to come, if that was ours."""
@@ -121,8 +121,8 @@ class Questions:
             return None
         try:
             (listed,) = json.loads(body)
-            (told,) = json.loads(listed)["data"]
-            return QueueInfo(told)
+            (reported,) = json.loads(listed)["data"]
+            return QueueInfo(reported)
         # Refused in words, no such queue, or another form.
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             return None

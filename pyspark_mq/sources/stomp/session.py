@@ -108,14 +108,14 @@ class StompConsumer(StompConnection):
         asker = f"{self._url} {self.endpoint.user(self._url)} {address}"
         if asker in self.endpoint.refused:
             return None, NOTHING_KNOWN
-        told, settings = self._ask_beside(asker, min(deadline, time.monotonic() + _ANSWER_TIMEOUT_S))
-        if not told:
+        answers, settings = self._ask_beside(asker, min(deadline, time.monotonic() + _ANSWER_TIMEOUT_S))
+        if not answers:
             return None, NOTHING_KNOWN
         self._questions = self._make_questions()
-        info = told[0]
+        info = answers[0]
         if info is None:
             return None, NOTHING_KNOWN
-        facts = of_artemis(info.told)
+        facts = of_artemis(info.reported)
         return info.at_first(), facts if settings is None else facts.or_else(of_artemis_settings(settings))
 
     def _make_questions(self) -> Questions:
@@ -124,25 +124,25 @@ class StompConsumer(StompConnection):
     def _ask_beside(self, asker: str, deadline: float) -> tuple[list[QueueInfo | None], dict[str, Any] | None]:
         """The answers over a connection that is there for the questions, or nothing: of the queue, of its address."""
         beside = StompConsumer(self.endpoint, self.session, threading.Event())
-        told: list[QueueInfo | None] = []
-        beside._on_info = told.append
+        answers: list[QueueInfo | None] = []
+        beside._on_info = answers.append
         beside._questions = questions = beside._make_questions()
         try:
             beside._log_in(self._url, deadline)
             beside.ask_depth()
-            beside._until(lambda: bool(told), deadline)
-            if told[0] is not None:
-                beside._ask(questions, *questions.question_of_settings(told[0].address))
+            beside._until(lambda: bool(answers), deadline)
+            if answers[0] is not None:
+                beside._ask(questions, *questions.question_of_settings(answers[0].address))
                 beside._until(lambda: not questions.asked, deadline)
         except (SessionLostError, TimeoutError) as failed:
-            if not told and (isinstance(failed, TimeoutError) or failed.told):
+            if not answers and (isinstance(failed, TimeoutError) or failed.stated):
                 self.endpoint.refused.add(asker)
                 _LOG.info("%s: %s does not tell how many messages wait", self.endpoint.destination, self._url)
         except MqError as failed:  # not connected, or not this time
             _LOG.debug("asking for the depth: %s", self.endpoint.hide(str(failed)))
         finally:
             beside.close()
-        return told, questions.settings
+        return answers, questions.settings
 
     # -- receiving
 
@@ -286,7 +286,7 @@ class StompConsumer(StompConnection):
                 size += ROW_BYTES + len(headers) + len(body)
         except FrameError as wrong:
             # What is no frame belongs to no message: the next session begins with one.
-            self._ended(str(wrong), told=self._reader.spoken)
+            self._ended(str(wrong), stated=self._reader.spoken)
         finally:
             if tag > self._tag:
                 self.deliveries += tag - self._tag
@@ -388,7 +388,7 @@ class StompConsumer(StompConnection):
 
     def _receipt(self, receipt: str | None) -> None:
         if receipt is None:
-            self._ended("a RECEIPT came without a receipt-id", told=True)
+            self._ended("a RECEIPT came without a receipt-id", stated=True)
             return
         if receipt == PROVED:
             self._proof_s = -math.inf
