@@ -1,7 +1,7 @@
 """Checks a queue's settings against late acknowledgement. Pure: facts in, findings out.
 
 The command `doctor` shows all findings; a query logs, once when it starts, the warnings and problems that follow from
-what its own connection tells. Both get their words here. What a broker's operator does about one is in
+what its own connection reports. Both get their words here. What a broker's operator does about one is in
 :attr:`pyspark_mq.brokers.base.Broker.remedies`, and a check without a remedy there does not apply to that broker.
 """
 
@@ -26,7 +26,7 @@ _AMPLE_DELIVERIES = 20
 #: Default of RabbitMQ's `consumer_timeout`, seconds.
 _USUAL_TIMEOUT_S = 1_800.0
 _IDS_SHOWN = 3
-#: Checks that say nothing worth a line of the log when a query starts: they have a warning of their own, or are asked
+#: Checks that are not logged when a query starts: they have a warning of their own, or are asked
 #: for by the command only.
 _NOT_LOGGED = frozenset({"other-consumers"})
 
@@ -88,7 +88,7 @@ class Sample:
 
 
 def worth_a_line(facts: QueueFacts, settings: Settings) -> list[str]:
-    """Lines to log when a query starts, from what its connection tells."""
+    """Lines to log when a query starts, from what its connection reports."""
     found = check_queue(facts, settings, "")
     return [str(one) for one in found if one.level >= Level.WARNING and one.check not in _NOT_LOGGED]
 

@@ -1,6 +1,6 @@
 """Option `managementUrl`: a broker asked over HTTP, for its queues and for what is set for one.
 
-No protocol of messages can list queues on every broker, and none tells all that is set for one. The brokers' management
+No protocol of messages can list queues on every broker, and none reports all settings of one. The brokers' management
 over HTTP can: RabbitMQ's API (plugin `rabbitmq_management`, "HTTP API"), Jolokia of the ActiveMQ brokers' consoles
 ("Jolokia protocol"). A user with the right to look is enough.
 """
@@ -111,7 +111,7 @@ class Management:
 
         Raises:
             BrokerUnavailableError: it does not answer.
-            RefusedError: it does, and does not tell.
+            RefusedError: it refuses.
         """
         listing = self._listing
         return sorted(set(self._by_jolokia(listing) if listing.mbeans else self._by_api(listing)))
@@ -158,7 +158,7 @@ class Management:
 
         Raises:
             BrokerUnavailableError: it does not answer.
-            RefusedError: it does, and does not tell.
+            RefusedError: it refuses.
         """
         found = self._at(path)
         return None if found is None else self._object(found)
@@ -178,7 +178,7 @@ class Management:
 
         Raises:
             BrokerUnavailableError: it does not answer.
-            RefusedError: it does, and does not tell.
+            RefusedError: it refuses.
         """
         value = self._jolokia({"type": "read", "mbean": mbeans, "attribute": list(attributes)})
         found = {} if value is None else self._object(value)
@@ -189,7 +189,7 @@ class Management:
 
         Raises:
             BrokerUnavailableError: it does not answer.
-            RefusedError: it does, and does not tell.
+            RefusedError: it refuses.
         """
         return self._jolokia({"type": "exec", "mbean": mbean, "operation": operation, "arguments": list(arguments)})
 

@@ -56,7 +56,7 @@ def ask_depth(management: Management, queue: str) -> int | None:
 def _policy(management: Management, host: str, queue: str, kind: str) -> dict[str, Any]:
     """The arguments that policies set for a queue, taken from their list.
 
-    The queue itself tells it too, but with its statistics: a policy was not there 20 s after it was set (4.3).
+    The queue itself reports it too, but with its statistics: a policy was not there 20 s after it was set (4.3).
     """
     given = policy_of(management.get_all("policies", host), queue, kind)
     return merged_policy(given, policy_of(management.get_all("operator-policies", host), queue, kind))

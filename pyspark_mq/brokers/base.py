@@ -202,7 +202,7 @@ class Broker:
         node_lost_s: how long the nodes of a cluster take one for alive that is not, and with it its clients.
         away: what it says, beside "not found", of a queue that it knows and nobody can use now, as the node that has
             it is not there.
-        listing: how it tells the names of its queues; None if it does not.
+        listing: how it lists the names of its queues; None if it does not.
         remedies: a setting that bites who acknowledges late -> what an operator does about it. What is not among them
             does not apply to this broker. Names: :mod:`pyspark_mq.admin.checks`.
         odd_prefetch: a prefetch that the broker takes for its own default and replaces by what a policy says; None if

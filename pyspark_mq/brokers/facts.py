@@ -1,6 +1,6 @@
 """Facts of a queue, and how the answers of brokers are read for them. Pure: no I/O, no clock.
 
-A fact is None where it is not known: not told over this connection, or to this user. What a broker is known not to have
+A fact is None where unknown: not reported over this connection or to this user. What a broker is known not to have
 is a value, as 0 seconds or infinitely many. Answers come as decoded JSON, or as the same values over AMQP 1.0.
 """
 
@@ -40,7 +40,7 @@ class QueueFacts:
         kind: RabbitMQ's type of the queue: classic, quorum, stream.
         ready: messages waiting.
         other_consumers: consumers beside the one that asks.
-        consumer_names: who they are, as far as the broker tells.
+        consumer_names: who they are, as far as the broker reports them.
         delivery_limit: deliveries after which a message is put aside; infinite for no limit.
         dead_letters_to: where it goes then; empty if it is dropped.
         dead_letters_arrive: is there a queue that keeps it?

@@ -24,7 +24,7 @@ __all__ = ["Runtime", "Task", "Threads", "begin_thread"]
 def begin_thread(name: str, work: Callable[[], None], died: Callable[[Exception], None]) -> threading.Thread:
     """Run something beside the caller, for as long as the process lives.
 
-    Every thread of this package begins here, so that none dies in silence or on standard error: what ends one is told
+    Every thread of this package begins here, so that none dies in silence or on standard error: what ends one is passed
     to somebody who makes it an error of the query.
 
     Args:

@@ -20,7 +20,7 @@ class Guarantee(Enum):
     """Option `guarantee`.
 
     Attributes:
-        identifies: messages are told apart by their IDs, which are in the offset; without, a delivery is
+        identifies: messages are distinguished by their IDs, which are in the offset; without, a delivery is
             a delivery.
         acknowledges_first: as soon as an epoch is cut, before Spark runs it.
     """

@@ -74,7 +74,7 @@ class BrokerUrl:
     Attributes:
         scheme: lower case.
         virtual_host: from the path; ``/`` when the path is empty or ``/`` (what pika and most
-            clients do; the letter of the AMQP URI specification says "empty name" for ``/``).
+            clients do; the wording of the AMQP URI specification says "empty name" for ``/``).
         username, password: decoded, None when the URL has none.
     """
 

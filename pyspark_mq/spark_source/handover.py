@@ -194,7 +194,7 @@ class Handover:
 
 
 def _ancestors() -> list[int]:
-    """The parent of this process and the parent of that, as far as they are told."""
+    """The parent of this process and the parent of that, as far as they are known."""
     found = [os.getppid()]
     for _ in range(_GENERATIONS - 1):
         found.append(parent_of(found[-1]))

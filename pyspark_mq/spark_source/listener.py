@@ -43,7 +43,7 @@ __all__ = ["QueueListener"]
 
 _LOG = logging.getLogger("pyspark_mq.listener")
 
-#: Counters worth a line at once.
+#: Counters that are logged at once.
 _ALARMS = ("lost", "rejected")
 _ERROR_SHOWN = 300
 
@@ -143,7 +143,7 @@ class QueueListener(StreamingQueryListener):
         run = self._runs.get(str(event.runId))
         if run is None:
             return
-        # Spark tells a listener of progress with rows only; what was settled last is in a later one.
+        # Spark informs a listener of progress with rows only; what was settled last is in a later one.
         session = self.spark or self._session
         query = None if session is None else session.streams.get(str(event.id))
         # A later run of the query has counters of its own.

@@ -113,7 +113,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         position = None if start is None else self._position(start)
         latest = self._source().latest(position, self._limit(limit))
         if start is not None and latest == position:
-            return start  # to the letter: Spark compares text
+            return start  # exactly: Spark compares text
         for offset, known in self._known:
             if known == latest:
                 return offset

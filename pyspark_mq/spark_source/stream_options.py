@@ -1,4 +1,4 @@
-"""Options of a query of streams, by the names of Spark's Kafka source; they are told from a queue's by the URL."""
+"""Options of a query of streams, by the names of Spark's Kafka source; the URL distinguishes them from a queue's."""
 
 from __future__ import annotations
 

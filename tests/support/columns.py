@@ -15,7 +15,7 @@ from pyspark_mq.spark_source.schema import BatchBuilder
 
 __all__ = ["BY_MESSAGE_ID", "built"]
 
-BY_MESSAGE_ID = MessageIds(IdSource("message-id"), OnMissing.FAIL, exact=False, odd_rows=False)
+BY_MESSAGE_ID = MessageIds(IdSource("message-id"), OnMissing.FAIL, exact=False, unreadable_rows=False)
 
 
 def built(builder: BatchBuilder, raws: Sequence[Any], decoder: Decoder, ids: MessageIds = BY_MESSAGE_ID) -> pa.Table:

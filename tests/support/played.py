@@ -42,13 +42,13 @@ class PlayedProcess:
         heard = message if isinstance(message, Begin) else pickle.loads(pickle.dumps(message))
         if isinstance(message, Stop):
             # A process ends a connection on a thread of its own: whoever asks for it does not wait.
-            self._world.at(0, lambda: self._obey(heard))
+            self._world.at(0, lambda: self._handle(heard))
         else:
-            self._obey(heard)
+            self._handle(heard)
 
-    def _obey(self, message: Any) -> None:
+    def _handle(self, message: Any) -> None:
         if not self.gone:
-            self._host.obey(message)
+            self._host.handle(message)
 
     def receive(self, timeout_s: float) -> Any:
         if self._said:

@@ -40,7 +40,7 @@ every_sample = pytest.mark.parametrize("sample", EVERYTHING.values(), ids=list(E
 
 
 def ids_by(source: IdSource) -> MessageIds:
-    return MessageIds(source, OnMissing.REJECT, exact=True, odd_rows=False)
+    return MessageIds(source, OnMissing.REJECT, exact=True, unreadable_rows=False)
 
 
 def block_of(sample: Sample, source: IdSource = MESSAGE_ID) -> tuple[Metadata, Block]:

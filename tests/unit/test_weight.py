@@ -30,7 +30,7 @@ from pyspark_mq.spark_source.options import parse_options
 from pyspark_mq.spark_source.reader import MqStreamReader
 from pyspark_mq.spark_source.schema import SCHEMA, BatchBuilder
 
-IDS = MessageIds(IdSource("message-id"), OnMissing.FAIL, exact=True, odd_rows=False)
+IDS = MessageIds(IdSource("message-id"), OnMissing.FAIL, exact=True, unreadable_rows=False)
 BUILDER = BatchBuilder(SCHEMA)
 ROWS = 500
 

@@ -1,6 +1,6 @@
 """Expiry of certificates.
 
-Python's `ssl` tells that of a server's certificate only where it has verified it, and of a client's own not at all. So
+Python's `ssl` gives that of a server's certificate only where it has verified it, and of a client's own not at all. So
 the one field is read from its bytes (X.509, RFC 5280, 4.1: a SEQUENCE whose first element has the validity as its
 fifth, or as its fourth where there is no version).
 """

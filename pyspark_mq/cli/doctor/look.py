@@ -167,7 +167,7 @@ def _broker(url: BrokerUrl, settings: Settings, server: str, management: Managem
     """Log in there.
 
     Args:
-        server: what the management calls the broker, for one that does not tell its version otherwise.
+        server: what the management calls the broker, for one that does not report its version otherwise.
     """
     endpoint = settings.endpoint
     findings = [*check_host(url, settings, asked=management is not None), *_tls(url, endpoint)]
@@ -296,7 +296,7 @@ def _queue(
         facts = facts.or_else(greeting.facts)
         if greeting.depth is not None:
             depth = greeting.depth
-            # Of this moment, which what the management tells may not be.
+            # Of this moment, which the management's report may not be.
             names = facts.consumer_names if len(facts.consumer_names or ()) == depth.other_consumers else None
             facts = replace(facts, ready=depth.ready, other_consumers=depth.other_consumers, consumer_names=names)
     if sample is not None and sample.sizes and settings.endpoint.broker.by_priority:
@@ -322,7 +322,7 @@ def _queue(
 
 
 def _ask(settings: Settings, management: Management | None) -> tuple[QueueFacts, str]:
-    """Facts of a queue from the management, and what is missing for those that it does not tell."""
+    """Facts of a queue from the management, and what is missing for those that it does not report."""
     if management is None:
         return ask_beside(settings.endpoint), _how_to_know(settings)
     try:

@@ -1,6 +1,6 @@
 """The doctor's look at this machine: Python, the package, Spark, Java, for the driver and for Python workers.
 
-An interpreter is asked in a process of its own, as Spark does, so that what is told is what Spark would find.
+An interpreter is asked in a process of its own, as Spark does, so that it reports what Spark would find.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _java() -> tuple[str, int]:
 
 
 def check_machine(machine: Machine, protocol: str, id_log: str | None, *, syncs: bool) -> list[Finding]:
-    """Judges the installation. Pure.
+    """Check the installation. Pure.
 
     Args:
         protocol: of the query, whose client library has to be there.
@@ -209,7 +209,7 @@ def _driver(machine: Machine, protocol: str) -> Finding:
 
 
 def _workers(machine: Machine) -> Finding:
-    """Spark starts them with another interpreter than the one the program runs in, unless it is told."""
+    """Spark starts them with another interpreter than the one the program runs in, unless it is configured."""
     check, worker, driver = "workers", machine.worker, machine.driver
     who = f"{machine.chosen} {worker.name!r}" if machine.chosen else f"{_PYTHON} is not set, and 'python3' of the PATH"
     remedy = _REMEDIES.get(machine.chosen, _SET_IT)

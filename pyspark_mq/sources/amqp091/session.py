@@ -63,9 +63,9 @@ class Amqp091Consumer(Consumer):
         self._queue = self.endpoint.queue or ""
         self._consumer_tags: list[str] = []
         self._started = 0
-        # What the consumers may hold; all they were ever told they may; deliveries so far; was one given back?
+        # What the consumers may hold; the widest window they ever had; deliveries so far; was one given back?
         self._window = self._granted = self._last_tag = 0
-        self._settled = self._dripping = False
+        self._settled = self._reading_one = False
         self._end: object = None
         #: Acknowledgements without a barrier yet; those that the barrier under way is for, None if there is none.
         self._unconfirmed: list[int] = []
@@ -273,7 +273,7 @@ class Amqp091Consumer(Consumer):
         self._last_tag = last
         self.deliveries += len(raws)
         self.bytes_arrived += sum(self.decoder.sizes(raws))
-        if self.full and (not self.paused or self._dripping):
+        if self.full and (not self.paused or self._reading_one):
             self._pause()
         if not self.arrived.is_set():
             self.arrived.set()
@@ -286,11 +286,11 @@ class Amqp091Consumer(Consumer):
     def _pause(self) -> None:
         # Cancelling would cost deliveries, and have the broker count a consumer less while it holds messages.
         self.paused = True
-        self._dripping = False
+        self._reading_one = False
         self._loop.hold()
 
     def resume(self) -> None:
-        self.paused = self._dripping = False
+        self.paused = self._reading_one = False
         self._loop.release()
 
     @property
@@ -302,8 +302,8 @@ class Amqp091Consumer(Consumer):
         if self.paused and self._pika is not None:
             # What the broker has sent meanwhile is not looked at: pika counts bytes to know that it lives.
             self._pika.bytes_received += 1
-            if self.drips and not self._dripping:
-                self._dripping = True
+            if self.keep_alive_read_due and not self._reading_one:
+                self._reading_one = True
                 self._loop.release()
         timer = self._loop.call_later(timeout_s, self._loop.stop)
         try:
@@ -320,7 +320,7 @@ class Amqp091Consumer(Consumer):
             return
         if isinstance(self._end, MessageError):
             raise self._end
-        # Whether a consumer elsewhere has the queue for itself is told to who begins to consume.
+        # Whether a consumer elsewhere has the queue for itself is reported to who begins to consume.
         exclusive = self._url and exclusive_error(reason_of(self._end), self._url, self.endpoint)
         if exclusive:
             raise exclusive

@@ -34,7 +34,7 @@ class QueueInfo:
         ready: messages waiting.
         consumers: all there are.
         redelivery_delay_s: the longest that its arguments hold back what comes again, seconds. A policy may do the
-            same, and is not told.
+            same, and is not reported.
         reported: the whole answer.
     """
 
@@ -103,7 +103,7 @@ class ManagementLinks:
 
     def _read(self, delivery: Delivery) -> QueueInfo | None:
         data = bytes(self._from.recv(delivery.pending) or b"")
-        with contextlib.suppress(ValueError, IndexError):  # whatever cannot be read tells nothing
+        with contextlib.suppress(ValueError, IndexError):  # whatever cannot be read says nothing
             answer = read_sections(data)
             if answer.subject == _OK and isinstance(answer.value, Pairs):
                 return QueueInfo(_dictionary(answer.value))

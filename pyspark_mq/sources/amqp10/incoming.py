@@ -55,7 +55,7 @@ class Incoming:
     def messages(self) -> Iterator[tuple[Handle, bytes]]:
         """Yield complete messages in order; each is taken from the link first.
 
-        One that the sender aborts (AMQP 1.0, 2.6.14) is passed over.
+        One that the sender aborts (AMQP 1.0, 2.6.14) is skipped.
 
         Raises:
             LinkException: proton cannot read a delivery.

@@ -35,7 +35,7 @@ from pyspark_mq.sources.amqp10.encoding import EncodingError, body_of, check_map
 
 __all__ = ["Scanner", "annotated", "header_at", "properties_at"]
 
-#: A section begins with a descriptor, as a small ulong (1.6.10) in all but odd encoders.
+#: A section begins with a descriptor, as a small ulong (1.6.10) in all but unusual encoders.
 _HEADER, _DELIVERY_ANNOTATIONS, _MESSAGE_ANNOTATIONS = b"\x00\x53\x70", b"\x00\x53\x71", b"\x00\x53\x72"
 _PROPERTIES, _APPLICATION = b"\x00\x53\x73", b"\x00\x53\x74"
 _DATA, _VALUE = b"\x00\x53\x75", b"\x00\x53\x77"

@@ -52,7 +52,7 @@ from pyspark_mq.sources.url import BrokerUrl
 __all__ = ["Amqp10Consumer"]
 
 _INCOMING_BYTES = 16 << 20
-#: What is told of a queue beside its messages is waited for this long at most.
+#: A report on a queue is waited for this long at most.
 _ASK_TIMEOUT_S = 5.0
 #: Barriers whose end the broker has not answered yet.
 _CLOSING_LINKS_MAX = 100
@@ -109,7 +109,7 @@ class Amqp10Consumer(Amqp10Connection):
         return Greeting(url, broker_id or "", self._depth(info), info.redelivery_delay_s, server, facts)
 
     def _ask_queue(self, deadline: float) -> QueueInfo | None:
-        """Facts of the queue, if the broker tells them."""
+        """Facts of the queue, if the broker reports them."""
         if self.endpoint.queue is None or not self._dialect.answers(self._version()):
             return None
         assert self._session is not None

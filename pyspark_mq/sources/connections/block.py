@@ -61,7 +61,7 @@ class Metadata:
     Attributes:
         tags: handles, ascending.
         keys: which message it is: by its ID, or the digest of its content; None for one without. Empty where messages
-            are not told apart.
+            are not distinguished.
         unmarked: where there are digests: whether nothing marks each as delivered before.
         redelivered: how many of them the broker has flagged as redelivered.
         hidden: what hides the broker's ID in those without one.

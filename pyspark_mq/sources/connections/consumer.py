@@ -45,7 +45,7 @@ TRANSIT_S = 0.5
 #: A broker that cannot write for a while gives up the connection, and everything handed out over it counts as
 #: delivered once more: RabbitMQ (`tcp_listen_options.send_timeout`, 15 s) and ActiveMQ Classic over STOMP after
 #: 30 s. So a consumer that does not read while paused takes one delivery at this interval.
-DRIP_S = 5.0
+KEEP_ALIVE_READ_S = 5.0
 
 
 class SessionLostError(Exception):
@@ -88,9 +88,9 @@ class Greeting:
         depth: state of the queue before this session took anything; None if the broker does
             not report it.
         redelivery_delay_s: for how long the queue holds back what comes again, by its arguments, seconds; 0 if it
-            does not, or if that is not told.
+            does not, or if that is not reported.
         server: what the broker calls itself, `product/version`; empty if it does not say.
-        facts: what else it tells of the queue.
+        facts: what else it reports of the queue.
     """
 
     url: BrokerUrl
@@ -145,7 +145,7 @@ class Consumer(ABC):
         #: Pause when more bytes than this wait in the inbox; written by the emptying thread only.
         self.bytes_allowed = float("inf")
         self._paused = False
-        self._drip_s = 0.0
+        self._keep_alive_read_s = 0.0
         #: Called on the receiving thread when an acknowledgement is confirmed, with its number.
         self.on_confirmed: Callable[[int], None] = lambda number: None  # noqa: ARG005
         #: Called on the receiving thread when the broker reported the depth of the queue.
@@ -159,7 +159,7 @@ class Consumer(ABC):
     @paused.setter
     def paused(self, paused: bool) -> None:
         self._paused = paused
-        self._drip_s = time.monotonic() + DRIP_S
+        self._keep_alive_read_s = time.monotonic() + KEEP_ALIVE_READ_S
 
     @property
     def full(self) -> bool:
@@ -167,9 +167,9 @@ class Consumer(ABC):
         return self.bytes_arrived + self.bytes_grown - self.bytes_taken > self.bytes_allowed
 
     @property
-    def drips(self) -> bool:
+    def keep_alive_read_due(self) -> bool:
         """Paused, and due to take one delivery all the same. Pausing again puts off the next one."""
-        return self._paused and time.monotonic() >= self._drip_s
+        return self._paused and time.monotonic() >= self._keep_alive_read_s
 
     @property
     def behind(self) -> bool:

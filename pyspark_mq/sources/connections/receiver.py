@@ -8,7 +8,7 @@ What may be called when: :meth:`~Receiver.start` once; :meth:`~Receiver.ask` and
 at any time, before, within and after a session; :meth:`~Receiver.stop` last. Only `stop` blocks, for the close of the
 connection, at most for its timeout.
 
-Everything it has to say goes into one queue of events, which its host passes on: opened, confirmed, told, lost, failed.
+All its events go into one queue, which its host passes on: opened, confirmed, depth, lost, failed.
 Each session is opened once and lost once, and everything about it comes between the two. `failed` is the last event.
 Nothing here decides about messages, and nothing here survives a crash.
 
@@ -27,7 +27,7 @@ from typing import TypeAlias
 from pyspark_mq.errors import BrokerUnavailableError, MqError, OptionError, RefusedError
 from pyspark_mq.sources.connections.backoff import Backoff
 from pyspark_mq.sources.connections.consumer import Consumer, Greeting, SessionLostError
-from pyspark_mq.sources.connections.events import Confirmed, EventQueue, Failed, Lost, Opened, Told
+from pyspark_mq.sources.connections.events import Confirmed, DepthReported, EventQueue, Failed, Lost, Opened
 from pyspark_mq.sources.connections.requests import Begin, Limits, Request
 from pyspark_mq.sources.endpoint import FILES, Endpoint
 from pyspark_mq.sources.runtime import Runtime, Task
@@ -58,7 +58,7 @@ class Receiver:
         runtime: the clock, and what runs :meth:`life`.
 
     Attributes:
-        ended: everything is told of it, and nothing comes any more.
+        ended: every event of it was emitted, and nothing comes any more.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class Receiver:
             raise
 
     def _live(self, consumer: Consumer, greeting: Greeting) -> Generator[float, None, SessionLostError | None]:
-        """Serve one session to its end; why it ended, None if it was told to."""
+        """Serve one session to its end; return why it ended, None if it was stopped."""
         session = consumer.session
 
         def confirmed(number: int) -> None:
@@ -208,7 +208,7 @@ class Receiver:
             self._events.put(Confirmed(self._key, session, number))
 
         consumer.on_confirmed = confirmed
-        consumer.on_depth = lambda depth: self._events.put(Told(self._key, depth))
+        consumer.on_depth = lambda depth: self._events.put(DepthReported(self._key, depth))
         limits = self._limits
         # Spark may be busy with an epoch for minutes before anybody looks at this session.
         consumer.bytes_allowed = limits.bytes_allowed

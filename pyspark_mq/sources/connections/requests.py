@@ -1,7 +1,7 @@
 """Requests of the query's thread to a session, and to whoever keeps sessions open.
 
 Requests to a session are carried out on the receiver's thread, in order, in the session they were meant for and in no
-other (rule 10). Those to a host go to this process or to another one, which are told the same: they can be pickled.
+other (rule 10). Those to a host go to this process or to another one, which handle the same: they can be pickled.
 """
 
 from __future__ import annotations

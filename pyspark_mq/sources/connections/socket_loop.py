@@ -183,7 +183,7 @@ def connect(host: str, port: int, deadline: float) -> socket.socket:
 
 
 def addresses_of(host: str, port: int) -> list[tuple[Any, ...]]:
-    """Addresses of a host, as `socket.getaddrinfo` tells them.
+    """Addresses of a host, as `socket.getaddrinfo` returns them.
 
     Raises:
         OSError: it is not known.

@@ -78,7 +78,7 @@ class Memory:
         return self._known.setdefault(queue, Known(second_hash))
 
     def copies(self, queue: str) -> Copies:
-        """Return what tells the messages of a queue apart that have no ID."""
+        """Return what distinguishes a queue's messages without IDs."""
         return self._copies.setdefault(queue, Copies(second_hash, self._ordinals, proves=self._proves))
 
     def look(self, now_s: float, *, connected: bool) -> None:

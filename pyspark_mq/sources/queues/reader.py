@@ -173,7 +173,7 @@ class QueueReader:
                 self._lose(event)
         now_s = self._runtime.monotonic_s()
         up = self.connections.complete and self.taking
-        self.connected.look(self.connections.attended_s, up=up and not self.connections.broke_off)
+        self.connected.look(self.connections.progress_s, up=up and not self.connections.broke_off)
         if self.ledger.settling.asks(now_s):  # nothing else is asked behind `settleGrace`: so confirmed is settled
             self._last_question -= 1
             self.ledger.settling.asked(self._last_question, self.connections.windows, now_s)

@@ -301,4 +301,4 @@ def _id(value: str) -> object:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
-        return data  # not text: told apart by its bytes
+        return data  # not text: distinguished by its bytes

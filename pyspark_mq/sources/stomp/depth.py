@@ -63,12 +63,12 @@ class Questions:
     Args:
         address: of management.
         queue: name of the queue, or its address and name with `::` between.
-        asker: tells the answers from those to others.
+        asker: distinguishes the answers from those to others.
 
     Attributes:
         asked: is an answer due?
         subscribed: is there a subscription for answers?
-        settings: of the queue's address, once they were asked for and told.
+        settings: of the queue's address, once they were asked for and reported.
         mark: what the headers of an answer have in them, and those of a delivery seldom.
     """
 

@@ -64,7 +64,7 @@ def login_error(reason: str, url: BrokerUrl, endpoint: Endpoint) -> MqError:
     return BrokerUnavailableError(f"{url}: the broker refused the connection ({reason})")
 
 
-#: What an ERROR frame in answer to SUBSCRIBE says, in small letters, and what it means.
+#: What an ERROR frame in answer to SUBSCRIBE says, in lower case, and what it means.
 _REFUSALS = (
     (
         ("authorized to create",),

@@ -43,9 +43,9 @@ _LOG = logging.getLogger("pyspark_mq")
 _INT32_MAX = 2**31 - 1
 _CLOSE_TIMEOUT_S = 1.0
 #: The broker's answer to the first subscription, when it has other things to do: to collect garbage, or to take
-#: back what a former session held. To leave would only give it more to do; heartbeats tell whether it is there.
+#: back what a former session held. To leave would only give it more to do; heartbeats show whether it is there.
 _SUBSCRIBE_TIMEOUT_S = 120.0
-#: How long a queue that stalls is quiet before it is woken; after waking it in vain, longer each time.
+#: How long a queue that stalls is quiet before it is woken; after a fruitless wake-up, longer each time.
 _QUIET_FIRST_S = 0.01
 _QUIET_LAST_S = 10.0
 _QUIET_GROWTH = 4
@@ -244,7 +244,7 @@ class StompConsumer(StompConnection):
     def _reading(self) -> bool:
         """Not while paused, nor beyond a window that the broker counts in bytes, unless it has to confirm."""
         if self.paused:
-            return self.drips
+            return self.keep_alive_read_due
         full = self._window > 0 and len(self._settling.open) >= self._window
         return not full or not self._dialect.window_bytes or bool(self._answers) or self._settling.unconfirmed
 
@@ -338,7 +338,7 @@ class StompConsumer(StompConnection):
         self._wake_s = float("inf")
         room = self._window - len(self._settling.open)
         if not self._settling.open or self.paused or room <= 0:
-            return  # whatever changes that also stirs
+            return  # whatever changes that also wakes
         if self._dialect.stalls:
             self._wake_page(now)
         elif self._window_bytes - len(self._settling.open) * self._message_bytes() < 2 * self._message_bytes():

@@ -19,7 +19,7 @@ What must hold, and why it does:
 one that has ended is dropped.
 
 **Nothing is in flight unseen.** As with one process: the child's word counts, and not the clock. From its start until
-it has said something nothing was attended to.
+it has said something there is no progress.
 
 **Bytes.** As with one process: the child's consumer counts what arrived, and learns from the parent what was taken.
 
