@@ -260,17 +260,17 @@ class _Checks:
 
     def prefetch(self) -> Iterator[Finding]:
         """Check whether the source gets the prefetch that it asks for."""
-        check, settings, most = "prefetch", self.settings, self.facts.consumers_max
+        check, settings, count = "prefetch", self.settings, self.facts.consumers_max
         over_amqp10 = settings.endpoint.protocol == AMQP_1_0
         needed = settings.consumers + (not over_amqp10)
-        if most is not None and most < needed:
+        if count is not None and count < needed:
             why = ", and one more when a window is widened after a restart" if needed > settings.consumers else ""
-            text = f"the queue takes {most:g} consumer(s), and this query needs {settings.consumers}{why}"
+            text = f"the queue takes {count:g} consumer(s), and this query needs {settings.consumers}{why}"
             yield self._bad(check, text)
-        elif most is not None and most == needed and over_amqp10 and not self._confirms:
-            text = f"the queue takes {most:g} consumer(s), and this query is handed messages by as many: the link by "
+        elif count is not None and count == needed and over_amqp10 and not self._confirms:
+            text = f"the queue takes {count:g} consumer(s), and this query is handed messages by as many: the link by "
             yield self._warn(check, f"{text}which acknowledgements are confirmed is refused each time, and logged")
-        elif settings.prefetch == self.broker.odd_prefetch:
+        elif settings.prefetch == self.broker.replaced_prefetch:
             text = (
                 f"the broker takes {settings.prefetch} for its own default, and puts `queuePrefetch` of its policy in "
             )
@@ -411,7 +411,7 @@ def _ids(sample: Sample, settings: Settings) -> Iterator[Finding]:
 
 
 def _sizes(sample: Sample, settings: Settings) -> Finding:
-    check, most, sizes = "message-sizes", settings.max_bytes, sample.sizes
+    check, maximum, sizes = "message-sizes", settings.max_bytes, sample.sizes
     seen = f"{len(sizes)} message(s), {min(sizes):,} to {max(sizes):,} bytes ({sample.how})"
     if max(sizes) > settings.max_partition_bytes:
         return Finding(
@@ -420,13 +420,13 @@ def _sizes(sample: Sample, settings: Settings) -> Finding:
             "query fails",
             "raise spark.rpc.message.maxSize above the largest message, and 'maxPartitionBytes' to just below that",
         )  # fmt: skip
-    if max(sizes) > most:
-        large = sum(1 for size in sizes if size > most)
+    if max(sizes) > maximum:
+        large = sum(1 for size in sizes if size > maximum)
         return Finding(
             check, Level.WARNING,
-            f"{seen}; {large} above 'maxBytesPerTrigger' ({most:,}): each of those is an epoch of its own",
+            f"{seen}; {large} above 'maxBytesPerTrigger' ({maximum:,}): each of those is an epoch of its own",
             f"raise 'maxBytesPerTrigger' to {max(sizes)} or more",
         )  # fmt: skip
-    fits = int(most / max(1.0, sum(sizes) / len(sizes)))
+    fits = int(maximum / max(1.0, sum(sizes) / len(sizes)))
     bound = f"about {fits:,} by 'maxBytesPerTrigger'" if fits < settings.max_messages else f"{settings.max_messages:,}"
     return Finding(check, Level.OK, f"{seen}; an epoch takes {bound}")

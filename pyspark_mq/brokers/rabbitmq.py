@@ -54,7 +54,7 @@ RABBITMQ = Broker(
     # Erlang's `net_ticktime`, 60 s by default, and a quarter of it.
     node_lost_s=75.0,
     # Of a queue that is on one node, or while a node stops (`rabbit_amqqueue:absent`).
-    away=("is down or inaccessible", "is stopped by supervisor", "due to timeout"),
+    unavailable_reasons=("is down or inaccessible", "is stopped by supervisor", "due to timeout"),
     delays_drops=True,
     flaws=MappingProxyType(
         {

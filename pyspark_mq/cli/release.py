@@ -110,10 +110,10 @@ def seek(one: Open, settings: Settings, patience_s: float) -> dict[str, Found]:
 def _seek(keys: Sequence[Key], settings: Settings, patience_s: float) -> Found:
     """Look for the messages of one queue until all are there. Of a message no more is kept than its ID."""
     ids, seen = MessageIds.of(settings), 0
-    away: dict[Key, list[Key]] = {}
+    missing_keys: dict[Key, list[Key]] = {}
     for key in keys:
         # Equal contents are counted.
-        away.setdefault(key[:CONTENT_DIGEST_BYTES] if is_content(key) else key, []).append(key)
+        missing_keys.setdefault(key[:CONTENT_DIGEST_BYTES] if is_content(key) else key, []).append(key)
     with consuming(settings, _LOOKED_AT_MAX) as consumer:
         decoder = consumer.decoder
         for raws in arrivals(consumer, _LOOKED_AT_MAX, patience_s):
@@ -123,12 +123,12 @@ def _seek(keys: Sequence[Key], settings: Settings, patience_s: float) -> Found:
                 ids.check(settings.endpoint.destination, there.count(None), first, ids.hidden(decoder, raws))
             seen += len(raws)
             for found in there:
-                some = [] if found is None else away.get(found, [])
+                some = [] if found is None else missing_keys.get(found, [])
                 if some:
                     some.pop()
-            if not any(away.values()):
+            if not any(missing_keys.values()):
                 break
-    missing = {key for some in away.values() for key in some}
+    missing = {key for some in missing_keys.values() for key in some}
     return Found(len(keys), [key for key in keys if key in missing], seen, seen < _LOOKED_AT_MAX)
 
 

@@ -116,9 +116,9 @@ def decode(text: str, destination: str) -> list[Key]:
         ) from None
 
 
-def shortened(text: str, most: int = _TEXT_MAX) -> str:
+def shortened(text: str, maximum: int = _TEXT_MAX) -> str:
     """Return a text of an offset, or its beginning and its digest if it takes more than so many characters there."""
-    if len(json.dumps(text)) <= most + 2:
+    if len(json.dumps(text)) <= maximum + 2:
         return text
     digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES).hexdigest()
     return f"{_PLAIN.sub('?', text[:_SHOWN])}~{digest}"

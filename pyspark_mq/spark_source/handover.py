@@ -35,7 +35,7 @@ __all__ = ["Handover", "Rows"]
 #: Makes room for so many bytes.
 Allocate = Callable[[int], pa.Buffer]
 
-_TOLD = b"1"
+_CONFIRMED = b"1"
 #: Files in memory for one epoch; a process may have 1,024 files of any kind by default.
 _FILES_MAX = 64
 #: A worker of Spark's is a child of the JVM, or of a daemon that is one (PythonWorkerFactory.scala).
@@ -118,7 +118,7 @@ class Rows(InputPartition):
             with contextlib.suppress(Exception):  # without a mark everything goes on as it is
                 if self._parent in _ancestors():
                     with self._mark.opened(os.O_WRONLY) as file:
-                        os.pwrite(file, _TOLD, 0)
+                        os.pwrite(file, _CONFIRMED, 0)
         with pa.ipc.open_stream(self.stream) as stream:
             yield stream
 
@@ -159,9 +159,9 @@ class Handover:
         self._kept: list[_OwnMemory] = []
 
     @property
-    def beside(self) -> bool:
+    def same_jvm(self) -> bool:
         """Whether a worker has said that it is below the same JVM."""
-        return self._mark is not None and os.pread(self._mark.file, len(_TOLD), 0) == _TOLD
+        return self._mark is not None and os.pread(self._mark.file, len(_CONFIRMED), 0) == _CONFIRMED
 
     def begin_epoch(self) -> Self:
         """Partitions of another epoch follow: those of the one before are not needed any more."""
@@ -176,7 +176,7 @@ class Handover:
         Args:
             serialize: writes them into memory that is made for them.
         """
-        if self.beside and len(self._kept) < _FILES_MAX:
+        if self.same_jvm and len(self._kept) < _FILES_MAX:
             with contextlib.suppress(OSError):
                 return self._shared(serialize)
         mark = None if self._mark is None else self._mark.shared

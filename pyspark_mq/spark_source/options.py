@@ -176,12 +176,12 @@ class _Parser:
         if consumers > 1 and endpoint.topic is not None:
             endpoint = self._shared(endpoint, consumers)
         queues = self._queues(consumers)
-        most = min(max_messages, prefetch * consumers * (1 if prefetch_is_shared else max(1, len(queues))))
+        maximum = min(max_messages, prefetch * consumers * (1 if prefetch_is_shared else max(1, len(queues))))
         settings = Settings(
             endpoint=endpoint,
             id_source=self._id_source(),
-            max_messages=most,
-            min_messages=self._min_messages(most),
+            max_messages=maximum,
+            min_messages=self._min_messages(maximum),
             prefetch=prefetch,
             consumers=consumers,
             queues=queues,
@@ -295,12 +295,12 @@ class _Parser:
             return broker.epoch_messages
         return int(self._value("maxMessagesPerTrigger"))
 
-    def _min_messages(self, most: int) -> int:
-        least: int = self._value("minMessagesPerTrigger")
-        if least > most:
-            text = f"{least} can never be reached: an epoch holds at most {most} messages"
+    def _min_messages(self, maximum: int) -> int:
+        minimum: int = self._value("minMessagesPerTrigger")
+        if minimum > maximum:
+            text = f"{minimum} can never be reached: an epoch holds at most {maximum} messages"
             raise OptionError("minMessagesPerTrigger", f"{text} (see 'maxMessagesPerTrigger', 'prefetch')")
-        return least
+        return minimum
 
     def _endpoint(self, broker: Broker, guarantee: Guarantee) -> Endpoint:
         urls = parse_urls(self._required("url", "for example amqp://user:password@host:5672/vhost"))
@@ -339,8 +339,8 @@ class _Parser:
         for option, name in names:
             size = len(name.encode())
             if size > _SHORT_STRING_BYTES:
-                most = f"has {size} bytes, and a name has at most {_SHORT_STRING_BYTES} in AMQP 0-9-1"
-                raise OptionError(option, f"'{name[:_SHOWN_CHARACTERS]}...' {most}; correct it")
+                maximum = f"has {size} bytes, and a name has at most {_SHORT_STRING_BYTES} in AMQP 0-9-1"
+                raise OptionError(option, f"'{name[:_SHOWN_CHARACTERS]}...' {maximum}; correct it")
 
     def _protocol(self, broker: Broker, url: BrokerUrl) -> str:
         spoken = broker.protocols.get(url.scheme, ())

@@ -133,8 +133,8 @@ class StreamReader(_Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def getDefaultReadLimit(self) -> Any:
         """`maxOffsetsPerTrigger`, if it is set."""
-        most = self._max_offsets
-        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+        maximum = self._max_offsets
+        return ReadAllAvailable() if maximum is None else ReadMaxRows(maximum)
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Bound the run to what the streams hold now."""

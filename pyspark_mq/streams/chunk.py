@@ -188,7 +188,7 @@ def _snappy_blocks(packed: bytes, plain_size: int) -> Iterator[bytes]:
             yield block
 
 
-def _snappy(block: bytes, most: int) -> bytes:
+def _snappy(block: bytes, maximum: int) -> bytes:
     """A block, which begins with its plain size, seven bits a byte."""
     size = shift = 0
     for byte in block[:5]:
@@ -196,8 +196,8 @@ def _snappy(block: bytes, most: int) -> bytes:
         shift += 7
         if byte < 0x80:
             break
-    if size > most:
-        raise ValueError(f"a block of {size} bytes, where {most} are left")
+    if size > maximum:
+        raise ValueError(f"a block of {size} bytes, where {maximum} are left")
     return bytes(pa.Codec("snappy").decompress(block, size, asbytes=True))
 
 

@@ -59,12 +59,12 @@ class Section:
     findings: Sequence[Finding]
 
 
-def examine(options: Options, most: int, patience_s: float) -> Iterator[Section]:
+def examine(options: Options, maximum: int, patience_s: float) -> Iterator[Section]:
     """Look everywhere, section by section.
 
     Args:
         options: of the query that would run.
-        most: messages to look at in each queue; 0 for none.
+        maximum: messages to look at in each queue; 0 for none.
         patience_s: for how long none may come.
     """
     settings, management = options.settings, options.management
@@ -97,7 +97,7 @@ def examine(options: Options, most: int, patience_s: float) -> Iterator[Section]
     for one in queues:
         # Only what has answered: a candidate that hangs is not waited for again.
         reached = replace(one, endpoint=replace(one.endpoint, urls=tuple(answered)))
-        yield _queue(reached, management, most, patience_s, of_topic=settings.endpoint.topic is not None)
+        yield _queue(reached, management, maximum, patience_s, of_topic=settings.endpoint.topic is not None)
     if beyond:
         text = f"{beyond} more queue(s) match, and were not looked at"
         yield Section(settings.destination, [Finding("queue", Level.UNKNOWN, text, "name them with option 'queue'")])
@@ -149,18 +149,18 @@ class _Broker:
     url: BrokerUrl
     findings: Sequence[Finding]
     #: Why nobody answers; empty if somebody does.
-    away: str = ""
+    unavailable: str = ""
 
     @property
     def answered(self) -> bool:
-        return not self.away and all(one.level < Level.PROBLEM for one in self.findings)
+        return not self.unavailable and all(one.level < Level.PROBLEM for one in self.findings)
 
     def section(self, *, among_others: bool) -> Section:
-        if not self.away:
+        if not self.unavailable:
             return Section(str(self.url), self.findings)
         advice = "start it, or correct 'url'; a backup that does not serve yet is right not to answer"
         level = Level.WARNING if among_others else Level.PROBLEM
-        return Section(str(self.url), [*self.findings, Finding("login", level, self.away, advice)])
+        return Section(str(self.url), [*self.findings, Finding("login", level, self.unavailable, advice)])
 
 
 def _broker(url: BrokerUrl, settings: Settings, server: str, management: Management | None) -> _Broker:
@@ -184,8 +184,8 @@ def _broker(url: BrokerUrl, settings: Settings, server: str, management: Managem
         findings += [_login(endpoint, url)]
     except OptionError as wrong:
         findings += [Finding("broker", Level.PROBLEM, str(wrong))]
-    except BrokerUnavailableError as away:
-        return _Broker(url, findings, str(away))
+    except BrokerUnavailableError as unavailable:
+        return _Broker(url, findings, str(unavailable))
     except MqError as failed:
         findings += [Finding("login", Level.PROBLEM, str(failed))]
     else:
@@ -231,8 +231,8 @@ def _tls(url: BrokerUrl, endpoint: Endpoint) -> Iterator[Finding]:
     except ssl.SSLError as refused:
         yield Finding(check, Level.PROBLEM, str(tls_error(refused, url)))
         return
-    except OSError as away:
-        yield Finding(check, Level.UNKNOWN, f"the certificate cannot be had: {away}", "see 'login'")
+    except OSError as unavailable:
+        yield Finding(check, Level.UNKNOWN, f"the certificate cannot be had: {unavailable}", "see 'login'")
     except ValueError as failed:
         yield Finding(check, Level.UNKNOWN, f"the certificate cannot be read: {failed}", "see 'login'")
     if not endpoint.tls.verify:
@@ -286,11 +286,11 @@ class _Look:
 
 
 def _queue(
-    settings: Settings, management: Management | None, most: int, patience_s: float, *, of_topic: bool
+    settings: Settings, management: Management | None, maximum: int, patience_s: float, *, of_topic: bool
 ) -> Section:
     about = settings.endpoint.destination
     facts, to_know = _ask(settings, management)
-    look = _look(settings, most, patience_s)
+    look = _look(settings, maximum, patience_s)
     greeting, sample = look.greeting, look.sample
     if greeting is not None:
         facts = facts.or_else(greeting.facts)
@@ -332,38 +332,40 @@ def _ask(settings: Settings, management: Management | None) -> tuple[QueueFacts,
     return facts, "the broker does not tell: look into its configuration"
 
 
-def _look(settings: Settings, most: int, patience_s: float) -> _Look:
+def _look(settings: Settings, maximum: int, patience_s: float) -> _Look:
     """Open a session like a query, and look at some messages."""
     endpoint = settings.endpoint
-    if most and endpoint.protocol in endpoint.broker.copies:
-        look = _session(settings, most, patience_s, browses=True)
+    if maximum and endpoint.protocol in endpoint.broker.copies:
+        look = _session(settings, maximum, patience_s, browses=True)
         # Browsing may take another permission than reading.
         if not look.problem:
             return look
-    if most and _adds_consumers(settings):
+    if maximum and _adds_consumers(settings):
         # With a window that is widened, as it is after a restart. A broker that does not take that ends the session.
-        wide = _session(settings, most, patience_s, widens=True)
+        wide = _session(settings, maximum, patience_s, widens=True)
         if not wide.problem:
             return wide
-        look = _session(settings, most, patience_s)
+        look = _session(settings, maximum, patience_s)
         if look.sample is not None:
             look = replace(look, sample=replace(look.sample, cut_short=wide.problem))
         return look
-    return _session(settings, most, patience_s)
+    return _session(settings, maximum, patience_s)
 
 
-def _session(settings: Settings, most: int, patience_s: float, *, browses: bool = False, widens: bool = False) -> _Look:
+def _session(
+    settings: Settings, maximum: int, patience_s: float, *, browses: bool = False, widens: bool = False
+) -> _Look:
     consumer = make_consumer(settings)
     consumer.browses = browses
     greeting = None
     try:
         greeting = open_first(consumer, settings)
-        if not most:
+        if not maximum:
             return _Look(greeting)
-        consumer.consume(most)
+        consumer.consume(maximum)
         if widens:
-            consumer.consume(most + 1)
-        raws = received(consumer, most, patience_s)
+            consumer.consume(maximum + 1)
+        raws = received(consumer, maximum, patience_s)
     except MqError as failed:
         return _Look(greeting, problem=str(failed), absent=isinstance(failed, DestinationError))
     except SessionLostError as lost:

@@ -241,11 +241,11 @@ class Amqp091Consumer(Consumer):
     def _add(self, window: int) -> None:
         """Consumers for so many messages more: one, or as many as it takes."""
         assert self._pika is not None
-        most = self.endpoint.broker.prefetch_max[AMQP_0_9_1]
+        maximum = self.endpoint.broker.prefetch_max[AMQP_0_9_1]
         if not self._granted and not self._pika.read_deliveries(self._channel.channel_number, self._deliver):
             _LOG.info("pika %s decodes each delivery here: it has no place where bytes can be taken", pika.__version__)
         while window > 0:
-            part = min(window, most)
+            part = min(window, maximum)
             window -= part
             self._window += part
             self._granted += part

@@ -198,8 +198,8 @@ class Amqp10Connection(Consumer):
                 self._ended("the broker closed the connection")
                 return
             if capacity > 0:
-                most = min(capacity, _READ_BYTES)
-                data = self._socket.read(most)
+                maximum = min(capacity, _READ_BYTES)
+                data = self._socket.read(maximum)
                 if data is None:
                     break
                 if not data:
@@ -209,7 +209,7 @@ class Amqp10Connection(Consumer):
                 transport.push(data)
                 taken += len(data)
                 self._take_deliveries()
-                if len(data) < most:
+                if len(data) < maximum:
                     break  # that was all, or TLS has more, of which the next wait knows
                 continue
             self._take_deliveries()

@@ -214,9 +214,9 @@ class Amqp10Consumer(Amqp10Connection):
         if link is None or self._window == 0 or self.paused:
             return
         free = self._window - len(self._open) - link.credit
-        most = self._dialect.credit_max or self._window
-        free = min(free, most - link.credit)
-        if free > 0 and (free * _TOP_UP_PARTS >= most or not link.credit):
+        maximum = self._dialect.credit_max or self._window
+        free = min(free, maximum - link.credit)
+        if free > 0 and (free * _TOP_UP_PARTS >= maximum or not link.credit):
             link.flow(free)
 
     @property

@@ -280,14 +280,14 @@ class Connections:
             if session.window < window:
                 self.set_window(number, window, strictly=strictly)
 
-    def bound_bytes(self, most: float, *, resume: bool) -> None:
+    def bound_bytes(self, maximum: float, *, resume: bool) -> None:
         """Limit how many bytes each receiver may pile up before it pauses; report what was taken.
 
         Args:
-            most: for all of them.
+            maximum: for all of them.
             resume: have those that pause go on.
         """
-        self._bytes_allowed = most / len(self._receivers)
+        self._bytes_allowed = maximum / len(self._receivers)
         if not self._started:
             return
         sessions = {session.key: (number, session) for number, session in self._live.items()}

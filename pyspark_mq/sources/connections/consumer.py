@@ -101,11 +101,11 @@ class Greeting:
     facts: QueueFacts = NOTHING_KNOWN
 
 
-def drained(inbox: deque[Any], most: int | None = None) -> list[Any]:
-    """Take deliveries out of an inbox: all that are in it now, or the first `most`."""
+def drained(inbox: deque[Any], maximum: int | None = None) -> list[Any]:
+    """Take deliveries out of an inbox: all that are in it now, or the first `maximum`."""
     raws: list[Any] = []
     try:
-        for _ in range(len(inbox) if most is None else min(most, len(inbox))):
+        for _ in range(len(inbox) if maximum is None else min(maximum, len(inbox))):
             raws.append(inbox.popleft())
     except IndexError:
         pass  # the session has ended meanwhile, on another thread, and what it had is void

@@ -99,7 +99,7 @@ class Journal:
     """
 
     window: int
-    most_left: int
+    maximum_left: int
     connected_s: float = 0.0
     lists: dict[Kind, list[Segment]] = field(default_factory=lambda: {kind: [] for kind in Kind})
     gone: deque[list[str]] = field(default_factory=deque)
@@ -153,12 +153,12 @@ class Journal:
 
     def over(self, kind: Kind) -> list[Segment]:
         """Find the segments of a list that are to be closed: enough came behind them, or a day is over."""
-        most = self.window if kind is Kind.SETTLED else self.most_left
+        maximum = self.window if kind is Kind.SETTLED else self.maximum_left
         aged_s = self.connected_s - _LEFT_S
         return [
             segment
             for segment in self.lists[kind]
-            if segment.behind > most or (kind is Kind.LEFT and segment.since_s < aged_s)
+            if segment.behind > maximum or (kind is Kind.LEFT and segment.since_s < aged_s)
         ]
 
     def outlived(self, segment: Segment) -> bool:

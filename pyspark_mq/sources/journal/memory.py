@@ -235,7 +235,7 @@ class Memory:
             _LOG.warning(
                 "%s: the IDs of %d messages that ends of connections had left open are forgotten, as %s were left "
                 "after them, or a day of being connected is over. One that comes now counts as new",
-                self._destination, count, f"{self._journal.most_left:,}",
+                self._destination, count, f"{self._journal.maximum_left:,}",
             )  # fmt: skip
 
     def _close(self, kind: Kind, segments: Sequence[Segment]) -> None:

@@ -39,14 +39,14 @@ _RECEIVE_BYTES = 256 * 1024
 #: Two heartbeats missed, and then some.
 _SILENCE = 2.5
 #: Heartbeats are sent at half the interval agreed on: brokers differ in how late one may be.
-_HASTE = 0.5
+_SEND_FACTOR = 0.5
 #: So many heartbeats of the broker in a row, and that far apart, within the body of a message are none of it.
 _BEATS_WITHIN = 3
 _BEAT_BYTES = 2
 _BEAT_S = 0.5
 #: When a text that could end here has been followed by nothing for so long, the broker is asked to prove it; one that
 #: does not answer within the other time is not to be asked.
-_HUSH_S = 0.002
+_QUIET_S = 0.002
 _PROOF_S = 30.0
 PROVED = "proved"
 
@@ -152,7 +152,7 @@ class StompConnection(Consumer):
         ours_ms = self.endpoint.heartbeat_s * 1000
         # The slower side decides (STOMP 1.2, section "Heart-beating").
         if wants_ms:
-            self._send_every_s = max(ours_ms, wants_ms) / 1000 * _HASTE
+            self._send_every_s = max(ours_ms, wants_ms) / 1000 * _SEND_FACTOR
         if sends_ms:
             self._silence_s = max(ours_ms, sends_ms) / 1000 * _SILENCE
 
@@ -194,14 +194,14 @@ class StompConnection(Consumer):
 
     def _receive(self) -> bool:
         """Take in what there is, if anything."""
-        quiet_s = time.monotonic() - self._socket.heard_s
+        quiet_s = time.monotonic() - self._socket.received_s
         try:
             data = self._socket.read(_RECEIVE_BYTES)
         except OSError as error:
             self._ended(f"{type(error).__name__}: {error}", error)
             return False
         if data is None:
-            silent_s = time.monotonic() - self._socket.heard_s
+            silent_s = time.monotonic() - self._socket.received_s
             if silent_s > self._silence_s:
                 self._ended(f"nothing was heard from the broker for {silent_s:.0f} s")
             return False
@@ -219,7 +219,7 @@ class StompConnection(Consumer):
         return True
 
     def _held_until_s(self) -> float:
-        return max(self._socket.heard_s + _HUSH_S, self._proof_s + _PROOF_S)
+        return max(self._socket.received_s + _QUIET_S, self._proof_s + _PROOF_S)
 
     def _prove_end(self) -> None:
         """Ask for proof that a text has come to its end.

@@ -57,13 +57,13 @@ def _lasting(block: bytes) -> bytes:
     return b"\n".join(lines)
 
 
-def whole_number(text: bytes | None, most: int) -> int | None:
-    """The number in a header, from 0 to `most`, or None."""
+def whole_number(text: bytes | None, maximum: int) -> int | None:
+    """The number in a header, from 0 to `maximum`, or None."""
     # Python refuses to convert thousands of digits.
     if text is None or not text.isdigit() or len(text) > 19:
         return None
     value = int(text)
-    return value if value <= most else None
+    return value if value <= maximum else None
 
 
 class _Deliveries(list[Raw]):
@@ -88,10 +88,10 @@ def _texts(name: str) -> Callable[[Sequence[Raw]], list[Any]]:
     return lambda raws: _header_texts(raws, name)
 
 
-def _numbers(raws: Sequence[Raw], name: str, most: int) -> list[int | None]:
+def _numbers(raws: Sequence[Raw], name: str, maximum: int) -> list[int | None]:
     found = _table(raws).values(name)
     # The priority, the moment of sending: many have the same.
-    meanings = {text: whole_number(text, most) for text in set(found)}
+    meanings = {text: whole_number(text, maximum) for text in set(found)}
     return [meanings[text] for text in found]
 
 

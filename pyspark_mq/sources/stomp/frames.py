@@ -79,7 +79,7 @@ class FrameReader:
         #: Up to here there is no end of the headers, or of a body without a length.
         self._scanned = 0
         #: Why the message of that frame cannot be read; empty if it can.
-        self._odd = ""
+        self._malformed = ""
         #: A message has come that ends here, unless more of it comes.
         self.held = False
         #: Nothing but frames of STOMP were seen so far.
@@ -192,17 +192,17 @@ class FrameReader:
             end = self._find_end(buffer, body, command, quiet=quiet)
             if end < 0:
                 return None
-        if self._odd and command == MESSAGE:
+        if self._malformed and command == MESSAGE:
             headers = UnreadableHeaders(headers)
-            headers.error = self._odd
-        self._headers, self._scanned, self._odd, self.held = None, 0, "", False
+            headers.error = self._malformed
+        self._headers, self._scanned, self._malformed, self.held = None, 0, "", False
         with memoryview(buffer) as view:
             return (command, headers, bytes(view[body:end])), end + 1
 
     def _distrust(self, why: str) -> None:
         """The length of the frame is wrong: it ends where one without a length would."""
         assert self._headers is not None
-        self._odd = why
+        self._malformed = why
         self._headers = *self._headers[:3], -1
 
     def _find_end(self, buffer: bytes | bytearray, body: int, command: str, *, quiet: bool) -> int:
@@ -216,7 +216,7 @@ class FrameReader:
             if follows is None:
                 self._scanned, self.held = end, True
                 return -1
-            self._odd = self._odd or UnreadableHeaders.error
+            self._malformed = self._malformed or UnreadableHeaders.error
             end = buffer.find(_NUL, end + 1)
         self._scanned = len(buffer)
         return -1
@@ -247,7 +247,7 @@ class FrameReader:
         if size is not None and size.isdigit() and len(size) <= _LENGTH_DIGITS_MAX:
             self._headers = command, headers, body, body + int(size)
         elif size is not None:
-            self._odd = f"its content-length is {size[:_SHOWN_BYTES]!r}"
+            self._malformed = f"its content-length is {size[:_SHOWN_BYTES]!r}"
         return True
 
 

@@ -158,9 +158,9 @@ class StompConsumer(StompConnection):
             OptionError: the broker does not understand the selector.
             SessionLostError: it was refused for a reason that may pass.
         """
-        most = self.endpoint.broker.prefetch_max[STOMP]
+        maximum = self.endpoint.broker.prefetch_max[STOMP]
         if not self._window:
-            self._subscribe_first(min(window, most))
+            self._subscribe_first(min(window, maximum))
         else:
             self._subscribe_again(window if len(self._settling.open) >= self._window else window - self._window)
 
@@ -169,10 +169,10 @@ class StompConsumer(StompConnection):
         self._subscribe_again(window - self._window)
 
     def _subscribe_again(self, more: int) -> None:
-        most = self.endpoint.broker.prefetch_max[STOMP]
+        maximum = self.endpoint.broker.prefetch_max[STOMP]
         while more > 0 and self._may_subscribe_again():
-            self._subscribe(min(more, most))
-            more -= most
+            self._subscribe(min(more, maximum))
+            more -= maximum
 
     def _subscribe_first(self, window: int) -> None:
         self._answers.add(_SUBSCRIBED)
@@ -322,7 +322,7 @@ class StompConsumer(StompConnection):
     def resume(self) -> None:
         self.paused = False
         # What the broker has sent meanwhile was not looked at.
-        self._socket.heard_s = time.monotonic()
+        self._socket.received_s = time.monotonic()
         self._show_life()
 
     # -- sending

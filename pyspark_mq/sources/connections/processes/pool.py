@@ -274,7 +274,7 @@ class _Process:
 
     def _serve(self, peer: Peer) -> Generator[float, None, bool]:
         """Handle a process's messages to their end; return whether it ended by silence."""
-        heard_s = self._runtime.monotonic_s()
+        received_s = self._runtime.monotonic_s()
         while True:
             try:
                 said = peer.receive(_STEP_S)
@@ -282,10 +282,10 @@ class _Process:
                 return False
             now_s = self._runtime.monotonic_s()
             if said is not None:
-                heard_s = now_s
+                received_s = now_s
                 self._handle(said)
                 continue
-            if now_s - heard_s >= self._silence_max_s():
+            if now_s - received_s >= self._silence_max_s():
                 return True
             yield 0.0
 
