@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyspark_mq.errors import BrokerUnavailableError
-from pyspark_mq.sources.connections.consumer import Consumer, Greeting, SessionLostError, drained
 from pyspark_mq.sources.connections.decoder import Decoder
-from pyspark_mq.sources.message_id import MessageIds
-from pyspark_mq.sources.protocols import consumer_class
+from pyspark_mq.sources.connections.message_id import MessageIds
+from pyspark_mq.sources.connections.protocols import session_class
+from pyspark_mq.sources.connections.session import Greeting, Session, SessionLostError, drained
 from pyspark_mq.sources.settings import OnUnreadable, Settings
 
-__all__ = ["Seen", "arrivals", "consuming", "look", "make_consumer", "open_first", "peek", "received", "rows_of"]
+__all__ = ["Seen", "arrivals", "consuming", "look", "make_session", "open_first", "peek", "received", "rows_of"]
 
 _TURN_S = 0.1
 
@@ -77,13 +77,13 @@ def look(settings: Settings, maximum: int, patience_s: float) -> Seen:
 
 
 @contextmanager
-def consuming(settings: Settings, maximum: int) -> Iterator[Consumer]:
+def consuming(settings: Settings, maximum: int) -> Iterator[Session]:
     """A session that is handed so many messages of a queue, and gives them back at its end.
 
     Raises:
         MqError: it cannot be opened, or ended by itself.
     """
-    consumer = make_consumer(settings)
+    consumer = make_session(settings)
     try:
         open_first(consumer, settings)
         try:
@@ -95,18 +95,18 @@ def consuming(settings: Settings, maximum: int) -> Iterator[Consumer]:
         consumer.close()
 
 
-def make_consumer(settings: Settings) -> Consumer:
+def make_session(settings: Settings) -> Session:
     """A session with the queue of a query.
 
     Raises:
         MissingExtraError: the library of the protocol is not installed.
     """
-    consumer = consumer_class(settings.endpoint.protocol)(settings.endpoint, 1, threading.Event())
+    consumer = session_class(settings.endpoint.protocol)(settings.endpoint, 1, threading.Event())
     consumer.keeps_unreadable = settings.on_unreadable is not OnUnreadable.FAIL
     return consumer
 
 
-def open_first(consumer: Consumer, settings: Settings) -> Greeting:
+def open_first(consumer: Session, settings: Settings) -> Greeting:
     """Open it at the first candidate that answers.
 
     Raises:
@@ -123,12 +123,12 @@ def open_first(consumer: Consumer, settings: Settings) -> Greeting:
     raise unavailable
 
 
-def received(consumer: Consumer, maximum: int, patience_s: float) -> list[Any]:
+def received(consumer: Session, maximum: int, patience_s: float) -> list[Any]:
     """Takes deliveries of a session that consumes, see :func:`arrivals`."""
     return [raw for raws in arrivals(consumer, maximum, patience_s) for raw in raws]
 
 
-def arrivals(consumer: Consumer, maximum: int, patience_s: float) -> Iterator[list[Any]]:
+def arrivals(consumer: Session, maximum: int, patience_s: float) -> Iterator[list[Any]]:
     """Deliveries of a session that consumes as they come, at most so many, until none came for so long.
 
     Raises:

@@ -17,7 +17,7 @@ from pyspark_mq.cli.peek import arrivals, consuming
 from pyspark_mq.dedup import Key, OnMissing, is_content, key_text
 from pyspark_mq.dedup.identity import CONTENT_DIGEST_BYTES
 from pyspark_mq.errors import CheckpointError
-from pyspark_mq.sources.message_id import MessageIds
+from pyspark_mq.sources.connections.message_id import MessageIds
 from pyspark_mq.sources.settings import Settings
 from pyspark_mq.spark_source.folders import open_folder
 from pyspark_mq.spark_source.offset import OffsetCodec, released

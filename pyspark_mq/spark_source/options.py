@@ -21,8 +21,8 @@ from pyspark_mq.brokers import BROKERS, Broker
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0
 from pyspark_mq.dedup import IdSource, OnMissing
 from pyspark_mq.errors import OptionError
+from pyspark_mq.sources.connections.protocols import SESSIONS
 from pyspark_mq.sources.endpoint import Endpoint, Tls
-from pyspark_mq.sources.protocols import CONSUMERS
 from pyspark_mq.sources.settings import CONNECTIONS_MAX, Guarantee, Settings
 from pyspark_mq.sources.url import CONTROL, ESCAPES, BrokerUrl, parse_urls, redact
 from pyspark_mq.spark_source.folders import ID_FOLDER, PLACES, above, below, is_uri, resolve, shown_place
@@ -344,7 +344,7 @@ class _Parser:
 
     def _protocol(self, broker: Broker, url: BrokerUrl) -> str:
         spoken = broker.protocols.get(url.scheme, ())
-        usable = [protocol for protocol in spoken if protocol in CONSUMERS]
+        usable = [protocol for protocol in spoken if protocol in SESSIONS]
         if not usable:
             schemes = ", ".join(f"{scheme}://" for scheme in broker.protocols)
             raise OptionError("url", f"{url} cannot be used with broker '{broker.name}'; accepted are {schemes}")

@@ -27,7 +27,7 @@ from pyspark_mq.spark_source.options import Options
 from pyspark_mq.spark_source.schema import BatchBuilder
 
 if TYPE_CHECKING:
-    from pyspark_mq.sources.connections.receivers import Receivers
+    from pyspark_mq.sources.connections.workers import Workers
     from pyspark_mq.sources.epochs import EpochSource
 
 try:
@@ -74,7 +74,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._builder = BatchBuilder(schema)
         self._codec = OffsetCodec.of(options.settings, options.id_log)
         self._epochs: EpochSource | None = None
-        self._receivers: Receivers | None = None
+        self._receivers: Workers | None = None
         #: Offsets and their positions, the newest last: Spark asks for each a few times.
         self._known: deque[tuple[dict[str, Any], Position]] = deque(maxlen=_OFFSETS_KNOWN)
         self._partitions: tuple[int, list[InputPartition]] | None = None

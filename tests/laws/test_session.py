@@ -9,13 +9,13 @@ import pytest
 
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from pyspark_mq.dedup import IdSource
-from pyspark_mq.sources.connections.consumer import SessionLostError
 from pyspark_mq.sources.connections.decoder import ROW_BYTES
+from pyspark_mq.sources.connections.session import SessionLostError
 from pyspark_mq.sources.endpoint import Tls
 from pyspark_mq.sources.stomp.headers import text
 from pyspark_mq.sources.url import parse_urls
 from testbed.process import poll
-from tests.support.cells import LiveCell, Session
+from tests.support.cells import LiveCell, SessionRun
 from tests.support.certificates import Certificates
 from tests.support.engine import At, Crashed, Engine
 
@@ -483,7 +483,7 @@ def test_acknowledgements_leave_no_links_behind(cell: LiveCell) -> None:
         assert poll(lambda: cell.total() == 0, 30)
 
 
-def links(session: Session) -> list[Any]:
+def links(session: SessionRun) -> list[Any]:
     """The links of a connection over AMQP 1.0 that the library has not freed."""
     found, link = [], session.consumer._proton.link_head(0)  # type: ignore[attr-defined]
     while link is not None:

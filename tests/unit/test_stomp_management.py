@@ -8,7 +8,7 @@ import math
 import pytest
 
 from pyspark_mq.brokers.facts import of_artemis, of_artemis_settings
-from pyspark_mq.sources.connections.consumer import QueueDepth
+from pyspark_mq.sources.connections.session import QueueDepth
 from pyspark_mq.sources.stomp.depth import Questions
 from tests.support.stomp import block
 

@@ -21,7 +21,7 @@ from pyspark_mq.cli.doctor import certificates
 from pyspark_mq.cli.doctor.hosting import check_host
 from pyspark_mq.cli.doctor.machine import check_machine, look_at_machine
 from pyspark_mq.cli.doctor.sample import sample_of
-from pyspark_mq.cli.peek import make_consumer, open_first, received, rows_of
+from pyspark_mq.cli.peek import make_session, open_first, received, rows_of
 from pyspark_mq.errors import (
     BrokerError,
     BrokerUnavailableError,
@@ -30,7 +30,7 @@ from pyspark_mq.errors import (
     MqError,
     OptionError,
 )
-from pyspark_mq.sources.connections.consumer import Greeting, SessionLostError
+from pyspark_mq.sources.connections.session import Greeting, SessionLostError
 from pyspark_mq.sources.endpoint import Endpoint, tls_error
 from pyspark_mq.sources.queues.pattern import matching
 from pyspark_mq.sources.settings import Settings
@@ -71,7 +71,7 @@ def examine(options: Options, maximum: int, patience_s: float) -> Iterator[Secti
     machine = check_machine(look_at_machine(), settings.endpoint.protocol, options.id_log, syncs=settings.syncs)
     yield Section("this machine", machine)
     try:
-        make_consumer(settings).close()
+        make_session(settings).close()
     except ConfigurationError as missing:
         yield Section(str(settings.endpoint.urls[0]), [Finding("client", Level.PROBLEM, str(missing))])
         return
@@ -176,7 +176,7 @@ def _broker(url: BrokerUrl, settings: Settings, server: str, management: Managem
     if endpoint.topic is not None:
         text = "not looked at: to open a topic makes its subscription"
         return _Broker(url, [*findings, Finding("login", Level.UNKNOWN, text, "start the query")])
-    consumer = make_consumer(settings)
+    consumer = make_session(settings)
     try:
         greeting = consumer.open(url, endpoint.connect_timeout_s)
     except DestinationError:
@@ -355,7 +355,7 @@ def _look(settings: Settings, maximum: int, patience_s: float) -> _Look:
 def _session(
     settings: Settings, maximum: int, patience_s: float, *, browses: bool = False, widens: bool = False
 ) -> _Look:
-    consumer = make_consumer(settings)
+    consumer = make_session(settings)
     consumer.browses = browses
     greeting = None
     try:

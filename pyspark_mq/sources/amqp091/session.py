@@ -1,6 +1,6 @@
 """AMQP 0-9-1 by pika.
 
-pika's callback connection is driven directly: :meth:`Amqp091Consumer.run` runs its I/O loop for a
+pika's callback connection is driven directly: :meth:`Amqp091Session.run` runs its I/O loop for a
 while on the receiver's thread. Compared to its blocking connection that saves a layer per message
 and gives back control over cancelling: the blocking one rejects what it has buffered.
 
@@ -32,13 +32,13 @@ from pyspark_mq.sources.amqp091.decoder import Amqp091Decoder, as_text
 from pyspark_mq.sources.amqp091.errors import connect_error, handshake_hint, queue_error, reason_of, was_stated
 from pyspark_mq.sources.amqp091.frames import FrameError, Raw
 from pyspark_mq.sources.amqp091.properties import check, unreadable
-from pyspark_mq.sources.connections.consumer import Consumer, Greeting, QueueDepth, SessionLostError
 from pyspark_mq.sources.connections.decoder import Decoder
+from pyspark_mq.sources.connections.session import Greeting, QueueDepth, Session, SessionLostError
 from pyspark_mq.sources.connections.socket_loop import addresses_of
 from pyspark_mq.sources.endpoint import exclusive_error
 from pyspark_mq.sources.url import BrokerUrl
 
-__all__ = ["Amqp091Consumer"]
+__all__ = ["Amqp091Session"]
 
 _LOG = logging.getLogger("pyspark_mq")
 # pika writes a traceback for each failed attempt; this package reports them itself.
@@ -49,7 +49,7 @@ _CLOSE_TIMEOUT_S = 1.0
 _SECRET_LOOK_S = 5.0
 
 
-class Amqp091Consumer(Consumer):
+class Amqp091Session(Session):
     """One connection with one channel and one consumer on it."""
 
     decoder: ClassVar[Decoder] = Amqp091Decoder()

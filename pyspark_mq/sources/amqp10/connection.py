@@ -14,13 +14,14 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from proton import SASL, Endpoint, ProtonException, Receiver, Session, Transport, symbol
+from proton import SASL, Endpoint, ProtonException, Receiver, Transport, symbol
 from proton import Connection as ProtonConnection
+from proton import Session as ProtonSession
 
 from pyspark_mq.brokers.base import Amqp10Dialect
 from pyspark_mq.errors import MqError
 from pyspark_mq.sources.amqp10.errors import SPEAKS, open_error
-from pyspark_mq.sources.connections.consumer import Consumer, SessionLostError
+from pyspark_mq.sources.connections.session import Session, SessionLostError
 from pyspark_mq.sources.connections.socket_loop import SocketLoop, dial_error
 from pyspark_mq.sources.url import BrokerUrl
 
@@ -41,7 +42,7 @@ UNREADABLE = "what the broker says of itself cannot be read"
 UNREADABLE_ERRORS = (ProtonException, TypeError, ValueError, OverflowError, RecursionError)
 
 
-class Amqp10Connection(Consumer):
+class Amqp10Connection(Session):
     """One connection, until it ends."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -52,7 +53,7 @@ class Amqp10Connection(Consumer):
         self._socket = SocketLoop()
         self._transport = Transport(Transport.CLIENT)
         self._proton = ProtonConnection()
-        self._session: Session | None = None
+        self._session: ProtonSession | None = None
         self._link: Receiver | None = None
         self._window = 0
         self._end: str | None = None

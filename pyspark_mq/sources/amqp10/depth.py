@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
-from proton import Delivery, Endpoint, Link, Message, Receiver, Sender, Session, symbol
+from proton import Delivery, Endpoint, Link, Message, Receiver, Sender, symbol
+from proton import Session as ProtonSession
 
 from pyspark_mq.brokers.facts import delayed_retry_s
 from pyspark_mq.sources.amqp10.encoding import Pairs
@@ -58,7 +59,7 @@ class ManagementLinks:
         queue: its name.
     """
 
-    def __init__(self, session: Session, queue: str) -> None:
+    def __init__(self, session: ProtonSession, queue: str) -> None:
         self._path = f"/queues/{quote(queue, safe='')}"
         self._number = 0
         #: Asked and not answered.

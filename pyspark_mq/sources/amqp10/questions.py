@@ -20,8 +20,8 @@ from proton import Message, Sender
 from pyspark_mq.brokers.facts import NOTHING_KNOWN, QueueFacts, artemis_answer, of_artemis, of_artemis_settings
 from pyspark_mq.errors import MqError
 from pyspark_mq.sources.amqp10.incoming import Incoming
-from pyspark_mq.sources.amqp10.session import Amqp10Consumer
-from pyspark_mq.sources.connections.consumer import SessionLostError, drained
+from pyspark_mq.sources.amqp10.session import Amqp10Session
+from pyspark_mq.sources.connections.session import SessionLostError, drained
 from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.url import BrokerUrl
 
@@ -55,7 +55,7 @@ def ask_queue(endpoint: Endpoint, url: BrokerUrl) -> QueueFacts:
     return facts
 
 
-class _Asker(Amqp10Consumer):
+class _Asker(Amqp10Session):
     """A connection with a link for questions and one for answers, in place of one to the queue."""
 
     _to: Sender

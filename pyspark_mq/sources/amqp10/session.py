@@ -44,12 +44,12 @@ from pyspark_mq.sources.amqp10.depth import ManagementLinks, QueueInfo
 from pyspark_mq.sources.amqp10.errors import SPEAKS
 from pyspark_mq.sources.amqp10.incoming import Handle, Incoming
 from pyspark_mq.sources.amqp10.sections import SectionReader
-from pyspark_mq.sources.connections.consumer import Greeting, QueueDepth, SessionLostError
 from pyspark_mq.sources.connections.decoder import ROW_BYTES, Decoder
+from pyspark_mq.sources.connections.session import Greeting, QueueDepth, SessionLostError
 from pyspark_mq.sources.connections.socket_loop import hint
 from pyspark_mq.sources.url import BrokerUrl
 
-__all__ = ["Amqp10Consumer"]
+__all__ = ["Amqp10Session"]
 
 _INCOMING_BYTES = 16 << 20
 #: A report on a queue is waited for this long at most.
@@ -61,7 +61,7 @@ _TOP_UP_PARTS = 10
 _SELECTOR = "apache.org:selector-filter:string"
 
 
-class Amqp10Consumer(Amqp10Connection):
+class Amqp10Session(Amqp10Connection):
     """One connection with one session and one receiving link."""
 
     decoder: ClassVar[Decoder] = Amqp10Decoder()

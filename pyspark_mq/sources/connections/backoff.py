@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from pyspark_mq.errors import BrokerError, BrokerUnavailableError, MqError
-from pyspark_mq.sources.connections.consumer import SessionLostError
+from pyspark_mq.sources.connections.session import SessionLostError
 from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.runtime import Runtime
 

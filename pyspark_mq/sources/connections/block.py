@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from pyspark_mq.dedup import Key
 from pyspark_mq.sources.connections.decoder import ROW_BYTES, Decoder, Unreadable
-from pyspark_mq.sources.message_id import MessageIds
+from pyspark_mq.sources.connections.message_id import MessageIds
 
 __all__ = [
     "Block",

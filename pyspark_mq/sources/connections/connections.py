@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pyspark_mq.ack import Settlement
-from pyspark_mq.sources.connections.consumer import QueueDepth
 from pyspark_mq.sources.connections.events import (
     Confirmed,
     Delivered,
@@ -24,7 +23,7 @@ from pyspark_mq.sources.connections.events import (
     Opened,
     SessionStatus,
 )
-from pyspark_mq.sources.connections.receivers import Receivers
+from pyspark_mq.sources.connections.message_id import MessageIds
 from pyspark_mq.sources.connections.requests import (
     Acknowledge,
     Ask,
@@ -40,7 +39,8 @@ from pyspark_mq.sources.connections.requests import (
     SetLimits,
     Stop,
 )
-from pyspark_mq.sources.message_id import MessageIds
+from pyspark_mq.sources.connections.session import QueueDepth
+from pyspark_mq.sources.connections.workers import Workers
 from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.settings import OnUnreadable, Settings
 
@@ -68,8 +68,8 @@ class _Receiver:
 
 
 @dataclass(slots=True)
-class _Session:
-    """A session that lives. See the attributes of :class:`.Consumer`."""
+class _OpenSession:
+    """A session that lives. See the attributes of :class:`.Session`."""
 
     key: int
     opened_s: float
@@ -94,7 +94,7 @@ class Connections:
         progress_s: progress mark of all hosts, at the last look.
     """
 
-    def __init__(self, settings: Settings, receivers: Receivers, runtime: Runtime, events: EventQueue) -> None:
+    def __init__(self, settings: Settings, receivers: Workers, runtime: Runtime, events: EventQueue) -> None:
         self.first_window = settings.prefetch
         self.broke_off = False
         self.progress_s = -math.inf
@@ -104,7 +104,7 @@ class Connections:
         self._events = events
         self._bytes_allowed = 0.0
         self._receivers = {receivers.add(events): _Receiver(Limits(0, 0.0)) for _ in range(settings.consumers)}
-        self._live: dict[int, _Session] = {}
+        self._live: dict[int, _OpenSession] = {}
         self._waiting: list[Delivered] = []
         self._failure: Exception | None = None
         self._breaks = 0
@@ -192,7 +192,7 @@ class Connections:
         return sum(len(event.block) for event in self._waiting)
 
     def _open(self, event: Opened) -> None:
-        self._live[event.session] = _Session(event.key, self._host.now_s(), event.window)
+        self._live[event.session] = _OpenSession(event.key, self._host.now_s(), event.window)
         depth = event.greeting.depth
         if depth is not None:
             self._note_depth(event.key, depth)

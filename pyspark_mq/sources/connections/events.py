@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from pyspark_mq.errors import MqError
 from pyspark_mq.sources.connections.block import Block, Metadata
-from pyspark_mq.sources.connections.consumer import Greeting, QueueDepth
+from pyspark_mq.sources.connections.session import Greeting, QueueDepth
 
 __all__ = [
     "Confirmed",
@@ -74,7 +74,7 @@ class DepthReported:
 
 @dataclass(frozen=True, slots=True)
 class SessionStatus:
-    """Changed status of a session. See the attributes of :class:`.Consumer`."""
+    """Changed status of a session. See the attributes of :class:`.Session`."""
 
     key: int
     session: int
@@ -110,7 +110,7 @@ class Progress:
     """Progress mark: everything that had come up to this moment was emitted.
 
     Attributes:
-        until_s: on the clock of the host, see :meth:`.Receivers.now_s`.
+        until_s: on the clock of the host, see :meth:`.Workers.now_s`.
         broke_off: before it, the host stood still for a while.
     """
 

@@ -31,7 +31,7 @@ from pyspark_mq.dedup import Key, SeenStore, is_content
 from pyspark_mq.sources.connections.block import Row, sizes_of
 from pyspark_mq.sources.connections.connections import DEPTH_AGE_MAX_S, Connections
 from pyspark_mq.sources.connections.events import Confirmed, Delivered, EventQueue, Lost, Opened
-from pyspark_mq.sources.connections.receivers import Receivers
+from pyspark_mq.sources.connections.workers import Workers
 from pyspark_mq.sources.queues.connected import CheckFacts, Connected
 from pyspark_mq.sources.queues.deliveries import Deliveries
 from pyspark_mq.sources.queues.view import QueueView
@@ -72,7 +72,7 @@ class QueueReader:
     def __init__(
         self,
         settings: Settings,
-        receivers: Receivers,
+        receivers: Workers,
         store: SeenStore,
         runtime: Runtime,
         events: EventQueue,

@@ -20,7 +20,7 @@ from stomp.transport import BaseTransport
 
 from pyspark_mq.errors import BrokerUnavailableError, MessageError, MqError
 from pyspark_mq.logs import leave_out_own_lines
-from pyspark_mq.sources.connections.consumer import Consumer, SessionLostError
+from pyspark_mq.sources.connections.session import Session, SessionLostError
 from pyspark_mq.sources.connections.socket_loop import SocketLoop, dial_error, hint
 from pyspark_mq.sources.stomp.errors import dialect_of, login_error, said
 from pyspark_mq.sources.stomp.frames import FrameReader
@@ -64,7 +64,7 @@ class _Transport(BaseTransport):  # type: ignore[misc]
         self._outgoing += encoded_frame
 
 
-class StompConnection(Consumer):
+class StompConnection(Session):
     """One connection, until it ends."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pyspark_mq.brokers.facts import artemis_answer
-from pyspark_mq.sources.connections.consumer import QueueDepth
+from pyspark_mq.sources.connections.session import QueueDepth
 from pyspark_mq.sources.stomp.headers import value
 
 __all__ = ["Questions", "QueueInfo"]

@@ -13,7 +13,7 @@ from pyspark_mq.errors import (
     OptionError,
     RefusedError,
 )
-from pyspark_mq.sources.connections.consumer import SessionLostError
+from pyspark_mq.sources.connections.session import SessionLostError
 from pyspark_mq.sources.endpoint import Endpoint, exclusive_error
 from pyspark_mq.sources.stomp.headers import as_text
 from pyspark_mq.sources.url import BrokerUrl

@@ -1,7 +1,7 @@
 """STOMP 1.2 by stomp.py.
 
 Frames to the broker are made and written by stomp.py, on a transport of our own, which is how its
-own WebSocket transport does it. Ours is read and written by :meth:`StompConsumer.run` on the receiver's
+own WebSocket transport does it. Ours is read and written by :meth:`StompSession.run` on the receiver's
 thread, through a socket that never blocks. That way acknowledgements go out while reading is
 paused, heartbeats need no thread, TLS has the same settings as the other protocols (stomp.py takes no
 `ssl.SSLContext`), and frames are read by :mod:`pyspark_mq.sources.stomp.frames`, for the reasons given there.
@@ -26,8 +26,8 @@ from typing import Any, ClassVar
 from pyspark_mq.brokers.base import STOMP
 from pyspark_mq.brokers.facts import NOTHING_KNOWN, QueueFacts, of_artemis, of_artemis_settings
 from pyspark_mq.errors import MessageError, MqError
-from pyspark_mq.sources.connections.consumer import Greeting, QueueDepth, SessionLostError
 from pyspark_mq.sources.connections.decoder import ROW_BYTES, Decoder
+from pyspark_mq.sources.connections.session import Greeting, QueueDepth, SessionLostError
 from pyspark_mq.sources.stomp.connection import PROVED, StompConnection
 from pyspark_mq.sources.stomp.decoder import StompDecoder
 from pyspark_mq.sources.stomp.depth import Questions, QueueInfo
@@ -37,7 +37,7 @@ from pyspark_mq.sources.stomp.headers import as_text, text, value
 from pyspark_mq.sources.stomp.settling import Settling
 from pyspark_mq.sources.url import BrokerUrl
 
-__all__ = ["StompConsumer"]
+__all__ = ["StompSession"]
 
 _LOG = logging.getLogger("pyspark_mq")
 _INT32_MAX = 2**31 - 1
@@ -66,7 +66,7 @@ _SUBSCRIBED = "subscribed"
 _DISCONNECTED = "disconnected"
 
 
-class StompConsumer(StompConnection):
+class StompSession(StompConnection):
     """One connection with one or more subscriptions to the same destination."""
 
     decoder: ClassVar[Decoder] = StompDecoder()
@@ -123,7 +123,7 @@ class StompConsumer(StompConnection):
 
     def _ask_beside(self, asker: str, deadline: float) -> tuple[list[QueueInfo | None], dict[str, Any] | None]:
         """The answers over a connection that is there for the questions, or nothing: of the queue, of its address."""
-        beside = StompConsumer(self.endpoint, self.session, threading.Event())
+        beside = StompSession(self.endpoint, self.session, threading.Event())
         answers: list[QueueInfo | None] = []
         beside._on_info = answers.append
         beside._questions = questions = beside._make_questions()

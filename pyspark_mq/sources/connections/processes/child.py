@@ -16,11 +16,11 @@ from itertools import count
 
 from pyspark_mq.sources.connections.block import use_little_memory
 from pyspark_mq.sources.connections.events import Event, Progress
-from pyspark_mq.sources.connections.host import Host
 from pyspark_mq.sources.connections.parent import watch_parent
 from pyspark_mq.sources.connections.processes.wire import Channel, Hello, send_event
+from pyspark_mq.sources.connections.protocols import session_class
 from pyspark_mq.sources.connections.requests import Stop
-from pyspark_mq.sources.protocols import consumer_class
+from pyspark_mq.sources.connections.worker import Worker
 from pyspark_mq.sources.runtime import Threads, begin_thread
 
 __all__ = ["BOOT", "main"]
@@ -73,7 +73,7 @@ def main(descriptor: int) -> None:
 
     runtime = Threads()
     # All processes of a machine share that clock.
-    host = Host(consumer_class, hello.schema, emit, runtime, time.monotonic, count(hello.first_session))
+    host = Worker(session_class, hello.schema, emit, runtime, time.monotonic, count(hello.first_session))
 
     def go_round() -> None:
         for rest_s in host.life():

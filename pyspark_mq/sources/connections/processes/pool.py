@@ -36,11 +36,11 @@ from pyspark_mq.sources.connections.events import (
 )
 from pyspark_mq.sources.connections.processes.child import BOOT
 from pyspark_mq.sources.connections.processes.wire import Channel, Hello, read_event
-from pyspark_mq.sources.connections.receivers import Receivers
-from pyspark_mq.sources.connections.requests import Begin, SetLimits, Stop, ToHost
+from pyspark_mq.sources.connections.requests import Begin, SetLimits, Stop, ToWorker
+from pyspark_mq.sources.connections.workers import Workers
 from pyspark_mq.sources.runtime import Runtime, Task, begin_thread
 
-__all__ = ["Peer", "ProcessReceivers", "StartPeer"]
+__all__ = ["Peer", "ProcessWorkers", "StartPeer"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
@@ -64,7 +64,7 @@ _SESSIONS = 1 << 32
 class Peer(Protocol):
     """A process that lives, from outside."""
 
-    def send(self, message: ToHost) -> None:
+    def send(self, message: ToWorker) -> None:
         """Never blocks. What is said to one that has died is void, like its sessions."""
 
     def receive(self, timeout_s: float) -> Any:
@@ -110,7 +110,7 @@ class ChildProcess:
             _LOG.exception("a receiver process cannot be asked for something")
             self.hang_up()  # what is not asked for would be waited for
 
-    def send(self, message: ToHost) -> None:
+    def send(self, message: ToWorker) -> None:
         self._outbox.put(message)
 
     def receive(self, timeout_s: float) -> Any:
@@ -171,7 +171,7 @@ class _Process:
         self._receivers: dict[int, Begin] = {}
         #: Receiver -> its session that lives.
         self._sessions: dict[int, int] = {}
-        #: Receivers that were asked to stop, and have not said that they have.
+        #: Workers that were asked to stop, and have not said that they have.
         self._leaving: set[int] = set()
         self._peer: Peer | None = None
         self._stopping = threading.Event()
@@ -181,7 +181,7 @@ class _Process:
 
     # -- for the query's thread
 
-    def send(self, message: ToHost) -> None:
+    def send(self, message: ToWorker) -> None:
         """Say something, to whichever process is to hear it."""
         with self._lock:
             known = self._receivers.get(message.key)
@@ -329,7 +329,7 @@ class _Process:
             )
 
 
-class ProcessReceivers(Receivers):
+class ProcessWorkers(Workers):
     """Receivers in processes of their own.
 
     Args:
@@ -355,7 +355,7 @@ class ProcessReceivers(Receivers):
         self._dealt[key] = next(self._turns)
         return key
 
-    def send(self, message: ToHost) -> None:
+    def send(self, message: ToWorker) -> None:
         process = self._dealt.get(message.key)
         if process is None:
             return  # it was stopped

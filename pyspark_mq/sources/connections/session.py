@@ -4,9 +4,9 @@ A consumer object is one *session*. It never reconnects: when the connection, th
 raises :class:`SessionLostError` and is thrown away, and with it every handle it gave (rule 10: a handle used in another
 session acknowledges another message). The receiver then makes a new one.
 
-What may be called when: :meth:`~Consumer.open` once; then :meth:`~Consumer.consume`, again to widen the window;
-then :meth:`~Consumer.run`, again and again, with the requests (acknowledge, reject, ask, resume) between two runs;
-:meth:`~Consumer.close` at any time. One thread, the receiver's, calls all of them. :meth:`~Consumer.wake` is for
+What may be called when: :meth:`~Session.open` once; then :meth:`~Session.consume`, again to widen the window;
+then :meth:`~Session.run`, again and again, with the requests (acknowledge, reject, ask, resume) between two runs;
+:meth:`~Session.close` at any time. One thread, the receiver's, calls all of them. :meth:`~Session.wake` is for
 other threads.
 
 What may block: `open` for its timeout, `run` for its timeout, `close` for a moment. Requests only write down what the
@@ -17,8 +17,8 @@ happens per message on the receiving side.
 
 What survives a crash: nothing. The broker hands out again what was not acknowledged.
 
-Guarantee: a message is acknowledged only by :meth:`~Consumer.acknowledge` and refused only by
-:meth:`~Consumer.reject`; the end of the session for any reason gives all others back.
+Guarantee: a message is acknowledged only by :meth:`~Session.acknowledge` and refused only by
+:meth:`~Session.reject`; the end of the session for any reason gives all others back.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from pyspark_mq.sources.connections.decoder import Decoder, Unreadable
 from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.url import BrokerUrl
 
-__all__ = ["TRANSIT_S", "Consumer", "Greeting", "QueueDepth", "SessionLostError", "drained"]
+__all__ = ["TRANSIT_S", "Greeting", "QueueDepth", "Session", "SessionLostError", "drained"]
 
 #: How long a broker may take to hand out what is ready. On one machine it is milliseconds; paging and a busy
 #: broker make it more.
@@ -112,7 +112,7 @@ def drained(inbox: deque[Any], maximum: int | None = None) -> list[Any]:
     return raws
 
 
-class Consumer(ABC):
+class Session(ABC):
     """One session; see the contract at the top of this module."""
 
     decoder: ClassVar[Decoder]

@@ -29,7 +29,6 @@ import pyarrow as pa
 
 from pyspark_mq.errors import MqError
 from pyspark_mq.sources.connections.block import make_block
-from pyspark_mq.sources.connections.consumer import TRANSIT_S, Consumer, drained
 from pyspark_mq.sources.connections.events import (
     Confirmed,
     Delivered,
@@ -43,12 +42,13 @@ from pyspark_mq.sources.connections.events import (
     SessionStatus,
     Stopped,
 )
-from pyspark_mq.sources.connections.receiver import Receiver
-from pyspark_mq.sources.connections.requests import Ask, Begin, SetLimits, Stop, ToHost
+from pyspark_mq.sources.connections.keeper import SessionKeeper
+from pyspark_mq.sources.connections.requests import Ask, Begin, SetLimits, Stop, ToWorker
+from pyspark_mq.sources.connections.session import TRANSIT_S, Session, drained
 from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.runtime import Runtime, begin_thread
 
-__all__ = ["Host"]
+__all__ = ["Worker"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
@@ -69,20 +69,20 @@ _BYTES_MAX = 4 << 20
 class _Slot:
     """One receiver, and what the host knows of it."""
 
-    def __init__(self, begin: Begin, receiver: Receiver, make_consumer: type[Consumer]) -> None:
+    def __init__(self, begin: Begin, receiver: SessionKeeper, make_session: type[Session]) -> None:
         self.begin = begin
         self.receiver = receiver
-        self.decoder = make_consumer.decoder
-        self.consumer: Consumer | None = None
+        self.decoder = make_session.decoder
+        self.consumer: Session | None = None
         self.status: SessionStatus | None = None
         self.stopped = False
 
 
-class Host:
+class Worker:
     """Receivers, and what they bring.
 
     Args:
-        find_consumer: the consumer class of a protocol, by its name.
+        find_session: the consumer class of a protocol, by its name.
         schema: of the blocks to make.
         emit: called with every event, on the host's thread.
         runtime: what receivers run on.
@@ -95,14 +95,14 @@ class Host:
 
     def __init__(
         self,
-        find_consumer: Callable[[str], type[Consumer]],
+        find_session: Callable[[str], type[Session]],
         schema: pa.Schema,
         emit: Callable[[Event | Progress], None],
         runtime: Runtime,
         now_s: Callable[[], float],
         sessions: Iterator[int],
     ) -> None:
-        self._find_consumer = find_consumer
+        self._find_consumer = find_session
         self._schema = schema
         self._emit = emit
         self._runtime = runtime
@@ -117,7 +117,7 @@ class Host:
 
     # -- for the thread that asks
 
-    def handle(self, message: ToHost) -> None:
+    def handle(self, message: ToWorker) -> None:
         """Handle a message; only the end of a connection blocks, for a moment."""
         if isinstance(message, Begin):
             self._begin(message)
@@ -154,12 +154,12 @@ class Host:
             self._events.put(Failed(begin.key, missing))
             return
 
-        def make_consumer(endpoint: Endpoint, session: int, arrived: threading.Event) -> Consumer:
+        def make_session(endpoint: Endpoint, session: int, arrived: threading.Event) -> Session:
             consumer = make(endpoint, session, arrived)
             consumer.keeps_unreadable = begin.keeps_unreadable
             return consumer
 
-        receiver = Receiver(begin, make_consumer, self._events, self._sessions, self._runtime)
+        receiver = SessionKeeper(begin, make_session, self._events, self._sessions, self._runtime)
         self._slots[begin.key] = _Slot(begin, receiver, make)
         receiver.start()
 

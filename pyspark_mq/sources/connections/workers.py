@@ -13,19 +13,19 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from pyspark_mq.sources.connections.consumer import Consumer
 from pyspark_mq.sources.connections.events import Event, EventQueue, Progress, Stopped
-from pyspark_mq.sources.connections.host import Host
-from pyspark_mq.sources.connections.requests import Begin, Stop, ToHost
+from pyspark_mq.sources.connections.requests import Begin, Stop, ToWorker
+from pyspark_mq.sources.connections.session import Session
+from pyspark_mq.sources.connections.worker import Worker
 from pyspark_mq.sources.runtime import Runtime, Task
 
-__all__ = ["FindConsumer", "LocalReceivers", "Receivers"]
+__all__ = ["FindSession", "LocalWorkers", "Workers"]
 
 #: The consumer class of a protocol, by its name.
-FindConsumer: TypeAlias = Callable[[str], type[Consumer]]
+FindSession: TypeAlias = Callable[[str], type[Session]]
 
 
-class Receivers(ABC):
+class Workers(ABC):
     """Receivers of a query, wherever they are. Called by the query's thread.
 
     Nothing is in flight unseen: what a receiver has taken in is emitted, or lies behind its progress mark.
@@ -42,7 +42,7 @@ class Receivers(ABC):
         return key
 
     @abstractmethod
-    def send(self, message: ToHost) -> None:
+    def send(self, message: ToWorker) -> None:
         """Ask whoever keeps a receiver for something. Never blocks, but for the end of a connection."""
 
     @abstractmethod
@@ -64,23 +64,23 @@ class Receivers(ABC):
             route.put(event)
 
 
-class LocalReceivers(Receivers):
+class LocalWorkers(Workers):
     """Receivers of this process, and one thread that takes from them.
 
     Args:
-        find_consumer: the consumer class of a protocol.
+        find_session: the consumer class of a protocol.
         schema: of the blocks to make.
         runtime: time and threads.
     """
 
-    def __init__(self, find_consumer: FindConsumer, schema: pa.Schema, runtime: Runtime) -> None:
+    def __init__(self, find_session: FindSession, schema: pa.Schema, runtime: Runtime) -> None:
         super().__init__()
         self._runtime = runtime
         self._progress = (0, runtime.monotonic_s())
         self._task: Task | None = None
-        self._host = Host(find_consumer, schema, self._handle, runtime, runtime.monotonic_s, count(1))
+        self._host = Worker(find_session, schema, self._handle, runtime, runtime.monotonic_s, count(1))
 
-    def send(self, message: ToHost) -> None:
+    def send(self, message: ToWorker) -> None:
         if self._task is None:
             self._task = self._runtime.spawn("pyspark-mq host", self._host.life(), self._host.arrived)
         self._task.check()
