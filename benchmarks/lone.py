@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import pyarrow as pa
 
-from pyspark_mq.sources.protocols import consumer_class
+from pyspark_mq.sources.connections.protocols import session_class
 from pyspark_mq.spark_source.datasource import MqDataSource
 from pyspark_mq.spark_source.options import parse_options
 from pyspark_mq.spark_source.schema import BatchBuilder
@@ -31,7 +31,7 @@ class Lone:
 
     def __init__(self, options: Mapping[str, str]) -> None:
         source = MqDataSource(options)
-        consumer_class(parse_options(options).settings.endpoint.protocol)
+        session_class(parse_options(options).settings.endpoint.protocol)
         self._reader = source.streamReader(source.schema())
         self._process = psutil.Process()
         self._offset = self._reader.initialOffset()

@@ -17,7 +17,7 @@ import hypothesis
 import pytest
 
 from pyspark_mq.brokers.base import AMQP_0_9_1
-from pyspark_mq.sources.protocols import CONSUMERS
+from pyspark_mq.sources.connections.protocols import SESSIONS
 from testbed.brokers.node import Node, TlsFiles
 from testbed.brokers.rabbitmq import RabbitNode
 from testbed.distributions import TLA_TOOLS, fetch, find_java
@@ -119,7 +119,7 @@ def dealt(turn: int, cells: Sequence[Cell], *, every_protocol: bool) -> list[Cel
         every_protocol: on one cell of each protocol; otherwise on one cell.
     """
     real = [cell for cell in cells if cell != MEMORY_CELL]
-    hands = [[cell for cell in real if cell.protocol == name] for name in CONSUMERS] if every_protocol else [real]
+    hands = [[cell for cell in real if cell.protocol == name] for name in SESSIONS] if every_protocol else [real]
     mine = [hand[turn * _step(len(hand)) % len(hand)] for hand in hands if hand]
     return [cell for cell in cells if cell == MEMORY_CELL or cell in mine]
 

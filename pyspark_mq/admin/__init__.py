@@ -35,7 +35,7 @@ def ask_server(management: Management) -> str:
 
     Raises:
         BrokerUnavailableError: the management does not answer.
-        RefusedError: it does, and does not tell.
+        RefusedError: it refuses.
     """
     return _ADMINS[management.endpoint.broker.name].ask_server(management)
 
@@ -45,23 +45,23 @@ def ask_queue(management: Management, queue: str) -> QueueFacts:
 
     Raises:
         BrokerUnavailableError: the management does not answer.
-        RefusedError: it does, and does not tell.
+        RefusedError: it refuses.
     """
     return _ADMINS[management.endpoint.broker.name].ask_queue(management, queue)
 
 
 def ask_depth(management: Management, queue: str) -> int | None:
-    """Messages that wait in a queue and are not handed out; None if that is not told.
+    """Messages that wait in a queue and are not handed out; None if that is not reported.
 
     Raises:
         BrokerUnavailableError: the management does not answer.
-        RefusedError: it does, and does not tell.
+        RefusedError: it refuses.
     """
     return _ADMINS[management.endpoint.broker.name].ask_depth(management, queue)
 
 
 def ask_beside(endpoint: Endpoint) -> QueueFacts:
-    """Facts that the broker tells over a second connection, where sessions with the queue do not ask."""
+    """Facts that the broker reports over a second connection, where sessions with the queue do not ask."""
     dialect = endpoint.broker.amqp10
     if endpoint.protocol != AMQP_1_0 or dialect is None or not dialect.management or endpoint.queue is None:
         return NOTHING_KNOWN

@@ -49,7 +49,7 @@ def ask_depth(management: Management, queue: str) -> int | None:
 
 
 def _settings(answer: object) -> dict[str, Any]:
-    """Of an address; empty if the answer is something else."""
+    """Settings of an address; empty if the answer is something else."""
     try:
         settings = json.loads(answer) if isinstance(answer, str) else {}
     except ValueError:

@@ -1,7 +1,7 @@
 """Checks a queue's settings against late acknowledgement. Pure: facts in, findings out.
 
 The command `doctor` shows all findings; a query logs, once when it starts, the warnings and problems that follow from
-what its own connection tells. Both get their words here. What a broker's operator does about one is in
+what its own connection reports. Both get their words here. What a broker's operator does about one is in
 :attr:`pyspark_mq.brokers.base.Broker.remedies`, and a check without a remedy there does not apply to that broker.
 """
 
@@ -19,20 +19,20 @@ from pyspark_mq.dedup import OnMissing
 from pyspark_mq.sources.queues.watch import other_consumers
 from pyspark_mq.sources.settings import OnUnreadable, Settings
 
-__all__ = ["Finding", "Level", "Sample", "judge_queue", "judge_sample", "worth_a_line"]
+__all__ = ["Finding", "Level", "Sample", "check_queue", "check_sample", "worth_a_line"]
 
 #: The broker's default from RabbitMQ 4.0 on, and what a limit should not be below: a few restarts and reconnects.
 _AMPLE_DELIVERIES = 20
 #: Default of RabbitMQ's `consumer_timeout`, seconds.
 _USUAL_TIMEOUT_S = 1_800.0
 _IDS_SHOWN = 3
-#: Checks that say nothing worth a line of the log when a query starts: they have a warning of their own, or are asked
+#: Checks that are not logged when a query starts: they have a warning of their own, or are asked
 #: for by the command only.
 _NOT_LOGGED = frozenset({"other-consumers"})
 
 
 class Level(IntEnum):
-    """How bad it is: nothing, not known, worth knowing, or in the way of what the source promises."""
+    """Severity: none, unknown, worth knowing, or in the way of what the source promises."""
 
     OK = 0
     UNKNOWN = 1
@@ -88,24 +88,24 @@ class Sample:
 
 
 def worth_a_line(facts: QueueFacts, settings: Settings) -> list[str]:
-    """Lines to log when a query starts, from what its connection tells."""
-    found = judge_queue(facts, settings, "")
+    """Lines to log when a query starts, from what its connection reports."""
+    found = check_queue(facts, settings, "")
     return [str(one) for one in found if one.level >= Level.WARNING and one.check not in _NOT_LOGGED]
 
 
-def judge_queue(facts: QueueFacts, settings: Settings, to_know: str) -> list[Finding]:
-    """Judges the facts of a queue.
+def check_queue(facts: QueueFacts, settings: Settings, to_know: str) -> list[Finding]:
+    """Check the facts of a queue.
 
     Args:
         settings: of the query that reads it.
         to_know: what would let be known what is not.
     """
     remedies = settings.endpoint.broker.remedies
-    judge = _Judge(facts, settings, to_know)
-    return [found for check, of in _CHECKS.items() if check in remedies for found in of(judge)]
+    checks = _Checks(facts, settings, to_know)
+    return [found for check, of in _CHECKS.items() if check in remedies for found in of(checks)]
 
 
-class _Judge:
+class _Checks:
     def __init__(self, facts: QueueFacts, settings: Settings, to_know: str) -> None:
         self.facts = facts
         self.settings = settings
@@ -129,7 +129,7 @@ class _Judge:
     # -- the checks
 
     def queue(self) -> Iterator[Finding]:
-        """Does it keep its messages, and hand them out?"""
+        """Check whether the queue keeps its messages and hands them out."""
         check, kind = "queue", self.facts.kind or ""
         faults, hazards = self.facts.faults, self.facts.hazards
         for text in faults or ():
@@ -142,7 +142,7 @@ class _Judge:
             yield self._ok(check, f"{kind} queue, keeps its messages" if kind else "keeps its messages")
 
     def delivery_limit(self) -> Iterator[Finding]:
-        """How often may a session end before good messages are put aside?"""
+        """Check how often a session may end before good messages are dead-lettered."""
         check, limit = "delivery-limit", self.facts.delivery_limit
         if not self.broker.counts_drops:
             yield self._ok(check, "the end of a session does not count as a delivery")
@@ -157,7 +157,7 @@ class _Judge:
             yield self._ok(check, f"{limit:g} deliveries")
 
     def dead_letters(self) -> Iterator[Finding]:
-        """Is what is put aside kept?"""
+        """Check whether dead-lettered messages are kept."""
         check, facts = "dead-letters", self.facts
         refuses = OnMissing.REJECT is self.settings.on_missing or OnUnreadable.REJECT is self.settings.on_unreadable
         limit, target = facts.delivery_limit, facts.dead_letters_to
@@ -180,7 +180,7 @@ class _Judge:
             yield self._ok(check, f"dead letters go to {target}")
 
     def redelivery_delay(self) -> Iterator[Finding]:
-        """Does a replay wait for as long as the broker holds messages back?"""
+        """Check whether a replay outlasts the broker's redelivery delay."""
         check, delay_s, timeout_s = "redelivery-delay", self.facts.redelivery_delay_s, self.settings.replay_timeout_s
         own = self.broker.remedies[check]
         if delay_s is None:
@@ -190,15 +190,15 @@ class _Judge:
             yield self._ok(check, f"up to {delay_s:g} s, and a replay waits {timeout_s:g} s" if delay_s else "none")
         else:
             sure = "is" if self.broker.delays_drops else "may be"
-            tell = self._bad if self.broker.delays_drops else self._warn
+            make = self._bad if self.broker.delays_drops else self._warn
             text = (
                 f"what comes again {sure} held back for up to {delay_s:g} s, and a replay fails after {timeout_s:g} s"
             )
             advice = f"raise 'replayTimeout' above {math.ceil(delay_s)}s"
-            yield tell(check, text, f"{advice}, {own}" if own.startswith("or ") else advice)
+            yield make(check, text, f"{advice}, {own}" if own.startswith("or ") else advice)
 
     def consumer_timeout(self) -> Iterator[Finding]:
-        """Does the broker take back what a batch still works on?"""
+        """Check whether the broker takes back deliveries that a batch still works on."""
         check, timeout_s, settings = "consumer-timeout", self.facts.consumer_timeout_s, self.settings
         if timeout_s is None:
             text = f"not known: {_USUAL_TIMEOUT_S / 60:.0f} min unless the broker is configured otherwise"
@@ -217,7 +217,7 @@ class _Judge:
             yield self._ok(check, f"{timeout_s:g} s; batches and trigger intervals have to be shorter")
 
     def priorities(self) -> Iterator[Finding]:
-        """Does what comes again come first?"""
+        """Check whether redeliveries come first."""
         check, known = "priorities", self.facts.priorities
         if known is None:
             yield self._unknown(check)
@@ -229,7 +229,7 @@ class _Judge:
             yield self._ok(check, "none")
 
     def single_active(self) -> Iterator[Finding]:
-        """Is it this query that is handed messages?"""
+        """Check whether this query is the active consumer."""
         check, facts, count = "single-active-consumer", self.facts, self.settings.consumers
         if facts.single_active is None:
             yield self._unknown(check)
@@ -248,7 +248,7 @@ class _Judge:
             yield self._warn(check, f"{text}broker has noticed the end of the former")
 
     def other_consumers(self) -> Iterator[Finding]:
-        """Does somebody else read it?"""
+        """Check for consumers other than this query's."""
         check, others = "other-consumers", self.facts.other_consumers
         if others is None:
             yield self._unknown(check)
@@ -259,18 +259,18 @@ class _Judge:
             yield self._ok(check, "none")
 
     def prefetch(self) -> Iterator[Finding]:
-        """Is the source handed as many messages as it asks for?"""
-        check, settings, most = "prefetch", self.settings, self.facts.consumers_max
+        """Check whether the source gets the prefetch that it asks for."""
+        check, settings, count = "prefetch", self.settings, self.facts.consumers_max
         over_amqp10 = settings.endpoint.protocol == AMQP_1_0
         needed = settings.consumers + (not over_amqp10)
-        if most is not None and most < needed:
+        if count is not None and count < needed:
             why = ", and one more when a window is widened after a restart" if needed > settings.consumers else ""
-            text = f"the queue takes {most:g} consumer(s), and this query needs {settings.consumers}{why}"
+            text = f"the queue takes {count:g} consumer(s), and this query needs {settings.consumers}{why}"
             yield self._bad(check, text)
-        elif most is not None and most == needed and over_amqp10 and not self._confirms:
-            text = f"the queue takes {most:g} consumer(s), and this query is handed messages by as many: the link by "
+        elif count is not None and count == needed and over_amqp10 and not self._confirms:
+            text = f"the queue takes {count:g} consumer(s), and this query is handed messages by as many: the link by "
             yield self._warn(check, f"{text}which acknowledgements are confirmed is refused each time, and logged")
-        elif settings.prefetch == self.broker.odd_prefetch:
+        elif settings.prefetch == self.broker.replaced_prefetch:
             text = (
                 f"the broker takes {settings.prefetch} for its own default, and puts `queuePrefetch` of its policy in "
             )
@@ -284,7 +284,7 @@ class _Judge:
         return self.broker.amqp10 is None or self.broker.amqp10.confirms
 
     def page_size(self) -> Iterator[Finding]:
-        """Does the queue have to be woken for each page?"""
+        """Check whether the queue has to be woken for each page."""
         check, size = "page-size", self.facts.page_size
         if size is None:
             yield self._unknown(check)
@@ -295,7 +295,7 @@ class _Judge:
             yield self._ok(check, f"maxPageSize is {size:,}")
 
     def write_timeout(self) -> Iterator[Finding]:
-        """Are the messages of a client that vanished had back soon?"""
+        """Check how soon the messages of a vanished client come back."""
         check, timeout_s = "write-timeout", self.facts.write_timeout_s
         if timeout_s is None:
             yield self._unknown(check)
@@ -308,7 +308,7 @@ class _Judge:
             yield self._ok(check, f"soWriteTimeout is {timeout_s:g} s")
 
     def slow_consumers(self) -> Iterator[Finding]:
-        """Is who acknowledges late thrown out?"""
+        """Check whether the broker evicts slow consumers."""
         check, what = "slow-consumers", self.facts.slow_consumers
         if what is None:
             yield self._unknown(check)
@@ -319,18 +319,18 @@ class _Judge:
 
 
 _CHECKS = {
-    "queue": _Judge.queue,
-    "delivery-limit": _Judge.delivery_limit,
-    "dead-letters": _Judge.dead_letters,
-    "redelivery-delay": _Judge.redelivery_delay,
-    "consumer-timeout": _Judge.consumer_timeout,
-    "priorities": _Judge.priorities,
-    "single-active-consumer": _Judge.single_active,
-    "other-consumers": _Judge.other_consumers,
-    "prefetch": _Judge.prefetch,
-    "page-size": _Judge.page_size,
-    "write-timeout": _Judge.write_timeout,
-    "slow-consumers": _Judge.slow_consumers,
+    "queue": _Checks.queue,
+    "delivery-limit": _Checks.delivery_limit,
+    "dead-letters": _Checks.dead_letters,
+    "redelivery-delay": _Checks.redelivery_delay,
+    "consumer-timeout": _Checks.consumer_timeout,
+    "priorities": _Checks.priorities,
+    "single-active-consumer": _Checks.single_active,
+    "other-consumers": _Checks.other_consumers,
+    "prefetch": _Checks.prefetch,
+    "page-size": _Checks.page_size,
+    "write-timeout": _Checks.write_timeout,
+    "slow-consumers": _Checks.slow_consumers,
 }
 
 
@@ -345,8 +345,8 @@ def _lowered(text: str) -> str:
 # -- messages ----------------------------------------------------------------------------------
 
 
-def judge_sample(sample: Sample, settings: Settings) -> list[Finding]:
-    """Judges some messages of a queue."""
+def check_sample(sample: Sample, settings: Settings) -> list[Finding]:
+    """Check some messages of a queue."""
     found = [] if not sample.cut_short else [_cut_short(sample, settings)]
     count = len(sample.sizes)
     if not count:
@@ -411,7 +411,7 @@ def _ids(sample: Sample, settings: Settings) -> Iterator[Finding]:
 
 
 def _sizes(sample: Sample, settings: Settings) -> Finding:
-    check, most, sizes = "message-sizes", settings.max_bytes, sample.sizes
+    check, maximum, sizes = "message-sizes", settings.max_bytes, sample.sizes
     seen = f"{len(sizes)} message(s), {min(sizes):,} to {max(sizes):,} bytes ({sample.how})"
     if max(sizes) > settings.max_partition_bytes:
         return Finding(
@@ -420,13 +420,13 @@ def _sizes(sample: Sample, settings: Settings) -> Finding:
             "query fails",
             "raise spark.rpc.message.maxSize above the largest message, and 'maxPartitionBytes' to just below that",
         )  # fmt: skip
-    if max(sizes) > most:
-        large = sum(1 for size in sizes if size > most)
+    if max(sizes) > maximum:
+        large = sum(1 for size in sizes if size > maximum)
         return Finding(
             check, Level.WARNING,
-            f"{seen}; {large} above 'maxBytesPerTrigger' ({most:,}): each of those is an epoch of its own",
+            f"{seen}; {large} above 'maxBytesPerTrigger' ({maximum:,}): each of those is an epoch of its own",
             f"raise 'maxBytesPerTrigger' to {max(sizes)} or more",
         )  # fmt: skip
-    fits = int(most / max(1.0, sum(sizes) / len(sizes)))
+    fits = int(maximum / max(1.0, sum(sizes) / len(sizes)))
     bound = f"about {fits:,} by 'maxBytesPerTrigger'" if fits < settings.max_messages else f"{settings.max_messages:,}"
     return Finding(check, Level.OK, f"{seen}; an epoch takes {bound}")

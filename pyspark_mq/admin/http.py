@@ -1,6 +1,6 @@
 """Option `managementUrl`: a broker asked over HTTP, for its queues and for what is set for one.
 
-No protocol of messages can list queues on every broker, and none tells all that is set for one. The brokers' management
+No protocol of messages can list queues on every broker, and none reports all settings of one. The brokers' management
 over HTTP can: RabbitMQ's API (plugin `rabbitmq_management`, "HTTP API"), Jolokia of the ActiveMQ brokers' consoles
 ("Jolokia protocol"). A user with the right to look is enough.
 """
@@ -45,7 +45,7 @@ _PAGE = 500
 _PAGES_MAX = 2_000
 _OK = 200
 _NOT_FOUND = 404
-_ODD = "the answer is not that of the broker's management"
+_UNEXPECTED = "the answer is not that of the broker's management"
 #: What Jolokia says where there is no such MBean.
 _NO_MBEAN = "javax.management.InstanceNotFoundException"
 #: Of what a port says instead of an answer.
@@ -72,7 +72,7 @@ class Management:
 
     @classmethod
     def of(cls, text: str, endpoint: Endpoint) -> Management:
-        """The same from the option's text.
+        """Parse the option's text.
 
         Raises:
             OptionError: it is no URL, or the broker cannot be asked.
@@ -86,8 +86,8 @@ class Management:
         except ValueError:
             place, parts = "", urlsplit("")
         # Behind a slash in a password that was not escaped there is an '@'.
-        odd = parts.query or parts.fragment or "@" in parts.path or not parts.path.isascii() or " " in parts.path
-        if parts.scheme not in ("http", "https") or not parts.hostname or odd or CONTROL.search(unquote(text)):
+        extra = parts.query or parts.fragment or "@" in parts.path or not parts.path.isascii() or " " in parts.path
+        if parts.scheme not in ("http", "https") or not parts.hostname or extra or CONTROL.search(unquote(text)):
             shown = f"{redact(text)!r} is not accepted; accepted is such as {listing.url}; {ESCAPES}"
             raise OptionError("managementUrl", shown)
         url = f"{parts.scheme}://{place}{parts.path.rstrip('/')}"
@@ -103,7 +103,7 @@ class Management:
 
     @property
     def user(self) -> str | None:
-        """Who asks; None where nobody is named."""
+        """User name of the requests; None without one."""
         return self.username if self.username is not None else self.endpoint.user(self.endpoint.urls[0])
 
     def names(self) -> list[str]:
@@ -111,7 +111,7 @@ class Management:
 
         Raises:
             BrokerUnavailableError: it does not answer.
-            RefusedError: it does, and does not tell.
+            RefusedError: it refuses.
         """
         listing = self._listing
         return sorted(set(self._by_jolokia(listing) if listing.mbeans else self._by_api(listing)))
@@ -135,18 +135,18 @@ class Management:
             if not isinstance(pages, int) or page >= pages:
                 return
             if time.monotonic() > end_s:
-                told = f"{page} of {pages} pages of its queues came in {_LIST_TIMEOUT_S:g} s"
-                raise BrokerUnavailableError(self._problem(f"it does not answer: {told}"))
+                progress = f"{page} of {pages} pages of its queues came in {_LIST_TIMEOUT_S:g} s"
+                raise BrokerUnavailableError(self._problem(f"it does not answer: {progress}"))
         raise self.refused(f"it has more than {_PAGES_MAX * _PAGE:,} queues, of which the rest would be left out")
 
     def _by_jolokia(self, listing: Listing) -> Iterator[str]:
         for queue in self.read(listing.mbeans, "Name").values():
             yield self._name(queue.get("Name"))
 
-    def _name(self, told: object) -> str:
-        if not isinstance(told, str):
-            raise self.refused(_ODD)
-        return told
+    def _name(self, value: object) -> str:
+        if not isinstance(value, str):
+            raise self.refused(_UNEXPECTED)
+        return value
 
     # -- questions
 
@@ -158,7 +158,7 @@ class Management:
 
         Raises:
             BrokerUnavailableError: it does not answer.
-            RefusedError: it does, and does not tell.
+            RefusedError: it refuses.
         """
         found = self._at(path)
         return None if found is None else self._object(found)
@@ -178,7 +178,7 @@ class Management:
 
         Raises:
             BrokerUnavailableError: it does not answer.
-            RefusedError: it does, and does not tell.
+            RefusedError: it refuses.
         """
         value = self._jolokia({"type": "read", "mbean": mbeans, "attribute": list(attributes)})
         found = {} if value is None else self._object(value)
@@ -189,7 +189,7 @@ class Management:
 
         Raises:
             BrokerUnavailableError: it does not answer.
-            RefusedError: it does, and does not tell.
+            RefusedError: it refuses.
         """
         return self._jolokia({"type": "exec", "mbean": mbean, "operation": operation, "arguments": list(arguments)})
 
@@ -204,12 +204,12 @@ class Management:
 
     def _object(self, answer: object) -> dict[str, Any]:
         if not isinstance(answer, dict):
-            raise self.refused(_ODD)
+            raise self.refused(_UNEXPECTED)
         return answer
 
     def _entries(self, answer: object) -> list[dict[str, Any]]:
         if not isinstance(answer, list):
-            raise self.refused(_ODD)
+            raise self.refused(_UNEXPECTED)
         return [self._object(entry) for entry in answer]
 
     def _ask(self, path: str, body: object = None, *, missing_is_none: bool = False) -> Any:
@@ -294,7 +294,7 @@ class _Answering(io.RawIOBase):
         self._socket, self._end_s, self._came = connected, end_s, 0
 
     def makefile(self, _: str) -> io.BufferedReader:
-        """What an :class:`HTTPResponse` asks of a socket."""
+        """Return the file that an :class:`HTTPResponse` reads."""
         return io.BufferedReader(self)
 
     def readable(self) -> bool:

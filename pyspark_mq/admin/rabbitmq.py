@@ -24,16 +24,16 @@ def ask_server(management: Management) -> str:
 def ask_queue(management: Management, queue: str) -> QueueFacts:
     server = ask_server(management)
     host = management.endpoint.urls[0].virtual_host
-    told = management.get("queues", host, queue)
-    if told is None:
+    queue_object = management.get("queues", host, queue)
+    if queue_object is None:
         return NOTHING_KNOWN
-    policy = _policy(management, host, queue, str(told.get("type")))
-    facts = of_rabbitmq(told, version_of(server), policy)
-    arguments = told.get("arguments")
+    policy = _policy(management, host, queue, str(queue_object.get("type")))
+    facts = of_rabbitmq(queue_object, version_of(server), policy)
+    arguments = queue_object.get("arguments")
     arguments = arguments if isinstance(arguments, Mapping) else {}
     exchange = arguments.get("x-dead-letter-exchange", policy.get("dead-letter-exchange"))
     key = arguments.get("x-dead-letter-routing-key", policy.get("dead-letter-routing-key"))
-    details = told.get("consumer_details")
+    details = queue_object.get("consumer_details")
     consumers = [one for one in details if isinstance(one, Mapping)] if isinstance(details, list) else []
     # From 4.3 on each has the one that holds for it, whoever has set it.
     timeouts_ms = [int(one["consumer_timeout"]) for one in consumers if isinstance(one.get("consumer_timeout"), int)]
@@ -48,22 +48,22 @@ def ask_queue(management: Management, queue: str) -> QueueFacts:
 
 
 def ask_depth(management: Management, queue: str) -> int | None:
-    told = management.get("queues", management.endpoint.urls[0].virtual_host, queue) or {}
-    ready = told.get("messages_ready")
+    queue_object = management.get("queues", management.endpoint.urls[0].virtual_host, queue) or {}
+    ready = queue_object.get("messages_ready")
     return ready if isinstance(ready, int) else None
 
 
 def _policy(management: Management, host: str, queue: str, kind: str) -> dict[str, Any]:
     """The arguments that policies set for a queue, taken from their list.
 
-    The queue itself tells it too, but with its statistics: a policy was not there 20 s after it was set (4.3).
+    The queue itself reports it too, but with its statistics: a policy was not there 20 s after it was set (4.3).
     """
     given = policy_of(management.get_all("policies", host), queue, kind)
     return merged_policy(given, policy_of(management.get_all("operator-policies", host), queue, kind))
 
 
 def _arrives(management: Management, host: str, exchange: object, key: object) -> bool | None:
-    """Does a queue get what is sent there?"""
+    """Return whether a queue gets what is published there; None if unknown."""
     if not exchange:
         return None if not key else management.get("queues", host, str(key)) is not None
     return bool(management.get_all("exchanges", host, str(exchange), "bindings", "source"))

@@ -55,7 +55,7 @@ ACTIVEMQ = Broker(
         }
     ),
     # The default of a queue's prefetch: `PolicyEntry.configurePrefetch` puts `queuePrefetch` in its place (5.18, 6.3).
-    odd_prefetch=1_000,
+    replaced_prefetch=1_000,
     copies=frozenset({AMQP_1_0, STOMP}),
     stomp=StompDialect(
         queue="/queue/{name}",

@@ -140,17 +140,17 @@ class Amqp10Dialect:
     settles_apart: bool = False
 
     def queue_address(self, name: str, version: str) -> str:
-        """Where a queue is in this version of the broker; an unknown version counts as an early one."""
+        """Return a queue's address in this version of the broker; an unknown version counts as an early one."""
         if self.queue_since is not None and _major(version) >= self.queue_since[0]:
             return self.queue_since[1].format(name=quote(name, safe=""))
         return self.queue.format(name=self._written(name))
 
     def answers(self, version: str) -> bool:
-        """Does this version answer questions for a queue? An unknown one counts as an early one."""
+        """Return whether this version has management queries for a queue; an unknown one counts as an early one."""
         return self.management_since is not None and _major(version) >= self.management_since
 
     def topic_address(self, name: str) -> str:
-        """Where a topic is."""
+        """Return a topic's address."""
         return self.topic.format(name=self._written(name))
 
     def _written(self, name: str) -> str:
@@ -159,7 +159,7 @@ class Amqp10Dialect:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """How a broker tells the names of its queues over HTTP: by an API of its own, or by Jolokia, an agent for JMX.
+    """List of a broker's queues over HTTP: an API of its own, or Jolokia, an agent for JMX.
 
     Attributes:
         url: value of the option `managementUrl` where everything is on its default port.
@@ -200,12 +200,12 @@ class Broker:
         delivery_limit_note: what an operator has to know about messages that are handed out
             again and again; shown with data-loss errors.
         node_lost_s: how long the nodes of a cluster take one for alive that is not, and with it its clients.
-        away: what it says, beside "not found", of a queue that it knows and nobody can use now, as the node that has
+        unavailable_reasons: what it says, beside "not found", of a queue that nobody can use now, as the node that has
             it is not there.
-        listing: how it tells the names of its queues; None if it does not.
+        listing: how it lists the names of its queues; None if it does not.
         remedies: a setting that bites who acknowledges late -> what an operator does about it. What is not among them
             does not apply to this broker. Names: :mod:`pyspark_mq.admin.checks`.
-        odd_prefetch: a prefetch that the broker takes for its own default and replaces by what a policy says; None if
+        replaced_prefetch: one that the broker takes for its own default and replaces by what a policy says; None if
             it takes all as they are.
         delays_drops: does a redelivery delay hold back what the end of a session returns, every time?
         by_priority: are messages of any queue handed out by their priority?
@@ -231,14 +231,14 @@ class Broker:
     ids_by_protocol: bool
     delivery_limit_note: str
     remedies: Mapping[str, str] = field(default_factory=dict)
-    odd_prefetch: int | None = None
+    replaced_prefetch: int | None = None
     delays_drops: bool = False
     by_priority: bool = False
     flaws: Mapping[str, tuple[tuple[int, int], str]] = field(default_factory=dict)
     proves_new: bool = False
     copies: frozenset[str] = frozenset()
     node_lost_s: float = 0.0
-    away: tuple[str, ...] = ()
+    unavailable_reasons: tuple[str, ...] = ()
     products: frozenset[str] = frozenset()
     listing: Listing | None = None
     stomp: StompDialect | None = None
@@ -247,5 +247,5 @@ class Broker:
     stranded_note: str = ""
 
     def will_be_back(self, reason: str) -> bool:
-        """Is a queue that is refused for this reason only away?"""
-        return any(words in reason for words in self.away)
+        """Return whether a queue refused for this reason is only temporarily unavailable."""
+        return any(words in reason for words in self.unavailable_reasons)

@@ -1,6 +1,6 @@
 """Facts of a queue, and how the answers of brokers are read for them. Pure: no I/O, no clock.
 
-A fact is None where it is not known: not told over this connection, or to this user. What a broker is known not to have
+A fact is None where unknown: not reported over this connection or to this user. What a broker is known not to have
 is a value, as 0 seconds or infinitely many. Answers come as decoded JSON, or as the same values over AMQP 1.0.
 """
 
@@ -40,7 +40,7 @@ class QueueFacts:
         kind: RabbitMQ's type of the queue: classic, quorum, stream.
         ready: messages waiting.
         other_consumers: consumers beside the one that asks.
-        consumer_names: who they are, as far as the broker tells.
+        consumer_names: who they are, as far as the broker reports them.
         delivery_limit: deliveries after which a message is put aside; infinite for no limit.
         dead_letters_to: where it goes then; empty if it is dropped.
         dead_letters_arrive: is there a queue that keeps it?
@@ -76,7 +76,7 @@ class QueueFacts:
     faults: tuple[str, ...] | None = None
 
     def or_else(self, other: QueueFacts) -> QueueFacts:
-        """These, and where they are not known the other ones."""
+        """Return these facts, with unknown ones taken from `other`."""
         unknown = [field.name for field in fields(self) if getattr(self, field.name) is None]
         return replace(self, **{name: getattr(other, name) for name in unknown})
 
@@ -94,22 +94,22 @@ def version_of(server: str) -> tuple[int, int]:
 
 
 def of_rabbitmq(
-    told: Mapping[str, Any], version: tuple[int, int], policy: Mapping[str, Any] | None = None
+    reported: Mapping[str, Any], version: tuple[int, int], policy: Mapping[str, Any] | None = None
 ) -> QueueFacts:
     """A queue by its properties and arguments, and by the policies that apply to it.
 
     Args:
-        told: of the HTTP API or of the management over AMQP 1.0, which name them alike.
+        reported: of the HTTP API or of the management over AMQP 1.0, which name them alike.
         version: major and minor.
         policy: definition of the policy with that of the operator policy; None if it is not known. What a policy may
             set is not known then, unless the arguments do.
 
     Where both set a number, the lower one holds (RabbitMQ's documentation, "Policies"); of names, the argument's.
     """
-    given = told.get("arguments")
+    given = reported.get("arguments")
     arguments: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
     setting = _Setting(arguments, policy)
-    kind = str(told["type"]) if told.get("type") else None
+    kind = str(reported["type"]) if reported.get("type") else None
     quorum = kind == "quorum"
     return QueueFacts(
         kind=kind,
@@ -119,8 +119,8 @@ def of_rabbitmq(
         consumer_timeout_s=_rabbitmq_timeout_s(setting, kind, version),
         priorities=None if kind is None else not quorum and bool(_number(arguments.get("x-max-priority"))),
         single_active=bool(arguments.get("x-single-active-consumer", False)),
-        hazards=_rabbitmq_hazards(told, setting) if policy is not None else None,
-        faults=_rabbitmq_faults(told, kind),
+        hazards=_rabbitmq_hazards(reported, setting) if policy is not None else None,
+        faults=_rabbitmq_faults(reported, kind),
     )
 
 
@@ -188,7 +188,7 @@ def delayed_retry_s(arguments: Mapping[str, Any]) -> float:
     return _delay_s(_Setting(arguments, {})) or 0.0
 
 
-def _rabbitmq_hazards(told: Mapping[str, Any], setting: _Setting) -> tuple[str, ...]:
+def _rabbitmq_hazards(reported: Mapping[str, Any], setting: _Setting) -> tuple[str, ...]:
     ttl_ms, length = setting.number("message-ttl"), setting.number("max-length")
     size, unused_ms = setting.number("max-length-bytes"), setting.number("expires")
     hazards = []
@@ -199,18 +199,18 @@ def _rabbitmq_hazards(told: Mapping[str, Any], setting: _Setting) -> tuple[str, 
         hazards.append(f"beyond {what} the oldest are dropped (max-length, overflow drop-head)")
     if unused_ms is not None and unused_ms >= 0:
         hazards.append(f"it is deleted when nobody uses it for {unused_ms / _MS:g} s (expires)")
-    if told.get("auto_delete"):
+    if reported.get("auto_delete"):
         hazards.append("it is deleted with its messages when its last consumer is gone (auto-delete)")
-    if told.get("durable") is False:
+    if reported.get("durable") is False:
         hazards.append("it is gone when the broker restarts (not durable)")
     return tuple(hazards)
 
 
-def _rabbitmq_faults(told: Mapping[str, Any], kind: str | None) -> tuple[str, ...]:
+def _rabbitmq_faults(reported: Mapping[str, Any], kind: str | None) -> tuple[str, ...]:
     faults = []
     if kind == "stream":
         faults.append("it is a stream, which keeps what is acknowledged")
-    if told.get("exclusive"):
+    if reported.get("exclusive"):
         faults.append("it is exclusive: only the connection that has declared it may read it")
     return tuple(faults)
 
@@ -308,27 +308,27 @@ def of_artemis(queue: Mapping[str, Any]) -> QueueFacts:
 
     The latter has the same names in another case, and all values as text.
     """
-    told = {name[:1].lower() + name[1:]: value for name, value in queue.items()}
-    if not told:
+    reported = {name[:1].lower() + name[1:]: value for name, value in queue.items()}
+    if not reported:
         return QueueFacts()
-    target = told.get("deadLetterAddress", "")
-    consumers = _number(told.get("consumerCount"))
+    target = reported.get("deadLetterAddress", "")
+    consumers = _number(reported.get("consumerCount"))
     return QueueFacts(
         other_consumers=consumers,
-        ready=_number(told.get("messageCount")),
-        dead_letters_to=None if "deadLetterAddress" not in told else f"address '{target}'" if target else "",
-        single_active=_flag(told.get("exclusive")),
-        consumers_max=_limit(_number(told.get("maxConsumers"))),
-        hazards=_artemis_hazards(told),
-        faults=("it is paused, and hands nothing out",) if _flag(told.get("paused")) else (),
+        ready=_number(reported.get("messageCount")),
+        dead_letters_to=None if "deadLetterAddress" not in reported else f"address '{target}'" if target else "",
+        single_active=_flag(reported.get("exclusive")),
+        consumers_max=_limit(_number(reported.get("maxConsumers"))),
+        hazards=_artemis_hazards(reported),
+        faults=("it is paused, and hands nothing out",) if _flag(reported.get("paused")) else (),
     )
 
 
 def artemis_answer(body: bytes) -> Any:
     """The answer in a management message of Artemis: JSON as a text in a list in JSON. None if it is something else."""
     try:
-        (told,) = json.loads(body)
-        return json.loads(told)
+        (reported,) = json.loads(body)
+        return json.loads(reported)
     except (ValueError, TypeError, RecursionError):  # refused in words, or another form
         return None
 
@@ -354,7 +354,7 @@ def _artemis_delay_s(settings: Mapping[str, Any]) -> float:
         return 0.0
     try:
         factor = float(settings.get("redeliveryMultiplier") or 1)
-    except (TypeError, ValueError):  # told in another form
+    except (TypeError, ValueError):  # reported in another form
         factor = 1.0
     longest_ms = _number(settings.get("maxRedeliveryDelay")) or 0
     if factor <= 1:
@@ -362,21 +362,21 @@ def _artemis_delay_s(settings: Mapping[str, Any]) -> float:
     return (longest_ms if longest_ms > 0 else delay_ms * _DELAY_FACTOR) / _MS
 
 
-def _artemis_hazards(told: Mapping[str, Any]) -> tuple[str, ...]:
+def _artemis_hazards(reported: Mapping[str, Any]) -> tuple[str, ...]:
     hazards = []
-    ring = _number(told.get("ringSize"))
-    before = _number(told.get("consumersBeforeDispatch")) or 0
-    if _flag(told.get("purgeOnNoConsumers")):
+    ring = _number(reported.get("ringSize"))
+    before = _number(reported.get("consumersBeforeDispatch")) or 0
+    if _flag(reported.get("purgeOnNoConsumers")):
         hazards.append("it is emptied when its last consumer is gone (purge-on-no-consumers)")
     if ring is not None and ring >= 0:
         hazards.append(f"beyond {ring} messages the oldest are dropped (ring-size)")
-    if _flag(told.get("lastValue")):
+    if _flag(reported.get("lastValue")):
         hazards.append("a newer message takes the place of an older one with the same key (last-value)")
     if before > 1:
         hazards.append(f"it hands nothing out before it has {before} consumers (consumers-before-dispatch)")
-    if _flag(told.get("autoDelete")):
+    if _flag(reported.get("autoDelete")):
         hazards.append("it is deleted when it is empty and nobody uses it (auto-delete)")
-    if _flag(told.get("durable")) is False:
+    if _flag(reported.get("durable")) is False:
         hazards.append("it is gone when the broker restarts (not durable)")
     return tuple(hazards)
 

@@ -17,6 +17,6 @@ _AMAZON = re.compile(r"\.mq\.[a-z0-9-]+\.(?:on\.aws|amazonaws\.com(?:\.cn)?)\.?"
 
 
 def hosted_by(host: str) -> str:
-    """Who runs the broker at this host; empty if nothing is known of that."""
+    """Return the provider that runs the broker at this host; empty if unknown."""
     found = _AMAZON.search(host)
     return AMAZON_MQ if found is not None and found.end() == len(host) else ""

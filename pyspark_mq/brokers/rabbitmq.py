@@ -39,7 +39,7 @@ RABBITMQ = Broker(
     # Over AMQP 1.0 twice its setting `heartbeat`, 60 s by default. And from 4.3 on a quorum queue keeps for
     # `consumer-disconnected-timeout`, 60 s by default, what it had handed out through a node that is gone.
     half_open_s=MappingProxyType({AMQP_0_9_1: 65.0, AMQP_1_0: 120.0, STOMP: 65.0}),
-    # From 4.3 on a quorum queue that is told of the end of such a consumer twice forgets to wait for that timeout, and
+    # From 4.3 on a quorum queue that hears of the end of such a consumer twice forgets to wait for that timeout, and
     # keeps its messages for `consumer_timeout`, 30 min by default (`rabbit_fifo:update_consumer_status/2`, 4.3.6).
     stranded_s=1_800.0 + 65.0,
     stranded_note=(
@@ -54,7 +54,7 @@ RABBITMQ = Broker(
     # Erlang's `net_ticktime`, 60 s by default, and a quarter of it.
     node_lost_s=75.0,
     # Of a queue that is on one node, or while a node stops (`rabbit_amqqueue:absent`).
-    away=("is down or inaccessible", "is stopped by supervisor", "due to timeout"),
+    unavailable_reasons=("is down or inaccessible", "is stopped by supervisor", "due to timeout"),
     delays_drops=True,
     flaws=MappingProxyType(
         {

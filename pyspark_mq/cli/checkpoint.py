@@ -189,7 +189,7 @@ def content_of(place: str, log: str, name: str) -> bytes:
 
 
 def _batches(place: str, log: str) -> list[int]:
-    """Those that have a file there."""
+    """Return the batches that have a file in this log."""
     return [int(name) for name in names_in(place, log) if name.isascii() and name.isdecimal()]
 
 
@@ -199,7 +199,7 @@ def failure(place: str, what: str, failed: Exception) -> CheckpointError:
 
 
 def read_batch(place: str, batch: int, id_log: str | None = None) -> dict[int, PlannedEpoch | None]:
-    """What one batch has of each source of the query, by its place; None of a source of another kind.
+    """Return a batch's epoch for each source of the query, by its place; None for a source of another kind.
 
     Raises:
         CheckpointError: it cannot be read.

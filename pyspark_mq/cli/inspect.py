@@ -14,7 +14,7 @@ __all__ = ["report", "written"]
 
 
 def report(checkpoint: Checkpoint, *, ids: bool, now_s: float | None = None) -> dict[str, Any]:
-    """The same for machines.
+    """Describe a checkpoint for machines.
 
     Args:
         ids: with all IDs, in their order.
@@ -56,16 +56,16 @@ def _epoch(planned_epoch: PlannedEpoch, now_s: float, *, ids: bool) -> dict[str,
 
 
 def _queue(keys: Sequence[Key], *, ids: bool) -> dict[str, Any]:
-    told: dict[str, Any] = {"planned": len(keys)}
-    return {**told, "plannedIds": list(map(key_text, keys))} if ids else told
+    described: dict[str, Any] = {"planned": len(keys)}
+    return {**described, "plannedIds": list(map(key_text, keys))} if ids else described
 
 
-def written(told: dict[str, Any]) -> Iterator[str]:
+def written(described: dict[str, Any]) -> Iterator[str]:
     """The report as lines for people."""
-    yield f"checkpoint {told['checkpoint']}"
-    batch = told["committedBatch"]
+    yield f"checkpoint {described['checkpoint']}"
+    batch = described["committedBatch"]
     yield f"newest committed batch: {'none' if batch is None else batch}"
-    for source in told["sources"]:
+    for source in described["sources"]:
         yield ""
         identity = f" ({source['brokerIdentity']})" if source["brokerIdentity"] else ""
         yield f"source {source['source']}: {source['reads']}, broker {source['broker']}{identity}"
@@ -84,8 +84,8 @@ def _epoch_lines(name: str, epoch: dict[str, Any]) -> Iterator[str]:
         f"  {name}: batch {epoch['batch']}, epoch {epoch['epoch']}{age}: {epoch['planned']:,} planned, "
         f"offset of {epoch['offsetCharacters']:,} characters{file}"
     )
-    told = ", ".join(f"{files} {kind}" for kind, files in epoch["remembered"].items())
-    yield f"    remembered besides, in parts of files: {told}"
+    described = ", ".join(f"{files} {kind}" for kind, files in epoch["remembered"].items())
+    yield f"    remembered besides, in parts of files: {described}"
     if len(epoch["queues"]) > 1:
         for queue, counts in epoch["queues"].items():
             yield f"    {queue}: {counts['planned']:,} planned"

@@ -25,7 +25,7 @@ from pyspark_mq.cli.doctor.report import as_json, summary, worst
 from pyspark_mq.cli.doctor.report import written as written_section
 from pyspark_mq.cli.inspect import report, written
 from pyspark_mq.cli.peek import peek
-from pyspark_mq.cli.release import mark, open_epochs, seek, told
+from pyspark_mq.cli.release import describe, mark, open_epochs, seek
 from pyspark_mq.cli.repair import find_damage
 from pyspark_mq.errors import MqError, OptionError, shown
 from pyspark_mq.logs import COMMAND
@@ -38,7 +38,7 @@ _BODY_SHOWN = 200
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what is asked for; the exit code."""
+    """Run a command and return its exit code."""
     setattr(threading.current_thread(), COMMAND, True)
     given = _parsed(arguments)
     try:
@@ -124,8 +124,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_id_log(parser: argparse.ArgumentParser) -> None:
-    told = "where the files of option 'idLog' are, if they were moved or its URI has credentials"
-    parser.add_argument("--id-log", metavar="FOLDER", help=told)
+    text = "where the files of option 'idLog' are, if they were moved or its URI has credentials"
+    parser.add_argument("--id-log", metavar="FOLDER", help=text)
 
 
 def _count(text: str) -> int:
@@ -148,11 +148,11 @@ def _resolve_places(given: argparse.Namespace) -> None:
 
 
 def _inspect(given: argparse.Namespace) -> None:
-    told = report(read_checkpoint(given.checkpoint, given.id_log), ids=given.ids)
+    described = report(read_checkpoint(given.checkpoint, given.id_log), ids=given.ids)
     if given.json:
-        _say_json(told, indent=2)
+        _say_json(described, indent=2)
     else:
-        _say(*written(told))
+        _say(*written(described))
 
 
 def _peek(given: argparse.Namespace) -> None:
@@ -174,7 +174,7 @@ def _release(given: argparse.Namespace) -> None:
     checkpoint = read_checkpoint(given.checkpoint, given.id_log or place)
     for one in open_epochs(checkpoint):
         found = None if options is None else seek(one, options.settings, given.wait)
-        _say(*told(one, found))
+        _say(*describe(one, found))
         if one.planned.position.released:
             continue
         if given.yes or _agreed("Let the next start go on without what does not come back?"):
@@ -242,9 +242,9 @@ def _say(*lines: str) -> None:
     print(*map(shown, lines), sep="\n", flush=True)
 
 
-def _say_json(told: object, indent: int | None = None) -> None:
+def _say_json(value: object, indent: int | None = None) -> None:
     """Write it for machines. JSON escapes every control character but one."""
-    print(json.dumps(told, indent=indent).replace("\x7f", "\\u007f"))
+    print(json.dumps(value, indent=indent).replace("\x7f", "\\u007f"))
 
 
 def _plain(row: dict[str, Any]) -> dict[str, Any]:
@@ -273,5 +273,5 @@ def _lines(row: dict[str, Any]) -> list[str]:
     body = plain.pop("body")
     text = body if isinstance(body, str) else f"0x{body['hex']}"
     shown = text if len(text) <= _BODY_SHOWN else f"{text[:_BODY_SHOWN]}... ({len(row['body']):,} bytes)"
-    told = [f"{name}: {value}" for name, value in plain.items() if value not in (None, {}) and name != "messageId"]
-    return [f"{plain['messageId']}", *(f"  {line}" for line in told), f"  body: {shown!r}"]
+    lines = [f"{name}: {value}" for name, value in plain.items() if value not in (None, {}) and name != "messageId"]
+    return [f"{plain['messageId']}", *(f"  {line}" for line in lines), f"  body: {shown!r}"]

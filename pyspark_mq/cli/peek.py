@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyspark_mq.errors import BrokerUnavailableError
-from pyspark_mq.sources.connections.consumer import Consumer, Greeting, SessionLostError, drained
 from pyspark_mq.sources.connections.decoder import Decoder
-from pyspark_mq.sources.message_id import MessageIds
-from pyspark_mq.sources.protocols import consumer_class
+from pyspark_mq.sources.connections.message_id import MessageIds
+from pyspark_mq.sources.connections.protocols import session_class
+from pyspark_mq.sources.connections.session import Greeting, Session, SessionLostError, drained
 from pyspark_mq.sources.settings import OnUnreadable, Settings
 
-__all__ = ["Seen", "arrivals", "consuming", "look", "make_consumer", "open_first", "peek", "received", "rows_of"]
+__all__ = ["Seen", "arrivals", "consuming", "look", "make_session", "open_first", "peek", "received", "rows_of"]
 
 _TURN_S = 0.1
 
@@ -42,12 +42,12 @@ class Seen:
     complete: bool
 
 
-def peek(settings: Settings, most: int, patience_s: float) -> list[dict[str, Any]]:
+def peek(settings: Settings, maximum: int, patience_s: float) -> list[dict[str, Any]]:
     """The next messages of each queue, at most so many of each.
 
     Args:
         settings: of the query that would read them.
-        most: rows of one queue.
+        maximum: rows of one queue.
         patience_s: for how long none may come.
 
     Returns:
@@ -56,38 +56,38 @@ def peek(settings: Settings, most: int, patience_s: float) -> list[dict[str, Any
     Raises:
         MqError: they cannot be had.
     """
-    queues = [(one, look(one, most, patience_s)) for one in settings.by_queue()]
+    queues = [(one, look(one, maximum, patience_s)) for one in settings.by_queue()]
     return [row for one, seen in queues for row in rows_of(one, seen.decoder, seen.raws)]
 
 
-def look(settings: Settings, most: int, patience_s: float) -> Seen:
+def look(settings: Settings, maximum: int, patience_s: float) -> Seen:
     """The next deliveries of one queue, given back.
 
     Args:
         settings: of the query that would read it, or of one queue of it.
-        most: that are asked for.
+        maximum: that are asked for.
         patience_s: for how long none may come.
 
     Raises:
         MqError: they cannot be had.
     """
-    with consuming(settings, most) as consumer:
-        raws = received(consumer, most, patience_s)
-    return Seen(raws, consumer.decoder, len(raws) < most)
+    with consuming(settings, maximum) as consumer:
+        raws = received(consumer, maximum, patience_s)
+    return Seen(raws, consumer.decoder, len(raws) < maximum)
 
 
 @contextmanager
-def consuming(settings: Settings, most: int) -> Iterator[Consumer]:
+def consuming(settings: Settings, maximum: int) -> Iterator[Session]:
     """A session that is handed so many messages of a queue, and gives them back at its end.
 
     Raises:
         MqError: it cannot be opened, or ended by itself.
     """
-    consumer = make_consumer(settings)
+    consumer = make_session(settings)
     try:
         open_first(consumer, settings)
         try:
-            consumer.consume(most)
+            consumer.consume(maximum)
             yield consumer
         except SessionLostError as lost:
             raise BrokerUnavailableError(f"{consumer.endpoint.destination}: the session ended: {lost}") from lost
@@ -95,18 +95,18 @@ def consuming(settings: Settings, most: int) -> Iterator[Consumer]:
         consumer.close()
 
 
-def make_consumer(settings: Settings) -> Consumer:
+def make_session(settings: Settings) -> Session:
     """A session with the queue of a query.
 
     Raises:
         MissingExtraError: the library of the protocol is not installed.
     """
-    consumer = consumer_class(settings.endpoint.protocol)(settings.endpoint, 1, threading.Event())
+    consumer = session_class(settings.endpoint.protocol)(settings.endpoint, 1, threading.Event())
     consumer.keeps_unreadable = settings.on_unreadable is not OnUnreadable.FAIL
     return consumer
 
 
-def open_first(consumer: Consumer, settings: Settings) -> Greeting:
+def open_first(consumer: Session, settings: Settings) -> Greeting:
     """Open it at the first candidate that answers.
 
     Raises:
@@ -117,32 +117,32 @@ def open_first(consumer: Consumer, settings: Settings) -> Greeting:
         try:
             with settings.endpoint.hiding():
                 return consumer.open(url, settings.endpoint.connect_timeout_s)
-        except BrokerUnavailableError as away:
-            unavailable = away
+        except BrokerUnavailableError as failed:
+            unavailable = failed
     assert unavailable is not None, "there is a URL"
     raise unavailable
 
 
-def received(consumer: Consumer, most: int, patience_s: float) -> list[Any]:
+def received(consumer: Session, maximum: int, patience_s: float) -> list[Any]:
     """Takes deliveries of a session that consumes, see :func:`arrivals`."""
-    return [raw for raws in arrivals(consumer, most, patience_s) for raw in raws]
+    return [raw for raws in arrivals(consumer, maximum, patience_s) for raw in raws]
 
 
-def arrivals(consumer: Consumer, most: int, patience_s: float) -> Iterator[list[Any]]:
+def arrivals(consumer: Session, maximum: int, patience_s: float) -> Iterator[list[Any]]:
     """Deliveries of a session that consumes as they come, at most so many, until none came for so long.
 
     Raises:
         SessionLostError: the session has ended.
         MessageError: a message cannot be decoded, and the session does not keep those.
     """
-    heard_s = time.monotonic()
-    while most and time.monotonic() - heard_s < patience_s:
+    received_s = time.monotonic()
+    while maximum and time.monotonic() - received_s < patience_s:
         with consumer.endpoint.hiding():
             consumer.run(_TURN_S)
-        raws = drained(consumer.inbox, most)
+        raws = drained(consumer.inbox, maximum)
         if raws:
-            heard_s = time.monotonic()
-            most -= len(raws)
+            received_s = time.monotonic()
+            maximum -= len(raws)
             yield raws
 
 

@@ -17,12 +17,12 @@ from pyspark_mq.cli.peek import arrivals, consuming
 from pyspark_mq.dedup import Key, OnMissing, is_content, key_text
 from pyspark_mq.dedup.identity import CONTENT_DIGEST_BYTES
 from pyspark_mq.errors import CheckpointError
-from pyspark_mq.sources.message_id import MessageIds
+from pyspark_mq.sources.connections.message_id import MessageIds
 from pyspark_mq.sources.settings import Settings
 from pyspark_mq.spark_source.folders import open_folder
 from pyspark_mq.spark_source.offset import OffsetCodec, released
 
-__all__ = ["RECORDS", "Found", "Open", "mark", "open_epochs", "seek", "told"]
+__all__ = ["RECORDS", "Found", "Open", "describe", "mark", "open_epochs", "seek"]
 
 #: Folder of the checkpoint in which it is written down what was released.
 RECORDS = "mq-released"
@@ -110,10 +110,10 @@ def seek(one: Open, settings: Settings, patience_s: float) -> dict[str, Found]:
 def _seek(keys: Sequence[Key], settings: Settings, patience_s: float) -> Found:
     """Look for the messages of one queue until all are there. Of a message no more is kept than its ID."""
     ids, seen = MessageIds.of(settings), 0
-    away: dict[Key, list[Key]] = {}
+    missing_keys: dict[Key, list[Key]] = {}
     for key in keys:
         # Equal contents are counted.
-        away.setdefault(key[:CONTENT_DIGEST_BYTES] if is_content(key) else key, []).append(key)
+        missing_keys.setdefault(key[:CONTENT_DIGEST_BYTES] if is_content(key) else key, []).append(key)
     with consuming(settings, _LOOKED_AT_MAX) as consumer:
         decoder = consumer.decoder
         for raws in arrivals(consumer, _LOOKED_AT_MAX, patience_s):
@@ -123,16 +123,16 @@ def _seek(keys: Sequence[Key], settings: Settings, patience_s: float) -> Found:
                 ids.check(settings.endpoint.destination, there.count(None), first, ids.hidden(decoder, raws))
             seen += len(raws)
             for found in there:
-                some = [] if found is None else away.get(found, [])
+                some = [] if found is None else missing_keys.get(found, [])
                 if some:
                     some.pop()
-            if not any(away.values()):
+            if not any(missing_keys.values()):
                 break
-    missing = {key for some in away.values() for key in some}
+    missing = {key for some in missing_keys.values() for key in some}
     return Found(len(keys), [key for key in keys if key in missing], seen, seen < _LOOKED_AT_MAX)
 
 
-def told(one: Open, found: Mapping[str, Found] | None) -> Iterator[str]:
+def describe(one: Open, found: Mapping[str, Found] | None) -> Iterator[str]:
     """An epoch and what is missing of it, as lines for people.
 
     Args:

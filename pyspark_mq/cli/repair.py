@@ -56,7 +56,7 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """What is to be done.
+    """Repair of one checkpoint.
 
     Attributes:
         damages: files that have to go.
@@ -81,7 +81,7 @@ class Repair:
 
 
 def find_damage(checkpoint: str, sink: str | None, id_log: str) -> Repair:
-    """What a loss of power has left that Spark must not go on from.
+    """Find files left by a power loss that Spark must not go on from.
 
     Args:
         checkpoint: the checkpointLocation.
@@ -212,7 +212,7 @@ def _remove(damage: Damage) -> None:
 
 
 def _number(name: str) -> int | None:
-    """Of the batch that a file has; None if it has none."""
+    """Batch number in a log file's name, or None."""
     number, _, kind = name.partition(".")
     return int(number) if number.isascii() and number.isdecimal() and kind in {"", "compact"} else None
 

@@ -1,4 +1,4 @@
-"""Which messages were seen: keys, their compact form in offsets, and the stores that share them."""
+"""Seen messages: keys, their compact form in offsets, and the stores that share them."""
 
 from pyspark_mq.dedup.codec import CodecError, decode_ids, encode_ids
 from pyspark_mq.dedup.identity import (

@@ -5,7 +5,7 @@ not: an ID of a megabyte would go into every offset, and an ID that is not text 
 there. Strings and digests never meet, so no producer can forge the one with the other.
 
 A message without an ID is known by its content: a digest of :data:`CONTENT_DIGEST_BYTES`, behind which
-:mod:`pyspark_mq.ack.copies` puts an ordinal of eight bytes that tells equal ones apart. Keys of contents are the only
+:mod:`pyspark_mq.ack.copies` puts an ordinal of eight bytes that distinguishes equal ones. Keys of contents are the only
 ones of :data:`CONTENT_BYTES`.
 """
 
@@ -45,7 +45,7 @@ class OnMissing(Enum):
 
 @dataclass(frozen=True, slots=True)
 class IdSource:
-    """Where the ID of a message is found (option `messageIdFrom`).
+    """Place of a message's ID (option `messageIdFrom`).
 
     Attributes:
         kind: `message-id`, `correlation-id`, `property`, `json` or `content`.
@@ -115,7 +115,7 @@ def key_text(key: Key) -> str:
 
 
 def second_hash(key: Key) -> int:
-    """64 bits that nothing is known of from `hash(key)`: both together tell keys apart within this process.
+    """64 bits that nothing is known of from `hash(key)`: both together distinguish keys within this process.
 
     `hash` is SipHash (PEP 456) of what a string has in memory: text and bytes may share it, and texts of another width.
     None of these share both. The lowest bit is set for contents, and for nothing else.

@@ -1,4 +1,4 @@
-"""Where settled IDs are remembered beside the checkpoint: the contract.
+"""Contract of a store of settled IDs beside the checkpoint.
 
 The checkpoint alone makes a query exactly-once. A shared store adds what a checkpoint cannot
 know: IDs settled by another query on the same queue, or by this one before its checkpoint
@@ -25,7 +25,7 @@ class SeenStore(ABC):
 
     @abstractmethod
     def known(self, keys: Iterable[Key]) -> set[Key]:
-        """Those of `keys` that were remembered and are still in the store."""
+        """Return those of `keys` that were remembered and are still in the store."""
 
     @abstractmethod
     def remember(self, keys: Iterable[Key]) -> None:
@@ -43,4 +43,4 @@ class CheckpointOnly(SeenStore):
         return set()
 
     def remember(self, keys: Iterable[Key]) -> None:
-        """Nothing to do: they are in the offset."""
+        """Keep nothing: they are in the offset."""

@@ -105,8 +105,8 @@ class Admission:
         self._queues.wait(seconds)
         self._queues.pump()
 
-    def _wait_while(self, holds: Callable[[], bool], most_s: float, step_s: float = IDLE_WAIT_S) -> None:
-        deadline = self._runtime.monotonic_s() + most_s
+    def _wait_while(self, holds: Callable[[], bool], maximum_s: float, step_s: float = IDLE_WAIT_S) -> None:
+        deadline = self._runtime.monotonic_s() + maximum_s
         while holds() and self._runtime.monotonic_s() < deadline:
             self._wait(step_s)
 
@@ -194,8 +194,8 @@ class Admission:
 
     def _could_grow(self, limit: Limit, came: float) -> bool:
         buffered = self._queues.buffered
-        most = sum(queue.settings.prefetch for queue in self._queues) if limit.messages is None else limit.messages
-        if not buffered or buffered >= most or self._queues.buffered_bytes >= self._settings.max_bytes:
+        maximum = sum(queue.settings.prefetch for queue in self._queues) if limit.messages is None else limit.messages
+        if not buffered or buffered >= maximum or self._queues.buffered_bytes >= self._settings.max_bytes:
             return False
         # The rest of a window is for what comes while the epoch runs: with all of it in one epoch the broker would
         # stand still until that is acknowledged.
@@ -268,10 +268,10 @@ class Admission:
         return False
 
 
-def _fitting(queue: QueueReader, most: int, max_bytes: int) -> int:
-    """Count those of the first `most` buffered messages that have no more bytes than that."""
+def _fitting(queue: QueueReader, maximum: int, max_bytes: int) -> int:
+    """Count those of the first `maximum` buffered messages that have no more bytes than that."""
     taken = held = 0
-    rows = queue.oldest(most)
+    rows = queue.oldest(maximum)
     while chunk := list(islice(rows, _SIZING_ROWS)):
         ends = list(accumulate(sizes_of(chunk), initial=held))[1:]
         fit = bisect_right(ends, max_bytes)

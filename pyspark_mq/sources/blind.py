@@ -42,8 +42,8 @@ class BlindPlanning:
         for queue in self._queues:
             queue.windows.enter(Moment.BLIND)
         windows = [queue.windows.total or queue.windows.next_total for queue in self._queues]
-        most = max(1, sum(windows) // EPOCHS_IN_WINDOW)
-        return Limit(most if limit.messages is None else min(most, limit.messages))
+        maximum = max(1, sum(windows) // EPOCHS_IN_WINDOW)
+        return Limit(maximum if limit.messages is None else min(maximum, limit.messages))
 
     def needs_empty_epoch(self, shown: Shown, *, running: bool) -> bool:
         """Whether an epoch is due although it has no messages.

@@ -86,7 +86,7 @@ def tls_error(error: ssl.SSLError | str, url: BrokerUrl) -> RefusedError:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where the messages are and how to get there: what every session of a query shares.
+    """Place of the messages and the way there: what every session of a query shares.
 
     Times are seconds. `password_file` is read at each connection. `password` stays out of the repr. `shared`: several
     sessions take turns with the messages of one subscription.
@@ -114,7 +114,7 @@ class Endpoint:
 
     @property
     def clustered(self) -> bool:
-        """May it have several nodes? Behind one address nothing tells, unless it is known who runs what is there."""
+        """Whether it may have several nodes. Behind one address that is known of hosted brokers only."""
         return len(self.urls) > 1 or any(hosted_by(url.host) for url in self.urls)
 
     def credentials(self, url: BrokerUrl) -> tuple[str | None, str | None]:
@@ -155,7 +155,7 @@ class Endpoint:
             raise
 
     def check_product(self, url: BrokerUrl, product: str) -> None:
-        """Is it the broker that the user said, by what it calls itself? One that is none of ours may be compatible.
+        """Check a broker's own name against the one the user said. An unknown one may be compatible.
 
         Raises:
             OptionError: it is another one of those this package reads.

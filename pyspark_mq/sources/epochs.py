@@ -30,7 +30,7 @@ from pyspark_mq.sources.admission import Admission
 from pyspark_mq.sources.blind import BlindPlanning
 from pyspark_mq.sources.calls import Act, Call, Epoch, First, IllegalCallError, Shown, latest_at, show, step
 from pyspark_mq.sources.connections.block import Run
-from pyspark_mq.sources.connections.receivers import Receivers
+from pyspark_mq.sources.connections.workers import Workers
 from pyspark_mq.sources.journal.memory import Memory, NoMemory
 from pyspark_mq.sources.position import JournalFiles, Limit, Position
 from pyspark_mq.sources.queues.connected import CheckFacts
@@ -77,7 +77,7 @@ class EpochSource:
     def __init__(
         self,
         settings: Settings,
-        receivers: Receivers,
+        receivers: Workers,
         make_store: MakeStore | None = None,
         runtime: Runtime | None = None,
         list_queues: Callable[[], Sequence[str]] | None = None,
@@ -261,7 +261,7 @@ class EpochSource:
         return Epoch.PLANNED if self._queues.is_open(end.epoch) else Epoch.ELSEWHERE
 
     def _do(self, call: Call, asked: _Asked) -> None:
-        """Do what a call does about the epoch that it is about.
+        """Carry out a call on its epoch.
 
         Raises:
             InternalError: it cannot come now.

@@ -21,7 +21,7 @@ _PLAIN = re.compile(r"[^ !#-\[\]-~]")
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How much the next epoch may hold.
+    """Limit of the next epoch.
 
     Attributes:
         messages: at most so many; None for all that can be had now.
@@ -49,7 +49,7 @@ class Position:
 
 
 class JournalFiles(Protocol):
-    """Where the files of the journal are kept: beside the checkpoint. Contents are what JSON can hold.
+    """Storage of the journal's files, beside the checkpoint. Contents are what JSON can hold.
 
     Everything raises CheckpointError where it cannot be done, in words for the user.
     """
@@ -94,7 +94,7 @@ class JournalFiles(Protocol):
         """Remove the note, if there is one: from now on epochs are acknowledged that it knows nothing of."""
 
     def lost_power(self, epoch: int) -> bool:
-        """Has the machine been started anew since the last note, and was that of another epoch?"""
+        """Return whether the machine was restarted since the last note, and that was of another epoch."""
 
 
 def decode(text: str, destination: str) -> list[Key]:
@@ -116,9 +116,9 @@ def decode(text: str, destination: str) -> list[Key]:
         ) from None
 
 
-def shortened(text: str, most: int = _TEXT_MAX) -> str:
+def shortened(text: str, maximum: int = _TEXT_MAX) -> str:
     """Return a text of an offset, or its beginning and its digest if it takes more than so many characters there."""
-    if len(json.dumps(text)) <= most + 2:
+    if len(json.dumps(text)) <= maximum + 2:
         return text
     digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES).hexdigest()
     return f"{_PLAIN.sub('?', text[:_SHOWN])}~{digest}"

@@ -24,7 +24,7 @@ __all__ = ["Runtime", "Task", "Threads", "begin_thread"]
 def begin_thread(name: str, work: Callable[[], None], died: Callable[[Exception], None]) -> threading.Thread:
     """Run something beside the caller, for as long as the process lives.
 
-    Every thread of this package begins here, so that none dies in silence or on standard error: what ends one is told
+    Every thread of this package begins here, so that none dies in silence or on standard error: what ends one is passed
     to somebody who makes it an error of the query.
 
     Args:
@@ -56,7 +56,7 @@ class Task(ABC):
         """Wait for its end, for so long at most."""
 
     def check(self) -> None:
-        """Does it do what it is there for? For whoever relies on it.
+        """Raise if the task has died. For whoever relies on it.
 
         Raises:
             MqError: it has died.
@@ -93,7 +93,7 @@ class Runtime(ABC):
 
     @abstractmethod
     def sleep(self, seconds: float) -> None:
-        """Do nothing for so long; tasks go on."""
+        """Sleep for so long; tasks go on."""
 
     @abstractmethod
     def wait(self, event: threading.Event, seconds: float) -> None:

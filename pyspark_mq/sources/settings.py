@@ -20,7 +20,7 @@ class Guarantee(Enum):
     """Option `guarantee`.
 
     Attributes:
-        identifies: messages are told apart by their IDs, which are in the offset; without, a delivery is
+        identifies: messages are distinguished by their IDs, which are in the offset; without, a delivery is
             a delivery.
         acknowledges_first: as soon as an epoch is cut, before Spark runs it.
     """
@@ -100,7 +100,7 @@ class Settings:
         return (self,) if self.pattern is None else ()
 
     def of_queue(self, name: str, among: int) -> Settings:
-        """The same for one queue of so many."""
+        """Return the settings of one queue of so many."""
         shared = max(min(self.prefetch, PREFETCH_MIN), self.prefetch // among)
         return replace(
             self,

@@ -76,7 +76,7 @@ class BrokerUrl:
     Attributes:
         scheme: lower case.
         virtual_host: from the path; ``/`` when the path is empty or ``/`` (what pika and most
-            clients do; the letter of the AMQP URI specification says "empty name" for ``/``).
+            clients do; the wording of the AMQP URI specification says "empty name" for ``/``).
         username, password: decoded, None when the URL has none.
     """
 
@@ -89,7 +89,7 @@ class BrokerUrl:
 
     @property
     def tls(self) -> bool:
-        """Does the scheme ask for TLS?"""
+        """Whether the scheme asks for TLS."""
         return SCHEMES[self.scheme].tls
 
     @property
@@ -142,8 +142,8 @@ def hide(text: str, secrets: Iterable[str]) -> str:
 def _spellings(secret: str) -> re.Pattern[str]:
     """Each character as it is or in percent signs. A short one stands for itself only where nothing goes on."""
     escapes = ["".join(f"%{byte:02x}" for byte in one.encode("utf-8", "surrogatepass")) for one in secret]
-    letters = [f"(?:{re.escape(one)}|(?i:{escape}))" for one, escape in zip(secret, escapes, strict=True)]
-    text = "".join(letters).replace(re.escape(" "), rf"(?:{re.escape(' ')}|\+)")
+    patterns = [f"(?:{re.escape(one)}|(?i:{escape}))" for one, escape in zip(secret, escapes, strict=True)]
+    text = "".join(patterns).replace(re.escape(" "), rf"(?:{re.escape(' ')}|\+)")
     return re.compile(text if len(secret) >= _LONG_CHARACTERS else rf"(?<!\w){text}(?!\w)")
 
 

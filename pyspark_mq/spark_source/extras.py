@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyspark_mq.sources.protocols import consumer_class
+from pyspark_mq.sources.connections.protocols import session_class
 from pyspark_mq.spark_source.options import Options
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def check_installed(options: Options) -> None:
     ConfigurationError
         this system is none that the source runs on
     """
-    consumer_class(options.settings.endpoint.protocol)
+    session_class(options.settings.endpoint.protocol)
     if options.dedup_store != "checkpoint":
         redis_store_class()
 

@@ -62,7 +62,7 @@ def open_folder(place: str, below: str = "") -> Folder:
 
 
 def is_uri(place: str) -> bool:
-    """Is it a URI, and not a path?"""
+    """Return whether a place is a URI, not a path."""
     return _URI.fullmatch(place) is not None
 
 
@@ -140,11 +140,11 @@ class Folder(ABC):
 
     @abstractmethod
     def names(self) -> list[str]:
-        """Of all files; none if there is no such folder."""
+        """Return the names of all files; none if there is no such folder."""
 
     @abstractmethod
     def written_s(self) -> Mapping[str, float]:
-        """When each file was written, seconds since 1970, where that is known."""
+        """Return when each file was written, seconds since 1970, where that is known."""
 
     @abstractmethod
     def write(self, name: str, data: bytes) -> None:
@@ -160,7 +160,7 @@ class Folder(ABC):
 
     @abstractmethod
     def remove(self, name: str) -> None:
-        """A file less."""
+        """Delete a file."""
 
 
 class _Local(Folder):
@@ -251,7 +251,7 @@ class _Remote(Folder):
 
 
 def _escaped(uri: str) -> str:
-    """The same for `pyarrow.fs`, which takes %20 for a space and refuses one."""
+    """Escape a URI for `pyarrow.fs`, which takes %20 for a space and refuses one."""
     found = _URI.fullmatch(uri)
     assert found is not None, "only URIs are remote"
     return f"{found['scheme']}://{found['authority'] or ''}{quote(found['path'])}{found['parameters']}"

@@ -1,4 +1,4 @@
-"""How the rows of a partition come to its task: inside it, or in memory that both processes see.
+"""Handover of a partition's rows to its task: inside it, or in memory that both processes see.
 
 Inside a task rows are copied a dozen times: pickled, sent to the JVM, put into the task, serialized, taken out of it,
 sent to the worker, unpickled. Where Spark runs in one JVM (local mode), the worker reads the memory in which this
@@ -35,7 +35,7 @@ __all__ = ["Handover", "Rows"]
 #: Makes room for so many bytes.
 Allocate = Callable[[int], pa.Buffer]
 
-_TOLD = b"1"
+_CONFIRMED = b"1"
 #: Files in memory for one epoch; a process may have 1,024 files of any kind by default.
 _FILES_MAX = 64
 #: A worker of Spark's is a child of the JVM, or of a daemon that is one (PythonWorkerFactory.scala).
@@ -70,7 +70,7 @@ class _Memory:
 
 
 class _OwnMemory:
-    """The same, in the process that made it.
+    """Memory in the process that made it.
 
     Raises:
         OSError: there is no such thing on this machine, or no descriptor left.
@@ -118,7 +118,7 @@ class Rows(InputPartition):
             with contextlib.suppress(Exception):  # without a mark everything goes on as it is
                 if self._parent in _ancestors():
                     with self._mark.opened(os.O_WRONLY) as file:
-                        os.pwrite(file, _TOLD, 0)
+                        os.pwrite(file, _CONFIRMED, 0)
         with pa.ipc.open_stream(self.stream) as stream:
             yield stream
 
@@ -159,9 +159,9 @@ class Handover:
         self._kept: list[_OwnMemory] = []
 
     @property
-    def beside(self) -> bool:
-        """Has a worker said that it is below the same JVM?"""
-        return self._mark is not None and os.pread(self._mark.file, len(_TOLD), 0) == _TOLD
+    def same_jvm(self) -> bool:
+        """Whether a worker has said that it is below the same JVM."""
+        return self._mark is not None and os.pread(self._mark.file, len(_CONFIRMED), 0) == _CONFIRMED
 
     def begin_epoch(self) -> Self:
         """Partitions of another epoch follow: those of the one before are not needed any more."""
@@ -176,7 +176,7 @@ class Handover:
         Args:
             serialize: writes them into memory that is made for them.
         """
-        if self.beside and len(self._kept) < _FILES_MAX:
+        if self.same_jvm and len(self._kept) < _FILES_MAX:
             with contextlib.suppress(OSError):
                 return self._shared(serialize)
         mark = None if self._mark is None else self._mark.shared
@@ -194,7 +194,7 @@ class Handover:
 
 
 def _ancestors() -> list[int]:
-    """The parent of this process and the parent of that, as far as they are told."""
+    """The parent of this process and the parent of that, as far as they are known."""
     found = [os.getppid()]
     for _ in range(_GENERATIONS - 1):
         found.append(parent_of(found[-1]))

@@ -51,7 +51,7 @@ class IdLog:
     Args:
         place: the folder: an absolute path, or a URI that `pyarrow.fs` opens. It is made for the first file.
         destination: the queue or topic as errors call it.
-        source: what tells the sources of a checkpoint apart. In a folder of a checkpoint it makes the token, which all
+        source: what distinguishes the sources of a checkpoint. In a checkpoint's folder it makes the token, which all
             its processes have then, also those that have seen no offset yet. In another folder there may be files of
             several checkpoints.
 

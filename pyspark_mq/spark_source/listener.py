@@ -43,7 +43,7 @@ __all__ = ["QueueListener"]
 
 _LOG = logging.getLogger("pyspark_mq.listener")
 
-#: Counters worth a line at once.
+#: Counters that are logged at once.
 _ALARMS = ("lost", "rejected")
 _ERROR_SHOWN = 300
 
@@ -143,7 +143,7 @@ class QueueListener(StreamingQueryListener):
         run = self._runs.get(str(event.runId))
         if run is None:
             return
-        # Spark tells a listener of progress with rows only; what was settled last is in a later one.
+        # Spark informs a listener of progress with rows only; what was settled last is in a later one.
         session = self.spark or self._session
         query = None if session is None else session.streams.get(str(event.id))
         # A later run of the query has counters of its own.
@@ -196,8 +196,8 @@ def _growth(before: Reading | None, now: Reading) -> dict[str, int]:
 
 def _line(sums: Counter[str], counters: Counters) -> str:
     backlog = "unknown" if counters.backlog is None else f"{counters.backlog:,}"
-    told = [f"{sums['received']:,} received", f"{sums['settled']:,} settled"]
-    told += [
+    parts = [f"{sums['received']:,} received", f"{sums['settled']:,} settled"]
+    parts += [
         f"{sums[name]:,} {words}"
         for name, words in (
             ("duplicatesDropped", "duplicates dropped"), ("rejected", "rejected"), ("lost", "lost"),
@@ -205,4 +205,6 @@ def _line(sums: Counter[str], counters: Counters) -> str:
         )
         if sums[name]
     ]  # fmt: skip
-    return ", ".join([*told, f"{counters.unacked:,} unacknowledged, {counters.buffered:,} buffered, backlog {backlog}"])
+    return ", ".join(
+        [*parts, f"{counters.unacked:,} unacknowledged, {counters.buffered:,} buffered, backlog {backlog}"]
+    )

@@ -176,4 +176,4 @@ def _steps(at_ns: int, durations: Mapping[str, int], found: list[Reading]) -> It
 
 
 def _snake(name: str) -> str:
-    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name)
+    return "".join(f"_{char.lower()}" if char.isupper() else char for char in name)

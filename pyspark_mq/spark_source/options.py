@@ -21,8 +21,8 @@ from pyspark_mq.brokers import BROKERS, Broker
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0
 from pyspark_mq.dedup import IdSource, OnMissing
 from pyspark_mq.errors import OptionError
+from pyspark_mq.sources.connections.protocols import SESSIONS
 from pyspark_mq.sources.endpoint import Endpoint, Tls
-from pyspark_mq.sources.protocols import CONSUMERS
 from pyspark_mq.sources.settings import CONNECTIONS_MAX, Guarantee, Settings
 from pyspark_mq.sources.url import ESCAPES, BrokerUrl, parse_urls, redact
 from pyspark_mq.spark_source.folders import ID_FOLDER, PLACES, above, below, is_uri, resolve, shown_place
@@ -163,12 +163,12 @@ class _Parser(OptionParser):
         if consumers > 1 and endpoint.topic is not None:
             endpoint = self._shared(endpoint, consumers)
         queues = self._queues(consumers)
-        most = min(max_messages, prefetch * consumers * (1 if prefetch_is_shared else max(1, len(queues))))
+        maximum = min(max_messages, prefetch * consumers * (1 if prefetch_is_shared else max(1, len(queues))))
         settings = Settings(
             endpoint=endpoint,
             id_source=self._id_source(),
-            max_messages=most,
-            min_messages=self._min_messages(most),
+            max_messages=maximum,
+            min_messages=self._min_messages(maximum),
             prefetch=prefetch,
             consumers=consumers,
             queues=queues,
@@ -196,7 +196,7 @@ class _Parser(OptionParser):
         )
 
     def _names(self) -> list[str]:
-        """Those in option `queue`; a comma in a name is written as ``\\,``."""
+        """Return the names in option `queue`; a comma in a name is written as ``\\,``."""
         text = self._text("queue")
         names = [] if text is None else [_ESCAPED.sub(r"\1", name.strip()) for name in _COMMA.split(text)]
         if "" in names:
@@ -281,12 +281,12 @@ class _Parser(OptionParser):
             return broker.epoch_messages
         return int(self._value("maxMessagesPerTrigger"))
 
-    def _min_messages(self, most: int) -> int:
-        least: int = self._value("minMessagesPerTrigger")
-        if least > most:
-            text = f"{least} can never be reached: an epoch holds at most {most} messages"
+    def _min_messages(self, maximum: int) -> int:
+        minimum: int = self._value("minMessagesPerTrigger")
+        if minimum > maximum:
+            text = f"{minimum} can never be reached: an epoch holds at most {maximum} messages"
             raise OptionError("minMessagesPerTrigger", f"{text} (see 'maxMessagesPerTrigger', 'prefetch')")
-        return least
+        return minimum
 
     def _endpoint(self, broker: Broker, guarantee: Guarantee) -> Endpoint:
         urls = parse_urls(self._required("url", "for example amqp://user:password@host:5672/vhost"))
@@ -320,12 +320,12 @@ class _Parser(OptionParser):
         for option, name in names:
             size = len(name.encode())
             if size > _SHORT_STRING_BYTES:
-                most = f"has {size} bytes, and a name has at most {_SHORT_STRING_BYTES} in AMQP 0-9-1"
-                raise OptionError(option, f"'{name[:_SHOWN_CHARACTERS]}...' {most}; correct it")
+                maximum = f"has {size} bytes, and a name has at most {_SHORT_STRING_BYTES} in AMQP 0-9-1"
+                raise OptionError(option, f"'{name[:_SHOWN_CHARACTERS]}...' {maximum}; correct it")
 
     def _protocol(self, broker: Broker, url: BrokerUrl) -> str:
         spoken = broker.protocols.get(url.scheme, ())
-        usable = [protocol for protocol in spoken if protocol in CONSUMERS]
+        usable = [protocol for protocol in spoken if protocol in SESSIONS]
         if not usable:
             schemes = ", ".join(f"{scheme}://" for scheme in broker.protocols)
             raise OptionError("url", f"{url} cannot be used with broker '{broker.name}'; accepted are {schemes}")

@@ -50,12 +50,12 @@ def readings(progress: Any) -> list[Reading]:
     for place, source in enumerate(sources):
         text = source["latestOffset"] if isinstance(source, Mapping) else source.latestOffset
         try:
-            told = json.loads(text) if isinstance(text, str) else text
+            value = json.loads(text) if isinstance(text, str) else text
         except ValueError:
             continue
-        if isinstance(told, Mapping) and "reads" in told:
-            counters = Counters.of(told)
+        if isinstance(value, Mapping) and "reads" in value:
+            counters = Counters.of(value)
             found.append(
-                Reading(place, str(told["reads"]), counters, told.get("lastPlanned"), told.get("lastConfirmed"))
+                Reading(place, str(value["reads"]), counters, value.get("lastPlanned"), value.get("lastConfirmed"))
             )
     return found

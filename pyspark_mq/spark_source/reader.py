@@ -28,7 +28,7 @@ from pyspark_mq.spark_source.options import Options
 from pyspark_mq.spark_source.schema import BatchBuilder
 
 if TYPE_CHECKING:
-    from pyspark_mq.sources.connections.receivers import Receivers
+    from pyspark_mq.sources.connections.workers import Workers
     from pyspark_mq.sources.epochs import EpochSource
 
 try:
@@ -75,7 +75,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._builder = BatchBuilder(schema)
         self._codec = OffsetCodec.of(options.settings, options.id_log)
         self._epochs: EpochSource | None = None
-        self._receivers: Receivers | None = None
+        self._receivers: Workers | None = None
         #: Offsets and their positions, the newest last: Spark asks for each a few times.
         self._known: deque[tuple[dict[str, Any], Position]] = deque(maxlen=_OFFSETS_KNOWN)
         self._partitions: tuple[int, list[InputPartition]] | None = None
@@ -117,7 +117,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         position = None if start is None else self._position(start)
         latest = self._source().latest(position, self._limit(limit))
         if start is not None and latest == position:
-            return start  # to the letter: Spark compares text
+            return start  # exactly: Spark compares text
         for offset, known in self._known:
             if known == latest:
                 return offset
@@ -153,9 +153,9 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         parts = self._options.num_partitions
         if parts is None:
             parts = min(_default_partitions(), -(-len(sizes) // _ROWS_PER_TASK_MIN))
-        most = min(_PARTITION_BYTES_MAX, self._options.settings.max_partition_bytes)
-        parts = min(len(sizes), max(parts, -(-sum(sizes) // most)))
-        cuts = _cuts(sizes, parts, most)
+        maximum = min(_PARTITION_BYTES_MAX, self._options.settings.max_partition_bytes)
+        parts = min(len(sizes), max(parts, -(-sum(sizes) // maximum)))
+        cuts = _cuts(sizes, parts, maximum)
         return [one for cut in cuts for one in self._partitions_of([*_between(runs, *cut)], handover)]
 
     def _partitions_of(self, runs: Sequence[Run], handover: Handover) -> list[InputPartition]:
@@ -164,8 +164,9 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises:
             MessageError: a single message is more than a task may carry.
         """
-        partition, most = handover.partition(partial(self._serialize, runs)), self._options.settings.max_partition_bytes
-        if not isinstance(partition, Rows) or partition.stream.size <= most:
+        bound = self._options.settings.max_partition_bytes
+        partition = handover.partition(partial(self._serialize, runs))
+        if not isinstance(partition, Rows) or partition.stream.size <= bound:
             return [partition]
         count = sum(len(run.rows) for run in runs)
         if count > 1:
@@ -175,7 +176,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         which = f" with the ID {values_of(runs[0].rows, 'messageId')[0]!r}" if shows_id else ""
         raise MessageError(
             f"'{runs[0].name}' holds a message{which} whose row takes {partition.stream.size:,} bytes, and a task "
-            f"may carry {most:,} (option 'maxPartitionBytes'). It was not acknowledged. Raise "
+            f"may carry {bound:,} (option 'maxPartitionBytes'). It was not acknowledged. Raise "
             "spark.rpc.message.maxSize of the session (128 MiB by default) above it, and 'maxPartitionBytes' to "
             "just below that; or take the message out of the queue"
         )
@@ -211,13 +212,13 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return position
 
 
-def _cuts(sizes: Sequence[int], parts: int, most: int) -> list[tuple[int, int]]:
+def _cuts(sizes: Sequence[int], parts: int, maximum: int) -> list[tuple[int, int]]:
     """Ranges of about equal rows, each of at most so many bytes unless one message is more."""
     rows_max = -(-len(sizes) // parts)
     cuts: list[tuple[int, int]] = []
     low = held = 0
     for at, size in enumerate(sizes):
-        if at > low and (at - low >= rows_max or held + size > most):
+        if at > low and (at - low >= rows_max or held + size > maximum):
             cuts.append((low, at))
             low, held = at, 0
         held += size

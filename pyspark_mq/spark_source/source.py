@@ -12,10 +12,10 @@ from pyspark_mq.admin.checks import worth_a_line
 from pyspark_mq.dedup import CheckpointOnly, SeenStore
 from pyspark_mq.sources.connections.block import use_little_memory
 from pyspark_mq.sources.connections.parent import watch_parent
-from pyspark_mq.sources.connections.processes.pool import ProcessReceivers
-from pyspark_mq.sources.connections.receivers import LocalReceivers, Receivers
+from pyspark_mq.sources.connections.processes.pool import ProcessWorkers
+from pyspark_mq.sources.connections.protocols import session_class
+from pyspark_mq.sources.connections.workers import LocalWorkers, Workers
 from pyspark_mq.sources.epochs import EpochSource
-from pyspark_mq.sources.protocols import consumer_class
 from pyspark_mq.sources.runtime import Threads
 from pyspark_mq.sources.settings import Settings
 from pyspark_mq.sources.url import redact_in
@@ -26,7 +26,7 @@ from pyspark_mq.spark_source.options import Options
 __all__ = ["begin_source"]
 
 
-def begin_source(options: Options, codec: OffsetCodec, schema: pa.Schema) -> tuple[EpochSource, Receivers]:
+def begin_source(options: Options, codec: OffsetCodec, schema: pa.Schema) -> tuple[EpochSource, Workers]:
     """The source of a query, and who keeps its connections. It opens nothing yet.
 
     Parameters
@@ -44,10 +44,10 @@ def begin_source(options: Options, codec: OffsetCodec, schema: pa.Schema) -> tup
     gc.set_threshold(100_000, 50, 50)
     use_little_memory()
     settings, management, runtime = options.settings, options.management, Threads()
-    receivers: Receivers = (
-        ProcessReceivers(settings.receivers, schema, runtime)
+    receivers: Workers = (
+        ProcessWorkers(settings.receivers, schema, runtime)
         if settings.receivers > 1
-        else LocalReceivers(consumer_class, schema, runtime)
+        else LocalWorkers(session_class, schema, runtime)
     )
     # The depth of a topic is that of its subscriptions, which are many queues.
     ask = None if management is None or settings.endpoint.topic is not None else partial(ask_depth, management)

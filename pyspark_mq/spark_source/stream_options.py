@@ -1,4 +1,4 @@
-"""Options of a query of streams, by the names of Spark's Kafka source; they are told from a queue's by the URL."""
+"""Options of a query of streams, by the names of Spark's Kafka source; the URL distinguishes them from a queue's."""
 
 from __future__ import annotations
 
@@ -117,16 +117,16 @@ class _Parser(OptionParser):
         )
 
     def _settings(self, default: int) -> Settings:
-        least, most = self._value("minOffsetsPerTrigger"), self._value("maxOffsetsPerTrigger")
-        if least is not None and most is not None and least > most:
-            raise OptionError("minOffsetsPerTrigger", f"{least} can never be reached: 'maxOffsetsPerTrigger' is {most}")
+        low, high = self._value("minOffsetsPerTrigger"), self._value("maxOffsetsPerTrigger")
+        if low is not None and high is not None and low > high:
+            raise OptionError("minOffsetsPerTrigger", f"{low} can never be reached: 'maxOffsetsPerTrigger' is {high}")
         return Settings(
             endpoint=self._endpoint(),
             streams=self._streams(),
             starting=self._where("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp", default),
             ending=self._where("endingOffsets", "endingTimestamp", None, LATEST),
-            max_offsets=most,
-            min_offsets=least,
+            max_offsets=high,
+            min_offsets=low,
             max_delay_s=self._value("maxTriggerDelay"),
             min_partitions=self._value("minPartitions"),
             max_records=self._value("maxRecordsPerPartition"),

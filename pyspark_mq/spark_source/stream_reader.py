@@ -73,7 +73,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 
 class _RangePartition(InputPartition):
-    """What one task reads. Its text has no secret; what it carries has."""
+    """Range that one task reads. Its text has no secret; what it carries has."""
 
     def __init__(self, planned: Planned) -> None:
         self.planned = planned
@@ -83,7 +83,7 @@ class _RangePartition(InputPartition):
 
 
 class _Tasks:
-    """What runs in tasks: a reader there has its columns and nothing else."""
+    """Part that runs in tasks: a reader there has its columns and nothing else."""
 
     def __init__(self, settings: Settings, schema: StructType) -> None:
         self._schema = arrow_schema(schema)
@@ -137,8 +137,8 @@ class StreamReader(_Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def getDefaultReadLimit(self) -> Any:
         """`maxOffsetsPerTrigger`, if it is set."""
-        most = self._max_offsets
-        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+        maximum = self._max_offsets
+        return ReadAllAvailable() if maximum is None else ReadMaxRows(maximum)
 
     @in_words
     def prepareForTriggerAvailableNow(self) -> None:
@@ -162,7 +162,7 @@ class StreamReader(_Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @in_words
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing: a log forgets nothing for having been read."""
+        """Change nothing: a log forgets nothing for having been read."""
 
     def stop(self) -> None:
-        """Nothing: connections end with their process."""
+        """Change nothing: connections end with their process."""

@@ -1,4 +1,4 @@
-"""How to get to the brokers: what travels to tasks, secrets included. Nothing of it is in a repr."""
+"""Access to the brokers: what travels to tasks, secrets included. Nothing of it is in a repr."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Access:
 
     @property
     def virtual_host(self) -> str:
-        """Of all URLs."""
+        """Virtual host of all URLs."""
         return self.urls[0].virtual_host
 
     def context(self) -> ssl.SSLContext:

@@ -34,7 +34,7 @@ class ChunkError(Exception):
 
 
 class Identity(NamedTuple):
-    """What tells a chunk from one at the same offset of another stream of the same name."""
+    """Identity of a chunk beside one at the same offset of another stream of the same name."""
 
     chunk: int
     timestamp_ms: int
@@ -69,7 +69,7 @@ class Chunk(NamedTuple):
 
     @property
     def identity(self) -> Identity:
-        """Of this chunk."""
+        """Identity of this chunk."""
         return Identity(self.first, self.timestamp_ms, self.epoch, self.crc)
 
     def plain(self) -> tuple[bytes, list[int]]:
@@ -112,7 +112,7 @@ class Chunk(NamedTuple):
 
 
 def _equal(data: bytes, count: int) -> list[int] | None:
-    """Where records begin that are all of one size."""
+    """Return where records begin if all are of one size."""
     width, rest = divmod(len(data), count) if count else (0, 0)
     if rest or width < 4 or data[:4] != (width - 4).to_bytes(4, "big"):
         return None
@@ -122,7 +122,7 @@ def _equal(data: bytes, count: int) -> list[int] | None:
 
 
 def _walked(data: bytes) -> list[int]:
-    """Where records begin."""
+    """Return where records begin."""
     begins, at, size = [4], 0, len(data)
     read = struct.Struct(">I").unpack_from
     append = begins.append
@@ -188,7 +188,7 @@ def _snappy_blocks(packed: bytes, plain_size: int) -> Iterator[bytes]:
             yield block
 
 
-def _snappy(block: bytes, most: int) -> bytes:
+def _snappy(block: bytes, maximum: int) -> bytes:
     """A block, which begins with its plain size, seven bits a byte."""
     size = shift = 0
     for byte in block[:5]:
@@ -196,8 +196,8 @@ def _snappy(block: bytes, most: int) -> bytes:
         shift += 7
         if byte < 0x80:
             break
-    if size > most:
-        raise ValueError(f"a block of {size} bytes, where {most} are left")
+    if size > maximum:
+        raise ValueError(f"a block of {size} bytes, where {maximum} are left")
     return bytes(pa.Codec("snappy").decompress(block, size, asbytes=True))
 
 

@@ -65,7 +65,7 @@ def message_columns(messages: Messages, names: Collection[str]) -> tuple[dict[st
             continue
         try:
             walked, columns = _walked(messages.taken(rows), names)
-        except _OddError:
+        except _MalformedError:
             # Of whichever message it is, the others need not be read one by one for it.
             open_ += [(half, rounds) for half in np.array_split(rows, 2)]
             continue
@@ -75,23 +75,23 @@ def message_columns(messages: Messages, names: Collection[str]) -> tuple[dict[st
         groups.append((rows[walked], columns))
         open_.append((rows[~walked], rounds + 1))
     left = np.sort(np.concatenate(others))
-    odd: list[Unreadable] = []
+    malformed: list[Unreadable] = []
     if len(left):
         raws = read_messages(messages.taken(left).cut())
-        odd = unreadable([raw._replace(tag=int(row)) for raw, row in zip(raws, left, strict=True)])
+        malformed = unreadable([raw._replace(tag=int(row)) for raw, row in zip(raws, left, strict=True)])
         groups.append((left, arrays_of(raws, names)))
     if len(groups) == 1:
-        return groups[0][1], odd
+        return groups[0][1], malformed
     order = pa.array(np.argsort(np.concatenate([rows for rows, _ in groups])))
     merged = {name: pa.concat_arrays([columns[name] for _, columns in groups]).take(order) for name in names}
-    return merged, odd
+    return merged, malformed
 
 
 def _walked(messages: Messages, names: Collection[str]) -> tuple[Any, dict[str, pa.Array] | None]:
-    """Which of the messages were walked, and their columns; None if none were.
+    """Return which messages were walked, and their columns; None if none were.
 
     Raises:
-        _OddError: one of them is not to be walked.
+        _MalformedError: one of them is not to be walked.
     """
     first = messages.data[messages.begins[0] : messages.ends[0]]
     known = prefix_of(first)
@@ -105,7 +105,7 @@ def _walked(messages: Messages, names: Collection[str]) -> tuple[Any, dict[str, 
     return walked.rows, _columns(_Source(messages.data, walked), like, ttl_ms, names)
 
 
-class _OddError(Exception):
+class _MalformedError(Exception):
     """A text is none, or names of properties repeat: what that means is for others to say."""
 
 
@@ -133,15 +133,15 @@ class _Source:
         return pieces.take(pa.array(places, mask=~valid))
 
     def text(self, begins: Any, lengths: Any, symbols: Any, valid: Any | None = None) -> pa.Array:
-        """The same as texts."""
+        """Return a text column."""
         found = self.binary(begins, lengths, valid)
         plain = _is_ascii(found)
         if not plain and symbols.any() and not _is_ascii(self.binary(begins, lengths, symbols)):
-            raise _OddError
+            raise _MalformedError
         try:
             return found.view(pa.string()) if plain else found.cast(pa.string())
         except pa.ArrowInvalid:
-            raise _OddError from None
+            raise _MalformedError from None
 
 
 def _is_ascii(found: pa.Array) -> bool:
@@ -194,7 +194,7 @@ def _texts(source: _Source) -> dict[str, pa.Array]:
 
 
 def _times(walked: Walked, ttl_ms: int) -> tuple[pa.Array, pa.Array]:
-    """When messages were made, and when they expire."""
+    """Return creation and expiry times of messages."""
     nothing = np.zeros(len(walked.body_begins), np.int64)
     created = walked.fields[_CREATED].numbers if _CREATED in walked.fields else nothing
     expires = walked.fields[_EXPIRY].numbers if _EXPIRY in walked.fields else nothing
@@ -222,7 +222,7 @@ def _maps(source: _Source) -> pa.Array:
     keys = source.text(pairs.key_begins, pairs.key_lengths, _NO_SYMBOLS)
     codes = keys.dictionary_encode()
     if "JMSXAppID" in codes.dictionary.to_pylist() or _repeats(codes.indices.to_numpy(), pairs.counts):
-        raise _OddError
+        raise _MalformedError
     items = source.text(pairs.begins, pairs.lengths, _NO_SYMBOLS, pairs.texts)
     if pairs.whole.any():
         written = pa.array(pairs.numbers, mask=~pairs.whole).cast(pa.string())

@@ -1,7 +1,7 @@
 """One connection of the stream protocol: blocking, for one thread, no reconnects.
 
 Whatever ends it is :class:`Lost`, after which it is of no use; what the broker refuses for good is an error of the
-package. Versions are told apart by what the broker says in its greeting: a command that it does not know would end the
+package. The broker's greeting distinguishes versions: a command that it does not know would end the
 connection.
 """
 
@@ -224,7 +224,7 @@ class Connection:
             kind = frames.u16(_AT) + frames.u64(offset)
         elif since_ms is not None:
             kind = frames.u16(_SINCE) + frames.u64(since_ms)
-        # Without the selector chunks of the broker's own are left out, and no gap could be told from loss.
+        # Without the selector chunks of the broker's own are left out, and no gap could be distinguished from loss.
         properties = frames.array([frames.text("chunk_selector") + frames.text("all")])
         with _about(stream):
             self.request(frames.SUBSCRIBE, frames.u8(number) + frames.text(stream) + kind + frames.u16(1) + properties)
@@ -308,7 +308,7 @@ class Connection:
         return command, reader
 
     def _take(self, size: int, deadline: float) -> bytes:
-        """So many bytes, heartbeats being sent meanwhile."""
+        """Take so many bytes, sending heartbeats meanwhile."""
         have = len(self._buffer) - self._at
         if size - have > _RECEIVE_BYTES:
             return self._take_long(size, deadline)

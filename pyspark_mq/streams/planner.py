@@ -224,8 +224,8 @@ class Planner:
 
     def _waits(self, total: int) -> bool:
         """Whether there is too little yet."""
-        least = self._settings.min_offsets
-        if least is None or total >= least or self._bounds is not None:
+        minimum = self._settings.min_offsets
+        if minimum is None or total >= minimum or self._bounds is not None:
             return False
         return time.monotonic() - self._planned_s < self._settings.max_delay_s
 

@@ -33,7 +33,7 @@ _WAIT_S = 5.0
 #: As often as this a member may say that there is less, or a broken chunk, or no stream, before it is believed.
 _TRIES = 3
 _PAUSE_S, _PAUSE_MAX_S = 0.1, 2.0
-#: Chunks on the way, at most: enough for chunks of one message, and not read in vain behind the end.
+#: Chunks on the way, at most: enough for chunks of one message, and not read for nothing behind the end.
 _CHUNKS_MAX = 64
 
 

@@ -57,11 +57,11 @@ def _batch(
     firsts = np.array([part.chunk.first + part.low for part in parts], np.int64)
     begins = np.concatenate(([0], np.cumsum(counts)))[:-1]
     offsets = np.repeat(firsts - begins, counts) + np.arange(sum(counts))
-    columns, odd = message_columns(messages, [field.name for field in schema if field.name in COLUMN_TYPES])
-    if odd and unreadable_fails:
+    columns, bad = message_columns(messages, [field.name for field in schema if field.name in COLUMN_TYPES])
+    if bad and unreadable_fails:
         raise MessageError(
-            f"stream '{wanted.stream}' has {len(odd)} message(s) that cannot be decoded among offsets {offsets[0]} to "
-            f"{offsets[-1]}, the first at offset {offsets[odd[0].tag]}: {odd[0]}. Set 'onUnreadableMessage' to 'row' "
+            f"stream '{wanted.stream}' has {len(bad)} message(s) that cannot be decoded among offsets {offsets[0]} to "
+            f"{offsets[-1]}, the first at offset {offsets[bad[0].tag]}: {bad[0]}. Set 'onUnreadableMessage' to 'row' "
             "to have their bytes as rows"
         )
     if "chunkTimestamp" in schema.names:

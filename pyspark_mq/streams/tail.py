@@ -1,6 +1,6 @@
 """The beginning and the end of a stream, and the chunk at a place.
 
-The end is that of the last *committed* chunk, whose first offset StreamStats tells (3.11 and later): chunks behind it
+The end is that of the last *committed* chunk, whose first offset StreamStats reports (3.11 and later): chunks behind it
 may vanish when a leader is lost. -1 is "not yet", which lasts for a second behind a restart, or "nothing at all".
 """
 

@@ -1,4 +1,4 @@
-"""Which node to ask: candidates for a stream, connections that are kept, and the partitions of super streams."""
+"""Choice of a node: candidates for a stream, connections that are kept, and the partitions of super streams."""
 
 from __future__ import annotations
 

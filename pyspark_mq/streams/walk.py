@@ -72,7 +72,7 @@ class Walked(NamedTuple):
 
 
 def prefix_of(message: bytes) -> tuple[int, Raw, int] | None:
-    """What comes before `properties` or the body: its size, a message that has it, and its time to live.
+    """Return what comes before `properties` or the body: its size, a message that has it, and its time to live.
 
     None if the scanner does not take it, or it says something that is a property.
     """
@@ -143,7 +143,7 @@ class _Walk:
     # -- sections
 
     def _compound(self, has: Any, empty: int, short: int, long: int) -> tuple[Any, Any, Any]:
-        """Where the items of lists or maps begin, how many there are, and where they end."""
+        """Return where the items of lists or maps begin, how many there are, and where they end."""
         at = self._at + _MARK_BYTES
         code = self._byte(at)
         is_short, is_long, is_empty = has & (code == short), has & (code == long), has & (code == empty)
@@ -157,7 +157,7 @@ class _Walk:
         return item, count, end
 
     def _spans(self, item: Any, short: Any, long: Any) -> tuple[Any, Any]:
-        """Where values of variable width begin, and how long they are; 0 for others."""
+        """Return where values of variable width begin, and how long they are; 0 for others."""
         begins = np.where(long, item + 5, item + 2)
         lengths = np.where(short, self._byte(item + 1).astype(np.int64), 0)
         if long.any():

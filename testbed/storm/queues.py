@@ -11,8 +11,8 @@ from zlib import crc32
 
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
-from pyspark_mq.sources.connections.consumer import SessionLostError
-from pyspark_mq.sources.protocols import consumer_class
+from pyspark_mq.sources.connections.protocols import session_class
+from pyspark_mq.sources.connections.session import SessionLostError
 from pyspark_mq.spark_source.options import parse_options
 from testbed.brokers.factory import make_node
 from testbed.brokers.node import FROZEN_S, Node
@@ -248,7 +248,7 @@ class OwnBroker:
 
     def left(self) -> int:
         """Messages that a consumer is handed, up to some thousands."""
-        consumer = consumer_class(self.protocol)(self._endpoint, 0, threading.Event())
+        consumer = session_class(self.protocol)(self._endpoint, 0, threading.Event())
         try:
             consumer.open(self._endpoint.urls[0], _OPEN_TIMEOUT_S)
             consumer.consume(_LOOKED_AT)

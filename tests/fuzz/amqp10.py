@@ -225,7 +225,7 @@ def judge(expected: dict[str, Any], raw: Raw, data: bytes) -> None:
             assert same(wanted, found[name]), f"{name} {found[name]!r}, not {wanted!r}: {data.hex()}"
 
 
-def judge_unreadable(raw: Raw, data: bytes) -> None:
+def check_unreadable(raw: Raw, data: bytes) -> None:
     """It is unreadable, has all its bytes as its body, and says why."""
     assert isinstance(raw, UnreadableRaw), f"read as {raw}: {data.hex()}"
     assert raw.body == data
@@ -278,7 +278,7 @@ class _Fuzzer:
             if place in ends:
                 judge(first(message, ends[place]).row(counts_acquirers=self._counts_acquirers), raw, data[:place])
             else:
-                judge_unreadable(raw, data[:place])
+                check_unreadable(raw, data[:place])
 
     def _miscount(self, message: Message) -> None:
         """A list or a map that claims one item more or less than it has."""
@@ -294,7 +294,7 @@ class _Fuzzer:
             return
         start = replace(message, body="", contents=[], footer=None).encode(rng)
         data = start + b"\x00\x53\x77" + wrong
-        judge_unreadable(self.read("miscounted", data), data)
+        check_unreadable(self.read("miscounted", data), data)
 
     def _change(self, data: bytes) -> None:
         for _ in range(_CHANGES):
@@ -303,7 +303,7 @@ class _Fuzzer:
             alone = SectionReader(counts_acquirers=self._counts_acquirers)
             assert row(raw) == row(alone.decode(1, changed)), f"read differently behind others: {changed.hex()}"
             if isinstance(raw, UnreadableRaw):
-                judge_unreadable(raw, changed)
+                check_unreadable(raw, changed)
             else:
                 assert well_formed(changed), f"read, and broken: {changed.hex()}"
 

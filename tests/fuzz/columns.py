@@ -25,7 +25,7 @@ from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder
 from pyspark_mq.sources.amqp10.sections import SectionReader
 from pyspark_mq.sources.connections.block import Block, make_block
 from pyspark_mq.sources.connections.decoder import Decoder
-from pyspark_mq.sources.message_id import MessageIds
+from pyspark_mq.sources.connections.message_id import MessageIds
 from pyspark_mq.sources.stomp.decoder import StompDecoder
 from pyspark_mq.sources.stomp.frames import MESSAGE, FrameError, FrameReader
 from pyspark_mq.spark_source.options import parse_options

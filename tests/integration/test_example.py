@@ -18,7 +18,7 @@ JOB = Path(__file__).parents[2] / "examples" / "job.py"
 FAILURE = """[STREAM_FAILED] Query [id = 3c89fd90, runId = 55a8461f] terminated with exception: \
 [PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR] Failed when Python streaming data source perform latestOffset: \
 Traceback (most recent call last):
-  File "sources/message_id.py", line 57, in keys
+  File "sources/connections/message_id.py", line 57, in keys
     raise MissingMessageIdError(
 pyspark_mq.errors.MissingMessageIdError: [mq:missing-message-id] queue 'orders': 10 message(s) without an ID
  SQLSTATE: 38000 SQLSTATE: XXKST

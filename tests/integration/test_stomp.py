@@ -24,7 +24,7 @@ from testbed.storm.proxy import Direction, FaultProxy
 from tests.conftest import missing
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.engine import At, Crashed, Engine, full_epochs
-from tests.support.stomp import Session, lost, session
+from tests.support.stomp import SessionRun, lost, session
 from tests.support.stomp_nodes import NODES, Target
 
 
@@ -58,7 +58,7 @@ def held(target: Target, queue: str, ready: int, unacked: int) -> bool:
 
 
 @contextlib.contextmanager
-def proxied(target: Target, queue: str, **settings: float) -> Iterator[tuple[FaultProxy, Session]]:
+def proxied(target: Target, queue: str, **settings: float) -> Iterator[tuple[FaultProxy, SessionRun]]:
     with (
         FaultProxy("127.0.0.1", target.port) as proxy,
         session(target.broker, target.through(proxy.port), queue=queue, **settings) as run,
@@ -258,7 +258,7 @@ def test_waking_ends_a_wait(target: Target, queue: str) -> None:
 @pytest.mark.whole
 def test_a_broker_that_is_late_to_answer_a_subscription_is_waited_for(target: Target, queue: str) -> None:
     target.node.publish(queue, numbered(10))
-    run = Session(target.broker, target.url, queue=queue, heartbeat_s=60)
+    run = SessionRun(target.broker, target.url, queue=queue, heartbeat_s=60)
     # Classic closes a connection on which one write took 30 s (soWriteTimeout); stopped right behind the bytes of its
     # greeting, its thread would still be in that write.
     time.sleep(1)
@@ -317,7 +317,7 @@ def test_a_port_that_speaks_something_else_is_named(target: Target, answer: byte
     with socket.create_server(("127.0.0.1", 0)) as server:
         threading.Thread(target=_answer, args=(server, answer), daemon=True).start()
         with pytest.raises(BrokerUnavailableError, match="does the port speak STOMP"):
-            Session(target.broker, target.through(server.getsockname()[1]), queue="q", connect_timeout_s=3)
+            SessionRun(target.broker, target.through(server.getsockname()[1]), queue="q", connect_timeout_s=3)
 
 
 def _answer(server: socket.socket, answer: bytes) -> None:
@@ -334,7 +334,7 @@ def test_a_silent_port_is_given_up_in_time(target: Target) -> None:
             began = time.monotonic()
             url = f"{scheme}://127.0.0.1:{server.getsockname()[1]}"
             with pytest.raises(BrokerUnavailableError, match="no answer in time"):
-                Session(target.broker, url, queue="q", connect_timeout_s=1)
+                SessionRun(target.broker, url, queue="q", connect_timeout_s=1)
             assert time.monotonic() - began < 8
 
 
@@ -381,12 +381,12 @@ def test_tls_refusals_are_told_apart(secured: Target, certificates: Certificates
     tls = Tls(str(certificates.ca.cert_file), *client)
     settings = {"queue": "q", "connect_timeout_s": 3}
     with pytest.raises(RefusedError, match="certificate of the broker was not accepted"):
-        Session(secured.broker, url, tls=Tls(str(certificates.other_ca.cert_file), *client), **settings)
+        SessionRun(secured.broker, url, tls=Tls(str(certificates.other_ca.cert_file), *client), **settings)
     with pytest.raises(RefusedError, match="certificate of the broker was not accepted"):
-        Session(secured.broker, url.replace("127.0.0.1", "127.1"), tls=tls, **settings)
+        SessionRun(secured.broker, url.replace("127.0.0.1", "127.1"), tls=tls, **settings)
     with pytest.raises((RefusedError, BrokerUnavailableError), match="TLS"):
-        Session(secured.broker, url, tls=Tls(str(certificates.ca.cert_file)), **settings)
+        SessionRun(secured.broker, url, tls=Tls(str(certificates.ca.cert_file)), **settings)
     with pytest.raises((RefusedError, BrokerUnavailableError), match=r"TLS|in time"):
-        Session(secured.broker, plain.replace("stomp://", "stomp+ssl://"), tls=tls, **settings)
+        SessionRun(secured.broker, plain.replace("stomp://", "stomp+ssl://"), tls=tls, **settings)
     with pytest.raises(BrokerUnavailableError, match=r"stomp\+ssl://"):
-        Session(secured.broker, url.replace("stomp+ssl://", "stomp://"), **settings)
+        SessionRun(secured.broker, url.replace("stomp+ssl://", "stomp://"), **settings)

@@ -15,7 +15,7 @@ from testbed.brokers.rabbitmq import RabbitQueues
 from testbed.process import poll
 from tests.support.amqp10_messages import Message, V
 from tests.support.amqp10_send import send
-from tests.support.cells import LiveCell, Session
+from tests.support.cells import LiveCell, SessionRun
 from tests.support.engine import At, Crashed, Engine
 
 pytestmark = [pytest.mark.law("contents"), pytest.mark.network]
@@ -48,7 +48,7 @@ def without_ids(cell: LiveCell, bodies: Sequence[bytes], queue: str = "", **prop
         pytest.skip("the broker gives each message an ID")
 
 
-def digests(session: Session, messages: int) -> list[tuple[bytes, bytes]]:
+def digests(session: SessionRun, messages: int) -> list[tuple[bytes, bytes]]:
     """Body and digest of each of the next messages."""
     session.take_any(messages, messages)
     return list(zip(session.decoder.bodies(session.raws), session.decoder.digests(session.raws), strict=True))

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from pyspark_mq.brokers.base import AMQP_1_0, STOMP
-from pyspark_mq.sources.connections.consumer import QueueDepth
+from pyspark_mq.sources.connections.session import QueueDepth
 from testbed.process import poll
 from testbed.storm.proxy import Direction
-from tests.support.cells import LiveCell, Session
+from tests.support.cells import LiveCell, SessionRun
 from tests.support.engine import At, Crashed, Engine
 
 pytestmark = [pytest.mark.protocols(STOMP), pytest.mark.network]
@@ -25,7 +25,7 @@ def tells(cell: LiveCell) -> bool:
     return dialect is not None and dialect.management != ""
 
 
-def asked(session: Session, seconds: float = 10.0) -> list[QueueDepth]:
+def asked(session: SessionRun, seconds: float = 10.0) -> list[QueueDepth]:
     """What is told when the depth is asked for once."""
     told: list[QueueDepth] = []
     session.consumer.on_depth = told.append
@@ -84,7 +84,7 @@ def test_who_may_not_ask_is_refused_once_and_loses_nothing(cell: LiveCell, caplo
         endpoint = cell.endpoint(**cell.through(proxy), **user)  # which a query has for all its sessions
         for _ in range(3):
             before, began = proxy.bytes_seen(Direction.TO_BROKER), time.monotonic()
-            with closing(Session(endpoint, cell.make_consumer())) as session:
+            with closing(SessionRun(endpoint, cell.make_session())) as session:
                 assert session.open().depth is None
                 assert time.monotonic() - began < 3
                 asked_for.append(proxy.bytes_seen(Direction.TO_BROKER) - before)

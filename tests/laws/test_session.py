@@ -9,13 +9,13 @@ import pytest
 
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from pyspark_mq.dedup import IdSource
-from pyspark_mq.sources.connections.consumer import SessionLostError
 from pyspark_mq.sources.connections.decoder import ROW_BYTES
+from pyspark_mq.sources.connections.session import SessionLostError
 from pyspark_mq.sources.endpoint import Tls
 from pyspark_mq.sources.stomp.headers import text
 from pyspark_mq.sources.url import parse_urls
 from testbed.process import poll
-from tests.support.cells import LiveCell, Session
+from tests.support.cells import LiveCell, SessionRun
 from tests.support.certificates import Certificates
 from tests.support.engine import At, Crashed, Engine
 
@@ -167,13 +167,13 @@ def test_an_end_that_the_broker_gives_a_reason_for_is_told_from_one_of_the_netwo
             consumer._transport.send(b"ACK\nid:nobody\n\n\0")
         with pytest.raises(SessionLostError) as lost:
             session.idle(10)
-        assert lost.value.told
+        assert lost.value.stated
     with cell.proxy() as proxy, cell.session(**cell.through(proxy)) as session:
         session.take(5)
         proxy.cut()
         with pytest.raises(SessionLostError) as lost:
             session.idle(10)
-        assert not lost.value.told
+        assert not lost.value.stated
 
 
 @pytest.mark.law("acknowledge no more than the epoch")
@@ -483,7 +483,7 @@ def test_acknowledgements_leave_no_links_behind(cell: LiveCell) -> None:
         assert poll(lambda: cell.total() == 0, 30)
 
 
-def links(session: Session) -> list[Any]:
+def links(session: SessionRun) -> list[Any]:
     """The links of a connection over AMQP 1.0 that the library has not freed."""
     found, link = [], session.consumer._proton.link_head(0)  # type: ignore[attr-defined]
     while link is not None:

@@ -7,9 +7,9 @@ import pytest
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.brokers.base import AMQP_1_0
 from pyspark_mq.errors import MqError, OptionError
-from pyspark_mq.sources.connections.consumer import SessionLostError
+from pyspark_mq.sources.connections.session import SessionLostError
 from pyspark_mq.spark_source.options import parse_options
-from tests.support.cells import LiveCell, Session
+from tests.support.cells import LiveCell, SessionRun
 from tests.support.engine import At, Crashed, Engine
 
 pytestmark = [pytest.mark.law("topic"), pytest.mark.network]
@@ -70,7 +70,7 @@ def test_a_broker_killed_keeps_the_subscription_and_what_was_not_acknowledged(ce
         assert sorted(run.output) == sorted(sent)
 
 
-def problem(session: Session) -> Exception | None:
+def problem(session: SessionRun) -> Exception | None:
     """What a second session on a subscription fails with within a second, if anything."""
     try:
         session.consume(10)

@@ -15,9 +15,9 @@ import pytest
 
 from pyspark_mq.brokers import BROKERS, Broker
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
-from pyspark_mq.sources.connections.consumer import Consumer, Greeting
+from pyspark_mq.sources.connections.protocols import session_class
+from pyspark_mq.sources.connections.session import Greeting, Session
 from pyspark_mq.sources.endpoint import Endpoint
-from pyspark_mq.sources.protocols import consumer_class
 from pyspark_mq.sources.url import parse_urls
 from testbed.brokers.containers import ContainerNode
 from testbed.brokers.factory import make_node
@@ -33,7 +33,7 @@ from tests.support.engine import Engine, full_epochs
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["ALL_CELLS", "CELLS", "STORM_CELLS", "TRACED_CELL", "Cell", "LiveCell", "Session", "cell_node"]
+__all__ = ["ALL_CELLS", "CELLS", "STORM_CELLS", "TRACED_CELL", "Cell", "LiveCell", "SessionRun", "cell_node"]
 
 _HOLD_TIMEOUT_S = 60.0
 
@@ -273,9 +273,9 @@ class LiveCell:
         dialect = BROKERS[self.cell.broker].stomp
         return self.cell.protocol == STOMP and dialect is not None and dialect.window_bytes > 0
 
-    def make_consumer(self) -> type[Consumer]:
+    def make_session(self) -> type[Session]:
         """The consumer class of the cell's protocol."""
-        return consumer_class(self.cell.protocol)
+        return session_class(self.cell.protocol)
 
     def endpoint(self, **changes: Any) -> Endpoint:
         """What a consumer of the queue is made with."""
@@ -290,9 +290,9 @@ class LiveCell:
         return Endpoint(**settings)
 
     @contextmanager
-    def session(self, **changes: Any) -> Iterator[Session]:
+    def session(self, **changes: Any) -> Iterator[SessionRun]:
         """A consumer of the queue, without anything around it."""
-        session = Session(self.endpoint(**changes), self.make_consumer())
+        session = SessionRun(self.endpoint(**changes), self.make_session())
         try:
             yield session
         finally:
@@ -320,12 +320,12 @@ class LiveCell:
                 alive.join()
 
 
-class Session:
+class SessionRun:
     """One consumer, run by the test's own thread."""
 
     _numbers = iter(range(1_000_000, 2_000_000))
 
-    def __init__(self, endpoint: Endpoint, make: type[Consumer]) -> None:
+    def __init__(self, endpoint: Endpoint, make: type[Session]) -> None:
         self.consumer = make(endpoint, next(self._numbers), threading.Event())
         self.decoder = self.consumer.decoder
         self.confirmed: list[int] = []

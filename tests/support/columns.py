@@ -10,12 +10,12 @@ import pyarrow as pa
 from pyspark_mq.dedup import IdSource, OnMissing
 from pyspark_mq.sources.connections.block import make_block
 from pyspark_mq.sources.connections.decoder import Decoder
-from pyspark_mq.sources.message_id import MessageIds
+from pyspark_mq.sources.connections.message_id import MessageIds
 from pyspark_mq.spark_source.schema import BatchBuilder
 
 __all__ = ["BY_MESSAGE_ID", "built"]
 
-BY_MESSAGE_ID = MessageIds(IdSource("message-id"), OnMissing.FAIL, exact=False, odd_rows=False)
+BY_MESSAGE_ID = MessageIds(IdSource("message-id"), OnMissing.FAIL, exact=False, unreadable_rows=False)
 
 
 def built(builder: BatchBuilder, raws: Sequence[Any], decoder: Decoder, ids: MessageIds = BY_MESSAGE_ID) -> pa.Table:

@@ -25,14 +25,23 @@ from typing import Any, ClassVar, NamedTuple
 from pyspark_mq.brokers.base import Broker
 from pyspark_mq.dedup import IdSource, Key, SeenStore, content_digest
 from pyspark_mq.errors import BrokerUnavailableError, DestinationError
-from pyspark_mq.sources.connections.consumer import Consumer, Greeting, QueueDepth, SessionLostError
 from pyspark_mq.sources.connections.decoder import ROW_BYTES, Decoder, Unreadable
+from pyspark_mq.sources.connections.session import Greeting, QueueDepth, Session, SessionLostError
 from pyspark_mq.sources.runtime import Runtime, Threads
 from pyspark_mq.sources.url import BrokerUrl
 from testbed.brokers.node import QueueCounts
 
-__all__ = ["MEMORY", "PROTOCOL", "MemoryBroker", "MemoryConsumer", "MemoryDecoder", "MemoryQueue", "MemoryStore",
-           "Weather", "memory_consumer"]  # fmt: skip
+__all__ = [
+    "MEMORY",
+    "PROTOCOL",
+    "MemoryBroker",
+    "MemoryDecoder",
+    "MemoryQueue",
+    "MemorySession",
+    "MemoryStore",
+    "Weather",
+    "memory_session",
+]  # fmt: skip
 
 PROTOCOL = "memory"
 _MOST = 100_000
@@ -183,7 +192,7 @@ class MemoryDecoder(Decoder):
 class _Session:
     """One session as the broker sees it."""
 
-    def __init__(self, consumer: MemoryConsumer, queue: MemoryQueue) -> None:
+    def __init__(self, consumer: MemorySession, queue: MemoryQueue) -> None:
         self.consumer = consumer
         self.queue = queue
         self.window = 0
@@ -482,12 +491,12 @@ class MemoryBroker:
             return QueueCounts(len(queue.ready), len(queue.handed_out))
 
 
-def memory_consumer(broker: MemoryBroker) -> type[MemoryConsumer]:
+def memory_session(broker: MemoryBroker) -> type[MemorySession]:
     """The consumer class of a broker, as a protocol's is."""
-    return type("BoundMemoryConsumer", (MemoryConsumer,), {"broker": broker})
+    return type("BoundMemorySession", (MemorySession,), {"broker": broker})
 
 
-class MemoryConsumer(Consumer):
+class MemorySession(Session):
     """One session with a queue in memory."""
 
     decoder: ClassVar[Decoder] = MemoryDecoder()

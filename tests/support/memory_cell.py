@@ -15,8 +15,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark_mq.brokers import Broker
-from pyspark_mq.sources.connections.consumer import Consumer
-from pyspark_mq.sources.connections.receivers import LocalReceivers
+from pyspark_mq.sources.connections.session import Session
+from pyspark_mq.sources.connections.workers import LocalWorkers
 from pyspark_mq.sources.epochs import EpochSource
 from pyspark_mq.sources.runtime import Threads
 from pyspark_mq.spark_source.options import Options, parse_options
@@ -25,7 +25,7 @@ from pyspark_mq.spark_source.schema import SCHEMA
 from testbed.brokers.node import Node, QueueCounts, unique_ids
 from tests.support.cells import Cell, LiveCell
 from tests.support.engine import Crashed, Engine, ReaderError
-from tests.support.memory import MEMORY, PROTOCOL, MemoryBroker, MemoryConsumer, memory_consumer
+from tests.support.memory import MEMORY, PROTOCOL, MemoryBroker, MemorySession, memory_session
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -163,8 +163,8 @@ class MemoryCell(LiveCell):
     def through(self, proxy: object) -> dict[str, Any]:
         return {}
 
-    def make_consumer(self) -> type[Consumer]:
-        return memory_consumer(self.node.broker)
+    def make_session(self) -> type[Session]:
+        return memory_session(self.node.broker)
 
     def engine(self, proxy: object = None, **options: object) -> Engine:
         run = super().engine(None, **options)
@@ -219,13 +219,13 @@ class _Killable(Threads):
 class _Reader(MqStreamReader):
     """The reader, with another consumer and a runtime of its own."""
 
-    def __init__(self, options: Options, make_consumer: type[Consumer], runtime: Threads) -> None:
+    def __init__(self, options: Options, make_session: type[Session], runtime: Threads) -> None:
         super().__init__(options, SCHEMA)
-        self._make_consumer = make_consumer
+        self._make_consumer = make_session
         self._runtime = runtime
 
     def _begin(self) -> EpochSource:
-        self._receivers = LocalReceivers(lambda _: self._make_consumer, self._builder.block_schema, self._runtime)
+        self._receivers = LocalWorkers(lambda _: self._make_consumer, self._builder.block_schema, self._runtime)
         return EpochSource(self._options.settings, self._receivers, runtime=self._runtime, files=self._codec.log)
 
 
@@ -235,7 +235,7 @@ class MemoryReader:
     def __init__(self, options: dict[str, str], broker: MemoryBroker) -> None:
         self._broker = broker
         self._runtime = _Killable()
-        self._consumers: type[MemoryConsumer] = type("ReaderConsumer", (MemoryConsumer,), {"broker": broker})
+        self._consumers: type[MemorySession] = type("ReaderSession", (MemorySession,), {"broker": broker})
         # The broker is not one that users can choose; all else is parsed as theirs is.
         given = {**options, "broker": "rabbitmq", "protocol": "amqp-0-9-1"}
         parsed = parse_options(given)

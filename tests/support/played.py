@@ -11,10 +11,10 @@ from collections.abc import Callable
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from pyspark_mq.sources.connections.host import Host
 from pyspark_mq.sources.connections.processes.wire import Hello
 from pyspark_mq.sources.connections.requests import Begin, Stop
-from tests.support.memory import MemoryBroker, MemoryConsumer
+from pyspark_mq.sources.connections.worker import Worker
+from tests.support.memory import MemoryBroker, MemorySession
 
 if TYPE_CHECKING:
     from tests.support.simulation import World
@@ -25,13 +25,13 @@ __all__ = ["PlayedProcess", "PlayedProcesses"]
 class PlayedProcess:
     """One of them."""
 
-    def __init__(self, world: World, broker: MemoryBroker, consumer: type[MemoryConsumer], hello: Hello) -> None:
+    def __init__(self, world: World, broker: MemoryBroker, consumer: type[MemorySession], hello: Hello) -> None:
         self._world, self._broker = world, broker
-        self._consumer = type("PlayedConsumer", (consumer,), {})
+        self._consumer = type("PlayedSession", (consumer,), {})
         self._said: deque[Any] = deque()
         self.process = world.process()
         self.gone = ""
-        self._host = Host(
+        self._host = Worker(
             lambda _: self._consumer, hello.schema, self._said.append, self.process, self.process.machine_s,
             count(hello.first_session),
         )  # fmt: skip
@@ -42,13 +42,13 @@ class PlayedProcess:
         heard = message if isinstance(message, Begin) else pickle.loads(pickle.dumps(message))
         if isinstance(message, Stop):
             # A process ends a connection on a thread of its own: whoever asks for it does not wait.
-            self._world.at(0, lambda: self._obey(heard))
+            self._world.at(0, lambda: self._handle(heard))
         else:
-            self._obey(heard)
+            self._handle(heard)
 
-    def _obey(self, message: Any) -> None:
+    def _handle(self, message: Any) -> None:
         if not self.gone:
-            self._host.obey(message)
+            self._host.handle(message)
 
     def receive(self, timeout_s: float) -> Any:
         if self._said:
@@ -84,7 +84,7 @@ class PlayedProcesses:
         alive: the last of each.
     """
 
-    def __init__(self, world: World, broker: MemoryBroker, consumer: type[MemoryConsumer]) -> None:
+    def __init__(self, world: World, broker: MemoryBroker, consumer: type[MemorySession]) -> None:
         self._start: Callable[[Hello], PlayedProcess] = lambda hello: PlayedProcess(world, broker, consumer, hello)
         self.all: list[PlayedProcess] = []
 

@@ -130,15 +130,15 @@ def main() -> None:
     """Import what a reader needs, and wait for requests."""
     import pyarrow as pa
 
-    from pyspark_mq.sources.protocols import CONSUMERS, consumer_class
+    from pyspark_mq.sources.connections.protocols import SESSIONS, session_class
     from tests.support import reader_process
 
     pa.array([0])  # the first one imports pandas
 
-    for protocol in CONSUMERS:
+    for protocol in SESSIONS:
         # An extra that is missing is an error of the reader that needs it.
         with contextlib.suppress(Exception):
-            consumer_class(protocol)
+            session_class(protocol)
     with socket.socket(fileno=int(sys.argv[1])) as requests:
         forked = _serve(requests)
     if forked:

@@ -7,11 +7,11 @@ import traceback
 from itertools import count
 from typing import Any
 
-from pyspark_mq.sources.connections.consumer import Consumer, drained
 from pyspark_mq.sources.connections.events import Event, EventQueue, Failed, Opened
-from pyspark_mq.sources.connections.receiver import Receiver
+from pyspark_mq.sources.connections.keeper import SessionKeeper
+from pyspark_mq.sources.connections.message_id import MessageIds
 from pyspark_mq.sources.connections.requests import Begin, Limits
-from pyspark_mq.sources.message_id import MessageIds
+from pyspark_mq.sources.connections.session import Session, drained
 from pyspark_mq.sources.runtime import Threads
 from pyspark_mq.spark_source.options import parse_options
 from testbed.process import poll
@@ -21,7 +21,7 @@ __all__ = ["failure", "receive"]
 _TIMEOUT_S = 5
 
 
-def receive(consumer: Consumer, count: int, longer_s: float = 0.0) -> list[Any]:
+def receive(consumer: Session, count: int, longer_s: float = 0.0) -> list[Any]:
     """Deliveries, as many as there are to be, and for a moment longer what should not come."""
     raws: list[Any] = []
     try:
@@ -38,7 +38,7 @@ def receive(consumer: Consumer, count: int, longer_s: float = 0.0) -> list[Any]:
         consumer.close()
 
 
-def failure(consumer: type[Consumer], options: dict[str, str], *, opened: bool = False) -> str:
+def failure(consumer: type[Session], options: dict[str, str], *, opened: bool = False) -> str:
     """Whatever is printed of the error that ends a receiver, which does not try for long.
 
     Args:
@@ -47,7 +47,7 @@ def failure(consumer: type[Consumer], options: dict[str, str], *, opened: bool =
     settings = parse_options({"connectTimeout": "5s", "reconnectTimeout": "100ms", **options}).settings
     told, events = EventQueue(), list[Event]()
     begin = Begin(1, settings.endpoint, MessageIds.of(settings), keeps_unreadable=False, limits=Limits(10, 1e9))
-    receiver = Receiver(begin, consumer, told, count(1), Threads())
+    receiver = SessionKeeper(begin, consumer, told, count(1), Threads())
     receiver.start()
 
     def failed() -> Failed | None:

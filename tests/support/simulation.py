@@ -21,8 +21,8 @@ import pyarrow as pa
 from pyspark_mq.dedup import SeenStore
 from pyspark_mq.errors import BrokerUnavailableError
 from pyspark_mq.sources.connections.block import block_schema, values_of
-from pyspark_mq.sources.connections.processes.pool import ProcessReceivers
-from pyspark_mq.sources.connections.receivers import LocalReceivers
+from pyspark_mq.sources.connections.processes.pool import ProcessWorkers
+from pyspark_mq.sources.connections.workers import LocalWorkers
 from pyspark_mq.sources.epochs import EpochSource, Limit, Position, Run
 from pyspark_mq.sources.queues.reader import QueueReader
 from pyspark_mq.sources.runtime import Runtime, Task
@@ -32,7 +32,7 @@ from pyspark_mq.spark_source.offset import OffsetCodec
 from pyspark_mq.spark_source.options import parse_options
 from tests.support.engine import At, Crashed
 from tests.support.folder import MemoryFolder
-from tests.support.memory import MEMORY, PROTOCOL, MemoryBroker, MemoryConsumer, MemoryQueue, MemoryStore
+from tests.support.memory import MEMORY, PROTOCOL, MemoryBroker, MemoryQueue, MemorySession, MemoryStore
 from tests.support.played import PlayedProcesses
 from tests.support.watching import planned
 
@@ -250,7 +250,7 @@ class Query:
         self.played: PlayedProcesses | None = None
         self._source: EpochSource | None = None
         self._stores: dict[str, MemoryStore] = {}
-        self._consumers: type[MemoryConsumer] | None = None
+        self._consumers: type[MemorySession] | None = None
         self.skew_s = 0.0
         #: Told of Spark's calls and writes, for tests/support/traces.py.
         self.trace: Callable[..., object] = lambda *_: None
@@ -285,7 +285,7 @@ class Query:
         if self._source is None:
             self._process = self.world.process()
             self._process.skew_s = self.skew_s
-            self._consumers = type("QueryConsumer", (MemoryConsumer,), {"broker": self.broker})
+            self._consumers = type("QuerySession", (MemorySession,), {"broker": self.broker})
             make_store = None if self.store is None else self._store_of
             self._source = EpochSource(
                 self.settings, self._receivers(), make_store, self._process, self._list_queues,
@@ -300,14 +300,14 @@ class Query:
             codec.log._folder = self.folder
         return codec
 
-    def _receivers(self) -> LocalReceivers | ProcessReceivers:
+    def _receivers(self) -> LocalWorkers | ProcessWorkers:
         consumers = self._consumers
         assert consumers is not None
         assert self._process is not None
         if not self.processes:
-            return LocalReceivers(lambda _: consumers, _SCHEMA, self._process)
+            return LocalWorkers(lambda _: consumers, _SCHEMA, self._process)
         self.played = PlayedProcesses(self.world, self.broker, consumers)
-        return ProcessReceivers(self.processes, _SCHEMA, self._process, self.played.start)
+        return ProcessWorkers(self.processes, _SCHEMA, self._process, self.played.start)
 
     def _list_queues(self) -> list[str]:
         if not self.broker.up:

@@ -13,19 +13,19 @@ import stomp
 
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.brokers.base import STOMP
-from pyspark_mq.sources.connections.consumer import SessionLostError
+from pyspark_mq.sources.connections.session import SessionLostError
 from pyspark_mq.sources.endpoint import Endpoint
-from pyspark_mq.sources.stomp.session import StompConsumer
+from pyspark_mq.sources.stomp.session import StompSession
 from pyspark_mq.sources.url import parse_urls
 from testbed.process import poll
 from tests.support.stomp_oracle import escape
 
-__all__ = ["Session", "block", "lost", "publish", "session"]
+__all__ = ["SessionRun", "block", "lost", "publish", "session"]
 
 _numbers = count(1)
 
 
-class Session:
+class SessionRun:
     """One consumer, driven by the test's thread as the receiver would.
 
     Attributes:
@@ -36,7 +36,7 @@ class Session:
     def __init__(self, broker: str, url: str, **connection: Any) -> None:
         urls = parse_urls(url)
         settings = Endpoint(broker=BROKERS[broker], protocol=STOMP, urls=urls, **connection)
-        self.consumer = StompConsumer(settings, next(_numbers), threading.Event())
+        self.consumer = StompSession(settings, next(_numbers), threading.Event())
         self.raws: list[Any] = []
         self.confirmed: list[int] = []
         self.consumer.on_confirmed = self.confirmed.append
@@ -78,9 +78,9 @@ class Session:
 
 
 @contextmanager
-def session(broker: str, url: str, window: int = 100, **connection: Any) -> Iterator[Session]:
+def session(broker: str, url: str, window: int = 100, **connection: Any) -> Iterator[SessionRun]:
     """An open session that consumes."""
-    opened = Session(broker, url, **connection)
+    opened = SessionRun(broker, url, **connection)
     try:
         opened.consumer.consume(window)
         yield opened
@@ -116,7 +116,7 @@ def publish(
     poll(lambda: not client.is_connected(), 5)
 
 
-def lost(run: Session, timeout_s: float = 60.0) -> str:
+def lost(run: SessionRun, timeout_s: float = 60.0) -> str:
     """Why the session ends, which it has to."""
     try:
         run.run_until(lambda: False, timeout_s)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pyspark_mq.admin.checks import _CHECKS, Finding, Level, Sample, judge_queue, judge_sample, worth_a_line
+from pyspark_mq.admin.checks import _CHECKS, Finding, Level, Sample, check_queue, check_sample, worth_a_line
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.brokers.facts import NOTHING_KNOWN, QueueFacts
 from pyspark_mq.sources.settings import Settings
@@ -21,7 +21,7 @@ def settings(broker: str = "rabbitmq", **options: str) -> Settings:
 
 
 def one(facts: QueueFacts, check: str, broker: str = "rabbitmq", **options: str) -> Finding:
-    (found,) = [found for found in judge_queue(facts, settings(broker, **options), "ask") if found.check == check]
+    (found,) = [found for found in check_queue(facts, settings(broker, **options), "ask") if found.check == check]
     return found
 
 
@@ -33,7 +33,7 @@ def test_a_remedy_is_of_a_check_there_is(broker: str) -> None:
 
 @pytest.mark.parametrize("broker", BROKERS)
 def test_what_is_not_known_is_never_ok_and_worth_no_line_of_the_log(broker: str) -> None:
-    found = judge_queue(NOTHING_KNOWN, settings(broker), "give the option")
+    found = check_queue(NOTHING_KNOWN, settings(broker), "give the option")
     known = {one.check for one in found if one.level is Level.OK}
     assert known == ({"prefetch"} if BROKERS[broker].counts_drops else {"prefetch", "delivery-limit"})
     assert all(one.remedy for one in found if one.level is Level.UNKNOWN)
@@ -153,15 +153,15 @@ SAMPLES: list[tuple[Sample, dict[str, str], str, Level, str]] = [
 def test_what_follows_from_messages(
     seen: Sample, options: dict[str, str], check: str, level: Level, words: str
 ) -> None:
-    found = [one for one in judge_sample(seen, settings(**options)) if one.check == check]
+    found = [one for one in check_sample(seen, settings(**options)) if one.check == check]
     assert [(one.level, words in one.what) for one in found] == [(level, True)], found
 
 
 def test_messages_may_lack_ids_and_repeat_them() -> None:
-    found = judge_sample(sample("a", None, "a"), settings(onMissingMessageId="fail"))
+    found = check_sample(sample("a", None, "a"), settings(onMissingMessageId="fail"))
     assert [(one.check, one.level) for one in found] == [
         ("message-ids", Level.PROBLEM), ("message-ids", Level.PROBLEM), ("message-sizes", Level.OK),
     ]  # fmt: skip
-    found = judge_sample(sample("a", None), settings(onMissingMessageId="content"))
+    found = check_sample(sample("a", None), settings(onMissingMessageId="content"))
     assert found[0].level is Level.OK
     assert "known by their contents" in found[0].what

@@ -14,8 +14,8 @@ import pytest
 from pamqp import body, commands, frame, header
 
 from pyspark_mq.errors import BrokerUnavailableError
-from pyspark_mq.sources.amqp091.session import Amqp091Consumer
-from pyspark_mq.sources.connections.consumer import QueueDepth, SessionLostError
+from pyspark_mq.sources.amqp091.session import Amqp091Session
+from pyspark_mq.sources.connections.session import QueueDepth, SessionLostError
 from pyspark_mq.spark_source.options import parse_options
 from tests.support.receiving import failure, receive
 
@@ -95,7 +95,7 @@ def received(after: bytes, count: int, *, keeps: bool = True) -> list[Any]:
     with server(after) as port:
         options = {"broker": "rabbitmq", "url": f"amqp://127.0.0.1:{port}", "queue": "q", "onUnreadableMessage": "row"}
         endpoint = parse_options(options).settings.endpoint
-        consumer = Amqp091Consumer(endpoint, 1, threading.Event())
+        consumer = Amqp091Session(endpoint, 1, threading.Event())
         consumer.keeps_unreadable = keeps
         return receive(consumer, count)
 
@@ -116,7 +116,7 @@ def test_a_session_whose_end_nobody_answers_gives_its_connection_up_at_once(
     with server(delivery(1)) as port:
         options = {"broker": "rabbitmq", "url": f"amqp://127.0.0.1:{port}", "queue": "q"}
         endpoint = parse_options(options).settings.endpoint
-        consumer = Amqp091Consumer(endpoint, 1, threading.Event())
+        consumer = Amqp091Session(endpoint, 1, threading.Event())
         consumer.bytes_allowed = 0 if paused else float("inf")
         consumer.open(endpoint.urls[0], 5)
         consumer.consume(10)
@@ -142,7 +142,7 @@ def test_confirmations_do_not_pile_up_where_the_answer_is_slow(monkeypatch: pyte
     with server(b"".join(map(delivery, range(1, 51)))) as port:
         options = {"broker": "rabbitmq", "url": f"amqp://127.0.0.1:{port}", "queue": "q"}
         endpoint = parse_options(options).settings.endpoint
-        consumer = Amqp091Consumer(endpoint, 1, threading.Event())
+        consumer = Amqp091Session(endpoint, 1, threading.Event())
         consumer.open(endpoint.urls[0], 5)
         consumer.consume(100)
         confirmed: list[int] = []
@@ -168,7 +168,7 @@ def test_confirmations_do_not_pile_up_where_the_answer_is_slow(monkeypatch: pyte
 def test_what_a_broker_sends_is_received() -> None:
     raws = received(delivery(1) + delivery(2, b"x" * 9_000), 2)
     assert [(raw[0], raw[3]) for raw in raws] == [(1, b"text"), (2, b"x" * 9_000)]
-    assert Amqp091Consumer.decoder.unreadable(raws) == []
+    assert Amqp091Session.decoder.unreadable(raws) == []
 
 
 LIES = {
@@ -199,7 +199,7 @@ def test_a_message_whose_properties_lie_is_unreadable_also_where_its_delivery_ha
     odd = method(b"\x04ctag" + struct.pack(">QB", 1, 0))
     odd += struct.pack(">BHIHHQ", 2, 1, 12 + 3, 60, 0, 0) + b"\x80\x00\xff\xce"
     raws = received(odd + delivery(2), 2)
-    (told,) = Amqp091Consumer.decoder.unreadable(raws)
+    (told,) = Amqp091Session.decoder.unreadable(raws)
     assert (told.tag, raws[1][3]) == (1, b"text")
 
 
@@ -229,7 +229,7 @@ def test_a_server_that_quotes_the_login_is_not_believed_to_keep_it(
     after = frame.marshal(closed(541), 0)
     with server(after) as number:
         options = {"broker": "rabbitmq", "url": f"amqp://127.0.0.1:{number}", "queue": "q", **LOGIN}
-        said = failure(Amqp091Consumer, options, opened=True)
+        said = failure(Amqp091Session, options, opened=True)
         assert "REFUSED - joe with *** *** *** ***" in said
         assert "hush" not in said + caplog.text
         missing = commands.Channel.Close(404, f"REFUSED - joe with {SPELLINGS}", 0, 0)
@@ -240,6 +240,6 @@ def test_a_server_that_quotes_the_login_is_not_believed_to_keep_it(
         ):
             with monkeypatch.context() as patched:
                 patched.setitem(ANSWERS, said_to, answer)
-                said = failure(Amqp091Consumer, options)
+                said = failure(Amqp091Session, options)
             assert "REFUSED - joe with *** *** *** ***" in said
             assert "hush" not in said + caplog.text

@@ -18,7 +18,7 @@ from pyspark_mq.sources.amqp10 import incoming
 from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder
 from pyspark_mq.sources.amqp10.incoming import Incoming
 from pyspark_mq.sources.amqp10.sections import SectionReader
-from pyspark_mq.sources.protocols import consumer_class
+from pyspark_mq.sources.connections.protocols import session_class
 from tests.support.amqp10_messages import Message, V
 
 _FRAME_BYTES = 1 << 10
@@ -98,7 +98,7 @@ def test_a_version_of_the_library_that_works_otherwise_is_refused_with_what_to_i
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "cproton_ffi", None)
     with pytest.raises(MissingExtraError, match=r"0\.39 and 0\.40, and .* is installed; run: .*'pyspark-mq\[amqp10\]'"):
-        consumer_class("amqp-1.0")
+        session_class("amqp-1.0")
 
 
 @pytest.mark.parametrize("size", [1, 500, _FRAME_BYTES, 5_000, (64 << 10) - 1, 64 << 10, (64 << 10) + 1, 300_000])

@@ -12,8 +12,8 @@ from proton import Condition, Connection, Delivery
 
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.errors import BrokerUnavailableError
-from pyspark_mq.sources.amqp10.session import Amqp10Consumer
-from pyspark_mq.sources.connections.consumer import SessionLostError, drained
+from pyspark_mq.sources.amqp10.session import Amqp10Session
+from pyspark_mq.sources.connections.session import SessionLostError, drained
 from pyspark_mq.spark_source.options import parse_options
 from tests.support.amqp10_peer import Peer, peer
 
@@ -26,19 +26,19 @@ ANSWERED = [
 ]
 
 
-def consumer(broker: str, at: Peer) -> Amqp10Consumer:
+def consumer(broker: str, at: Peer) -> Amqp10Session:
     options = {"broker": broker, "url": at.url(), "queue": "q", "protocol": "amqp-1.0"}
-    return Amqp10Consumer(parse_options(options).settings.endpoint, 1, threading.Event())
+    return Amqp10Session(parse_options(options).settings.endpoint, 1, threading.Event())
 
 
-def turns(session: Amqp10Consumer, done: Callable[[], bool], timeout_s: float = 5.0) -> bool:
+def turns(session: Amqp10Session, done: Callable[[], bool], timeout_s: float = 5.0) -> bool:
     end_s = time.monotonic() + timeout_s
     while not done() and time.monotonic() < end_s:
         session.run(0.02)
     return done()
 
 
-def received(session: Amqp10Consumer, count: int) -> list[Any]:
+def received(session: Amqp10Session, count: int) -> list[Any]:
     """Deliveries of a session, which it opens."""
     session.open(session.endpoint.urls[0], 5)
     session.consume(10)
@@ -92,7 +92,7 @@ def test_an_acceptance_that_the_broker_answers_with_another_outcome_is_not_confi
         session.acknowledge(1, 3, ())
         with pytest.raises(SessionLostError, match="did not take an acknowledgement") as lost:
             turns(session, lambda: False, 2)
-        assert lost.value.told
+        assert lost.value.stated
         assert confirmed == []
         session.close()
 

@@ -288,7 +288,7 @@ def test_who_plans_loads_nothing_that_receives() -> None:
     loaded = loaded_with("spark_source.datasource")
     assert "spark_source.reader" in loaded
     assert "sources.epochs" in loaded_with("spark_source.source")
-    heavy = ("sources.epochs", "sources.queues", "sources.connections.host", "sources.connections.processes", "admin")
+    heavy = ("sources.epochs", "sources.queues", "sources.connections.worker", "sources.connections.processes", "admin")
     assert [module for module in loaded if module.startswith(heavy)] == []
 
 
@@ -393,11 +393,11 @@ def test_imports_are_found_wherever_they_are(source: str, found: list[Import]) -
         ("sources.new", "import pyspark_mq.spark_source.options"),
         ("sources.new", "import pyspark_mq"),
         ("ack.new", "from pyspark_mq.dedup import Key"),
-        ("ack.new", "def late():\n  from pyspark_mq.sources.connections.consumer import Consumer"),
+        ("ack.new", "def late():\n  from pyspark_mq.sources.connections.session import Session"),
         ("dedup.new", "from pyspark_mq import brokers"),
         ("brokers.new", "from pyspark_mq.sources.url import redact"),
         ("sources.new", "from pyspark_mq.admin import ask_depth"),
-        ("sources.new", "def late():\n  from pyspark_mq.admin.checks import judge_queue"),
+        ("sources.new", "def late():\n  from pyspark_mq.admin.checks import check_queue"),
     ],
 )
 def test_an_import_against_the_layers_is_found(name: str, source: str) -> None:

@@ -26,8 +26,8 @@ from pyspark_mq.sources.connections.block import (
 )
 from pyspark_mq.sources.connections.decoder import ROW_BYTES
 from pyspark_mq.sources.connections.events import Delivered
+from pyspark_mq.sources.connections.message_id import MessageIds
 from pyspark_mq.sources.connections.processes.wire import Channel, read_event, send_event
-from pyspark_mq.sources.message_id import MessageIds
 from pyspark_mq.spark_source.schema import ALL_COLUMNS, BatchBuilder
 from tests.unit.test_decoder_parity import SAMPLES, SOURCES, UNREADABLE, Sample, amqp091
 
@@ -40,7 +40,7 @@ every_sample = pytest.mark.parametrize("sample", EVERYTHING.values(), ids=list(E
 
 
 def ids_by(source: IdSource) -> MessageIds:
-    return MessageIds(source, OnMissing.REJECT, exact=True, odd_rows=False)
+    return MessageIds(source, OnMissing.REJECT, exact=True, unreadable_rows=False)
 
 
 def block_of(sample: Sample, source: IdSource = MESSAGE_ID) -> tuple[Metadata, Block]:

@@ -10,7 +10,7 @@ import pytest
 
 from pyspark_mq.brokers import BROKERS, Broker
 from pyspark_mq.brokers.base import AMQP_1_0, STOMP
-from pyspark_mq.sources.protocols import CONSUMERS
+from pyspark_mq.sources.connections.protocols import SESSIONS
 from testbed.clusters.factory import CLUSTERS
 from testbed.storm import soak
 from tests import matrix
@@ -27,7 +27,7 @@ def spoken(broker: Broker) -> set[str]:
 @brokers
 def test_what_differs_by_protocol_is_there_for_those_it_speaks_and_no_others(broker: Broker) -> None:
     protocols = spoken(broker)
-    assert protocols <= set(CONSUMERS)
+    assert protocols <= set(SESSIONS)
     assert set(broker.prefetch_max) == protocols
     assert (broker.stomp is not None) is (STOMP in protocols)
     assert (broker.amqp10 is not None) is (AMQP_1_0 in protocols)
@@ -41,12 +41,12 @@ def test_each_protocol_of_a_broker_has_a_cell(broker: Broker) -> None:
 
 
 def test_every_protocol_is_spoken_by_a_broker() -> None:
-    assert set().union(*map(spoken, BROKERS.values())) == set(CONSUMERS)
+    assert set().union(*map(spoken, BROKERS.values())) == set(SESSIONS)
 
 
 def test_the_compatibility_page_and_the_soak_know_every_broker_and_protocol() -> None:
     assert set(matrix.TITLES) == set(soak._SETTINGS) == set(BROKERS)
-    assert set(matrix.PROTOCOLS) == set(CONSUMERS)
+    assert set(matrix.PROTOCOLS) == set(SESSIONS)
     assert set(CLUSTERS) == set(BROKERS)
 
 
@@ -72,6 +72,6 @@ def test_the_docs_name_every_broker_and_scheme(page: str, broker: Broker) -> Non
     assert [scheme for scheme in broker.protocols if f"{scheme}://" not in text] == []
 
 
-@pytest.mark.parametrize("protocol", CONSUMERS)
+@pytest.mark.parametrize("protocol", SESSIONS)
 def test_the_docs_name_every_protocol(protocol: str) -> None:
     assert f"`{protocol}`" in (ROOT / "docs" / "options.md").read_text("utf-8")

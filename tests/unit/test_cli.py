@@ -24,7 +24,7 @@ from pyspark_mq.sources.position import Position
 from pyspark_mq.sources.runtime import Threads
 from pyspark_mq.spark_source.offset import OffsetCodec
 from pyspark_mq.spark_source.options import parse_options
-from tests.support.memory import MemoryBroker, MemoryConsumer, Message, Raw
+from tests.support.memory import MemoryBroker, MemorySession, Message, Raw
 
 GIVEN = {"broker": "rabbitmq", "url": "amqp://joe:hushhush@broker.example/", "queue": "orders"}
 WRITTEN_AT_MS = 1_700_000_000_000
@@ -359,7 +359,7 @@ def test_releasing_refuses_the_options_of_another_query(folder: Folder, capsys: 
     assert "was written for queue 'orders'" in text
 
 
-class Long(MemoryConsumer):
+class Long(MemorySession):
     """A queue that takes long to read: each turn brings five more messages."""
 
     broker = MemoryBroker(Threads())
@@ -379,7 +379,7 @@ def test_what_is_looked_at_for_a_release_is_not_kept_and_no_more_than_it_takes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Long.broker.declare("orders")
-    monkeypatch.setattr("pyspark_mq.cli.peek.consumer_class", lambda _: Long)
+    monkeypatch.setattr("pyspark_mq.cli.peek.session_class", lambda _: Long)
     made = Folder(tmp_path / "checkpoint")
     made.plan(0, made.position(1, orders=["3", "201"]))
     options = [f"{name}={value}" for name, value in GIVEN.items()]

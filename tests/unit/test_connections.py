@@ -13,8 +13,8 @@ from pyspark_mq.sources.connections.block import block_schema
 from pyspark_mq.sources.connections.connections import Connections
 from pyspark_mq.sources.connections.decoder import ROW_BYTES
 from pyspark_mq.sources.connections.events import Delivered, EventQueue, Lost, Opened
-from pyspark_mq.sources.connections.receivers import LocalReceivers
-from tests.support.memory import MemoryBroker, memory_consumer
+from pyspark_mq.sources.connections.workers import LocalWorkers
+from tests.support.memory import MemoryBroker, memory_session
 from tests.support.simulation import QUEUE, World, make_settings
 
 
@@ -26,8 +26,8 @@ class Scene:
         self.broker = MemoryBroker(self.world.process())
         self.queue = self.broker.declare(QUEUE)
         made = make_settings(**{"prefetch": 10, **settings})
-        process, self.make = self.world.process(), memory_consumer(self.broker)
-        receivers = LocalReceivers(lambda _: self.make, block_schema(pa.schema([("body", pa.binary())])), process)
+        process, self.make = self.world.process(), memory_session(self.broker)
+        receivers = LocalWorkers(lambda _: self.make, block_schema(pa.schema([("body", pa.binary())])), process)
         self.connections = Connections(made, receivers, process, EventQueue())
         self.connections.bound_bytes(2_000, resume=True)
         self.connections.start()

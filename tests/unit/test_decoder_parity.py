@@ -21,7 +21,7 @@ from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder
 from pyspark_mq.sources.amqp10.decoder import Raw as Amqp10Raw
 from pyspark_mq.sources.amqp10.sections import SectionReader
 from pyspark_mq.sources.connections.decoder import UNREADABLE_PROPERTY, Decoder
-from pyspark_mq.sources.protocols import CONSUMERS, consumer_class
+from pyspark_mq.sources.connections.protocols import SESSIONS, session_class
 from pyspark_mq.sources.stomp.decoder import StompDecoder
 from pyspark_mq.sources.stomp.frames import UnreadableHeaders
 from pyspark_mq.spark_source.schema import ALL_COLUMNS, SCHEMA, BatchBuilder
@@ -169,7 +169,7 @@ def is_of(kind: DataType, value: Any) -> bool:
 
 
 def test_every_protocol_has_samples() -> None:
-    assert {type(consumer_class(protocol).decoder) for protocol in CONSUMERS} <= {
+    assert {type(session_class(protocol).decoder) for protocol in SESSIONS} <= {
         type(sample.decoder) for sample in SAMPLES.values()
     }
 

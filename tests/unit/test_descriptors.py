@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pyspark_mq.errors import MqError
-from pyspark_mq.sources.protocols import consumer_class
+from pyspark_mq.sources.connections.protocols import session_class
 from pyspark_mq.spark_source.options import parse_options
 
 PLACES = {
@@ -31,7 +31,7 @@ def test_an_attempt_that_fails_before_it_connects_leaves_no_descriptors(protocol
     options = {"broker": broker, "url": url, "queue": "q", "username": "me", "passwordFile": str(secret)}
     endpoint = parse_options({**options, "protocol": protocol}).settings.endpoint
     secret.unlink()  # it is being replaced
-    make = consumer_class(protocol)
+    make = session_class(protocol)
     gc.collect()
     gc.disable()
     try:

@@ -15,9 +15,9 @@ import pytest
 from pyspark_mq.admin.checks import Finding, Level
 from pyspark_mq.brokers.hosted import hosted_by
 from pyspark_mq.cli.doctor.certificates import of_file, valid_until
-from pyspark_mq.cli.doctor.hosting import judge_host
-from pyspark_mq.cli.doctor.look import Section, judge_certificate, judge_version
-from pyspark_mq.cli.doctor.machine import Interpreter, Machine, judge_machine, look_at_machine
+from pyspark_mq.cli.doctor.hosting import check_host
+from pyspark_mq.cli.doctor.look import Section, check_certificate, check_version
+from pyspark_mq.cli.doctor.machine import Interpreter, Machine, check_machine, look_at_machine
 from pyspark_mq.cli.doctor.report import as_json, summary, worst, written
 from pyspark_mq.cli.main import main
 from pyspark_mq.spark_source.options import parse_options
@@ -65,13 +65,13 @@ def test_what_follows_from_that_for_the_options(options: dict[str, str], level: 
     given = {"broker": "rabbitmq", "url": f"amqps://{AMAZON}", "queue": "q", "replayTimeout": "35m", **options}
     parsed = parse_options(given)
     (url,) = parsed.settings.endpoint.urls
-    (found,) = judge_host(url, parsed.settings, asked=parsed.management is not None)
+    (found,) = check_host(url, parsed.settings, asked=parsed.management is not None)
     assert (found.level, words in str(found)) == (level, True), found
 
 
 def test_another_broker_is_nothing_to_speak_of() -> None:
     settings = parse_options({"broker": "rabbitmq", "url": "amqp://localhost", "queue": "q"}).settings
-    assert list(judge_host(settings.endpoint.urls[0], settings, asked=True)) == []
+    assert list(check_host(settings.endpoint.urls[0], settings, asked=True)) == []
 
 
 # -- certificates ------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ def test_what_is_no_certificate_is_said(tmp_path: Path, certificates: Certificat
     ],
 )
 def test_a_certificate_is_worth_a_warning_in_time(days: int, level: Level, words: str) -> None:
-    found = judge_certificate("the broker's certificate", NOW + timedelta(days=days), NOW)
+    found = check_certificate("the broker's certificate", NOW + timedelta(days=days), NOW)
     assert (found.level, words in found.what) == (level, True), found
 
 
@@ -135,7 +135,7 @@ def test_a_certificate_is_worth_a_warning_in_time(days: int, level: Level, words
 )
 def test_a_version_may_have_a_flaw(server: str, url: str, level: Level, words: str) -> None:
     endpoint = parse_options({"broker": "artemis", "url": url, "queue": "q"}).settings.endpoint
-    found = judge_version(server, endpoint)
+    found = check_version(server, endpoint)
     assert (found.level, words in found.what) == (level, True), found
 
 
@@ -149,12 +149,12 @@ MACHINE = Machine(DRIVER, replace(DRIVER, name="python"), "PYSPARK_PYTHON", 'ope
 
 
 def judged(machine: Machine, check: str) -> Finding:
-    (found,) = [one for one in judge_machine(machine, "amqp-0-9-1", None, syncs=False) if one.check == check]
+    (found,) = [one for one in check_machine(machine, "amqp-0-9-1", None, syncs=False) if one.check == check]
     return found
 
 
 def test_a_machine_with_everything() -> None:
-    assert [one.level for one in judge_machine(MACHINE, "amqp-0-9-1", None, syncs=False)] == [Level.OK] * 4
+    assert [one.level for one in check_machine(MACHINE, "amqp-0-9-1", None, syncs=False)] == [Level.OK] * 4
     assert "each executor needs the same" in judged(MACHINE, "workers").what
 
 
@@ -164,7 +164,7 @@ def test_a_machine_with_everything() -> None:
      (None, False, None)],
 )  # fmt: skip
 def test_a_checkpoint_on_this_machine_may_lose_power(place: str | None, syncs: bool, level: Level | None) -> None:
-    found = [one for one in judge_machine(MACHINE, "amqp-0-9-1", place, syncs=syncs) if one.check == "power"]
+    found = [one for one in check_machine(MACHINE, "amqp-0-9-1", place, syncs=syncs) if one.check == "power"]
     assert [one.level for one in found] == ([] if level is None else [level])
     assert all(one.level is Level.OK or "'settleAfter' to 'synced'" in one.remedy for one in found)
 

@@ -14,7 +14,7 @@ from pyspark_mq.sources.journal import lists
 from pyspark_mq.sources.settings import Guarantee, OnUnreadable
 from pyspark_mq.sources.url import parse_urls
 from tests.support.engine import At, Crashed
-from tests.support.memory import MemoryConsumer, MemoryStore
+from tests.support.memory import MemorySession, MemoryStore
 from tests.support.scene import Scene
 from tests.support.simulation import QUEUE, Query, ids_of, make_settings, only
 from tests.unit.test_redelivery import assert_small
@@ -651,12 +651,12 @@ def test_what_a_replay_lets_go_is_covered_by_no_acknowledgement_and_comes_again(
 
 def tell_delay(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Have the broker tell for how long it holds back what comes again."""
-    honest = MemoryConsumer.open
+    honest = MemorySession.open
 
-    def telling(self: MemoryConsumer, *args: Any) -> Any:
+    def telling(self: MemorySession, *args: Any) -> Any:
         return replace(honest(self, *args), redelivery_delay_s=seconds)
 
-    monkeypatch.setattr(MemoryConsumer, "open", telling)
+    monkeypatch.setattr(MemorySession, "open", telling)
 
 
 @pytest.mark.parametrize("tells", [True, False])

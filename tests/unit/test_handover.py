@@ -49,7 +49,7 @@ def memories() -> int:
 def told() -> Handover:
     handover = Handover()
     assert read(handover.begin_epoch().partition(serialized(b"first"))) == [b"first"]
-    assert handover.beside
+    assert handover.same_jvm
     return handover
 
 
@@ -57,7 +57,7 @@ def test_the_first_rows_are_in_their_task_and_those_behind_a_mark_are_not() -> N
     handover = Handover()
     first = [handover.partition(serialized(b"a", b"b")), handover.partition(serialized(b"c"))]
     assert [type(one) for one in first] == [Rows, Rows]
-    assert not handover.beside
+    assert not handover.same_jvm
     assert read(first[0]) == [b"a", b"b"]
     large = bytes(5_000_000)
     shared = handover.begin_epoch().partition(serialized(large, b"d"))
@@ -105,7 +105,7 @@ def test_only_a_worker_below_the_same_parent_leaves_a_mark(tmp_path: Path, shell
         command = ["/bin/sh", "-c", '"$@"; exit $?', "shell", *command]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "1"
-    assert handover.beside is below
+    assert handover.same_jvm is below
 
 
 def test_who_does_not_see_the_mark_reads_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +116,7 @@ def test_who_does_not_see_the_mark_reads_all_the_same(monkeypatch: pytest.Monkey
     for path in ("/nowhere", f"/proc/{os.getpid()}/fd/0", "/proc/self/maps"):
         monkeypatch.setattr(partition._mark, "path", path)
         assert read(partition) == [b"x"]
-    assert not handover.beside
+    assert not handover.same_jvm
 
 
 @pytest.mark.parametrize("when", ["never", "later"])

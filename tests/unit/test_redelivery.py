@@ -298,7 +298,7 @@ def left(scene: Scene, ids: set[str]) -> set[str]:
 
 def starve(scene: Scene, seconds: float) -> None:
     """The thread of the receivers has no turn for so long."""
-    host = next(task for task in scene.query.process.tasks if "Host" in getattr(task._life, "__qualname__", ""))
+    host = next(task for task in scene.query.process.tasks if "Worker" in getattr(task._life, "__qualname__", ""))
     until, step = scene.world.now_s + seconds, host.step
 
     def later(now_s: float) -> None:

@@ -16,7 +16,7 @@ import pyspark_mq
 from pyspark_mq import errors
 from pyspark_mq.errors import DataLossError, MqError, OptionError, shown
 from pyspark_mq.logs import LOGGERS
-from pyspark_mq.sources.connections.consumer import SessionLostError
+from pyspark_mq.sources.connections.session import SessionLostError
 
 #: Control characters, directions and other formats, halves of pairs, private and unknown ones; ends of lines.
 UNWANTED = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}

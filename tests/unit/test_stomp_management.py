@@ -8,7 +8,7 @@ import math
 import pytest
 
 from pyspark_mq.brokers.facts import of_artemis, of_artemis_settings
-from pyspark_mq.sources.connections.consumer import QueueDepth
+from pyspark_mq.sources.connections.session import QueueDepth
 from pyspark_mq.sources.stomp.depth import Questions
 from tests.support.stomp import block
 
@@ -93,7 +93,7 @@ def test_an_answer_with_something_else_in_any_field_ends_nothing(odd: object) ->
         told = questions().answer(body)
         if told is not None:
             assert told.at_first().ready >= 0
-            of_artemis(told.told)
+            of_artemis(told.reported)
         asked = questions()
         asked.question_of_settings("orders")
         assert asked.answer(json.dumps([json.dumps({**settings, name: odd})]).encode()) is None

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from pyspark_mq.errors import BrokerUnavailableError, MessageError
-from pyspark_mq.sources.connections.consumer import SessionLostError
+from pyspark_mq.sources.connections.session import SessionLostError
 from pyspark_mq.sources.stomp.frames import UnreadableHeaders
-from pyspark_mq.sources.stomp.session import StompConsumer
+from pyspark_mq.sources.stomp.session import StompSession
 from pyspark_mq.spark_source.options import parse_options
 from tests.support.receiving import failure, receive
 from tests.support.sockets import port
@@ -67,7 +67,7 @@ def received(
         endpoint = parse_options(
             {"broker": "activemq", "url": f"stomp://127.0.0.1:{port}", "queue": "q"}
         ).settings.endpoint
-        consumer = StompConsumer(endpoint, 1, threading.Event())
+        consumer = StompSession(endpoint, 1, threading.Event())
         consumer.keeps_unreadable = keeps
         return receive(consumer, count, longer_s=0.1)
 
@@ -137,7 +137,7 @@ def test_a_frame_that_no_broker_may_send_ends_the_session_and_not_the_query(behi
     good = HEAD.replace(b"\n\n", b"\ncontent-length:4\n\n") + b"text\0\n"
     with pytest.raises(SessionLostError) as lost:
         received([good, behind], 2)
-    assert lost.value.told
+    assert lost.value.stated
 
 
 @pytest.mark.parametrize("beats", [b"1,2,3", b"1", b"", b"a,b", b"-1,0", b"1,", b"9" * 5_000 + b",0"])
@@ -160,11 +160,11 @@ def test_a_server_that_quotes_the_login_is_not_believed_to_keep_it(caplog: pytes
     error = f"ERROR\nmessage:Bad CONNECT\n\nlogin refused: joe {SPELLINGS}\n\0".encode()
     with port(error) as opened:
         options = {"broker": "artemis", "url": f"stomp://127.0.0.1:{opened.number}", "queue": "q", **LOGIN}
-        said = failure(StompConsumer, options)
+        said = failure(StompSession, options)
     assert "login refused: joe *** *** *** ***" in said
     assert "hush" not in said + caplog.text
     with server([f"ERROR\nmessage:gone\n\nof joe {SPELLINGS}\n\0".encode()]) as number:
         options = {"broker": "activemq", "url": f"stomp://127.0.0.1:{number}", "queue": "q", **LOGIN}
-        said = failure(StompConsumer, options, opened=True)
+        said = failure(StompSession, options, opened=True)
     assert "of joe *** *** *** ***" in said + caplog.text
     assert "hush" not in said + caplog.text

@@ -11,17 +11,17 @@ import pytest
 
 from pyspark_mq.sources.connections.block import block_schema
 from pyspark_mq.sources.connections.events import EventQueue
-from pyspark_mq.sources.connections.processes.pool import ChildProcess, ProcessReceivers
+from pyspark_mq.sources.connections.message_id import MessageIds
+from pyspark_mq.sources.connections.processes.pool import ChildProcess, ProcessWorkers
 from pyspark_mq.sources.connections.processes.wire import Hello
-from pyspark_mq.sources.connections.receivers import LocalReceivers
 from pyspark_mq.sources.connections.requests import Begin, Limits
+from pyspark_mq.sources.connections.workers import LocalWorkers
 from pyspark_mq.sources.epochs import EpochSource, Limit
-from pyspark_mq.sources.message_id import MessageIds
 from pyspark_mq.sources.runtime import Threads
 from pyspark_mq.spark_source.offset import OffsetCodec
 from pyspark_mq.spark_source.options import parse_options
 from testbed.process import poll
-from tests.support.memory import MemoryBroker, MemoryConsumer
+from tests.support.memory import MemoryBroker, MemorySession
 from tests.support.simulation import make_settings
 
 SCHEMA = block_schema(pa.schema([("messageId", pa.string())]))
@@ -36,7 +36,7 @@ def test_all_connections_of_a_query_are_closed_at_the_same_time(queues: int, con
     together = threading.Barrier(6)
     broken: list[Exception] = []
 
-    class Slow(MemoryConsumer):
+    class Slow(MemorySession):
         def close(self) -> None:
             try:
                 together.wait(10)
@@ -44,8 +44,8 @@ def test_all_connections_of_a_query_are_closed_at_the_same_time(queues: int, con
                 broken.append(error)
             super().close()
 
-    consumer = type("SlowConsumer", (Slow,), {"broker": broker})
-    receivers = LocalReceivers(lambda _: consumer, SCHEMA, Threads())
+    consumer = type("SlowSession", (Slow,), {"broker": broker})
+    receivers = LocalWorkers(lambda _: consumer, SCHEMA, Threads())
     settings = make_settings(queues=names if queues > 1 else None, consumers=consumers)
     if queues == 1:
         broker.declare("orders")
@@ -70,7 +70,7 @@ def test_a_receiver_process_that_is_started_while_the_query_is_stopped_ends() ->
 
     options = {"broker": "rabbitmq", "url": "amqp://127.0.0.1:1", "queue": "q"}
     settings = parse_options(options).settings
-    pool = ProcessReceivers(1, SCHEMA, Threads(), start)
+    pool = ProcessWorkers(1, SCHEMA, Threads(), start)
     key = pool.add(EventQueue())
     pool.send(Begin(key, settings.endpoint, MessageIds.of(settings), True, Limits(10, 1e9)))
     assert starting.wait(10)

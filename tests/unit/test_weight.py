@@ -23,14 +23,14 @@ from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder
 from pyspark_mq.sources.amqp10.sections import SectionReader
 from pyspark_mq.sources.connections.block import Run, make_block, sizes_of
 from pyspark_mq.sources.connections.decoder import Decoder
-from pyspark_mq.sources.message_id import MessageIds
+from pyspark_mq.sources.connections.message_id import MessageIds
 from pyspark_mq.sources.stomp.decoder import StompDecoder
 from pyspark_mq.spark_source.handover import Handover, Rows
 from pyspark_mq.spark_source.options import parse_options
 from pyspark_mq.spark_source.reader import MqStreamReader
 from pyspark_mq.spark_source.schema import SCHEMA, BatchBuilder
 
-IDS = MessageIds(IdSource("message-id"), OnMissing.FAIL, exact=True, odd_rows=False)
+IDS = MessageIds(IdSource("message-id"), OnMissing.FAIL, exact=True, unreadable_rows=False)
 BUILDER = BatchBuilder(SCHEMA)
 ROWS = 500
 

@@ -1,6 +1,6 @@
-"""Until when a certificate is valid.
+"""Expiry of certificates.
 
-Python's `ssl` tells that of a server's certificate only where it has verified it, and of a client's own not at all. So
+Python's `ssl` gives that of a server's certificate only where it has verified it, and of a client's own not at all. So
 the one field is read from its bytes (X.509, RFC 5280, 4.1: a SEQUENCE whose first element has the validity as its
 fifth, or as its fourth where there is no version).
 """
@@ -24,7 +24,7 @@ _LAST_CENTURY = 50
 
 
 def of_server(url: BrokerUrl, endpoint: Endpoint) -> datetime:
-    """When the certificate of a broker ends to be valid.
+    """Return when a broker's certificate expires.
 
     Raises:
         OSError: there is no connection; an `ssl.SSLError` where the handshake fails.
@@ -38,7 +38,7 @@ def of_server(url: BrokerUrl, endpoint: Endpoint) -> datetime:
 
 
 def of_file(path: str) -> datetime:
-    """When the first certificate in a PEM file ends to be valid.
+    """Return when the first certificate in a PEM file expires.
 
     Raises:
         OSError: the file cannot be read.

@@ -1,4 +1,4 @@
-"""What follows for the options from who runs a broker. Pure: an address and settings in, findings out."""
+"""Findings that follow from who runs a broker. Pure: an address and settings in, findings out."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pyspark_mq.brokers.hosted import BALANCER_IDLE_S, METRICS_S, hosted_by
 from pyspark_mq.sources.settings import Settings
 from pyspark_mq.sources.url import BrokerUrl
 
-__all__ = ["judge_host"]
+__all__ = ["check_host"]
 
 _CHECK = "hosting"
 
 
-def judge_host(url: BrokerUrl, settings: Settings, *, asked: bool) -> Iterator[Finding]:
+def check_host(url: BrokerUrl, settings: Settings, *, asked: bool) -> Iterator[Finding]:
     """Findings about a broker of a cloud; none about others.
 
     Args:

@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
 from pyspark_mq.admin import ask_beside, ask_queue, ask_server
-from pyspark_mq.admin.checks import Finding, Level, Sample, judge_queue, judge_sample
+from pyspark_mq.admin.checks import Finding, Level, Sample, check_queue, check_sample
 from pyspark_mq.admin.http import Management
 from pyspark_mq.brokers.facts import NOTHING_KNOWN, QueueFacts, version_of
 from pyspark_mq.cli.doctor import certificates
-from pyspark_mq.cli.doctor.hosting import judge_host
-from pyspark_mq.cli.doctor.machine import judge_machine, look_at_machine
+from pyspark_mq.cli.doctor.hosting import check_host
+from pyspark_mq.cli.doctor.machine import check_machine, look_at_machine
 from pyspark_mq.cli.doctor.sample import sample_of
-from pyspark_mq.cli.peek import make_consumer, open_first, received, rows_of
+from pyspark_mq.cli.peek import make_session, open_first, received, rows_of
 from pyspark_mq.errors import (
     BrokerError,
     BrokerUnavailableError,
@@ -30,14 +30,14 @@ from pyspark_mq.errors import (
     MqError,
     OptionError,
 )
-from pyspark_mq.sources.connections.consumer import Greeting, SessionLostError
+from pyspark_mq.sources.connections.session import Greeting, SessionLostError
 from pyspark_mq.sources.endpoint import Endpoint, tls_error
 from pyspark_mq.sources.queues.pattern import matching
 from pyspark_mq.sources.settings import Settings
 from pyspark_mq.sources.url import BrokerUrl
 from pyspark_mq.spark_source.options import Options
 
-__all__ = ["Section", "examine", "judge_certificate", "judge_version"]
+__all__ = ["Section", "check_certificate", "check_version", "examine"]
 
 #: Of those that match a pattern, so many are looked at.
 _QUEUES_MAX = 20
@@ -59,19 +59,19 @@ class Section:
     findings: Sequence[Finding]
 
 
-def examine(options: Options, most: int, patience_s: float) -> Iterator[Section]:
+def examine(options: Options, maximum: int, patience_s: float) -> Iterator[Section]:
     """Look everywhere, section by section.
 
     Args:
         options: of the query that would run.
-        most: messages to look at in each queue; 0 for none.
+        maximum: messages to look at in each queue; 0 for none.
         patience_s: for how long none may come.
     """
     settings, management = options.settings, options.management
-    machine = judge_machine(look_at_machine(), settings.endpoint.protocol, options.id_log, syncs=settings.syncs)
+    machine = check_machine(look_at_machine(), settings.endpoint.protocol, options.id_log, syncs=settings.syncs)
     yield Section("this machine", machine)
     try:
-        make_consumer(settings).close()
+        make_session(settings).close()
     except ConfigurationError as missing:
         yield Section(str(settings.endpoint.urls[0]), [Finding("client", Level.PROBLEM, str(missing))])
         return
@@ -97,14 +97,14 @@ def examine(options: Options, most: int, patience_s: float) -> Iterator[Section]
     for one in queues:
         # Only what has answered: a candidate that hangs is not waited for again.
         reached = replace(one, endpoint=replace(one.endpoint, urls=tuple(answered)))
-        yield _queue(reached, management, most, patience_s, of_topic=settings.endpoint.topic is not None)
+        yield _queue(reached, management, maximum, patience_s, of_topic=settings.endpoint.topic is not None)
     if beyond:
         text = f"{beyond} more queue(s) match, and were not looked at"
         yield Section(settings.destination, [Finding("queue", Level.UNKNOWN, text, "name them with option 'queue'")])
 
 
 def _management(management: Management) -> tuple[Finding, str]:
-    """Does it answer, and what does it call the broker?"""
+    """Check that the management answers; return the finding, and the broker's name there."""
     check = "management"
     try:
         names, server = management.names(), ask_server(management)
@@ -149,34 +149,34 @@ class _Broker:
     url: BrokerUrl
     findings: Sequence[Finding]
     #: Why nobody answers; empty if somebody does.
-    away: str = ""
+    unavailable: str = ""
 
     @property
     def answered(self) -> bool:
-        return not self.away and all(one.level < Level.PROBLEM for one in self.findings)
+        return not self.unavailable and all(one.level < Level.PROBLEM for one in self.findings)
 
     def section(self, *, among_others: bool) -> Section:
-        if not self.away:
+        if not self.unavailable:
             return Section(str(self.url), self.findings)
         advice = "start it, or correct 'url'; a backup that does not serve yet is right not to answer"
         level = Level.WARNING if among_others else Level.PROBLEM
-        return Section(str(self.url), [*self.findings, Finding("login", level, self.away, advice)])
+        return Section(str(self.url), [*self.findings, Finding("login", level, self.unavailable, advice)])
 
 
 def _broker(url: BrokerUrl, settings: Settings, server: str, management: Management | None) -> _Broker:
     """Log in there.
 
     Args:
-        server: what the management calls the broker, for one that does not tell its version otherwise.
+        server: what the management calls the broker, for one that does not report its version otherwise.
     """
     endpoint = settings.endpoint
-    findings = [*judge_host(url, settings, asked=management is not None), *_tls(url, endpoint)]
+    findings = [*check_host(url, settings, asked=management is not None), *_tls(url, endpoint)]
     if any(one.level is Level.PROBLEM for one in findings):
         return _Broker(url, findings)
     if endpoint.topic is not None:
         text = "not looked at: to open a topic makes its subscription"
         return _Broker(url, [*findings, Finding("login", Level.UNKNOWN, text, "start the query")])
-    consumer = make_consumer(settings)
+    consumer = make_session(settings)
     try:
         greeting = consumer.open(url, endpoint.connect_timeout_s)
     except DestinationError:
@@ -184,13 +184,13 @@ def _broker(url: BrokerUrl, settings: Settings, server: str, management: Managem
         findings += [_login(endpoint, url)]
     except OptionError as wrong:
         findings += [Finding("broker", Level.PROBLEM, str(wrong))]
-    except BrokerUnavailableError as away:
-        return _Broker(url, findings, str(away))
+    except BrokerUnavailableError as unavailable:
+        return _Broker(url, findings, str(unavailable))
     except MqError as failed:
         findings += [Finding("login", Level.PROBLEM, str(failed))]
     else:
-        told = greeting.server if version_of(greeting.server) != (0, 0) else server or greeting.server
-        findings += [_login(endpoint, url), judge_version(told, endpoint)]
+        product_version = greeting.server if version_of(greeting.server) != (0, 0) else server or greeting.server
+        findings += [_login(endpoint, url), check_version(product_version, endpoint)]
     finally:
         consumer.close()
     return _Broker(url, findings)
@@ -202,8 +202,8 @@ def _login(endpoint: Endpoint, url: BrokerUrl) -> Finding:
     return Finding("login", Level.OK, f"{who}, over {endpoint.protocol}")
 
 
-def judge_version(server: str, endpoint: Endpoint) -> Finding:
-    """Is it one with a flaw over this protocol? Pure.
+def check_version(server: str, endpoint: Endpoint) -> Finding:
+    """Check a broker's version for flaws over this protocol. Pure.
 
     Args:
         server: `product/version`, as the broker says it.
@@ -227,14 +227,14 @@ def _tls(url: BrokerUrl, endpoint: Endpoint) -> Iterator[Finding]:
         yield Finding(check, Level.OK, f"not used with {url.scheme}://")
         return
     try:
-        yield judge_certificate("the broker's certificate", certificates.of_server(url, endpoint), _now())
+        yield check_certificate("the broker's certificate", certificates.of_server(url, endpoint), _now())
     except ssl.SSLError as refused:
         yield Finding(check, Level.PROBLEM, str(tls_error(refused, url)))
         return
-    except OSError as away:
-        yield Finding(check, Level.UNKNOWN, f"the certificate cannot be had: {away}", "see 'login'")
-    except ValueError as odd:
-        yield Finding(check, Level.UNKNOWN, f"the certificate cannot be read: {odd}", "see 'login'")
+    except OSError as unavailable:
+        yield Finding(check, Level.UNKNOWN, f"the certificate cannot be had: {unavailable}", "see 'login'")
+    except ValueError as failed:
+        yield Finding(check, Level.UNKNOWN, f"the certificate cannot be read: {failed}", "see 'login'")
     if not endpoint.tls.verify:
         text = "'tls.verify' is false: anyone may pose as the broker and be given the password"
         yield Finding(
@@ -243,18 +243,18 @@ def _tls(url: BrokerUrl, endpoint: Endpoint) -> Iterator[Finding]:
     if endpoint.tls.cert_file is not None:
         try:
             end = certificates.of_file(endpoint.tls.cert_file)
-        except (OSError, ValueError) as odd:
-            yield Finding(check, Level.UNKNOWN, f"'tls.certFile' cannot be read: {odd}", "see 'login'")
+        except (OSError, ValueError) as failed:
+            yield Finding(check, Level.UNKNOWN, f"'tls.certFile' cannot be read: {failed}", "see 'login'")
         else:
-            yield judge_certificate(f"the client's, {endpoint.tls.cert_file!r},", end, _now())
+            yield check_certificate(f"the client's, {endpoint.tls.cert_file!r},", end, _now())
 
 
 def _now() -> datetime:
     return datetime.now(timezone.utc)
 
 
-def judge_certificate(whose: str, end: datetime, now: datetime) -> Finding:
-    """How long a certificate is still good for. Pure."""
+def check_certificate(whose: str, end: datetime, now: datetime) -> Finding:
+    """Check how long a certificate is still valid. Pure."""
     days = math.floor((end - now).total_seconds() / 86_400)
     text = f"{whose} is valid for {days} more day(s), until {end:%Y-%m-%d %H:%M} UTC"
     if end <= now:
@@ -286,22 +286,22 @@ class _Look:
 
 
 def _queue(
-    settings: Settings, management: Management | None, most: int, patience_s: float, *, of_topic: bool
+    settings: Settings, management: Management | None, maximum: int, patience_s: float, *, of_topic: bool
 ) -> Section:
     about = settings.endpoint.destination
     facts, to_know = _ask(settings, management)
-    look = _look(settings, most, patience_s)
+    look = _look(settings, maximum, patience_s)
     greeting, sample = look.greeting, look.sample
     if greeting is not None:
         facts = facts.or_else(greeting.facts)
         if greeting.depth is not None:
             depth = greeting.depth
-            # Of this moment, which what the management tells may not be.
+            # Of this moment, which the management's report may not be.
             names = facts.consumer_names if len(facts.consumer_names or ()) == depth.other_consumers else None
             facts = replace(facts, ready=depth.ready, other_consumers=depth.other_consumers, consumer_names=names)
     if sample is not None and sample.sizes and settings.endpoint.broker.by_priority:
         facts = replace(facts, priorities=len(set(sample.priorities)) > 1)
-    judged = judge_queue(facts, settings, to_know)
+    checked = check_queue(facts, settings, to_know)
     if look.absent and of_topic:
         advice = "start the query, whose user needs the permissions to configure, write and read it"
         return Section(
@@ -310,19 +310,19 @@ def _queue(
     if look.problem:
         reads = Finding("read", Level.PROBLEM, look.problem)
         if greeting is None:
-            judged = [one for one in judged if one.level >= Level.WARNING]
+            checked = [one for one in checked if one.level >= Level.WARNING]
     elif sample is None:
         reads = Finding("read", Level.UNKNOWN, "no message was looked at", "use --messages above 0")
     else:
         waiting = "" if facts.ready is None else f", {facts.ready:,} message(s) waiting"
         reads = Finding("read", Level.OK, f"{len(sample.sizes)} message(s) {sample.how}{waiting}")
     if sample is not None and sample.cut_short:
-        judged = [one for one in judged if one.check != "prefetch"]
-    return Section(about, [reads, *judged, *([] if sample is None else judge_sample(sample, settings))])
+        checked = [one for one in checked if one.check != "prefetch"]
+    return Section(about, [reads, *checked, *([] if sample is None else check_sample(sample, settings))])
 
 
 def _ask(settings: Settings, management: Management | None) -> tuple[QueueFacts, str]:
-    """Facts of a queue from the management, and what is missing for those that it does not tell."""
+    """Facts of a queue from the management, and what is missing for those that it does not report."""
     if management is None:
         return ask_beside(settings.endpoint), _how_to_know(settings)
     try:
@@ -332,38 +332,40 @@ def _ask(settings: Settings, management: Management | None) -> tuple[QueueFacts,
     return facts, "the broker does not tell: look into its configuration"
 
 
-def _look(settings: Settings, most: int, patience_s: float) -> _Look:
+def _look(settings: Settings, maximum: int, patience_s: float) -> _Look:
     """Open a session like a query, and look at some messages."""
     endpoint = settings.endpoint
-    if most and endpoint.protocol in endpoint.broker.copies:
-        look = _session(settings, most, patience_s, browses=True)
+    if maximum and endpoint.protocol in endpoint.broker.copies:
+        look = _session(settings, maximum, patience_s, browses=True)
         # Browsing may take another permission than reading.
         if not look.problem:
             return look
-    if most and _adds_consumers(settings):
+    if maximum and _adds_consumers(settings):
         # With a window that is widened, as it is after a restart. A broker that does not take that ends the session.
-        wide = _session(settings, most, patience_s, widens=True)
+        wide = _session(settings, maximum, patience_s, widens=True)
         if not wide.problem:
             return wide
-        look = _session(settings, most, patience_s)
+        look = _session(settings, maximum, patience_s)
         if look.sample is not None:
             look = replace(look, sample=replace(look.sample, cut_short=wide.problem))
         return look
-    return _session(settings, most, patience_s)
+    return _session(settings, maximum, patience_s)
 
 
-def _session(settings: Settings, most: int, patience_s: float, *, browses: bool = False, widens: bool = False) -> _Look:
-    consumer = make_consumer(settings)
+def _session(
+    settings: Settings, maximum: int, patience_s: float, *, browses: bool = False, widens: bool = False
+) -> _Look:
+    consumer = make_session(settings)
     consumer.browses = browses
     greeting = None
     try:
         greeting = open_first(consumer, settings)
-        if not most:
+        if not maximum:
             return _Look(greeting)
-        consumer.consume(most)
+        consumer.consume(maximum)
         if widens:
-            consumer.consume(most + 1)
-        raws = received(consumer, most, patience_s)
+            consumer.consume(maximum + 1)
+        raws = received(consumer, maximum, patience_s)
     except MqError as failed:
         return _Look(greeting, problem=str(failed), absent=isinstance(failed, DestinationError))
     except SessionLostError as lost:
@@ -375,5 +377,5 @@ def _session(settings: Settings, most: int, patience_s: float, *, browses: bool 
 
 
 def _adds_consumers(settings: Settings) -> bool:
-    """Is a wider window had by a further consumer?"""
+    """Return whether a wider window takes a further consumer."""
     return settings.endpoint.protocol != _BY_CREDIT

@@ -1,6 +1,6 @@
 """The doctor's look at this machine: Python, the package, Spark, Java, for the driver and for Python workers.
 
-An interpreter is asked in a process of its own, as Spark does, so that what is told is what Spark would find.
+An interpreter is asked in a process of its own, as Spark does, so that it reports what Spark would find.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pyspark_mq import __version__
 from pyspark_mq.admin.checks import Finding, Level
 from pyspark_mq.spark_source.folders import is_uri
 
-__all__ = ["Interpreter", "Machine", "judge_machine", "look_at_machine"]
+__all__ = ["Interpreter", "Machine", "check_machine", "look_at_machine"]
 
 _TIMEOUT_S = 60.0
 #: Spark's releases with streaming sources in Python that this package is tested with.
@@ -32,19 +32,19 @@ _JAVA_FIRST = 17
 _CLIENTS: Mapping[str, str] = {"amqp-0-9-1": "pika", "amqp-1.0": "python-qpid-proton", "stomp": "stomp.py"}
 _QUESTION = """
 import importlib, importlib.metadata, json, sys
-told = {"python": sys.version.split()[0], "executable": sys.executable, "errors": {}, "versions": {}}
+found = {"python": sys.version.split()[0], "executable": sys.executable, "errors": {}, "versions": {}}
 for name in sys.argv[1].split(","):
     try:
         module = importlib.import_module(name)
-        told["versions"][name] = str(getattr(module, "__version__", ""))
+        found["versions"][name] = str(getattr(module, "__version__", ""))
     except Exception as failed:
-        told["errors"][name] = f"{type(failed).__name__}: {failed}"
+        found["errors"][name] = f"{type(failed).__name__}: {failed}"
 for name in sys.argv[2].split(","):
     try:
-        told["versions"][name] = importlib.metadata.version(name)
+        found["versions"][name] = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         pass
-print(json.dumps(told))
+print(json.dumps(found))
 """
 _PYTHON = "PYSPARK_PYTHON"
 #: Comes before it for a source that is found by its name, and for its tasks (Spark: PythonUtils.defaultPythonExec).
@@ -111,12 +111,12 @@ def _ask(name: str, modules: Sequence[str]) -> Interpreter:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
         )
-        told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError) as failed:
         return Interpreter(name, problem=f"{type(failed).__name__}: {failed}")
     except (ValueError, IndexError):
         return Interpreter(name, problem=(done.stderr.strip().splitlines() or ["it says nothing"])[-1])
-    return Interpreter(name, told["python"], told["executable"], told["versions"], told["errors"])
+    return Interpreter(name, found["python"], found["executable"], found["versions"], found["errors"])
 
 
 def _java() -> tuple[str, int]:
@@ -134,13 +134,13 @@ def _java() -> tuple[str, int]:
         return "", 0
     # Before it the virtual machine names the variables whose options it has picked up.
     lines = (done.stderr + done.stdout).splitlines()
-    told = next((line for line in lines if " version " in line), next(iter(lines), ""))
-    found = re.search(r'version "(?:1\.)?(\d+)', told)
-    return told, int(found[1]) if found else 0
+    version_line = next((line for line in lines if " version " in line), next(iter(lines), ""))
+    found = re.search(r'version "(?:1\.)?(\d+)', version_line)
+    return version_line, int(found[1]) if found else 0
 
 
-def judge_machine(machine: Machine, protocol: str, id_log: str | None, *, syncs: bool) -> list[Finding]:
-    """Judges the installation. Pure.
+def check_machine(machine: Machine, protocol: str, id_log: str | None, *, syncs: bool) -> list[Finding]:
+    """Check the installation. Pure.
 
     Args:
         protocol: of the query, whose client library has to be there.
@@ -159,23 +159,27 @@ def _power(place: str, *, syncs: bool) -> Finding:
 
 
 def _spark(machine: Machine) -> Finding:
-    check, told = "spark", machine.driver.versions.get("pyspark")
-    if told is None:
+    check, spark = "spark", machine.driver.versions.get("pyspark")
+    if spark is None:
         why = machine.driver.errors.get("pyspark", machine.driver.problem)
         return Finding(
             check, Level.PROBLEM, f"pyspark cannot be imported by {machine.driver.name} ({why})",
             f"run: {machine.driver.name} -m pip install 'pyspark-mq[spark]', or set PYTHONPATH to the python folder of "
             "the cluster's Spark",
         )  # fmt: skip
-    numbers = tuple(int(number) for number in re.findall(r"\d+", told)[:2])
+    numbers = tuple(int(number) for number in re.findall(r"\d+", spark)[:2])
     if numbers < _SPARK_FIRST:
-        return Finding(check, Level.PROBLEM, f"Spark {told} has no streaming sources in Python", "use Spark 4.0 to 4.3")
+        return Finding(
+            check, Level.PROBLEM, f"Spark {spark} has no streaming sources in Python", "use Spark 4.0 to 4.3"
+        )
     if _SPARK_FULL in machine.driver.errors:
-        text = f"Spark {told}: the last epoch of a run is acknowledged by the next one, and progress shows no counters"
+        text = f"Spark {spark}: the last epoch of a run is acknowledged by the next one, and progress shows no counters"
         return Finding(check, Level.WARNING, text, "use 4.2 or later")
     if numbers > _SPARK_LAST:
-        return Finding(check, Level.WARNING, f"Spark {told} is newer than what is tested", "see docs/spark-versions.md")
-    return Finding(check, Level.OK, f"Spark {told}")
+        return Finding(
+            check, Level.WARNING, f"Spark {spark} is newer than what is tested", "see docs/spark-versions.md"
+        )
+    return Finding(check, Level.OK, f"Spark {spark}")
 
 
 def _java_finding(machine: Machine) -> Finding:
@@ -205,7 +209,7 @@ def _driver(machine: Machine, protocol: str) -> Finding:
 
 
 def _workers(machine: Machine) -> Finding:
-    """Spark starts them with another interpreter than the one the program runs in, unless it is told."""
+    """Spark starts them with another interpreter than the one the program runs in, unless it is configured."""
     check, worker, driver = "workers", machine.worker, machine.driver
     who = f"{machine.chosen} {worker.name!r}" if machine.chosen else f"{_PYTHON} is not set, and 'python3' of the PATH"
     remedy = _REMEDIES.get(machine.chosen, _SET_IT)

@@ -16,7 +16,7 @@ _INDENT = 10
 
 
 def worst(sections: Sequence[Section]) -> Level:
-    """Of all findings."""
+    """Return the worst level of all findings."""
     return max((one.level for section in sections for one in section.findings), default=Level.OK)
 
 
@@ -50,7 +50,7 @@ def _lines(word: str, text: str, remedy: str) -> Iterator[str]:
 
 
 def summary(sections: Sequence[Section]) -> str:
-    """How many of each level."""
+    """Count the findings of each level, in words."""
     counts = dict.fromkeys(Level, 0)
     for section in sections:
         for finding in section.findings:

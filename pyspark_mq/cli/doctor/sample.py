@@ -1,4 +1,4 @@
-"""What a sample of a queue says of its messages: their IDs, or what would serve as one."""
+"""Findings from a sample of a queue's messages: their IDs, or what would serve as one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _unique(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _candidates(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Where the ID of a message may be, and what is there."""
+    """Yield each place where a message may have its ID, and the value there."""
     if row["correlationId"]:
         yield "correlation-id", row["correlationId"]
     for name, value in row["properties"].items():

@@ -34,7 +34,7 @@ class Loop(IOLoop):  # type: ignore[misc]
         self._late: list[Callable[[], None]] = []
 
     def start(self) -> None:
-        """Run until stopped. pika makes a poller each time, and tells it of the events it has names for."""
+        """Run until stopped. pika makes a poller each time, and passes it the events it has names for."""
         if self._holding:
             super().add_callback_threadsafe(self._watch)
         super().start()

@@ -108,9 +108,9 @@ def _properties(raws: Sequence[Raw]) -> list[list[tuple[str, str | None]] | None
 def _timestamps_us(raws: Sequence[Raw]) -> list[int | None]:
     # Seconds by the specification (section 4.2.5.4); producers that put milliseconds there get
     # a date far in the future, as in every other client. What does not fit the column is null.
-    most = _INT64_MAX // _MICROSECONDS
+    maximum = _INT64_MAX // _MICROSECONDS
     seconds = _timestamp.numbers(raws)
-    return [None if value is None or value > most else value * _MICROSECONDS for value in seconds]
+    return [None if value is None or value > maximum else value * _MICROSECONDS for value in seconds]
 
 
 def _expirations_us(raws: Sequence[Raw]) -> list[int | None]:
@@ -136,7 +136,7 @@ def _delivery_counts(raws: Sequence[Raw]) -> list[int | None]:
     if not any(_DELIVERY_COUNT in raw[2] for raw in raws):
         return plain
     counts = [header(table, _DELIVERY_COUNT) for table in _headers.tables(raws)]
-    return [_counted(count) or least for count, least in zip(counts, plain, strict=True)]
+    return [_counted(count) or minimum for count, minimum in zip(counts, plain, strict=True)]
 
 
 def _counted(count: object) -> int | None:
@@ -205,7 +205,7 @@ class Amqp091Decoder(Decoder):
         return [not raw[1] and _DEATHS not in raw[2] for raw in raws]
 
     def unreadable(self, raws: Sequence[Raw]) -> list[Unreadable]:
-        """Those whose properties are not what they announce; their bodies are whole."""
+        """Return deliveries with malformed properties; their bodies are whole."""
         return [_unreadable(raw) for raw in raws if type(raw) is UnreadableRaw]
 
     columns: ClassVar[Mapping[str, Callable[[Sequence[Raw]], list[Any]]]] = MappingProxyType(

@@ -20,7 +20,7 @@ from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MqError,
 from pyspark_mq.sources.endpoint import Endpoint, exclusive_error, tls_error
 from pyspark_mq.sources.url import BrokerUrl
 
-__all__ = ["connect_error", "handshake_hint", "queue_error", "reason_of", "was_told"]
+__all__ = ["connect_error", "handshake_hint", "queue_error", "reason_of", "was_stated"]
 
 #: AMQP 0-9-1, "reply-code": an operator intervened to close the connection.
 _CONNECTION_FORCED = 320
@@ -52,8 +52,8 @@ def reason_of(error: object) -> str:
     return (str(causes[-1]) or type(causes[-1]).__name__) if causes else str(error)
 
 
-def was_told(error: object) -> bool:
-    """Did the broker give a reason that it may give again? A shutdown (320, connection-forced) is none."""
+def was_stated(error: object) -> bool:
+    """Return whether the broker gave a reason that it may give again. A shutdown (320, connection-forced) is none."""
     said = [cause for cause in _causes(error) if isinstance(cause, ConnectionClosedByBroker | ChannelClosedByBroker)]
     return any(cause.reply_code != _CONNECTION_FORCED for cause in said)
 

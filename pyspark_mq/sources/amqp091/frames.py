@@ -37,7 +37,7 @@ _TAG_AND_BITS = 9
 
 
 class FrameError(Exception):
-    """These bytes are no frames, or frames that nobody may send: the connection cannot be read on."""
+    """Malformed or forbidden frames: the connection cannot be read on."""
 
 
 class _Open:

@@ -95,7 +95,7 @@ _TOO_SHORT = "fields are longer than the properties"
 
 
 def check(raws: list[Raw]) -> list[tuple[int, str]]:
-    """Which deliveries cannot be read: their places and why not.
+    """Return the places of unreadable deliveries, each with the reason.
 
     Those with further words of flags, to whose bits nobody has given a meaning, are replaced by ones without.
     """
@@ -129,7 +129,7 @@ def check(raws: list[Raw]) -> list[tuple[int, str]]:
 
 
 def _after_table(block: bytes, at: int, checked: set[bytes]) -> int:
-    """Where the table ends that begins there, if it is one."""
+    """Check the table that begins at `at`; return where it ends."""
     start = at + 4
     end = start + int.from_bytes(block[at:start], "big")
     if end > len(block):
@@ -162,7 +162,7 @@ def _check_table(block: bytes, at: int, end: int, depth: int) -> None:
 
 
 def _check_value(block: bytes, at: int, end: int, depth: int) -> int:
-    """Where the value ends."""
+    """Check a field's value; return where it ends."""
     kind = block[at]
     size = _SIZES.get(kind)
     if size is not None:
@@ -221,7 +221,7 @@ def _reason(error: str) -> bytes:
 
 
 def _flags_of(raws: Sequence[Raw]) -> int:
-    """Which fields any of them has."""
+    """Return the flags of the fields that any delivery has."""
     together = 0
     for flags in {raw[2][:2] for raw in raws}:
         together |= int.from_bytes(flags, "big")
@@ -277,12 +277,12 @@ class Field:
         ]
 
     def _nowhere(self, raws: Sequence[Raw]) -> bool:
-        """Has none of them the field? Most producers set the same fields in all messages."""
+        """Return whether no delivery has the field. Most producers set the same fields in all messages."""
         flags = raws.flags if isinstance(raws, FlaggedDeliveries) else _flags_of(raws)
         return not flags & (0x8000 >> self._place)
 
     def _starts(self, raws: Sequence[Raw]) -> Iterator[int]:
-        """Where the field begins in each block, 0 where it is not."""
+        """Yield where the field begins in each block; 0 where it is missing."""
         ways = self._ways
         for raw in raws:
             block = raw[2]

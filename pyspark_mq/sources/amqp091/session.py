@@ -1,6 +1,6 @@
 """AMQP 0-9-1 by pika.
 
-pika's callback connection is driven directly: :meth:`Amqp091Consumer.run` runs its I/O loop for a
+pika's callback connection is driven directly: :meth:`Amqp091Session.run` runs its I/O loop for a
 while on the receiver's thread. Compared to its blocking connection that saves a layer per message
 and gives back control over cancelling: the blocking one rejects what it has buffered.
 
@@ -29,16 +29,16 @@ from pyspark_mq.errors import BrokerUnavailableError, MessageError, OptionError
 from pyspark_mq.logs import leave_out_own_lines
 from pyspark_mq.sources.amqp091.client import Answer, Connection, Loop
 from pyspark_mq.sources.amqp091.decoder import Amqp091Decoder, as_text
-from pyspark_mq.sources.amqp091.errors import connect_error, handshake_hint, queue_error, reason_of, was_told
+from pyspark_mq.sources.amqp091.errors import connect_error, handshake_hint, queue_error, reason_of, was_stated
 from pyspark_mq.sources.amqp091.frames import FrameError, Raw
 from pyspark_mq.sources.amqp091.properties import check, unreadable
-from pyspark_mq.sources.connections.consumer import Consumer, Greeting, QueueDepth, SessionLostError
 from pyspark_mq.sources.connections.decoder import Decoder
+from pyspark_mq.sources.connections.session import Greeting, QueueDepth, Session, SessionLostError
 from pyspark_mq.sources.connections.socket_loop import addresses_of
 from pyspark_mq.sources.endpoint import exclusive_error
 from pyspark_mq.sources.url import BrokerUrl
 
-__all__ = ["Amqp091Consumer"]
+__all__ = ["Amqp091Session"]
 
 _LOG = logging.getLogger("pyspark_mq")
 # pika writes a traceback for each failed attempt; this package reports them itself.
@@ -49,7 +49,7 @@ _CLOSE_TIMEOUT_S = 1.0
 _SECRET_LOOK_S = 5.0
 
 
-class Amqp091Consumer(Consumer):
+class Amqp091Session(Session):
     """One connection with one channel and one consumer on it."""
 
     decoder: ClassVar[Decoder] = Amqp091Decoder()
@@ -63,9 +63,9 @@ class Amqp091Consumer(Consumer):
         self._queue = self.endpoint.queue or ""
         self._consumer_tags: list[str] = []
         self._started = 0
-        # What the consumers may hold; all they were ever told they may; deliveries so far; was one given back?
+        # What the consumers may hold; the widest window they ever had; deliveries so far; was one given back?
         self._window = self._granted = self._last_tag = 0
-        self._settled = self._dripping = False
+        self._settled = self._reading_one = False
         self._end: object = None
         #: Acknowledgements without a barrier yet; those that the barrier under way is for, None if there is none.
         self._unconfirmed: list[int] = []
@@ -101,7 +101,7 @@ class Amqp091Consumer(Consumer):
             raise BrokerUnavailableError(text) from None
         if self.endpoint.password_file is not None:
             self._loop.call_later(_SECRET_LOOK_S, partial(self._renew_secret, url))
-        return Greeting(url, self._broker_id(), depth, server=f"{self._told('product')}/{self._told('version')}")
+        return Greeting(url, self._broker_id(), depth, server=f"{self._field('product')}/{self._field('version')}")
 
     def _renew_secret(self, url: BrokerUrl) -> None:
         """Show the broker the secret that is in the file now, if it is another one.
@@ -123,10 +123,10 @@ class Amqp091Consumer(Consumer):
         A cluster that was given none has each node give its own, `rabbit@host`, for it (RabbitMQ 3.10, `rabbit_nodes`).
         Where several candidates were named, the user has said that they are one; a hosted one may be a cluster.
         """
-        name = self._told("cluster_name")
+        name = self._field("cluster_name")
         return "" if "@" in name and self.endpoint.clustered else name
 
-    def _told(self, name: str) -> str:
+    def _field(self, name: str) -> str:
         """A property of the server, as text; empty if there is none."""
         properties = getattr(self._pika, "server_properties", None) or {}
         return as_text(properties.get(name)) or ""
@@ -241,11 +241,11 @@ class Amqp091Consumer(Consumer):
     def _add(self, window: int) -> None:
         """Consumers for so many messages more: one, or as many as it takes."""
         assert self._pika is not None
-        most = self.endpoint.broker.prefetch_max[AMQP_0_9_1]
+        maximum = self.endpoint.broker.prefetch_max[AMQP_0_9_1]
         if not self._granted and not self._pika.read_deliveries(self._channel.channel_number, self._deliver):
             _LOG.info("pika %s decodes each delivery here: it has no place where bytes can be taken", pika.__version__)
         while window > 0:
-            part = min(window, most)
+            part = min(window, maximum)
             window -= part
             self._window += part
             self._granted += part
@@ -273,7 +273,7 @@ class Amqp091Consumer(Consumer):
         self._last_tag = last
         self.deliveries += len(raws)
         self.bytes_arrived += sum(self.decoder.sizes(raws))
-        if self.full and (not self.paused or self._dripping):
+        if self.full and (not self.paused or self._reading_one):
             self._pause()
         if not self.arrived.is_set():
             self.arrived.set()
@@ -286,11 +286,11 @@ class Amqp091Consumer(Consumer):
     def _pause(self) -> None:
         # Cancelling would cost deliveries, and have the broker count a consumer less while it holds messages.
         self.paused = True
-        self._dripping = False
+        self._reading_one = False
         self._loop.hold()
 
     def resume(self) -> None:
-        self.paused = self._dripping = False
+        self.paused = self._reading_one = False
         self._loop.release()
 
     @property
@@ -302,8 +302,8 @@ class Amqp091Consumer(Consumer):
         if self.paused and self._pika is not None:
             # What the broker has sent meanwhile is not looked at: pika counts bytes to know that it lives.
             self._pika.bytes_received += 1
-            if self.drips and not self._dripping:
-                self._dripping = True
+            if self.keep_alive_read_due and not self._reading_one:
+                self._reading_one = True
                 self._loop.release()
         timer = self._loop.call_later(timeout_s, self._loop.stop)
         try:
@@ -320,11 +320,11 @@ class Amqp091Consumer(Consumer):
             return
         if isinstance(self._end, MessageError):
             raise self._end
-        # Whether a consumer elsewhere has the queue for itself is told to who begins to consume.
+        # Whether a consumer elsewhere has the queue for itself is reported to who begins to consume.
         exclusive = self._url and exclusive_error(reason_of(self._end), self._url, self.endpoint)
         if exclusive:
             raise exclusive
-        raise SessionLostError(reason_of(self._end), told=was_told(self._end))
+        raise SessionLostError(reason_of(self._end), stated=was_stated(self._end))
 
     def _ended(self, error: object) -> None:
         if self._end is None:

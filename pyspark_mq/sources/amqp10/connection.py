@@ -14,13 +14,14 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from proton import SASL, Endpoint, ProtonException, Receiver, Session, Transport, symbol
+from proton import SASL, Endpoint, ProtonException, Receiver, Transport, symbol
 from proton import Connection as ProtonConnection
+from proton import Session as ProtonSession
 
 from pyspark_mq.brokers.base import Amqp10Dialect
 from pyspark_mq.errors import MqError
 from pyspark_mq.sources.amqp10.errors import SPEAKS, open_error
-from pyspark_mq.sources.connections.consumer import Consumer, SessionLostError
+from pyspark_mq.sources.connections.session import Session, SessionLostError
 from pyspark_mq.sources.connections.socket_loop import SocketLoop, dial_error
 from pyspark_mq.sources.url import BrokerUrl
 
@@ -41,7 +42,7 @@ UNREADABLE = "what the broker says of itself cannot be read"
 UNREADABLE_ERRORS = (ProtonException, TypeError, ValueError, OverflowError, RecursionError)
 
 
-class Amqp10Connection(Consumer):
+class Amqp10Connection(Session):
     """One connection, until it ends."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -52,11 +53,11 @@ class Amqp10Connection(Consumer):
         self._socket = SocketLoop()
         self._transport = Transport(Transport.CLIENT)
         self._proton = ProtonConnection()
-        self._session: Session | None = None
+        self._session: ProtonSession | None = None
         self._link: Receiver | None = None
         self._window = 0
         self._end: str | None = None
-        self._told = False
+        self._stated = False
         self._trickles = False
         self._received_s = 0.0
         self._refused: ssl.SSLError | None = None
@@ -145,7 +146,7 @@ class Amqp10Connection(Consumer):
     def _ended(self, words: str) -> None:
         if self._end is None:
             condition = self._condition()
-            self._told = condition is not None and condition[0] != "amqp:connection:forced"
+            self._stated = condition is not None and condition[0] != "amqp:connection:forced"
             self._end = f"{words} ({condition[0]}: {condition[1]})" if condition is not None else words
 
     # -- a turn
@@ -160,7 +161,7 @@ class Amqp10Connection(Consumer):
     def _turn(self, timeout_s: float) -> None:
         """Send, wait, receive; raises when there is nobody to do that with."""
         if self._end is not None or not self._socket.connected:
-            raise SessionLostError(self._end or "not connected", told=self._told)
+            raise SessionLostError(self._end or "not connected", stated=self._stated)
         self._top_up()
         try:
             next_s = self._transport.tick(time.monotonic())
@@ -198,8 +199,8 @@ class Amqp10Connection(Consumer):
                 self._ended("the broker closed the connection")
                 return
             if capacity > 0:
-                most = min(capacity, _READ_BYTES)
-                data = self._socket.read(most)
+                maximum = min(capacity, _READ_BYTES)
+                data = self._socket.read(maximum)
                 if data is None:
                     break
                 if not data:
@@ -209,7 +210,7 @@ class Amqp10Connection(Consumer):
                 transport.push(data)
                 taken += len(data)
                 self._take_deliveries()
-                if len(data) < most:
+                if len(data) < maximum:
                     break  # that was all, or TLS has more, of which the next wait knows
                 continue
             self._take_deliveries()

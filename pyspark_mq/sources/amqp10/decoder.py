@@ -228,7 +228,7 @@ def _properties(raws: Sequence[Raw]) -> list[list[tuple[str, str | None]]]:
 
 
 def _named(raw: Raw, known: dict[object, bytes]) -> bytes:
-    """What the producer has said beside the body, in one form for all deliveries of a message."""
+    """Return the producer's properties in one form for all deliveries of a message."""
     application = raw.properties or b""
     written = known.get(application) if isinstance(application, bytes) else None
     if written is None:

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
-from proton import Delivery, Endpoint, Link, Message, Receiver, Sender, Session, symbol
+from proton import Delivery, Endpoint, Link, Message, Receiver, Sender, symbol
+from proton import Session as ProtonSession
 
 from pyspark_mq.brokers.facts import delayed_retry_s
 from pyspark_mq.sources.amqp10.encoding import Pairs
@@ -34,16 +35,16 @@ class QueueInfo:
         ready: messages waiting.
         consumers: all there are.
         redelivery_delay_s: the longest that its arguments hold back what comes again, seconds. A policy may do the
-            same, and is not told.
-        told: the whole answer.
+            same, and is not reported.
+        reported: the whole answer.
     """
 
-    def __init__(self, told: Mapping[str, Any]) -> None:
-        self.ready = _number(told.get("message_count"))
-        self.consumers = _number(told.get("consumer_count"))
-        arguments = told.get("arguments")
+    def __init__(self, reported: Mapping[str, Any]) -> None:
+        self.ready = _number(reported.get("message_count"))
+        self.consumers = _number(reported.get("consumer_count"))
+        arguments = reported.get("arguments")
         self.redelivery_delay_s = delayed_retry_s(arguments if isinstance(arguments, Mapping) else {})
-        self.told = told
+        self.reported = reported
 
 
 def _number(value: object) -> int:
@@ -58,7 +59,7 @@ class ManagementLinks:
         queue: its name.
     """
 
-    def __init__(self, session: Session, queue: str) -> None:
+    def __init__(self, session: ProtonSession, queue: str) -> None:
         self._path = f"/queues/{quote(queue, safe='')}"
         self._number = 0
         #: Asked and not answered.
@@ -75,7 +76,7 @@ class ManagementLinks:
 
     @property
     def refused(self) -> bool:
-        """Did the broker close it?"""
+        """Whether the broker closed the link."""
         return bool((self._to.state | self._from.state) & Endpoint.REMOTE_CLOSED)
 
     def ask(self) -> None:
@@ -103,7 +104,7 @@ class ManagementLinks:
 
     def _read(self, delivery: Delivery) -> QueueInfo | None:
         data = bytes(self._from.recv(delivery.pending) or b"")
-        with contextlib.suppress(ValueError, IndexError):  # whatever cannot be read tells nothing
+        with contextlib.suppress(ValueError, IndexError):  # whatever cannot be read says nothing
             answer = read_sections(data)
             if answer.subject == _OK and isinstance(answer.value, Pairs):
                 return QueueInfo(_dictionary(answer.value))

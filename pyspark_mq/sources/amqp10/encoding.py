@@ -222,7 +222,7 @@ class Values:
         return items, at
 
     def _elements(self, at: int, count: int, end: int, depth: int) -> tuple[list[Any], int]:
-        """Of an array: one constructor, which may be described, for all (1.6.24)."""
+        """Read an array's elements: one constructor, which may be described, for all (1.6.24)."""
         if not count and at == end:
             return [], at
         while at < end and self._data[at] == _DESCRIBED:
@@ -241,7 +241,7 @@ class Values:
         return items, at
 
     def _length(self, at: int, width: int, end: int) -> tuple[int, int]:
-        """Where a length or a count ends, and what it is."""
+        """Read a length or a count; return where it ends, and its value."""
         after = self._bounded(at, at + width, end)
         return after, int.from_bytes(self._data[at:after], "big")
 
@@ -265,7 +265,7 @@ def _paired(items: list[Any], at: int) -> Pairs:
 
 
 def list_at(data: bytes, at: int) -> tuple[int, int, int]:
-    """Of the list that begins at `at`: where its items begin, how many there are, and where it ends.
+    """Return where the items of the list at `at` begin, how many there are, and where the list ends.
 
     Raises:
         EncodingError: something else, or longer than the bytes.
@@ -277,7 +277,7 @@ def list_at(data: bytes, at: int) -> tuple[int, int, int]:
 
 
 def map_at(data: bytes, at: int) -> tuple[int, int, int]:
-    """The same of a map; its keys and its values count as items."""
+    """Return what :func:`list_at` does, for a map; its keys and its values count as items."""
     return _compound(data, at, _MAP8, _MAP32)
 
 
@@ -296,7 +296,7 @@ def _compound(data: bytes, at: int, short: int, long: int) -> tuple[int, int, in
 
 
 def check_map(data: bytes, at: int, key_code: int = _STRING8) -> int:
-    """Where the map that begins at `at` ends; :func:`read_map` reads what was checked without an error.
+    """Check the map at `at` and return where it ends; :func:`read_map` reads what was checked without an error.
 
     Args:
         key_code: the one type of all keys, up to 255 bytes long.

@@ -53,9 +53,9 @@ class Incoming:
         self._buffer = ffi.new("char[]", _BUFFER_BYTES)
 
     def messages(self) -> Iterator[tuple[Handle, bytes]]:
-        """Those that are here in full, in order; each is taken from the link before it is given.
+        """Yield complete messages in order; each is taken from the link first.
 
-        One that the sender aborts (AMQP 1.0, 2.6.14) is passed over.
+        One that the sender aborts (AMQP 1.0, 2.6.14) is skipped.
 
         Raises:
             LinkException: proton cannot read a delivery.
@@ -116,7 +116,7 @@ class Incoming:
         lib.pn_delivery_settle(handle)
 
     def settled(self, handle: Handle) -> bool:
-        """Has the sender settled it?"""
+        """Return whether the sender has settled the delivery."""
         return bool(lib.pn_delivery_settled(handle))
 
     def taken_back(self, handle: Handle) -> bool:

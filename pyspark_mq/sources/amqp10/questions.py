@@ -20,8 +20,8 @@ from proton import Message, Sender
 from pyspark_mq.brokers.facts import NOTHING_KNOWN, QueueFacts, artemis_answer, of_artemis, of_artemis_settings
 from pyspark_mq.errors import MqError
 from pyspark_mq.sources.amqp10.incoming import Incoming
-from pyspark_mq.sources.amqp10.session import Amqp10Consumer
-from pyspark_mq.sources.connections.consumer import SessionLostError, drained
+from pyspark_mq.sources.amqp10.session import Amqp10Session
+from pyspark_mq.sources.connections.session import SessionLostError, drained
 from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.url import BrokerUrl
 
@@ -55,7 +55,7 @@ def ask_queue(endpoint: Endpoint, url: BrokerUrl) -> QueueFacts:
     return facts
 
 
-class _Asker(Amqp10Consumer):
+class _Asker(Amqp10Session):
     """A connection with a link for questions and one for answers, in place of one to the queue."""
 
     _to: Sender
@@ -75,15 +75,15 @@ class _Asker(Amqp10Consumer):
         return super()._attached() and bool(self._to.state & State.REMOTE_ACTIVE)
 
     def queues(self, field: str, value: str) -> list[dict[str, Any]]:
-        """Those of which a field has that value.
+        """Return the queues of which a field has that value.
 
         Raises:
             SessionLostError: this user may not ask.
             TimeoutError: there is no answer.
         """
         which = json.dumps({"field": field, "operation": "EQUALS", "value": value})
-        told = artemis_answer(self.ask("listQueues", which, 1, 1))
-        rows = told.get("data") if isinstance(told, dict) else None
+        answer = artemis_answer(self.ask("listQueues", which, 1, 1))
+        rows = answer.get("data") if isinstance(answer, dict) else None
         return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
     def ask(self, operation: str, *arguments: object) -> bytes:

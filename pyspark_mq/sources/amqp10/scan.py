@@ -35,7 +35,7 @@ from pyspark_mq.sources.amqp10.encoding import EncodingError, body_of, check_map
 
 __all__ = ["Scanner", "annotated", "header_at", "properties_at"]
 
-#: A section begins with a descriptor, as a small ulong (1.6.10) in all but odd encoders.
+#: A section begins with a descriptor, as a small ulong (1.6.10) in all but unusual encoders.
 _HEADER, _DELIVERY_ANNOTATIONS, _MESSAGE_ANNOTATIONS = b"\x00\x53\x70", b"\x00\x53\x71", b"\x00\x53\x72"
 _PROPERTIES, _APPLICATION = b"\x00\x53\x73", b"\x00\x53\x74"
 _DATA, _VALUE = b"\x00\x53\x75", b"\x00\x53\x77"
@@ -128,7 +128,7 @@ class Scanner:
         return known
 
     def _annotations_at(self, data: bytes, at: int) -> tuple[Named, Routing, int]:
-        """What the entries say, if all of them are plain; and where they end."""
+        """Read annotations if all of them are plain; return them, and where they end."""
         end = map_at(data, at)[2]
         section = data[at:end]
         known = self._annotations.get(section)
@@ -148,7 +148,7 @@ def _remember(known: dict[bytes, Any], section: bytes, what: object) -> None:
 
 
 def annotated(annotations: Mapping[str, object]) -> tuple[Named, Routing]:
-    """What message annotations say: as a property, and of where it was published."""
+    """Read message annotations: as a property, and as where the message was published."""
     kind, exchange, key = (text(annotations.get(name)) for name in (JMS_KIND, *ROUTING))
     died = any(name in annotations for name in DEATHS)
     return () if kind is None else ((JMS_KIND, kind),), (exchange, key, died)

@@ -95,7 +95,7 @@ class SectionReader:
         return self._scanner.scan(tag, data) or self.decode(tag, data)
 
     def decode(self, tag: int, data: bytes) -> Raw:
-        """The same without the scan."""
+        """Decode a message without the scan."""
         try:
             found = read_sections(data, counts_acquirers=self._counts_acquirers)
             body = json_text(found.value).encode() if found.described else body_bytes(found.value)

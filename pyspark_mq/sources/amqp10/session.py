@@ -44,15 +44,15 @@ from pyspark_mq.sources.amqp10.depth import ManagementLinks, QueueInfo
 from pyspark_mq.sources.amqp10.errors import SPEAKS
 from pyspark_mq.sources.amqp10.incoming import Handle, Incoming
 from pyspark_mq.sources.amqp10.sections import SectionReader
-from pyspark_mq.sources.connections.consumer import Greeting, QueueDepth, SessionLostError
 from pyspark_mq.sources.connections.decoder import ROW_BYTES, Decoder
+from pyspark_mq.sources.connections.session import Greeting, QueueDepth, SessionLostError
 from pyspark_mq.sources.connections.socket_loop import hint
 from pyspark_mq.sources.url import BrokerUrl
 
-__all__ = ["Amqp10Consumer"]
+__all__ = ["Amqp10Session"]
 
 _INCOMING_BYTES = 16 << 20
-#: What is told of a queue beside its messages is waited for this long at most.
+#: A report on a queue is waited for this long at most.
 _ASK_TIMEOUT_S = 5.0
 #: Barriers whose end the broker has not answered yet.
 _CLOSING_LINKS_MAX = 100
@@ -61,7 +61,7 @@ _TOP_UP_PARTS = 10
 _SELECTOR = "apache.org:selector-filter:string"
 
 
-class Amqp10Consumer(Amqp10Connection):
+class Amqp10Session(Amqp10Connection):
     """One connection with one session and one receiving link."""
 
     decoder: ClassVar[Decoder] = Amqp10Decoder()
@@ -105,11 +105,11 @@ class Amqp10Consumer(Amqp10Connection):
         server = f"{self._property('product')}/{self._version()}"
         if info is None:
             return Greeting(url, broker_id or "", None, server=server)
-        facts = of_rabbitmq(info.told, version_of(server))
+        facts = of_rabbitmq(info.reported, version_of(server))
         return Greeting(url, broker_id or "", self._depth(info), info.redelivery_delay_s, server, facts)
 
     def _ask_queue(self, deadline: float) -> QueueInfo | None:
-        """Facts of the queue, if the broker tells them."""
+        """Facts of the queue, if the broker reports them."""
         if self.endpoint.queue is None or not self._dialect.answers(self._version()):
             return None
         assert self._session is not None
@@ -192,7 +192,7 @@ class Amqp10Consumer(Amqp10Connection):
         oldest = next(iter(self._open.values()), None)
         if oldest is not None and self._deliveries.taken_back(oldest):
             self._ended("the broker took messages back that were not acknowledged in time")
-            self._told = True
+            self._stated = True
         link, session = self._link, self._session
         for place in (link, session, self._proton):
             if place is not None and place.state & Endpoint.REMOTE_CLOSED:
@@ -200,7 +200,7 @@ class Amqp10Consumer(Amqp10Connection):
         if self._transport.condition is not None:
             self._ended("the connection failed")
         if self._end is not None:
-            raise SessionLostError(self._end, told=self._told)
+            raise SessionLostError(self._end, stated=self._stated)
 
     # -- receiving
 
@@ -214,9 +214,9 @@ class Amqp10Consumer(Amqp10Connection):
         if link is None or self._window == 0 or self.paused:
             return
         free = self._window - len(self._open) - link.credit
-        most = self._dialect.credit_max or self._window
-        free = min(free, most - link.credit)
-        if free > 0 and (free * _TOP_UP_PARTS >= most or not link.credit):
+        maximum = self._dialect.credit_max or self._window
+        free = min(free, maximum - link.credit)
+        if free > 0 and (free * _TOP_UP_PARTS >= maximum or not link.credit):
             link.flow(free)
 
     @property
@@ -329,7 +329,7 @@ class Amqp10Consumer(Amqp10Connection):
         deliveries = self._deliveries
         if any(map(deliveries.taken_back, accepted)):
             self._ended("the broker did not take an acknowledgement and keeps its message")
-            self._told = True
+            self._stated = True
             return False
         deliveries.settle(accepted)
         return True

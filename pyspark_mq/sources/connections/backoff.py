@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from pyspark_mq.errors import BrokerError, BrokerUnavailableError, MqError
-from pyspark_mq.sources.connections.consumer import SessionLostError
+from pyspark_mq.sources.connections.session import SessionLostError
 from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.runtime import Runtime
 
@@ -45,7 +45,7 @@ class Backoff:
 
     @property
     def patience_s(self) -> float:
-        """How long it may go on."""
+        """Longest time without a session, in seconds."""
         return self._endpoint.connect_timeout_s if self.first else self._endpoint.reconnect_timeout_s
 
     def over(self) -> None:
@@ -61,7 +61,7 @@ class Backoff:
         return _GOOD_REST_S * self._runtime.jitter()
 
     def rest_s(self, problem: Exception, since_s: float) -> float:
-        """How long to wait before the next attempt.
+        """Return the pause before the next attempt, in seconds.
 
         Args:
             problem: why the last one came to nothing.
@@ -95,7 +95,7 @@ class Backoff:
         Raises:
             BrokerError: it has ended too many, one after another.
         """
-        if not problem.told:
+        if not problem.stated:
             return
         self._ends += 1
         if self._ends >= _ENDS_MAX:

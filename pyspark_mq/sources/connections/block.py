@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from pyspark_mq.dedup import Key
 from pyspark_mq.sources.connections.decoder import ROW_BYTES, Decoder, Unreadable
-from pyspark_mq.sources.message_id import MessageIds
+from pyspark_mq.sources.connections.message_id import MessageIds
 
 __all__ = [
     "Block",
@@ -61,7 +61,7 @@ class Metadata:
     Attributes:
         tags: handles, ascending.
         keys: which message it is: by its ID, or the digest of its content; None for one without. Empty where messages
-            are not told apart.
+            are not distinguished.
         unmarked: where there are digests: whether nothing marks each as delivered before.
         redelivered: how many of them the broker has flagged as redelivered.
         hidden: what hides the broker's ID in those without one.
@@ -143,14 +143,14 @@ def make_block(decoder: Decoder, raws: Sequence[Any], ids: MessageIds, schema: p
     tags = decoder.tags(raws)
     values = ids.values(decoder, raws) if ids.exact or _ID in schema.names else []
     keys, digests = ids.keys(decoder, raws, values) if ids.exact else ([], False)
-    odd = {delivery.tag: delivery for delivery in decoder.unreadable(raws)}
+    unreadable = {delivery.tag: delivery for delivery in decoder.unreadable(raws)}
     metadata = Metadata(
         array("q", tags),
         keys,
         decoder.unmarked(raws) if digests else [],
         sum(decoder.columns["redelivered"](raws)),
         ids.hidden(decoder, raws) if None in keys else [],
-        {row: odd[tag] for row, tag in enumerate(tags) if tag in odd} if odd else {},
+        {row: unreadable[tag] for row, tag in enumerate(tags) if tag in unreadable} if unreadable else {},
     )
     bodies = decoder.bodies(raws)
     ready = decoder.batch(raws, schema.names)
@@ -189,7 +189,7 @@ def _sizes(batch: pa.RecordBatch, keys: Sequence[Key | None]) -> array[int]:
 
 
 def _ends(column: pa.Array) -> Any:
-    """Where the values of a column of texts, bytes or maps begin and end."""
+    """Return the offsets of a column of texts, bytes or maps."""
     return np.frombuffer(column.buffers()[1], np.int32, len(column) + 1)
 
 
@@ -259,7 +259,7 @@ def values_of(rows: Sequence[Row], name: str) -> list[Any]:
 
 
 def batches(rows: Sequence[Row]) -> Iterator[pa.RecordBatch]:
-    """The same rows, in order, as record batches. Large ones are slices; small ones that follow each other are one."""
+    """Yield rows in order as record batches. Large ones are slices; small ones that follow each other are one."""
     small: list[pa.RecordBatch] = []
     count = 0
     for block, numbers in _runs(rows):

@@ -1,6 +1,6 @@
 """The connections of one queue, as the thread that Spark calls sees them.
 
-Receivers keep one session each alive, beside that thread, and tell it events. :class:`Connections` reads those, knows
+Receivers keep one session each alive, beside that thread, and emit events. :class:`Connections` reads those, knows
 which sessions live, how they stand and how many messages each may have been handed, asks them for things, and holds
 them to a number of bytes. Nothing above it touches a consumer: a session is a number there.
 """
@@ -12,19 +12,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pyspark_mq.ack import Settlement
-from pyspark_mq.sources.connections.consumer import QueueDepth
 from pyspark_mq.sources.connections.events import (
     Confirmed,
     Delivered,
+    DepthReported,
     Event,
     EventQueue,
     Failed,
     Lost,
     Opened,
-    Standing,
-    Told,
+    SessionStatus,
 )
-from pyspark_mq.sources.connections.receivers import Receivers
+from pyspark_mq.sources.connections.message_id import MessageIds
 from pyspark_mq.sources.connections.requests import (
     Acknowledge,
     Ask,
@@ -40,15 +39,16 @@ from pyspark_mq.sources.connections.requests import (
     SetLimits,
     Stop,
 )
-from pyspark_mq.sources.message_id import MessageIds
+from pyspark_mq.sources.connections.session import QueueDepth
+from pyspark_mq.sources.connections.workers import Workers
 from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.settings import OnUnreadable, Settings
 
 __all__ = ["DEPTH_AGE_MAX_S", "Connections"]
 
-#: The broker is asked for the depth of the queue unless it was, or told it, as lately as that.
+#: The broker is asked for the depth of the queue unless it was, or reported it, as lately as that.
 DEPTH_AGE_MAX_S = 0.25
-#: A host says ten times a second that it has told everything.
+#: A host emits its progress mark ten times a second.
 _LATE_S = 0.25
 
 
@@ -57,19 +57,19 @@ class _Receiver:
     """A receiver as it was heard of.
 
     Attributes:
-        limits: those it was told last.
+        limits: those it was sent last.
         depth: what the broker reported to it last, and when that was asked for.
     """
 
     limits: Limits
     depth: QueueDepth | None = None
-    told_s: float = -math.inf
+    depth_s: float = -math.inf
     asked_s: float = -math.inf
 
 
 @dataclass(slots=True)
-class _Session:
-    """A session that lives. See the attributes of :class:`.Consumer`."""
+class _OpenSession:
+    """A session that lives. See the attributes of :class:`.Session`."""
 
     key: int
     opened_s: float
@@ -91,27 +91,27 @@ class Connections:
     Attributes:
         first_window: how many unacknowledged messages the next session to be opened asks for.
         broke_off: did receiving stand still for a while between the last two looks at :meth:`news`?
-        attended_s: up to when everything that had come was told, at the last look.
+        progress_s: progress mark of all hosts, at the last look.
     """
 
-    def __init__(self, settings: Settings, receivers: Receivers, runtime: Runtime, events: EventQueue) -> None:
+    def __init__(self, settings: Settings, receivers: Workers, runtime: Runtime, events: EventQueue) -> None:
         self.first_window = settings.prefetch
         self.broke_off = False
-        self.attended_s = -math.inf
+        self.progress_s = -math.inf
         self._settings = settings
         self._host = receivers
         self._runtime = runtime
         self._events = events
         self._bytes_allowed = 0.0
         self._receivers = {receivers.add(events): _Receiver(Limits(0, 0.0)) for _ in range(settings.consumers)}
-        self._live: dict[int, _Session] = {}
+        self._live: dict[int, _OpenSession] = {}
         self._waiting: list[Delivered] = []
         self._failure: Exception | None = None
         self._breaks = 0
         self._started = False
 
     def start(self) -> None:
-        """Have the receivers connect, if they have not been told to yet."""
+        """Have the receivers connect, if they were not asked to yet."""
         if self._started:
             return
         self._started = True
@@ -147,7 +147,7 @@ class Connections:
         Raises:
             MqError: after the last of them, if a receiver has given up.
         """
-        self._look_at_attendance()
+        self._look_at_progress()
         if taking and self._waiting:
             waiting, self._waiting = self._waiting, []
             yield from map(self._taken, waiting)
@@ -176,9 +176,9 @@ class Connections:
     def _note(self, event: Event) -> None:
         if isinstance(event, Failed):
             self._failure = event.error
-        elif isinstance(event, Told):
+        elif isinstance(event, DepthReported):
             self._note_depth(event.key, event.depth)
-        elif isinstance(event, Standing) and event.session in self._live:
+        elif isinstance(event, SessionStatus) and event.session in self._live:
             session = self._live[event.session]
             session.paused, session.behind = event.paused, event.behind
 
@@ -192,44 +192,44 @@ class Connections:
         return sum(len(event.block) for event in self._waiting)
 
     def _open(self, event: Opened) -> None:
-        self._live[event.session] = _Session(event.key, self._host.now_s(), event.window)
+        self._live[event.session] = _OpenSession(event.key, self._host.now_s(), event.window)
         depth = event.greeting.depth
         if depth is not None:
             self._note_depth(event.key, depth)
-        else:  # what an earlier session was told may never be told again
+        else:  # what was reported to an earlier session may never be reported again
             self._receivers[event.key].depth = None
 
     def _note_depth(self, key: int, depth: QueueDepth) -> None:
         receiver = self._receivers[key]
-        receiver.depth, receiver.told_s = depth, self._runtime.machine_s()
+        receiver.depth, receiver.depth_s = depth, self._runtime.machine_s()
 
-    def _look_at_attendance(self) -> None:
-        # Before the events are looked at: what was told by then is among them.
-        told = [(session.opened_s, *self._host.attended(session.key)) for session in self._live.values()]
+    def _look_at_progress(self) -> None:
+        # Before the events are looked at: what was emitted by then is among them.
+        reported = [(session.opened_s, *self._host.progress(session.key)) for session in self._live.values()]
         now_s = self._host.now_s()
-        self.attended_s = min((max(opened_s, until_s) for opened_s, _, until_s in told), default=now_s)
-        breaks = sum(count for _, count, _ in told)
+        self.progress_s = min((max(opened_s, until_s) for opened_s, _, until_s in reported), default=now_s)
+        breaks = sum(count for _, count, _ in reported)
         self.broke_off, self._breaks = breaks != self._breaks, breaks
 
     @property
     def complete(self) -> bool:
-        """Is every receiver connected?"""
+        """Whether every receiver is connected."""
         return len(self._live) == len(self._receivers)
 
     @property
     def late(self) -> bool:
-        """Has a host not said for a while that it has told everything?"""
+        """Whether a host's progress mark is late."""
         now_s = self._host.now_s()
-        return any(now_s - self._host.attended(session.key)[1] > _LATE_S for session in self._live.values())
+        return any(now_s - self._host.progress(session.key)[1] > _LATE_S for session in self._live.values())
 
     @property
     def paused(self) -> bool:
-        """Does a session wait because it has too many bytes?"""
+        """Whether a session pauses because it has too many bytes."""
         return any(session.paused for session in self._live.values())
 
     @property
     def behind(self) -> bool:
-        """Has more come to a session than it has read? Then more waits at the broker, or on its way."""
+        """Whether a session has unread bytes. Then more waits at the broker, or on its way."""
         return any(session.behind for session in self._live.values())
 
     # -- requests
@@ -261,7 +261,7 @@ class Connections:
 
     @property
     def windows(self) -> dict[int, int]:
-        """How many unacknowledged messages each session may have been handed."""
+        """Most unacknowledged messages that each session may have been handed."""
         return {number: session.window for number, session in self._live.items()}
 
     def set_window(self, session: int, window: int, *, strictly: bool = False) -> None:
@@ -280,14 +280,14 @@ class Connections:
             if session.window < window:
                 self.set_window(number, window, strictly=strictly)
 
-    def bound_bytes(self, most: float, *, resume: bool) -> None:
-        """Tell each receiver how many bytes it may pile up before it pauses, and what was taken.
+    def bound_bytes(self, maximum: float, *, resume: bool) -> None:
+        """Limit how many bytes each receiver may pile up before it pauses; report what was taken.
 
         Args:
-            most: for all of them.
+            maximum: for all of them.
             resume: have those that pause go on.
         """
-        self._bytes_allowed = most / len(self._receivers)
+        self._bytes_allowed = maximum / len(self._receivers)
         if not self._started:
             return
         sessions = {session.key: (number, session) for number, session in self._live.items()}
@@ -308,15 +308,15 @@ class Connections:
         now_s = self._runtime.machine_s()
         for number, session in self._live.items():
             receiver = self._receivers[session.key]
-            if now_s - max(receiver.told_s, receiver.asked_s) > age_max_s:
+            if now_s - max(receiver.depth_s, receiver.asked_s) > age_max_s:
                 receiver.asked_s = now_s
                 self._ask(number, AskDepth())
 
     def depths(self) -> list[int]:
         """Messages waiting at the broker, as last reported to each receiver; empty if it does not report it."""
-        return [depth.ready for depth in self._told()]
+        return [depth.ready for depth in self._reported()]
 
-    def _told(self) -> list[QueueDepth]:
+    def _reported(self) -> list[QueueDepth]:
         """The last report to each receiver, where there was one."""
         return [receiver.depth for receiver in self._receivers.values() if receiver.depth is not None]
 
@@ -327,12 +327,12 @@ class Connections:
     @property
     def newest_depth(self) -> int | None:
         """Messages waiting at the broker, by its last report; None if it does not report it."""
-        told = [(receiver.told_s, receiver.depth.ready) for receiver in self._receivers.values() if receiver.depth]
-        return max(told)[1] if told else None
+        reported = [(receiver.depth_s, receiver.depth.ready) for receiver in self._receivers.values() if receiver.depth]
+        return max(reported)[1] if reported else None
 
     @property
     def other_consumers(self) -> int:
         """Consumers of the queue beside these, as the broker said last; 0 if it does not report them."""
-        told = self._told()
-        counted = max((depth.other_consumers + depth.own_consumers for depth in told), default=0)
-        return max(0, counted - sum(depth.own_consumers for depth in told))
+        reported = self._reported()
+        counted = max((depth.other_consumers + depth.own_consumers for depth in reported), default=0)
+        return max(0, counted - sum(depth.own_consumers for depth in reported))

@@ -96,7 +96,7 @@ class Decoder(ABC):
         return []
 
     def unreadable(self, raws: Sequence[Any]) -> list[Unreadable]:  # noqa: ARG002 - for those that override it
-        """Those that could not be decoded, in the order of arrival; usually none.
+        """Return deliveries that could not be decoded, in the order of arrival; usually none.
 
         The other methods take them as well. Their bodies are the bytes as far as they came, their columns
         are null where nothing is known, and `properties` has the reason under `UNREADABLE_PROPERTY`.
@@ -104,7 +104,7 @@ class Decoder(ABC):
         return []
 
     def batch(self, raws: Sequence[Any], names: Collection[str]) -> Sequence[Any]:  # noqa: ARG002 - for those that override it
-        """The same deliveries, in the form from which columns of these names are made best. Usually as they are."""
+        """Prepare deliveries for making columns of these names. Usually returns them as they are."""
         return raws
 
     #: column name -> function from raw deliveries to a list of values: str, int, bool, a list of

@@ -1,7 +1,7 @@
-"""Events that a receiver tells the query's thread: one set, from a thread of this process or from another process.
+"""Events that a receiver emits to the query's thread: one set, from a thread of this process or from another process.
 
 The order is that of what happened (rules 6 and 10): what was delivered before a confirmation, or before a word on the
-depth of the queue, is told before it, and nothing of a session is told behind its end.
+depth of the queue, is emitted before it, and nothing of a session is emitted behind its end.
 """
 
 from __future__ import annotations
@@ -12,11 +12,20 @@ from typing import TypeAlias
 
 from pyspark_mq.errors import MqError
 from pyspark_mq.sources.connections.block import Block, Metadata
-from pyspark_mq.sources.connections.consumer import Greeting, QueueDepth
+from pyspark_mq.sources.connections.session import Greeting, QueueDepth
 
 __all__ = [
-    "Attended", "Confirmed", "Delivered", "Event", "EventQueue", "Failed", "Lost", "Opened", "Standing", "Stopped",
-    "Told",
+    "Confirmed",
+    "Delivered",
+    "DepthReported",
+    "Event",
+    "EventQueue",
+    "Failed",
+    "Lost",
+    "Opened",
+    "Progress",
+    "SessionStatus",
+    "Stopped",
 ]  # fmt: skip
 
 
@@ -56,7 +65,7 @@ class Confirmed:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class DepthReported:
     """The broker reported the depth of the queue."""
 
     key: int
@@ -64,8 +73,8 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """How a session stands, when that has changed. See the attributes of :class:`.Consumer`."""
+class SessionStatus:
+    """Changed status of a session. See the attributes of :class:`.Session`."""
 
     key: int
     session: int
@@ -75,7 +84,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A session has ended, and what it had received and nobody was told is gone."""
+    """A session has ended, and what it had received and not emitted is gone."""
 
     key: int
     session: int
@@ -91,17 +100,17 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """The receiver was told to stop, and has."""
+    """The receiver was asked to stop, and has."""
 
     key: int
 
 
 @dataclass(frozen=True, slots=True)
-class Attended:
-    """Everything that had come up to this moment was told.
+class Progress:
+    """Progress mark: everything that had come up to this moment was emitted.
 
     Attributes:
-        until_s: on the clock of the host, see :meth:`.Receivers.now_s`.
+        until_s: on the clock of the host, see :meth:`.Workers.now_s`.
         broke_off: before it, the host stood still for a while.
     """
 
@@ -109,7 +118,7 @@ class Attended:
     broke_off: bool
 
 
-Event: TypeAlias = "Opened | Delivered | Confirmed | Told | Standing | Lost | Failed | Stopped"
+Event: TypeAlias = "Opened | Delivered | Confirmed | DepthReported | SessionStatus | Lost | Failed | Stopped"
 
 
 class EventQueue:

@@ -1,7 +1,7 @@
 """Rule 11: this process must not outlive its JVM.
 
 Spark's worker process is a child of the JVM, or of a script around Python (`PYSPARK_PYTHON`) that stays. When the
-JVM is killed, nobody tells the worker, and one that is blocked in a wait would keep the connection, and with it the
+JVM is killed, nothing notifies the worker, and one that is blocked in a wait would keep the connection, and with it the
 unacknowledged messages, forever. So a thread of its own looks twice a second at the processes from its parent up to
 the JVM, and ends this one when the parent of any of them has changed. No further: whoever started the JVM may go.
 (The kernel's parent-death signal is of no use: it fires when the *thread* that started the worker ends.)
@@ -47,14 +47,14 @@ def watch_parent(end: Callable[[], None] | None = None) -> threading.Thread:
 
 
 def parent_of(pid: int) -> int:
-    """The parent of a process, as Linux tells it.
+    """The parent of a process, as Linux reports it.
 
     Raises:
-        OSError: it is gone, or not told.
+        OSError: it is gone, or not reported.
     """
     # pid (name) state ppid …: a name may have anything in it (proc(5)).
-    told = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2]
-    return int(told.split()[1])
+    fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2]
+    return int(fields.split()[1])
 
 
 def _up_to_the_jvm() -> list[int]:
@@ -81,4 +81,4 @@ def _unchanged(parents: Sequence[int]) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     except OSError:
-        return True  # no descriptor is left; the next look tells
+        return True  # no descriptor is left; the next look decides

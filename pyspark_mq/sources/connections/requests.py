@@ -1,7 +1,7 @@
 """Requests of the query's thread to a session, and to whoever keeps sessions open.
 
 Requests to a session are carried out on the receiver's thread, in order, in the session they were meant for and in no
-other (rule 10). Those to a host go to this process or to another one, which are told the same: they can be pickled.
+other (rule 10). Those to a host go to this process or to another one, which handle the same: they can be pickled.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from pyspark_mq.sources.connections.consumer import Consumer, SessionLostError
+from pyspark_mq.sources.connections.message_id import MessageIds
+from pyspark_mq.sources.connections.session import Session, SessionLostError
 from pyspark_mq.sources.endpoint import Endpoint
-from pyspark_mq.sources.message_id import MessageIds
 
 __all__ = [
     "Acknowledge", "Ask", "AskDepth", "Begin", "Consume", "End", "Extend", "Limits", "Reject", "Request", "Resume",
-    "SetLimits", "Stop", "ToHost",
+    "SetLimits", "Stop", "ToWorker",
 ]  # fmt: skip
 
 
@@ -24,65 +24,65 @@ class Request(ABC):
     """Something to be done in one session."""
 
     @abstractmethod
-    def carry_out(self, consumer: Consumer) -> None:
-        """Do it, on the receiver's thread."""
+    def carry_out(self, consumer: Session) -> None:
+        """Carry out the request, on the receiver's thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Acknowledge(Request):
-    """See :meth:`.Consumer.acknowledge`."""
+    """See :meth:`.Session.acknowledge`."""
 
     number: int
     upto: int
     singles: tuple[int, ...]
 
-    def carry_out(self, consumer: Consumer) -> None:
+    def carry_out(self, consumer: Session) -> None:
         consumer.acknowledge(self.number, self.upto, self.singles)
 
 
 @dataclass(frozen=True, slots=True)
 class Reject(Request):
-    """See :meth:`.Consumer.reject`."""
+    """See :meth:`.Session.reject`."""
 
     tags: tuple[int, ...]
 
-    def carry_out(self, consumer: Consumer) -> None:
+    def carry_out(self, consumer: Session) -> None:
         consumer.reject(self.tags)
 
 
 @dataclass(frozen=True, slots=True)
 class Consume(Request):
-    """See :meth:`.Consumer.consume`."""
+    """See :meth:`.Session.consume`."""
 
     window: int
 
-    def carry_out(self, consumer: Consumer) -> None:
+    def carry_out(self, consumer: Session) -> None:
         consumer.consume(self.window)
 
 
 @dataclass(frozen=True, slots=True)
 class Extend(Request):
-    """See :meth:`.Consumer.extend`."""
+    """See :meth:`.Session.extend`."""
 
     window: int
 
-    def carry_out(self, consumer: Consumer) -> None:
+    def carry_out(self, consumer: Session) -> None:
         consumer.extend(self.window)
 
 
 @dataclass(frozen=True, slots=True)
 class AskDepth(Request):
-    """See :meth:`.Consumer.ask_depth`."""
+    """See :meth:`.Session.ask_depth`."""
 
-    def carry_out(self, consumer: Consumer) -> None:
+    def carry_out(self, consumer: Session) -> None:
         consumer.ask_depth()
 
 
 @dataclass(frozen=True, slots=True)
 class Resume(Request):
-    """See :meth:`.Consumer.resume`. It may be asked again before that is heard of: then it is for a later pause."""
+    """See :meth:`.Session.resume`. It may be asked again before that is heard of: then it is for a later pause."""
 
-    def carry_out(self, consumer: Consumer) -> None:
+    def carry_out(self, consumer: Session) -> None:
         if consumer.paused and not consumer.full:
             consumer.resume()
 
@@ -93,7 +93,7 @@ class End(Request):
 
     why: str
 
-    def carry_out(self, consumer: Consumer) -> None:  # noqa: ARG002 - any
+    def carry_out(self, consumer: Session) -> None:  # noqa: ARG002 - any
         raise SessionLostError(self.why)
 
 
@@ -102,7 +102,7 @@ class End(Request):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much a receiver may take in.
+    """Limits on what a receiver takes in.
 
     Attributes:
         window: how many unacknowledged messages the next session asks for.
@@ -124,7 +124,7 @@ class Begin:
     Attributes:
         key: number of the receiver, unique among those of a query.
         ids: which message a delivery is.
-        keeps_unreadable: see :attr:`.Consumer.keeps_unreadable`.
+        keeps_unreadable: see :attr:`.Session.keeps_unreadable`.
         again: another process has kept it before. Then the first attempts are those of a reconnect.
     """
 
@@ -165,4 +165,4 @@ class Stop:
     waits: bool = True
 
 
-ToHost: TypeAlias = "Begin | Ask | SetLimits | Stop"
+ToWorker: TypeAlias = "Begin | Ask | SetLimits | Stop"

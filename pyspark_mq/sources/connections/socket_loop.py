@@ -43,18 +43,18 @@ class SocketLoop:
     def __init__(self) -> None:
         self.outgoing = bytearray()
         self.woken = False
-        self.sent_s = self.heard_s = 0.0
+        self.sent_s = self.received_s = 0.0
         self._socket: socket.socket | None = None
-        self._ear, self._bell = socket.socketpair()
-        for end in (self._ear, self._bell):
+        self._wakeup_read, self._wakeup_write = socket.socketpair()
+        for end in (self._wakeup_read, self._wakeup_write):
             end.setblocking(False)
         self._poll = select.poll()
-        self._poll.register(self._ear, select.POLLIN)
+        self._poll.register(self._wakeup_read, select.POLLIN)
         self._watched = 0
 
     @property
     def connected(self) -> bool:
-        """Is there a socket?"""
+        """Whether there is a socket."""
         return self._socket is not None
 
     def dial(self, url: BrokerUrl, endpoint: Endpoint, deadline: float, speaks: str) -> None:
@@ -82,12 +82,12 @@ class SocketLoop:
         except (OSError, ValueError) as error:
             raise dial_error(error, url, speaks) from None
         self._socket = connected
-        self.sent_s = self.heard_s = time.monotonic()
+        self.sent_s = self.received_s = time.monotonic()
 
     def wake(self) -> None:
         """End :meth:`wait`, now or when it is called next. For other threads."""
         with contextlib.suppress(OSError):  # full: it is awake; closed: nobody is left to be woken
-            self._bell.send(b"\0")
+            self._wakeup_write.send(b"\0")
 
     def wait(self, timeout_s: float, *, reading: bool = True) -> bool:
         """Until there is something to read, room for what is to be sent, or somebody wakes us; or for so long.
@@ -103,10 +103,10 @@ class SocketLoop:
         if reading and isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
             timeout_s = 0.0  # TLS holds decrypted bytes the kernel does not know of
         events = dict(self._poll.poll(math.ceil(max(0.0, timeout_s) * 1000)))
-        if events.pop(self._ear.fileno(), 0):
+        if events.pop(self._wakeup_read.fileno(), 0):
             self.woken = True
             with contextlib.suppress(BlockingIOError):
-                self._ear.recv(_WOKEN_BYTES)
+                self._wakeup_read.recv(_WOKEN_BYTES)
         return reading or not any(event & ~select.POLLOUT for event in events.values())
 
     def _watch(self, connected: socket.socket, *, reading: bool) -> None:
@@ -115,7 +115,7 @@ class SocketLoop:
             self._watched = events
             self._poll.register(connected, events)
 
-    def read(self, most: int) -> bytes | None:
+    def read(self, maximum: int) -> bytes | None:
         """Read at most so many bytes; None for nothing now, no bytes for the end of the connection.
 
         Raises:
@@ -123,16 +123,16 @@ class SocketLoop:
         """
         assert self._socket is not None
         try:
-            data = self._socket.recv(most)
+            data = self._socket.recv(maximum)
         except _NOT_NOW:
             return None
         if data:
-            self.heard_s = time.monotonic()
+            self.received_s = time.monotonic()
         return data
 
     @property
     def behind(self) -> bool:
-        """Does the kernel hold bytes that were not read? For any thread."""
+        """Whether the kernel holds unread bytes. For any thread."""
         opened = self._socket
         return opened is not None and unread_bytes(opened.fileno()) > 0
 
@@ -154,7 +154,7 @@ class SocketLoop:
 
     def close(self) -> None:
         """Close the connection as it is."""
-        for opened in (self._socket, self._ear, self._bell):
+        for opened in (self._socket, self._wakeup_read, self._wakeup_write):
             if opened is not None:
                 opened.close()
         self._socket = None
@@ -183,7 +183,7 @@ def connect(host: str, port: int, deadline: float) -> socket.socket:
 
 
 def addresses_of(host: str, port: int) -> list[tuple[Any, ...]]:
-    """Addresses of a host, as `socket.getaddrinfo` tells them.
+    """Addresses of a host, as `socket.getaddrinfo` returns them.
 
     Raises:
         OSError: it is not known.

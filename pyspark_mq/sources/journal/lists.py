@@ -33,7 +33,7 @@ __all__ = ["KEPT_EPOCHS", "PLANNED", "Journal", "Kind", "Segment"]
 
 #: The part of a file that its epoch is in.
 PLANNED = "planned"
-#: Files are kept for so many plans behind the last that names them. Spark keeps a hundred offsets unless told otherwise
+#: Files are kept for so many plans behind the last that names them. Spark keeps a hundred offsets by default
 #: (`spark.sql.streaming.minBatchesToRetain`).
 KEPT_EPOCHS = 120
 #: So many become one.
@@ -41,7 +41,7 @@ _MERGED = 8
 #: IDs that were left are remembered for so many seconds of being connected.
 _LEFT_S = 86_400.0
 #: The same of contents, and how many may be left behind one: an equal message must not be taken for it for longer than
-#: a broker may keep what it was not told of the end of. A kill leaves some seconds of traffic.
+#: a broker may keep what it has not seen the end of. A kill leaves some seconds of traffic.
 _CONTENTS_LEFT_S = 3_600.0
 _CONTENTS_LEFT = 500_000
 
@@ -99,7 +99,7 @@ class Journal:
     """
 
     window: int
-    most_left: int
+    maximum_left: int
     connected_s: float = 0.0
     lists: dict[Kind, list[Segment]] = field(default_factory=lambda: {kind: [] for kind in Kind})
     gone: deque[list[str]] = field(default_factory=deque)
@@ -153,12 +153,12 @@ class Journal:
 
     def over(self, kind: Kind) -> list[Segment]:
         """Find the segments of a list that are to be closed: enough came behind them, or a day is over."""
-        most = self.window if kind is Kind.SETTLED else self.most_left
+        maximum = self.window if kind is Kind.SETTLED else self.maximum_left
         aged_s = self.connected_s - _LEFT_S
         return [
             segment
             for segment in self.lists[kind]
-            if segment.behind > most or (kind is Kind.LEFT and segment.since_s < aged_s)
+            if segment.behind > maximum or (kind is Kind.LEFT and segment.since_s < aged_s)
         ]
 
     def outlived(self, segment: Segment) -> bool:

@@ -42,7 +42,7 @@ _ORDINAL_BITS = 60
 
 
 class Memory:
-    """What was committed, over all queues of a query. Called by the query's thread.
+    """Memory of what was committed, over all queues of a query. Called by the query's thread.
 
     Args:
         settings: the query's.
@@ -78,7 +78,7 @@ class Memory:
         return self._known.setdefault(queue, Known(second_hash))
 
     def copies(self, queue: str) -> Copies:
-        """Return what tells the messages of a queue apart that have no ID."""
+        """Return what distinguishes a queue's messages without IDs."""
         return self._copies.setdefault(queue, Copies(second_hash, self._ordinals, proves=self._proves))
 
     def look(self, now_s: float, *, connected: bool) -> None:
@@ -235,7 +235,7 @@ class Memory:
             _LOG.warning(
                 "%s: the IDs of %d messages that ends of connections had left open are forgotten, as %s were left "
                 "after them, or a day of being connected is over. One that comes now counts as new",
-                self._destination, count, f"{self._journal.most_left:,}",
+                self._destination, count, f"{self._journal.maximum_left:,}",
             )  # fmt: skip
 
     def _close(self, kind: Kind, segments: Sequence[Segment]) -> None:

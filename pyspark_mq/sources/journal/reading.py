@@ -1,4 +1,4 @@
-"""What the files of the journal say, as :mod:`pyspark_mq.sources.journal.memory` has written them."""
+"""Reader of the journal's files, which :mod:`pyspark_mq.sources.journal.memory` writes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def planned_in(files: JournalFiles, file: str, destination: str) -> dict[str, li
         CheckpointError: they cannot be read.
     """
     found = keys_of(texts_of(files, file, PLANNED, destination), destination) if file else {}
-    # What is not told apart is not waited for: it comes in later epochs.
+    # What is not distinguished is not waited for: it comes in later epochs.
     return {queue: [key for key in keys if not is_nameless(key)] for queue, keys in found.items()}
 
 

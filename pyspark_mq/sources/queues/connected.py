@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from pyspark_mq.brokers.facts import QueueFacts
 from pyspark_mq.errors import CheckpointError
-from pyspark_mq.sources.connections.consumer import Greeting
+from pyspark_mq.sources.connections.session import Greeting
 from pyspark_mq.sources.position import shortened
 from pyspark_mq.sources.settings import Settings
 

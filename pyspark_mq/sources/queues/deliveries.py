@@ -15,7 +15,7 @@ from pyspark_mq.dedup.identity import CONTENT_DIGEST_BYTES
 from pyspark_mq.sources.connections.block import Block, Row, joined
 from pyspark_mq.sources.connections.connections import Connections
 from pyspark_mq.sources.connections.events import Delivered
-from pyspark_mq.sources.message_id import MessageIds
+from pyspark_mq.sources.connections.message_id import MessageIds
 from pyspark_mq.sources.settings import OnUnreadable, Settings
 
 __all__ = ["Deliveries"]

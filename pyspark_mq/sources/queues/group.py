@@ -15,7 +15,7 @@ from pyspark_mq.ack.counters import Counters
 from pyspark_mq.dedup import Key
 from pyspark_mq.errors import BrokerError, DestinationError, RefusedError
 from pyspark_mq.sources.connections.events import EventQueue
-from pyspark_mq.sources.connections.receivers import Receivers
+from pyspark_mq.sources.connections.workers import Workers
 from pyspark_mq.sources.journal.memory import Memory
 from pyspark_mq.sources.position import Position
 from pyspark_mq.sources.queues.connected import CheckFacts
@@ -44,7 +44,7 @@ class QueueGroup:
     def __init__(
         self,
         settings: Settings,
-        receivers: Receivers,
+        receivers: Workers,
         make_store: MakeStore,
         runtime: Runtime,
         memory: Memory,

@@ -31,7 +31,7 @@ from pyspark_mq.dedup import Key, SeenStore, is_content
 from pyspark_mq.sources.connections.block import Row, sizes_of
 from pyspark_mq.sources.connections.connections import DEPTH_AGE_MAX_S, Connections
 from pyspark_mq.sources.connections.events import Confirmed, Delivered, EventQueue, Lost, Opened
-from pyspark_mq.sources.connections.receivers import Receivers
+from pyspark_mq.sources.connections.workers import Workers
 from pyspark_mq.sources.queues.connected import CheckFacts, Connected
 from pyspark_mq.sources.queues.deliveries import Deliveries
 from pyspark_mq.sources.queues.view import QueueView
@@ -72,7 +72,7 @@ class QueueReader:
     def __init__(
         self,
         settings: Settings,
-        receivers: Receivers,
+        receivers: Workers,
         store: SeenStore,
         runtime: Runtime,
         events: EventQueue,
@@ -173,7 +173,7 @@ class QueueReader:
                 self._lose(event)
         now_s = self._runtime.monotonic_s()
         up = self.connections.complete and self.taking
-        self.connected.look(self.connections.attended_s, up=up and not self.connections.broke_off)
+        self.connected.look(self.connections.progress_s, up=up and not self.connections.broke_off)
         if self.ledger.settling.asks(now_s):  # nothing else is asked behind `settleGrace`: so confirmed is settled
             self._last_question -= 1
             self.ledger.settling.asked(self._last_question, self.connections.windows, now_s)

@@ -20,7 +20,7 @@ from stomp.transport import BaseTransport
 
 from pyspark_mq.errors import BrokerUnavailableError, MessageError, MqError
 from pyspark_mq.logs import leave_out_own_lines
-from pyspark_mq.sources.connections.consumer import Consumer, SessionLostError
+from pyspark_mq.sources.connections.session import Session, SessionLostError
 from pyspark_mq.sources.connections.socket_loop import SocketLoop, dial_error, hint
 from pyspark_mq.sources.stomp.errors import dialect_of, login_error, said
 from pyspark_mq.sources.stomp.frames import FrameReader
@@ -39,14 +39,14 @@ _RECEIVE_BYTES = 256 * 1024
 #: Two heartbeats missed, and then some.
 _SILENCE = 2.5
 #: Heartbeats are sent at half the interval agreed on: brokers differ in how late one may be.
-_HASTE = 0.5
+_SEND_FACTOR = 0.5
 #: So many heartbeats of the broker in a row, and that far apart, within the body of a message are none of it.
 _BEATS_WITHIN = 3
 _BEAT_BYTES = 2
 _BEAT_S = 0.5
 #: When a text that could end here has been followed by nothing for so long, the broker is asked to prove it; one that
 #: does not answer within the other time is not to be asked.
-_HUSH_S = 0.002
+_QUIET_S = 0.002
 _PROOF_S = 30.0
 PROVED = "proved"
 
@@ -64,7 +64,7 @@ class _Transport(BaseTransport):  # type: ignore[misc]
         self._outgoing += encoded_frame
 
 
-class StompConnection(Consumer):
+class StompConnection(Session):
     """One connection, until it ends."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -99,7 +99,7 @@ class StompConnection(Consumer):
 
     @abstractmethod
     def _reading(self) -> bool:
-        """Is the socket to be read?"""
+        """Return whether the socket is to be read."""
 
     @abstractmethod
     def _wake_queue(self, now: float) -> None:
@@ -142,7 +142,7 @@ class StompConnection(Consumer):
         """CONNECTED has come."""
         beats = _HEART_BEAT.fullmatch(headers.get("heart-beat", "0,0"))
         if beats is None:
-            self._ended(f"its heart-beat is {headers['heart-beat']!r:.60}", told=True)
+            self._ended(f"its heart-beat is {headers['heart-beat']!r:.60}", stated=True)
             return
         self._connected = True
         # What stomp.py asks before it writes DISCONNECT.
@@ -152,7 +152,7 @@ class StompConnection(Consumer):
         ours_ms = self.endpoint.heartbeat_s * 1000
         # The slower side decides (STOMP 1.2, section "Heart-beating").
         if wants_ms:
-            self._send_every_s = max(ours_ms, wants_ms) / 1000 * _HASTE
+            self._send_every_s = max(ours_ms, wants_ms) / 1000 * _SEND_FACTOR
         if sends_ms:
             self._silence_s = max(ours_ms, sends_ms) / 1000 * _SILENCE
 
@@ -194,14 +194,14 @@ class StompConnection(Consumer):
 
     def _receive(self) -> bool:
         """Take in what there is, if anything."""
-        quiet_s = time.monotonic() - self._socket.heard_s
+        quiet_s = time.monotonic() - self._socket.received_s
         try:
             data = self._socket.read(_RECEIVE_BYTES)
         except OSError as error:
             self._ended(f"{type(error).__name__}: {error}", error)
             return False
         if data is None:
-            silent_s = time.monotonic() - self._socket.heard_s
+            silent_s = time.monotonic() - self._socket.received_s
             if silent_s > self._silence_s:
                 self._ended(f"nothing was heard from the broker for {silent_s:.0f} s")
             return False
@@ -219,10 +219,10 @@ class StompConnection(Consumer):
         return True
 
     def _held_until_s(self) -> float:
-        return max(self._socket.heard_s + _HUSH_S, self._proof_s + _PROOF_S)
+        return max(self._socket.received_s + _QUIET_S, self._proof_s + _PROOF_S)
 
     def _prove_end(self) -> None:
-        """Has a text come to its end, or is there more of it on the way?
+        """Ask for proof that a text has come to its end.
 
         A broker writes one frame after the other, so its answer to anything is behind all of the text. An empty
         transaction is what it answers without a permission for it.
@@ -245,15 +245,15 @@ class StompConnection(Consumer):
         elif command == "RECEIPT":
             self._receipt(headers.get("receipt-id"))
         else:  # most brokers close the connection then; we do in any case
-            self._ended(said(headers, body), told=True)
+            self._ended(said(headers, body), stated=True)
 
     def _raise_if_ended(self) -> None:
         if self._end is not None:
             raise self._end
 
-    def _ended(self, reason: str, cause: BaseException | None = None, *, told: bool = False) -> None:
+    def _ended(self, reason: str, cause: BaseException | None = None, *, stated: bool = False) -> None:
         if self._end is None:
-            self._end = SessionLostError(reason, told=told)
+            self._end = SessionLostError(reason, stated=stated)
             self._end.__cause__ = cause
 
     @property

@@ -57,13 +57,13 @@ def _lasting(block: bytes) -> bytes:
     return b"\n".join(lines)
 
 
-def whole_number(text: bytes | None, most: int) -> int | None:
-    """The number in a header, from 0 to `most`, or None."""
+def whole_number(text: bytes | None, maximum: int) -> int | None:
+    """The number in a header, from 0 to `maximum`, or None."""
     # Python refuses to convert thousands of digits.
     if text is None or not text.isdigit() or len(text) > 19:
         return None
     value = int(text)
-    return value if value <= most else None
+    return value if value <= maximum else None
 
 
 class _Deliveries(list[Raw]):
@@ -88,10 +88,10 @@ def _texts(name: str) -> Callable[[Sequence[Raw]], list[Any]]:
     return lambda raws: _header_texts(raws, name)
 
 
-def _numbers(raws: Sequence[Raw], name: str, most: int) -> list[int | None]:
+def _numbers(raws: Sequence[Raw], name: str, maximum: int) -> list[int | None]:
     found = _table(raws).values(name)
     # The priority, the moment of sending: many have the same.
-    meanings = {text: whole_number(text, most) for text in set(found)}
+    meanings = {text: whole_number(text, maximum) for text in set(found)}
     return [meanings[text] for text in found]
 
 
@@ -152,7 +152,7 @@ def _delivery_counts(raws: Sequence[Raw]) -> list[int | None]:
 
 
 def _first_of(names: str, values: Callable[[Sequence[Raw], str], list[Any]]) -> Callable[[Sequence[Raw]], list[Any]]:
-    """Of the headers that a dialect has for something, the value of the first that has one."""
+    """Make a column of the first of several headers that has a value."""
 
     def column(raws: Sequence[Raw]) -> list[Any]:
         found: list[Any] = [None] * len(raws)
@@ -301,4 +301,4 @@ def _id(value: str) -> object:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
-        return data  # not text: told apart by its bytes
+        return data  # not text: distinguished by its bytes

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pyspark_mq.brokers.facts import artemis_answer
-from pyspark_mq.sources.connections.consumer import QueueDepth
+from pyspark_mq.sources.connections.session import QueueDepth
 from pyspark_mq.sources.stomp.headers import value
 
 __all__ = ["Questions", "QueueInfo"]
@@ -34,15 +34,15 @@ class QueueInfo:
         handed_out: how many of these are with consumers.
         consumers: all there are.
         address: the one that it is of.
-        told: the whole answer.
+        reported: the whole answer.
     """
 
-    def __init__(self, told: Mapping[str, Any]) -> None:
-        self.messages = max(0, int(told["messageCount"]) - int(told["scheduledCount"]))
-        self.handed_out = int(told["deliveringCount"])
-        self.consumers = int(told["consumerCount"])
-        self.address = str(told.get("address", ""))
-        self.told = told
+    def __init__(self, reported: Mapping[str, Any]) -> None:
+        self.messages = max(0, int(reported["messageCount"]) - int(reported["scheduledCount"]))
+        self.handed_out = int(reported["deliveringCount"])
+        self.consumers = int(reported["consumerCount"])
+        self.address = str(reported.get("address", ""))
+        self.reported = reported
 
     def at_first(self) -> QueueDepth:
         """Before a session takes anything: what a former one was handed is still to come, if that was ours."""
@@ -63,12 +63,12 @@ class Questions:
     Args:
         address: of management.
         queue: name of the queue, or its address and name with `::` between.
-        asker: tells the answers from those to others.
+        asker: distinguishes the answers from those to others.
 
     Attributes:
         asked: is an answer due?
         subscribed: is there a subscription for answers?
-        settings: of the queue's address, once they were asked for and told.
+        settings: of the queue's address, once they were asked for and reported.
         mark: what the headers of an answer have in them, and those of a delivery seldom.
     """
 
@@ -93,7 +93,7 @@ class Questions:
         return self._call("listQueues", which, 1, 1)
 
     def question_of_settings(self, address: str) -> tuple[str, str, dict[str, str]]:
-        """The same for what is set for an address, once: the answer to it becomes `settings`."""
+        """Ask for an address's settings, once: the answer becomes `settings`."""
         self._of_settings = True
         return self._call("getAddressSettingsAsJSON", address)
 
@@ -107,7 +107,7 @@ class Questions:
         return self.address, json.dumps(arguments), headers
 
     def is_answer(self, block: bytes) -> bool:
-        """Is a message with these headers none of the queue?
+        """Return whether a message with these headers is an answer, not one of the queue.
 
         The header `subscription` is the broker's, and the first of that name counts.
         """
@@ -121,8 +121,8 @@ class Questions:
             return None
         try:
             (listed,) = json.loads(body)
-            (told,) = json.loads(listed)["data"]
-            return QueueInfo(told)
+            (reported,) = json.loads(listed)["data"]
+            return QueueInfo(reported)
         # Refused in words, no such queue, or another form.
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             return None

@@ -13,7 +13,7 @@ from pyspark_mq.errors import (
     OptionError,
     RefusedError,
 )
-from pyspark_mq.sources.connections.consumer import SessionLostError
+from pyspark_mq.sources.connections.session import SessionLostError
 from pyspark_mq.sources.endpoint import Endpoint, exclusive_error
 from pyspark_mq.sources.stomp.headers import as_text
 from pyspark_mq.sources.url import BrokerUrl
@@ -22,7 +22,7 @@ __all__ = ["dialect_of", "login_error", "said", "subscribe_error"]
 
 
 def dialect_of(endpoint: Endpoint) -> StompDialect:
-    """How the broker speaks STOMP."""
+    """Return the broker's dialect of STOMP."""
     dialect = endpoint.broker.stomp
     if dialect is None:
         raise InternalError(f"broker '{endpoint.broker.name}' does not speak STOMP")
@@ -64,7 +64,7 @@ def login_error(reason: str, url: BrokerUrl, endpoint: Endpoint) -> MqError:
     return BrokerUnavailableError(f"{url}: the broker refused the connection ({reason})")
 
 
-#: What an ERROR frame in answer to SUBSCRIBE says, in small letters, and what it means.
+#: What an ERROR frame in answer to SUBSCRIBE says, in lower case, and what it means.
 _REFUSALS = (
     (
         ("authorized to create",),

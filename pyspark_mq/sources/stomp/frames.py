@@ -79,7 +79,7 @@ class FrameReader:
         #: Up to here there is no end of the headers, or of a body without a length.
         self._scanned = 0
         #: Why the message of that frame cannot be read; empty if it can.
-        self._odd = ""
+        self._malformed = ""
         #: A message has come that ends here, unless more of it comes.
         self.held = False
         #: Nothing but frames of STOMP were seen so far.
@@ -97,7 +97,7 @@ class FrameReader:
         return self._cut(data)
 
     def quiet(self) -> Iterator[Frame]:
-        """Nothing more of a message that is held will come: it is whole. Like :meth:`feed`."""
+        """Take a held message as whole: nothing more of it will come. Like :meth:`feed`."""
         return self._go_on(quiet=True) if self.held else iter(())
 
     def idle(self) -> Iterator[Frame]:
@@ -118,7 +118,7 @@ class FrameReader:
 
     @property
     def inside(self) -> bool:
-        """Has a body begun that has not ended?"""
+        """Whether a body has begun and not ended."""
         return self._headers is not None
 
     def _go_on(self, *, quiet: bool = False) -> Iterator[Frame]:
@@ -192,21 +192,21 @@ class FrameReader:
             end = self._find_end(buffer, body, command, quiet=quiet)
             if end < 0:
                 return None
-        if self._odd and command == MESSAGE:
+        if self._malformed and command == MESSAGE:
             headers = UnreadableHeaders(headers)
-            headers.error = self._odd
-        self._headers, self._scanned, self._odd, self.held = None, 0, "", False
+            headers.error = self._malformed
+        self._headers, self._scanned, self._malformed, self.held = None, 0, "", False
         with memoryview(buffer) as view:
             return (command, headers, bytes(view[body:end])), end + 1
 
     def _distrust(self, why: str) -> None:
         """The length of the frame is wrong: it ends where one without a length would."""
         assert self._headers is not None
-        self._odd = why
+        self._malformed = why
         self._headers = *self._headers[:3], -1
 
     def _find_end(self, buffer: bytes | bytearray, body: int, command: str, *, quiet: bool) -> int:
-        """Where a body without a length ends: at the first NUL that a frame follows; -1 if that is not known yet."""
+        """Find the end of a body without a length: the first NUL that a frame follows; -1 if not known yet."""
         end = buffer.find(_NUL, max(body, self._scanned))
         self.held = False
         while end >= 0:
@@ -216,7 +216,7 @@ class FrameReader:
             if follows is None:
                 self._scanned, self.held = end, True
                 return -1
-            self._odd = self._odd or UnreadableHeaders.error
+            self._malformed = self._malformed or UnreadableHeaders.error
             end = buffer.find(_NUL, end + 1)
         self._scanned = len(buffer)
         return -1
@@ -247,12 +247,12 @@ class FrameReader:
         if size is not None and size.isdigit() and len(size) <= _LENGTH_DIGITS_MAX:
             self._headers = command, headers, body, body + int(size)
         elif size is not None:
-            self._odd = f"its content-length is {size[:_SHOWN_BYTES]!r}"
+            self._malformed = f"its content-length is {size[:_SHOWN_BYTES]!r}"
         return True
 
 
 def _end(data: bytes, headers: bytes, body: int) -> int:
-    """Where the body of a message ends, if it is here as a whole and nothing is unusual; -1 otherwise."""
+    """Find the end of a message's body, if it is whole and nothing is unusual; -1 otherwise."""
     at = headers.find(_LENGTH)
     if at < 0:
         end = data.find(_NUL, body)
@@ -266,7 +266,7 @@ def _end(data: bytes, headers: bytes, body: int) -> int:
 
 
 def _frame_follows(buffer: bytes | bytearray, position: int) -> bool | None:
-    """Does another frame begin there, behind ends of lines? None if that is not known yet."""
+    """Return whether another frame begins there, behind ends of lines; None if not known yet."""
     found = _ENDS_OF_LINES.match(buffer, position)
     start = found.end() if found else position
     begun = bytes(buffer[start : start + _FIRST_LINE_BYTES])

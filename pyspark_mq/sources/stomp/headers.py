@@ -61,7 +61,7 @@ def value(block: bytes, name: str, last: str = "") -> bytes | None:
 
 
 def values(blocks: Sequence[bytes], name: str, last: str = "") -> list[bytes | None]:
-    """The same of many blocks."""
+    """Return a header's value in each of many blocks."""
     key = b"\n" + name.encode("utf-8", "surrogateescape")
     size, from_behind = len(key), name == last
     found: list[bytes | None] = []
@@ -130,7 +130,7 @@ def as_text(value: str | None) -> str | None:
 
 
 def searchable(name: str) -> bool:
-    """Is a header of this name found by the bytes of the name?"""
+    """Return whether a header of this name is found by the bytes of the name."""
     try:
         name.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:

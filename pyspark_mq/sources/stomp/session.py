@@ -1,7 +1,7 @@
 """STOMP 1.2 by stomp.py.
 
 Frames to the broker are made and written by stomp.py, on a transport of our own, which is how its
-own WebSocket transport does it. Ours is read and written by :meth:`StompConsumer.run` on the receiver's
+own WebSocket transport does it. Ours is read and written by :meth:`StompSession.run` on the receiver's
 thread, through a socket that never blocks. That way acknowledgements go out while reading is
 paused, heartbeats need no thread, TLS has the same settings as the other protocols (stomp.py takes no
 `ssl.SSLContext`), and frames are read by :mod:`pyspark_mq.sources.stomp.frames`, for the reasons given there.
@@ -26,8 +26,8 @@ from typing import Any, ClassVar
 from pyspark_mq.brokers.base import STOMP
 from pyspark_mq.brokers.facts import NOTHING_KNOWN, QueueFacts, of_artemis, of_artemis_settings
 from pyspark_mq.errors import MessageError, MqError
-from pyspark_mq.sources.connections.consumer import Greeting, QueueDepth, SessionLostError
 from pyspark_mq.sources.connections.decoder import ROW_BYTES, Decoder
+from pyspark_mq.sources.connections.session import Greeting, QueueDepth, SessionLostError
 from pyspark_mq.sources.stomp.connection import PROVED, StompConnection
 from pyspark_mq.sources.stomp.decoder import StompDecoder
 from pyspark_mq.sources.stomp.depth import Questions, QueueInfo
@@ -37,15 +37,15 @@ from pyspark_mq.sources.stomp.headers import as_text, text, value
 from pyspark_mq.sources.stomp.settling import Settling
 from pyspark_mq.sources.url import BrokerUrl
 
-__all__ = ["StompConsumer"]
+__all__ = ["StompSession"]
 
 _LOG = logging.getLogger("pyspark_mq")
 _INT32_MAX = 2**31 - 1
 _CLOSE_TIMEOUT_S = 1.0
 #: The broker's answer to the first subscription, when it has other things to do: to collect garbage, or to take
-#: back what a former session held. To leave would only give it more to do; heartbeats tell whether it is there.
+#: back what a former session held. To leave would only give it more to do; heartbeats show whether it is there.
 _SUBSCRIBE_TIMEOUT_S = 120.0
-#: How long a queue that stalls is quiet before it is woken; after waking it in vain, longer each time.
+#: How long a queue that stalls is quiet before it is woken; after a fruitless wake-up, longer each time.
 _QUIET_FIRST_S = 0.01
 _QUIET_LAST_S = 10.0
 _QUIET_GROWTH = 4
@@ -66,7 +66,7 @@ _SUBSCRIBED = "subscribed"
 _DISCONNECTED = "disconnected"
 
 
-class StompConsumer(StompConnection):
+class StompSession(StompConnection):
     """One connection with one or more subscriptions to the same destination."""
 
     decoder: ClassVar[Decoder] = StompDecoder()
@@ -108,14 +108,14 @@ class StompConsumer(StompConnection):
         asker = f"{self._url} {self.endpoint.user(self._url)} {address}"
         if asker in self.endpoint.refused:
             return None, NOTHING_KNOWN
-        told, settings = self._ask_beside(asker, min(deadline, time.monotonic() + _ANSWER_TIMEOUT_S))
-        if not told:
+        answers, settings = self._ask_beside(asker, min(deadline, time.monotonic() + _ANSWER_TIMEOUT_S))
+        if not answers:
             return None, NOTHING_KNOWN
         self._questions = self._make_questions()
-        info = told[0]
+        info = answers[0]
         if info is None:
             return None, NOTHING_KNOWN
-        facts = of_artemis(info.told)
+        facts = of_artemis(info.reported)
         return info.at_first(), facts if settings is None else facts.or_else(of_artemis_settings(settings))
 
     def _make_questions(self) -> Questions:
@@ -123,26 +123,26 @@ class StompConsumer(StompConnection):
 
     def _ask_beside(self, asker: str, deadline: float) -> tuple[list[QueueInfo | None], dict[str, Any] | None]:
         """The answers over a connection that is there for the questions, or nothing: of the queue, of its address."""
-        beside = StompConsumer(self.endpoint, self.session, threading.Event())
-        told: list[QueueInfo | None] = []
-        beside._on_info = told.append
+        beside = StompSession(self.endpoint, self.session, threading.Event())
+        answers: list[QueueInfo | None] = []
+        beside._on_info = answers.append
         beside._questions = questions = beside._make_questions()
         try:
             beside._log_in(self._url, deadline)
             beside.ask_depth()
-            beside._until(lambda: bool(told), deadline)
-            if told[0] is not None:
-                beside._ask(questions, *questions.question_of_settings(told[0].address))
+            beside._until(lambda: bool(answers), deadline)
+            if answers[0] is not None:
+                beside._ask(questions, *questions.question_of_settings(answers[0].address))
                 beside._until(lambda: not questions.asked, deadline)
         except (SessionLostError, TimeoutError) as failed:
-            if not told and (isinstance(failed, TimeoutError) or failed.told):
+            if not answers and (isinstance(failed, TimeoutError) or failed.stated):
                 self.endpoint.refused.add(asker)
                 _LOG.info("%s: %s does not tell how many messages wait", self.endpoint.destination, self._url)
         except MqError as failed:  # not connected, or not this time
             _LOG.debug("asking for the depth: %s", self.endpoint.hide(str(failed)))
         finally:
             beside.close()
-        return told, questions.settings
+        return answers, questions.settings
 
     # -- receiving
 
@@ -158,9 +158,9 @@ class StompConsumer(StompConnection):
             OptionError: the broker does not understand the selector.
             SessionLostError: it was refused for a reason that may pass.
         """
-        most = self.endpoint.broker.prefetch_max[STOMP]
+        maximum = self.endpoint.broker.prefetch_max[STOMP]
         if not self._window:
-            self._subscribe_first(min(window, most))
+            self._subscribe_first(min(window, maximum))
         else:
             self._subscribe_again(window if len(self._settling.open) >= self._window else window - self._window)
 
@@ -169,10 +169,10 @@ class StompConsumer(StompConnection):
         self._subscribe_again(window - self._window)
 
     def _subscribe_again(self, more: int) -> None:
-        most = self.endpoint.broker.prefetch_max[STOMP]
+        maximum = self.endpoint.broker.prefetch_max[STOMP]
         while more > 0 and self._may_subscribe_again():
-            self._subscribe(min(more, most))
-            more -= most
+            self._subscribe(min(more, maximum))
+            more -= maximum
 
     def _subscribe_first(self, window: int) -> None:
         self._answers.add(_SUBSCRIBED)
@@ -244,7 +244,7 @@ class StompConsumer(StompConnection):
     def _reading(self) -> bool:
         """Not while paused, nor beyond a window that the broker counts in bytes, unless it has to confirm."""
         if self.paused:
-            return self.drips
+            return self.keep_alive_read_due
         full = self._window > 0 and len(self._settling.open) >= self._window
         return not full or not self._dialect.window_bytes or bool(self._answers) or self._settling.unconfirmed
 
@@ -286,7 +286,7 @@ class StompConsumer(StompConnection):
                 size += ROW_BYTES + len(headers) + len(body)
         except FrameError as wrong:
             # What is no frame belongs to no message: the next session begins with one.
-            self._ended(str(wrong), told=self._reader.spoken)
+            self._ended(str(wrong), stated=self._reader.spoken)
         finally:
             if tag > self._tag:
                 self.deliveries += tag - self._tag
@@ -294,7 +294,7 @@ class StompConsumer(StompConnection):
                 self._arrived(size)
 
     def _is_hidden(self, headers: bytes) -> bool:
-        """Is the ID not one that the broker gives?"""
+        """Return whether the broker's own ID is hidden."""
         own_id = self._dialect.own_id
         return own_id is not None and not own_id.search(self._id_of(headers) or "")
 
@@ -322,7 +322,7 @@ class StompConsumer(StompConnection):
     def resume(self) -> None:
         self.paused = False
         # What the broker has sent meanwhile was not looked at.
-        self._socket.heard_s = time.monotonic()
+        self._socket.received_s = time.monotonic()
         self._show_life()
 
     # -- sending
@@ -334,11 +334,11 @@ class StompConsumer(StompConnection):
             self._wake_s = time.monotonic() + self._quiet_s
 
     def _wake_queue(self, now: float) -> None:
-        """It is quiet: have more handed out if the window is not taken."""
+        """Have a quiet queue hand out more if the window is not full."""
         self._wake_s = float("inf")
         room = self._window - len(self._settling.open)
         if not self._settling.open or self.paused or room <= 0:
-            return  # whatever changes that also stirs
+            return  # whatever changes that also wakes
         if self._dialect.stalls:
             self._wake_page(now)
         elif self._window_bytes - len(self._settling.open) * self._message_bytes() < 2 * self._message_bytes():
@@ -388,7 +388,7 @@ class StompConsumer(StompConnection):
 
     def _receipt(self, receipt: str | None) -> None:
         if receipt is None:
-            self._ended("a RECEIPT came without a receipt-id", told=True)
+            self._ended("a RECEIPT came without a receipt-id", stated=True)
             return
         if receipt == PROVED:
             self._proof_s = -math.inf
@@ -400,7 +400,7 @@ class StompConsumer(StompConnection):
         self._show_life()
 
     def ask_depth(self) -> None:
-        """Where the broker answers this user, unless an answer is due."""
+        """Ask for the queue's depth where the broker answers this user, unless an answer is due."""
         questions = self._questions
         if questions is None or questions.asked or self._end is not None:
             return

@@ -48,7 +48,7 @@ class Settling:
 
     @property
     def unconfirmed(self) -> bool:
-        """Was a receipt asked for that has not come?"""
+        """Whether a receipt is outstanding."""
         return bool(self._receipts)
 
     def acknowledge(self, number: int, upto: int, singles: Sequence[int]) -> bytes:

@@ -119,7 +119,7 @@ class _Chunk:
 
 
 def _turn_about(blocks: Sequence[bytes]) -> list[tuple[bytes, bytes]] | None:
-    """Of each line the name, and the lines of all messages in one; None if their headers differ."""
+    """Return each line's name and the lines of all messages in one; None if their headers differ."""
     rows = [block.split(_EOL) for block in blocks]
     width = len(rows[0])
     if width < 3 or any(len(row) != width for row in rows):

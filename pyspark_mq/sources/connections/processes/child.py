@@ -1,4 +1,4 @@
-"""A receiver process: a host of receivers, which tells its events over a socket.
+"""A receiver process: a host of receivers, which emits its events over a socket.
 
 Two kinds of threads beside those of the receivers: the main thread carries out what the parent asks for, and the host's
 alone talks.
@@ -15,12 +15,12 @@ from collections import deque
 from itertools import count
 
 from pyspark_mq.sources.connections.block import use_little_memory
-from pyspark_mq.sources.connections.events import Attended, Event
-from pyspark_mq.sources.connections.host import Host
+from pyspark_mq.sources.connections.events import Event, Progress
 from pyspark_mq.sources.connections.parent import watch_parent
 from pyspark_mq.sources.connections.processes.wire import Channel, Hello, send_event
+from pyspark_mq.sources.connections.protocols import session_class
 from pyspark_mq.sources.connections.requests import Stop
-from pyspark_mq.sources.protocols import consumer_class
+from pyspark_mq.sources.connections.worker import Worker
 from pyspark_mq.sources.runtime import Threads, begin_thread
 
 __all__ = ["BOOT", "main"]
@@ -66,14 +66,14 @@ def main(descriptor: int) -> None:
     log.addHandler(forward)
     log.propagate = False
 
-    def tell(event: Event | Attended) -> None:
+    def emit(event: Event | Progress) -> None:
         while forward.records:
             channel.send(forward.records.popleft())
         send_event(channel, event)
 
     runtime = Threads()
     # All processes of a machine share that clock.
-    host = Host(consumer_class, hello.schema, tell, runtime, time.monotonic, count(hello.first_session))
+    host = Worker(session_class, hello.schema, emit, runtime, time.monotonic, count(hello.first_session))
 
     def go_round() -> None:
         for rest_s in host.life():
@@ -83,7 +83,7 @@ def main(descriptor: int) -> None:
     begin_thread("pyspark-mq host", go_round, lambda died: os._exit(int(not isinstance(died, OSError))))
     while (frame := channel.receive()) is not None:
         if isinstance(frame.message, Stop):
-            host.obey_beside(frame.message)
+            host.stop_in_background(frame.message)
         else:
-            host.obey(frame.message)
+            host.handle(frame.message)
     os._exit(0)

@@ -25,22 +25,22 @@ import pyarrow as pa
 
 from pyspark_mq.errors import MqError
 from pyspark_mq.sources.connections.events import (
-    Attended,
     Confirmed,
     Event,
     EventQueue,
     Failed,
     Lost,
     Opened,
+    Progress,
     Stopped,
 )
 from pyspark_mq.sources.connections.processes.child import BOOT
 from pyspark_mq.sources.connections.processes.wire import Channel, Hello, read_event
-from pyspark_mq.sources.connections.receivers import Receivers
-from pyspark_mq.sources.connections.requests import Begin, SetLimits, Stop, ToHost
+from pyspark_mq.sources.connections.requests import Begin, SetLimits, Stop, ToWorker
+from pyspark_mq.sources.connections.workers import Workers
 from pyspark_mq.sources.runtime import Runtime, Task, begin_thread
 
-__all__ = ["Peer", "ProcessReceivers", "StartPeer"]
+__all__ = ["Peer", "ProcessWorkers", "StartPeer"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
@@ -64,11 +64,11 @@ _SESSIONS = 1 << 32
 class Peer(Protocol):
     """A process that lives, from outside."""
 
-    def send(self, message: ToHost) -> None:
+    def send(self, message: ToWorker) -> None:
         """Never blocks. What is said to one that has died is void, like its sessions."""
 
     def receive(self, timeout_s: float) -> Any:
-        """The next that it says: an event, :class:`.Attended`, or a line of the log. None if nothing came in time.
+        """The next that it says: an event, :class:`.Progress`, or a line of the log. None if nothing came in time.
 
         Raises:
             EOFError: it is gone.
@@ -110,7 +110,7 @@ class ChildProcess:
             _LOG.exception("a receiver process cannot be asked for something")
             self.hang_up()  # what is not asked for would be waited for
 
-    def send(self, message: ToHost) -> None:
+    def send(self, message: ToWorker) -> None:
         self._outbox.put(message)
 
     def receive(self, timeout_s: float) -> Any:
@@ -144,34 +144,34 @@ class _Process:
 
     Args:
         start: starts a process.
-        tell: called with the events of its receivers, on the thread that reads.
-        hello: what a process is told first, but for its sessions' numbers.
+        emit: called with the events of its receivers, on the thread that reads.
+        hello: what a process is sent first, but for its sessions' numbers.
         lives: numbers for processes, unique in the pool.
         size: of the pool.
         runtime: time and threads.
 
     Attributes:
-        attended: how often it stood still, and up to when everything was told; set at once.
+        progress: how often it stood still, and its progress mark; set at once.
     """
 
     def __init__(
         self,
         start: StartPeer,
-        tell: Callable[[Event], None],
+        emit: Callable[[Event], None],
         hello: Hello,
         lives: Iterator[int],
         size: int,
         runtime: Runtime,
     ) -> None:
-        self.attended = (0, -math.inf)
-        self._start, self._tell, self._hello, self._lives, self._size = start, tell, hello, lives, size
+        self.progress = (0, -math.inf)
+        self._start, self._emit, self._hello, self._lives, self._size = start, emit, hello, lives, size
         self._runtime = runtime
         self._lock = threading.Lock()
         #: What each receiver is to do, with its newest limits.
         self._receivers: dict[int, Begin] = {}
         #: Receiver -> its session that lives.
         self._sessions: dict[int, int] = {}
-        #: Receivers that were told to stop, and have not said that they have.
+        #: Workers that were asked to stop, and have not said that they have.
         self._leaving: set[int] = set()
         self._peer: Peer | None = None
         self._stopping = threading.Event()
@@ -181,7 +181,7 @@ class _Process:
 
     # -- for the query's thread
 
-    def send(self, message: ToHost) -> None:
+    def send(self, message: ToWorker) -> None:
         """Say something, to whichever process is to hear it."""
         with self._lock:
             known = self._receivers.get(message.key)
@@ -194,7 +194,7 @@ class _Process:
                 if self._peer is not None:
                     self._leaving.add(message.key)
                 else:
-                    self._tell(Stopped(message.key))
+                    self._emit(Stopped(message.key))
             if self._peer is not None:
                 self._peer.send(message)
         if self._task is None:
@@ -245,8 +245,8 @@ class _Process:
         peer = self._start(replace(self._hello, first_session=next(self._lives) * _SESSIONS))
         silent = False
         try:
-            # From now on until something is heard, nothing has been attended to.
-            self.attended = (self.attended[0], self._runtime.machine_s())
+            # From now on until something is heard, there is no progress.
+            self.progress = (self.progress[0], self._runtime.machine_s())
             with self._lock:
                 self._peer = peer
                 for begin in self._receivers.values():
@@ -256,25 +256,25 @@ class _Process:
             silent = yield from self._serve(peer)
         finally:
             # Until everything is said of its sessions it counts as alive: what it is asked for is void, and a receiver
-            # has not stopped before the end of its session was told.
+            # has not stopped before the end of its session was emitted.
             try:
                 end = peer.end()
             except Exception as error:  # noqa: BLE001 - whatever it is, its sessions are gone
                 end = f"{type(error).__name__}: {error}"
             for key, session in self._sessions.items():
-                self._tell(Lost(key, session))
+                self._emit(Lost(key, session))
             self._sessions.clear()
             with self._lock:
                 self._peer = None
                 leaving, self._leaving = self._leaving, set()
                 self._receivers = {key: replace(begin, again=True) for key, begin in self._receivers.items()}
             for key in leaving:
-                self._tell(Stopped(key))
+                self._emit(Stopped(key))
         return "it said nothing for too long and was killed" if silent else end
 
     def _serve(self, peer: Peer) -> Generator[float, None, bool]:
-        """Hear it to its end; is that because it is silent?"""
-        heard_s = self._runtime.monotonic_s()
+        """Handle a process's messages to their end; return whether it ended by silence."""
+        received_s = self._runtime.monotonic_s()
         while True:
             try:
                 said = peer.receive(_STEP_S)
@@ -282,16 +282,16 @@ class _Process:
                 return False
             now_s = self._runtime.monotonic_s()
             if said is not None:
-                heard_s = now_s
-                self._hear(said)
+                received_s = now_s
+                self._handle(said)
                 continue
-            if now_s - heard_s >= self._silence_max_s():
+            if now_s - received_s >= self._silence_max_s():
                 return True
             yield 0.0
 
-    def _hear(self, said: Any) -> None:
-        if isinstance(said, Attended):
-            self.attended = (self.attended[0] + said.broke_off, said.until_s)
+    def _handle(self, said: Any) -> None:
+        if isinstance(said, Progress):
+            self.progress = (self.progress[0] + said.broke_off, said.until_s)
             return
         if isinstance(said, logging.LogRecord):
             logging.getLogger(said.name).handle(said)
@@ -304,7 +304,7 @@ class _Process:
             self._sessions.pop(said.key, None)
         elif isinstance(said, Stopped):
             self._leaving.discard(said.key)
-        self._tell(said)
+        self._emit(said)
 
     def _silence_max_s(self) -> float:
         with self._lock:
@@ -315,7 +315,7 @@ class _Process:
         with self._lock:
             receivers = list(self._receivers.values())
         for begin in receivers:
-            self._tell(
+            self._emit(
                 Failed(
                     begin.key,
                     MqError(
@@ -329,7 +329,7 @@ class _Process:
             )
 
 
-class ProcessReceivers(Receivers):
+class ProcessWorkers(Workers):
     """Receivers in processes of their own.
 
     Args:
@@ -343,7 +343,7 @@ class ProcessReceivers(Receivers):
         super().__init__()
         self._runtime = runtime
         hello, lives = Hello(schema, _LOG.getEffectiveLevel(), 0), count(1)
-        self._processes = [_Process(start, self._hear, hello, lives, size, runtime) for _ in range(size)]
+        self._processes = [_Process(start, self._handle, hello, lives, size, runtime) for _ in range(size)]
         self._turns = cycle(self._processes)
         self._dealt: dict[int, _Process] = {}
         #: Of receivers that were asked to stop: when, and what is set once they have.
@@ -355,7 +355,7 @@ class ProcessReceivers(Receivers):
         self._dealt[key] = next(self._turns)
         return key
 
-    def send(self, message: ToHost) -> None:
+    def send(self, message: ToWorker) -> None:
         process = self._dealt.get(message.key)
         if process is None:
             return  # it was stopped
@@ -374,9 +374,9 @@ class ProcessReceivers(Receivers):
             if (ended := self._ends.get(message.key)) is not None:
                 self._runtime.wait(ended, max(0.0, left_s))
 
-    def attended(self, key: int) -> tuple[int, float]:
+    def progress(self, key: int) -> tuple[int, float]:
         process = self._dealt.get(key)
-        return (0, self.now_s()) if process is None else process.attended
+        return (0, self.now_s()) if process is None else process.progress
 
     def now_s(self) -> float:
         return self._runtime.machine_s()
@@ -385,11 +385,11 @@ class ProcessReceivers(Receivers):
         for process in self._processes:
             process.stop()
 
-    def _hear(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         if isinstance(event, Stopped):
             self._routes.pop(event.key, None)
             ended = self._ends.pop(event.key, None)
             if ended is not None:
                 ended.set()
             return
-        self._tell(event)
+        self._emit(event)

@@ -55,7 +55,7 @@ class Frame:
 
 
 class _Pickler(pickle.Pickler):
-    """Brokers are told apart by identity, so they go by name."""
+    """Pickle brokers by name: they are compared by identity."""
 
     def persistent_id(self, value: Any) -> str | None:
         return value.name if isinstance(value, Broker) else None

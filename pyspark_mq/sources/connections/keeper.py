@@ -4,11 +4,11 @@ It owns the connection, so heartbeats go on while Spark is busy for minutes. It 
 after the rest that :mod:`.backoff` has for that end. It carries out what the query's thread asks for, in order, in the
 session it was meant for and in no other: a request for a session that has ended is dropped, as its handles are void.
 
-What may be called when: :meth:`~Receiver.start` once; :meth:`~Receiver.ask` and :meth:`~Receiver.limit` by any thread,
-at any time, before, within and after a session; :meth:`~Receiver.stop` last. Only `stop` blocks, for the close of the
+What may be called when: `start` once; `ask` and `limit` by any thread, at any time, before, within and after a session;
+`stop` last. Only `stop` blocks, for the close of the
 connection, at most for its timeout.
 
-Everything it has to say goes into one queue of events, which its host passes on: opened, confirmed, told, lost, failed.
+All its events go into one queue, which its host passes on: opened, confirmed, depth, lost, failed.
 Each session is opened once and lost once, and everything about it comes between the two. `failed` is the last event.
 Nothing here decides about messages, and nothing here survives a crash.
 
@@ -26,14 +26,14 @@ from typing import TypeAlias
 
 from pyspark_mq.errors import BrokerUnavailableError, MqError, OptionError, RefusedError
 from pyspark_mq.sources.connections.backoff import Backoff
-from pyspark_mq.sources.connections.consumer import Consumer, Greeting, SessionLostError
-from pyspark_mq.sources.connections.events import Confirmed, EventQueue, Failed, Lost, Opened, Told
+from pyspark_mq.sources.connections.events import Confirmed, DepthReported, EventQueue, Failed, Lost, Opened
 from pyspark_mq.sources.connections.requests import Begin, Limits, Request
+from pyspark_mq.sources.connections.session import Greeting, Session, SessionLostError
 from pyspark_mq.sources.endpoint import FILES, Endpoint
 from pyspark_mq.sources.runtime import Runtime, Task
 from pyspark_mq.sources.url import BrokerUrl
 
-__all__ = ["MakeConsumer", "Receiver"]
+__all__ = ["MakeSession", "SessionKeeper"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
@@ -44,36 +44,36 @@ _TURN_S = 0.5
 _LONG_SESSION_S = 10.0
 
 #: A consumer of an endpoint, with the number of its session and the signal that something arrived.
-MakeConsumer: TypeAlias = Callable[[Endpoint, int, threading.Event], Consumer]
+MakeSession: TypeAlias = Callable[[Endpoint, int, threading.Event], Session]
 
 
-class Receiver:
+class SessionKeeper:
     """Keeps one connection to the broker; `consumers` of them serve a queue.
 
     Args:
         begin: what it is to keep.
-        make_consumer: the protocol's consumer class.
+        make_session: the protocol's consumer class.
         events: where to report. Deliveries are not reported: they wait in the inbox of the session's consumer.
         sessions: numbers for sessions.
         runtime: the clock, and what runs :meth:`life`.
 
     Attributes:
-        ended: everything is told of it, and nothing comes any more.
+        ended: every event of it was emitted, and nothing comes any more.
     """
 
     def __init__(
-        self, begin: Begin, make_consumer: MakeConsumer, events: EventQueue, sessions: Iterator[int], runtime: Runtime
+        self, begin: Begin, make_session: MakeSession, events: EventQueue, sessions: Iterator[int], runtime: Runtime
     ) -> None:
         self._key = begin.key
         self._again = begin.again
         self._endpoint = begin.endpoint
         self._limits = begin.limits
-        self._make_consumer = make_consumer
+        self._make_consumer = make_session
         self._events = events
         self._numbers = sessions
         self._runtime = runtime
         self._requests: deque[tuple[int, Request]] = deque()
-        self._consumer: Consumer | None = None
+        self._consumer: Session | None = None
         self._stopping = threading.Event()
         self._asked_to_stop_s = 0.0
         self._task: Task | None = None
@@ -99,7 +99,7 @@ class Receiver:
         if consumer is not None:
             consumer.bytes_taken, consumer.bytes_allowed = limits.bytes_taken, limits.bytes_allowed
 
-    def consumer_of(self, session: int) -> Consumer | None:
+    def consumer_of(self, session: int) -> Session | None:
         """The consumer of a session, if that lives."""
         consumer = self._consumer
         return consumer if consumer is not None and consumer.session == session else None
@@ -160,7 +160,7 @@ class Receiver:
             else:
                 yield backoff.rest_s(lost, began_s)
 
-    def _establish(self, backoff: Backoff) -> Generator[float, None, tuple[Consumer, Greeting] | None]:
+    def _establish(self, backoff: Backoff) -> Generator[float, None, tuple[Session, Greeting] | None]:
         """A new session, from whichever candidate answers first; None when stopped meanwhile."""
         limits = self._endpoint
         began_s = self._runtime.monotonic_s()
@@ -190,7 +190,7 @@ class Receiver:
             yield backoff.rest_s(problem, began_s)
         return None
 
-    def _attempt(self, url: BrokerUrl, timeout_s: float) -> tuple[Consumer, Greeting]:
+    def _attempt(self, url: BrokerUrl, timeout_s: float) -> tuple[Session, Greeting]:
         consumer = self._make_consumer(self._endpoint, next(self._numbers), self._events.arrived)
         try:
             with self._endpoint.hiding():
@@ -199,8 +199,8 @@ class Receiver:
             consumer.close()
             raise
 
-    def _live(self, consumer: Consumer, greeting: Greeting) -> Generator[float, None, SessionLostError | None]:
-        """Serve one session to its end; why it ended, None if it was told to."""
+    def _live(self, consumer: Session, greeting: Greeting) -> Generator[float, None, SessionLostError | None]:
+        """Serve one session to its end; return why it ended, None if it was stopped."""
         session = consumer.session
 
         def confirmed(number: int) -> None:
@@ -208,7 +208,7 @@ class Receiver:
             self._events.put(Confirmed(self._key, session, number))
 
         consumer.on_confirmed = confirmed
-        consumer.on_depth = lambda depth: self._events.put(Told(self._key, depth))
+        consumer.on_depth = lambda depth: self._events.put(DepthReported(self._key, depth))
         limits = self._limits
         # Spark may be busy with an epoch for minutes before anybody looks at this session.
         consumer.bytes_allowed = limits.bytes_allowed
@@ -232,7 +232,7 @@ class Receiver:
             consumer.inbox.clear()
             self._events.put(Lost(self._key, session))
 
-    def _carry_out_requests(self, consumer: Consumer) -> None:
+    def _carry_out_requests(self, consumer: Session) -> None:
         while self._requests:
             session, request = self._requests.popleft()
             if session == consumer.session:

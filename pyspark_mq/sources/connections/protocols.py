@@ -9,16 +9,16 @@ from types import MappingProxyType
 
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from pyspark_mq.errors import ConfigurationError, MissingExtraError
-from pyspark_mq.sources.connections.consumer import Consumer
+from pyspark_mq.sources.connections.session import Session
 
-__all__ = ["CONSUMERS", "consumer_class"]
+__all__ = ["SESSIONS", "session_class"]
 
 #: protocol -> (module, class, what to install for it)
-CONSUMERS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
+SESSIONS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
     {
-        AMQP_0_9_1: ("pyspark_mq.sources.amqp091.session", "Amqp091Consumer", "pyspark-mq"),
-        AMQP_1_0: ("pyspark_mq.sources.amqp10.session", "Amqp10Consumer", "pyspark-mq[amqp10]"),
-        STOMP: ("pyspark_mq.sources.stomp.session", "StompConsumer", "pyspark-mq[stomp]"),
+        AMQP_0_9_1: ("pyspark_mq.sources.amqp091.session", "Amqp091Session", "pyspark-mq"),
+        AMQP_1_0: ("pyspark_mq.sources.amqp10.session", "Amqp10Session", "pyspark-mq[amqp10]"),
+        STOMP: ("pyspark_mq.sources.stomp.session", "StompSession", "pyspark-mq[stomp]"),
     }
 )
 
@@ -26,16 +26,16 @@ CONSUMERS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
 _OF_UNIX = frozenset({"fcntl", "termios"})
 
 
-def consumer_class(protocol: str) -> type[Consumer]:
+def session_class(protocol: str) -> type[Session]:
     """The consumer of a protocol; imports its client library.
 
     Raises:
         MissingExtraError: the library is not installed.
         ConfigurationError: this system is none for it.
     """
-    module, name, distribution = CONSUMERS[protocol]
+    module, name, distribution = SESSIONS[protocol]
     try:
-        found: type[Consumer] = getattr(import_module(module), name)
+        found: type[Session] = getattr(import_module(module), name)
     except ModuleNotFoundError as missing:
         if (missing.name or "").startswith("pyspark_mq"):
             raise

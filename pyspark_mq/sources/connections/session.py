@@ -4,9 +4,9 @@ A consumer object is one *session*. It never reconnects: when the connection, th
 raises :class:`SessionLostError` and is thrown away, and with it every handle it gave (rule 10: a handle used in another
 session acknowledges another message). The receiver then makes a new one.
 
-What may be called when: :meth:`~Consumer.open` once; then :meth:`~Consumer.consume`, again to widen the window;
-then :meth:`~Consumer.run`, again and again, with the requests (acknowledge, reject, ask, resume) between two runs;
-:meth:`~Consumer.close` at any time. One thread, the receiver's, calls all of them. :meth:`~Consumer.wake` is for
+What may be called when: :meth:`~Session.open` once; then :meth:`~Session.consume`, again to widen the window;
+then :meth:`~Session.run`, again and again, with the requests (acknowledge, reject, ask, resume) between two runs;
+:meth:`~Session.close` at any time. One thread, the receiver's, calls all of them. :meth:`~Session.wake` is for
 other threads.
 
 What may block: `open` for its timeout, `run` for its timeout, `close` for a moment. Requests only write down what the
@@ -17,8 +17,8 @@ happens per message on the receiving side.
 
 What survives a crash: nothing. The broker hands out again what was not acknowledged.
 
-Guarantee: a message is acknowledged only by :meth:`~Consumer.acknowledge` and refused only by
-:meth:`~Consumer.reject`; the end of the session for any reason gives all others back.
+Guarantee: a message is acknowledged only by :meth:`~Session.acknowledge` and refused only by
+:meth:`~Session.reject`; the end of the session for any reason gives all others back.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from pyspark_mq.sources.connections.decoder import Decoder, Unreadable
 from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.url import BrokerUrl
 
-__all__ = ["TRANSIT_S", "Consumer", "Greeting", "QueueDepth", "SessionLostError", "drained"]
+__all__ = ["TRANSIT_S", "Greeting", "QueueDepth", "Session", "SessionLostError", "drained"]
 
 #: How long a broker may take to hand out what is ready. On one machine it is milliseconds; paging and a busy
 #: broker make it more.
@@ -45,7 +45,7 @@ TRANSIT_S = 0.5
 #: A broker that cannot write for a while gives up the connection, and everything handed out over it counts as
 #: delivered once more: RabbitMQ (`tcp_listen_options.send_timeout`, 15 s) and ActiveMQ Classic over STOMP after
 #: 30 s. So a consumer that does not read while paused takes one delivery at this interval.
-DRIP_S = 5.0
+KEEP_ALIVE_READ_S = 5.0
 
 
 class SessionLostError(Exception):
@@ -54,11 +54,11 @@ class SessionLostError(Exception):
     Not an error for users: the receiver answers it by connecting again.
 
     Attributes:
-        told: the broker gave the reason, so it may give it again; otherwise the connection is gone.
+        stated: the broker gave the reason, so it may give it again; otherwise the connection is gone.
     """
 
-    def __init__(self, reason: str, *, told: bool = False) -> None:
-        self.told = told
+    def __init__(self, reason: str, *, stated: bool = False) -> None:
+        self.stated = stated
         super().__init__(shown(reason))
 
 
@@ -88,9 +88,9 @@ class Greeting:
         depth: state of the queue before this session took anything; None if the broker does
             not report it.
         redelivery_delay_s: for how long the queue holds back what comes again, by its arguments, seconds; 0 if it
-            does not, or if that is not told.
+            does not, or if that is not reported.
         server: what the broker calls itself, `product/version`; empty if it does not say.
-        facts: what else it tells of the queue.
+        facts: what else it reports of the queue.
     """
 
     url: BrokerUrl
@@ -101,18 +101,18 @@ class Greeting:
     facts: QueueFacts = NOTHING_KNOWN
 
 
-def drained(inbox: deque[Any], most: int | None = None) -> list[Any]:
-    """Take deliveries out of an inbox: all that are in it now, or the first `most`."""
+def drained(inbox: deque[Any], maximum: int | None = None) -> list[Any]:
+    """Take deliveries out of an inbox: all that are in it now, or the first `maximum`."""
     raws: list[Any] = []
     try:
-        for _ in range(len(inbox) if most is None else min(most, len(inbox))):
+        for _ in range(len(inbox) if maximum is None else min(maximum, len(inbox))):
             raws.append(inbox.popleft())
     except IndexError:
         pass  # the session has ended meanwhile, on another thread, and what it had is void
     return raws
 
 
-class Consumer(ABC):
+class Session(ABC):
     """One session; see the contract at the top of this module."""
 
     decoder: ClassVar[Decoder]
@@ -123,7 +123,7 @@ class Consumer(ABC):
     browses: bool = False
 
     def __init__(self, endpoint: Endpoint, session: int, arrived: threading.Event) -> None:
-        """Nothing is opened yet.
+        """Make a consumer that is not opened yet.
 
         Args:
             endpoint: where to.
@@ -145,7 +145,7 @@ class Consumer(ABC):
         #: Pause when more bytes than this wait in the inbox; written by the emptying thread only.
         self.bytes_allowed = float("inf")
         self._paused = False
-        self._drip_s = 0.0
+        self._keep_alive_read_s = 0.0
         #: Called on the receiving thread when an acknowledgement is confirmed, with its number.
         self.on_confirmed: Callable[[int], None] = lambda number: None  # noqa: ARG005
         #: Called on the receiving thread when the broker reported the depth of the queue.
@@ -153,13 +153,13 @@ class Consumer(ABC):
 
     @property
     def paused(self) -> bool:
-        """Does it wait, as too many bytes are in the inbox?"""
+        """Whether it pauses because too many bytes are in the inbox."""
         return self._paused
 
     @paused.setter
     def paused(self, paused: bool) -> None:
         self._paused = paused
-        self._drip_s = time.monotonic() + DRIP_S
+        self._keep_alive_read_s = time.monotonic() + KEEP_ALIVE_READ_S
 
     @property
     def full(self) -> bool:
@@ -167,13 +167,13 @@ class Consumer(ABC):
         return self.bytes_arrived + self.bytes_grown - self.bytes_taken > self.bytes_allowed
 
     @property
-    def drips(self) -> bool:
+    def keep_alive_read_due(self) -> bool:
         """Paused, and due to take one delivery all the same. Pausing again puts off the next one."""
-        return self._paused and time.monotonic() >= self._drip_s
+        return self._paused and time.monotonic() >= self._keep_alive_read_s
 
     @property
     def behind(self) -> bool:
-        """Do bytes wait in the socket that nobody has read? For any thread; False where that cannot be told."""
+        """Whether the socket has unread bytes. For any thread; False where that is unknown."""
         return False
 
     @abstractmethod

@@ -1,14 +1,14 @@
-"""The host of receivers: one thread that takes what their sessions receive and tells it, in order.
+"""The host of receivers: one thread that takes what their sessions receive and emits it, in order.
 
 Receivers have a thread each, for their connection. The host goes round them, makes blocks of what is in their inboxes,
-and tells those and the events. It is the same in the source's process and in a receiver process: there what it tells
+and emits those and the events. It is the same in the source's process and in a receiver process: there what it emits
 goes over a socket.
 
-**Order** (rules 6 and 10). One thread tells everything. Before a confirmation, and before a word on the depth of the
+**Order** (rules 6 and 10). One thread emits everything. Before a confirmation, and before a word on the depth of the
 queue, it hands over what the session had received by then; behind the end of a session it hands over nothing of it.
 
 **Nothing is in flight unseen.** The redelivery clock concludes from answers that what was ready has come. A host may
-be slow, or stopped. So its word counts: every tenth of a second it says up to when everything that came was told. A
+be slow, or stopped. So its progress mark counts, every tenth of a second: all that came up to then was emitted. A
 host that finds that it stood still for longer than a broker may take to hand something out says so, and the clock
 begins anew.
 
@@ -29,26 +29,26 @@ import pyarrow as pa
 
 from pyspark_mq.errors import MqError
 from pyspark_mq.sources.connections.block import make_block
-from pyspark_mq.sources.connections.consumer import TRANSIT_S, Consumer, drained
 from pyspark_mq.sources.connections.events import (
-    Attended,
     Confirmed,
     Delivered,
+    DepthReported,
     Event,
     EventQueue,
     Failed,
     Lost,
     Opened,
-    Standing,
+    Progress,
+    SessionStatus,
     Stopped,
-    Told,
 )
-from pyspark_mq.sources.connections.receiver import Receiver
-from pyspark_mq.sources.connections.requests import Ask, Begin, SetLimits, Stop, ToHost
+from pyspark_mq.sources.connections.keeper import SessionKeeper
+from pyspark_mq.sources.connections.requests import Ask, Begin, SetLimits, Stop, ToWorker
+from pyspark_mq.sources.connections.session import TRANSIT_S, Session, drained
 from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.runtime import Runtime, begin_thread
 
-__all__ = ["Host"]
+__all__ = ["Worker"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
@@ -57,7 +57,7 @@ _LOG = logging.getLogger("pyspark_mq")
 _ROUND_S = 0.02
 _LARGE_ROUND_S = 0.06
 _LARGE_ROUND_ROWS = 200
-#: It is told at least so often that everything was handed over, and how the sessions stand.
+#: The progress mark and the sessions' status are emitted at least so often.
 _WORD_S = 0.1
 #: The host does nothing for so long: its process was stopped, or had no turn. What came may be unread.
 _BREAK_S = TRANSIT_S
@@ -66,27 +66,27 @@ _ROWS_MAX = 5_000
 _BYTES_MAX = 4 << 20
 
 
-class _Seat:
+class _Slot:
     """One receiver, and what the host knows of it."""
 
-    def __init__(self, begin: Begin, receiver: Receiver, make_consumer: type[Consumer]) -> None:
+    def __init__(self, begin: Begin, receiver: SessionKeeper, make_session: type[Session]) -> None:
         self.begin = begin
         self.receiver = receiver
-        self.decoder = make_consumer.decoder
-        self.consumer: Consumer | None = None
-        self.standing: Standing | None = None
+        self.decoder = make_session.decoder
+        self.consumer: Session | None = None
+        self.status: SessionStatus | None = None
         self.stopped = False
 
 
-class Host:
+class Worker:
     """Receivers, and what they bring.
 
     Args:
-        find_consumer: the consumer class of a protocol, by its name.
+        find_session: the consumer class of a protocol, by its name.
         schema: of the blocks to make.
-        tell: called with everything there is to tell, on the host's thread.
+        emit: called with every event, on the host's thread.
         runtime: what receivers run on.
-        now_s: the clock of :class:`.Attended`.
+        now_s: the clock of :class:`.Progress`.
         sessions: numbers for sessions, unique in the query.
 
     Attributes:
@@ -95,56 +95,56 @@ class Host:
 
     def __init__(
         self,
-        find_consumer: Callable[[str], type[Consumer]],
+        find_session: Callable[[str], type[Session]],
         schema: pa.Schema,
-        tell: Callable[[Event | Attended], None],
+        emit: Callable[[Event | Progress], None],
         runtime: Runtime,
         now_s: Callable[[], float],
         sessions: Iterator[int],
     ) -> None:
-        self._find_consumer = find_consumer
+        self._find_consumer = find_session
         self._schema = schema
-        self._tell = tell
+        self._emit = emit
         self._runtime = runtime
         self._now_s = now_s
         self._sessions = sessions
         self._events = EventQueue()
         self.arrived = self._events.arrived
-        self._seats: dict[int, _Seat] = {}
+        self._slots: dict[int, _Slot] = {}
         self._looked_s = now_s()
         self._broke_off = False
         self._ending = False
 
     # -- for the thread that asks
 
-    def obey(self, message: ToHost) -> None:
-        """Do what is asked for; only the end of a connection is waited for, for a moment."""
+    def handle(self, message: ToWorker) -> None:
+        """Handle a message; only the end of a connection blocks, for a moment."""
         if isinstance(message, Begin):
             self._begin(message)
             return
-        seat = self._seats.get(message.key)
-        if seat is None:
+        slot = self._slots.get(message.key)
+        if slot is None:
             return
         if isinstance(message, Ask):
-            seat.receiver.ask(message.session, message.request)
+            slot.receiver.ask(message.session, message.request)
         elif isinstance(message, SetLimits):
-            seat.receiver.limit(message.limits)
+            slot.receiver.limit(message.limits)
         elif isinstance(message, Stop):
             if message.waits:
-                seat.receiver.stop()
+                slot.receiver.stop()
             else:
-                seat.receiver.stop(0.0)
-            seat.stopped = True
+                slot.receiver.stop(0.0)
+            slot.stopped = True
             self.arrived.set()
 
-    def obey_beside(self, message: Stop) -> None:
-        """The same on a thread of its own, so that nobody waits for the end of a connection."""
-        seat = self._seats.get(message.key)
-        if seat is not None:
-            begin_thread("pyspark-mq stop", lambda: self.obey(message), lambda _: self._stopped(seat))
+    def stop_in_background(self, message: Stop) -> None:
+        """Stop a receiver without blocking the caller."""
+        slot = self._slots.get(message.key)
+        if slot is not None:
+            begin_thread("pyspark-mq stop", lambda: self.handle(message), lambda _: self._stopped(slot))
 
-    def _stopped(self, seat: _Seat) -> None:
-        seat.stopped = True
+    def _stopped(self, slot: _Slot) -> None:
+        slot.stopped = True
         self.arrived.set()
 
     def _begin(self, begin: Begin) -> None:
@@ -154,13 +154,13 @@ class Host:
             self._events.put(Failed(begin.key, missing))
             return
 
-        def make_consumer(endpoint: Endpoint, session: int, arrived: threading.Event) -> Consumer:
+        def make_session(endpoint: Endpoint, session: int, arrived: threading.Event) -> Session:
             consumer = make(endpoint, session, arrived)
             consumer.keeps_unreadable = begin.keeps_unreadable
             return consumer
 
-        receiver = Receiver(begin, make_consumer, self._events, self._sessions, self._runtime)
-        self._seats[begin.key] = _Seat(begin, receiver, make)
+        receiver = SessionKeeper(begin, make_session, self._events, self._sessions, self._runtime)
+        self._slots[begin.key] = _Slot(begin, receiver, make)
         receiver.start()
 
     def end(self) -> None:
@@ -180,7 +180,7 @@ class Host:
             rows = self._round()
             if broke_off or began_s - said_s >= _WORD_S:
                 said_s = began_s
-                self._tell(Attended(began_s, broke_off))
+                self._emit(Progress(began_s, broke_off))
             if rows:
                 round_s = _ROUND_S if rows < _LARGE_ROUND_ROWS else _LARGE_ROUND_S
                 self._runtime.sleep(max(0.0, began_s + round_s - self._now_s()))
@@ -196,32 +196,32 @@ class Host:
         return now_s
 
     def _round(self) -> int:
-        """Tell everything that is there; how many deliveries that was."""
-        # Behind the end of its session, which a connection that closes slowly tells late.
-        ended = [key for key, seat in list(self._seats.items()) if seat.stopped and seat.receiver.ended]
+        """Emit everything that is there; return how many deliveries that was."""
+        # Behind the end of its session, which a connection that closes slowly reports late.
+        ended = [key for key, slot in list(self._slots.items()) if slot.stopped and slot.receiver.ended]
         rows = sum(map(self._pass_on, self._events.take()))
-        for seat in list(self._seats.values()):
-            rows += self._hand_over(seat)
-            self._tell_standing(seat)
+        for slot in list(self._slots.values()):
+            rows += self._hand_over(slot)
+            self._emit_status(slot)
         for key in ended:
-            del self._seats[key]
-            self._tell(Stopped(key))
+            del self._slots[key]
+            self._emit(Stopped(key))
         return rows
 
     def _pass_on(self, event: Event) -> int:
-        seat, rows = self._seats.get(event.key), 0
-        if seat is not None:
+        slot, rows = self._slots.get(event.key), 0
+        if slot is not None:
             if isinstance(event, Opened):
-                seat.consumer, seat.standing = seat.receiver.consumer_of(event.session), None
+                slot.consumer, slot.status = slot.receiver.consumer_of(event.session), None
             elif isinstance(event, Lost):
-                seat.consumer = None
-            elif isinstance(event, Confirmed | Told):
-                rows = self._hand_over(seat)
-        self._tell(event)
+                slot.consumer = None
+            elif isinstance(event, Confirmed | DepthReported):
+                rows = self._hand_over(slot)
+        self._emit(event)
         return rows
 
-    def _hand_over(self, seat: _Seat) -> int:
-        consumer = seat.consumer
+    def _hand_over(self, slot: _Slot) -> int:
+        consumer = slot.consumer
         rows = left = 0 if consumer is None else len(consumer.inbox)
         try:
             while consumer is not None and left > 0:
@@ -229,34 +229,34 @@ class Host:
                 if not raws:
                     break  # the session has ended meanwhile
                 left -= len(raws)
-                for part, size in _parts(raws, seat.decoder.sizes(raws)):
+                for part, size in _parts(raws, slot.decoder.sizes(raws)):
                     self._look()
-                    metadata, block = make_block(seat.decoder, part, seat.begin.ids, self._schema)
+                    metadata, block = make_block(slot.decoder, part, slot.begin.ids, self._schema)
                     consumer.bytes_grown += sum(block.sizes) - size
-                    self._tell(Delivered(seat.begin.key, consumer.session, metadata, block))
+                    self._emit(Delivered(slot.begin.key, consumer.session, metadata, block))
         except OSError:
             raise
         except Exception as error:  # noqa: BLE001 - what dies silently would hang the query
             _LOG.exception("handing over failed")
-            text = f"{seat.begin.endpoint.destination}: deliveries could not be taken in: "
-            self._tell(Failed(seat.begin.key, MqError(f"{text}{type(error).__name__}: {error}")))
-            seat.receiver.stop(0.0)
-            seat.consumer = None
+            text = f"{slot.begin.endpoint.destination}: deliveries could not be taken in: "
+            self._emit(Failed(slot.begin.key, MqError(f"{text}{type(error).__name__}: {error}")))
+            slot.receiver.stop(0.0)
+            slot.consumer = None
         return rows
 
-    def _tell_standing(self, seat: _Seat) -> None:
-        consumer = seat.consumer
+    def _emit_status(self, slot: _Slot) -> None:
+        consumer = slot.consumer
         if consumer is None:
             return
         behind = consumer.behind or bool(consumer.inbox)
-        standing = Standing(seat.begin.key, consumer.session, consumer.paused, behind)
-        if standing != seat.standing:
-            seat.standing = standing
-            self._tell(standing)
+        status = SessionStatus(slot.begin.key, consumer.session, consumer.paused, behind)
+        if status != slot.status:
+            slot.status = status
+            self._emit(status)
 
 
 def _parts(raws: list[Any], sizes: list[int]) -> list[tuple[list[Any], int]]:
-    """The same in pieces of about `_BYTES_MAX`, or of one delivery that is more; and the bytes of each piece."""
+    """Split deliveries into pieces of about `_BYTES_MAX`, or of one larger delivery; with the bytes of each piece."""
     if sum(sizes) <= _BYTES_MAX:
         return [(raws, sum(sizes))]
     parts = []

@@ -10,30 +10,30 @@ from uuid import uuid4
 import pytest
 
 from pyspark_mq.errors import BrokerError, BrokerUnavailableError, DestinationError, OptionError, RefusedError
-from pyspark_mq.sources.connections.consumer import Consumer, Greeting, SessionLostError
 from pyspark_mq.sources.connections.events import Confirmed, Event, EventQueue, Failed, Lost, Opened
-from pyspark_mq.sources.connections.receiver import Receiver
+from pyspark_mq.sources.connections.keeper import SessionKeeper
+from pyspark_mq.sources.connections.message_id import MessageIds
 from pyspark_mq.sources.connections.requests import Acknowledge, Begin, Limits, Request
-from pyspark_mq.sources.message_id import MessageIds
+from pyspark_mq.sources.connections.session import Greeting, Session, SessionLostError
 from pyspark_mq.sources.url import BrokerUrl
-from tests.support.memory import MemoryBroker, MemoryConsumer
+from tests.support.memory import MemoryBroker, MemorySession
 from tests.support.simulation import QUEUE, World, make_settings
 
 
 class Scene:
     """A receiver of a queue in memory."""
 
-    def __init__(self, consumer: type[MemoryConsumer] = MemoryConsumer, **endpoint: Any) -> None:
+    def __init__(self, consumer: type[MemorySession] = MemorySession, **endpoint: Any) -> None:
         self.world = World()
         self.broker = MemoryBroker(self.world.process())
         self.queue = self.broker.declare(QUEUE)
         self.told = EventQueue()
         self.process = self.world.process()
-        make = type("SceneConsumer", (consumer,), {"broker": self.broker})
+        make = type("SceneSession", (consumer,), {"broker": self.broker})
         settings = make_settings(**endpoint)
         limits = Limits(100, float("inf"))
         begin = Begin(1, settings.endpoint, MessageIds.of(settings), keeps_unreadable=False, limits=limits)
-        self.receiver = Receiver(begin, make, self.told, count(1), self.process)
+        self.receiver = SessionKeeper(begin, make, self.told, count(1), self.process)
         self.events: list[Event] = []
 
     def run(self, seconds: float) -> None:
@@ -44,7 +44,7 @@ class Scene:
         return [event for event in self.events if isinstance(event, kind)]
 
     @property
-    def consumer(self) -> Consumer:
+    def consumer(self) -> Session:
         """Of the session that lives."""
         found = self.receiver.consumer_of(self.of(Opened)[-1].session)
         assert found is not None
@@ -57,13 +57,13 @@ class Scene:
         return error
 
 
-class Talkative(MemoryConsumer):
+class Talkative(MemorySession):
     """Its broker ends each session for a reason as soon as something was handed out, and names what it is about."""
 
     def run(self, timeout_s: float) -> None:
         super().run(timeout_s)
         if self.inbox:
-            raise SessionLostError(f"{uuid4()}: a message cannot be sent to {secrets.token_urlsafe(8)}", told=True)
+            raise SessionLostError(f"{uuid4()}: a message cannot be sent to {secrets.token_urlsafe(8)}", stated=True)
 
 
 def test_a_session_opens_and_its_end_is_told() -> None:
@@ -178,7 +178,7 @@ def test_a_queue_that_is_not_there_fails_at_once() -> None:
     assert isinstance(scene.failure, DestinationError)
 
 
-class Suspicious(MemoryConsumer):
+class Suspicious(MemorySession):
     """Refuses every login but the first."""
 
     logins = 0
@@ -205,7 +205,7 @@ def test_a_login_that_worked_before_is_tried_again_for_the_connect_timeout() -> 
 def test_a_file_that_is_away_when_the_connection_breaks_is_read_again_until_it_is_there(option: str) -> None:
     files = set[str]()
 
-    class Reads(MemoryConsumer):
+    class Reads(MemorySession):
         def open(self, url: BrokerUrl, timeout_s: float) -> Greeting:
             if files:
                 raise OptionError(option, "'/x' cannot be used")
@@ -229,7 +229,7 @@ def test_a_file_that_is_away_when_the_connection_breaks_is_read_again_until_it_i
 
 
 def test_an_option_that_the_broker_shows_to_be_wrong_fails_at_once() -> None:
-    class Another(MemoryConsumer):
+    class Another(MemorySession):
         def open(self, url: BrokerUrl, timeout_s: float) -> Greeting:
             raise OptionError("broker", "'rabbitmq' is given")
 
@@ -249,7 +249,7 @@ def test_a_request_for_a_session_that_is_gone_is_never_carried_out() -> None:
     asked: list[int] = []
 
     class Noted(Request):
-        def carry_out(self, consumer: Consumer) -> None:
+        def carry_out(self, consumer: Session) -> None:
             asked.append(consumer.session)
 
     scene.receiver.ask(old, Noted())

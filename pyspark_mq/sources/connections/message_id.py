@@ -24,14 +24,14 @@ class MessageIds:
     Attributes:
         source: where IDs are found.
         on_missing: what is done with a message that has none.
-        exact: IDs tell messages apart; with the lower guarantees they are just a column.
-        odd_rows: a message that cannot be decoded becomes a row.
+        exact: IDs distinguish messages; with the lower guarantees they are just a column.
+        unreadable_rows: a message that cannot be decoded becomes a row.
     """
 
     source: IdSource
     on_missing: OnMissing
     exact: bool
-    odd_rows: bool
+    unreadable_rows: bool
 
     @classmethod
     def of(cls, settings: Settings) -> MessageIds:
@@ -62,12 +62,12 @@ class MessageIds:
             return keys, False
         places = [place for place, key in enumerate(keys) if key is None]
         if self.on_missing is not OnMissing.CONTENT:
-            if not self.odd_rows:
+            if not self.unreadable_rows:
                 return keys, False
             # Its ID may be what cannot be read: a row is what was asked for.
-            odd = {delivery.tag for delivery in decoder.unreadable(raws)}
+            unreadable = {delivery.tag for delivery in decoder.unreadable(raws)}
             tags = decoder.tags(raws)
-            places = [place for place in places if tags[place] in odd]
+            places = [place for place in places if tags[place] in unreadable]
         for place, digest in zip(places, decoder.digests([raws[place] for place in places]), strict=True):
             keys[place] = digest
         return keys, bool(places)
@@ -85,7 +85,7 @@ class MessageIds:
         return list(map(id_text, values))
 
     def check(self, destination: str, missing: int, first: int, hidden: Sequence[str]) -> None:
-        """May messages without an ID be rejected?
+        """Check whether messages without an ID may be rejected.
 
         Args:
             destination: what errors call the queue.
