@@ -12,7 +12,7 @@ from pyspark_mq.errors import InternalError, MqError
 
 __all__ = ["in_words"]
 
-_logger = logging.getLogger(__name__)
+_LOG = logging.getLogger("pyspark_mq")
 
 A = ParamSpec("A")
 R = TypeVar("R")
@@ -47,5 +47,5 @@ def in_words(call: Callable[A, R]) -> Callable[A, R]:
 
 
 def _bare(error: MqError) -> MqError:
-    _logger.debug("%s", error, exc_info=True)
+    _LOG.debug("%s", error, exc_info=True)
     return error.with_traceback(None)
