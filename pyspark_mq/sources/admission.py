@@ -25,33 +25,10 @@ from pyspark_mq.sources.queues.windows import EPOCHS_IN_WINDOW
 from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.settings import Settings
 
-__all__ = ["IDLE_WAIT_S", "Admission", "fair_shares"]
+__all__ = ["Admission", "fair_shares"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: How long an idle call waits for the first message. Spark asks again at once, some ninety
-#: times a second otherwise, and each time passes the whole offset back and forth.
-IDLE_WAIT_S = 0.1
-#: How often an idle query asks how many messages wait.
-_IDLE_DEPTH_S = 5.0
-#: How long a bounded run that finds an empty queue makes sure of it.
-_LEADER_WAIT_S = 1.0
-#: How long the first messages of a queue that is not empty are waited for.
-_FIRST_WAIT_S = 2.0
-#: While a backlog waits at the broker, an epoch is filled until so long after the last one: five times what a trigger
-#: without rows takes on a machine with cores to spare. Where one takes longer, it is filled meanwhile. (A price learnt
-#: from the triggers before gave the same epochs and rates, also beside busy processes and with a slow broker.)
-_FILL_S = 1.25
-#: The first one for so long: the processes that run it are not there yet.
-_FIRST_FILL_S = 3.0
-#: It is looked at so often: each look takes the interpreter away from the receiving thread.
-_FILL_STEP_S = 0.05
-#: Where the broker does not report a backlog, there is one while so many come with each look, or while more has come
-#: than was read.
-_FILL_STEP_MESSAGES = 100
-_STEP_S = 0.005
-#: A confirmation is waited for at most this long when there is nothing else to do.
-_CONFIRM_WAIT_S = 5.0
 #: Bodies looked at together while an epoch of limited bytes is sized.
 _SIZING_ROWS = 1_000
 
@@ -68,7 +45,7 @@ class Admission:
     def __init__(self, settings: Settings, queues: QueueGroup, runtime: Runtime) -> None:
         self._settings = settings
         self._queues = queues
-        self._runtime = runtime
+        self._runtime, self._timing = runtime, runtime.timing
         self._waiting_since_s: float | None = None
         self._ends: dict[QueueReader, EndOfRun] | None = None
         self._planned_s = -math.inf
@@ -93,8 +70,8 @@ class Admission:
             return self._gather_bounded(limit, self._ends)
         if not self._queues.buffered:
             for queue in self._queues:
-                queue.refresh_depth(_IDLE_DEPTH_S)
-            self._wait(IDLE_WAIT_S)
+                queue.refresh_depth(self._timing.idle_depth_s)
+            self._wait(self._timing.idle_s)
         if not self._queues.buffered:
             self._await_confirmations()
         self._fill(limit)
@@ -105,10 +82,10 @@ class Admission:
         self._queues.wait(seconds)
         self._queues.pump()
 
-    def _wait_while(self, holds: Callable[[], bool], maximum_s: float, step_s: float = IDLE_WAIT_S) -> None:
+    def _wait_while(self, holds: Callable[[], bool], maximum_s: float, step_s: float | None = None) -> None:
         deadline = self._runtime.monotonic_s() + maximum_s
         while holds() and self._runtime.monotonic_s() < deadline:
-            self._wait(step_s)
+            self._wait(self._timing.idle_s if step_s is None else step_s)
 
     def await_sessions(self) -> None:
         """Until every receiver is connected; one that gives up ends this with its error."""
@@ -126,7 +103,7 @@ class Admission:
         # Not if the queues are known to be empty.
         self._wait_while(
             lambda: not self._queues.buffered and any(queue.connected.ready_at_first != 0 for queue in self._queues),
-            _FIRST_WAIT_S,
+            self._timing.first_s,
         )
 
     # -- a bounded run
@@ -134,14 +111,14 @@ class Admission:
     def bound(self) -> None:
         """From now on take only what the queues hold at this moment."""
         self.await_sessions()
-        deadline = self._runtime.monotonic_s() + _LEADER_WAIT_S
+        deadline = self._runtime.monotonic_s() + self._timing.leader_s
         while (
             empty := [queue for queue in self._queues if queue.connected.ready_at_first == 0]
         ) and self._runtime.monotonic_s() < deadline:
             # A quorum queue that has no leader at the moment says that it is empty.
             for queue in empty:
                 queue.refresh_depth()
-            self._wait(IDLE_WAIT_S)
+            self._wait(self._timing.idle_s)
             for queue in empty:
                 queue.recount_ready()
         self._ends = {queue: EndOfRun(queue, self._runtime) for queue in self._queues}
@@ -167,7 +144,7 @@ class Admission:
                 continue
             for queue in unread:
                 ends[queue].look()
-            self._queues.wait(IDLE_WAIT_S)
+            self._queues.wait(self._timing.idle_s)
         self._await_confirmations()
         return {}
 
@@ -175,20 +152,20 @@ class Admission:
 
     def _await_confirmations(self) -> None:
         """With nothing new to read, leave nothing unacknowledged behind."""
-        self._wait_while(self._queues.unconfirmed, _CONFIRM_WAIT_S, _STEP_S)
+        self._wait_while(self._queues.unconfirmed, self._timing.confirm_s, self._timing.confirm_step_s)
 
     def _fill(self, limit: Limit) -> None:
         """Let the epoch grow while a backlog keeps flowing in."""
         now_s = self._runtime.monotonic_s()
         if self._planned_s > -math.inf:
-            until_s = self._planned_s + _FILL_S
-            since_s = max(now_s - self._planned_s, _FILL_STEP_S)
-            came = (self._queues.received - self._received_before) * _FILL_STEP_S / since_s
+            until_s = self._planned_s + self._timing.fill_s
+            since_s = max(now_s - self._planned_s, self._timing.fill_step_s)
+            came = (self._queues.received - self._received_before) * self._timing.fill_step_s / since_s
         else:
-            until_s, came = now_s + _FIRST_FILL_S, _FILL_STEP_MESSAGES
+            until_s, came = now_s + self._timing.first_fill_s, self._timing.fill_step_messages
         while self._could_grow(limit, came) and self._runtime.monotonic_s() < until_s:
             before = self._queues.received
-            self._runtime.sleep(_FILL_STEP_S)
+            self._runtime.sleep(self._timing.fill_step_s)
             self._queues.pump()
             came = self._queues.received - before
 
@@ -214,7 +191,7 @@ class Admission:
         if not unreported:
             return False
         # A first epoch can wait for a broker that begins slowly; a trickle could not.
-        enough = 1 if self._planned_s == -math.inf else _FILL_STEP_MESSAGES
+        enough = 1 if self._planned_s == -math.inf else self._timing.fill_step_messages
         return came >= enough or any(view.behind for view in unreported)
 
     # -- how many
@@ -264,7 +241,7 @@ class Admission:
             return True
         for queue in self._queues:
             queue.refresh_depth()
-        self._queues.wait(IDLE_WAIT_S)
+        self._queues.wait(self._timing.idle_s)
         return False
 
 

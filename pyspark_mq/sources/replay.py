@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 
 from pyspark_mq.dedup import Key, key_text
 from pyspark_mq.errors import CheckpointError, DataLossError
-from pyspark_mq.sources.admission import IDLE_WAIT_S
 from pyspark_mq.sources.journal.memory import Memory
 from pyspark_mq.sources.position import Position
 from pyspark_mq.sources.queues.awaited import Awaited
@@ -26,8 +25,6 @@ __all__ = ["Replay"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: How often a replay that waits says so.
-_REPLAY_LOG_S = 10.0
 _WAYS_ON = (
     "'pyspark-mq release' with the checkpointLocation does so for this epoch alone, 'failOnDataLoss' set to 'false' "
     "for all"
@@ -66,7 +63,8 @@ class Replay:
         self._check_broker(end)
         planned = self._memory.planned(start, end)
         self._check_all_are_read(end, planned)
-        awaited = [Awaited(queue, end.epoch, planned.get(queue.name, ())) for queue in self._queues]
+        gap_s = self._runtime.timing.gap_s
+        awaited = [Awaited(queue, end.epoch, planned.get(queue.name, ()), gap_s) for queue in self._queues]
         try:
             if planned:
                 self._queues.start()
@@ -128,7 +126,7 @@ class Replay:
                 self._give_up(end, left)
                 return
             now = self._runtime.monotonic_s()
-            if now - said >= _REPLAY_LOG_S:
+            if now - said >= self._runtime.timing.replay_log_s:
                 said = now
                 for one in left:
                     _LOG.warning(
@@ -137,7 +135,7 @@ class Replay:
                     )  # fmt: skip
             for one in left:
                 one.ask_for_more(now)
-            self._queues.wait(IDLE_WAIT_S)
+            self._queues.wait(self._runtime.timing.idle_s)
 
     def _give_up(self, end: Position, awaited: Sequence[Awaited]) -> None:
         """Rule 9: the planned messages are not all there."""

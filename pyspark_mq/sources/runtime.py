@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from weakref import ref
 
 from pyspark_mq.errors import InternalError, MqError
+from pyspark_mq.sources.timing import Timing
 
 __all__ = ["Runtime", "Task", "Threads", "begin_thread"]
 
@@ -69,7 +70,13 @@ class Task(ABC):
 
 
 class Runtime(ABC):
-    """A clock, a way to wait, and tasks that go on meanwhile."""
+    """A clock, a way to wait, and tasks that go on meanwhile.
+
+    Attributes:
+        timing: how long the source waits for what.
+    """
+
+    timing: Timing = Timing()
 
     @abstractmethod
     def monotonic_s(self) -> float:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
+from pyspark_mq.sources.epochs import EpochSource
+from pyspark_mq.sources.position import Position
 from pyspark_mq.sources.settings import Guarantee
+from pyspark_mq.sources.timing import Timing
 from tests.support.memory import MemoryBroker, numbered
+from tests.support.scene import Scene
 from tests.support.simulation import Query, World, make_settings
 
 
@@ -131,3 +136,26 @@ def test_epochs_fit_into_the_interval_that_a_user_has_chosen(world: World) -> No
         query.trigger()
     late = [later - earlier for earlier, later in pairwise(starts)]
     assert max(late[2:]) <= interval_s + 0.1
+
+
+@pytest.mark.parametrize("tells_depth", [True, False])
+def test_no_call_for_an_epoch_takes_longer_than_the_page_of_times_says(
+    monkeypatch: pytest.MonkeyPatch, *, tells_depth: bool
+) -> None:
+    scene = Scene(max_messages=1_000_000, prefetch=1_000_000)
+    scene.queue.weather.tells_depth = tells_depth
+    for number in range(600):
+        scene.world.at(number / 20, lambda: scene.publish(100))
+    took_s, latest = [], EpochSource.latest
+
+    def timed(*positional: Any, **named: Any) -> Position:
+        began_s = scene.world.now_s
+        position = latest(*positional, **named)
+        took_s.append(scene.world.now_s - began_s)
+        return position
+
+    monkeypatch.setattr(EpochSource, "latest", timed)
+    for _ in range(30):
+        scene.query.trigger()
+    scene.world.cancel()
+    assert 0.0 < max(took_s) <= Timing().plan_max_s

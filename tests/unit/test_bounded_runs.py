@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from pyspark_mq.sources.queues.available_now import EndOfRun
+from pyspark_mq.sources.runtime import Runtime
+from pyspark_mq.sources.timing import Timing
 from tests.support.engine import At, Crashed
 from tests.support.memory import MemoryBroker
 from tests.support.scene import Scene
@@ -211,7 +213,7 @@ def test_a_run_ends_though_a_producer_whose_clock_is_ahead_goes_on(ahead_s: floa
 
 
 def test_a_run_ends_however_fast_messages_without_a_timestamp_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyspark_mq.sources.queues.available_now._UNTOLD_MAX_S", 40.0)
+    monkeypatch.setattr(Runtime, "timing", Timing(unknown_age_s=40.0))
     scene = Scene(max_messages=1_000, prefetch=2_000)
     scene.queue.weather.tells_depth, scene.queue.weather.ahead_s = False, None
     for number in range(400):

@@ -14,21 +14,6 @@ __all__ = ["EndOfRun"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: An emptied queue has to stay so for this long before it counts as read to its end ...
-_EMPTY_S = 0.3
-#: ... and where the broker does not report how many messages it has: nothing may come for this long.
-_QUIET_S = 3.0
-#: A queue that is read to its end is not read on while a confirmation may come, for so long.
-_CONFIRM_WAIT_S = 1.0
-#: A bounded run gives up what the broker reports and does not hand out: a paused queue, another active consumer.
-_WITHHELD_S = 60.0
-#: Messages of which nobody can tell how old they are come from a backlog no longer once so few came in a second, for so
-#: long, though there was room. A broker hands out what waits faster.
-_BACKLOG_PER_S = 100
-_TRICKLE_S = 30.0
-#: And no more of them are taken when a run has gone on for so long, however fast they come.
-_UNTOLD_MAX_S = 600.0
-
 
 class EndOfRun:
     """The end of a bounded run in one queue: what it held when the run began, as far as that can be known.
@@ -45,7 +30,7 @@ class EndOfRun:
 
     def __init__(self, queue: QueueReader, runtime: Runtime) -> None:
         self._queue = queue
-        self._runtime = runtime
+        self._runtime, self._timing = runtime, runtime.timing
         self._since_us = runtime.utc_us()
         self._coming_again_before = queue.coming_again
         ready = queue.connected.ready_at_first
@@ -55,7 +40,7 @@ class EndOfRun:
         # before is among what is ready, flagged or not.
         others = queue.connections.other_consumers > 0
         self._held_by_others = queue.settings.prefetch * queue.settings.consumers if others else 0
-        self._finished = self._told = False
+        self._finished = self._said = False
         self._settling_since_s: float | None = None
         self._taken = 0
         self._run_began_s = self._mark_s = runtime.monotonic_s()
@@ -101,7 +86,7 @@ class EndOfRun:
             return True
         if self._settling_since_s is None:
             self._settling_since_s = now_s
-        return now_s - self._settling_since_s >= _CONFIRM_WAIT_S
+        return now_s - self._settling_since_s >= self._timing.bounded_confirm_s
 
     def finish(self) -> None:
         """The queue is not read on, whatever comes again of it."""
@@ -116,13 +101,13 @@ class EndOfRun:
         left = self.left
         if left < math.inf:
             return min(size, max(0, int(left)))
-        now_us, untold = self._runtime.utc_us(), self._takes_untold()
+        now_us, takes_unknown = self._runtime.utc_us(), self._takes_unknown()
         stamps = values_of(list(self._queue.ledger.received.oldest(size)), "timestamp")
 
         def belongs(stamp: int | None) -> bool:
             # One from the future says nothing but that somebody's clock is wrong.
             known = stamp is not None and stamp <= now_us
-            return stamp <= self._since_us if known else untold  # type: ignore[operator]
+            return stamp <= self._since_us if known else takes_unknown  # type: ignore[operator]
 
         self._taken = sum(1 for _ in takewhile(belongs, stamps))
         if self._taken < size:
@@ -133,17 +118,20 @@ class EndOfRun:
     def _mark(self) -> None:
         self._mark_s, self._mark_received = self._runtime.monotonic_s(), self._queue.ledger.counters.received
 
-    def _takes_untold(self) -> bool:
+    def _takes_unknown(self) -> bool:
         """Whether messages of unknown age may still be from before the run."""
         now_s, received = self._runtime.monotonic_s(), self._queue.ledger.counters.received
         watched_s = now_s - self._mark_s
-        trickles = watched_s >= _TRICKLE_S and received - self._mark_received < _BACKLOG_PER_S * watched_s
-        if not trickles and now_s - self._run_began_s < _UNTOLD_MAX_S:
-            if watched_s >= _TRICKLE_S:
+        trickles = (
+            watched_s >= self._timing.trickle_s
+            and received - self._mark_received < self._timing.backlog_per_s * watched_s
+        )
+        if not trickles and now_s - self._run_began_s < self._timing.unknown_age_s:
+            if watched_s >= self._timing.trickle_s:
                 self._mark()
             return True
-        if not self._told:
-            self._told = True
+        if not self._said:
+            self._said = True
             _LOG.warning(
                 "%s: the broker does not report how many messages wait, and those that come have no timestamp or one "
                 "from the future; after %.0f s the run takes no more of them, and what is left is for the next",
@@ -162,14 +150,16 @@ class EndOfRun:
             self._empty_since_s = None
         elif self._empty_since_s is None:
             self._empty_since_s = now_s
-        elif now_s - self._empty_since_s >= (_EMPTY_S if queue.connections.depths() else _QUIET_S):
+        elif now_s - self._empty_since_s >= (
+            self._timing.empty_s if queue.connections.depths() else self._timing.quiet_s
+        ):
             self.reached()
             return
-        if now_s - max(queue.last_sign_s, self._began_s) > _WITHHELD_S:
+        if now_s - max(queue.last_sign_s, self._began_s) > self._timing.withheld_s:
             _LOG.warning(
                 "%s: the broker reports messages and has handed out none for %.0f s; the run ends without them. It "
                 "reports %d other consumer(s): one that is exclusive, or the single active one, gets all. Or the queue "
                 "is paused, or its messages are meant for another consumer",
-                queue.destination, _WITHHELD_S, queue.connections.other_consumers,
+                queue.destination, self._timing.withheld_s, queue.connections.other_consumers,
             )  # fmt: skip
             self.reached()

@@ -9,11 +9,6 @@ from pyspark_mq.sources.queues.reader import QueueReader
 
 __all__ = ["Awaited"]
 
-#: A replay whose windows are full of other messages for so long has them doubled; the next time after twice as
-#: long, and so on. What it waits for may be behind any number of messages (priorities), or may not be there yet
-#: (delayed): so the number asked for grows with the time waited, and no faster.
-_GAP_S = 1.0
-
 
 class Awaited:
     """Planned messages of one epoch, until they are there.
@@ -22,12 +17,13 @@ class Awaited:
         queue: of the messages.
         epoch: planned by a former process.
         keys: their IDs in order.
+        gap_s: nothing comes for so long, and the window is doubled.
     """
 
-    def __init__(self, queue: QueueReader, epoch: int, keys: Sequence[Key]) -> None:
+    def __init__(self, queue: QueueReader, epoch: int, keys: Sequence[Key], gap_s: float) -> None:
         self.queue = queue
         self._epoch = epoch
-        self._gap_s = _GAP_S
+        self._gap_s = gap_s
         self._began_s = queue.connected.seconds
         queue.begin_replay(epoch, keys)
 

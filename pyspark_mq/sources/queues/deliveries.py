@@ -22,8 +22,6 @@ __all__ = ["Deliveries"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: The confirmation of a replayed epoch is waited for this long before its session may be ended.
-_CONFIRM_MAX_S = 5.0
 #: What is kept of a block is copied if it is less than this part of it, in bytes.
 _KEPT_PARTS = 2
 #: Blocks of fewer rows and bytes are put together when there are so many of them: a block has a price of kilobytes.
@@ -49,6 +47,7 @@ class Deliveries:
         store: where settled IDs are shared, beyond the checkpoint.
         settle: has acknowledgements sent.
         copies: tells messages apart that have no ID; None where none are told apart.
+        take_back_s: wait for confirmations for so long before what was skipped is asked for again.
 
     Attributes:
         taken_in: how many deliveries came in each open session.
@@ -63,6 +62,7 @@ class Deliveries:
         store: SeenStore,
         settle: Callable[[Settlement | None], object],
         copies: Copies | None,
+        take_back_s: float,
     ) -> None:
         self._settings = settings
         self._destination = settings.endpoint.destination
@@ -73,6 +73,7 @@ class Deliveries:
         self._store = store
         self._settle = settle
         self._copies = copies
+        self._take_back_s = take_back_s
         #: It was said that there are messages without an ID.
         self._noted = settings.id_source.kind == "content"
         self._serial = count(1)
@@ -229,7 +230,7 @@ class Deliveries:
             self._settling_since_s = now_s
         # Under load something is always unconfirmed; and over STOMP RabbitMQ confirms nothing behind what was skipped
         # over.
-        if self._ledger.settling.under_way() and now_s - self._settling_since_s < _CONFIRM_MAX_S:
+        if self._ledger.settling.under_way() and now_s - self._settling_since_s < self._take_back_s:
             return
         for session, number in list(self._skipped.items()):
             del self._skipped[session]

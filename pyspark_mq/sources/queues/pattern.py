@@ -18,8 +18,6 @@ __all__ = ["QueueWatch", "matching"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: Pause between attempts to ask for the first time.
-_RETRY_S = 1.0
 #: What lets a pattern be tried in more than one way. With one of them, no name takes long.
 _CHOICES = "*+?{|"
 #: What it may compute for all names, and what its process may take besides: as the machine is busy or stands still.
@@ -114,9 +112,9 @@ class QueueWatch:
                 names = self.look()
                 break
             except BrokerUnavailableError:
-                if self._runtime.monotonic_s() + _RETRY_S > give_up_s:
+                if self._runtime.monotonic_s() + self._runtime.timing.pattern_retry_s > give_up_s:
                     raise
-                self._runtime.sleep(_RETRY_S)
+                self._runtime.sleep(self._runtime.timing.pattern_retry_s)
         self._task = self._runtime.spawn("pyspark-mq queues", self._life(), self._stopping)
         return names
 

@@ -94,9 +94,11 @@ class QueueReader:
         self._store = store
         self._runtime = runtime
         self._reconnects = 0
-        self._deliveries = Deliveries(settings, self.ledger, self.connections, store, self._settle, copies)
+        self._deliveries = Deliveries(
+            settings, self.ledger, self.connections, store, self._settle, copies, runtime.timing.take_back_s
+        )
         self.windows = Windows(settings, self.ledger, self.connections, self._deliveries)
-        self._watches = QueueWatches(settings, self.ledger.settling, self.connections, self.windows)
+        self._watches = QueueWatches(settings, self.ledger.settling, self.connections, self.windows, runtime.timing)
         #: Epochs that Spark has asked the payload of and not committed: what they emit, as it may ask again.
         self._emitted: dict[int, list[Row]] = {}
         self._retained_bytes = 0

@@ -14,19 +14,14 @@ from pyspark_mq.sources.queues.connected import half_open_s
 from pyspark_mq.sources.queues.windows import Windows
 from pyspark_mq.sources.runtime import Runtime, Task
 from pyspark_mq.sources.settings import Settings
+from pyspark_mq.sources.timing import Timing
 
 __all__ = ["BacklogWatch", "QueueWatches", "other_consumers"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: A number that could not be renewed for so long says nothing of now, unless looks are rarer. A question may take half
-#: of it.
-_OLD_S = 60.0
+#: A depth is old after so many looks, where that is longer than :attr:`.Timing.old_depth_s`.
 _LOOKS_MISSED = 2
-#: A broker that has messages and room for them hands them out within this time.
-_SILENCE_MAX_S = 30.0
-#: A window of some ten thousand messages takes seconds on a slow link, and a confirmation comes behind it.
-_CONFIRMATION_MAX_S = 60.0
 _OTHERS, _UNCONFIRMED = "others", "unconfirmed"
 
 
@@ -45,7 +40,7 @@ class BacklogWatch:
     def __init__(self, ask: Callable[[str], int | None], interval_s: float, runtime: Runtime) -> None:
         self._ask = ask
         self._interval_s = interval_s
-        self._old_s = max(_OLD_S, _LOOKS_MISSED * interval_s)
+        self._old_s = max(runtime.timing.old_depth_s, _LOOKS_MISSED * interval_s)
         self._queues: Sequence[str] = ()
         self._runtime = runtime
         self._stopping = threading.Event()
@@ -115,10 +110,19 @@ class QueueWatches:
     Args:
         settings: the query's, with this queue as its endpoint.
         settling, connections, windows: of the queue.
+        timing: how long a broker may take.
     """
 
-    def __init__(self, settings: Settings, settling: Settling[Any], connections: Connections, windows: Windows) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        settling: Settling[Any],
+        connections: Connections,
+        windows: Windows,
+        timing: Timing,
+    ) -> None:
         self._settings = settings
+        self._timing = timing
         self._settling = settling
         self._connections = connections
         self._windows = windows
@@ -147,16 +151,16 @@ class QueueWatches:
         for session in self._connections.windows if self._settings.endpoint.clustered else ():
             depth = self._connections.depth_in(session)
             ready = 0 if depth is None or self._windows.unacked_in(session) else depth.ready
-            if self._lasts(session, now_s, _SILENCE_MAX_S, so=ready > 0):
+            if self._lasts(session, now_s, self._timing.silence_s, so=ready > 0):
                 self.forget(session)
-                why = f"{ready} messages wait by the broker's word, and none came for {_SILENCE_MAX_S:.0f} s"
+                why = f"{ready} messages wait by the broker's word, and none came for {self._timing.silence_s:.0f} s"
                 self._connections.renew(session, why)
-        if self._lasts(_UNCONFIRMED, now_s, _CONFIRMATION_MAX_S, so=self._settling.under_way()):
+        if self._lasts(_UNCONFIRMED, now_s, self._timing.confirmation_s, so=self._settling.under_way()):
             self._warn(
                 _UNCONFIRMED,
-                f"messages were acknowledged, and the broker has confirmed none for {_CONFIRMATION_MAX_S:.0f} s. Until "
-                "it does their IDs are kept in the checkpoint, and they come again if the connection ends. Look for "
-                "the reason in the broker's log; where the link is slow, lower 'prefetch', as a confirmation comes "
+                f"messages were acknowledged, and the broker has confirmed none for {self._timing.confirmation_s:.0f} "
+                "s. Until it does their IDs are kept in the checkpoint, and they come again if the connection ends. "
+                "Look for the reason in the broker's log; where the link is slow, lower 'prefetch', as a confirmation comes "
                 "behind all messages that were handed out before it",
             )
 
