@@ -8,7 +8,6 @@ are shown.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from pyspark_mq.errors import BrokerUnavailableError
 from pyspark_mq.sources.connections.decoder import Decoder
 from pyspark_mq.sources.connections.message_id import MessageIds
 from pyspark_mq.sources.connections.protocols import session_class
-from pyspark_mq.sources.connections.session import Greeting, Session, SessionLostError, drained
+from pyspark_mq.sources.connections.session import Greeting, Session, SessionLostError, SessionOptions, Sink
 from pyspark_mq.sources.settings import OnUnreadable, Settings
 
 __all__ = ["Seen", "arrivals", "consuming", "look", "make_session", "open_first", "peek", "received", "rows_of"]
@@ -71,9 +70,9 @@ def look(settings: Settings, maximum: int, patience_s: float) -> Seen:
     Raises:
         MqError: they cannot be had.
     """
-    with consuming(settings, maximum) as consumer:
-        raws = received(consumer, maximum, patience_s)
-    return Seen(raws, consumer.decoder, len(raws) < maximum)
+    with consuming(settings, maximum) as session:
+        raws = received(session, maximum, patience_s)
+    return Seen(raws, session.decoder, len(raws) < maximum)
 
 
 @contextmanager
@@ -83,30 +82,29 @@ def consuming(settings: Settings, maximum: int) -> Iterator[Session]:
     Raises:
         MqError: it cannot be opened, or ended by itself.
     """
-    consumer = make_session(settings)
+    session = make_session(settings)
     try:
-        open_first(consumer, settings)
+        open_first(session, settings)
         try:
-            consumer.consume(maximum)
-            yield consumer
+            session.consume(maximum)
+            yield session
         except SessionLostError as lost:
-            raise BrokerUnavailableError(f"{consumer.endpoint.destination}: the session ended: {lost}") from lost
+            raise BrokerUnavailableError(f"{session.endpoint.destination}: the session ended: {lost}") from lost
     finally:
-        consumer.close()
+        session.close()
 
 
-def make_session(settings: Settings) -> Session:
-    """A session with the queue of a query.
+def make_session(settings: Settings, *, browses: bool = False) -> Session:
+    """Make a session with the queue of a query.
 
     Raises:
         MissingExtraError: the library of the protocol is not installed.
     """
-    consumer = session_class(settings.endpoint.protocol)(settings.endpoint, 1, threading.Event())
-    consumer.keeps_unreadable = settings.on_unreadable is not OnUnreadable.FAIL
-    return consumer
+    options = SessionOptions(settings.on_unreadable is not OnUnreadable.FAIL, browses)
+    return session_class(settings.endpoint.protocol)(settings.endpoint, 1, Sink(), options)
 
 
-def open_first(consumer: Session, settings: Settings) -> Greeting:
+def open_first(session: Session, settings: Settings) -> Greeting:
     """Open it at the first candidate that answers.
 
     Raises:
@@ -116,19 +114,19 @@ def open_first(consumer: Session, settings: Settings) -> Greeting:
     for url in settings.endpoint.urls:
         try:
             with settings.endpoint.hiding():
-                return consumer.open(url, settings.endpoint.connect_timeout_s)
+                return session.open(url, settings.endpoint.connect_timeout_s)
         except BrokerUnavailableError as failed:
             unavailable = failed
     assert unavailable is not None, "there is a URL"
     raise unavailable
 
 
-def received(consumer: Session, maximum: int, patience_s: float) -> list[Any]:
+def received(session: Session, maximum: int, patience_s: float) -> list[Any]:
     """Takes deliveries of a session that consumes, see :func:`arrivals`."""
-    return [raw for raws in arrivals(consumer, maximum, patience_s) for raw in raws]
+    return [raw for raws in arrivals(session, maximum, patience_s) for raw in raws]
 
 
-def arrivals(consumer: Session, maximum: int, patience_s: float) -> Iterator[list[Any]]:
+def arrivals(session: Session, maximum: int, patience_s: float) -> Iterator[list[Any]]:
     """Deliveries of a session that consumes as they come, at most so many, until none came for so long.
 
     Raises:
@@ -137,9 +135,9 @@ def arrivals(consumer: Session, maximum: int, patience_s: float) -> Iterator[lis
     """
     received_s = time.monotonic()
     while maximum and time.monotonic() - received_s < patience_s:
-        with consumer.endpoint.hiding():
-            consumer.run(_TURN_S)
-        raws = drained(consumer.inbox, maximum)
+        with session.endpoint.hiding():
+            session.run(_TURN_S)
+        raws = session.sink.take(maximum)
         if raws:
             received_s = time.monotonic()
             maximum -= len(raws)

@@ -12,9 +12,10 @@ from pyspark_mq.admin.checks import worth_a_line
 from pyspark_mq.dedup import CheckpointOnly, SeenStore
 from pyspark_mq.sources.connections.block import use_little_memory
 from pyspark_mq.sources.connections.parent import watch_parent
-from pyspark_mq.sources.connections.processes.pool import ProcessWorkers
+from pyspark_mq.sources.connections.processes.worker import in_processes
 from pyspark_mq.sources.connections.protocols import session_class
-from pyspark_mq.sources.connections.workers import LocalWorkers, Workers
+from pyspark_mq.sources.connections.thread_worker import in_threads
+from pyspark_mq.sources.connections.workers import Workers
 from pyspark_mq.sources.epochs import EpochSource
 from pyspark_mq.sources.runtime import Threads
 from pyspark_mq.sources.settings import Settings
@@ -45,9 +46,9 @@ def begin_source(options: Options, codec: OffsetCodec, schema: pa.Schema) -> tup
     use_little_memory()
     settings, management, runtime = options.settings, options.management, Threads()
     receivers: Workers = (
-        ProcessWorkers(settings.receivers, schema, runtime)
+        in_processes(settings.receivers, schema, runtime)
         if settings.receivers > 1
-        else LocalWorkers(session_class, schema, runtime)
+        else in_threads(session_class, schema, runtime)
     )
     # The depth of a topic is that of its subscriptions, which are many queues.
     ask = None if management is None or settings.endpoint.topic is not None else partial(ask_depth, management)

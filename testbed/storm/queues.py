@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
 from types import TracebackType
@@ -12,7 +11,7 @@ from zlib import crc32
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from pyspark_mq.sources.connections.protocols import session_class
-from pyspark_mq.sources.connections.session import SessionLostError
+from pyspark_mq.sources.connections.session import SessionLostError, Sink
 from pyspark_mq.spark_source.options import parse_options
 from testbed.brokers.factory import make_node
 from testbed.brokers.node import FROZEN_S, Node
@@ -248,20 +247,20 @@ class OwnBroker:
 
     def left(self) -> int:
         """Messages that a consumer is handed, up to some thousands."""
-        consumer = session_class(self.protocol)(self._endpoint, 0, threading.Event())
+        consumer = session_class(self.protocol)(self._endpoint, 0, Sink())
         try:
             consumer.open(self._endpoint.urls[0], _OPEN_TIMEOUT_S)
             consumer.consume(_LOOKED_AT)
             seen, since = -1, time.monotonic()
             while time.monotonic() - since < _QUIET_S:
                 consumer.run(0.1)
-                if len(consumer.inbox) > seen:
-                    seen, since = len(consumer.inbox), time.monotonic()
+                if len(consumer.sink.inbox) > seen:
+                    seen, since = len(consumer.sink.inbox), time.monotonic()
         except SessionLostError:
             pass
         finally:
             consumer.close()
-        return len(consumer.inbox)
+        return len(consumer.sink.inbox)
 
 
 def ids_of(name: str, protocol: str) -> dict[str, str]:

@@ -205,20 +205,20 @@ def test_too_many_bytes_pause_reading_and_acknowledgements_still_go_out(target: 
     # RabbitMQ listens and talks in one process: while it cannot talk it hears no heartbeats.
     heartbeat_s = 10 if target.broker == "rabbitmq" else 2
     with session(target.broker, target.url, 1_000, queue=queue, heartbeat_s=heartbeat_s) as run:
-        run.consumer.bytes_allowed = 1_000_000
+        run.consumer.sink.bytes_allowed = 1_000_000
         deadline = time.monotonic() + 60
         while not run.consumer.paused and time.monotonic() < deadline:
             run.consumer.run(0.05)
-        arrived = len(run.consumer.inbox)
+        arrived = len(run.consumer.sink.inbox)
         assert 10 <= arrived < 30
         # Longer than the broker, or we, would bear silence.
         deadline = time.monotonic() + 5
         run.consumer.acknowledge(1001, 5, [])
         while time.monotonic() < deadline:
             run.consumer.run(0.1)
-        assert len(run.consumer.inbox) <= arrived + 2 * 5  # what one look every five seconds may find
+        assert len(run.consumer.sink.inbox) <= arrived + 2 * 5  # what one look every five seconds may find
         run.take()
-        run.consumer.bytes_allowed = float("inf")
+        run.consumer.sink.bytes_allowed = float("inf")
         run.consumer.resume()
         assert run.receive(200) == sent
         assert run.run_until(lambda: 1001 in run.confirmed)

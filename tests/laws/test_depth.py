@@ -28,7 +28,7 @@ def tells(cell: LiveCell) -> bool:
 def asked(session: SessionRun, seconds: float = 10.0) -> list[QueueDepth]:
     """What is told when the depth is asked for once."""
     told: list[QueueDepth] = []
-    session.consumer.on_depth = told.append
+    session.consumer.sink.reported = told.append
     session.consumer.ask_depth()
     session.turn(lambda: bool(told), seconds)
     return told
@@ -110,7 +110,7 @@ def test_answers_are_no_deliveries_and_deliveries_no_answers(cell: LiveCell, ove
         session.open()
         session.consume(5_000)
         told: list[QueueDepth] = []
-        session.consumer.on_depth = told.append
+        session.consumer.sink.reported = told.append
         while len(session.raws) < 2_000:
             session.consumer.ask_depth()
             session.idle(0.01)

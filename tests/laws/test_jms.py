@@ -115,8 +115,7 @@ def test_a_property_that_hides_the_length_makes_one_message_unreadable(cell: Liv
     with cell.session(heartbeat_s=1.0) as session, pytest.raises(MessageError, match=r"'ID:.*body|'ID:.*length"):
         session.take(1)
     assert poll(lambda: cell.counts().ready == 2, 30)
-    with cell.session(heartbeat_s=1.0) as session:
-        session.consumer.keeps_unreadable = True
+    with cell.session(heartbeat_s=1.0, keeps_unreadable=True) as session:
         session.take_any(2)
         assert session.decoder.bodies(session.raws) == [b"text 0", b"text 1"]
         (odd,) = session.decoder.unreadable(session.raws)
@@ -131,8 +130,7 @@ def test_a_text_with_a_nul_is_whole_or_unreadable_and_never_cut(cell: LiveCell, 
     if cell.cell.broker == "rabbitmq":
         pytest.skip("RabbitMQ has no JMS client of its own for this protocol")
     texts(cell, ("text", text.replace("\0", "\\0")), ("text", "good"))
-    with cell.session() as session:
-        session.consumer.keeps_unreadable = True
+    with cell.session(keeps_unreadable=True) as session:
         session.take_any(2)
         # Artemis tells the length of a text, Classic does not. Classic 5 has no NUL in it: it is in Java's own UTF-8.
         odd = [one.tag for one in session.decoder.unreadable(session.raws)]

@@ -19,8 +19,9 @@ from pyspark_mq.sources.connections.block import Row, sizes_of, values_of
 from pyspark_mq.sources.connections.connections import Connections
 from pyspark_mq.sources.connections.decoder import UNREADABLE_PROPERTY, Unreadable
 from pyspark_mq.sources.connections.events import Confirmed, Delivered, EventQueue, Lost, Opened
-from pyspark_mq.sources.connections.processes import pool as pool_module
-from pyspark_mq.sources.connections.processes.pool import ProcessWorkers
+from pyspark_mq.sources.connections.processes import worker as process_worker
+from pyspark_mq.sources.connections.processes.worker import in_processes
+from pyspark_mq.sources.connections.workers import Workers
 from pyspark_mq.sources.runtime import Threads
 from pyspark_mq.sources.settings import OnUnreadable, Settings
 from pyspark_mq.spark_source.options import parse_options
@@ -36,7 +37,7 @@ amqp091 = pytest.mark.protocols(AMQP_0_9_1)
 class Scene:
     """The connections of a queue, as the query's thread sees them."""
 
-    def __init__(self, cell: LiveCell, pool: ProcessWorkers, **changes: Any) -> None:
+    def __init__(self, cell: LiveCell, pool: Workers, **changes: Any) -> None:
         given = {name: str(value) for name, value in cell.options().items()}
         parsed = parse_options({**given, "heartbeat": "5s"}).settings
         endpoint = {name: changes.pop(name) for name in list(changes) if hasattr(parsed.endpoint, name)}
@@ -77,8 +78,8 @@ class Scene:
 
 
 @pytest.fixture
-def pool() -> Iterator[ProcessWorkers]:
-    made = ProcessWorkers(2, BatchBuilder(SCHEMA).block_schema, Threads())
+def pool() -> Iterator[Workers]:
+    made = in_processes(2, BatchBuilder(SCHEMA).block_schema, Threads())
     yield made
     made.stop()
     assert poll(lambda: children() == [], 10)
@@ -91,9 +92,7 @@ def children() -> list[psutil.Process]:
     return sorted(ours, key=psutil.Process.create_time)
 
 
-def test_what_two_processes_receive_is_taken_once_and_acknowledged_where_it_came(
-    cell: LiveCell, pool: ProcessWorkers
-) -> None:
+def test_what_two_processes_receive_is_taken_once_and_acknowledged_where_it_came(cell: LiveCell, pool: Workers) -> None:
     sent = cell.publish(300)
     scene = Scene(cell, pool, consumers=2, prefetch=1_000)
     scene.start()
@@ -111,7 +110,7 @@ def test_what_two_processes_receive_is_taken_once_and_acknowledged_where_it_came
     scene.connections.stop()
 
 
-def test_a_killed_process_ends_its_sessions_and_another_takes_its_place(cell: LiveCell, pool: ProcessWorkers) -> None:
+def test_a_killed_process_ends_its_sessions_and_another_takes_its_place(cell: LiveCell, pool: Workers) -> None:
     sent = cell.publish(100)
     scene = Scene(cell, pool, consumers=1)
     scene.start()
@@ -134,7 +133,7 @@ def test_a_killed_process_ends_its_sessions_and_another_takes_its_place(cell: Li
 
 
 @amqp091
-def test_a_session_can_be_ended_on_request(cell: LiveCell, pool: ProcessWorkers) -> None:
+def test_a_session_can_be_ended_on_request(cell: LiveCell, pool: Workers) -> None:
     cell.publish(3)
     scene = Scene(cell, pool, consumers=1)
     scene.start()
@@ -149,7 +148,7 @@ def test_a_session_can_be_ended_on_request(cell: LiveCell, pool: ProcessWorkers)
 
 
 @amqp091
-def test_all_that_was_received_and_not_taken_counts_wherever_it_is(cell: LiveCell, pool: ProcessWorkers) -> None:
+def test_all_that_was_received_and_not_taken_counts_wherever_it_is(cell: LiveCell, pool: Workers) -> None:
     size, allowed = 20_000, 200_000
     cell.node.publish(cell.queue, (bytes(size) for _ in range(200)), protocol=cell.cell.protocol)
     scene = Scene(cell, pool, consumers=1, prefetch=300)
@@ -172,7 +171,7 @@ def test_all_that_was_received_and_not_taken_counts_wherever_it_is(cell: LiveCel
 
 
 @amqp091
-def test_a_process_that_stands_still_says_so_when_it_goes_on(cell: LiveCell, pool: ProcessWorkers) -> None:
+def test_a_process_that_stands_still_says_so_when_it_goes_on(cell: LiveCell, pool: Workers) -> None:
     cell.publish(5)
     scene = Scene(cell, pool, consumers=1)
     scene.start()
@@ -196,9 +195,7 @@ def test_a_process_that_stands_still_says_so_when_it_goes_on(cell: LiveCell, poo
 
 
 @amqp091
-def test_a_process_that_stands_still_when_it_is_to_stop_says_later_that_it_has(
-    cell: LiveCell, pool: ProcessWorkers
-) -> None:
+def test_a_process_that_stands_still_when_it_is_to_stop_says_later_that_it_has(cell: LiveCell, pool: Workers) -> None:
     cell.publish(5)
     scene = Scene(cell, pool, consumers=1)
     scene.start()
@@ -214,10 +211,10 @@ def test_a_process_that_stands_still_when_it_is_to_stop_says_later_that_it_has(
 
 @amqp091
 def test_a_process_that_says_nothing_for_too_long_is_replaced(
-    cell: LiveCell, pool: ProcessWorkers, monkeypatch: pytest.MonkeyPatch
+    cell: LiveCell, pool: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool_module, "_SILENT_MIN_S", 2.0)
-    monkeypatch.setattr(pool_module, "_SILENT_HEARTBEATS", 0)
+    monkeypatch.setattr(process_worker, "_SILENT_MIN_S", 2.0)
+    monkeypatch.setattr(process_worker, "_SILENT_HEARTBEATS", 0)
     sent = cell.publish(5)
     scene = Scene(cell, pool, consumers=1)
     scene.start()
@@ -233,9 +230,7 @@ def test_a_process_that_says_nothing_for_too_long_is_replaced(
 
 
 @amqp091
-def test_processes_that_die_again_and_again_are_an_error_that_names_the_option(
-    cell: LiveCell, pool: ProcessWorkers
-) -> None:
+def test_processes_that_die_again_and_again_are_an_error_that_names_the_option(cell: LiveCell, pool: Workers) -> None:
     done = threading.Event()
 
     def kill() -> None:
@@ -257,7 +252,7 @@ def test_processes_that_die_again_and_again_are_an_error_that_names_the_option(
         assert words in str(raised.value)
 
 
-def test_a_login_that_is_refused_has_its_own_error_and_no_password(cell: LiveCell, pool: ProcessWorkers) -> None:
+def test_a_login_that_is_refused_has_its_own_error_and_no_password(cell: LiveCell, pool: Workers) -> None:
     scene = Scene(cell, pool, consumers=2, username="nobody", password="not-to-be-seen")
     scene.start()
     with pytest.raises(RefusedError) as raised:
@@ -268,7 +263,7 @@ def test_a_login_that_is_refused_has_its_own_error_and_no_password(cell: LiveCel
 
 
 @amqp091
-def test_a_message_that_cannot_be_decoded_is_named_or_taken_in(cell: LiveCell, pool: ProcessWorkers) -> None:
+def test_a_message_that_cannot_be_decoded_is_named_or_taken_in(cell: LiveCell, pool: Workers) -> None:
     before = cell.publish(3)
     publish_odd(cell)
     after = cell.publish(3)
@@ -290,7 +285,7 @@ def test_a_message_that_cannot_be_decoded_is_named_or_taken_in(cell: LiveCell, p
 
 
 @amqp091
-def test_two_queues_share_the_processes(cell: LiveCell, pool: ProcessWorkers) -> None:
+def test_two_queues_share_the_processes(cell: LiveCell, pool: Workers) -> None:
     other = f"{cell.queue}-other"
     cell.declare(other)
     try:
@@ -316,7 +311,7 @@ def test_two_queues_share_the_processes(cell: LiveCell, pool: ProcessWorkers) ->
 
 
 @amqp091
-def test_what_the_broker_reports_of_the_queue_is_told(cell: LiveCell, pool: ProcessWorkers) -> None:
+def test_what_the_broker_reports_of_the_queue_is_told(cell: LiveCell, pool: Workers) -> None:
     cell.publish(40)
     scene = Scene(cell, pool, consumers=1, prefetch=10)
     scene.connections.first_window = 10
@@ -338,7 +333,7 @@ def test_what_the_broker_reports_of_the_queue_is_told(cell: LiveCell, pool: Proc
 
 
 @amqp091
-def test_bodies_of_any_size_come_in_order_and_whole(cell: LiveCell, pool: ProcessWorkers) -> None:
+def test_bodies_of_any_size_come_in_order_and_whole(cell: LiveCell, pool: Workers) -> None:
     sizes = [10, 9 << 20, 0, 3 << 20, 3 << 20, 3 << 20, 200_000, 1]
     bodies = [bytes([number]) * size for number, size in enumerate(sizes)]
     cell.node.publish(cell.queue, iter(bodies), protocol=cell.cell.protocol)
@@ -351,7 +346,7 @@ def test_bodies_of_any_size_come_in_order_and_whole(cell: LiveCell, pool: Proces
 
 
 @amqp091
-def test_queues_that_ended_leave_nothing_in_the_processes(cell: LiveCell, pool: ProcessWorkers) -> None:
+def test_queues_that_ended_leave_nothing_in_the_processes(cell: LiveCell, pool: Workers) -> None:
     cell.publish(1)
     kept = Scene(cell, pool)
     kept.start()
@@ -369,7 +364,7 @@ def test_queues_that_ended_leave_nothing_in_the_processes(cell: LiveCell, pool: 
     threads = sum(child.num_threads() for child in children())
     for _ in range(3):
         come_and_go()
-    assert sum(len(process._receivers) for process in pool._processes) == 1
+    assert sum(len(process._begun) for process in pool._workers) == 1
     assert poll(lambda: sum(child.num_threads() for child in children()) <= threads, 10)
     # The one that is there goes on.
     cell.publish(1)

@@ -261,8 +261,8 @@ def test_what_arrives_counts_as_what_is_taken_also_without_a_body(cell: LiveCell
     cell.node.publish(cell.queue, (b"" for _ in range(30)), protocol=cell.cell.protocol)
     with cell.session() as session:
         session.take(30, window=100)
-        assert session.consumer.bytes_arrived == sum(session.decoder.sizes(session.raws)) >= 30 * ROW_BYTES
-        assert session.consumer.deliveries == 30
+        assert session.consumer.sink.bytes_arrived == sum(session.decoder.sizes(session.raws)) >= 30 * ROW_BYTES
+        assert session.consumer.sink.deliveries == 30
         assert not any(session.bodies())
 
 
@@ -321,7 +321,7 @@ def test_too_many_bytes_pause_the_consumer_until_they_are_taken(cell: LiveCell) 
     patient = 10.0 if cell.cell.broker == "rabbitmq" and cell.cell.protocol == STOMP else 2.0
     with cell.session(heartbeat_s=patient) as session:
         consumer = session.consumer
-        consumer.bytes_allowed = 5 << 20
+        consumer.sink.bytes_allowed = 5 << 20
         session.consume(60)
         assert session.turn(lambda: consumer.paused)
         session.idle(5)  # several heartbeats
@@ -329,7 +329,7 @@ def test_too_many_bytes_pause_the_consumer_until_they_are_taken(cell: LiveCell) 
         assert held < 45
         consumer.acknowledge(100, session.tags()[held // 2], [])
         session.idle(0.5)
-        consumer.bytes_allowed = float("inf")
+        consumer.sink.bytes_allowed = float("inf")
         consumer.resume()
         assert session.turn(lambda: len(session.raws) == 60)
         session.acknowledge(upto=session.tags()[-1])
@@ -344,14 +344,14 @@ def test_a_pause_holds_over_tls(cell: LiveCell, certificates: Certificates) -> N
     tls = Tls(ca_file=str(certificates.ca.cert_file))
     with cell.session(urls=parse_urls(cell.tls_url()), tls=tls, heartbeat_s=10.0) as session:
         consumer = session.consumer
-        consumer.bytes_allowed = 5 << 20
+        consumer.sink.bytes_allowed = 5 << 20
         session.consume(300)
         assert session.turn(lambda: consumer.paused)
         session.idle(1)
         held = len(session.raws)
         session.idle(1)
         assert held == len(session.raws) < 200
-        consumer.bytes_allowed = float("inf")
+        consumer.sink.bytes_allowed = float("inf")
         consumer.resume()
         assert session.turn(lambda: len(session.raws) == 300)
         session.acknowledge(upto=session.tags()[-1])
@@ -366,12 +366,12 @@ def test_a_pause_longer_than_a_broker_waits_to_write_ends_nothing(cell: LiveCell
     cell.node.publish(cell.queue, [body] * 60, protocol=cell.cell.protocol)
     with cell.session(heartbeat_s=10.0) as session:
         consumer = session.consumer
-        consumer.bytes_allowed = 5 << 20
+        consumer.sink.bytes_allowed = 5 << 20
         session.consume(60)
         session.idle(45)  # RabbitMQ and ActiveMQ Classic gave up after 30
         assert consumer.paused
         assert len(session.raws) < 40
-        consumer.bytes_allowed = float("inf")
+        consumer.sink.bytes_allowed = float("inf")
         consumer.resume()
         assert session.turn(lambda: len(session.raws) == 60)
         assert not any(session.decoder.columns["redelivered"](session.raws))
@@ -386,7 +386,7 @@ def pause(cell: LiveCell, pauses: int) -> None:
     cell.node.publish(cell.queue, [body] * messages, protocol=cell.cell.protocol)
     with cell.session() as session:
         consumer = session.consumer
-        consumer.bytes_allowed = 0
+        consumer.sink.bytes_allowed = 0
         session.consume(window)
         paused = settled = 0
         while settled < messages:
@@ -395,12 +395,12 @@ def pause(cell: LiveCell, pauses: int) -> None:
                 assert time.monotonic() < deadline, f"{settled} of {messages} came"
                 consumer.run(0.005)
             paused += 1
-            came = [consumer.inbox.popleft() for _ in range(len(consumer.inbox))]
+            came = [consumer.sink.inbox.popleft() for _ in range(len(consumer.sink.inbox))]
             settled += len(came)
             # Nothing was handed out before, so nothing was returned.
             assert not any(session.decoder.columns["redelivered"](came))
             consumer.acknowledge(paused, session.decoder.tags(came)[-1], [])
-            consumer.bytes_taken += sum(session.decoder.sizes(came))
+            consumer.sink.bytes_taken += sum(session.decoder.sizes(came))
             consumer.resume()
         assert paused >= pauses
         assert settled == messages

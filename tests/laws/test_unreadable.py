@@ -63,8 +63,7 @@ def test_what_is_around_an_unreadable_message_is_received_and_it_can_be_settled(
     publish_odd(cell)
     publish_odd(cell)
     after = cell.publish(20)
-    with cell.session() as session:
-        session.consumer.keeps_unreadable = True
+    with cell.session(keeps_unreadable=True) as session:
         session.take_any(42, window=100)
         odd = session.decoder.unreadable(session.raws)
         assert [unreadable.tag for unreadable in odd] == session.tags()[20:22]

@@ -16,7 +16,7 @@ import pytest
 from pyspark_mq.brokers import BROKERS, Broker
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from pyspark_mq.sources.connections.protocols import session_class
-from pyspark_mq.sources.connections.session import Greeting, Session
+from pyspark_mq.sources.connections.session import Greeting, Session, SessionOptions, Sink
 from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.url import parse_urls
 from testbed.brokers.containers import ContainerNode
@@ -290,9 +290,10 @@ class LiveCell:
         return Endpoint(**settings)
 
     @contextmanager
-    def session(self, **changes: Any) -> Iterator[SessionRun]:
+    def session(self, *, keeps_unreadable: bool = False, **changes: Any) -> Iterator[SessionRun]:
         """A consumer of the queue, without anything around it."""
-        session = SessionRun(self.endpoint(**changes), self.make_session())
+        options = SessionOptions(keeps_unreadable=keeps_unreadable)
+        session = SessionRun(self.endpoint(**changes), self.make_session(), options)
         try:
             yield session
         finally:
@@ -325,11 +326,11 @@ class SessionRun:
 
     _numbers = iter(range(1_000_000, 2_000_000))
 
-    def __init__(self, endpoint: Endpoint, make: type[Session]) -> None:
-        self.consumer = make(endpoint, next(self._numbers), threading.Event())
-        self.decoder = self.consumer.decoder
+    def __init__(self, endpoint: Endpoint, make: type[Session], options: SessionOptions = SessionOptions()) -> None:  # noqa: B008
         self.confirmed: list[int] = []
-        self.consumer.on_confirmed = self.confirmed.append
+        sink = Sink(confirmed=self.confirmed.append)
+        self.consumer = make(endpoint, next(self._numbers), sink, options)
+        self.decoder = self.consumer.decoder
         self.raws: list[Any] = []
         self.greeting: Greeting | None = None
 
@@ -351,8 +352,8 @@ class SessionRun:
             if time.monotonic() > deadline:
                 return False
             self.consumer.run(0.05)
-            while self.consumer.inbox:
-                self.raws.append(self.consumer.inbox.popleft())
+            while self.consumer.sink.inbox:
+                self.raws.append(self.consumer.sink.inbox.popleft())
         return True
 
     def idle(self, seconds: float) -> None:

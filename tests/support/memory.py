@@ -557,27 +557,25 @@ class MemorySession(Session):
     def _take(self, session: _Session) -> bool:
         if session.silent_since_s is not None or self.broker.stopped:
             return False
-        before = len(self.inbox)
+        sink = self.sink
+        before = len(sink.inbox)
         now = self.broker.now_s
         while session.to_client and session.to_client[0][0] <= now and not self.paused:
             raw = session.to_client.popleft()[1]
-            if raw.message.odd and not self.keeps_unreadable:
+            if raw.message.odd and not self.options.keeps_unreadable:
                 raise self._refuse(self.decoder.unreadable([raw])[0])
-            self.inbox.append(raw)
-            self.deliveries += 1
-            self.bytes_arrived += sum(self.decoder.sizes([raw]))
-            if self.full:
+            sink.inbox.append(raw)
+            sink.count(1, sum(self.decoder.sizes([raw])))
+            if sink.full:
                 self.paused = session.cancelled = True
         confirmed = False
         while session.confirmations and session.confirmations[0][0] <= self.broker.now_s:
-            self.on_confirmed(session.confirmations.popleft()[1])
+            sink.confirmed(session.confirmations.popleft()[1])
             confirmed = True
         if session.depth_asked and session.queue.weather.tells_depth and session.arrives_s <= now:
             session.depth_asked = False
-            self.on_depth(session.queue.depth(session))
-        if len(self.inbox) > before:
-            self.arrived.set()
-        return len(self.inbox) > before or confirmed
+            sink.reported(session.queue.depth(session))
+        return len(sink.inbox) > before or confirmed
 
     def wake(self) -> None:
         self._woken.set()
@@ -603,7 +601,7 @@ class MemorySession(Session):
             if self._session is not None:
                 self._session.depth_asked = True
 
-    def resume(self) -> None:
+    def _resume(self) -> None:
         with self.broker.lock:
             self.paused = False
             if self._session is not None:

@@ -1,4 +1,4 @@
-"""Receiver processes played on the world's thread, with the real pool on one side and the real host on the other.
+"""Receiver processes played on the world's thread, with the real workers on both sides.
 
 What is played is what the operating system does: a process is started, stopped, killed, and what it says arrives.
 """
@@ -12,8 +12,8 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from pyspark_mq.sources.connections.processes.wire import Hello
-from pyspark_mq.sources.connections.requests import Begin, Stop
-from pyspark_mq.sources.connections.worker import Worker
+from pyspark_mq.sources.connections.requests import Begin
+from pyspark_mq.sources.connections.thread_worker import ThreadWorker
 from tests.support.memory import MemoryBroker, MemorySession
 
 if TYPE_CHECKING:
@@ -31,24 +31,16 @@ class PlayedProcess:
         self._said: deque[Any] = deque()
         self.process = world.process()
         self.gone = ""
-        self._host = Worker(
+        self._worker = ThreadWorker(
             lambda _: self._consumer, hello.schema, self._said.append, self.process, self.process.machine_s,
             count(hello.first_session),
         )  # fmt: skip
-        self.process.spawn("host", self._host.life(), self._host.arrived)
 
     def send(self, message: Any) -> None:
         # As over a socket: nothing is shared. The broker in memory is none of those that are known by name.
         heard = message if isinstance(message, Begin) else pickle.loads(pickle.dumps(message))
-        if isinstance(message, Stop):
-            # A process ends a connection on a thread of its own: whoever asks for it does not wait.
-            self._world.at(0, lambda: self._handle(heard))
-        else:
-            self._handle(heard)
-
-    def _handle(self, message: Any) -> None:
         if not self.gone:
-            self._host.handle(message)
+            self._worker.send(heard)
 
     def receive(self, timeout_s: float) -> Any:
         if self._said:
@@ -78,7 +70,7 @@ class PlayedProcess:
 
 
 class PlayedProcesses:
-    """Those of one query, to be started by its pool.
+    """Those of one query, to be started by its workers.
 
     Attributes:
         alive: the last of each.

@@ -11,7 +11,7 @@ from pyspark_mq.sources.connections.events import Event, EventQueue, Failed, Ope
 from pyspark_mq.sources.connections.keeper import SessionKeeper
 from pyspark_mq.sources.connections.message_id import MessageIds
 from pyspark_mq.sources.connections.requests import Begin, Limits
-from pyspark_mq.sources.connections.session import Session, drained
+from pyspark_mq.sources.connections.session import Session, SessionOptions
 from pyspark_mq.sources.runtime import Threads
 from pyspark_mq.spark_source.options import parse_options
 from testbed.process import poll
@@ -30,10 +30,10 @@ def receive(consumer: Session, count: int, longer_s: float = 0.0) -> list[Any]:
         end_s = time.monotonic() + _TIMEOUT_S
         while len(raws) < count and time.monotonic() < end_s:
             consumer.run(0.05)
-            raws += drained(consumer.inbox)
+            raws += consumer.sink.take()
         if longer_s:
             consumer.run(longer_s)
-        return raws + drained(consumer.inbox)
+        return raws + consumer.sink.take()
     finally:
         consumer.close()
 
@@ -46,9 +46,9 @@ def failure(consumer: type[Session], options: dict[str, str], *, opened: bool = 
     """
     settings = parse_options({"connectTimeout": "5s", "reconnectTimeout": "100ms", **options}).settings
     told, events = EventQueue(), list[Event]()
-    begin = Begin(1, settings.endpoint, MessageIds.of(settings), keeps_unreadable=False, limits=Limits(10, 1e9))
-    receiver = SessionKeeper(begin, consumer, told, count(1), Threads())
-    receiver.start()
+    begin = Begin(1, settings.endpoint, MessageIds.of(settings), options=SessionOptions(), limits=Limits(10, 1e9))
+    keeper = SessionKeeper(begin, consumer, told, count(1), Threads())
+    keeper.start()
 
     def failed() -> Failed | None:
         events.extend(told.take())
@@ -58,5 +58,6 @@ def failure(consumer: type[Session], options: dict[str, str], *, opened: bool = 
     found = failed()
     assert found is not None
     assert opened is any(isinstance(event, Opened) for event in events)
-    receiver.stop()
+    keeper.stop()
+    keeper.join(2)
     return "".join(traceback.format_exception(found.error)) + repr(found.error)

@@ -21,8 +21,9 @@ import pyarrow as pa
 from pyspark_mq.dedup import SeenStore
 from pyspark_mq.errors import BrokerUnavailableError
 from pyspark_mq.sources.connections.block import block_schema, values_of
-from pyspark_mq.sources.connections.processes.pool import ProcessWorkers
-from pyspark_mq.sources.connections.workers import LocalWorkers
+from pyspark_mq.sources.connections.processes.worker import in_processes
+from pyspark_mq.sources.connections.thread_worker import in_threads
+from pyspark_mq.sources.connections.workers import Workers
 from pyspark_mq.sources.epochs import EpochSource, Limit, Position, Run
 from pyspark_mq.sources.queues.reader import QueueReader
 from pyspark_mq.sources.runtime import Runtime, Task
@@ -300,14 +301,14 @@ class Query:
             codec.log._folder = self.folder
         return codec
 
-    def _receivers(self) -> LocalWorkers | ProcessWorkers:
+    def _receivers(self) -> Workers:
         consumers = self._consumers
         assert consumers is not None
         assert self._process is not None
         if not self.processes:
-            return LocalWorkers(lambda _: consumers, _SCHEMA, self._process)
+            return in_threads(lambda _: consumers, _SCHEMA, self._process)
         self.played = PlayedProcesses(self.world, self.broker, consumers)
-        return ProcessWorkers(self.processes, _SCHEMA, self._process, self.played.start)
+        return in_processes(self.processes, _SCHEMA, self._process, self.played.start)
 
     def _list_queues(self) -> list[str]:
         if not self.broker.up:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ import stomp
 
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.brokers.base import STOMP
-from pyspark_mq.sources.connections.session import SessionLostError
+from pyspark_mq.sources.connections.session import SessionLostError, Sink
 from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.stomp.session import StompSession
 from pyspark_mq.sources.url import parse_urls
@@ -36,10 +35,9 @@ class SessionRun:
     def __init__(self, broker: str, url: str, **connection: Any) -> None:
         urls = parse_urls(url)
         settings = Endpoint(broker=BROKERS[broker], protocol=STOMP, urls=urls, **connection)
-        self.consumer = StompSession(settings, next(_numbers), threading.Event())
         self.raws: list[Any] = []
         self.confirmed: list[int] = []
-        self.consumer.on_confirmed = self.confirmed.append
+        self.consumer = StompSession(settings, next(_numbers), Sink(confirmed=self.confirmed.append))
         self.consumer.open(urls[0], settings.connect_timeout_s)
 
     def run_until(self, reached: Callable[[], bool], timeout_s: float = 60.0) -> bool:
@@ -52,9 +50,9 @@ class SessionRun:
 
     def take(self) -> None:
         """Empty the inbox, as the query's thread does."""
-        while self.consumer.inbox:
-            self.raws.append(self.consumer.inbox.popleft())
-            self.consumer.bytes_taken += sum(self.consumer.decoder.sizes(self.raws[-1:]))
+        while self.consumer.sink.inbox:
+            self.raws.append(self.consumer.sink.inbox.popleft())
+            self.consumer.sink.bytes_taken += sum(self.consumer.decoder.sizes(self.raws[-1:]))
 
     def receive(self, messages: int, timeout_s: float = 60.0) -> list[bytes]:
         """Receive at least this many; the bodies so far."""

@@ -15,7 +15,7 @@ from pamqp import body, commands, frame, header
 
 from pyspark_mq.errors import BrokerUnavailableError
 from pyspark_mq.sources.amqp091.session import Amqp091Session
-from pyspark_mq.sources.connections.session import QueueDepth, SessionLostError
+from pyspark_mq.sources.connections.session import QueueDepth, SessionLostError, SessionOptions, Sink
 from pyspark_mq.spark_source.options import parse_options
 from tests.support.receiving import failure, receive
 
@@ -95,8 +95,7 @@ def received(after: bytes, count: int, *, keeps: bool = True) -> list[Any]:
     with server(after) as port:
         options = {"broker": "rabbitmq", "url": f"amqp://127.0.0.1:{port}", "queue": "q", "onUnreadableMessage": "row"}
         endpoint = parse_options(options).settings.endpoint
-        consumer = Amqp091Session(endpoint, 1, threading.Event())
-        consumer.keeps_unreadable = keeps
+        consumer = Amqp091Session(endpoint, 1, Sink(), SessionOptions(keeps_unreadable=keeps))
         return receive(consumer, count)
 
 
@@ -116,8 +115,8 @@ def test_a_session_whose_end_nobody_answers_gives_its_connection_up_at_once(
     with server(delivery(1)) as port:
         options = {"broker": "rabbitmq", "url": f"amqp://127.0.0.1:{port}", "queue": "q"}
         endpoint = parse_options(options).settings.endpoint
-        consumer = Amqp091Session(endpoint, 1, threading.Event())
-        consumer.bytes_allowed = 0 if paused else float("inf")
+        consumer = Amqp091Session(endpoint, 1, Sink())
+        consumer.sink.bytes_allowed = 0 if paused else float("inf")
         consumer.open(endpoint.urls[0], 5)
         consumer.consume(10)
         consumer.run(0.2)
@@ -142,14 +141,14 @@ def test_confirmations_do_not_pile_up_where_the_answer_is_slow(monkeypatch: pyte
     with server(b"".join(map(delivery, range(1, 51)))) as port:
         options = {"broker": "rabbitmq", "url": f"amqp://127.0.0.1:{port}", "queue": "q"}
         endpoint = parse_options(options).settings.endpoint
-        consumer = Amqp091Session(endpoint, 1, threading.Event())
+        consumer = Amqp091Session(endpoint, 1, Sink())
         consumer.open(endpoint.urls[0], 5)
         consumer.consume(100)
         confirmed: list[int] = []
         depths: list[QueueDepth] = []
-        consumer.on_confirmed, consumer.on_depth = confirmed.append, depths.append
+        consumer.sink.confirmed, consumer.sink.reported = confirmed.append, depths.append
         deadline = time.monotonic() + 10
-        while consumer.deliveries < 50 and time.monotonic() < deadline:
+        while consumer.sink.deliveries < 50 and time.monotonic() < deadline:
             consumer.run(0.05)
         for tag in range(1, 51):
             consumer.acknowledge(tag, tag, ())

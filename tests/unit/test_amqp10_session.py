@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +12,7 @@ from proton import Condition, Connection, Delivery
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.errors import BrokerUnavailableError
 from pyspark_mq.sources.amqp10.session import Amqp10Session
-from pyspark_mq.sources.connections.session import SessionLostError, drained
+from pyspark_mq.sources.connections.session import SessionLostError, Sink
 from pyspark_mq.spark_source.options import parse_options
 from tests.support.amqp10_peer import Peer, peer
 
@@ -28,7 +27,7 @@ ANSWERED = [
 
 def consumer(broker: str, at: Peer) -> Amqp10Session:
     options = {"broker": broker, "url": at.url(), "queue": "q", "protocol": "amqp-1.0"}
-    return Amqp10Session(parse_options(options).settings.endpoint, 1, threading.Event())
+    return Amqp10Session(parse_options(options).settings.endpoint, 1, Sink())
 
 
 def turns(session: Amqp10Session, done: Callable[[], bool], timeout_s: float = 5.0) -> bool:
@@ -45,7 +44,7 @@ def received(session: Amqp10Session, count: int) -> list[Any]:
     raws: list[Any] = []
 
     def all_there() -> bool:
-        raws.extend(drained(session.inbox))
+        raws.extend(session.sink.take())
         return len(raws) >= count
 
     assert turns(session, all_there)
@@ -70,7 +69,7 @@ def test_what_the_broker_settles_is_confirmed(broker: str) -> None:
     with peer(["a", "b", "c"]) as at:
         session = consumer(broker, at)
         confirmed: list[int] = []
-        session.on_confirmed = confirmed.append
+        session.sink.confirmed = confirmed.append
         received(session, 3)
         session.acknowledge(1, 3, ())
         assert turns(session, lambda: confirmed == [1])
@@ -87,7 +86,7 @@ def test_an_acceptance_that_the_broker_answers_with_another_outcome_is_not_confi
     with peer(["a", "b", "c"], answered(int(outcome), settled=settled, only="b")) as at:
         session = consumer(broker, at)
         confirmed: list[int] = []
-        session.on_confirmed = confirmed.append
+        session.sink.confirmed = confirmed.append
         received(session, 3)
         session.acknowledge(1, 3, ())
         with pytest.raises(SessionLostError, match="did not take an acknowledgement") as lost:
@@ -102,7 +101,7 @@ def test_what_the_broker_took_back_before_it_was_acknowledged_is_not_confirmed(b
     with peer(["a", "b", "c"], released=["b"]) as at:
         session = consumer(broker, at)
         confirmed: list[int] = []
-        session.on_confirmed = confirmed.append
+        session.sink.confirmed = confirmed.append
         received(session, 3)
         session.acknowledge(1, 3, ())
         with pytest.raises(SessionLostError, match="did not take an acknowledgement"):

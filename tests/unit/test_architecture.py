@@ -288,7 +288,13 @@ def test_who_plans_loads_nothing_that_receives() -> None:
     loaded = loaded_with("spark_source.datasource")
     assert "spark_source.reader" in loaded
     assert "sources.epochs" in loaded_with("spark_source.source")
-    heavy = ("sources.epochs", "sources.queues", "sources.connections.worker", "sources.connections.processes", "admin")
+    heavy = (
+        "sources.epochs",
+        "sources.queues",
+        "sources.connections.thread_worker",
+        "sources.connections.processes",
+        "admin",
+    )
     assert [module for module in loaded if module.startswith(heavy)] == []
 
 

@@ -13,7 +13,7 @@ from pyspark_mq.sources.connections.block import block_schema
 from pyspark_mq.sources.connections.connections import Connections
 from pyspark_mq.sources.connections.decoder import ROW_BYTES
 from pyspark_mq.sources.connections.events import Delivered, EventQueue, Lost, Opened
-from pyspark_mq.sources.connections.workers import LocalWorkers
+from pyspark_mq.sources.connections.thread_worker import in_threads
 from tests.support.memory import MemoryBroker, memory_session
 from tests.support.simulation import QUEUE, World, make_settings
 
@@ -27,7 +27,7 @@ class Scene:
         self.queue = self.broker.declare(QUEUE)
         made = make_settings(**{"prefetch": 10, **settings})
         process, self.make = self.world.process(), memory_session(self.broker)
-        receivers = LocalWorkers(lambda _: self.make, block_schema(pa.schema([("body", pa.binary())])), process)
+        receivers = in_threads(lambda _: self.make, block_schema(pa.schema([("body", pa.binary())])), process)
         self.connections = Connections(made, receivers, process, EventQueue())
         self.connections.bound_bytes(2_000, resume=True)
         self.connections.start()

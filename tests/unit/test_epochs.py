@@ -399,12 +399,12 @@ def test_one_session_that_flaps_does_not_keep_what_the_other_settled() -> None:
     scene = Scene(max_messages=20, prefetch=40, dedup_window=0, consumers=2, reconnect_timeout_s=1e6)
     scene.publish(20)
     scene.query.trigger()
-    flapping = scene.queue.sessions[0].consumer.session
+    flapping = scene.queue.sessions[0].consumer.number
 
     def flap() -> None:
-        steady = scene.queue.sessions[-1].consumer.session
+        steady = scene.queue.sessions[-1].consumer.number
         for session in list(scene.queue.sessions):
-            if session.consumer.session not in (steady, flapping + 1) or len(scene.queue.sessions) > 1:
+            if session.consumer.number not in (steady, flapping + 1) or len(scene.queue.sessions) > 1:
                 scene.queue.end(session, "flapped")
                 break
 
@@ -611,7 +611,7 @@ def test_a_replay_holds_no_more_bytes_than_it_may_whatever_comes_before_its_mess
 
     def watched() -> None:
         pump()
-        inbox = sum(len(raw.message.body) for session in scene.queue.sessions for raw in session.consumer.inbox)
+        inbox = sum(len(raw.message.body) for session in scene.queue.sessions for raw in session.consumer.sink.inbox)
         held.append(lane.held_bytes + inbox)
 
     lane.pump = watched  # type: ignore[method-assign]

@@ -1,9 +1,10 @@
-"""The receiver: one session after another, with rests between those that came to nothing."""
+"""The session keeper: one session after another, with rests between those that came to nothing."""
 
 from __future__ import annotations
 
 import secrets
 from itertools import count
+from operator import methodcaller
 from typing import Any
 from uuid import uuid4
 
@@ -13,15 +14,15 @@ from pyspark_mq.errors import BrokerError, BrokerUnavailableError, DestinationEr
 from pyspark_mq.sources.connections.events import Confirmed, Event, EventQueue, Failed, Lost, Opened
 from pyspark_mq.sources.connections.keeper import SessionKeeper
 from pyspark_mq.sources.connections.message_id import MessageIds
-from pyspark_mq.sources.connections.requests import Acknowledge, Begin, Limits, Request
-from pyspark_mq.sources.connections.session import Greeting, Session, SessionLostError
+from pyspark_mq.sources.connections.requests import Begin, Limits
+from pyspark_mq.sources.connections.session import Greeting, Session, SessionLostError, SessionOptions
 from pyspark_mq.sources.url import BrokerUrl
 from tests.support.memory import MemoryBroker, MemorySession
 from tests.support.simulation import QUEUE, World, make_settings
 
 
 class Scene:
-    """A receiver of a queue in memory."""
+    """A keeper of sessions with a queue in memory."""
 
     def __init__(self, consumer: type[MemorySession] = MemorySession, **endpoint: Any) -> None:
         self.world = World()
@@ -32,8 +33,8 @@ class Scene:
         make = type("SceneSession", (consumer,), {"broker": self.broker})
         settings = make_settings(**endpoint)
         limits = Limits(100, float("inf"))
-        begin = Begin(1, settings.endpoint, MessageIds.of(settings), keeps_unreadable=False, limits=limits)
-        self.receiver = SessionKeeper(begin, make, self.told, count(1), self.process)
+        begin = Begin(1, settings.endpoint, MessageIds.of(settings), options=SessionOptions(), limits=limits)
+        self.keeper = SessionKeeper(begin, make, self.told, count(1), self.process)
         self.events: list[Event] = []
 
     def run(self, seconds: float) -> None:
@@ -46,7 +47,7 @@ class Scene:
     @property
     def consumer(self) -> Session:
         """Of the session that lives."""
-        found = self.receiver.consumer_of(self.of(Opened)[-1].session)
+        found = self.keeper.session(self.of(Opened)[-1].session)
         assert found is not None
         return found
 
@@ -62,13 +63,13 @@ class Talkative(MemorySession):
 
     def run(self, timeout_s: float) -> None:
         super().run(timeout_s)
-        if self.inbox:
+        if self.sink.inbox:
             raise SessionLostError(f"{uuid4()}: a message cannot be sent to {secrets.token_urlsafe(8)}", stated=True)
 
 
 def test_a_session_opens_and_its_end_is_told() -> None:
     scene = Scene()
-    scene.receiver.start()
+    scene.keeper.start()
     scene.run(0.1)
     assert [type(event) for event in scene.events] == [Opened]
     scene.broker.cut()
@@ -81,7 +82,7 @@ def test_a_session_opens_and_its_end_is_told() -> None:
 def test_sessions_in_which_nothing_is_confirmed_are_ever_further_apart() -> None:
     scene = Scene()
     scene.queue.publish(b"x", "a")
-    scene.receiver.start()
+    scene.keeper.start()
     for tenth in range(600):
         scene.run(0.1)
         if tenth % 2:
@@ -93,11 +94,11 @@ def test_sessions_in_which_nothing_is_confirmed_are_ever_further_apart() -> None
 
 def test_a_confirmation_makes_a_session_good_and_the_next_one_comes_at_once() -> None:
     scene = Scene()
-    scene.receiver.start()
+    scene.keeper.start()
     for number in range(20):
         scene.queue.publish(b"x", str(number))
         scene.run(0.1)
-        scene.receiver.ask(scene.consumer.session, Acknowledge(7, 1, ()))
+        scene.keeper.ask(scene.consumer.number, methodcaller("acknowledge", 7, 1, ()))
         scene.run(0.1)
         assert len(scene.of(Confirmed)) == number + 1
         scene.broker.cut()
@@ -107,10 +108,10 @@ def test_a_confirmation_makes_a_session_good_and_the_next_one_comes_at_once() ->
 
 def test_there_is_no_reconnect_without_a_rest_behind_a_good_session_either() -> None:
     scene = Scene()
-    scene.receiver.start()
+    scene.keeper.start()
     scene.queue.publish(b"x", "a")
     scene.run(0.1)
-    scene.receiver.ask(scene.consumer.session, Acknowledge(7, 1, ()))
+    scene.keeper.ask(scene.consumer.number, methodcaller("acknowledge", 7, 1, ()))
     scene.run(0.1)
     assert len(scene.of(Confirmed)) == 1
     scene.broker.cut()
@@ -124,7 +125,7 @@ def test_there_is_no_reconnect_without_a_rest_behind_a_good_session_either() -> 
 def test_a_broker_that_ends_one_session_after_another_ends_the_query_and_is_quoted() -> None:
     scene = Scene(Talkative)
     scene.queue.publish(b"x", "a")
-    scene.receiver.start()
+    scene.keeper.start()
     scene.run(600)
     assert isinstance(scene.failure, BrokerError)
     for words in ("queue 'orders'", "9 sessions in a row", "cannot be sent", "Nothing is lost"):
@@ -135,7 +136,7 @@ def test_a_broker_that_ends_one_session_after_another_ends_the_query_and_is_quot
 def test_what_the_network_does_is_no_reason_to_stop_before_the_reconnect_timeout() -> None:
     scene = Scene(reconnect_timeout_s=60.0)
     scene.queue.publish(b"x", "a")
-    scene.receiver.start()
+    scene.keeper.start()
     for _ in range(40):
         scene.run(1)
         scene.broker.cut()
@@ -149,7 +150,7 @@ def test_what_the_network_does_is_no_reason_to_stop_before_the_reconnect_timeout
 
 def test_an_idle_session_that_ends_every_night_never_adds_up() -> None:
     scene = Scene(reconnect_timeout_s=60.0)
-    scene.receiver.start()
+    scene.keeper.start()
     for _ in range(30):
         scene.run(30_000)
         scene.broker.cut()
@@ -162,7 +163,7 @@ def test_an_idle_session_that_ends_every_night_never_adds_up() -> None:
 def test_nobody_there_at_the_start_fails_after_the_connect_timeout(timeout_s: float) -> None:
     scene = Scene(connect_timeout_s=timeout_s)
     scene.broker.kill()
-    scene.receiver.start()
+    scene.keeper.start()
     scene.run(timeout_s * 0.4)
     assert not scene.of(Failed)
     scene.run(timeout_s)
@@ -173,7 +174,7 @@ def test_nobody_there_at_the_start_fails_after_the_connect_timeout(timeout_s: fl
 def test_a_queue_that_is_not_there_fails_at_once() -> None:
     scene = Scene()
     scene.broker.delete(QUEUE)
-    scene.receiver.start()
+    scene.keeper.start()
     scene.run(0.1)
     assert isinstance(scene.failure, DestinationError)
 
@@ -192,7 +193,7 @@ class Suspicious(MemorySession):
 
 def test_a_login_that_worked_before_is_tried_again_for_the_connect_timeout() -> None:
     scene = Scene(Suspicious, connect_timeout_s=10.0)
-    scene.receiver.start()
+    scene.keeper.start()
     scene.run(1)
     scene.broker.cut()
     scene.run(8)
@@ -212,7 +213,7 @@ def test_a_file_that_is_away_when_the_connection_breaks_is_read_again_until_it_i
             return super().open(url, timeout_s)
 
     scene = Scene(Reads, connect_timeout_s=10.0, reconnect_timeout_s=100.0)
-    scene.receiver.start()
+    scene.keeper.start()
     scene.run(1)
     files.add(option)
     scene.broker.cut()
@@ -234,36 +235,33 @@ def test_an_option_that_the_broker_shows_to_be_wrong_fails_at_once() -> None:
             raise OptionError("broker", "'rabbitmq' is given")
 
     scene = Scene(Another)
-    scene.receiver.start()
+    scene.keeper.start()
     scene.run(0.1)
     assert isinstance(scene.failure, OptionError)
 
 
 def test_a_request_for_a_session_that_is_gone_is_never_carried_out() -> None:
     scene = Scene()
-    scene.receiver.start()
+    scene.keeper.start()
     scene.run(0.1)
     old = scene.of(Opened)[0].session
     scene.broker.cut()
     scene.run(1)
     asked: list[int] = []
 
-    class Noted(Request):
-        def carry_out(self, consumer: Session) -> None:
-            asked.append(consumer.session)
-
-    scene.receiver.ask(old, Noted())
+    scene.keeper.ask(old, lambda session: asked.append(session.number))
     new = scene.of(Opened)[1].session
-    scene.receiver.ask(new, Noted())
+    scene.keeper.ask(new, lambda session: asked.append(session.number))
     scene.run(1)
     assert asked == [new]
 
 
 def test_stopping_closes_the_connection_and_ends_it() -> None:
     scene = Scene()
-    scene.receiver.start()
+    scene.keeper.start()
     scene.run(0.1)
-    scene.receiver.stop()
+    scene.keeper.stop()
+    scene.keeper.join(2)
     assert scene.queue.sessions == []
     scene.run(10)
     assert len(scene.of(Opened)) == 1
@@ -272,7 +270,7 @@ def test_stopping_closes_the_connection_and_ends_it() -> None:
 def test_messages_without_a_body_are_messages_too() -> None:
     scene = Scene(Talkative)
     scene.queue.publish(b"", "a")
-    scene.receiver.start()
+    scene.keeper.start()
     scene.run(600)
     assert isinstance(scene.failure, BrokerError)
     assert "9 sessions in a row" in str(scene.failure)

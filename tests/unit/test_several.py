@@ -140,7 +140,7 @@ def test_bytes_held_are_bounded_over_all_queues() -> None:
     def look() -> None:
         lanes = list(scene.query.source._queues)
         inbox = sum(len(raw.message.body) for queue in scene.query.queues for session in queue.sessions
-                    for raw in session.consumer.inbox)  # fmt: skip
+                    for raw in session.consumer.sink.inbox)  # fmt: skip
         held.append(sum(lane.held_bytes for lane in lanes) + inbox)
         scene.world.let_pass(5.0)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pyspark_mq.errors import BrokerUnavailableError, MessageError
-from pyspark_mq.sources.connections.session import SessionLostError
+from pyspark_mq.sources.connections.session import SessionLostError, SessionOptions, Sink
 from pyspark_mq.sources.stomp.frames import UnreadableHeaders
 from pyspark_mq.sources.stomp.session import StompSession
 from pyspark_mq.spark_source.options import parse_options
@@ -67,8 +67,7 @@ def received(
         endpoint = parse_options(
             {"broker": "activemq", "url": f"stomp://127.0.0.1:{port}", "queue": "q"}
         ).settings.endpoint
-        consumer = StompSession(endpoint, 1, threading.Event())
-        consumer.keeps_unreadable = keeps
+        consumer = StompSession(endpoint, 1, Sink(), SessionOptions(keeps_unreadable=keeps))
         return receive(consumer, count, longer_s=0.1)
 
 

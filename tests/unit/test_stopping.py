@@ -12,10 +12,11 @@ import pytest
 from pyspark_mq.sources.connections.block import block_schema
 from pyspark_mq.sources.connections.events import EventQueue
 from pyspark_mq.sources.connections.message_id import MessageIds
-from pyspark_mq.sources.connections.processes.pool import ChildProcess, ProcessWorkers
 from pyspark_mq.sources.connections.processes.wire import Hello
+from pyspark_mq.sources.connections.processes.worker import ChildProcess, in_processes
 from pyspark_mq.sources.connections.requests import Begin, Limits
-from pyspark_mq.sources.connections.workers import LocalWorkers
+from pyspark_mq.sources.connections.session import SessionOptions
+from pyspark_mq.sources.connections.thread_worker import in_threads
 from pyspark_mq.sources.epochs import EpochSource, Limit
 from pyspark_mq.sources.runtime import Threads
 from pyspark_mq.spark_source.offset import OffsetCodec
@@ -45,7 +46,7 @@ def test_all_connections_of_a_query_are_closed_at_the_same_time(queues: int, con
             super().close()
 
     consumer = type("SlowSession", (Slow,), {"broker": broker})
-    receivers = LocalWorkers(lambda _: consumer, SCHEMA, Threads())
+    receivers = in_threads(lambda _: consumer, SCHEMA, Threads())
     settings = make_settings(queues=names if queues > 1 else None, consumers=consumers)
     if queues == 1:
         broker.declare("orders")
@@ -70,14 +71,16 @@ def test_a_receiver_process_that_is_started_while_the_query_is_stopped_ends() ->
 
     options = {"broker": "rabbitmq", "url": "amqp://127.0.0.1:1", "queue": "q"}
     settings = parse_options(options).settings
-    pool = ProcessWorkers(1, SCHEMA, Threads(), start)
+    pool = in_processes(1, SCHEMA, Threads(), start)
     key = pool.add(EventQueue())
-    pool.send(Begin(key, settings.endpoint, MessageIds.of(settings), True, Limits(10, 1e9)))
+    pool.send(
+        Begin(key, settings.endpoint, MessageIds.of(settings), SessionOptions(keeps_unreadable=True), Limits(10, 1e9))
+    )
     assert starting.wait(10)
     stopper = threading.Thread(target=pool.stop)
     stopper.start()
     try:
-        assert poll(pool._processes[0]._stopping.is_set, 10)
+        assert poll(pool._workers[0]._stopping.is_set, 10)
         go.set()
         assert poll(lambda: bool(children) and children[0]._process.poll() is not None, 10)
     finally:

@@ -176,9 +176,9 @@ def _broker(url: BrokerUrl, settings: Settings, server: str, management: Managem
     if endpoint.topic is not None:
         text = "not looked at: to open a topic makes its subscription"
         return _Broker(url, [*findings, Finding("login", Level.UNKNOWN, text, "start the query")])
-    consumer = make_session(settings)
+    session = make_session(settings)
     try:
-        greeting = consumer.open(url, endpoint.connect_timeout_s)
+        greeting = session.open(url, endpoint.connect_timeout_s)
     except DestinationError:
         # The login is right; what is wrong with the queue is said there.
         findings += [_login(endpoint, url)]
@@ -192,7 +192,7 @@ def _broker(url: BrokerUrl, settings: Settings, server: str, management: Managem
         product_version = greeting.server if version_of(greeting.server) != (0, 0) else server or greeting.server
         findings += [_login(endpoint, url), check_version(product_version, endpoint)]
     finally:
-        consumer.close()
+        session.close()
     return _Broker(url, findings)
 
 
@@ -355,27 +355,26 @@ def _look(settings: Settings, maximum: int, patience_s: float) -> _Look:
 def _session(
     settings: Settings, maximum: int, patience_s: float, *, browses: bool = False, widens: bool = False
 ) -> _Look:
-    consumer = make_session(settings)
-    consumer.browses = browses
+    session = make_session(settings, browses=browses)
     greeting = None
     try:
-        greeting = open_first(consumer, settings)
+        greeting = open_first(session, settings)
         if not maximum:
             return _Look(greeting)
-        consumer.consume(maximum)
+        session.consume(maximum)
         if widens:
-            consumer.consume(maximum + 1)
-        raws = received(consumer, maximum, patience_s)
+            session.consume(maximum + 1)
+        raws = received(session, maximum, patience_s)
     except MqError as failed:
         return _Look(greeting, problem=str(failed), absent=isinstance(failed, DestinationError))
     except SessionLostError as lost:
         return _Look(greeting, problem=f"{settings.endpoint.destination}: the session ended: {lost}")
     finally:
-        consumer.close()
-    rows = rows_of(settings, consumer.decoder, raws)
+        session.close()
+    rows = rows_of(settings, session.decoder, raws)
     return _Look(greeting, sample_of(rows, "browsed" if browses else "given back"))
 
 
 def _adds_consumers(settings: Settings) -> bool:
-    """Return whether a wider window takes a further consumer."""
+    """Return whether a wider window takes a further session."""
     return settings.endpoint.protocol != _BY_CREDIT

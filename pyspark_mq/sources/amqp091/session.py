@@ -259,7 +259,7 @@ class Amqp091Session(Session):
         """Take deliveries in, in order."""
         for place, error in check(raws):
             raws[place] = unreadable(raws[place], error)
-            if not self.keeps_unreadable:
+            if not self.options.keeps_unreadable:
                 self._ended(self._refuse(self.decoder.unreadable([raws[place]])[0]))
                 del raws[place:]
                 break
@@ -269,14 +269,11 @@ class Amqp091Session(Session):
         if first <= self._last_tag or last - first < len(raws) - 1:
             self._ended(FrameError(f"delivery tags do not ascend: {first} to {last} behind {self._last_tag}"))
             return
-        self.inbox.extend(raws)
+        self.sink.inbox.extend(raws)
         self._last_tag = last
-        self.deliveries += len(raws)
-        self.bytes_arrived += sum(self.decoder.sizes(raws))
-        if self.full and (not self.paused or self._reading_one):
+        self.sink.count(len(raws), sum(self.decoder.sizes(raws)))
+        if self.sink.full and (not self.paused or self._reading_one):
             self._pause()
-        if not self.arrived.is_set():
-            self.arrived.set()
 
     def _called_back(self, _: Any, method: Any, properties: Any, body: bytes) -> None:
         """A delivery that pika has decoded."""
@@ -289,7 +286,7 @@ class Amqp091Session(Session):
         self._reading_one = False
         self._loop.hold()
 
-    def resume(self) -> None:
+    def _resume(self) -> None:
         self.paused = self._reading_one = False
         self._loop.release()
 
@@ -358,8 +355,8 @@ class Amqp091Session(Session):
     def _answered(self, own: int, frame: Any) -> None:
         confirmed, self._confirming = self._confirming or [], None
         for number in confirmed:
-            self.on_confirmed(number)
-        self.on_depth(self._depth(frame, own))
+            self.sink.confirmed(number)
+        self.sink.reported(self._depth(frame, own))
         if self._unconfirmed:
             self.ask_depth()
 

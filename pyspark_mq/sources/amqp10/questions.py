@@ -9,7 +9,6 @@ address of management, and make and read a temporary queue. Who may not loses th
 from __future__ import annotations
 
 import json
-import threading
 import time
 from dataclasses import replace
 from typing import Any
@@ -21,7 +20,7 @@ from pyspark_mq.brokers.facts import NOTHING_KNOWN, QueueFacts, artemis_answer, 
 from pyspark_mq.errors import MqError
 from pyspark_mq.sources.amqp10.incoming import Incoming
 from pyspark_mq.sources.amqp10.session import Amqp10Session
-from pyspark_mq.sources.connections.session import SessionLostError, drained
+from pyspark_mq.sources.connections.session import SessionLostError, Sink
 from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.url import BrokerUrl
 
@@ -33,7 +32,7 @@ _CREDIT = 10
 
 def ask_queue(endpoint: Endpoint, url: BrokerUrl) -> QueueFacts:
     """Facts of the queue and of its address; nothing is known where this user may not ask."""
-    asker = _Asker(replace(endpoint, selector=None, subscription=None), 1, threading.Event())
+    asker = _Asker(replace(endpoint, selector=None, subscription=None), 1, Sink())
     facts = NOTHING_KNOWN
     try:
         asker.open(url, endpoint.connect_timeout_s)
@@ -106,5 +105,5 @@ class _Asker(Amqp10Session):
         self._to.send(question.encode())
         delivery.settle()
         self._to.advance()
-        self._until(lambda: bool(self.inbox), deadline)
-        return self.decoder.bodies(drained(self.inbox))[-1]
+        self._until(lambda: bool(self.sink.inbox), deadline)
+        return self.decoder.bodies(self.sink.take())[-1]

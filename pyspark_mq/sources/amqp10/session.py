@@ -136,7 +136,7 @@ class Amqp10Session(Amqp10Connection):
         session.incoming_capacity = _INCOMING_BYTES
         session.open()
         endpoint, dialect = self.endpoint, self._dialect
-        link = session.receiver(endpoint.subscription or f"pyspark-mq-{self.session}")
+        link = session.receiver(endpoint.subscription or f"pyspark-mq-{self.number}")
         source = link.source
         source.address = self._address()
         capabilities = [dialect.capabilities[endpoint.topic is not None]] if dialect.capabilities else []
@@ -147,7 +147,7 @@ class Amqp10Session(Amqp10Connection):
                 capabilities += ["shared", "global"]
         if capabilities:
             source.capabilities.put_object(Array(UNDESCRIBED, Data.SYMBOL, *map(symbol, capabilities)))  # type: ignore[arg-type]
-        if self.browses:
+        if self.options.browses:
             source.distribution_mode = Terminus.DIST_MODE_COPY
         if endpoint.selector is not None:
             selector = Described(symbol(_SELECTOR), endpoint.selector)
@@ -186,7 +186,7 @@ class Amqp10Session(Amqp10Connection):
         if self._management is not None and self._management.asked and self._window:
             info = self._management.answer()
             if info is not None:
-                self.on_depth(self._depth(info))
+                self.sink.reported(self._depth(info))
         # RabbitMQ 4.3 takes messages back from a consumer that is too slow for it (its consumer timeout) by a
         # disposition on the link, which stays open and gets them no more. The oldest is the first.
         oldest = next(iter(self._open.values()), None)
@@ -227,25 +227,24 @@ class Amqp10Session(Amqp10Connection):
     def _take_deliveries(self) -> None:
         if self._link is None or self.paused:
             return
-        inbox, held, read = self.inbox, self._open, self._sections.read
-        arrived, before = self.bytes_arrived, self._newest
+        sink, held, read = self.sink, self._open, self._sections.read
+        before = self._newest
         for delivery, data in self._deliveries.messages():
             self._newest = tag = self._newest + 1
             raw = read(tag, data)
-            if type(raw) is UnreadableRaw and not self.keeps_unreadable:
+            if type(raw) is UnreadableRaw and not self.options.keeps_unreadable:
                 raise self._refuse(self.decoder.unreadable([raw])[0])
             held[tag] = delivery
-            inbox.append(raw)
-            self.deliveries += 1
-            arrived += ROW_BYTES + len(data)
-            self.bytes_arrived = arrived
-            if self.full:
+            sink.inbox.append(raw)
+            sink.deliveries += 1
+            sink.bytes_arrived += ROW_BYTES + len(data)
+            if sink.full:
                 self.paused = True
                 break
-        if self._newest != before and not self.arrived.is_set():
-            self.arrived.set()
+        if self._newest != before:
+            sink.wake()
 
-    def resume(self) -> None:
+    def _resume(self) -> None:
         self.paused = False
         try:
             self._take_deliveries()
@@ -305,7 +304,7 @@ class Amqp10Session(Amqp10Connection):
             if handles:
                 break
             self._requests.popleft()
-            self.on_confirmed(number)
+            self.sink.confirmed(number)
         # A broker may refuse the link, as one more consumer than the queue takes. That is an answer, too.
         if self._barrier is not None and self._barrier[0].state & (Endpoint.REMOTE_ACTIVE | Endpoint.REMOTE_CLOSED):
             link, acknowledged = self._barrier
@@ -315,7 +314,7 @@ class Amqp10Session(Amqp10Connection):
             for number, accepted in acknowledged:
                 if not self._settle(accepted):
                     return
-                self.on_confirmed(number)
+                self.sink.confirmed(number)
             self._raise_barrier()
         # Not before the broker has closed it too: proton keeps 2 kB of a link that was freed earlier. The plugin of
         # RabbitMQ 3 never does, so there each settlement costs that.

@@ -1,8 +1,8 @@
 """The connections of one queue, as the thread that Spark calls sees them.
 
-Receivers keep one session each alive, beside that thread, and emit events. :class:`Connections` reads those, knows
-which sessions live, how they stand and how many messages each may have been handed, asks them for things, and holds
-them to a number of bytes. Nothing above it touches a consumer: a session is a number there.
+Keepers keep one session each alive, beside that thread, and emit events. :class:`Connections` reads those, knows which
+sessions live, their status and how many messages each may have been handed, asks them for things, and holds them to a
+number of bytes. Nothing above it touches a session: that is a number there.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import methodcaller
+from typing import Any
 
 from pyspark_mq.ack import Settlement
 from pyspark_mq.sources.connections.events import (
@@ -24,22 +26,8 @@ from pyspark_mq.sources.connections.events import (
     SessionStatus,
 )
 from pyspark_mq.sources.connections.message_id import MessageIds
-from pyspark_mq.sources.connections.requests import (
-    Acknowledge,
-    Ask,
-    AskDepth,
-    Begin,
-    Consume,
-    End,
-    Extend,
-    Limits,
-    Reject,
-    Request,
-    Resume,
-    SetLimits,
-    Stop,
-)
-from pyspark_mq.sources.connections.session import QueueDepth
+from pyspark_mq.sources.connections.requests import Ask, Begin, Limits, SetLimits, Stop
+from pyspark_mq.sources.connections.session import QueueDepth, SessionOptions
 from pyspark_mq.sources.connections.workers import Workers
 from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.settings import OnUnreadable, Settings
@@ -48,13 +36,13 @@ __all__ = ["DEPTH_AGE_MAX_S", "Connections"]
 
 #: The broker is asked for the depth of the queue unless it was, or reported it, as lately as that.
 DEPTH_AGE_MAX_S = 0.25
-#: A host emits its progress mark ten times a second.
+#: A worker emits its progress mark ten times a second.
 _LATE_S = 0.25
 
 
 @dataclass(slots=True)
-class _Receiver:
-    """A receiver as it was heard of.
+class _Keeper:
+    """A keeper as it was heard of.
 
     Attributes:
         limits: those it was sent last.
@@ -84,26 +72,26 @@ class Connections:
 
     Args:
         settings: the query's, with this queue as its endpoint.
-        receivers: who keeps the connections.
+        workers: who keep the connections.
         runtime: the clock.
         events: where those of this queue come in.
 
     Attributes:
         first_window: how many unacknowledged messages the next session to be opened asks for.
         broke_off: did receiving stand still for a while between the last two looks at :meth:`news`?
-        progress_s: progress mark of all hosts, at the last look.
+        progress_s: progress mark of all workers, at the last look.
     """
 
-    def __init__(self, settings: Settings, receivers: Workers, runtime: Runtime, events: EventQueue) -> None:
+    def __init__(self, settings: Settings, workers: Workers, runtime: Runtime, events: EventQueue) -> None:
         self.first_window = settings.prefetch
         self.broke_off = False
         self.progress_s = -math.inf
         self._settings = settings
-        self._host = receivers
+        self._workers = workers
         self._runtime = runtime
         self._events = events
         self._bytes_allowed = 0.0
-        self._receivers = {receivers.add(events): _Receiver(Limits(0, 0.0)) for _ in range(settings.consumers)}
+        self._keepers = {workers.add(events): _Keeper(Limits(0, 0.0)) for _ in range(settings.consumers)}
         self._live: dict[int, _OpenSession] = {}
         self._waiting: list[Delivered] = []
         self._failure: Exception | None = None
@@ -111,33 +99,32 @@ class Connections:
         self._started = False
 
     def start(self) -> None:
-        """Have the receivers connect, if they were not asked to yet."""
+        """Have the keepers connect, if they were not asked to yet."""
         if self._started:
             return
         self._started = True
-        keeps = self._settings.on_unreadable is not OnUnreadable.FAIL
-        for key, receiver in self._receivers.items():
-            receiver.limits = Limits(self.first_window, self._bytes_allowed)
+        options = SessionOptions(keeps_unreadable=self._settings.on_unreadable is not OnUnreadable.FAIL)
+        for key, keeper in self._keepers.items():
+            keeper.limits = Limits(self.first_window, self._bytes_allowed)
             ids = MessageIds.of(self._settings)
-            self._host.send(Begin(key, self._settings.endpoint, ids, keeps, receiver.limits))
+            self._workers.send(Begin(key, self._settings.endpoint, ids, options, keeper.limits))
 
     def ask_to_stop(self) -> None:
         """Have the connections closed, and do not wait for it."""
         if self._started:
-            for key in self._receivers:
-                self._host.send(Stop(key, waits=False))
+            for key in self._keepers:
+                self._workers.send(Stop(key))
 
     def stop(self) -> None:
         """Close the connections, all at once."""
         self.ask_to_stop()
         if self._started:
-            for key in self._receivers:
-                self._host.send(Stop(key))
+            self._workers.join(self._keepers)
 
     # -- what happened
 
     def news(self, *, taking: bool) -> Iterator[Opened | Lost | Confirmed | Delivered]:
-        """Events of the receivers since the last time, in order.
+        """Yield events of the keepers since the last time, in order.
 
         A session whose opening makes the caller raise never counts as living: nothing is taken from it.
 
@@ -145,7 +132,7 @@ class Connections:
             taking: may deliveries be taken? If not, they wait here.
 
         Raises:
-            MqError: after the last of them, if a receiver has given up.
+            MqError: after the last of them, if a keeper has given up.
         """
         self._look_at_progress()
         if taking and self._waiting:
@@ -192,35 +179,35 @@ class Connections:
         return sum(len(event.block) for event in self._waiting)
 
     def _open(self, event: Opened) -> None:
-        self._live[event.session] = _OpenSession(event.key, self._host.now_s(), event.window)
+        self._live[event.session] = _OpenSession(event.key, self._workers.now_s(), event.window)
         depth = event.greeting.depth
         if depth is not None:
             self._note_depth(event.key, depth)
         else:  # what was reported to an earlier session may never be reported again
-            self._receivers[event.key].depth = None
+            self._keepers[event.key].depth = None
 
     def _note_depth(self, key: int, depth: QueueDepth) -> None:
-        receiver = self._receivers[key]
-        receiver.depth, receiver.depth_s = depth, self._runtime.machine_s()
+        keeper = self._keepers[key]
+        keeper.depth, keeper.depth_s = depth, self._runtime.machine_s()
 
     def _look_at_progress(self) -> None:
         # Before the events are looked at: what was emitted by then is among them.
-        reported = [(session.opened_s, *self._host.progress(session.key)) for session in self._live.values()]
-        now_s = self._host.now_s()
+        reported = [(session.opened_s, *self._workers.progress(session.key)) for session in self._live.values()]
+        now_s = self._workers.now_s()
         self.progress_s = min((max(opened_s, until_s) for opened_s, _, until_s in reported), default=now_s)
         breaks = sum(count for _, count, _ in reported)
         self.broke_off, self._breaks = breaks != self._breaks, breaks
 
     @property
     def complete(self) -> bool:
-        """Whether every receiver is connected."""
-        return len(self._live) == len(self._receivers)
+        """Whether every keeper is connected."""
+        return len(self._live) == len(self._keepers)
 
     @property
     def late(self) -> bool:
         """Whether a host's progress mark is late."""
-        now_s = self._host.now_s()
-        return any(now_s - self._host.progress(session.key)[1] > _LATE_S for session in self._live.values())
+        now_s = self._workers.now_s()
+        return any(now_s - self._workers.progress(session.key)[1] > _LATE_S for session in self._live.values())
 
     @property
     def paused(self) -> bool:
@@ -234,28 +221,29 @@ class Connections:
 
     # -- requests
 
-    def _ask(self, session: int, request: Request) -> None:
+    def _ask(self, session: int, method: str, *arguments: Any) -> None:
+        """Have a method of :class:`.Session` called, if the session lives then."""
         live = self._live.get(session)
         if live is not None:
-            self._host.send(Ask(live.key, session, request))
+            self._workers.send(Ask(live.key, session, methodcaller(method, *arguments)))
 
     def acknowledge(self, settlement: Settlement) -> None:
         """Have acknowledgements sent, each in the session it belongs to (rule 10)."""
         for part in settlement.parts:
-            self._ask(part.session, Acknowledge(settlement.number, part.upto, part.singles))
+            self._ask(part.session, "acknowledge", settlement.number, part.upto, part.singles)
 
     def ask_for_answers(self, number: int) -> None:
         """Have the broker confirm in each session, under that number, that it has got so far."""
         for session in self._live:
-            self._ask(session, Acknowledge(number, 0, ()))
+            self._ask(session, "acknowledge", number, 0, ())
 
     def renew(self, session: int, why: str) -> None:
-        """End a session, so that the broker takes back what it holds; the receiver opens another."""
-        self._ask(session, End(why))
+        """End a session, so that the broker takes back what it holds; its keeper opens another."""
+        self._ask(session, "end", why)
 
     def reject(self, session: int, tags: Sequence[int]) -> None:
         """Have messages refused for good."""
-        self._ask(session, Reject(tuple(tags)))
+        self._ask(session, "reject", tuple(tags))
 
     # -- how much
 
@@ -272,7 +260,7 @@ class Connections:
                 others.
         """
         self._live[session].window = window
-        self._ask(session, Extend(window) if strictly else Consume(window))
+        self._ask(session, "extend" if strictly else "consume", window)
 
     def widen(self, window: int, *, strictly: bool = False) -> None:
         """Let every session have at least so many."""
@@ -281,25 +269,25 @@ class Connections:
                 self.set_window(number, window, strictly=strictly)
 
     def bound_bytes(self, maximum: float, *, resume: bool) -> None:
-        """Limit how many bytes each receiver may pile up before it pauses; report what was taken.
+        """Limit how many bytes each session may pile up before it pauses; report what was taken.
 
         Args:
             maximum: for all of them.
             resume: have those that pause go on.
         """
-        self._bytes_allowed = maximum / len(self._receivers)
+        self._bytes_allowed = maximum / len(self._keepers)
         if not self._started:
             return
         sessions = {session.key: (number, session) for number, session in self._live.items()}
-        for key, receiver in self._receivers.items():
+        for key, keeper in self._keepers.items():
             number, session = sessions.get(key, (0, None))
             taken = 0 if session is None else session.bytes_taken
             limits = Limits(self.first_window, self._bytes_allowed, number, taken)
-            if limits != receiver.limits:
-                receiver.limits = limits
-                self._host.send(SetLimits(key, limits))
+            if limits != keeper.limits:
+                keeper.limits = limits
+                self._workers.send(SetLimits(key, limits))
             if session is not None and session.paused and resume and not self._waiting:
-                self._ask(number, Resume())  # what it waits for is taken first
+                self._ask(number, "resume")  # what it waits for is taken first
 
     # -- what the broker still has
 
@@ -307,27 +295,27 @@ class Connections:
         """Ask the broker how many messages wait, unless it has reported it lately, or is asked."""
         now_s = self._runtime.machine_s()
         for number, session in self._live.items():
-            receiver = self._receivers[session.key]
-            if now_s - max(receiver.depth_s, receiver.asked_s) > age_max_s:
-                receiver.asked_s = now_s
-                self._ask(number, AskDepth())
+            keeper = self._keepers[session.key]
+            if now_s - max(keeper.depth_s, keeper.asked_s) > age_max_s:
+                keeper.asked_s = now_s
+                self._ask(number, "ask_depth")
 
     def depths(self) -> list[int]:
-        """Messages waiting at the broker, as last reported to each receiver; empty if it does not report it."""
+        """Messages waiting at the broker, as last reported to each keeper; empty if it does not report it."""
         return [depth.ready for depth in self._reported()]
 
     def _reported(self) -> list[QueueDepth]:
-        """The last report to each receiver, where there was one."""
-        return [receiver.depth for receiver in self._receivers.values() if receiver.depth is not None]
+        """The last report to each keeper, where there was one."""
+        return [keeper.depth for keeper in self._keepers.values() if keeper.depth is not None]
 
     def depth_in(self, session: int) -> QueueDepth | None:
-        """The last report to the receiver of a session that lives."""
-        return self._receivers[self._live[session].key].depth
+        """The last report to the keeper of a session that lives."""
+        return self._keepers[self._live[session].key].depth
 
     @property
     def newest_depth(self) -> int | None:
         """Messages waiting at the broker, by its last report; None if it does not report it."""
-        reported = [(receiver.depth_s, receiver.depth.ready) for receiver in self._receivers.values() if receiver.depth]
+        reported = [(keeper.depth_s, keeper.depth.ready) for keeper in self._keepers.values() if keeper.depth]
         return max(reported)[1] if reported else None
 
     @property

@@ -1,4 +1,4 @@
-"""Events that a receiver emits to the query's thread: one set, from a thread of this process or from another process.
+"""Events that a keeper emits to the query's thread: one set, from a thread of this process or from another process.
 
 The order is that of what happened (rules 6 and 10): what was delivered before a confirmation, or before a word on the
 depth of the queue, is emitted before it, and nothing of a session is emitted behind its end.
@@ -34,7 +34,7 @@ class Opened:
     """A session is open and about to consume.
 
     Attributes:
-        key: of the receiver, here and below.
+        key: of the keeper, here and below.
         session: its number, unique in the query.
         window: how many unacknowledged messages it asks for.
     """
@@ -92,7 +92,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The receiver has given up, for this reason."""
+    """The keeper has given up, for this reason."""
 
     key: int
     error: MqError
@@ -100,7 +100,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """The receiver was asked to stop, and has."""
+    """The keeper was asked to stop, and has."""
 
     key: int
 
@@ -110,8 +110,8 @@ class Progress:
     """Progress mark: everything that had come up to this moment was emitted.
 
     Attributes:
-        until_s: on the clock of the host, see :meth:`.Workers.now_s`.
-        broke_off: before it, the host stood still for a while.
+        until_s: on the clock of the worker, see :meth:`.Workers.now_s`.
+        broke_off: before it, the worker stood still for a while.
     """
 
     until_s: float

@@ -1,108 +1,28 @@
-"""Requests of the query's thread to a session, and to whoever keeps sessions open.
+"""Requests of the query's thread: to a session, and to the worker that keeps it.
 
-Requests to a session are carried out on the receiver's thread, in order, in the session they were meant for and in no
-other (rule 10). Those to a host go to this process or to another one, which handle the same: they can be pickled.
+Requests to a session are carried out on its keeper's thread, in order, in the session they were meant for and in no
+other (rule 10). Those to a worker go to a thread or to another process: they can be pickled.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from pyspark_mq.sources.connections.message_id import MessageIds
-from pyspark_mq.sources.connections.session import Session, SessionLostError
+from pyspark_mq.sources.connections.session import Session, SessionOptions
 from pyspark_mq.sources.endpoint import Endpoint
 
-__all__ = [
-    "Acknowledge", "Ask", "AskDepth", "Begin", "Consume", "End", "Extend", "Limits", "Reject", "Request", "Resume",
-    "SetLimits", "Stop", "ToWorker",
-]  # fmt: skip
+__all__ = ["Ask", "Begin", "Limits", "Request", "SetLimits", "Stop", "ToWorker"]
 
-
-class Request(ABC):
-    """Something to be done in one session."""
-
-    @abstractmethod
-    def carry_out(self, consumer: Session) -> None:
-        """Carry out the request, on the receiver's thread."""
-
-
-@dataclass(frozen=True, slots=True)
-class Acknowledge(Request):
-    """See :meth:`.Session.acknowledge`."""
-
-    number: int
-    upto: int
-    singles: tuple[int, ...]
-
-    def carry_out(self, consumer: Session) -> None:
-        consumer.acknowledge(self.number, self.upto, self.singles)
-
-
-@dataclass(frozen=True, slots=True)
-class Reject(Request):
-    """See :meth:`.Session.reject`."""
-
-    tags: tuple[int, ...]
-
-    def carry_out(self, consumer: Session) -> None:
-        consumer.reject(self.tags)
-
-
-@dataclass(frozen=True, slots=True)
-class Consume(Request):
-    """See :meth:`.Session.consume`."""
-
-    window: int
-
-    def carry_out(self, consumer: Session) -> None:
-        consumer.consume(self.window)
-
-
-@dataclass(frozen=True, slots=True)
-class Extend(Request):
-    """See :meth:`.Session.extend`."""
-
-    window: int
-
-    def carry_out(self, consumer: Session) -> None:
-        consumer.extend(self.window)
-
-
-@dataclass(frozen=True, slots=True)
-class AskDepth(Request):
-    """See :meth:`.Session.ask_depth`."""
-
-    def carry_out(self, consumer: Session) -> None:
-        consumer.ask_depth()
-
-
-@dataclass(frozen=True, slots=True)
-class Resume(Request):
-    """See :meth:`.Session.resume`. It may be asked again before that is heard of: then it is for a later pause."""
-
-    def carry_out(self, consumer: Session) -> None:
-        if consumer.paused and not consumer.full:
-            consumer.resume()
-
-
-@dataclass(frozen=True, slots=True)
-class End(Request):
-    """End the session, so that the broker takes back what it holds; the receiver opens another."""
-
-    why: str
-
-    def carry_out(self, consumer: Session) -> None:  # noqa: ARG002 - any
-        raise SessionLostError(self.why)
-
-
-# -- to a host -----------------------------------------------------------------------------------
+#: A call of one method of a session, as `operator.methodcaller` makes it, which can be pickled.
+Request: TypeAlias = Callable[[Session], object]
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits on what a receiver takes in.
+    """Limits on what a keeper takes in.
 
     Attributes:
         window: how many unacknowledged messages the next session asks for.
@@ -122,16 +42,16 @@ class Begin:
     """Keep a connection.
 
     Attributes:
-        key: number of the receiver, unique among those of a query.
+        key: number of the keeper, unique among those of a query.
         ids: which message a delivery is.
-        keeps_unreadable: see :attr:`.Session.keeps_unreadable`.
+        options: of each of its sessions.
         again: another process has kept it before. Then the first attempts are those of a reconnect.
     """
 
     key: int
     endpoint: Endpoint
     ids: MessageIds
-    keeps_unreadable: bool
+    options: SessionOptions
     limits: Limits
     again: bool = False
 
@@ -155,14 +75,9 @@ class SetLimits:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Close a connection for good; what is unacknowledged goes back to the broker.
-
-    Attributes:
-        waits: whoever asks waits for its end, for a moment. Of several connections each is asked first without that.
-    """
+    """Close a connection for good; what is unacknowledged goes back to the broker."""
 
     key: int
-    waits: bool = True
 
 
 ToWorker: TypeAlias = "Begin | Ask | SetLimits | Stop"

@@ -1,19 +1,19 @@
-"""The contract of a consumer: one connection to a broker, from its opening to its end.
+"""The contract of a session: one connection to a broker, from its opening to its end.
 
-A consumer object is one *session*. It never reconnects: when the connection, the channel or the subscription ends, it
+A session never reconnects: when the connection, the channel or the subscription ends, it
 raises :class:`SessionLostError` and is thrown away, and with it every handle it gave (rule 10: a handle used in another
-session acknowledges another message). The receiver then makes a new one.
+session acknowledges another message). Its keeper then makes a new one.
 
 What may be called when: :meth:`~Session.open` once; then :meth:`~Session.consume`, again to widen the window;
 then :meth:`~Session.run`, again and again, with the requests (acknowledge, reject, ask, resume) between two runs;
-:meth:`~Session.close` at any time. One thread, the receiver's, calls all of them. :meth:`~Session.wake` is for
+:meth:`~Session.close` at any time. One thread, the keeper's, calls all of them. :meth:`~Session.wake` is for
 other threads.
 
 What may block: `open` for its timeout, `run` for its timeout, `close` for a moment. Requests only write down what the
 next `run` sends.
 
-A message that comes goes into the `inbox`, which another thread empties from the left. An append to a deque is all that
-happens per message on the receiving side.
+A message that comes goes into the inbox of the :class:`Sink`, which another thread empties. An append to a deque is all
+that happens per message on the receiving side.
 
 What survives a crash: nothing. The broker hands out again what was not acknowledged.
 
@@ -37,21 +37,21 @@ from pyspark_mq.sources.connections.decoder import Decoder, Unreadable
 from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.url import BrokerUrl
 
-__all__ = ["TRANSIT_S", "Greeting", "QueueDepth", "Session", "SessionLostError", "drained"]
+__all__ = ["TRANSIT_S", "Greeting", "QueueDepth", "Session", "SessionLostError", "SessionOptions", "Sink"]
 
 #: How long a broker may take to hand out what is ready. On one machine it is milliseconds; paging and a busy
 #: broker make it more.
 TRANSIT_S = 0.5
 #: A broker that cannot write for a while gives up the connection, and everything handed out over it counts as
 #: delivered once more: RabbitMQ (`tcp_listen_options.send_timeout`, 15 s) and ActiveMQ Classic over STOMP after
-#: 30 s. So a consumer that does not read while paused takes one delivery at this interval.
+#: 30 s. So a session that does not read while paused takes one delivery at this interval.
 KEEP_ALIVE_READ_S = 5.0
 
 
 class SessionLostError(Exception):
     """The session ended by itself. Unacknowledged messages are with the broker again.
 
-    Not an error for users: the receiver answers it by connecting again.
+    Not an error for users: the keeper answers it by connecting again.
 
     Attributes:
         stated: the broker gave the reason, so it may give it again; otherwise the connection is gone.
@@ -101,70 +101,109 @@ class Greeting:
     facts: QueueFacts = NOTHING_KNOWN
 
 
-def drained(inbox: deque[Any], maximum: int | None = None) -> list[Any]:
-    """Take deliveries out of an inbox: all that are in it now, or the first `maximum`."""
-    raws: list[Any] = []
-    try:
-        for _ in range(len(inbox) if maximum is None else min(maximum, len(inbox))):
-            raws.append(inbox.popleft())
-    except IndexError:
-        pass  # the session has ended meanwhile, on another thread, and what it had is void
-    return raws
+class Sink:
+    """Deliveries of one session on their way to another thread, and what its broker answers.
+
+    The session appends and counts what arrives, on its thread; the other thread takes, and counts what it took. The
+    difference pauses the session.
+
+    Args:
+        arrived: set when there is something for the other thread to look at.
+        confirmed: called on the session's thread when an acknowledgement is confirmed, with its number.
+        reported: called on the session's thread when the broker reported the depth of the queue.
+
+    Attributes:
+        inbox: deliveries in order; the other thread takes them from the left.
+        deliveries: appended so far.
+        bytes_arrived: bytes appended so far, see :meth:`.Decoder.sizes`.
+        bytes_grown: bytes that they take more in blocks than as they came.
+        bytes_taken: bytes taken out so far.
+        bytes_allowed: the session pauses when more bytes than this wait.
+    """
+
+    def __init__(
+        self,
+        arrived: threading.Event | None = None,
+        confirmed: Callable[[int], object] = lambda number: None,  # noqa: ARG005
+        reported: Callable[[QueueDepth], object] = lambda depth: None,  # noqa: ARG005
+    ) -> None:
+        self.arrived = arrived or threading.Event()
+        self.confirmed = confirmed
+        self.reported = reported
+        self.inbox: deque[Any] = deque()
+        self.deliveries = self.bytes_arrived = self.bytes_grown = self.bytes_taken = 0
+        self.bytes_allowed = float("inf")
+
+    @property
+    def full(self) -> bool:
+        """Whether more bytes wait than may. For any thread."""
+        return self.bytes_arrived + self.bytes_grown - self.bytes_taken > self.bytes_allowed
+
+    def count(self, deliveries: int, size: int) -> None:
+        """Count deliveries that were appended to the inbox and their bytes, and wake the other thread."""
+        self.deliveries += deliveries
+        self.bytes_arrived += size
+        self.wake()
+
+    def wake(self) -> None:
+        """Wake the other thread."""
+        if not self.arrived.is_set():
+            self.arrived.set()
+
+    def take(self, maximum: int | None = None) -> list[Any]:
+        """Take deliveries out of the inbox: all that are in it now, or the first `maximum`."""
+        raws: list[Any] = []
+        try:
+            for _ in range(len(self.inbox) if maximum is None else min(maximum, len(self.inbox))):
+                raws.append(self.inbox.popleft())
+        except IndexError:
+            pass  # the session has ended meanwhile, on another thread, and what it had is void
+        return raws
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOptions:
+    """Choices for a session.
+
+    Attributes:
+        keeps_unreadable: messages that cannot be decoded go into the inbox like others; otherwise :meth:`.Session.run`
+            raises for the first.
+        browses: look through the queue without taking anything, where the broker has that for the protocol.
+    """
+
+    keeps_unreadable: bool = False
+    browses: bool = False
 
 
 class Session(ABC):
-    """One session; see the contract at the top of this module."""
+    """One session, not opened yet; see the contract at the top of this module.
+
+    Args:
+        endpoint: where to.
+        number: of this session, unique in the process.
+        sink: where deliveries and answers go.
+        options: the choices.
+    """
 
     decoder: ClassVar[Decoder]
-    #: Are messages that cannot be decoded put into the inbox like others? If not, :meth:`run` raises for the first.
-    keeps_unreadable: bool = False
-    #: Look through the queue without taking anything, where the broker has that for the protocol. Set before
-    #: :meth:`open`.
-    browses: bool = False
 
-    def __init__(self, endpoint: Endpoint, session: int, arrived: threading.Event) -> None:
-        """Make a consumer that is not opened yet.
-
-        Args:
-            endpoint: where to.
-            session: number of this session, unique in the process.
-            arrived: set when there is something for the other thread to look at.
-        """
+    def __init__(self, endpoint: Endpoint, number: int, sink: Sink, options: SessionOptions = SessionOptions()) -> None:
         self.endpoint = endpoint
-        self.session = session
-        self.arrived = arrived
-        self.inbox: deque[Any] = deque()
-        #: Deliveries appended to the inbox so far; written by the receiving thread only.
-        self.deliveries = 0
-        #: Bytes appended to the inbox so far, see :meth:`.Decoder.sizes`; written by the receiving thread only.
-        self.bytes_arrived = 0
-        #: Bytes that they take more in blocks than as they came; written by the emptying thread only.
-        self.bytes_grown = 0
-        #: Bytes taken out so far; written by the emptying thread only.
-        self.bytes_taken = 0
-        #: Pause when more bytes than this wait in the inbox; written by the emptying thread only.
-        self.bytes_allowed = float("inf")
+        self.number = number
+        self.sink = sink
+        self.options = options
         self._paused = False
         self._keep_alive_read_s = 0.0
-        #: Called on the receiving thread when an acknowledgement is confirmed, with its number.
-        self.on_confirmed: Callable[[int], None] = lambda number: None  # noqa: ARG005
-        #: Called on the receiving thread when the broker reported the depth of the queue.
-        self.on_depth: Callable[[QueueDepth], None] = lambda depth: None  # noqa: ARG005
 
     @property
     def paused(self) -> bool:
-        """Whether it pauses because too many bytes are in the inbox."""
+        """Whether it pauses because too many bytes wait in the sink."""
         return self._paused
 
     @paused.setter
     def paused(self, paused: bool) -> None:
         self._paused = paused
         self._keep_alive_read_s = time.monotonic() + KEEP_ALIVE_READ_S
-
-    @property
-    def full(self) -> bool:
-        """Have more bytes arrived than may wait? For any thread."""
-        return self.bytes_arrived + self.bytes_grown - self.bytes_taken > self.bytes_allowed
 
     @property
     def keep_alive_read_due(self) -> bool:
@@ -204,7 +243,7 @@ class Session(ABC):
 
         Raises:
             SessionLostError: the session has ended.
-            MessageError: a message cannot be decoded, and `keeps_unreadable` is off.
+            MessageError: a message cannot be decoded, and option `keeps_unreadable` is off.
         """
 
     def _refuse(self, unreadable: Unreadable) -> MessageError:
@@ -221,7 +260,7 @@ class Session(ABC):
 
     @abstractmethod
     def acknowledge(self, number: int, upto: int, singles: Sequence[int]) -> None:
-        """Acknowledge, and call `on_confirmed(number)` once the broker has taken it.
+        """Acknowledge, and call `confirmed(number)` of the sink once the broker has taken it.
 
         The confirmation comes behind what the broker had handed out before. Where nothing is to be acknowledged, it is
         asked for all the same.
@@ -238,11 +277,24 @@ class Session(ABC):
 
     @abstractmethod
     def ask_depth(self) -> None:
-        """Ask for the depth of the queue; the answer comes through `on_depth`, or never."""
+        """Ask for the depth of the queue; the answer goes to `reported` of the sink, or never comes."""
+
+    def resume(self) -> None:
+        """Take messages in again after a pause, unless too many bytes wait. Without a pause it does nothing."""
+        if self.paused and not self.sink.full:
+            self._resume()
 
     @abstractmethod
-    def resume(self) -> None:
-        """Take messages in again after a pause for too many bytes in the inbox."""
+    def _resume(self) -> None:
+        """Take messages in again."""
+
+    def end(self, why: str) -> None:
+        """End the session by its keeper's will, so that the broker takes back what it holds.
+
+        Raises:
+            SessionLostError: always.
+        """
+        raise SessionLostError(why)
 
     @abstractmethod
     def close(self) -> None:

@@ -1,53 +1,54 @@
-"""Keepers of a query's connections: one factory, in this process or in others.
+"""Workers that keep a query's connections: threads of this process, or other processes.
 
-A queue adds as many receivers as it has connections, asks them for things, and gets events. What is behind that,
-a thread of this process or N processes, makes no difference to it.
+A queue adds as many keepers as it has connections, asks them for things, and gets events. Which worker holds a keeper,
+and where, makes no difference to it.
 """
 
 from __future__ import annotations
 
+import math
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from itertools import count
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import count, cycle
 from typing import TypeAlias
 
-import pyarrow as pa
-
 from pyspark_mq.sources.connections.events import Event, EventQueue, Progress, Stopped
-from pyspark_mq.sources.connections.requests import Begin, Stop, ToWorker
-from pyspark_mq.sources.connections.session import Session
-from pyspark_mq.sources.connections.worker import Worker
-from pyspark_mq.sources.runtime import Runtime, Task
+from pyspark_mq.sources.connections.requests import Stop, ToWorker
+from pyspark_mq.sources.runtime import Runtime
 
-__all__ = ["FindSession", "LocalWorkers", "Workers"]
+__all__ = ["Emit", "Worker", "Workers"]
 
-#: The consumer class of a protocol, by its name.
-FindSession: TypeAlias = Callable[[str], type[Session]]
+#: For how long the end of connections is waited for.
+_END_TIMEOUT_S = 2.0
+
+#: Called with the events of a worker's keepers, by one thread of each worker.
+Emit: TypeAlias = "Callable[[Event | Progress], None]"
 
 
-class Workers(ABC):
-    """Receivers of a query, wherever they are. Called by the query's thread.
+class Worker(ABC):
+    """A thread or a process that keeps sessions.
 
-    Nothing is in flight unseen: what a receiver has taken in is emitted, or lies behind its progress mark.
+    Nothing is in flight unseen: what a session has taken in was emitted, or lies behind the worker's progress mark.
     """
-
-    def __init__(self) -> None:
-        self._keys = count(1)
-        self._routes: dict[int, EventQueue] = {}
-
-    def add(self, events: EventQueue) -> int:
-        """The key of a new receiver, whose events go there. It does nothing yet."""
-        key = next(self._keys)
-        self._routes[key] = events
-        return key
 
     @abstractmethod
     def send(self, message: ToWorker) -> None:
-        """Ask whoever keeps a receiver for something. Never blocks, but for the end of a connection."""
+        """Ask for something. Never blocks.
 
+        Raises:
+            MqError: it has died.
+        """
+
+    @property
     @abstractmethod
-    def progress(self, key: int) -> tuple[int, float]:
-        """Return how often its host has stood still, and its progress mark."""
+    def progress(self) -> tuple[int, float]:
+        """How often it has stood still, and its progress mark.
+
+        Raises:
+            MqError: it has died.
+        """
 
     @abstractmethod
     def now_s(self) -> float:
@@ -55,56 +56,93 @@ class Workers(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """Close all connections."""
+        """Have all connections closed."""
 
-    def _emit(self, event: Event) -> None:
-        """Called by any thread."""
-        route = self._routes.get(event.key)
-        if route is not None:
-            route.put(event)
+    @abstractmethod
+    def join(self, timeout_s: float) -> None:
+        """Wait for its end, for so long at most."""
 
 
-class LocalWorkers(Workers):
-    """Receivers of this process, and one thread that takes from them.
+@dataclass(slots=True)
+class _Route:
+    """The way to a keeper, and of its events.
 
-    Args:
-        find_session: the consumer class of a protocol.
-        schema: of the blocks to make.
-        runtime: time and threads.
+    Attributes:
+        asked_s: when it was asked to stop.
+        stopped: set once it has.
     """
 
-    def __init__(self, find_session: FindSession, schema: pa.Schema, runtime: Runtime) -> None:
-        super().__init__()
+    worker: Worker
+    events: EventQueue
+    asked_s: float = math.inf
+    stopped: threading.Event = field(default_factory=threading.Event)
+
+
+class Workers:
+    """Workers of a query, to which keepers are dealt in turn. Called by the query's thread.
+
+    Args:
+        make: makes workers that emit there; they have one clock.
+        runtime: the clock, and waiting.
+    """
+
+    def __init__(self, make: Callable[[Emit], Sequence[Worker]], runtime: Runtime) -> None:
         self._runtime = runtime
-        self._progress = (0, runtime.monotonic_s())
-        self._task: Task | None = None
-        self._host = Worker(find_session, schema, self._handle, runtime, runtime.monotonic_s, count(1))
+        self._workers = make(self._emit)
+        self._turns = cycle(self._workers)
+        self._keys = count(1)
+        self._routes: dict[int, _Route] = {}
+
+    def add(self, events: EventQueue) -> int:
+        """Return the key of a new keeper, whose events go there. It does nothing yet."""
+        key = next(self._keys)
+        self._routes[key] = _Route(next(self._turns), events)
+        return key
 
     def send(self, message: ToWorker) -> None:
-        if self._task is None:
-            self._task = self._runtime.spawn("pyspark-mq host", self._host.life(), self._host.arrived)
-        self._task.check()
-        if isinstance(message, Begin):
-            self._progress = (self._progress[0], max(self._progress[1], self.now_s()))
-        self._host.handle(message)
+        """Ask the worker of a keeper for something. Never blocks.
 
-    def progress(self, key: int) -> tuple[int, float]:  # noqa: ARG002 - one host has all
-        if self._task is not None:
-            self._task.check()
-        return self._progress
+        Raises:
+            MqError: the worker has died.
+        """
+        route = self._routes.get(message.key)
+        if route is None:
+            return  # it has stopped
+        if isinstance(message, Stop):
+            if route.asked_s < math.inf:
+                return
+            route.asked_s = self._runtime.monotonic_s()
+        route.worker.send(message)
+
+    def join(self, keys: Iterable[int]) -> None:
+        """Wait until keepers that were asked to stop have, for a moment from then on."""
+        for route in [self._routes[key] for key in keys if key in self._routes]:
+            # A process that stands still says later that its session has ended, or is killed for its silence.
+            left_s = route.asked_s + _END_TIMEOUT_S - self._runtime.monotonic_s()
+            self._runtime.wait(route.stopped, max(0.0, left_s))
+
+    def progress(self, key: int) -> tuple[int, float]:
+        """Return how often a keeper's worker has stood still, and its progress mark."""
+        route = self._routes.get(key)
+        return (0, self.now_s()) if route is None else route.worker.progress
 
     def now_s(self) -> float:
-        return self._runtime.monotonic_s()
+        """Return the time on the clock of the workers."""
+        return self._workers[0].now_s()
 
     def stop(self) -> None:
-        for key in list(self._routes):
-            self._host.handle(Stop(key))
-        self._host.end()
+        """Close all connections, all at once."""
+        for worker in self._workers:
+            worker.stop()
+        for worker in self._workers:
+            worker.join(_END_TIMEOUT_S)
 
-    def _handle(self, event: Event | Progress) -> None:
+    def _emit(self, event: Event | Progress) -> None:
         if isinstance(event, Progress):
-            self._progress = (self._progress[0] + event.broke_off, event.until_s)
-        elif isinstance(event, Stopped):
-            self._routes.pop(event.key, None)
-        else:
-            self._emit(event)
+            return  # the worker has noted it
+        if isinstance(event, Stopped):
+            route = self._routes.pop(event.key, None)
+            if route is not None:
+                route.stopped.set()
+        elif event.key in self._routes:
+            self._routes[event.key].events.put(event)

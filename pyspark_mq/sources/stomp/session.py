@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
@@ -27,7 +26,7 @@ from pyspark_mq.brokers.base import STOMP
 from pyspark_mq.brokers.facts import NOTHING_KNOWN, QueueFacts, of_artemis, of_artemis_settings
 from pyspark_mq.errors import MessageError, MqError
 from pyspark_mq.sources.connections.decoder import ROW_BYTES, Decoder
-from pyspark_mq.sources.connections.session import Greeting, QueueDepth, SessionLostError
+from pyspark_mq.sources.connections.session import Greeting, QueueDepth, SessionLostError, Sink
 from pyspark_mq.sources.stomp.connection import PROVED, StompConnection
 from pyspark_mq.sources.stomp.decoder import StompDecoder
 from pyspark_mq.sources.stomp.depth import Questions, QueueInfo
@@ -123,7 +122,7 @@ class StompSession(StompConnection):
 
     def _ask_beside(self, asker: str, deadline: float) -> tuple[list[QueueInfo | None], dict[str, Any] | None]:
         """The answers over a connection that is there for the questions, or nothing: of the queue, of its address."""
-        beside = StompSession(self.endpoint, self.session, threading.Event())
+        beside = StompSession(self.endpoint, self.number, Sink())
         answers: list[QueueInfo | None] = []
         beside._on_info = answers.append
         beside._questions = questions = beside._make_questions()
@@ -199,7 +198,7 @@ class StompSession(StompConnection):
                 headers[name] = template.format(subscription=endpoint.subscription)
         if endpoint.selector is not None:
             headers["selector"] = endpoint.selector
-        if self.browses:
+        if self.options.browses:
             headers["browser"] = "true"
         headers[dialect.window_header] = str(self._grant(window))
         mode = "client" if dialect.cumulative else "client-individual"
@@ -250,7 +249,7 @@ class StompSession(StompConnection):
 
     def _take(self, frames: Iterable[tuple[str, bytes, bytes]]) -> None:
         tag, size = self._tag, 0
-        append, handles, dialect = self.inbox.append, self._settling.open, self._dialect
+        append, handles, dialect = self.sink.inbox.append, self._settling.open, self._dialect
         questions = self._questions
         mark = questions.mark if questions is not None and questions.subscribed else b""
         foreign, last_ack = self._foreign, dialect.last_header == _ACK
@@ -259,7 +258,7 @@ class StompSession(StompConnection):
                 if command != MESSAGE:
                     self._answered(command, headers, body)
                     continue
-                if type(headers) is UnreadableHeaders and not self.keeps_unreadable:
+                if type(headers) is UnreadableHeaders and not self.options.keeps_unreadable:
                     self._end = self._end or self._refuse(
                         self.decoder.unreadable([(tag + 1, headers, body, dialect)])[0]
                     )
@@ -269,7 +268,7 @@ class StompSession(StompConnection):
                     self._received_bytes -= len(headers) + len(body)
                     self._on_info(questions.answer(body))
                     continue
-                if self.browses and _BROWSED in headers:
+                if self.options.browses and _BROWSED in headers:
                     continue
                 if foreign and foreign in headers and self._is_hidden(headers):
                     self._end = self._end or self._unsettled(headers)
@@ -289,9 +288,8 @@ class StompSession(StompConnection):
             self._ended(str(wrong), stated=self._reader.spoken)
         finally:
             if tag > self._tag:
-                self.deliveries += tag - self._tag
-                self._tag = tag
-                self._arrived(size)
+                deliveries, self._tag = tag - self._tag, tag
+                self._arrived(deliveries, size)
 
     def _is_hidden(self, headers: bytes) -> bool:
         """Return whether the broker's own ID is hidden."""
@@ -310,16 +308,14 @@ class StompSession(StompConnection):
             "and a new checkpointLocation, or have the producer send no message-id"
         )
 
-    def _arrived(self, size: int) -> None:
-        self.bytes_arrived += size
-        if self.full:
+    def _arrived(self, deliveries: int, size: int) -> None:
+        self.sink.count(deliveries, size)
+        if self.sink.full:
             self.paused = True
-        if not self.arrived.is_set():
-            self.arrived.set()
         self._wakeups = _WAKEUPS
         self._show_life()
 
-    def resume(self) -> None:
+    def _resume(self) -> None:
         self.paused = False
         # What the broker has sent meanwhile was not looked at.
         self._socket.received_s = time.monotonic()
@@ -396,7 +392,7 @@ class StompSession(StompConnection):
         self._answers.discard(receipt)
         for number in self._settling.confirmed(receipt):
             if self._end is None:
-                self.on_confirmed(number)
+                self.sink.confirmed(number)
         self._show_life()
 
     def ask_depth(self) -> None:
@@ -417,7 +413,7 @@ class StompSession(StompConnection):
 
     def _report_depth(self, info: QueueInfo | None) -> None:
         if info is not None:
-            self.on_depth(info.depth(self._subscriptions))
+            self.sink.reported(info.depth(self._subscriptions))
 
     def close(self) -> None:
         try:

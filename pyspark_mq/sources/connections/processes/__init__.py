@@ -1,27 +1,27 @@
 """Receivers in processes of their own (option `receivers`), for drivers with cores to spare.
 
 One Python process takes in messages on one core, whatever it has threads for. With `receivers=N` the connections
-of a query are dealt to N child processes. Each has a :class:`.Worker` with its receivers, as the source's process has
-without children, and its blocks come over in shared memory. One process, the source's own, still decides about every
-message: there is one ledger, and it sees sessions, handles and deliveries as it does without children.
+of a query are dealt to N child processes. Each has a :class:`.ThreadWorker` with its keepers, as the source's process
+has without children, and its blocks come over in shared memory. One process, the source's own, still decides about
+every message: there is one ledger, and it sees sessions, handles and deliveries as it does without children.
 
 The parts:
 
 * :mod:`.wire`: what parent and child say to each other, over a Unix socket;
 * :mod:`.memory`: memory that both see;
 * :mod:`.child`: the child's side;
-* :mod:`.pool`: the parent's side: one pool for a query, however many queues it reads.
+* :mod:`.worker`: the parent's side.
 
 What must hold, and why it does:
 
 **Order** (rules 6 and 10). All that a child says goes through one socket, from one thread, in the order that
-:mod:`pyspark_mq.sources.connections.worker` keeps. Numbers of sessions are unique over all children, and a request for
-one that has ended is dropped.
+:mod:`pyspark_mq.sources.connections.thread_worker` keeps. Numbers of sessions are unique over all children, and a
+request for one that has ended is dropped.
 
-**Nothing is in flight unseen.** As with one process: the child's word counts, and not the clock. From its start until
-it has said something there is no progress.
+**Nothing is in flight unseen.** As with one process: the child's progress mark counts, and not the clock. From its
+start until it has said something there is no progress.
 
-**Bytes.** As with one process: the child's consumer counts what arrived, and learns from the parent what was taken.
+**Bytes.** As with one process: the child's session counts what arrived, and learns from the parent what was taken.
 
 **Memory.** A block lives as long as one of its rows is referred to. Where most of what came together was dropped, what
 is kept is copied, so what is dropped takes no room for long.

@@ -1,6 +1,6 @@
-"""A receiver process: a host of receivers, which emits its events over a socket.
+"""A receiver process: a thread worker that emits its events over a socket.
 
-Two kinds of threads beside those of the receivers: the main thread carries out what the parent asks for, and the host's
+Two kinds of threads beside those of the keepers: the main thread carries out what the parent asks for, and the worker's
 alone talks.
 """
 
@@ -19,9 +19,8 @@ from pyspark_mq.sources.connections.events import Event, Progress
 from pyspark_mq.sources.connections.parent import watch_parent
 from pyspark_mq.sources.connections.processes.wire import Channel, Hello, send_event
 from pyspark_mq.sources.connections.protocols import session_class
-from pyspark_mq.sources.connections.requests import Stop
-from pyspark_mq.sources.connections.worker import Worker
-from pyspark_mq.sources.runtime import Threads, begin_thread
+from pyspark_mq.sources.connections.thread_worker import ThreadWorker
+from pyspark_mq.sources.runtime import Threads
 
 __all__ = ["BOOT", "main"]
 
@@ -33,7 +32,7 @@ BOOT = (
 
 
 class _Forward(logging.Handler):
-    """Keeps lines for the log of the parent, whose log they belong to, until the host's thread sends them."""
+    """Keeps lines for the log of the parent, whose log they belong to, until the worker's thread sends them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,23 +66,16 @@ def main(descriptor: int) -> None:
     log.propagate = False
 
     def emit(event: Event | Progress) -> None:
-        while forward.records:
-            channel.send(forward.records.popleft())
-        send_event(channel, event)
+        try:
+            while forward.records:
+                channel.send(forward.records.popleft())
+            send_event(channel, event)
+        except OSError:
+            # The parent is gone: the kernel closes the connections, and the broker takes its messages back at once.
+            os._exit(0)
 
-    runtime = Threads()
     # All processes of a machine share that clock.
-    host = Worker(session_class, hello.schema, emit, runtime, time.monotonic, count(hello.first_session))
-
-    def go_round() -> None:
-        for rest_s in host.life():
-            host.arrived.wait(rest_s)
-
-    # Mostly the parent is gone: the kernel closes the connections, and the broker takes its messages back at once.
-    begin_thread("pyspark-mq host", go_round, lambda died: os._exit(int(not isinstance(died, OSError))))
+    worker = ThreadWorker(session_class, hello.schema, emit, Threads(), time.monotonic, count(hello.first_session))
     while (frame := channel.receive()) is not None:
-        if isinstance(frame.message, Stop):
-            host.stop_in_background(frame.message)
-        else:
-            host.handle(frame.message)
+        worker.send(frame.message)
     os._exit(0)

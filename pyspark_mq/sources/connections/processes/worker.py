@@ -1,8 +1,8 @@
-"""The parent's side: processes that hold connections, one after another.
+"""The parent's side: a worker that is a process, one after another.
 
-A pool has as many processes as it was asked for, or as it has receivers for, and deals receivers to them in turn. A
-thread for each reads what it says, from its start to its end and that of the next one; a second one sends, so that the
-query's thread never waits for a process that does not read.
+There are as many as were asked for, or as there are keepers for, and keepers are dealt to them in turn. A thread for
+each reads what it says, from its start to its end and that of the next one; a second one sends, so that the query's
+thread never waits for a process that does not read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
-from itertools import count, cycle
+from itertools import count
 from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
@@ -26,8 +26,6 @@ import pyarrow as pa
 from pyspark_mq.errors import MqError
 from pyspark_mq.sources.connections.events import (
     Confirmed,
-    Event,
-    EventQueue,
     Failed,
     Lost,
     Opened,
@@ -37,10 +35,10 @@ from pyspark_mq.sources.connections.events import (
 from pyspark_mq.sources.connections.processes.child import BOOT
 from pyspark_mq.sources.connections.processes.wire import Channel, Hello, read_event
 from pyspark_mq.sources.connections.requests import Begin, SetLimits, Stop, ToWorker
-from pyspark_mq.sources.connections.workers import Workers
+from pyspark_mq.sources.connections.workers import Emit, Worker, Workers
 from pyspark_mq.sources.runtime import Runtime, Task, begin_thread
 
-__all__ = ["Peer", "ProcessWorkers", "StartPeer"]
+__all__ = ["Peer", "ProcessWorker", "StartPeer", "in_processes"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
@@ -56,7 +54,6 @@ _SILENT_HEARTBEATS = 3
 _SILENT_MIN_S = 10.0
 #: How long a look for what a process says waits.
 _STEP_S = 0.5
-_END_TIMEOUT_S = 2.0
 #: Numbers of sessions for one process: more than it can have.
 _SESSIONS = 1 << 32
 
@@ -139,39 +136,49 @@ class ChildProcess:
         return f"signal {-code} ({known[0]})" if known else f"signal {-code}"
 
 
-class _Process:
-    """One process after another, and the receivers that were dealt to it.
+def in_processes(size: int, schema: pa.Schema, runtime: Runtime, start: StartPeer = ChildProcess) -> Workers:
+    """Return workers in processes of their own.
+
+    Args:
+        size: how many processes; fewer if they have fewer connections to hold.
+        schema: of the blocks to make.
+        runtime: time and threads.
+        start: starts a process; on this machine, unless it is played by something else.
+    """
+    hello, lives = Hello(schema, _LOG.getEffectiveLevel(), 0), count(1)
+    return Workers(lambda emit: [ProcessWorker(start, emit, hello, lives, size, runtime) for _ in range(size)], runtime)
+
+
+class ProcessWorker(Worker):
+    """One process after another, and the keepers that were dealt to it.
 
     Args:
         start: starts a process.
-        emit: called with the events of its receivers, on the thread that reads.
+        emit: called with the events of its keepers, on the thread that reads.
         hello: what a process is sent first, but for its sessions' numbers.
-        lives: numbers for processes, unique in the pool.
-        size: of the pool.
+        lives: numbers for processes, unique in the query.
+        size: how many such workers there are.
         runtime: time and threads.
-
-    Attributes:
-        progress: how often it stood still, and its progress mark; set at once.
     """
 
     def __init__(
         self,
         start: StartPeer,
-        emit: Callable[[Event], None],
+        emit: Emit,
         hello: Hello,
         lives: Iterator[int],
         size: int,
         runtime: Runtime,
     ) -> None:
-        self.progress = (0, -math.inf)
+        self._progress = (0, -math.inf)
         self._start, self._emit, self._hello, self._lives, self._size = start, emit, hello, lives, size
         self._runtime = runtime
         self._lock = threading.Lock()
-        #: What each receiver is to do, with its newest limits.
-        self._receivers: dict[int, Begin] = {}
-        #: Receiver -> its session that lives.
+        #: Keepers that have begun and were not asked to stop, with their newest limits.
+        self._begun: dict[int, Begin] = {}
+        #: Key of a keeper -> its session that lives.
         self._sessions: dict[int, int] = {}
-        #: Workers that were asked to stop, and have not said that they have.
+        #: Keepers that were asked to stop, and have not said that they have.
         self._leaving: set[int] = set()
         self._peer: Peer | None = None
         self._stopping = threading.Event()
@@ -182,15 +189,14 @@ class _Process:
     # -- for the query's thread
 
     def send(self, message: ToWorker) -> None:
-        """Say something, to whichever process is to hear it."""
         with self._lock:
-            known = self._receivers.get(message.key)
+            known = self._begun.get(message.key)
             if isinstance(message, Begin):
-                self._receivers[message.key] = message
+                self._begun[message.key] = message
             elif isinstance(message, SetLimits) and known is not None:
-                self._receivers[message.key] = replace(known, limits=message.limits)
+                self._begun[message.key] = replace(known, limits=message.limits)
             elif isinstance(message, Stop):
-                self._receivers.pop(message.key, None)
+                self._begun.pop(message.key, None)
                 if self._peer is not None:
                     self._leaving.add(message.key)
                 else:
@@ -201,21 +207,29 @@ class _Process:
             self._task = self._runtime.spawn("pyspark-mq process", self._life(), self._stopping)
         self._task.check()
 
+    @property
+    def progress(self) -> tuple[int, float]:
+        return self._progress
+
+    def now_s(self) -> float:
+        return self._runtime.machine_s()
+
     def stop(self) -> None:
-        """End it."""
         self._stopping.set()
         with self._lock:
             if self._peer is not None:
                 self._peer.hang_up()
+
+    def join(self, timeout_s: float) -> None:
         if self._task is not None:
-            self._task.join(_END_TIMEOUT_S)
+            self._task.join(timeout_s)
 
     # -- the thread that reads
 
     def _life(self) -> Iterator[float]:
         rest_s = _REST_FIRST_S
         while not self._stopping.is_set():
-            if not self._receivers:
+            if not self._begun:
                 yield _STEP_S  # all of them were stopped; others may be dealt to it
                 continue
             began_s = self._runtime.monotonic_s()
@@ -228,7 +242,7 @@ class _Process:
             if self._stopping.is_set():
                 return
             lived_s = self._runtime.monotonic_s() - began_s
-            if self._good or lived_s >= _GOOD_LIFE_S or not self._receivers:
+            if self._good or lived_s >= _GOOD_LIFE_S or not self._begun:
                 self._bad_lives, rest_s = 0, _REST_FIRST_S
             else:
                 self._bad_lives += 1
@@ -246,16 +260,16 @@ class _Process:
         silent = False
         try:
             # From now on until something is heard, there is no progress.
-            self.progress = (self.progress[0], self._runtime.machine_s())
+            self._progress = (self._progress[0], self._runtime.machine_s())
             with self._lock:
                 self._peer = peer
-                for begin in self._receivers.values():
+                for begin in self._begun.values():
                     peer.send(begin)
                 if self._stopping.is_set():
                     peer.hang_up()  # it was started while nobody knew it
             silent = yield from self._serve(peer)
         finally:
-            # Until everything is said of its sessions it counts as alive: what it is asked for is void, and a receiver
+            # Until everything is said of its sessions it counts as alive: what it is asked for is void, and a keeper
             # has not stopped before the end of its session was emitted.
             try:
                 end = peer.end()
@@ -267,7 +281,7 @@ class _Process:
             with self._lock:
                 self._peer = None
                 leaving, self._leaving = self._leaving, set()
-                self._receivers = {key: replace(begin, again=True) for key, begin in self._receivers.items()}
+                self._begun = {key: replace(begin, again=True) for key, begin in self._begun.items()}
             for key in leaving:
                 self._emit(Stopped(key))
         return "it said nothing for too long and was killed" if silent else end
@@ -291,7 +305,7 @@ class _Process:
 
     def _handle(self, said: Any) -> None:
         if isinstance(said, Progress):
-            self.progress = (self.progress[0] + said.broke_off, said.until_s)
+            self._progress = (self._progress[0] + said.broke_off, said.until_s)
             return
         if isinstance(said, logging.LogRecord):
             logging.getLogger(said.name).handle(said)
@@ -308,13 +322,13 @@ class _Process:
 
     def _silence_max_s(self) -> float:
         with self._lock:
-            beats_s = [begin.endpoint.heartbeat_s for begin in self._receivers.values()]
+            beats_s = [begin.endpoint.heartbeat_s for begin in self._begun.values()]
         return max(_SILENT_MIN_S, _SILENT_HEARTBEATS * min(beats_s, default=0.0))
 
     def _give_up(self, end: str) -> None:
         with self._lock:
-            receivers = list(self._receivers.values())
-        for begin in receivers:
+            begun = list(self._begun.values())
+        for begin in begun:
             self._emit(
                 Failed(
                     begin.key,
@@ -327,69 +341,3 @@ class _Process:
                     ),
                 )
             )
-
-
-class ProcessWorkers(Workers):
-    """Receivers in processes of their own.
-
-    Args:
-        size: how many processes; fewer if they have fewer connections to hold.
-        schema: of the blocks to make.
-        runtime: time and threads.
-        start: starts a process; on this machine, unless it is played by something else.
-    """
-
-    def __init__(self, size: int, schema: pa.Schema, runtime: Runtime, start: StartPeer = ChildProcess) -> None:
-        super().__init__()
-        self._runtime = runtime
-        hello, lives = Hello(schema, _LOG.getEffectiveLevel(), 0), count(1)
-        self._processes = [_Process(start, self._handle, hello, lives, size, runtime) for _ in range(size)]
-        self._turns = cycle(self._processes)
-        self._dealt: dict[int, _Process] = {}
-        #: Of receivers that were asked to stop: when, and what is set once they have.
-        self._asked_s: dict[int, float] = {}
-        self._ends: dict[int, threading.Event] = {}
-
-    def add(self, events: EventQueue) -> int:
-        key = super().add(events)
-        self._dealt[key] = next(self._turns)
-        return key
-
-    def send(self, message: ToWorker) -> None:
-        process = self._dealt.get(message.key)
-        if process is None:
-            return  # it was stopped
-        if not isinstance(message, Stop):
-            process.send(message)
-            return
-        now_s = self._runtime.monotonic_s()
-        if message.key not in self._asked_s:
-            self._asked_s[message.key] = now_s
-            self._ends[message.key] = threading.Event()
-            process.send(message)
-        if message.waits:
-            del self._dealt[message.key]
-            left_s = self._asked_s.pop(message.key) + _END_TIMEOUT_S - now_s
-            # A process that stands still says later that its session has ended, or is killed for its silence.
-            if (ended := self._ends.get(message.key)) is not None:
-                self._runtime.wait(ended, max(0.0, left_s))
-
-    def progress(self, key: int) -> tuple[int, float]:
-        process = self._dealt.get(key)
-        return (0, self.now_s()) if process is None else process.progress
-
-    def now_s(self) -> float:
-        return self._runtime.machine_s()
-
-    def stop(self) -> None:
-        for process in self._processes:
-            process.stop()
-
-    def _handle(self, event: Event) -> None:
-        if isinstance(event, Stopped):
-            self._routes.pop(event.key, None)
-            ended = self._ends.pop(event.key, None)
-            if ended is not None:
-                ended.set()
-            return
-        self._emit(event)

@@ -1,0 +1,275 @@
+"""A thread that takes what sessions of its process receive and emits it, in order.
+
+Keepers have a thread each, for their connection. The worker goes round them, makes blocks of what is in their sinks,
+and emits those and the events. It is the same in the source's process and in a receiver process: there what it emits
+goes over a socket.
+
+**Order** (rules 6 and 10). One thread emits everything. Before a confirmation, and before a word on the depth of the
+queue, it hands over what the session had received by then; behind the end of a session it hands over nothing of it.
+
+**Nothing is in flight unseen.** The redelivery clock concludes from answers that what was ready has come. A worker may
+be slow, or stopped. So its progress mark counts, every tenth of a second: all that came up to then was emitted. A
+worker that finds that it stood still for longer than a broker may take to hand something out says so, and the clock
+begins anew.
+
+**Bytes.** A session counts what arrived, learns from the worker what that takes in blocks, and from :class:`.Limits`
+what was taken. The difference is what pauses it: what waits in the sink, what is being made into blocks, what is on
+its way and what waits to be taken.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from itertools import accumulate, count, groupby
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from pyspark_mq.errors import MqError
+from pyspark_mq.sources.connections.block import make_block
+from pyspark_mq.sources.connections.events import (
+    Confirmed,
+    Delivered,
+    DepthReported,
+    Event,
+    EventQueue,
+    Failed,
+    Lost,
+    Opened,
+    Progress,
+    SessionStatus,
+    Stopped,
+)
+from pyspark_mq.sources.connections.keeper import SessionKeeper
+from pyspark_mq.sources.connections.requests import Ask, Begin, SetLimits, Stop, ToWorker
+from pyspark_mq.sources.connections.session import TRANSIT_S, Session
+from pyspark_mq.sources.connections.workers import Emit, Worker, Workers
+from pyspark_mq.sources.runtime import Runtime, Task
+
+__all__ = ["FindSession", "ThreadWorker", "in_threads"]
+
+_LOG = logging.getLogger("pyspark_mq")
+
+#: Each block has a price: behind a round with deliveries the next is begun so long after its beginning, no sooner; and
+#: later behind one with so many that somebody waits for more than the next.
+_ROUND_S = 0.02
+_LARGE_ROUND_S = 0.06
+_LARGE_ROUND_ROWS = 200
+#: The progress mark and the sessions' status are emitted at least so often.
+_PROGRESS_S = 0.1
+#: The worker does nothing for so long: its process was stopped, or had no turn. What came may be unread.
+_BREAK_S = TRANSIT_S
+#: A block is made in a small part of the time that counts as a break.
+_ROWS_MAX = 5_000
+_BYTES_MAX = 4 << 20
+
+#: The session class of a protocol, by its name.
+FindSession: TypeAlias = Callable[[str], type[Session]]
+
+
+def in_threads(find_session: FindSession, schema: pa.Schema, runtime: Runtime) -> Workers:
+    """Return workers of this process: one thread takes from all keepers.
+
+    Args:
+        find_session: the session class of a protocol.
+        schema: of the blocks to make.
+        runtime: time and threads.
+    """
+
+    def make(emit: Emit) -> list[ThreadWorker]:
+        return [ThreadWorker(find_session, schema, emit, runtime, runtime.monotonic_s, count(1))]
+
+    return Workers(make, runtime)
+
+
+class ThreadWorker(Worker):
+    """One thread that takes from the keepers of this process.
+
+    Args:
+        find_session: the session class of a protocol, by its name.
+        schema: of the blocks to make.
+        emit: called with every event, on the worker's thread.
+        runtime: what keepers run on.
+        now_s: the clock of progress marks.
+        sessions: numbers for sessions, unique in the query.
+    """
+
+    def __init__(
+        self,
+        find_session: FindSession,
+        schema: pa.Schema,
+        emit: Emit,
+        runtime: Runtime,
+        now_s: Callable[[], float],
+        sessions: Iterator[int],
+    ) -> None:
+        self._find_session = find_session
+        self._schema = schema
+        self._emit = emit
+        self._runtime = runtime
+        self._now_s = now_s
+        self._numbers = sessions
+        self._events = EventQueue()
+        self._keepers: dict[int, SessionKeeper] = {}
+        #: Key -> its session whose opening was emitted and whose end was not, and the status that was emitted last.
+        self._open: dict[int, Session] = {}
+        self._status: dict[int, SessionStatus] = {}
+        self._progress = (0, now_s())
+        self._looked_s = now_s()
+        self._broke_off = False
+        self._ending = False
+        self._task: Task | None = None
+
+    # -- for the thread that asks
+
+    def send(self, message: ToWorker) -> None:
+        if self._task is None:
+            self._progress = (0, self._now_s())
+            self._task = self._runtime.spawn("pyspark-mq host", self._life(), self._events.arrived)
+        self._task.check()
+        keeper = self._keepers.get(message.key)
+        if isinstance(message, Begin):
+            self._begin(message)
+        elif keeper is None:
+            if isinstance(message, Stop):
+                self._events.put(Stopped(message.key))  # it never began
+        elif isinstance(message, Ask):
+            keeper.ask(message.session, message.request)
+        elif isinstance(message, SetLimits):
+            keeper.limit(message.limits)
+        else:
+            keeper.stop()
+            self._events.arrived.set()
+
+    def _begin(self, begin: Begin) -> None:
+        try:
+            session_class = self._find_session(begin.endpoint.protocol)
+        except MqError as missing:
+            self._events.put(Failed(begin.key, missing))
+            return
+        keeper = SessionKeeper(begin, session_class, self._events, self._numbers, self._runtime)
+        self._keepers[begin.key] = keeper
+        keeper.start()
+
+    @property
+    def progress(self) -> tuple[int, float]:
+        if self._task is not None:
+            self._task.check()
+        return self._progress
+
+    def now_s(self) -> float:
+        return self._now_s()
+
+    def stop(self) -> None:
+        for keeper in list(self._keepers.values()):
+            keeper.stop()
+
+    def join(self, timeout_s: float) -> None:
+        end_s = self._runtime.monotonic_s() + timeout_s
+        for keeper in list(self._keepers.values()):
+            keeper.join(max(0.0, end_s - self._runtime.monotonic_s()))
+        self._ending = True
+        self._events.arrived.set()
+
+    # -- its thread
+
+    def _life(self) -> Iterator[float]:
+        """Go round until it is to end; yield how long to rest, in seconds."""
+        said_s = self._now_s()
+        while not self._ending:
+            began_s = self._look()
+            self._events.arrived.clear()
+            broke_off, self._broke_off = self._broke_off, False
+            rows = self._round()
+            if broke_off or began_s - said_s >= _PROGRESS_S:
+                said_s = began_s
+                self._progress = (self._progress[0] + broke_off, began_s)
+                self._emit(Progress(began_s, broke_off))
+            if rows:
+                round_s = _ROUND_S if rows < _LARGE_ROUND_ROWS else _LARGE_ROUND_S
+                self._runtime.sleep(max(0.0, began_s + round_s - self._now_s()))
+                yield 0.0
+            else:
+                yield max(0.0, said_s + _PROGRESS_S - self._now_s())
+
+    def _look(self) -> float:
+        """Look at the clock; whoever finds it much later than the last time has stood still."""
+        now_s = self._now_s()
+        self._broke_off = self._broke_off or now_s - self._looked_s > _BREAK_S
+        self._looked_s = now_s
+        return now_s
+
+    def _round(self) -> int:
+        """Emit everything that is there; return how many deliveries that was."""
+        # Behind the end of its session, which a connection that closes slowly reports late.
+        ended = [key for key, keeper in list(self._keepers.items()) if keeper.stopping.is_set() and keeper.ended]
+        rows = sum(map(self._pass_on, self._events.take()))
+        for key in list(self._open):
+            rows += self._hand_over(key)
+            self._emit_status(key)
+        for key in ended:
+            del self._keepers[key]
+            self._emit(Stopped(key))
+        return rows
+
+    def _pass_on(self, event: Event) -> int:
+        key, rows = event.key, 0
+        if isinstance(event, Opened):
+            session = self._keepers[key].session(event.session)
+            if session is not None:
+                self._open[key] = session
+                self._status.pop(key, None)
+        elif isinstance(event, Lost):
+            self._open.pop(key, None)
+        elif isinstance(event, Confirmed | DepthReported):
+            rows = self._hand_over(key)
+        self._emit(event)
+        return rows
+
+    def _hand_over(self, key: int) -> int:
+        session = self._open.get(key)
+        if session is None:
+            return 0
+        keeper, sink = self._keepers[key], session.sink
+        rows = left = len(sink.inbox)
+        try:
+            while left > 0:
+                raws = sink.take(min(left, _ROWS_MAX))
+                if not raws:
+                    break  # the session has ended meanwhile
+                left -= len(raws)
+                for part, size in _parts(raws, session.decoder.sizes(raws)):
+                    self._look()
+                    metadata, block = make_block(session.decoder, part, keeper.begin.ids, self._schema)
+                    sink.bytes_grown += sum(block.sizes) - size
+                    self._emit(Delivered(key, session.number, metadata, block))
+        except Exception as error:  # noqa: BLE001 - what dies silently would hang the query
+            _LOG.exception("handing over failed")
+            text = f"{keeper.begin.endpoint.destination}: deliveries could not be taken in: "
+            self._emit(Failed(key, MqError(f"{text}{type(error).__name__}: {error}")))
+            keeper.stop()
+            del self._open[key]
+        return rows
+
+    def _emit_status(self, key: int) -> None:
+        session = self._open.get(key)
+        if session is None:
+            return
+        status = SessionStatus(key, session.number, session.paused, session.behind or bool(session.sink.inbox))
+        if status != self._status.get(key):
+            self._status[key] = status
+            self._emit(status)
+
+
+def _parts(raws: list[Any], sizes: list[int]) -> list[tuple[list[Any], int]]:
+    """Split deliveries into pieces of about `_BYTES_MAX`, or of one larger delivery; with the bytes of each piece."""
+    if sum(sizes) <= _BYTES_MAX:
+        return [(raws, sum(sizes))]
+    parts = []
+    for _, piece in groupby(
+        zip(raws, accumulate(sizes), sizes, strict=True), lambda one: (one[1] - one[2]) // _BYTES_MAX
+    ):
+        some = list(piece)
+        parts.append(([raw for raw, _, _ in some], sum(size for _, _, size in some)))
+    return parts
