@@ -343,9 +343,9 @@ class EpochSource:
         for epoch in sorted(epoch for epoch in self._begun if epoch <= asked.end.epoch):
             del self._begun[epoch]
             segment = self._memory.begin_commit(epoch)
-            settled = [(queue, queue.commit(epoch, segment.number)) for queue in self._queues.with_ended()]
+            waits = [queue.commit(epoch, segment.number) for queue in self._queues.with_ended()]
             self._memory.commit(segment)
-            self._timings.committed(epoch, partial(_is_under_way, settled))
+            self._timings.committed(epoch, partial(_any_of, waits))
         self._queues.forget_ended()
 
     # -- what it says of itself ----------------------------------------------------------------
@@ -370,6 +370,5 @@ class EpochSource:
         return self._settings.destination
 
 
-def _is_under_way(settled: Sequence[tuple[QueueReader, int | None]]) -> bool:
-    """Whether the confirmation of one of these acknowledgements can still come."""
-    return any(queue.is_under_way(number) for queue, number in settled if number)
+def _any_of(waits: Sequence[Callable[[], bool]]) -> bool:
+    return any(wait() for wait in waits)
