@@ -45,7 +45,7 @@ from pyspark_mq.sources.connections.keeper import SessionKeeper
 from pyspark_mq.sources.connections.requests import Ask, Begin, SetLimits, Stop, ToWorker
 from pyspark_mq.sources.connections.session import TRANSIT_S, Session
 from pyspark_mq.sources.connections.workers import Emit, Worker, Workers
-from pyspark_mq.sources.runtime import Runtime, Task
+from pyspark_mq.sources.runtime import Runtime
 
 __all__ = ["FindSession", "ThreadWorker", "in_threads"]
 
@@ -119,7 +119,6 @@ class ThreadWorker(Worker):
         self._looked_s = now_s()
         self._broke_off = False
         self._ending = False
-        self._task: Task | None = None
 
     # -- for the thread that asks
 
@@ -162,14 +161,9 @@ class ThreadWorker(Worker):
         return self._now_s()
 
     def stop(self) -> None:
+        self._ending = True
         for keeper in list(self._keepers.values()):
             keeper.stop()
-
-    def join(self, timeout_s: float) -> None:
-        end_s = self._runtime.monotonic_s() + timeout_s
-        for keeper in list(self._keepers.values()):
-            keeper.join(max(0.0, end_s - self._runtime.monotonic_s()))
-        self._ending = True
         self._events.arrived.set()
 
     # -- its thread
@@ -177,7 +171,7 @@ class ThreadWorker(Worker):
     def _life(self) -> Iterator[float]:
         """Go round until it is to end; yield how long to rest, in seconds."""
         said_s = self._now_s()
-        while not self._ending:
+        while self._keepers or not self._ending:
             began_s = self._look()
             self._events.arrived.clear()
             broke_off, self._broke_off = self._broke_off, False

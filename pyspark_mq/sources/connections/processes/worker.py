@@ -36,7 +36,7 @@ from pyspark_mq.sources.connections.processes.child import BOOT
 from pyspark_mq.sources.connections.processes.wire import Channel, Hello, read_event
 from pyspark_mq.sources.connections.requests import Begin, SetLimits, Stop, ToWorker
 from pyspark_mq.sources.connections.workers import Emit, Worker, Workers
-from pyspark_mq.sources.runtime import Runtime, Task, begin_thread
+from pyspark_mq.sources.runtime import Runtime, begin_thread
 
 __all__ = ["Peer", "ProcessWorker", "StartPeer", "in_processes"]
 
@@ -182,7 +182,6 @@ class ProcessWorker(Worker):
         self._leaving: set[int] = set()
         self._peer: Peer | None = None
         self._stopping = threading.Event()
-        self._task: Task | None = None
         self._good = False
         self._bad_lives = 0
 
@@ -219,10 +218,6 @@ class ProcessWorker(Worker):
         with self._lock:
             if self._peer is not None:
                 self._peer.hang_up()
-
-    def join(self, timeout_s: float) -> None:
-        if self._task is not None:
-            self._task.join(timeout_s)
 
     # -- the thread that reads
 
