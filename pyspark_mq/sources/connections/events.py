@@ -141,7 +141,10 @@ class EventQueue:
         """
         with self._lock:
             if isinstance(event, Lost):
-                self._events = [one for one in self._events if not _is_delivered_in(one, event.key, event.session)]
+                void = (event.key, event.session)
+                self._events = [
+                    one for one in self._events if not (isinstance(one, Delivered) and (one.key, one.session) == void)
+                ]
             self._events.append(event)
         self.arrived.set()
 
@@ -150,7 +153,3 @@ class EventQueue:
         with self._lock:
             events, self._events = self._events, []
         return events
-
-
-def _is_delivered_in(event: Event, key: int, session: int) -> bool:
-    return isinstance(event, Delivered) and event.key == key and event.session == session

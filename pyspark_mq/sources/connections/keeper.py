@@ -59,23 +59,13 @@ class SessionKeeper:
     """
 
     def __init__(
-        self,
-        begin: Begin,
-        session_class: type[Session],
-        events: EventQueue,
-        numbers: Iterator[int],
-        runtime: Runtime,
+        self, begin: Begin, session_class: type[Session], events: EventQueue, numbers: Iterator[int], runtime: Runtime
     ) -> None:
         self.begin = begin
         self.stopping = threading.Event()
         self.ended = False
-        self._key = begin.key
-        self._endpoint = begin.endpoint
-        self._limits = begin.limits
-        self._session_class = session_class
-        self._events = events
-        self._numbers = numbers
-        self._runtime = runtime
+        self._key, self._endpoint, self._limits = begin.key, begin.endpoint, begin.limits
+        self._session_class, self._events, self._numbers, self._runtime = session_class, events, numbers, runtime
         self._requests: deque[tuple[int, Request]] = deque()
         self._session: Session | None = None
         self._urls = cycle(begin.endpoint.urls)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import accumulate, count, groupby
 from typing import Any, TypeAlias
 
@@ -76,11 +77,8 @@ def in_threads(find_session: FindSession, schema: pa.Schema, runtime: Runtime) -
         schema: of the blocks to make.
         runtime: time and threads.
     """
-
-    def make(emit: Emit) -> list[ThreadWorker]:
-        return [ThreadWorker(find_session, schema, emit, runtime, runtime.monotonic_s, count(1))]
-
-    return Workers(make, runtime)
+    one = partial(ThreadWorker, find_session, schema, runtime=runtime, now_s=runtime.monotonic_s, sessions=count(1))
+    return Workers(lambda emit: [one(emit)], runtime)
 
 
 class ThreadWorker(Worker):
@@ -104,12 +102,8 @@ class ThreadWorker(Worker):
         now_s: Callable[[], float],
         sessions: Iterator[int],
     ) -> None:
-        self._find_session = find_session
-        self._schema = schema
-        self._emit = emit
-        self._runtime = runtime
-        self._now_s = now_s
-        self._numbers = sessions
+        self._find_session, self._schema, self._emit, self._runtime = find_session, schema, emit, runtime
+        self._now_s, self._numbers = now_s, sessions
         self._events = EventQueue()
         self._keepers: dict[int, SessionKeeper] = {}
         #: Key -> its session whose opening was emitted and whose end was not, and the status that was emitted last.
