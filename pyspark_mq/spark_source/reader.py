@@ -74,7 +74,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._builder = BatchBuilder(schema)
         self._codec = OffsetCodec.of(options.settings, options.id_log)
         self._epochs: EpochSource | None = None
-        self._receivers: Workers | None = None
+        self._workers: Workers | None = None
         #: Offsets and their positions, the newest last: Spark asks for each a few times.
         self._known: deque[tuple[dict[str, Any], Position]] = deque(maxlen=_OFFSETS_KNOWN)
         self._partitions: tuple[int, list[InputPartition]] | None = None
@@ -93,7 +93,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Four processes that Spark starts have a reader, and one of them runs a source.
         from pyspark_mq.spark_source.source import begin_source  # noqa: PLC0415
 
-        source, self._receivers = begin_source(self._options, self._codec, self._builder.block_schema)
+        source, self._workers = begin_source(self._options, self._codec, self._builder.block_schema)
         return source
 
     def initialOffset(self) -> dict[str, Any]:
@@ -193,8 +193,8 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Give unacknowledged messages back at once. Usually Spark ends the process instead."""
         if self._epochs is not None:
             self._epochs.stop()
-        if self._receivers is not None:
-            self._receivers.stop()
+        if self._workers is not None:
+            self._workers.stop()
 
     def _position(self, offset: dict[str, Any]) -> Position:
         for known, position in self._known:

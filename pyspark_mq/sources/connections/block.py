@@ -136,7 +136,7 @@ def make_block(decoder: Decoder, raws: Sequence[Any], ids: MessageIds, schema: p
 
     Args:
         decoder: of the protocol.
-        raws: what its consumer has appended to its inbox.
+        raws: what its session has appended to its inbox.
         ids: which message a delivery is.
         schema: of the block.
     """
