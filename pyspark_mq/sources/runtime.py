@@ -97,7 +97,7 @@ class Runtime(ABC):
 
     @abstractmethod
     def wait(self, event: threading.Event, seconds: float) -> None:
-        """Until the event is set, or for so long; tasks go on."""
+        """Wait until the event is set, or for so long; tasks go on."""
 
     @abstractmethod
     def jitter(self) -> float:

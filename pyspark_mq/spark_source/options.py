@@ -58,7 +58,7 @@ _SHOWN_CHARACTERS = 60
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """All options of a query, typed.
+    """Options of a query, typed.
 
     Attributes:
         num_partitions: input partitions of an epoch; None if the user left it to the source.
@@ -140,7 +140,7 @@ class _Parser:
         return value
 
     def _value(self, name: str, kind: Kind | None = None) -> Any:
-        """Its value, by the kind that the table has for it unless another is given."""
+        """Return an option's value, by the kind that the table has for it unless another is given."""
         kind, text = kind or OPTIONS[name].kind, self._text(name) or ""
         assert kind is not None, f"option '{name}' has no kind"
         value = kind.parse(text.lower())
@@ -156,7 +156,7 @@ class _Parser:
     # -- the whole
 
     def parse(self) -> Options:
-        """All options, checked one by one and then against each other."""
+        """Check all options one by one and then against each other."""
         broker = self._choice_of_broker()
         if not broker.proves_new:
             self._values.setdefault("onMissingMessageId", OnMissing.FAIL.value)

@@ -55,7 +55,7 @@ _PARTITION_BYTES_MAX = 32 << 20
 
 
 class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads the queues of one query.
+    """Reader of the queues of one query.
 
     Spark makes readers in several processes and uses one of them for the query, so nothing is opened
     before the first call for offsets; and it pickles :meth:`read` with its reader for the
@@ -181,7 +181,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._builder.serialize(batches, allocate)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Runs on an executor: nothing but the partition is needed."""
+        """Read a partition on an executor, which needs nothing else."""
         with partition.opened() as stream:  # type: ignore[attr-defined]
             yield from stream
 

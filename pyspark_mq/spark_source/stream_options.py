@@ -72,7 +72,7 @@ STREAM_OPTIONS: Mapping[str, Option] = MappingProxyType(
 
 
 class StreamOptions:
-    """All options of a query, typed.
+    """Options of a query, typed.
 
     Attributes:
         streaming, batch: what to do in each kind of query.
@@ -119,7 +119,7 @@ class _Parser:
         return value
 
     def _value(self, name: str, kind: Kind | None = None) -> Any:
-        """Its value; None if it is not set and has no default."""
+        """Return an option's value; None if it is not set and has no default."""
         text, kind = self._text(name), kind or STREAM_OPTIONS[name].kind
         if text is None:
             return None

@@ -109,5 +109,5 @@ class Backoff:
 
 
 def _said(problem: Exception) -> str:
-    """Its words, to be quoted: the short name is that of the error that fails the query."""
+    """Return the words to be quoted of a problem: the short name is that of the error that fails the query."""
     return problem.text if isinstance(problem, MqError) else str(problem)

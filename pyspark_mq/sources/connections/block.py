@@ -95,7 +95,7 @@ class Block:
 
     @property
     def rows(self) -> list[Row]:
-        """All of it, row by row."""
+        """Return all rows."""
         count = len(self)
         return list(zip(repeat(self, count), _NUMBERS if count <= len(_NUMBERS) else range(count), strict=False))
 

@@ -134,7 +134,7 @@ class EventQueue:
         self._events: list[Event] = []
 
     def put(self, event: Event) -> None:
-        """Called by any thread.
+        """Add an event. For any thread.
 
         What a session had delivered when it ended is void (rule 6) and comes again, so it does not wait here: while
         Spark is busy any number of sessions may end.
@@ -149,7 +149,7 @@ class EventQueue:
         self.arrived.set()
 
     def take(self) -> list[Event]:
-        """Called by the one thread: the events so far, in order."""
+        """Return the events so far, in order. For the one thread."""
         with self._lock:
             events, self._events = self._events, []
         return events

@@ -43,7 +43,7 @@ _LONG_SESSION_S = 10.0
 
 
 class SessionKeeper:
-    """Keeps one connection to the broker; `consumers` of them serve a queue.
+    """Keeper of one connection to the broker; `consumers` of them serve a queue.
 
     Args:
         begin: what it is to keep.

@@ -90,7 +90,7 @@ class SocketLoop:
             self._wakeup_write.send(b"\0")
 
     def wait(self, timeout_s: float, *, reading: bool = True) -> bool:
-        """Until there is something to read, room for what is to be sent, or somebody wakes us; or for so long.
+        """Wait until there is something to read, room for what is to be sent, or somebody wakes us; or for so long.
 
         Args:
             reading: end also for bytes that came in; errors and the end of the connection do in any case.

@@ -42,7 +42,7 @@ class Worker(ABC):
     @property
     @abstractmethod
     def progress(self) -> tuple[int, float]:
-        """How often it has stood still, and its progress mark. Raises an MqError if it has died."""
+        """Number of times it has stood still, and its progress mark. Raises an MqError if it has died."""
 
     @abstractmethod
     def now_s(self) -> float:
