@@ -88,7 +88,7 @@ class Admission:
             self._wait(self._timing.idle_s if step_s is None else step_s)
 
     def await_sessions(self) -> None:
-        """Until every receiver is connected; one that gives up ends this with its error."""
+        """Wait until every keeper is connected; one that gives up ends this with its error."""
         self._wait_while(lambda: not self._queues.complete, math.inf)
 
     def await_first_messages(self) -> None:
