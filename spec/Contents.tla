@@ -4,7 +4,8 @@
    All messages here have one content; what is of another content is never taken for them. A message is known by an
    ordinal. The first has the ordinal 0; each that is met while the content is known to repeat has one of its own, which
    says so in the files of the journal. The broker hands out, forgets what is acknowledged, and flags what it has handed
-   out before; it may flag more. Each row of docs/message-ids.md#matching may be left out, by naming it in Broken.
+   out before; it may flag more. Each row of the table in
+   pyspark_mq/ack/copies.py may be left out, by naming it in Broken.
 
    Of the journal only what matters here is modelled: which messages a file names, and whether the epoch of the newest
    file was acknowledged. How long they are remembered is the subject of the module Journal. *)

@@ -21,7 +21,7 @@ while some were received, not planned, and went with a session                  
 while a committed message of it had no handle to be acknowledged by                     that one: dropped
 while a message of it was left open, and the content does not repeat                    that one, once: dropped
 the same, and it repeats                                                                new, and counted as ambiguous
-while one that was proved to be new is held, and the content does not repeat            that one again
+while one that was proved to be new is held or acknowledged, and it does not repeat     that one again
 otherwise                                                                               new
 ======================================================================================= ==============================
 

@@ -240,8 +240,13 @@ class Ledger(Generic[K, P]):
         handles = self._open[session]
         handles.barrier = tag if handles.barrier is None else min(tag, handles.barrier)
 
-    def lose(self, session: int) -> None:
-        """The session is gone, and every handle it gave with it (rule 6)."""
+    def lose(self, session: int) -> int:
+        """Void every handle of a session that has ended (rule 6).
+
+        Returns:
+            how many deliveries may come again with a message that is planned or committed.
+        """
+        open_deliveries, leaving = self.unacked_in(session), self.leaving
         held = dict.fromkeys(self._open[session].messages())
         elsewhere = self._open.held(besides=session)
         received = [key for key in held if key in self.received]
@@ -266,6 +271,7 @@ class Ledger(Generic[K, P]):
         left = self._open.close(session)
         if left:
             raise InternalError(f"session {session} is gone, and {left} of its handles are still held")
+        return open_deliveries - len(only_here) + self.leaving - leaving
 
     # -- phase one -------------------------------------------------------------------------
 

@@ -58,7 +58,7 @@ def _settings(answer: object) -> dict[str, Any]:
 
 
 def _quoted(text: str) -> str:
-    """As `javax.management.ObjectName.quote`."""
+    """Quote a name as `javax.management.ObjectName.quote` does."""
     for special in '\\"?*':
         text = text.replace(special, f"\\{special}")
     return f'"{text}"'

@@ -41,7 +41,7 @@ class Level(IntEnum):
 
     @property
     def word(self) -> str:
-        """As it is shown, and in JSON."""
+        """The level's name, as shown and in JSON."""
         return self.name.lower()
 
 

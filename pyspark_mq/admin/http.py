@@ -275,7 +275,7 @@ class Management:
         return f"the management of the broker cannot be asked at {self.url}: {self._hide(text)}"
 
     def _hide(self, text: str) -> str:
-        """Its words without passwords, which are taken out before anything is cut off."""
+        """Remove passwords from the management's words, before anything is cut off."""
         own = () if self.password in (None, self.user) else (self.password or "",)
         return hide(self.endpoint.hide(text), (*own, *self.sent))
 

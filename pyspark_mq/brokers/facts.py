@@ -238,7 +238,7 @@ def _found_in(pattern: str, queue: str) -> bool:
 
 
 def merged_policy(given: Mapping[str, Any], operator: Mapping[str, Any]) -> dict[str, Any]:
-    """With that of the operator: of numbers in both the lower one holds."""
+    """Merge the operator's policy: of numbers in both the lower one holds."""
     merged = {**operator, **given}
     for name, value in operator.items():
         numbers = [number for number in (_number(value), _number(given.get(name))) if number is not None]

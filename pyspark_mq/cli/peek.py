@@ -122,7 +122,7 @@ def open_first(session: Session, settings: Settings) -> Greeting:
 
 
 def received(session: Session, maximum: int, patience_s: float) -> list[Any]:
-    """Takes deliveries of a session that consumes, see :func:`arrivals`."""
+    """Return deliveries of a session that consumes, see :func:`arrivals`."""
     return [raw for raws in arrivals(session, maximum, patience_s) for raw in raws]
 
 

@@ -50,7 +50,7 @@ class Damage:
 
     @property
     def file(self) -> str:
-        """Its path below the folder."""
+        """Path of the file below the folder."""
         return f"{self.log}/{self.name}".lstrip("/")
 
 
@@ -159,7 +159,7 @@ class _Log:
         self.whole = {number for name in self._whole if (number := _number(name)) is not None}
 
     def files(self, batch: int, why: str) -> list[Damage]:
-        """All of a batch."""
+        """Return all files of a batch."""
         return [Damage(self._place, self._log, name, why) for name in sorted(self.names) if _number(name) == batch]
 
     def empty(self, above: int) -> Iterator[Damage]:

@@ -278,7 +278,7 @@ def _unpack(data: bytes) -> bytes:
 
 
 class _Reader:
-    """Takes pieces from the front and fails if there are too few bytes."""
+    """Reader that takes pieces from the front and fails if there are too few bytes."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data

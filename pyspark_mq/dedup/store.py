@@ -39,7 +39,7 @@ class CheckpointOnly(SeenStore):
     """`dedupStore=checkpoint`: nothing beyond the offsets."""
 
     def known(self, keys: Iterable[Key]) -> set[Key]:  # noqa: ARG002
-        """None of them, without looking at one."""
+        """Know none of them, without looking at one."""
         return set()
 
     def remember(self, keys: Iterable[Key]) -> None:

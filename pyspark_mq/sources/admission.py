@@ -88,7 +88,7 @@ class Admission:
             self._wait(self._timing.idle_s if step_s is None else step_s)
 
     def await_sessions(self) -> None:
-        """Until every receiver is connected; one that gives up ends this with its error."""
+        """Wait until every keeper is connected; one that gives up ends this with its error."""
         self._wait_while(lambda: not self._queues.complete, math.inf)
 
     def await_first_messages(self) -> None:
@@ -133,7 +133,7 @@ class Admission:
                 # It may be written to for ever; what it holds takes the room of others, and goes back when the run ends
                 # in any case.
                 if views[queue].received and not views[queue].has_open_epochs and ends[queue].settled():
-                    queue.disconnect()
+                    queue.connections.stop()
                     ends[queue].finish()
             if any(views[queue].received for queue in unread):
                 self._fill(limit)

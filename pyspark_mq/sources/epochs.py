@@ -2,8 +2,8 @@
 
 One micro-batch is one epoch of a two-phase commit. :class:`EpochSource` is what Spark's calls come down to: plan,
 replay, settle. Which of them a call comes to is in the tables of :mod:`.calls`. Each queue has a :class:`.QueueReader`,
-which takes in what its receivers bring and has a ledger; an epoch goes over all queues, and :class:`.Admission` decides
-how much goes into it. All of it runs on the thread that Spark calls. Receivers work on beside it, so receiving and
+which takes in what its sessions bring and has a ledger; an epoch goes over all queues, and :class:`.Admission` decides
+how much goes into it. All of it runs on the thread that Spark calls. Keepers work on beside it, so receiving and
 heartbeats go on while Spark is busy.
 
 Guarantee: with `exactly-once`, every message is in exactly one committed epoch, and an epoch that
@@ -65,7 +65,7 @@ class EpochSource:
 
     Args:
         settings: the query's.
-        receivers: who keeps the connections.
+        workers: who keep the connections.
         make_store: where settled IDs of a queue are shared, beyond the checkpoint.
         runtime: time and threads.
         list_queues: names of the queues there are, for option `queuePattern`.
@@ -77,7 +77,7 @@ class EpochSource:
     def __init__(
         self,
         settings: Settings,
-        receivers: Workers,
+        workers: Workers,
         make_store: MakeStore | None = None,
         runtime: Runtime | None = None,
         list_queues: Callable[[], Sequence[str]] | None = None,
@@ -94,7 +94,7 @@ class EpochSource:
             self._memory = NoMemory(settings, files)
         self._runtime = runtime or Threads()
         make_store = make_store or (lambda _: CheckpointOnly())
-        group = (settings, receivers, make_store, self._runtime, self._memory, check)
+        group = (settings, workers, make_store, self._runtime, self._memory, check)
         if settings.pattern is None:
             self._queues = QueueGroup(*group)
         else:
@@ -343,9 +343,9 @@ class EpochSource:
         for epoch in sorted(epoch for epoch in self._begun if epoch <= asked.end.epoch):
             del self._begun[epoch]
             segment = self._memory.begin_commit(epoch)
-            settled = [(queue, queue.commit(epoch, segment.number)) for queue in self._queues.with_ended()]
+            waits = [queue.commit(epoch, segment.number) for queue in self._queues.with_ended()]
             self._memory.commit(segment)
-            self._timings.committed(epoch, partial(_is_under_way, settled))
+            self._timings.committed(epoch, partial(_any_of, waits))
         self._queues.forget_ended()
 
     # -- what it says of itself ----------------------------------------------------------------
@@ -370,6 +370,5 @@ class EpochSource:
         return self._settings.destination
 
 
-def _is_under_way(settled: Sequence[tuple[QueueReader, int | None]]) -> bool:
-    """Whether the confirmation of one of these acknowledgements can still come."""
-    return any(queue.is_under_way(number) for queue, number in settled if number)
+def _any_of(waits: Sequence[Callable[[], bool]]) -> bool:
+    return any(wait() for wait in waits)

@@ -1,8 +1,8 @@
 """Time, waiting and threads: all that receiving asks of the machine it runs on.
 
-Epochs, queues, receivers and their pool take them from a :class:`Runtime`, so that a whole source can be run through
+Epochs, queues, session keepers and workers take them from a :class:`Runtime`, so that a whole source can be run through
 hours of bad weather in a moment, on one thread and in an order that can be repeated. Only what talks to the operating
-system uses the machine's clock and threads: consumers, which have sockets and deadlines, the main thread of a receiver
+system uses the machine's clock and threads: sessions, which have sockets and deadlines, the main thread of a receiver
 process, and the watch on its parent.
 """
 
@@ -104,7 +104,7 @@ class Runtime(ABC):
 
     @abstractmethod
     def wait(self, event: threading.Event, seconds: float) -> None:
-        """Until the event is set, or for so long; tasks go on."""
+        """Wait until the event is set, or for so long; tasks go on."""
 
     @abstractmethod
     def jitter(self) -> float:

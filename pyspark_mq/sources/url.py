@@ -40,7 +40,7 @@ class Scheme:
     partner: str
 
 
-#: Every scheme that URLs may have. Which protocols a broker speaks over one is in its :class:`Broker`.
+#: Every scheme that URLs may have. Which protocols a broker speaks over one is in its :class:`.Broker`.
 SCHEMES: Mapping[str, Scheme] = MappingProxyType(
     {
         "amqp": Scheme(5672, tls=False, partner="amqps"),

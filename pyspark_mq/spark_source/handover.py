@@ -54,7 +54,7 @@ class _Memory:
 
     @contextmanager
     def opened(self, flags: int) -> Iterator[int]:
-        """Its descriptor here.
+        """Descriptor of the memory here.
 
         Raises:
             OSError: it is not there.
@@ -84,7 +84,7 @@ class _OwnMemory:
         self.shared = _Memory(self.file, name)
 
     def allocate(self, size: int) -> pa.Buffer:
-        """All of it, once.
+        """Allocate all of it, once.
 
         Raises:
             OSError: there is no room for it.
@@ -150,7 +150,7 @@ class _SharedRows(InputPartition):
 
 
 class Handover:
-    """Makes the partitions of one query's epochs, in the process that reads the queue."""
+    """Maker of the partitions of one query's epochs, in the process that reads the queue."""
 
     def __init__(self) -> None:
         self._mark: _OwnMemory | None = None

@@ -94,7 +94,7 @@ class OptionParser:
         return value
 
     def _value(self, name: str, kind: Kind | None = None) -> Any:
-        """Its value, by the kind of the table unless another is given; None if it is not set and has no default."""
+        """Return an option's value, by the kind of the table unless another is given; None without a default."""
         kind, text = kind or self.TABLE[name].kind, self._text(name)
         assert kind is not None, f"option '{name}' has no kind"
         if text is None:

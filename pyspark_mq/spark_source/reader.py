@@ -56,7 +56,7 @@ _PARTITION_BYTES_MAX = 32 << 20
 
 
 class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads the queues of one query.
+    """Reader of the queues of one query.
 
     Spark makes readers in several processes and uses one of them for the query, so nothing is opened
     before the first call for offsets; and it pickles :meth:`read` with its reader for the
@@ -75,7 +75,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._builder = BatchBuilder(schema)
         self._codec = OffsetCodec.of(options.settings, options.id_log)
         self._epochs: EpochSource | None = None
-        self._receivers: Workers | None = None
+        self._workers: Workers | None = None
         #: Offsets and their positions, the newest last: Spark asks for each a few times.
         self._known: deque[tuple[dict[str, Any], Position]] = deque(maxlen=_OFFSETS_KNOWN)
         self._partitions: tuple[int, list[InputPartition]] | None = None
@@ -94,7 +94,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Four processes that Spark starts have a reader, and one of them runs a source.
         from pyspark_mq.spark_source.source import begin_source  # noqa: PLC0415
 
-        source, self._receivers = begin_source(self._options, self._codec, self._builder.block_schema)
+        source, self._workers = begin_source(self._options, self._codec, self._builder.block_schema)
         return source
 
     @in_words
@@ -186,7 +186,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._builder.serialize(batches, allocate)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Runs on an executor: nothing but the partition is needed."""
+        """Read a partition on an executor, which needs nothing else."""
         with partition.opened() as stream:  # type: ignore[attr-defined]
             yield from stream
 
@@ -199,8 +199,8 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Give unacknowledged messages back at once. Usually Spark ends the process instead."""
         if self._epochs is not None:
             self._epochs.stop()
-        if self._receivers is not None:
-            self._receivers.stop()
+        if self._workers is not None:
+            self._workers.stop()
 
     def _position(self, offset: dict[str, Any]) -> Position:
         for known, position in self._known:

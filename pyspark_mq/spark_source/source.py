@@ -45,7 +45,7 @@ def begin_source(options: Options, codec: OffsetCodec, schema: pa.Schema) -> tup
     gc.set_threshold(100_000, 50, 50)
     use_little_memory()
     settings, management, runtime = options.settings, options.management, Threads()
-    receivers: Workers = (
+    workers: Workers = (
         in_processes(settings.receivers, schema, runtime)
         if settings.receivers > 1
         else in_threads(session_class, schema, runtime)
@@ -54,7 +54,7 @@ def begin_source(options: Options, codec: OffsetCodec, schema: pa.Schema) -> tup
     ask = None if management is None or settings.endpoint.topic is not None else partial(ask_depth, management)
     source = EpochSource(
         settings,
-        receivers,
+        workers,
         partial(_store, options),
         runtime,
         list_queues=None if management is None else management.names,
@@ -62,7 +62,7 @@ def begin_source(options: Options, codec: OffsetCodec, schema: pa.Schema) -> tup
         check=worth_a_line,
         files=codec.log,
     )
-    return source, receivers
+    return source, workers
 
 
 def _store(options: Options, queue: Settings) -> SeenStore:

@@ -103,7 +103,7 @@ class _Tasks:
 
 
 class StreamBatchReader(_Tasks, DataSourceReader):
-    """Reads ranges of streams once.
+    """Reader of ranges of streams, once.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ class StreamBatchReader(_Tasks, DataSourceReader):
 
 
 class StreamReader(_Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads streams of one query, epoch by epoch. An offset is a place in each partition, and its own proof.
+    """Reader of the streams of one query, epoch by epoch. An offset is a place in each partition, and its own proof.
 
     Parameters
     ----------

@@ -83,7 +83,7 @@ def frame(command: int, content: bytes, version: int = 1) -> bytes:
 
 
 class FieldReader:
-    """Reads fields one after the other.
+    """Reader of fields, one after the other.
 
     Args:
         data: the content of a frame.

@@ -110,7 +110,7 @@ class Planner:
         return persistently(self._access, self._members.get(partition, ()), ask)
 
     def _end(self, partition: str, floor: int) -> End:
-        """Its committed end; one below the floor only when it has stayed there."""
+        """Return the committed end; one below the floor only when it has stayed there."""
         deadline = time.monotonic() + _BACK_S
         while True:
             known, settled = self._ends.get(partition), partition in self._settled

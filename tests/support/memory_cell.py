@@ -225,8 +225,8 @@ class _Reader(MqStreamReader):
         self._runtime = runtime
 
     def _begin(self) -> EpochSource:
-        self._receivers = in_threads(lambda _: self._make_consumer, self._builder.block_schema, self._runtime)
-        return EpochSource(self._options.settings, self._receivers, runtime=self._runtime, files=self._codec.log)
+        self._workers = in_threads(lambda _: self._make_consumer, self._builder.block_schema, self._runtime)
+        return EpochSource(self._options.settings, self._workers, runtime=self._runtime, files=self._codec.log)
 
 
 class MemoryReader:

@@ -59,5 +59,4 @@ def failure(consumer: type[Session], options: dict[str, str], *, opened: bool = 
     assert found is not None
     assert opened is any(isinstance(event, Opened) for event in events)
     keeper.stop()
-    keeper.join(2)
     return "".join(traceback.format_exception(found.error)) + repr(found.error)

@@ -59,6 +59,7 @@ class World:
     def __init__(self) -> None:
         self.now_s = 1_000.0
         self._processes: list[Process] = []
+        self._killed: list[list[_Task]] = []
         self._events: list[tuple[float, int, Callable[[], object]]] = []
         self._event_numbers = count()
         #: Is a step of somebody under way?
@@ -73,7 +74,9 @@ class World:
     def kill(self, process: Process) -> None:
         """Stop it: it does nothing any more."""
         self._processes.remove(process)
-        process.tasks.clear()
+        # Whatever is let go of would clean up, which nobody does who is killed.
+        self._killed.append(process.tasks)
+        process.tasks = []
         process.killed = True
 
     def at(self, seconds: float, event: Callable[[], object]) -> None:

@@ -261,7 +261,7 @@ def test_stopping_closes_the_connection_and_ends_it() -> None:
     scene.keeper.start()
     scene.run(0.1)
     scene.keeper.stop()
-    scene.keeper.join(2)
+    scene.run(0.1)
     assert scene.queue.sessions == []
     scene.run(10)
     assert len(scene.of(Opened)) == 1

@@ -62,7 +62,7 @@ def summary(sections: Sequence[Section]) -> str:
 
 
 def as_json(sections: Sequence[Section]) -> dict[str, Any]:
-    """All of it; `level` is the worst."""
+    """Describe all sections; `level` is the worst."""
     findings = [
         {
             "about": section.about,

@@ -235,7 +235,7 @@ class Amqp091Session(Session):
         self._add(window)
 
     def extend(self, window: int) -> None:
-        """By a further consumer for the difference, always."""
+        """Widen by a further consumer for the difference, always."""
         self._add(window - self._window)
 
     def _add(self, window: int) -> None:

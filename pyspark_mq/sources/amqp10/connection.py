@@ -66,7 +66,7 @@ class Amqp10Connection(Session):
 
     @abstractmethod
     def _top_up(self) -> None:
-        """Before a turn: ask for more."""
+        """Ask for more, before a turn."""
 
     @abstractmethod
     def _take_deliveries(self) -> None:
@@ -74,7 +74,7 @@ class Amqp10Connection(Session):
 
     @abstractmethod
     def _look(self) -> None:
-        """Behind a turn: confirm what can be, and raise if something has been closed or taken back."""
+        """Confirm what can be, behind a turn, and raise if something has been closed or taken back."""
 
     # -- login
 

@@ -1,6 +1,6 @@
 """Messages of AMQP 1.0 as columns.
 
-The consumer makes a :class:`Raw` of each message when it arrives; what is here works on those and needs
+The session makes a :class:`Raw` of each message when it arrives; what is here works on those and needs
 no client library. Sections and properties: AMQP 1.0, part 3. How JMS maps to
 them: "AMQP JMS Mapping" of OASIS, and Qpid JMS, which both ActiveMQ brokers follow.
 """

@@ -80,7 +80,7 @@ class Sections(NamedTuple):
 
 
 class SectionReader:
-    """Makes raw deliveries of encoded messages.
+    """Maker of raw deliveries from encoded messages.
 
     Args:
         counts_acquirers: does the broker mark a redelivery by the header `first-acquirer`?
@@ -115,7 +115,7 @@ class SectionReader:
 
 
 def read_sections(data: bytes, *, counts_acquirers: bool = False) -> Sections:
-    """All that an encoded message says.
+    """Read all sections of an encoded message.
 
     Sections are taken in any order, each once; a body may have several of `data` or of `amqp-sequence`.
 

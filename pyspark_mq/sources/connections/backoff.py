@@ -32,16 +32,18 @@ class Backoff:
     and ends again ages everything it was handed (delivery limits), so there is a rest before the next,
     a longer one each time; and where the broker ends session after session that becomes an error. Its words are not
     compared: they name connections, sessions and processes of its own.
+
+    Attributes:
+        first: no session was ever opened.
     """
 
-    def __init__(self, endpoint: Endpoint, runtime: Runtime) -> None:
+    def __init__(self, endpoint: Endpoint, runtime: Runtime, *, first: bool) -> None:
         self._endpoint = endpoint
         self._runtime = runtime
         self._since_s: float | None = None
         self._next_s = _BACKOFF_FIRST_S
         self._ends = 0
-        #: No session was ever opened.
-        self.first = True
+        self.first = first
 
     @property
     def patience_s(self) -> float:
@@ -107,5 +109,5 @@ class Backoff:
 
 
 def _said(problem: Exception) -> str:
-    """Its words, to be quoted: the short name is that of the error that fails the query."""
+    """Return the words to be quoted of a problem: the short name is that of the error that fails the query."""
     return problem.text if isinstance(problem, MqError) else str(problem)

@@ -95,7 +95,7 @@ class Block:
 
     @property
     def rows(self) -> list[Row]:
-        """All of it, row by row."""
+        """Return all rows."""
         count = len(self)
         return list(zip(repeat(self, count), _NUMBERS if count <= len(_NUMBERS) else range(count), strict=False))
 
@@ -136,7 +136,7 @@ def make_block(decoder: Decoder, raws: Sequence[Any], ids: MessageIds, schema: p
 
     Args:
         decoder: of the protocol.
-        raws: what its consumer has appended to its inbox.
+        raws: what its session has appended to its inbox.
         ids: which message a delivery is.
         schema: of the block.
     """

@@ -205,7 +205,7 @@ class Connections:
 
     @property
     def late(self) -> bool:
-        """Whether a host's progress mark is late."""
+        """Whether a worker's progress mark is late."""
         now_s = self._workers.now_s()
         return any(now_s - self._workers.progress(session.key)[1] > _LATE_S for session in self._live.values())
 

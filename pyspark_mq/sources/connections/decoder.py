@@ -1,6 +1,6 @@
-"""The contract of a decoder: from the bytes that a consumer has received to IDs and columns, for one protocol.
+"""The contract of a decoder: from the bytes that a session has received to IDs and columns, for one protocol.
 
-A consumer appends *raw deliveries* to its inbox, in a form of its own, with as little work as it can. Its decoder
+A session appends *raw deliveries* to its inbox, in a form of its own, with as little work as it can. Its decoder
 knows the form. :func:`.make_block` asks it for tags, IDs, bodies and the columns of the query, once for some hundred
 or thousand deliveries at a time, and keeps none of the raw deliveries.
 
@@ -60,7 +60,7 @@ def _shortened(text: str) -> str:
 class Decoder(ABC):
     """Columns of raw deliveries, for one protocol. Stateless; works on lists, never on one message.
 
-    A raw delivery is whatever the consumer appends to its inbox.
+    A raw delivery is whatever the session appends to its inbox.
     """
 
     @abstractmethod

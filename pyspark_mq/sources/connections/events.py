@@ -134,23 +134,22 @@ class EventQueue:
         self._events: list[Event] = []
 
     def put(self, event: Event) -> None:
-        """Called by any thread.
+        """Add an event. For any thread.
 
         What a session had delivered when it ended is void (rule 6) and comes again, so it does not wait here: while
         Spark is busy any number of sessions may end.
         """
         with self._lock:
             if isinstance(event, Lost):
-                self._events = [one for one in self._events if not _is_delivered_in(one, event.key, event.session)]
+                void = (event.key, event.session)
+                self._events = [
+                    one for one in self._events if not (isinstance(one, Delivered) and (one.key, one.session) == void)
+                ]
             self._events.append(event)
         self.arrived.set()
 
     def take(self) -> list[Event]:
-        """Called by the one thread: the events so far, in order."""
+        """Return the events so far, in order. For the one thread."""
         with self._lock:
             events, self._events = self._events, []
         return events
-
-
-def _is_delivered_in(event: Event, key: int, session: int) -> bool:
-    return isinstance(event, Delivered) and event.key == key and event.session == session

@@ -5,7 +5,7 @@ after the rest that :mod:`.backoff` has for that end. It carries out what the qu
 session it was meant for and in no other: a request for a session that has ended is dropped, as its handles are void.
 
 What may be called when: `start` once; `ask` and `limit` by any thread, at any time, before, within and after a session;
-`stop` last. Only `join` blocks, for the close of the connection.
+`stop` last. None of them blocks.
 
 All its events go into one queue, which its worker passes on: opened, confirmed, depth, lost, failed.
 Each session is opened once and lost once, and everything about it comes between the two. `failed` is the last event.
@@ -28,7 +28,7 @@ from pyspark_mq.sources.connections.events import Confirmed, DepthReported, Even
 from pyspark_mq.sources.connections.requests import Begin, Limits, Request
 from pyspark_mq.sources.connections.session import Greeting, Session, SessionLostError, Sink
 from pyspark_mq.sources.endpoint import FILES
-from pyspark_mq.sources.runtime import Runtime, Task
+from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.url import BrokerUrl
 
 __all__ = ["SessionKeeper"]
@@ -43,7 +43,7 @@ _LONG_SESSION_S = 10.0
 
 
 class SessionKeeper:
-    """Keeps one connection to the broker; `consumers` of them serve a queue.
+    """Keeper of one connection to the broker; `consumers` of them serve a queue.
 
     Args:
         begin: what it is to keep.
@@ -59,34 +59,23 @@ class SessionKeeper:
     """
 
     def __init__(
-        self,
-        begin: Begin,
-        session_class: type[Session],
-        events: EventQueue,
-        numbers: Iterator[int],
-        runtime: Runtime,
+        self, begin: Begin, session_class: type[Session], events: EventQueue, numbers: Iterator[int], runtime: Runtime
     ) -> None:
         self.begin = begin
         self.stopping = threading.Event()
         self.ended = False
-        self._key = begin.key
-        self._endpoint = begin.endpoint
-        self._limits = begin.limits
-        self._session_class = session_class
-        self._events = events
-        self._numbers = numbers
-        self._runtime = runtime
+        self._key, self._endpoint, self._limits = begin.key, begin.endpoint, begin.limits
+        self._session_class, self._events, self._numbers, self._runtime = session_class, events, numbers, runtime
         self._requests: deque[tuple[int, Request]] = deque()
         self._session: Session | None = None
         self._urls = cycle(begin.endpoint.urls)
         self._confirmed = 0
-        self._task: Task | None = None
 
     # -- for other threads
 
     def start(self) -> None:
         """Connect, and stay connected."""
-        self._task = self._runtime.spawn("pyspark-mq receiver", self._life(), self.stopping)
+        self._runtime.spawn("pyspark-mq receiver", self._life(), self.stopping)
 
     def ask(self, session: int, request: Request) -> None:
         """Have a request carried out in the background, if `session` still lives then."""
@@ -110,11 +99,6 @@ class SessionKeeper:
         self.stopping.set()
         self._wake()
 
-    def join(self, timeout_s: float) -> None:
-        """Wait for its end, for so long at most."""
-        if self._task is not None:
-            self._task.join(timeout_s)
-
     def _wake(self) -> None:
         session = self._session
         if session is not None:
@@ -137,8 +121,7 @@ class SessionKeeper:
             self._events.arrived.set()
 
     def _sessions(self) -> Iterator[float]:
-        backoff = Backoff(self._endpoint, self._runtime)
-        backoff.first = not self.begin.again
+        backoff = Backoff(self._endpoint, self._runtime, first=not self.begin.again)
         while not self.stopping.is_set():
             opened = yield from self._establish(backoff)
             if opened is None:

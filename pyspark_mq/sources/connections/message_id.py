@@ -19,7 +19,7 @@ _MESSAGE_ID = IdSource("message-id")
 
 @dataclass(frozen=True, slots=True)
 class MessageIds:
-    """Finds out which message a raw delivery is. Pure.
+    """Identity of raw deliveries. Pure.
 
     Attributes:
         source: where IDs are found.
@@ -35,7 +35,7 @@ class MessageIds:
 
     @classmethod
     def of(cls, settings: Settings) -> MessageIds:
-        """As the options of a query say."""
+        """Make it as the options of a query say."""
         exact = settings.guarantee.identifies
         return cls(settings.id_source, settings.on_missing, exact, settings.on_unreadable is OnUnreadable.ROW)
 

@@ -1,4 +1,4 @@
-"""The wire protocols: which consumer speaks which, and what to install for it."""
+"""The wire protocols: the session class of each, and what to install for it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OF_UNIX = frozenset({"fcntl", "termios"})
 
 
 def session_class(protocol: str) -> type[Session]:
-    """The consumer of a protocol; imports its client library.
+    """Return the session class of a protocol; imports its client library.
 
     Raises:
         MissingExtraError: the library is not installed.

@@ -32,12 +32,12 @@ _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class SocketLoop:
-    """One connection. All but :meth:`wake` belongs to the receiver's thread.
+    """One connection. All but :meth:`wake` belongs to the keeper's thread.
 
     Attributes:
         outgoing: bytes to be sent, added to by the protocol.
         woken: :meth:`wake` was called; reset by whoever looks at it.
-        sent_s, heard_s: when bytes last went out and came in, on the clock of `time.monotonic`.
+        sent_s, received_s: when bytes last went out and came in, on the clock of `time.monotonic`.
     """
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class SocketLoop:
             self._wakeup_write.send(b"\0")
 
     def wait(self, timeout_s: float, *, reading: bool = True) -> bool:
-        """Until there is something to read, room for what is to be sent, or somebody wakes us; or for so long.
+        """Wait until there is something to read, room for what is to be sent, or somebody wakes us; or for so long.
 
         Args:
             reading: end also for bytes that came in; errors and the end of the connection do in any case.

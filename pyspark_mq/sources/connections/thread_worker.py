@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import accumulate, count, groupby
 from typing import Any, TypeAlias
 
@@ -45,7 +46,7 @@ from pyspark_mq.sources.connections.keeper import SessionKeeper
 from pyspark_mq.sources.connections.requests import Ask, Begin, SetLimits, Stop, ToWorker
 from pyspark_mq.sources.connections.session import TRANSIT_S, Session
 from pyspark_mq.sources.connections.workers import Emit, Worker, Workers
-from pyspark_mq.sources.runtime import Runtime, Task
+from pyspark_mq.sources.runtime import Runtime
 
 __all__ = ["FindSession", "ThreadWorker", "in_threads"]
 
@@ -76,11 +77,8 @@ def in_threads(find_session: FindSession, schema: pa.Schema, runtime: Runtime) -
         schema: of the blocks to make.
         runtime: time and threads.
     """
-
-    def make(emit: Emit) -> list[ThreadWorker]:
-        return [ThreadWorker(find_session, schema, emit, runtime, runtime.monotonic_s, count(1))]
-
-    return Workers(make, runtime)
+    one = partial(ThreadWorker, find_session, schema, runtime=runtime, now_s=runtime.monotonic_s, sessions=count(1))
+    return Workers(lambda emit: [one(emit)], runtime)
 
 
 class ThreadWorker(Worker):
@@ -104,12 +102,8 @@ class ThreadWorker(Worker):
         now_s: Callable[[], float],
         sessions: Iterator[int],
     ) -> None:
-        self._find_session = find_session
-        self._schema = schema
-        self._emit = emit
-        self._runtime = runtime
-        self._now_s = now_s
-        self._numbers = sessions
+        self._find_session, self._schema, self._emit, self._runtime = find_session, schema, emit, runtime
+        self._now_s, self._numbers = now_s, sessions
         self._events = EventQueue()
         self._keepers: dict[int, SessionKeeper] = {}
         #: Key -> its session whose opening was emitted and whose end was not, and the status that was emitted last.
@@ -119,7 +113,6 @@ class ThreadWorker(Worker):
         self._looked_s = now_s()
         self._broke_off = False
         self._ending = False
-        self._task: Task | None = None
 
     # -- for the thread that asks
 
@@ -162,14 +155,9 @@ class ThreadWorker(Worker):
         return self._now_s()
 
     def stop(self) -> None:
+        self._ending = True
         for keeper in list(self._keepers.values()):
             keeper.stop()
-
-    def join(self, timeout_s: float) -> None:
-        end_s = self._runtime.monotonic_s() + timeout_s
-        for keeper in list(self._keepers.values()):
-            keeper.join(max(0.0, end_s - self._runtime.monotonic_s()))
-        self._ending = True
         self._events.arrived.set()
 
     # -- its thread
@@ -177,7 +165,7 @@ class ThreadWorker(Worker):
     def _life(self) -> Iterator[float]:
         """Go round until it is to end; yield how long to rest, in seconds."""
         said_s = self._now_s()
-        while not self._ending:
+        while self._keepers or not self._ending:
             began_s = self._look()
             self._events.arrived.clear()
             broke_off, self._broke_off = self._broke_off, False

@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from pyspark_mq.sources.connections.events import Event, EventQueue, Progress, Stopped
 from pyspark_mq.sources.connections.requests import Stop, ToWorker
-from pyspark_mq.sources.runtime import Runtime
+from pyspark_mq.sources.runtime import Runtime, Task
 
 __all__ = ["Emit", "Worker", "Workers"]
 
@@ -33,22 +33,16 @@ class Worker(ABC):
     Nothing is in flight unseen: what a session has taken in was emitted, or lies behind the worker's progress mark.
     """
 
+    _task: Task | None = None
+
     @abstractmethod
     def send(self, message: ToWorker) -> None:
-        """Ask for something. Never blocks.
-
-        Raises:
-            MqError: it has died.
-        """
+        """Ask for something. Never blocks. Raises an MqError if it has died."""
 
     @property
     @abstractmethod
     def progress(self) -> tuple[int, float]:
-        """How often it has stood still, and its progress mark.
-
-        Raises:
-            MqError: it has died.
-        """
+        """Number of times it has stood still, and its progress mark. Raises an MqError if it has died."""
 
     @abstractmethod
     def now_s(self) -> float:
@@ -58,9 +52,10 @@ class Worker(ABC):
     def stop(self) -> None:
         """Have all connections closed."""
 
-    @abstractmethod
     def join(self, timeout_s: float) -> None:
         """Wait for its end, for so long at most."""
+        if self._task is not None:
+            self._task.join(timeout_s)
 
 
 @dataclass(slots=True)
@@ -100,11 +95,7 @@ class Workers:
         return key
 
     def send(self, message: ToWorker) -> None:
-        """Ask the worker of a keeper for something. Never blocks.
-
-        Raises:
-            MqError: the worker has died.
-        """
+        """Ask the worker of a keeper for something, see :meth:`Worker.send`."""
         route = self._routes.get(message.key)
         if route is None:
             return  # it has stopped

@@ -51,7 +51,7 @@ class Deliveries:
 
     Attributes:
         taken_in: how many deliveries came in each open session.
-        redelivered, rejected, nameless: counters.
+        counted: what nobody else counts, by the names of :class:`.Counters`.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Deliveries:
         self._skipped: dict[int, int] = {}
         self._settling_since_s: float | None = None
         self.taken_in: dict[int, int] = {}
-        self.redelivered = self.rejected = self.nameless = 0
+        self.counted = {"redelivered": 0, "rejected": 0, "nameless": 0}
 
     def begin(self, session: int) -> None:
         """A session has opened."""
@@ -109,7 +109,7 @@ class Deliveries:
         """
         session, metadata, block = event.session, event.metadata, event.block
         self.taken_in[session] += len(block)
-        self.redelivered += metadata.redelivered
+        self.counted["redelivered"] += metadata.redelivered
         tags: Sequence[int] = metadata.tags
         rows = block.rows
         keys: list[Any] = metadata.keys or [next(self._serial) for _ in metadata.tags]
@@ -158,7 +158,7 @@ class Deliveries:
         for place, key in zip(places, copies.name(session, digests, sure, ledger), strict=True):
             named[place] = key
         nameless = [place for place, key in enumerate(keys) if key is None]
-        self.nameless += len(nameless)
+        self.counted["nameless"] += len(nameless)
         for place, key in zip(nameless, copies.name_nothing(len(nameless)), strict=True):
             named[place] = key
         return named
@@ -194,7 +194,7 @@ class Deliveries:
                 self._destination, len(missing), self._ids.source,
             )  # fmt: skip
         if refused:
-            self.rejected += len(refused)
+            self.counted["rejected"] += len(refused)
             self._connections.reject(event.session, sorted(tags[row] for row in refused))
         return refused
 

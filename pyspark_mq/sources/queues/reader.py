@@ -1,8 +1,7 @@
 """One queue of a query: its connections, its ledger, and its part in each epoch.
 
-A query reads one queue or several, and each has a :class:`QueueReader`. So what a broker does to one queue (a session
-that ends, a replay that waits, what comes again) says nothing about another, and a message is what its queue and its
-ID say: the same ID in two queues is two messages, as an exchange that copies makes them.
+A query reads one queue or several, and each has a :class:`QueueReader`: what a broker does to one says nothing about
+another, and the same ID in two queues is two messages, as an exchange that copies makes them.
 :class:`~pyspark_mq.sources.epochs.EpochSource` takes all of them from epoch to epoch together.
 
 The contract. One thread calls everything here, and nothing blocks but :meth:`QueueReader.stop`, for a moment.
@@ -136,13 +135,9 @@ class QueueReader:
 
     # -- its life
 
-    def disconnect(self) -> None:
-        """Close the connections; what is unacknowledged goes back to the broker."""
-        self.connections.stop()
-
     def stop(self, *, ended: bool = False) -> None:
         """Close the connections and the store; for good if the queue is no longer there."""
-        self.disconnect()
+        self.connections.stop()  # what is unacknowledged goes back to the broker
         self._store.close()
         self.ended |= ended
 
@@ -159,12 +154,11 @@ class QueueReader:
             MqError: a receiver has given up, a message has no ID, or it is another broker.
         """
         for event in self.connections.news(taking=self.taking):
+            now_s = self._runtime.monotonic_s()
             if isinstance(event, Delivered):
-                self.last_sign_s = self._runtime.monotonic_s()
-                over_limit = self._replaying and self.held_bytes >= self._bytes_max
-                self._deliveries.enter(event, over_limit=over_limit)
+                self.last_sign_s = now_s
+                self._deliveries.enter(event, over_limit=self._replaying and self.held_bytes >= self._bytes_max)
             elif isinstance(event, Confirmed):
-                now_s = self._runtime.monotonic_s()
                 if event.number > 0:  # and not the answer to a mere question
                     self.last_sign_s = now_s
                     self._watches.confirmed()
@@ -194,10 +188,7 @@ class QueueReader:
         self._reconnects += 1
         self._deliveries.end(lost.session)
         self._watches.forget(lost.session)
-        ledger = self.ledger
-        held, returned, leaving = ledger.unacked_in(lost.session), ledger.counters.returned, ledger.leaving
-        ledger.lose(lost.session)
-        self.coming_again += held - (ledger.counters.returned - returned) + ledger.leaving - leaving
+        self.coming_again += self.ledger.lose(lost.session)
 
     # -- bytes and depth
 
@@ -258,12 +249,13 @@ class QueueReader:
 
     # -- phase two
 
-    def commit(self, epoch: int, segment: int) -> int | None:
-        """Phase two of an epoch: its IDs are known in that segment. The number of its acknowledgements, if any."""
+    def commit(self, epoch: int, segment: int) -> Callable[[], bool]:
+        """Have an epoch acknowledged, its IDs known in that segment; return whether a confirmation can still come."""
         self._store.remember(key for key in self.ledger.planned.keys(epoch) if not is_content(key))
         self.windows.enter(Moment.COMMITTED)
         self._emitted.pop(epoch, None)
-        return self._commit(epoch, segment)
+        number = self._commit(epoch, segment)
+        return lambda: number is not None and self.ledger.settling.under_way(number)
 
     def acknowledge_first(self, epoch: int) -> None:
         """Acknowledge an epoch before Spark runs it (guarantee `none`)."""
@@ -279,14 +271,10 @@ class QueueReader:
         """Have acknowledgements sent; their number."""
         if settlement is None:
             return None
-        sessions = [part.session for part in settlement.parts]
-        self.ledger.settling.asked(settlement.number, sessions, self._runtime.monotonic_s())
+        now_s = self._runtime.monotonic_s()
+        self.ledger.settling.asked(settlement.number, [part.session for part in settlement.parts], now_s)
         self.connections.acknowledge(settlement)
         return settlement.number
-
-    def is_under_way(self, number: int) -> bool:
-        """Whether the confirmation of those acknowledgements can still come."""
-        return self.ledger.settling.under_way(number)
 
     # -- restart
 
@@ -331,9 +319,7 @@ class QueueReader:
         ledger = self.ledger
         return replace(
             ledger.counters,
-            redelivered=self._deliveries.redelivered,
-            rejected=self._deliveries.rejected,
-            nameless=self._deliveries.nameless,
+            **self._deliveries.counted,
             ambiguous=0 if self._copies is None else self._copies.ambiguous,
             reconnects=self._reconnects,
             unacked=ledger.unacked,

@@ -183,7 +183,7 @@ class StompConnection(Session):
             self._prove_end()
 
     def _send(self) -> None:
-        """As much as the socket takes now."""
+        """Send as much as the socket takes now."""
         try:
             self._socket.write()
         except OSError as error:

@@ -45,7 +45,7 @@ class QueueInfo:
         self.reported = reported
 
     def at_first(self) -> QueueDepth:
-        """Before a session takes anything: what a former one was handed is still to come, if that was ours."""
+        """Return the depth before a session takes anything: what our former one was handed is still to come."""
         return self._depth(self.messages, 0)
 
     def depth(self, own_consumers: int) -> QueueDepth:

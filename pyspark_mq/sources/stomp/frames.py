@@ -122,7 +122,7 @@ class FrameReader:
         return self._headers is not None
 
     def _go_on(self, *, quiet: bool = False) -> Iterator[Frame]:
-        """With what is in the buffer."""
+        """Go on with what is in the buffer."""
         found = self._next(self._buffer, 0, quiet=quiet)
         if found is None:
             return

@@ -26,7 +26,7 @@ _WRITTEN_OTHERWISE = re.compile(r"[\\:\r\n]|^$")
 
 
 def parse(block: bytes, last: str = "", *, escaped: bool = True) -> dict[str, str]:
-    """All headers.
+    """Return all headers.
 
     Args:
         block: as in the module's docstring.

@@ -164,7 +164,7 @@ class StompSession(StompConnection):
             self._subscribe_again(window if len(self._settling.open) >= self._window else window - self._window)
 
     def extend(self, window: int) -> None:
-        """By a further subscription for the difference, always."""
+        """Widen by a further subscription for the difference, always."""
         self._subscribe_again(window - self._window)
 
     def _subscribe_again(self, more: int) -> None:
@@ -241,7 +241,7 @@ class StompSession(StompConnection):
             self._turn(left_s)
 
     def _reading(self) -> bool:
-        """Not while paused, nor beyond a window that the broker counts in bytes, unless it has to confirm."""
+        """Return False while paused, and beyond a window that the broker counts in bytes, unless it has to confirm."""
         if self.paused:
             return self.keep_alive_read_due
         full = self._window > 0 and len(self._settling.open) >= self._window

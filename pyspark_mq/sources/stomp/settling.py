@@ -84,7 +84,7 @@ class Settling:
         return self._receipts.pop(receipt, [])
 
     def _head(self, upto: int) -> bytes:
-        """With cumulative acknowledgements: settle the deliveries at the head that are done with.
+        """Settle the deliveries at the head that are done with, where acknowledgements are cumulative.
 
         What is in the middle would take all before it along, so it waits for them.
         """

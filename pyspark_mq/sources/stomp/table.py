@@ -64,7 +64,7 @@ class HeaderTable:
         return as_texts(self.values(name))
 
     def others(self, hidden: Collection[str], prefixes: tuple[str, ...]) -> Pairs:
-        """All headers but some, for each message: name and value, bytes that are not text with escapes.
+        """Return all headers but some, for each message: name and value, bytes that are not text with escapes.
 
         Args:
             hidden: names to leave out.

@@ -32,7 +32,7 @@ BOOT = (
 
 
 class _Forward(logging.Handler):
-    """Keeps lines for the log of the parent, whose log they belong to, until the worker's thread sends them."""
+    """Log lines for the parent, kept until the worker's thread sends them."""
 
     def __init__(self) -> None:
         super().__init__()

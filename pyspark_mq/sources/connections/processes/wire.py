@@ -46,7 +46,7 @@ class Frame:
     Attributes:
         message: the object.
         data: the bytes beside it.
-        file: a descriptor, now the receiver's to close; None if there is none.
+        file: a descriptor, now to be closed by who received it; None if there is none.
     """
 
     message: Any

@@ -24,19 +24,12 @@ from typing import Any, Protocol, TypeAlias
 import pyarrow as pa
 
 from pyspark_mq.errors import MqError
-from pyspark_mq.sources.connections.events import (
-    Confirmed,
-    Failed,
-    Lost,
-    Opened,
-    Progress,
-    Stopped,
-)
+from pyspark_mq.sources.connections.events import Confirmed, Failed, Lost, Opened, Progress, Stopped
 from pyspark_mq.sources.connections.processes.child import BOOT
 from pyspark_mq.sources.connections.processes.wire import Channel, Hello, read_event
 from pyspark_mq.sources.connections.requests import Begin, SetLimits, Stop, ToWorker
 from pyspark_mq.sources.connections.workers import Emit, Worker, Workers
-from pyspark_mq.sources.runtime import Runtime, Task, begin_thread
+from pyspark_mq.sources.runtime import Runtime, begin_thread
 
 __all__ = ["Peer", "ProcessWorker", "StartPeer", "in_processes"]
 
@@ -65,7 +58,7 @@ class Peer(Protocol):
         """Never blocks. What is said to one that has died is void, like its sessions."""
 
     def receive(self, timeout_s: float) -> Any:
-        """The next that it says: an event, :class:`.Progress`, or a line of the log. None if nothing came in time.
+        """Return its next event, progress mark or log record; None if nothing came in time.
 
         Raises:
             EOFError: it is gone.
@@ -75,7 +68,7 @@ class Peer(Protocol):
         """Have :meth:`receive` raise soon. For any thread."""
 
     def end(self) -> str:
-        """Kill it, if it lives; how it ended, in words."""
+        """Kill it, if it lives; return how it ended, in words."""
 
 
 StartPeer: TypeAlias = Callable[[Hello], Peer]
@@ -162,17 +155,11 @@ class ProcessWorker(Worker):
     """
 
     def __init__(
-        self,
-        start: StartPeer,
-        emit: Emit,
-        hello: Hello,
-        lives: Iterator[int],
-        size: int,
-        runtime: Runtime,
+        self, start: StartPeer, emit: Emit, hello: Hello, lives: Iterator[int], size: int, runtime: Runtime
     ) -> None:
         self._progress = (0, -math.inf)
-        self._start, self._emit, self._hello, self._lives, self._size = start, emit, hello, lives, size
-        self._runtime = runtime
+        self._start, self._emit, self._hello, self._lives = start, emit, hello, lives
+        self._size, self._runtime = size, runtime
         self._lock = threading.Lock()
         #: Keepers that have begun and were not asked to stop, with their newest limits.
         self._begun: dict[int, Begin] = {}
@@ -182,7 +169,6 @@ class ProcessWorker(Worker):
         self._leaving: set[int] = set()
         self._peer: Peer | None = None
         self._stopping = threading.Event()
-        self._task: Task | None = None
         self._good = False
         self._bad_lives = 0
 
@@ -220,10 +206,6 @@ class ProcessWorker(Worker):
             if self._peer is not None:
                 self._peer.hang_up()
 
-    def join(self, timeout_s: float) -> None:
-        if self._task is not None:
-            self._task.join(timeout_s)
-
     # -- the thread that reads
 
     def _life(self) -> Iterator[float]:
@@ -255,7 +237,7 @@ class ProcessWorker(Worker):
             yield pause_s
 
     def _live_once(self) -> Generator[float, None, str]:
-        """Start a process and serve it to its end; how that was."""
+        """Start a process and serve it to its end; return how it ended, in words."""
         peer = self._start(replace(self._hello, first_session=next(self._lives) * _SESSIONS))
         silent = False
         try:
@@ -329,15 +311,10 @@ class ProcessWorker(Worker):
         with self._lock:
             begun = list(self._begun.values())
         for begin in begun:
-            self._emit(
-                Failed(
-                    begin.key,
-                    MqError(
-                        f"{begin.endpoint.destination}: {self._bad_lives} receiver processes in a row (option "
-                        f"'receivers': {self._size}) ended before anything was confirmed in them; the last: {end}. "
-                        "Nothing is lost: unacknowledged messages stay in the queue. See what the log and standard "
-                        "error of the source's process say, and whether the machine has the memory for so many, or "
-                        "set 'receivers' to 1"
-                    ),
-                )
+            text = (
+                f"{begin.endpoint.destination}: {self._bad_lives} receiver processes in a row (option 'receivers': "
+                f"{self._size}) ended before anything was confirmed in them; the last: {end}. Nothing is lost: "
+                "unacknowledged messages stay in the queue. See what the log and standard error of the source's "
+                "process say, and whether the machine has the memory for so many, or set 'receivers' to 1"
             )
+            self._emit(Failed(begin.key, MqError(text)))
