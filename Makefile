@@ -38,13 +38,13 @@ test-all: ready ## Run every test on every broker and protocol
 test-containers: ready ## Run the tests against brokers in containers
 	@BIN="$(BIN)" tools/containers.sh env CI=true $(BIN)/python -m pytest tests/containers $(ARGS)
 
-spec: ready ## Check the specification in spec/ with TLC; writes docs/specification.md; ARGS=--rules, ARGS="--model 'two queues'", ARGS=--long
+spec: ready ## Check the specification in spec/ with TLC; writes docs/reports/specification.md; ARGS=--rules, ARGS="--model 'two queues'", ARGS=--long
 	$(BIN)/python -m tools.spec $(ARGS)
 
 fuzz: ready-python ## Fuzz the decoders against oracles of their own: ARGS="--minutes 60", ARGS="amqp10 --seed 7"
 	$(BIN)/python -m tests.fuzz $(ARGS)
 
-matrix: ready ## Run laws, failure matrix and a storm on every broker and protocol; writes docs/compatibility.md
+matrix: ready ## Run laws, failure matrix and a storm on every broker and protocol; writes docs/reports/compatibility.md
 	$(BIN)/python -m tests.matrix $(ARGS)
 
 spark-matrix: ready ## Run the tests in real Sparks of each version, from PyPI; writes docs/spark-versions.md

@@ -56,7 +56,7 @@ from benchmarks.turns import Arena, measure
 from testbed.process import NodeError
 
 _BROKERS = ("rabbitmq", "activemq", "artemis")
-_PAGE = Path(__file__).resolve().parent.parent / "docs" / "performance.md"
+_PAGE = Path(__file__).resolve().parent.parent / "docs" / "reports" / "benchmarks.md"
 _WARM_UP_SHARE = 0.4
 _PARTS: dict[str, Part] = {part.name: part for part in (Growth(), Latency(), Recovery(), Steps(), Streams())}
 #: Parts that are a choice of what is measured side by side: its options; those given behind the name come later.

@@ -49,17 +49,20 @@ html_title = f"{project} {release}"
 html_copy_source = False
 
 _REPOSITORY = "https://github.com/pyspark-mq/pyspark-mq"
-_OUTWARD = re.compile(r"\]\(\.\./([^)#\s]*)(#[^)\s]*)?\)")
+_OUTWARD = re.compile(r"\]\((\.\./[^)#\s]*)(#[^)\s]*)?\)")
 _ANCHOR = re.compile(r'<a id="([\w-]+)">')
 
 
 def _link_to_the_repository(_: Sphinx, name: str, source: list[str]) -> None:
     def absolute(found: re.Match[str]) -> str:
-        target = _DOCS.parent / found[1]
+        target = (_DOCS / name).parent.joinpath(found[1]).resolve()
+        if target.is_relative_to(_DOCS):
+            return found[0]
+        path = target.relative_to(_DOCS.parent)
         if not target.exists():
-            logging.getLogger(__name__).warning("link to ../%s, which does not exist", found[1], location=name)
+            logging.getLogger(__name__).warning("link to %s, which does not exist", found[1], location=name)
         kind = "tree" if target.is_dir() else "blob"
-        return f"]({_REPOSITORY}/{kind}/main/{found[1]}{found[2] or ''})"
+        return f"]({_REPOSITORY}/{kind}/main/{path}{found[2] or ''})"
 
     source[0] = _OUTWARD.sub(absolute, source[0])
 

@@ -25,7 +25,7 @@ from testbed.storm.page import PROTOCOLS, TITLES
 from tests.support.cells import ALL_CELLS, STORM_CELLS, Cell, cell_node
 
 _ROOT = Path(__file__).resolve().parent.parent
-_PAGE = _ROOT / "docs" / "compatibility.md"
+_PAGE = _ROOT / "docs" / "reports" / "compatibility.md"
 _KEPT = _ROOT / "docs" / "matrix"
 _WORK = _ROOT / "build" / "matrix"
 

@@ -1,4 +1,4 @@
-"""Checks the specification in ``spec/`` with TLC, and writes docs/specification.md: ``python -m tools.spec``, which
+"""Checks the specification in ``spec/`` with TLC, and writes docs/reports/specification.md: ``python -m tools.spec``, which
 ``make spec`` runs.
 
 By default everything but what takes hours. ``--long`` is that, ``--rules`` only what fails without each rule,
@@ -25,7 +25,7 @@ __all__ = [
 ]  # fmt: skip
 
 _DOCS = SPEC.parent / "docs"
-PAGE = _DOCS / "specification.md"
+PAGE = _DOCS / "reports" / "specification.md"
 RULES_PAGE = _DOCS / "how-it-works.md"
 MODULE, CONTENTS = SPEC / "Journal.tla", SPEC / "Contents.tla"
 
@@ -51,7 +51,7 @@ def linked(page: str) -> str:
 def rule_row(rule: str, outcome: Outcome) -> str:
     """A row of the table: what happens without a rule."""
     model = without(rule)
-    name = f"[{rule}](how-it-works.md#rule-{rule})" if rule in RULES else _DASH
+    name = f"[{rule}](../how-it-works.md#rule-{rule})" if rule in RULES else _DASH
     return f"| {name} | {model.name} | `{outcome.violated}` | {outcome.length} |"
 
 

@@ -1,4 +1,4 @@
-"""The command ``make power``: cuts of the power below a query or a broker, and their page, docs/power.md.
+"""The command ``make power``: cuts of the power below a query or a broker, and their page, docs/reports/power.md.
 
 It needs Linux, root, and the right to mount a disk of its own.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 from testbed.power.brokers import CELLS, BrokerCuts, run_broker_cuts
 from testbed.power.cuts import Cuts, run_cuts
 
-_PAGE = Path(__file__).resolve().parents[2] / "docs" / "power.md"
+_PAGE = Path(__file__).resolve().parents[2] / "docs" / "reports" / "power.md"
 _MODES = ("committed", "synced")
 
 

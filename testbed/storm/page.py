@@ -1,4 +1,4 @@
-"""The long storms on docs/audits.md: a row of each table for each report in docs/storms."""
+"""The long storms on docs/reports/audits.md: a row of each table for each report in docs/storms."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 __all__ = ["PROTOCOLS", "TITLES", "keep", "page"]
 
 _DOCS = Path(__file__).resolve().parents[2] / "docs"
-_PAGE = _DOCS / "audits.md"
+_PAGE = _DOCS / "reports" / "audits.md"
 _REPORTS = _DOCS / "storms"
 _MARKED = re.compile(r"(<!-- written by make soak: (\w+) -->)\n.*?(<!-- end -->\n)", re.DOTALL)
 TITLES = {"rabbitmq": "RabbitMQ", "activemq": "ActiveMQ Classic", "artemis": "ActiveMQ Artemis"}

@@ -436,7 +436,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--protocol", help="as the option of the source")
     parser.add_argument("--version", help="of the broker")
     parser.add_argument("--report", metavar="FILE", help="write the counts there as JSON")
-    parser.add_argument("--page", metavar="NAME", help="keep them in docs/storms, and write docs/audits.md")
+    parser.add_argument("--page", metavar="NAME", help="keep them in docs/storms, and write docs/reports/audits.md")
     parser.add_argument("--quorum", action="store_true", default=None, help="a quorum queue instead of a classic one")
     parser.add_argument(
         "--cluster", action="store_true", default=None, help="read from a cluster; it does not go on with a folder"

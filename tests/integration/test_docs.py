@@ -31,8 +31,8 @@ def test_the_site_is_built_without_a_warning_and_has_every_page(tmp_path: Path) 
     done = build(DOCS, tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     start = (tmp_path / "index.html").read_text("utf-8")
-    pages = {page.stem for page in DOCS.glob("*.md")} - {"README"}
-    assert {page.stem for page in tmp_path.glob("*.html")} >= pages
+    pages = {str(page.relative_to(DOCS).with_suffix("")) for page in DOCS.rglob("*.md")} - {"README"}
+    assert {str(page.relative_to(tmp_path).with_suffix("")) for page in tmp_path.rglob("*.html")} >= pages
     assert [page for page in pages - {"index"} if f'href="{page}.html"' not in start] == []
     for page in pages:
         assert re.findall(r'href="\.\./[^"]*"', (tmp_path / f"{page}.html").read_text("utf-8")) == []

@@ -14,7 +14,7 @@ from tools.tlc import LASTING, Model, check
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(600), pytest.mark.usefixtures("checker")]
 
-STALE = "docs/specification.md is not what the checker says: run `make spec`"
+STALE = "docs/reports/specification.md is not what the checker says: run `make spec`"
 
 
 @pytest.mark.parametrize("rule", [*RULES, *SAFEGUARDS])

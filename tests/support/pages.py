@@ -14,7 +14,7 @@ __all__ = ["CANNOT", "LANGUAGES", "NO_CODE", "PAGES", "ROOT", "RUN_BY", "Block",
 
 ROOT = Path(__file__).resolve().parents[2]
 #: What users read, by their path in the repository.
-PAGES = ["README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
+PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md"))]
 #: Of blocks that somebody runs, writes into a file or gives to a broker.
 LANGUAGES = {"dockerfile", "python", "sh", "sql", "xml", "yaml"}
 #: Of others: what is printed, pictures, and what builds the site.
@@ -171,7 +171,7 @@ CANNOT: dict[str, dict[str, str]] = {
         "make demo": _RECURSES,
         "pip install pyspark-mq": _INSTALLS,
     },
-    "docs/audits.md": {"make demo BROKER=artemis": _RECURSES},
+    "docs/reports/audits.md": {"make demo BROKER=artemis": _RECURSES},
     "docs/comparison.md": {"make compare": _RECURSES},
     "docs/installing.md": {"pip install pyspark-mq": _INSTALLS},
     "docs/deploying.md": {
@@ -183,9 +183,9 @@ CANNOT: dict[str, dict[str, str]] = {
         ),
         "# on each machine, in the Python that PYSPARK_PYTHON names": _INSTALLS,
     },
-    "docs/performance.md": {"make bench": _RECURSES, 'make bench ARGS="guarantees --page"': _RECURSES},
+    "docs/reports/benchmarks.md": {"make bench": _RECURSES, 'make bench ARGS="guarantees --page"': _RECURSES},
     "docs/quick-start.md": {"python3 -m venv mq && . mq/bin/activate": _INSTALLS},
-    "docs/specification.md": {"make spec": _RECURSES},
+    "docs/reports/specification.md": {"make spec": _RECURSES},
     "docs/sinks.md": {
         "pip install 'psycopg[binary]'": "installs, and starts examples that test_sinks.py runs with kills",
         "INSERT INTO batches AS b VALUES (query, batch)": (

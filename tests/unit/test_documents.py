@@ -12,7 +12,7 @@ import pyspark_mq
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
-    [*ROOT.glob("*.md"), *(path for name in ("docs", "tests", "testbed") for path in (ROOT / name).glob("*.md"))]
+    [*ROOT.glob("*.md"), *(path for name in ("docs", "tests", "testbed") for path in (ROOT / name).rglob("*.md"))]
 )
 REPOSITORY = "https://github.com/pyspark-mq/pyspark-mq"
 #: A picture or a link, with its target; none of them has blanks or a title.
@@ -72,7 +72,9 @@ def test_a_link_that_leads_nowhere_is_found() -> None:
 
 @pytest.mark.parametrize("document", [ROOT / "docs" / "README.md", ROOT / "docs" / "index.md"], ids=["README", "index"])
 def test_every_page_is_in_the_list_of_pages(document: Path) -> None:
-    pages = {page.stem for page in (ROOT / "docs").glob("*.md")} - {"README", "index"}
+    pages = {
+        str(page.relative_to(ROOT / "docs").with_suffix("")) for page in (ROOT / "docs").rglob("*.md")
+    } - {"README", "index"}
     linked = {target.removesuffix(".md") for target in LINK.findall(document.read_text("utf-8"))}
     listed = set(document.read_text("utf-8").splitlines())
     assert pages - linked - listed == set()
