@@ -38,11 +38,11 @@ class Buffer(Generic[K, P]):
         return key in self._payloads
 
     def knows_none_of(self, keys: set[K]) -> bool:
-        """Is none of these here?"""
+        """Whether none of these is here."""
         return self._payloads.keys().isdisjoint(keys)
 
     def get(self, key: K) -> P | None:
-        """The payload of a message."""
+        """Return the payload of a message."""
         return self._payloads.get(key)
 
     def oldest(self, limit: int) -> Iterable[P]:

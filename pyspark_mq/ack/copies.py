@@ -44,7 +44,7 @@ __all__ = ["Copies", "Look", "any_repeats", "is_nameless"]
 #: Bytes of a digest, and of a key.
 _DIGEST, _KEY = 16, 24
 _PLAIN = bytes(_KEY - _DIGEST)
-#: In place of the digest of what is not told apart at all, under ordinals like those of further copies.
+#: In place of the digest of what is not distinguished at all, under ordinals like those of further copies.
 _NAMELESS = bytes(_DIGEST)
 #: Contents that are known to repeat, and settled ones that are recognised by it: the newest.
 _REPEATS_MAX = 65_536
@@ -54,7 +54,7 @@ _ENTRIES_MIN = 4_096
 
 
 class Look(Protocol):
-    """What a ledger says of messages."""
+    """View of a ledger's messages."""
 
     def all_unseen(self, keys: set[Any]) -> bool:
         """Whether none of these is known."""
@@ -176,7 +176,7 @@ class Copies:
         return key if again and state in {State.RECEIVED, State.PLANNED} else None
 
     def name_nothing(self, count_of: int) -> list[bytes]:
-        """Make keys for deliveries that are not told apart from others, whatever comes again."""
+        """Make keys for deliveries that are not distinguished from others, whatever comes again."""
         return [_NAMELESS + self._odd() for _ in range(count_of)]
 
     def _doubt(self, key: bytes) -> None:
@@ -315,7 +315,7 @@ class Copies:
 
 
 def is_nameless(key: object) -> bool:
-    """Whether a message is not told apart from others."""
+    """Whether a message is not distinguished from others."""
     return _is_key(key) and key.startswith(_NAMELESS)
 
 

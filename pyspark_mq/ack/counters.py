@@ -59,14 +59,14 @@ class Counters:
     backlog: int | None = 0
 
     def __add__(self, other: Counters) -> Counters:
-        """Those of two queues together; they are replayed together."""
+        """Sum of the counters of two queues; they are replayed together."""
         both = {field.name: getattr(self, field.name) + getattr(other, field.name) for field in _COUNTS}
         known = self.backlog is not None and other.backlog is not None
         backlog = self.backlog + other.backlog if known else None  # type: ignore[operator]
         return Counters(**{**both, "replays": max(self.replays, other.replays), "backlog": backlog})
 
     def counted(self) -> Counters:
-        """The same of a queue that is no longer there: what was counted stays, and nothing is there now."""
+        """Counters of a queue that is gone: totals stay, gauges are 0."""
         return replace(self, unacked=0, buffered=0, carried=0, remembered=0, backlog=0)
 
     @classmethod

@@ -114,7 +114,7 @@ class Handles(Generic[K]):
         return list(compress(keys, goes)), tuple(compress(tags, goes))
 
     def split(self, tags: Sequence[int]) -> tuple[int, tuple[int, ...]]:
-        """Of tags that are not held: the last one below all that are, and the barrier; and those above."""
+        """Split tags that are not held: the last below all held ones and the barrier, and those above."""
         below = bisect_left(tags, self._tags[self._start]) if len(self) else len(tags)
         if self.barrier is not None:
             below = min(below, bisect_left(tags, self.barrier))
@@ -122,7 +122,7 @@ class Handles(Generic[K]):
 
 
 class OpenDeliveries(Generic[K]):
-    """Those of all sessions that live."""
+    """Open deliveries of all live sessions."""
 
     def __init__(self) -> None:
         self._sessions: dict[int, Handles[K]] = {}

@@ -62,7 +62,7 @@ class Known(Generic[K]):
         return sum(packed.live for packed in self._segments.values())
 
     def size(self, segment: int) -> int:
-        """How many IDs a segment has."""
+        """Return how many IDs a segment has."""
         packed = self._segments.get(segment)
         return 0 if packed is None else packed.live
 
@@ -78,7 +78,7 @@ class Known(Generic[K]):
         return next(self._find(keys, self._segments), None) is None
 
     def among(self, keys: Collection[K], segments: Iterable[int] | None = None) -> set[K]:
-        """Those of these that are known, by some segments or by any."""
+        """Return the keys that are known, by some segments or by any."""
         return {key for key, _, _ in self._find(keys, self._segments if segments is None else segments)}
 
     # -- changing

@@ -50,13 +50,13 @@ class Ledger(Generic[K, P]):
         grace_s: seconds behind a confirmation after which an answer settles (`settleGrace`).
         known: the IDs of committed messages. None for the lower guarantees: the keys are then mere serial numbers of
             deliveries, and nothing is kept once an epoch is committed.
-        copies: tells messages apart that have no ID, by keys of its own; None where there are none.
+        copies: distinguishes messages that have no ID, by keys of its own; None where there are none.
         weigh: the bytes of payloads.
 
     Attributes:
         received: what is not planned yet, oldest first. To be looked at, as the next three are.
         planned: epochs that are planned and not committed.
-        settling: what is acknowledged and not settled. The caller tells it what is asked, and when.
+        settling: what is acknowledged and not settled. The caller reports what is asked, and when.
         left: segments of IDs that were left open. An ID of one that comes again is left again.
         recalled: messages that a former process may have left open a moment ago.
     """
@@ -99,7 +99,7 @@ class Ledger(Generic[K, P]):
     # -- looking ---------------------------------------------------------------------------
 
     def state(self, key: K) -> State:
-        """Where the message with this ID stands."""
+        """Return the state of one message."""
         return self.states((key,))(key)
 
     def states(self, keys: Collection[K]) -> Callable[[K], State]:
@@ -126,11 +126,11 @@ class Ledger(Generic[K, P]):
         return len(self._open)
 
     def unacked_in(self, session: int) -> int:
-        """The same for one open session."""
+        """Return how many deliveries of one open session no acknowledgement was asked for yet."""
         return len(self._open[session])
 
     def unseen(self, keys: Collection[K]) -> Iterator[K]:
-        """Those of `keys` that are not known here, looked at when they are asked for."""
+        """Yield the keys that are not known here."""
         state_of = self.states(keys)
         yield from (key for key in keys if state_of(key) is State.UNSEEN)
 
@@ -217,7 +217,7 @@ class Ledger(Generic[K, P]):
         )
 
     def held(self, keys: Sequence[K], payloads: Sequence[P]) -> list[int]:
-        """Which of these payloads are held here, by their places: those that the last :meth:`deliver` did not drop."""
+        """Return the places of payloads that are held here: the last :meth:`deliver` did not drop them."""
         return [place for place, key in enumerate(keys) if self._payload(key) == payloads[place]]
 
     def exchange(self, keys: Iterable[K], payloads: Iterable[P]) -> None:

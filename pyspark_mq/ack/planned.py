@@ -69,7 +69,7 @@ class Planned(Generic[K, P]):
         return self._epoch_of.get(key)
 
     def knows_none_of(self, keys: set[K]) -> bool:
-        """Is none of these planned?"""
+        """Whether none of these is planned."""
         return self._epoch_of.keys().isdisjoint(keys)
 
     @property

@@ -21,7 +21,7 @@ K = TypeVar("K", bound=Hashable)  #: identity of a message
 
 @dataclass(slots=True)
 class _Part(Generic[K]):
-    """What was acknowledged in one session.
+    """Acknowledged messages of one session.
 
     Attributes:
         segment: the one that all of it was committed with; None for what came again.
@@ -64,7 +64,7 @@ class Settling(Generic[K]):
         return any(part.segment == segment for part in self._parts.values())
 
     def again(self) -> Iterator[K]:
-        """What came again and is not settled."""
+        """Yield messages that came again and are not settled."""
         return (key for part in self._parts.values() if part.segment is None for key in part.keys)
 
     def asks(self, now_s: float) -> bool:

@@ -51,7 +51,7 @@ __all__ = ["TRANSITIONS", "Action", "Event", "IllegalEventError", "State", "step
 
 
 class State(Enum):
-    """Where a message stands, seen from this process."""
+    """State of a message, seen from this process."""
 
     UNSEEN = "unseen"  #: not known: never met, or forgotten
     RECEIVED = "received"  #: in the buffer, unacknowledged

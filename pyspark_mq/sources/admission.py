@@ -133,7 +133,7 @@ class Admission:
                 # It may be written to for ever; what it holds takes the room of others, and goes back when the run ends
                 # in any case.
                 if views[queue].received and not views[queue].has_open_epochs and ends[queue].settled():
-                    queue.connections.stop()
+                    queue.disconnect()
                     ends[queue].finish()
             if any(views[queue].received for queue in unread):
                 self._fill(limit)

@@ -310,7 +310,7 @@ class EpochSource:
         if self._settings.guarantee.acknowledges_first:
             self._hold(self._last)
             for queue in self._queues:
-                queue.acknowledge_first(epoch)
+                queue.acknowledge(epoch)
 
     def _begin(self, asked: _Asked) -> None:
         """Begin an epoch that was planned here."""

@@ -1,4 +1,4 @@
-"""How long the source waits, and for what: every wait of a call of Spark that no option sets, on one page."""
+"""Waits of the source: every wait of a call of Spark that no option sets, on one page."""
 
 from __future__ import annotations
 

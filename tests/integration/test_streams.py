@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pika
 import pytest
 
 from pyspark_mq.errors import (
@@ -28,6 +29,7 @@ from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import NodeError, poll
 from tests.conftest import missing
 from tests.support.certificates import Certificates
+from tests.support.engine import Engine, ReaderError
 from tests.support.pages import block
 from tests.support.streams import StreamQuery, delete, make_super_stream, publish, with_client
 
@@ -42,7 +44,9 @@ def node(request: pytest.FixtureRequest, certificates: Certificates) -> Iterator
     server = certificates.server
     tls = TlsFiles(Path(certificates.ca.cert_file), Path(server.cert_file), Path(server.key_file))
     try:
-        node = RabbitNode(version=request.param, plugins=("rabbitmq_stream",), tls=tls)
+        node = RabbitNode(
+            version=request.param, plugins=("rabbitmq_stream", "rabbitmq_stomp", "rabbitmq_amqp1_0"), tls=tls
+        )
     except NodeError as absent:
         missing(str(absent))
     with node:
@@ -429,3 +433,30 @@ def test_the_code_of_its_page_reads_a_stream(node: RabbitNode, stream: str, spar
     query = names["df"].writeStream.format("memory").queryName("streams_page").trigger(availableNow=True)
     query.option("checkpointLocation", str(tmp_path)).start().awaitTermination()
     assert sorted(bytes(row.body) for row in spark.table("streams_page").collect()) == numbered(0, 100)
+
+
+# -- by the options of a queue
+
+
+@pytest.mark.parametrize("protocol", ["amqp-0-9-1", "amqp-1.0", "stomp"])
+def test_a_stream_that_is_read_as_a_queue_is_refused_before_anything_is_skipped(
+    node: RabbitNode, stream: str, protocol: str
+) -> None:
+    publish(node.stream_port, stream, numbered(0, 10))
+    with Engine(broker="rabbitmq", protocol=protocol, queue=stream, url=node.url(protocol)) as engine:
+        engine.trigger()
+        publish(node.stream_port, stream, numbered(10, 20))
+        with pytest.raises(ReaderError, match="rabbitmq-stream://"):
+            poll(engine.trigger, 10.0)
+        assert engine.output == []
+
+
+def test_a_queue_with_messages_that_were_copied_from_a_stream_is_read(node: RabbitNode, stream: str) -> None:
+    node.declare(stream)
+    with pika.BlockingConnection(pika.URLParameters(node.url("amqp-0-9-1"))) as connection:
+        properties = pika.BasicProperties(headers={"x-stream-offset": 7}, message_id="7")
+        connection.channel().basic_publish("", stream, b"copied", properties)
+    with Engine(broker="rabbitmq", protocol="amqp-0-9-1", queue=stream, url=node.url("amqp-0-9-1")) as engine:
+        assert engine.batch() == 1
+        assert engine.trigger() == 0
+        assert engine.output == ["copied"]

@@ -63,6 +63,12 @@ LINES_MAX, ROOMS_MAX = 500, 18
 #: A queue, the room that it is in, and what only that room looks behind.
 QUEUE, QUEUES = "sources.queues.reader", "sources.queues"
 BEHIND_QUEUES = {"ledger", "connections"}
+#: From a session to all sessions of a queue: each imports those before it, and nothing of the processes above them.
+ROOM = "sources.connections."
+CONNECTIONS = (
+    "decoder", "session", "socket_loop", "parent", "message_id", "protocols", "block", "events", "requests", "backoff",
+    "keeper", "workers", "thread_worker", "connections",
+)  # fmt: skip
 #: The one store that does I/O. It is a module of `dedup` that the others do not know.
 REDIS_STORE = "dedup.redis_store"
 
@@ -162,6 +168,12 @@ def against_the_clients(name: str, imports: list[Import]) -> list[str]:
 
 def against_shipping(imports: list[Import]) -> list[str]:
     return [item.name for item in imports if item.top in NOT_SHIPPED]
+
+
+def from_above(name: str, imports: list[Import]) -> list[str]:
+    below = CONNECTIONS[: CONNECTIONS.index(name)]
+    inside = [item.inner.removeprefix(ROOM) for item in imports if item.inner.startswith(ROOM)]
+    return [module for module in inside if module not in below]
 
 
 def attributes_of(source: str, name: str) -> set[str]:
@@ -318,6 +330,22 @@ def test_a_file_is_read_in_one_sitting_and_a_room_has_few_doors() -> None:
 @pytest.mark.parametrize("name", [name for name in MODULES if name.startswith("sources") and name != QUEUE])
 def test_nobody_else_writes_a_queue(name: str) -> None:
     assert writes_to(attributes_of(MODULES[QUEUE], "QueueReader"), MODULES[name]) == []
+
+
+@pytest.mark.parametrize("name", CONNECTIONS)
+def test_what_keeps_connections_imports_only_what_is_below_it(name: str) -> None:
+    assert from_above(name, IMPORTS[f"{ROOM}{name}"]) == []
+
+
+def test_every_part_of_the_connections_has_its_place() -> None:
+    here = {name.removeprefix(ROOM) for name in MODULES if name.startswith(ROOM)}
+    assert {name for name in here if not name.startswith("processes")} == set(CONNECTIONS)
+
+
+def test_an_import_from_above_a_connection_is_found() -> None:
+    source = "def late():\n  from pyspark_mq.sources.connections.keeper import SessionKeeper"
+    assert from_above("keeper", imports_of(source)) == from_above("session", imports_of(source)) != []
+    assert from_above("workers", imports_of(source)) == []
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if not name.startswith(QUEUES)])

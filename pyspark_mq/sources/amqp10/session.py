@@ -45,7 +45,7 @@ from pyspark_mq.sources.amqp10.errors import SPEAKS
 from pyspark_mq.sources.amqp10.incoming import Handle, Incoming
 from pyspark_mq.sources.amqp10.sections import SectionReader
 from pyspark_mq.sources.connections.decoder import ROW_BYTES, Decoder
-from pyspark_mq.sources.connections.session import Greeting, QueueDepth, SessionLostError
+from pyspark_mq.sources.connections.session import COPIED, Greeting, QueueDepth, SessionLostError
 from pyspark_mq.sources.connections.socket_loop import hint
 from pyspark_mq.sources.url import BrokerUrl
 
@@ -58,6 +58,8 @@ _ASK_TIMEOUT_S = 5.0
 _CLOSING_LINKS_MAX = 100
 #: Credit is topped up when a tenth of the window is free: each top-up is a frame.
 _TOP_UP_PARTS = 10
+#: Message annotation of each message of a stream, as a symbol (AMQP 1.0, 1.6.21).
+_STREAM_OFFSET = b"\xa3\x0fx-stream-offset"
 _SELECTOR = "apache.org:selector-filter:string"
 
 
@@ -234,6 +236,8 @@ class Amqp10Session(Amqp10Connection):
             raw = read(tag, data)
             if type(raw) is UnreadableRaw and not self.options.keeps_unreadable:
                 raise self._refuse(self.decoder.unreadable([raw])[0])
+            if tag == 1 and _STREAM_OFFSET in data:
+                raise self._refuse_stream(COPIED)
             held[tag] = delivery
             sink.inbox.append(raw)
             sink.deliveries += 1

@@ -32,12 +32,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pyspark_mq.brokers.facts import NOTHING_KNOWN, QueueFacts
-from pyspark_mq.errors import MessageError, shown
+from pyspark_mq.errors import DestinationError, MessageError, shown
 from pyspark_mq.sources.connections.decoder import Decoder, Unreadable
 from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.url import BrokerUrl
 
-__all__ = ["TRANSIT_S", "Greeting", "QueueDepth", "Session", "SessionLostError", "SessionOptions", "Sink"]
+__all__ = ["COPIED", "TRANSIT_S", "Greeting", "QueueDepth", "Session", "SessionLostError", "SessionOptions", "Sink"]
 
 #: How long a broker may take to hand out what is ready. On one machine it is milliseconds; paging and a busy
 #: broker make it more.
@@ -46,6 +46,13 @@ TRANSIT_S = 0.5
 #: delivered once more: RabbitMQ (`tcp_listen_options.send_timeout`, 15 s) and ActiveMQ Classic over STOMP after
 #: 30 s. So a session that does not read while paused takes one delivery at this interval.
 KEEP_ALIVE_READ_S = 5.0
+
+
+#: What else a message with the offset of a stream may be, where the broker cannot be asked.
+COPIED = (
+    ". If it is a queue with messages that were copied from a stream, read it with protocol amqp-0-9-1, or have them "
+    "copied without header 'x-stream-offset'"
+)
 
 
 class SessionLostError(Exception):
@@ -252,6 +259,14 @@ class Session(ABC):
             f"{self.endpoint.destination} holds a message that cannot be read: {unreadable}. It was not acknowledged "
             "and stays in the queue. Take it out with the tools of the broker, or set 'onUnreadableMessage' to "
             "'reject' (dead-lettered, or dropped where there is no target) or to 'row' (a row with its bytes)"
+        )
+
+    def _refuse_stream(self, hint: str = "") -> DestinationError:
+        """The error for a stream of RabbitMQ, which forgets nothing that is acknowledged (docs/streams.md)."""
+        return DestinationError(
+            f"{self.endpoint.destination} is a stream: it keeps what is acknowledged, and a consumer without an offset "
+            "skips what came while it was away. Read it with a URL rabbitmq-stream://user:password@host:5552/vhost and "
+            f"option 'stream' in place of 'queue'{hint}"
         )
 
     @abstractmethod

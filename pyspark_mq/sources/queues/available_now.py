@@ -1,4 +1,4 @@
-"""How far a bounded run (`Trigger.AvailableNow`) reads one queue."""
+"""The end of a bounded run (`Trigger.AvailableNow`) in one queue."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class EndOfRun:
 
     @property
     def _extra(self) -> int:
-        """What is done and was not ready when the run began: it came again, to this run or from somebody else."""
+        """Deliveries that were not ready when the run began: they came again, to this run or from somebody else."""
         queue = self._queue
         flagged, returned = queue.counters().redelivered, queue.ledger.counters.returned
         from_others = min(self._held_by_others, max(0, flagged - queue.coming_again - returned))
@@ -76,7 +76,7 @@ class EndOfRun:
         return counted.planned + counted.rebound + counted.duplicates_dropped + self._queue.counters().rejected
 
     def settled(self) -> bool:
-        """Is nothing to be waited for any more of what was acknowledged?
+        """Whether no acknowledgement is to be waited for any more.
 
         A confirmation may lie behind messages for which there is no room. What is not is left to the next run.
         """
@@ -97,7 +97,7 @@ class EndOfRun:
         self._wanted = self._done - self._extra
 
     def fitting(self, size: int) -> int:
-        """How many of the first `size` buffered messages belong to the run."""
+        """Return how many of the first `size` buffered messages belong to the run."""
         left = self.left
         if left < math.inf:
             return min(size, max(0, int(left)))
@@ -140,7 +140,7 @@ class EndOfRun:
         return False
 
     def look(self) -> None:
-        """Nothing is buffered: has the queue been read to its end, as somebody else took the rest?"""
+        """Look whether the queue is read to its end: nothing is buffered, and somebody else may have taken the rest."""
         queue, now_s = self._queue, self._runtime.monotonic_s()
         queue.connections.refresh_depth()
         if not queue.connections.complete or queue.connections.late:

@@ -46,7 +46,7 @@ class Deliveries:
         connections: of the queue.
         store: where settled IDs are shared, beyond the checkpoint.
         settle: has acknowledgements sent.
-        copies: tells messages apart that have no ID; None where none are told apart.
+        copies: distinguishes messages that have no ID; None where none are distinguished.
         take_back_s: wait for confirmations for so long before what was skipped is asked for again.
 
     Attributes:
@@ -95,7 +95,7 @@ class Deliveries:
         self._skipped.pop(session, None)
 
     def skipped_in(self, session: int) -> int:
-        """How many deliveries of a session were not taken in, and are not acknowledged."""
+        """Return how many deliveries of a session were not taken in, and are not acknowledged."""
         return self._skipped.get(session, 0)
 
     def enter(self, event: Delivered, *, over_limit: bool) -> None:
@@ -144,7 +144,7 @@ class Deliveries:
     def _named(self, session: int, keys: list[Any], unmarked: Sequence[bool]) -> list[Any]:
         """Find out which messages those without an ID are."""
         copies, ledger = self._copies, self._ledger
-        assert copies is not None, "messages are told apart, so there is a memory"
+        assert copies is not None, "messages are distinguished, so there is a memory"
         if not self._noted:
             self._noted = True
             _LOG.warning(

@@ -86,7 +86,7 @@ class QueueWatch:
 
     @property
     def begun(self) -> bool:
-        """Has there been a first look?"""
+        """Whether there was a first look."""
         return self._task is not None
 
     def look(self) -> list[str]:
@@ -104,7 +104,7 @@ class QueueWatch:
 
         Raises:
             BrokerUnavailableError: nobody answers in time.
-            RefusedError: the broker answers and does not tell.
+            RefusedError: the broker answers and does not list them.
         """
         give_up_s = self._runtime.monotonic_s() + self._patience_s
         while True:

@@ -56,13 +56,13 @@ class QueueReader:
         events: where those of this queue come in.
         check: finds what the log should say of the queue.
         known: IDs of committed messages; None for a guarantee without.
-        copies: tells messages apart that have no ID; None for a guarantee without.
+        copies: distinguishes messages that have no ID; None for a guarantee without.
         left: segments of IDs that were left open; the list changes.
 
     Attributes:
         connected: what the broker has said, and the connected time. To be looked at, as all that follow.
         ended: whether the queue is no longer there.
-        taking: whether deliveries are taken. Before Spark has shown what is committed nobody can tell new from old.
+        taking: whether deliveries are taken. Before Spark has shown what is committed new and old look alike.
         last_sign_s: when a delivery or a confirmation last came; what is asked for its answer alone does not count.
         coming_again: planned and committed messages that the ends of sessions have left open, so that they may come
             again. Not all of them do: the broker may have taken the acknowledgement.
@@ -87,8 +87,7 @@ class QueueReader:
         self.ledger.left = left
         self.connections = Connections(settings, receivers, runtime, events)
         self.connected = Connected(settings, check)
-        self._known = known
-        self._copies = copies
+        self._known, self._copies = known, copies
         self._last_question = 0
         self._store = store
         self._runtime = runtime
@@ -135,9 +134,13 @@ class QueueReader:
 
     # -- its life
 
+    def disconnect(self) -> None:
+        """Close the connections; what is unacknowledged goes back to the broker."""
+        self.connections.stop()
+
     def stop(self, *, ended: bool = False) -> None:
         """Close the connections and the store; for good if the queue is no longer there."""
-        self.connections.stop()  # what is unacknowledged goes back to the broker
+        self.disconnect()
         self._store.close()
         self.ended |= ended
 
@@ -254,14 +257,11 @@ class QueueReader:
         self._store.remember(key for key in self.ledger.planned.keys(epoch) if not is_content(key))
         self.windows.enter(Moment.COMMITTED)
         self._emitted.pop(epoch, None)
-        number = self._commit(epoch, segment)
+        number = self.acknowledge(epoch, segment)
         return lambda: number is not None and self.ledger.settling.under_way(number)
 
-    def acknowledge_first(self, epoch: int) -> None:
-        """Acknowledge an epoch before Spark runs it (guarantee `none`)."""
-        self._commit(epoch, 0)
-
-    def _commit(self, epoch: int, segment: int) -> int | None:
+    def acknowledge(self, epoch: int, segment: int = 0) -> int | None:
+        """Acknowledge an epoch; with guarantee `none` before Spark runs it. The number of that, if any is due."""
         settlement = self.ledger.commit(epoch, segment)
         gone = [rows for emitted, rows in self._emitted.items() if not self.is_open(emitted)]
         self._retained_bytes = sum(sum(sizes_of(rows)) for rows in gone)
@@ -300,7 +300,7 @@ class QueueReader:
         A guarantee without IDs expects none: which they were is not known, and they come in later epochs.
         """
         if len(self.ledger.received) and any(map(is_content, planned)):
-            # Before Spark 4.2: which of its messages an equal one is may be told when it comes, and not after.
+            # Before Spark 4.2: which of its messages an equal one is can be found out when it comes, and not after.
             for session in self.connections.windows:
                 self.connections.renew(session, "its messages are asked for again, as an epoch waits for some of them")
         self.ledger.restore_planned(epoch, planned)

@@ -26,13 +26,13 @@ _OTHERS, _UNCONFIRMED = "others", "unconfirmed"
 
 
 class BacklogWatch:
-    """Depths of queues by the broker's management, where no session is told, as they were seen last.
+    """Depths of queues by the broker's management, where no session reports them, as they were seen last.
 
     For the counter `backlog` alone: what is asked every few seconds is too old to plan by.
 
     Args:
-        ask: messages waiting in a queue, None if that is not told.
-        interval_s: how often to look. RabbitMQ renews what its API tells every five seconds
+        ask: messages waiting in a queue, None if it does not say.
+        interval_s: how often to look. RabbitMQ renews what its API reports every five seconds
             (`collect_statistics_interval`).
         runtime: what the looks run on.
     """

@@ -26,7 +26,7 @@ from pyspark_mq.brokers.base import STOMP
 from pyspark_mq.brokers.facts import NOTHING_KNOWN, QueueFacts, of_artemis, of_artemis_settings
 from pyspark_mq.errors import MessageError, MqError
 from pyspark_mq.sources.connections.decoder import ROW_BYTES, Decoder
-from pyspark_mq.sources.connections.session import Greeting, QueueDepth, SessionLostError, Sink
+from pyspark_mq.sources.connections.session import COPIED, Greeting, QueueDepth, SessionLostError, Sink
 from pyspark_mq.sources.stomp.connection import PROVED, StompConnection
 from pyspark_mq.sources.stomp.decoder import StompDecoder
 from pyspark_mq.sources.stomp.depth import Questions, QueueInfo
@@ -61,6 +61,8 @@ _COLON = ord(":")
 _EOL = b"\n"
 #: A frame without a message, where a subscription that browses has come to the end (ActiveMQ Classic).
 _BROWSED = b"\nbrowser:end"
+#: Header of each message of a stream.
+_STREAM_OFFSET = b"\nx-stream-offset:"
 _SUBSCRIBED = "subscribed"
 _DISCONNECTED = "disconnected"
 
@@ -253,6 +255,7 @@ class StompSession(StompConnection):
         questions = self._questions
         mark = questions.mark if questions is not None and questions.subscribed else b""
         foreign, last_ack = self._foreign, dialect.last_header == _ACK
+        first = not tag
         try:
             for command, headers, body in frames:
                 if command != MESSAGE:
@@ -270,9 +273,10 @@ class StompSession(StompConnection):
                     continue
                 if self.options.browses and _BROWSED in headers:
                     continue
-                if foreign and foreign in headers and self._is_hidden(headers):
-                    self._end = self._end or self._unsettled(headers)
+                if (first or (foreign and foreign in headers)) and (refused := self._refused(headers, first=first)):
+                    self._end = self._end or refused
                     break
+                first = False
                 tag += 1
                 # What `value` does, without the call.
                 at = headers.rfind(_ACK_LINE) if last_ack else headers.find(_ACK_LINE)
@@ -290,6 +294,12 @@ class StompSession(StompConnection):
             if tag > self._tag:
                 deliveries, self._tag = tag - self._tag, tag
                 self._arrived(deliveries, size)
+
+    def _refused(self, headers: bytes, *, first: bool) -> MqError | None:
+        """Return why a message cannot be taken in, if it cannot."""
+        if first and _STREAM_OFFSET in headers:
+            return self._refuse_stream(COPIED)
+        return self._unsettled(headers) if self._foreign and self._is_hidden(headers) else None
 
     def _is_hidden(self, headers: bytes) -> bool:
         """Return whether the broker's own ID is hidden."""
