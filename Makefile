@@ -47,7 +47,7 @@ fuzz: ready-python ## Fuzz the decoders against oracles of their own: ARGS="--mi
 matrix: ready ## Run laws, failure matrix and a storm on every broker and protocol; writes docs/reports/compatibility.md
 	$(BIN)/python -m tests.matrix $(ARGS)
 
-spark-matrix: ready ## Run the tests in real Sparks of each version, from PyPI; writes docs/spark-versions.md
+spark-matrix: ready ## Run the tests in real Sparks of each version, from PyPI; writes docs/reports/spark.md
 	$(BIN)/python -m tests.spark_matrix $(ARGS)
 
 soak: ready ## Kill everything at random, count what arrives, have it judged; ARGS="--folder ..." goes on; also --cluster, --periodic

@@ -33,7 +33,6 @@ copyright = f"2026, {author}"  # noqa: A001 - Sphinx's name for it
 release = version = __version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinxcontrib.mermaid"]
-exclude_patterns = ["README.md"]  # the same list for GitHub
 myst_heading_anchors = 4
 myst_fence_as_directive = ["mermaid"]
 autodoc_typehints = "description"

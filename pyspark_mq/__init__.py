@@ -1,7 +1,7 @@
 """pyspark-mq: message queues as an exactly-once source of Spark Structured Streaming.
 
 Public are the format name ``mq``, its options and columns, the counters in the query's progress
-(docs/options.md), ``QueueListener`` and ``readings`` (docs/observing.md), the errors in :mod:`pyspark_mq.errors`, and
+(docs/options.md), ``QueueListener`` and ``readings`` (docs/monitor.md), the errors in :mod:`pyspark_mq.errors`, and
 that a checkpoint goes on with newer versions. All else is private. CONTRIBUTING.md#what-is-public has the details.
 
 Importing this module imports neither Spark nor any broker client. Spark looks for a class called

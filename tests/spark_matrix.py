@@ -32,7 +32,7 @@ from testbed.spark.versions import VERSIONS, settles_at_once
 from tests.support.spark_driver import POINTS, DriverMatrix
 
 _ROOT = Path(__file__).resolve().parent.parent
-_PAGE = _ROOT / "docs" / "spark-versions.md"
+_PAGE = _ROOT / "docs" / "reports" / "spark.md"
 _WORK = _ROOT / "build" / "spark"
 #: That of set-up.
 _UV = Path(sys.executable).with_name("uv")

@@ -70,7 +70,7 @@ class QueueListener(StreamingQueryListener):
     logging has not been set up, they go to standard error.
 
     Metrics and spans go to the given providers, else to the global ones of OpenTelemetry, which drop them unless the
-    program has set them. Their names are in docs/observing.md.
+    program has set them. Their names are in docs/monitor.md.
 
     Args:
         log_every_s: seconds between two lines of a query; 0 for a line each trigger, None for none.

@@ -1,6 +1,6 @@
 """Progress of queries as metrics and traces of OpenTelemetry. Its API is imported where it is installed.
 
-Names are in docs/observing.md.
+Names are in docs/monitor.md.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ _TABLE = (
         "username",
         _READ,
         "With none: over AMQP 0-9-1 `guest`; over AMQP 1.0 the login is anonymous; over STOMP none is sent, and the "
-        "broker's default user applies. A [client certificate](operating.md#tls) may stand for a user. Wins over the "
+        "broker's default user applies. A [client certificate](operate.md#tls) may stand for a user. Wins over the "
         "one in the URL",
         unset="from the URL",
     ),
@@ -93,7 +93,7 @@ _TABLE = (
         "passwordFile",
         _READ,
         "a file with the password, or a token of OAuth 2, on one line, instead of `password`; read at each connection, "
-        "see [secrets that change](operating.md#secrets-that-change)",
+        "see [secrets that change](operate.md#secrets-that-change)",
     ),
     Option(
         "queue",
@@ -133,7 +133,7 @@ _TABLE = (
         "managementInterval",
         _READ,
         "how often `managementUrl` is asked for the backlog, at least `1s`. AWS wants `1m` or more for [Amazon "
-        "MQ](deploying.md#amazon-mq)",
+        "MQ](deploy.md#amazon-mq)",
         default="5s",
         kind=duration_s(1),
         sets="management_interval_s",
@@ -217,7 +217,7 @@ _TABLE = (
     Option(
         "maxBytesPerTrigger",
         _SIZE,
-        "bytes of the messages in an epoch, [headers and all](operating.md#memory-and-prefetch); a single larger "
+        "bytes of the messages in an epoch, [headers and all](operate.md#memory); a single larger "
         "message is an epoch of its own. Twice as many bound what is held in memory",
         default="64m",
         kind=SIZE_BYTES,
@@ -268,7 +268,7 @@ _TABLE = (
         "receivers",
         _SIZE,
         "processes that hold the connections and decode, 1 to 64; with 1 the source's own process does. For drivers "
-        "with cores to spare, see [operating](operating.md#receivers-in-processes). A process needs a connection: "
+        "with cores to spare, see [operating](operate.md#receivers-in-processes). A process needs a connection: "
         "never more than `consumers` are started. More than 1 need Linux",
         default="1",
         kind=count(1, 64),
@@ -306,7 +306,7 @@ _TABLE = (
         _IDENTITY,
         "`committed`: an epoch is acknowledged once Spark has committed it. `synced`: and once what this machine has "
         "written is on its disks, checkpoint and sink, so that a loss of power loses nothing. For a checkpoint on a "
-        "disk of the driver's machine, given as `checkpointLocation`; see [loss of power](power.md)",
+        "disk of the driver's machine, given as `checkpointLocation`; see [loss of power](operate.md#loss-of-power)",
         default="committed",
         kind=choice({"committed": False, "synced": True}),
         sets="syncs",
@@ -315,7 +315,7 @@ _TABLE = (
         "dedupStore",
         _IDENTITY,
         "`checkpoint`, or `redis://…` / `rediss://…` (extra `redis`; `exactly-once` only); see "
-        "[Redis](operating.md#redis)",
+        "[Redis](operate.md#redis)",
         default="checkpoint",
     ),
     Option(
@@ -324,7 +324,7 @@ _TABLE = (
         "the same as the writer's: message IDs are kept in its folder `mq-ids`. Required with `exactly-once`, unless "
         "`idLog` is set; an absolute path, or a URI that `pyarrow.fs` opens (`s3://` and `s3a://`, `gs://`, "
         "`abfss://`, `hdfs://`); each character of a name is itself, as for Spark: `%20` is no space; see "
-        "[the checkpoint](operating.md#the-checkpoint)",
+        "[the checkpoint](operate.md#the-checkpoint)",
     ),
     Option(
         "idLog",

@@ -34,7 +34,7 @@ def test_a_client_reads_a_queue(remote: str, rabbit: RabbitNode, tmp_path: Path,
     sent = rabbit.publish(name, bodies(30))
     options = {"broker": "rabbitmq", "url": rabbit.url(), "queue": name, "maxMessagesPerTrigger": "10"}
     options["checkpointLocation"] = str(tmp_path / "checkpoint")
-    code = block("docs/deploying.md", "from pyspark.sql import SparkSession")
+    code = block("docs/deploy.md", "from pyspark.sql import SparkSession")
     assert ADDRESS in code
     code = code.replace(ADDRESS, remote)
     done = subprocess.run(

@@ -31,7 +31,7 @@ def test_the_site_is_built_without_a_warning_and_has_every_page(tmp_path: Path) 
     done = build(DOCS, tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     start = (tmp_path / "index.html").read_text("utf-8")
-    pages = {str(page.relative_to(DOCS).with_suffix("")) for page in DOCS.rglob("*.md")} - {"README"}
+    pages = {str(page.relative_to(DOCS).with_suffix("")) for page in DOCS.rglob("*.md")}
     assert {str(page.relative_to(tmp_path).with_suffix("")) for page in tmp_path.rglob("*.html")} >= pages
     assert [page for page in pages - {"index"} if f'href="{page}.html"' not in start] == []
     for page in pages:
@@ -44,7 +44,7 @@ def test_the_site_is_built_without_a_warning_and_has_every_page(tmp_path: Path) 
 def test_a_broken_link_is_an_error(tmp_path: Path) -> None:
     pages = tmp_path / "docs"
     shutil.copytree(DOCS, pages)
-    with (pages / "concepts.md").open("a", encoding="utf-8") as page:
+    with (pages / "protocols.md").open("a", encoding="utf-8") as page:
         page.write("\n[a](how-it-works.md#rule-16) [b](how-it-works.md#rule-99) [c](gone.md) [d](../gone.py)\n")
     done = build(pages, tmp_path / "site")
     assert done.returncode != 0

@@ -91,7 +91,7 @@ def test_what_lost_power_is_repaired(
     spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rabbit.publish(name, bodies(10))
-    page, out, checkpoint = "docs/power.md", tmp_path / "rows", tmp_path / "checkpoint"
+    page, out, checkpoint = "docs/operate.md", tmp_path / "rows", tmp_path / "checkpoint"
     text = block(page, 'checkpoint = "/data/checkpoints/orders"')
     places = {"/data/checkpoints/orders": str(checkpoint), "/data/orders": str(out)}
     changed = {URL: rabbit.url(), '"queue", "orders"': f'"queue", {name!r}', **places}
@@ -148,20 +148,19 @@ def running(
 
 
 @full
-@pytest.mark.parametrize(("page", "shown"), [("docs/observing.md", r"0 0"), ("docs/options.md", r"0")])
-def test_the_counters_can_be_read(running: Running, name: str, page: str, shown: str) -> None:
+def test_the_counters_can_be_read(running: Running, name: str) -> None:
     assert poll(lambda: running.query.lastProgress["sources"][0]["latestOffset"] is not None, 30)
     printed = io.StringIO()
     with redirect_stdout(printed):
-        execute(block(page, "from pyspark_mq import readings"), {"query": running.query})
-    assert re.fullmatch(rf"queue '{name}' {shown}\n", printed.getvalue())
+        execute(block("docs/monitor.md", "from pyspark_mq import readings"), {"query": running.query})
+    assert re.fullmatch(rf"queue '{name}' 0 0\n", printed.getvalue())
 
 
 @full
 def test_a_line_a_minute_and_prometheus(
     spark: Any, rabbit: RabbitNode, name: str, running: Running, caplog: pytest.LogCaptureFixture
 ) -> None:
-    page = "docs/observing.md"
+    page = "docs/monitor.md"
     names: dict[str, Any] = {"spark": spark}
     with caplog.at_level("INFO", "pyspark_mq.listener"):
         execute(block(page, "from pyspark_mq import QueueListener"), names)
@@ -189,7 +188,7 @@ def test_the_python_of_the_workers_is_the_one_that_runs(monkeypatch: pytest.Monk
     monkeypatch.delenv("PYSPARK_PYTHON")
     monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", "jupyter")
     execute(
-        block("docs/troubleshooting.md", 'os.environ.setdefault("PYSPARK_PYTHON", sys.executable)'),
+        block("docs/deploy.md", 'os.environ.setdefault("PYSPARK_PYTHON", sys.executable)'),
         {"os": os, "sys": sys},
     )
     assert os.environ["PYSPARK_PYTHON"] == sys.executable
@@ -203,7 +202,7 @@ def test_a_table_of_sql_is_read_with_the_options_of_the_stream(
     place = {"checkpointLocation": str(tmp_path / "checkpoint")}
     names: dict[str, Any] = {"spark": spark, "options": options(rabbit, name) | place}
     begin = 'spark.sql("CREATE TABLE orders (messageId STRING, body BINARY) USING mq")'
-    execute(block("docs/troubleshooting.md", begin), names)
+    execute(block("docs/errors.md", begin), names)
     try:
         writer = names["df"].writeStream.format("parquet").option("path", str(tmp_path / "rows"))
         query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
@@ -217,13 +216,13 @@ def test_a_table_of_sql_is_read_with_the_options_of_the_stream(
 
 @full
 def test_which_column_is_yours() -> None:
-    (command,) = blocks("docs/spark-versions.md", "sh")
-    done = shell(command.text, ROOT)
+    command = block("docs/versions.md", 'python -c "import pyspark.sql.streaming.datasource"')
+    done = shell(command, ROOT)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_every_setting_of_spark_on_the_pages_is_one() -> None:
-    text = (ROOT / "docs" / "deploying.md").read_text("utf-8")
+    text = (ROOT / "docs" / "deploy.md").read_text("utf-8")
     named = set(re.findall(r"(?:--conf |`|^ +)(spark\.[a-z][\w.]*\w)(?=[=:`])", text, re.MULTILINE))
     assert {"spark.driver.memoryOverhead", "spark.kubernetes.driver.secrets.mq"} <= named
     jars = Path(pyspark.__file__).parent / "jars"

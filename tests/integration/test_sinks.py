@@ -28,7 +28,7 @@ except ImportError:
         raise
     pytest.skip("needs psycopg", allow_module_level=True)
 
-PAGE = "docs/sinks.md"
+PAGE = "docs/write.md"
 #: Can a query end by itself? From Spark 4.2 on.
 ENDS = importlib.util.find_spec("pyspark.sql.streaming.datasource") is not None
 EXAMPLES = Path(__file__).parents[2] / "examples"

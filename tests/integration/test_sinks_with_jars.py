@@ -23,8 +23,9 @@ from tests.support.pages import block
 from tests.support.sink_jobs import SinkJob, drained, emptied, killed
 
 try:
+    import pyarrow as pa
     import pyarrow.parquet as pq
-    from deltalake import DeltaTable
+    from deltalake import DeltaTable, write_deltalake
 
     from tests.support.kafka import Kafka
 except ImportError:
@@ -32,7 +33,7 @@ except ImportError:
         raise
     pytest.skip("needs deltalake and confluent-kafka", allow_module_level=True)
 
-PAGE = "docs/sinks.md"
+PAGE = "docs/write.md"
 PROGRAM = Path(__file__).parents[1] / "support" / "page_program.py"
 QUEUES = ("orders", "refunds")
 #: That are published at a time.
@@ -197,6 +198,34 @@ def test_the_code_of_the_page_writes_each_delta_table_once(
         assert result.holds, result
         assert dict(rows) == sent[queue]
         assert batches(table).count(batch) == 1
+
+
+def test_the_code_of_the_page_merges_each_message_once(
+    python: Path, commits: Commits, rabbit: RabbitNode, tmp_path: Path
+) -> None:
+    code, table = tmp_path / "merge.py", tmp_path / "orders"
+    code.write_text(block(PAGE, "def merge(batch, batch_id):"), "utf-8")
+    write_deltalake(table, pa.table({"messageId": pa.array([], pa.string()), "body": pa.array([], pa.binary())}))
+    options = {"broker": "rabbitmq", "url": rabbit.url(), "queue": "merged"}
+    given = [f"--option={name}={value}" for name, value in options.items()]
+    job = SinkJob("rabbitmq", rabbit.url(), "merged", tmp_path, python=python, spark=commits.settings,
+        program=PROGRAM, arguments=(str(code), f"--name=table={table}", *given))  # fmt: skip
+    sent = published(rabbit, "merged")
+    try:
+        job.keep_alive()
+        emptied(job, rabbit, "merged")
+        with commits.held("after", "/orders/"):
+            sent |= published(rabbit, "merged")
+            assert commits.somebody_waits(), job.log.read_text("utf-8")[-4000:]
+            killed(job)
+        job.keep_alive()
+        left = drained(job, rabbit, "merged")
+    finally:
+        job.stop()
+    rows = content(table)
+    result = verdict(sent, [name for name, _ in rows], left)
+    assert result.holds, result
+    assert dict(rows) == sent
 
 
 # -- Kafka ------------------------------------------------------------------------------------

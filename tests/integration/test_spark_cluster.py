@@ -87,7 +87,7 @@ def test_the_command_of_the_page_reads_a_queue(rabbit: RabbitNode, tmp_path: Pat
     shutil.copy(ROOT / "examples" / "job.py", tmp_path)
     output, log = tmp_path / "data" / "orders", tmp_path / "log"
     with SparkCluster() as cluster:
-        command = block("docs/deploying.md", "export PYSPARK_PYTHON=/opt/venv/bin/python")
+        command = block("docs/deploy.md", "export PYSPARK_PYTHON=/opt/venv/bin/python")
         given = "".join(f" --conf {key}={value}" for key, value in cluster.settings.items())
         for old, new in {
             "/opt/venv/bin/python": sys.executable,

@@ -23,7 +23,7 @@ from tests.support.pages import ROOT, block
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(600)]
 
-PAGE = "docs/deploying.md"
+PAGE = "docs/deploy.md"
 SPARK = Path(pyspark.__file__).parent
 _PACK_TIMEOUT_S = 300
 _START_TIMEOUT_S = 150.0

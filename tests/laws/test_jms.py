@@ -172,7 +172,7 @@ def test_text_and_bytes_are_bodies_and_every_message_has_an_id(cell: LiveCell, c
 def test_maps_and_streams_become_json_and_objects_are_passed_through(cell: LiveCell, client: str) -> None:
     sent(cell, client)
     if cell.cell.protocol == STOMP:
-        pytest.skip("no broker sends maps, streams and objects over STOMP in a form of use: see docs/stomp.md")
+        pytest.skip("no broker sends maps, streams and objects over STOMP in a form of use: see docs/protocols.md")
     found = rows(cell, len(jms.KINDS))
     bodies = dict(zip(jms.KINDS, (row["body"] for row in found), strict=True))
     assert json.loads(bodies["map"]) == {"name": "value", "number": 5, "flag": True}

@@ -92,7 +92,7 @@ def test_ids_are_the_same_when_messages_come_again(cell: LiveCell, end: str) -> 
 @pytest.mark.protocols(STOMP)
 def test_a_producer_cannot_put_an_id_into_the_place_of_the_brokers(cell: LiveCell) -> None:
     if cell.cell.broker != "rabbitmq":
-        pytest.skip("the broker gives the IDs here, or overwrites them itself: see docs/stomp.md")
+        pytest.skip("the broker gives the IDs here, or overwrites them itself: see docs/protocols.md")
     cell.node.publish(cell.queue, [b"a", b"b"], headers={"amqp-message-id": "the same"})
     with cell.session() as session:
         session.take(2)

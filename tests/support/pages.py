@@ -92,7 +92,10 @@ RUN_BY: dict[str, dict[str, str]] = {
         ),
         f"{_PAGES}::test_every_command_of_its_page",
     ),
-    "docs/deploying.md": {
+    "docs/deploy.md": {
+        'os.environ.setdefault("PYSPARK_PYTHON", sys.executable)': (
+            f"{_PAGES}::test_the_python_of_the_workers_is_the_one_that_runs"
+        ),
         "export PYSPARK_PYTHON=/opt/venv/bin/python": (
             "integration/test_spark_cluster.py::test_the_command_of_the_page_reads_a_queue"
         ),
@@ -108,10 +111,7 @@ RUN_BY: dict[str, dict[str, str]] = {
         ),
     },
     "docs/index.md": {"df = (": f"{_PAGES}::test_the_first_lines_read_a_queue"},
-    "docs/migration.md": {
-        "import sqlite3": "integration/test_migration.py::test_a_batch_that_is_written_again_changes_nothing"
-    },
-    "docs/observing.md": {
+    "docs/monitor.md": {
         "from pyspark_mq import QueueListener": f"{_PAGES}::test_a_line_a_minute_and_prometheus",
         "from pyspark_mq import readings": f"{_PAGES}::test_the_counters_can_be_read",
         'spark.streams.addListener(QueueListener(prometheus="localhost:9464"))': (
@@ -128,16 +128,16 @@ RUN_BY: dict[str, dict[str, str]] = {
         ),
         '<address-setting match="orders">': f"{_PAGES}::test_artemis_takes_the_settings_of_the_page",
     },
-    "docs/power.md": dict.fromkeys(
+    "docs/operate.md": dict.fromkeys(
         ('checkpoint = "/data/checkpoints/orders"', "pyspark-mq repair /data/checkpoints/orders --sink /data/orders"),
         f"{_PAGES}::test_what_lost_power_is_repaired",
     ),
-    "docs/options.md": {"from pyspark_mq import readings": f"{_PAGES}::test_the_counters_can_be_read"},
+    "docs/schedule.md": {"query = (": "integration/test_write.py::test_a_scheduled_job_takes_what_is_there_and_ends"},
     "docs/quick-start.md": dict.fromkeys(
         ("# publish.py", "python publish.py", "# job.py", "python job.py"),
         "integration/test_quick_start.py::test_the_blocks_run_one_after_the_other",
     ),
-    "docs/sinks.md": {
+    "docs/write.md": {
         "from pyspark.sql.functions import col, from_json, try_validate_utf8": (
             "integration/test_sinks.py::test_the_code_of_the_page_sorts_into_folders"
         ),
@@ -147,18 +147,22 @@ RUN_BY: dict[str, dict[str, str]] = {
         "def write(batch, batch_id):": (
             "integration/test_sinks_with_jars.py::test_the_code_of_the_page_writes_each_delta_table_once"
         ),
+        "import sqlite3": "integration/test_write.py::test_a_batch_that_is_written_again_changes_nothing",
+        "def publish(batch, batch_id):": (
+            "integration/test_write.py::test_what_is_published_to_a_queue_has_the_ids_of_its_rows"
+        ),
+        "def merge(batch, batch_id):": (
+            "integration/test_sinks_with_jars.py::test_the_code_of_the_page_merges_each_message_once"
+        ),
         "once = (": (
             "integration/test_sinks_with_jars.py::"
             "test_kafka_has_every_message_and_what_the_open_batch_wrote_before_a_kill_twice"
         ),
     },
-    "docs/spark-versions.md": {
+    "docs/versions.md": {
         'python -c "import pyspark.sql.streaming.datasource"': f"{_PAGES}::test_which_column_is_yours"
     },
-    "docs/troubleshooting.md": {
-        'os.environ.setdefault("PYSPARK_PYTHON", sys.executable)': (
-            f"{_PAGES}::test_the_python_of_the_workers_is_the_one_that_runs"
-        ),
+    "docs/errors.md": {
         'spark.sql("CREATE TABLE orders (messageId STRING, body BINARY) USING mq")': (
             f"{_PAGES}::test_a_table_of_sql_is_read_with_the_options_of_the_stream"
         ),
@@ -172,9 +176,9 @@ CANNOT: dict[str, dict[str, str]] = {
         "pip install pyspark-mq": _INSTALLS,
     },
     "docs/reports/audits.md": {"make demo BROKER=artemis": _RECURSES},
-    "docs/comparison.md": {"make compare": _RECURSES},
-    "docs/installing.md": {"pip install pyspark-mq": _INSTALLS},
-    "docs/deploying.md": {
+    "docs/reports/comparison.md": {"make compare": _RECURSES},
+    "docs/versions.md": {"pip install pyspark-mq": _INSTALLS},
+    "docs/deploy.md": {
         "FROM apache/spark:4.3.0-python3": _KUBERNETES,
         "spark-submit --master k8s://https://... --deploy-mode cluster \\": _KUBERNETES,
         "make demo-cluster": _RECURSES,
@@ -186,7 +190,7 @@ CANNOT: dict[str, dict[str, str]] = {
     "docs/reports/benchmarks.md": {"make bench": _RECURSES, 'make bench ARGS="guarantees --page"': _RECURSES},
     "docs/quick-start.md": {"python3 -m venv mq && . mq/bin/activate": _INSTALLS},
     "docs/reports/specification.md": {"make spec": _RECURSES},
-    "docs/sinks.md": {
+    "docs/write.md": {
         "pip install 'psycopg[binary]'": "installs, and starts examples that test_sinks.py runs with kills",
         "INSERT INTO batches AS b VALUES (query, batch)": (
             "a statement of examples/to_postgres.py with names in place of values; test_sinks.py runs that"

@@ -2,7 +2,7 @@
 
 Frames are cut by the transport of stomp.py, headers are read by its parser. Of what stomp.py cannot read (texts with
 NULs, wrong lengths) the writer of the stream says what it has written. Columns follow from the headers by the rules of
-docs/stomp.md, for one message at a time.
+docs/protocols.md, for one message at a time.
 """
 
 from __future__ import annotations

@@ -35,9 +35,10 @@ NAMES = {
 
 
 def sections() -> dict[str, str]:
-    """The text of the page under each heading."""
+    """The text of the page under each short name."""
     _, *parts = PAGE.read_text("utf-8").split("\n## ")
-    return {heading: text for heading, _, text in (part.partition("\n") for part in parts)}
+    under = {heading: text for heading, _, text in (part.partition("\n") for part in parts)}
+    return {heading: text for heading, text in under.items() if heading[0].islower()}
 
 
 def test_every_error_there_is_is_public() -> None:

@@ -176,9 +176,7 @@ def _spark(machine: Machine) -> Finding:
         text = f"Spark {spark}: the last epoch of a run is acknowledged by the next one, and progress shows no counters"
         return Finding(check, Level.WARNING, text, "use 4.2 or later")
     if numbers > _SPARK_LAST:
-        return Finding(
-            check, Level.WARNING, f"Spark {spark} is newer than what is tested", "see docs/spark-versions.md"
-        )
+        return Finding(check, Level.WARNING, f"Spark {spark} is newer than what is tested", "see docs/versions.md")
     return Finding(check, Level.OK, f"Spark {spark}")
 
 

@@ -42,7 +42,7 @@ def session_class(protocol: str) -> type[Session]:
         if missing.name in _OF_UNIX:
             raise ConfigurationError(
                 f"pyspark-mq runs on Linux, and this is '{sys.platform}', which has no '{missing.name}'. Run the "
-                "driver in a container, in WSL, or on a cluster; see docs/installing.md"
+                "driver in a container, in WSL, or on a cluster; see docs/versions.md"
             ) from None
         # Clusters have several interpreters: it is this one that misses it.
         text = f"protocol '{protocol}' needs '{missing.name}'; run: {sys.executable} -m pip install '{distribution}'"

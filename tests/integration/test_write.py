@@ -1,0 +1,105 @@
+"""Code of the page on writing that has no test beside a sink of its own, run as it is there."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sqlite3
+import subprocess
+import sys
+import textwrap
+import uuid
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from testbed.brokers.rabbitmq import RabbitNode
+from testbed.process import poll
+from tests.support.checks import total
+from tests.support.pages import ROOT, block
+
+PAGE = "docs/write.md"
+SCHEDULED = ROOT / "examples" / "scheduled.py"
+ENDS = importlib.util.find_spec("pyspark.sql.streaming.datasource") is not None
+
+
+@pytest.mark.whole
+@pytest.mark.skipif(not ENDS, reason="before Spark 4.2 it does not end by itself")
+def test_a_batch_that_is_written_again_changes_nothing(
+    spark: Any, rabbit: RabbitNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    queue = f"write-{uuid.uuid4().hex[:8]}"
+    rabbit.declare(queue)
+    ids = rabbit.publish(queue, [f"order {number}".encode() for number in range(10)])
+    given = {"broker": "rabbitmq", "url": rabbit.url(), "checkpointLocation": str(tmp_path / "checkpoint")}
+    messages = spark.readStream.format("mq").options(**given, queue=queue).load()
+    code = block(PAGE, "import sqlite3")
+    code = code.replace('"checkpoint"', repr(str(tmp_path / "checkpoint")))  # Spark has a folder of its own
+    names: dict[str, Any] = {"messages": messages}
+    exec(compile(code, PAGE, "exec"), names)
+    names["query"].awaitTermination(120)
+    assert names["query"].exception() is None
+    assert written(tmp_path) == sorted((name, f"order {number}".encode()) for number, name in enumerate(ids))
+    batch = spark.createDataFrame([("again", b"x")], "messageId string, body binary")
+    names["write"](batch, 0)
+    assert len(written(tmp_path)) == 10
+    names["write"](batch, 1)
+    assert len(written(tmp_path)) == 11
+    rabbit.delete(queue)
+
+
+def written(folder: Path) -> list[tuple[str, bytes]]:
+    with closing(sqlite3.connect(folder / "orders.db")) as connection:
+        return sorted(connection.execute("SELECT id, body FROM orders"))
+
+
+@pytest.mark.whole
+def test_what_is_published_to_a_queue_has_the_ids_of_its_rows(spark: Any, rabbit: RabbitNode, tmp_path: Path) -> None:
+    pika = pytest.importorskip("pika")
+    queue, target = (f"write-{uuid.uuid4().hex[:8]}" for _ in range(2))
+    for name in (queue, target):
+        rabbit.declare(name)
+    ids = rabbit.publish(queue, [f"order {number}".encode() for number in range(10)])
+    checkpoint = str(tmp_path / "checkpoint")
+    given = {"broker": "rabbitmq", "url": rabbit.url(), "checkpointLocation": checkpoint}
+    messages = spark.readStream.format("mq").options(**given, queue=queue).load()
+    names: dict[str, Any] = {"messages": messages, "checkpoint": checkpoint, "pika": pika, "url": rabbit.url()}
+    code = block(PAGE, "def publish(batch, batch_id):").replace('"invoices"', repr(target))
+    exec(compile(code, PAGE, "exec"), names)
+    try:
+        assert poll(lambda: total(rabbit, target) == 10 or not names["query"].isActive, 90)
+    finally:
+        names["query"].stop()
+    again = spark.createDataFrame([(ids[0], b"order 0")], "messageId string, body binary")
+    names["publish"](again, 0)
+    parameters = pika.URLParameters(rabbit.url())
+    with pika.BlockingConnection(parameters) as connection:
+        channel = connection.channel()
+        found = [channel.basic_get(target, auto_ack=True) for _ in range(11)]
+    assert sorted(properties.message_id for _, properties, _ in found) == sorted([*ids, ids[0]])
+    for name in (queue, target):
+        rabbit.delete(name)
+
+
+@pytest.mark.whole
+@pytest.mark.skipif(not ENDS, reason="before Spark 4.2 it does not end by itself")
+def test_a_scheduled_job_takes_what_is_there_and_ends(rabbit: RabbitNode, tmp_path: Path) -> None:
+    queue = f"write-{uuid.uuid4().hex[:8]}"
+    rabbit.declare(queue)
+    sent = [f"order {number}".encode() for number in range(10)]
+    ids = rabbit.publish(queue, sent)
+    source = SCHEDULED.read_text("utf-8")
+    assert textwrap.indent(block("docs/schedule.md", "query = ("), "    ") in source
+    environment = {**os.environ, "MQ_URL": rabbit.url(), "MQ_QUEUE": queue}
+    command = [sys.executable, str(SCHEDULED), str(tmp_path / "checkpoint"), str(tmp_path / "rows")]
+    for _ in range(2):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=240)
+        assert done.returncode == 0, done.stderr[-4000:]
+        assert total(rabbit, queue) == 0
+    rows = pq.read_table(tmp_path / "rows").to_pylist()
+    assert sorted((row["messageId"], row["body"]) for row in rows) == sorted(zip(ids, sent, strict=True))
+    rabbit.delete(queue)
