@@ -6,7 +6,7 @@ It needs the provider `apache-airflow-providers-apache-spark`, a connection `spa
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 
 from airflow import DAG
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
@@ -14,7 +14,7 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 with DAG(
     dag_id="orders",
     schedule="*/15 * * * *",
-    start_date=datetime(2026, 1, 1),
+    start_date=datetime(2026, 1, 1, tzinfo=timezone.utc),
     # A queue has no history to make up for, and two runs would take each other's messages.
     catchup=False,
     max_active_runs=1,
