@@ -1,5 +1,5 @@
-"""Checks the specification in ``spec/`` with TLC, and writes docs/reports/specification.md: ``python -m
-tools.spec``, which ``make spec`` runs.
+"""Checks the specification in ``spec/`` with TLC, and writes docs/reports/specification.md:
+``python -m tools.spec``, which ``make spec`` runs.
 
 By default everything but what takes hours. ``--long`` is that, ``--rules`` only what fails without each rule,
 ``--model`` the models whose name has these words.

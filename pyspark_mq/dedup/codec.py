@@ -13,7 +13,7 @@ Anything else is written as it is, lengths first, so no character needs escaping
 laid out in columns, each in planes (first all lowest bytes, then all second bytes): equal
 bytes then stand side by side, and zlib at its fastest removes them.
 
-Measured sizes are in ``docs/operating.md``; the order of the list is kept.
+Measured sizes are in ``docs/operate.md``; the order of the list is kept.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Epochs, queues, session keepers and workers take them from a :class:`Runtime`, so that a whole source can be run through
 hours of bad weather in a moment, on one thread and in an order that can be repeated. Only what talks to the operating
-system uses the machine's clock and threads: sessions, which have sockets and deadlines, the main thread of a receiver
+system uses the machine's own: sessions, which have its clock and wait for sockets, the main thread of a receiver
 process, and the watch on its parent.
 """
 

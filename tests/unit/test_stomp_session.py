@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pyspark_mq.errors import BrokerUnavailableError, MessageError
-from pyspark_mq.sources.connections.session import SessionLostError, SessionOptions, Sink
+from pyspark_mq.sources.connections.session import KEEP_ALIVE_READ_S, SessionLostError, SessionOptions, Sink
 from pyspark_mq.sources.stomp.frames import UnreadableHeaders
 from pyspark_mq.sources.stomp.session import StompSession
 from pyspark_mq.spark_source.options import parse_options
@@ -167,3 +167,31 @@ def test_a_server_that_quotes_the_login_is_not_believed_to_keep_it(caplog: pytes
         said = failure(StompSession, options, opened=True)
     assert "of joe *** *** *** ***" in said + caplog.text
     assert "hush" not in said + caplog.text
+
+
+def test_silence_and_pauses_go_by_the_clock_that_a_session_is_given() -> None:
+    ahead_s = 0.0
+
+    def now_s() -> float:
+        return time.monotonic() + ahead_s
+
+    connected = b"CONNECTED\nversion:1.2\nheart-beat:1000,1000\n\n\0"
+    with server([HEAD + b"text\0\n"], connected) as port:
+        options = {"broker": "activemq", "url": f"stomp://127.0.0.1:{port}", "queue": "q"}
+        endpoint = parse_options(options).settings.endpoint
+        session = StompSession(endpoint, 1, Sink(), now_s=now_s)
+        session.sink.bytes_allowed = 0
+        try:
+            session.open(endpoint.urls[0], 5)
+            session.consume(10)
+            while not session.paused:
+                session.run(0.05)
+            assert not session.keep_alive_read_due
+            ahead_s += KEEP_ALIVE_READ_S
+            assert session.keep_alive_read_due
+            ahead_s += 1_000
+            session.paused = False
+            with pytest.raises(SessionLostError, match="nothing was heard"):
+                session.run(0.1)
+        finally:
+            session.close()

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -77,7 +76,7 @@ class Amqp091Session(Session):
     # -- opening
 
     def open(self, url: BrokerUrl, timeout_s: float) -> Greeting:
-        deadline = time.monotonic() + timeout_s
+        deadline = self.now_s() + timeout_s
         self._url = url
         opened = Answer(self._loop)
         self._pika = Connection(
@@ -208,8 +207,8 @@ class Amqp091Session(Session):
 
     def _until(self, answer: Answer, deadline: float) -> None:
         while not answer.came:
-            self.run(max(0.0, deadline - time.monotonic()))
-            if not answer.came and time.monotonic() >= deadline:
+            self.run(max(0.0, deadline - self.now_s()))
+            if not answer.came and self.now_s() >= deadline:
                 raise TimeoutError
 
     # -- receiving
@@ -392,12 +391,12 @@ class Amqp091Session(Session):
         if connection is None:
             self._loop.close()
             return
-        deadline = time.monotonic() + _CLOSE_TIMEOUT_S
+        deadline = self.now_s() + _CLOSE_TIMEOUT_S
         try:
             if connection.is_open:
                 connection.close()
             # The answer to that is behind everything that was not read.
-            while not self.paused and not connection.is_closed and time.monotonic() < deadline:
+            while not self.paused and not connection.is_closed and self.now_s() < deadline:
                 timer = self._loop.call_later(0.1, self._loop.stop)
                 self._loop.start()
                 self._loop.remove_timeout(timer)

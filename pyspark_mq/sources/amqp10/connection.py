@@ -50,7 +50,7 @@ class Amqp10Connection(Session):
         dialect = self.endpoint.broker.amqp10
         assert dialect is not None, "an option of the source names this protocol for a broker without it"
         self._dialect: Amqp10Dialect = dialect
-        self._socket = SocketLoop()
+        self._socket = SocketLoop(self.now_s)
         self._transport = Transport(Transport.CLIENT)
         self._proton = ProtonConnection()
         self._session: ProtonSession | None = None
@@ -153,7 +153,7 @@ class Amqp10Connection(Session):
 
     def _until(self, done: Callable[[], bool], deadline: float) -> None:
         while not done():
-            left = deadline - time.monotonic()
+            left = deadline - self.now_s()
             if left <= 0:
                 raise TimeoutError
             self._turn(left)
@@ -164,10 +164,10 @@ class Amqp10Connection(Session):
             raise SessionLostError(self._end or "not connected", stated=self._stated)
         self._top_up()
         try:
-            next_s = self._transport.tick(time.monotonic())
+            next_s = self._transport.tick(self.now_s())
             self._send()
             if next_s:
-                timeout_s = min(timeout_s, next_s - time.monotonic())
+                timeout_s = min(timeout_s, next_s - self.now_s())
             self._socket.wait(timeout_s)
             if self._trickles and self._window:
                 time.sleep(_GATHER_S)
@@ -216,7 +216,7 @@ class Amqp10Connection(Session):
             self._take_deliveries()
             if not transport.capacity():
                 break
-        now_s = time.monotonic()
+        now_s = self.now_s()
         self._trickles = 0 < taken < _LITTLE_BYTES and now_s - self._received_s < _SHORTLY_S
         if taken:
             self._received_s = now_s
@@ -241,4 +241,4 @@ class Amqp10Connection(Session):
         self._window = 0
         self._link = None
         self._proton.close()
-        self._until(lambda: bool(self._proton.state & Endpoint.REMOTE_CLOSED), time.monotonic() + _CLOSE_TIMEOUT_S)
+        self._until(lambda: bool(self._proton.state & Endpoint.REMOTE_CLOSED), self.now_s() + _CLOSE_TIMEOUT_S)

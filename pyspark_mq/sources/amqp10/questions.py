@@ -9,7 +9,6 @@ address of management, and make and read a temporary queue. Who may not loses th
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -92,7 +91,7 @@ class _Asker(Amqp10Session):
             SessionLostError: this user may not ask.
             TimeoutError: there is no answer.
         """
-        deadline = time.monotonic() + _ANSWER_TIMEOUT_S
+        deadline = self.now_s() + _ANSWER_TIMEOUT_S
         self._until(lambda: self._to.credit > 0, deadline)
         assert self._link is not None
         question = Message(

@@ -85,7 +85,7 @@ class Amqp10Session(Amqp10Connection):
     # -- opening
 
     def open(self, url: BrokerUrl, timeout_s: float) -> Greeting:
-        deadline = time.monotonic() + timeout_s
+        deadline = self.now_s() + timeout_s
         self._socket.dial(url, self.endpoint, deadline, SPEAKS)
         self._begin(url)
         try:
@@ -125,7 +125,7 @@ class Amqp10Session(Amqp10Connection):
             return not management.asked or management.refused
 
         with contextlib.suppress(TimeoutError):
-            self._until(answered, min(deadline, time.monotonic() + _ASK_TIMEOUT_S))
+            self._until(answered, min(deadline, self.now_s() + _ASK_TIMEOUT_S))
         return answers[-1] if answers else None
 
     def _depth(self, info: QueueInfo) -> QueueDepth:

@@ -179,7 +179,7 @@ class SessionKeeper:
             self._events.put(Confirmed(self._key, number, settlement))
 
         sink = Sink(self._events.arrived, confirmed, lambda depth: self._events.put(DepthReported(self._key, depth)))
-        session = self._session_class(self._endpoint, number, sink, self.begin.options)
+        session = self._session_class(self._endpoint, number, sink, self.begin.options, self._runtime.machine_s)
         try:
             with self._endpoint.hiding():
                 return session, session.open(url, timeout_s)

@@ -190,15 +190,24 @@ class Session(ABC):
         number: of this session, unique in the process.
         sink: where deliveries and answers go.
         options: the choices.
+        now_s: the clock, in seconds.
     """
 
     decoder: ClassVar[Decoder]
 
-    def __init__(self, endpoint: Endpoint, number: int, sink: Sink, options: SessionOptions = SessionOptions()) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        number: int,
+        sink: Sink,
+        options: SessionOptions = SessionOptions(),
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.endpoint = endpoint
         self.number = number
         self.sink = sink
         self.options = options
+        self.now_s = now_s
         self._paused = False
         self._keep_alive_read_s = 0.0
 
@@ -210,12 +219,12 @@ class Session(ABC):
     @paused.setter
     def paused(self, paused: bool) -> None:
         self._paused = paused
-        self._keep_alive_read_s = time.monotonic() + KEEP_ALIVE_READ_S
+        self._keep_alive_read_s = self.now_s() + KEEP_ALIVE_READ_S
 
     @property
     def keep_alive_read_due(self) -> bool:
         """Paused, and due to take one delivery all the same. Pausing again puts off the next one."""
-        return self._paused and time.monotonic() >= self._keep_alive_read_s
+        return self._paused and self.now_s() >= self._keep_alive_read_s
 
     @property
     def behind(self) -> bool:

@@ -15,6 +15,7 @@ import ssl
 import termios
 import time
 from array import array
+from collections.abc import Callable
 from typing import Any
 
 from pyspark_mq.errors import BrokerUnavailableError, MqError
@@ -37,10 +38,11 @@ class SocketLoop:
     Attributes:
         outgoing: bytes to be sent, added to by the protocol.
         woken: :meth:`wake` was called; reset by whoever looks at it.
-        sent_s, received_s: when bytes last went out and came in, on the clock of `time.monotonic`.
+        sent_s, received_s: when bytes last went out and came in, on the session's clock.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
         self.outgoing = bytearray()
         self.woken = False
         self.sent_s = self.received_s = 0.0
@@ -61,7 +63,7 @@ class SocketLoop:
         """Connect, with TLS if the URL says so.
 
         Args:
-            deadline: on the clock of `time.monotonic`.
+            deadline: on the session's clock.
             speaks: the protocol's name, for errors.
 
         Raises:
@@ -69,11 +71,11 @@ class SocketLoop:
             RefusedError: TLS was refused.
         """
         try:
-            connected = connect(url.host, url.port, deadline)
+            connected = connect(url.host, url.port, deadline, self._now_s)
             try:
                 connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if url.tls:
-                    connected.settimeout(_left_s(deadline))
+                    connected.settimeout(_left_s(deadline, self._now_s))
                     connected = endpoint.tls.context().wrap_socket(connected, server_hostname=url.host)
                 connected.setblocking(False)
             except BaseException:
@@ -82,7 +84,7 @@ class SocketLoop:
         except (OSError, ValueError) as error:
             raise dial_error(error, url, speaks) from None
         self._socket = connected
-        self.sent_s = self.received_s = time.monotonic()
+        self.sent_s = self.received_s = self._now_s()
 
     def wake(self) -> None:
         """End :meth:`wait`, now or when it is called next. For other threads."""
@@ -127,7 +129,7 @@ class SocketLoop:
         except _NOT_NOW:
             return None
         if data:
-            self.received_s = time.monotonic()
+            self.received_s = self._now_s()
         return data
 
     @property
@@ -148,7 +150,7 @@ class SocketLoop:
             while outgoing:
                 # A copy: a view would keep the buffer from shrinking.
                 del outgoing[: self._socket.send(bytes(outgoing[:_SEND_BYTES]))]
-                self.sent_s = time.monotonic()
+                self.sent_s = self._now_s()
         except _NOT_NOW:
             pass
 
@@ -160,7 +162,7 @@ class SocketLoop:
         self._socket = None
 
 
-def connect(host: str, port: int, deadline: float) -> socket.socket:
+def connect(host: str, port: int, deadline: float, now_s: Callable[[], float] = time.monotonic) -> socket.socket:
     """A connection to the first address of a host that answers. They share the time that is left: one that swallows
     everything leaves the others their part.
 
@@ -172,7 +174,7 @@ def connect(host: str, port: int, deadline: float) -> socket.socket:
     for place, (family, kind, protocol, _, address) in enumerate(addresses):
         attempt = socket.socket(family, kind, protocol)
         try:
-            attempt.settimeout(_left_s(deadline) / (len(addresses) - place))
+            attempt.settimeout(_left_s(deadline, now_s) / (len(addresses) - place))
             attempt.connect(address)
         except OSError as error:
             attempt.close()
@@ -199,8 +201,8 @@ def unread_bytes(descriptor: int) -> int:
     return found[0]
 
 
-def _left_s(deadline: float) -> float:
-    return max(0.1, deadline - time.monotonic())
+def _left_s(deadline: float, now_s: Callable[[], float]) -> float:
+    return max(0.1, deadline - now_s())
 
 
 def dial_error(error: BaseException, url: BrokerUrl, speaks: str) -> MqError:

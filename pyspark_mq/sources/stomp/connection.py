@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import re
-import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from itertools import count
@@ -71,7 +70,7 @@ class StompConnection(Session):
         super().__init__(*args, **kwargs)
         self._dialect = dialect_of(self.endpoint)
         self._url: Any = None
-        self._socket = SocketLoop()
+        self._socket = SocketLoop(self.now_s)
         self._transport: Any = None
         self._protocol: Any = None
         self._reader = FrameReader()
@@ -161,14 +160,14 @@ class StompConnection(Session):
     def _until(self, came: Callable[[], bool], deadline: float) -> None:
         while not came():
             self._raise_if_ended()
-            left_s = deadline - time.monotonic()
+            left_s = deadline - self.now_s()
             if left_s <= 0:
                 raise TimeoutError
             self._turn(left_s)
 
     def _turn(self, wait_s: float) -> None:
         """Send what is to be sent, wait for something to happen, and take it in."""
-        now = time.monotonic()
+        now = self.now_s()
         if now - self._socket.sent_s >= self._send_every_s:
             self._transport.send(b"\n")
         if now >= self._wake_s:
@@ -179,7 +178,7 @@ class StompConnection(Session):
         wait_s = min(wait_s, self._socket.sent_s + self._send_every_s - now, self._wake_s - now, held_s - now)
         if not self._socket.wait(wait_s, reading=reading):
             self._ended("the broker closed the connection")
-        elif reading and not self._receive() and self._end is None and time.monotonic() >= held_s:
+        elif reading and not self._receive() and self._end is None and self.now_s() >= held_s:
             self._prove_end()
 
     def _send(self) -> None:
@@ -194,14 +193,14 @@ class StompConnection(Session):
 
     def _receive(self) -> bool:
         """Take in what there is, if anything."""
-        quiet_s = time.monotonic() - self._socket.received_s
+        quiet_s = self.now_s() - self._socket.received_s
         try:
             data = self._socket.read(_RECEIVE_BYTES)
         except OSError as error:
             self._ended(f"{type(error).__name__}: {error}", error)
             return False
         if data is None:
-            silent_s = time.monotonic() - self._socket.received_s
+            silent_s = self.now_s() - self._socket.received_s
             if silent_s > self._silence_s:
                 self._ended(f"nothing was heard from the broker for {silent_s:.0f} s")
             return False
@@ -231,7 +230,7 @@ class StompConnection(Session):
             self._proof_s = -math.inf
             self._take(self._reader.quiet())
             return
-        self._proof_s = time.monotonic()
+        self._proof_s = self.now_s()
         transaction = f"{PROVED}-{next(self._numbers)}"
         self._protocol.begin(transaction, headers={"receipt": PROVED})
         self._protocol.abort(transaction)

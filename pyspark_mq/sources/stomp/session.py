@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
@@ -93,7 +92,7 @@ class StompSession(StompConnection):
 
     def open(self, url: BrokerUrl, timeout_s: float) -> Greeting:
         """Whether the queue is there is only known by :meth:`consume`."""
-        deadline = time.monotonic() + timeout_s
+        deadline = self.now_s() + timeout_s
         self._log_in(url, deadline)
         # No broker reports a name that it keeps.
         depth, facts = self._depth_at_first(deadline)
@@ -109,7 +108,7 @@ class StompSession(StompConnection):
         asker = f"{self._url} {self.endpoint.user(self._url)} {address}"
         if asker in self.endpoint.refused:
             return None, NOTHING_KNOWN
-        answers, settings = self._ask_beside(asker, min(deadline, time.monotonic() + _ANSWER_TIMEOUT_S))
+        answers, settings = self._ask_beside(asker, min(deadline, self.now_s() + _ANSWER_TIMEOUT_S))
         if not answers:
             return None, NOTHING_KNOWN
         self._questions = self._make_questions()
@@ -124,7 +123,7 @@ class StompSession(StompConnection):
 
     def _ask_beside(self, asker: str, deadline: float) -> tuple[list[QueueInfo | None], dict[str, Any] | None]:
         """The answers over a connection that is there for the questions, or nothing: of the queue, of its address."""
-        beside = StompSession(self.endpoint, self.number, Sink())
+        beside = StompSession(self.endpoint, self.number, Sink(), now_s=self.now_s)
         answers: list[QueueInfo | None] = []
         beside._on_info = answers.append
         beside._questions = questions = beside._make_questions()
@@ -179,7 +178,7 @@ class StompSession(StompConnection):
         self._answers.add(_SUBSCRIBED)
         self._subscribe(window, receipt=_SUBSCRIBED)
         try:
-            self._until(lambda: _SUBSCRIBED not in self._answers, time.monotonic() + _SUBSCRIBE_TIMEOUT_S)
+            self._until(lambda: _SUBSCRIBED not in self._answers, self.now_s() + _SUBSCRIBE_TIMEOUT_S)
             self._raise_if_ended()
         except SessionLostError as ended:
             raise subscribe_error(str(ended), self._url, self.endpoint) from None
@@ -233,11 +232,11 @@ class StompSession(StompConnection):
         return (self._dialect.queue if self.endpoint.topic is None else self._dialect.topic).format(name=name)
 
     def run(self, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
+        deadline = self.now_s() + timeout_s
         self._socket.woken = False
         while True:
             self._raise_if_ended()
-            left_s = deadline - time.monotonic()
+            left_s = deadline - self.now_s()
             if self._socket.woken or left_s <= 0:
                 return
             self._turn(left_s)
@@ -328,7 +327,7 @@ class StompSession(StompConnection):
     def _resume(self) -> None:
         self.paused = False
         # What the broker has sent meanwhile was not looked at.
-        self._socket.received_s = time.monotonic()
+        self._socket.received_s = self.now_s()
         self._show_life()
 
     # -- sending
@@ -337,7 +336,7 @@ class StompSession(StompConnection):
         """The queue shows signs of life; when it is quiet again it may have stalled."""
         if self._dialect.window_bytes or (self._dialect.stalls and self.endpoint.topic is None):
             self._quiet_s = _QUIET_FIRST_S
-            self._wake_s = time.monotonic() + self._quiet_s
+            self._wake_s = self.now_s() + self._quiet_s
 
     def _wake_queue(self, now: float) -> None:
         """Have a quiet queue hand out more if the window is not full."""
@@ -432,7 +431,7 @@ class StompSession(StompConnection):
                 self._protocol.disconnect(_DISCONNECTED)
                 self._wake_s = float("inf")
                 if not self.paused:
-                    self._until(lambda: _DISCONNECTED not in self._answers, time.monotonic() + _CLOSE_TIMEOUT_S)
+                    self._until(lambda: _DISCONNECTED not in self._answers, self.now_s() + _CLOSE_TIMEOUT_S)
         except Exception as failed:  # noqa: BLE001 - the session is over, whatever it is
             _LOG.debug("closing: %s", self.endpoint.hide(str(failed)))
         finally:
