@@ -35,10 +35,18 @@ def test_the_site_is_built_without_a_warning_and_has_every_page(tmp_path: Path) 
     assert {str(page.relative_to(tmp_path).with_suffix("")) for page in tmp_path.rglob("*.html")} >= pages
     assert [page for page in pages - {"index"} if f'href="{page}.html"' not in start] == []
     for page in pages:
-        assert re.findall(r'href="\.\./[^"]*"', (tmp_path / f"{page}.html").read_text("utf-8")) == []
+        html = tmp_path / f"{page}.html"
+        links = re.findall(r'(?:href|src)="([^"#?:]+)["#?]', html.read_text("utf-8"))
+        assert [link for link in links if not html.parent.joinpath(link).exists()] == []
+        assert "mermaid" not in html.read_text("utf-8")
     errors = (tmp_path / "errors.html").read_text("utf-8")
     assert 'id="data-loss"' in errors
     assert "DataLossError" in (tmp_path / "api.html").read_text("utf-8")
+    assert "copybutton.js" in start
+    found = (tmp_path / "searchindex.js").read_text("utf-8")
+    assert [
+        word for word in ("airflow", "rewind", "json", "dead", "letter") if not re.search(rf'"?\b{word}"?:', found)
+    ] == []
 
 
 def test_a_broken_link_is_an_error(tmp_path: Path) -> None:
