@@ -1,7 +1,7 @@
 """A DAG for Airflow 2.4 and later: every 15 minutes what the queue holds, one run at a time.
 
 It needs the provider `apache-airflow-providers-apache-spark`, a connection `spark_default`, and a variable
-`orders_mq_url` with the URL of the broker (Airflow hides variables whose name has `secret` or `password`).
+`orders_mq_url_secret` with the URL of the broker (Airflow hides variables whose name has `secret` or `password`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,6 @@ with DAG(
         conn_id="spark_default",
         application="/opt/jobs/scheduled.py",
         application_args=["/data/checkpoints/orders", "/data/orders"],
-        env_vars={"MQ_URL": "{{ var.value.orders_mq_url }}", "PYSPARK_PYTHON": "/opt/venv/bin/python"},
+        env_vars={"MQ_URL": "{{ var.value.orders_mq_url_secret }}", "PYSPARK_PYTHON": "/opt/venv/bin/python"},
         execution_timeout=timedelta(minutes=30),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from typing import Any
 
 from tests.support.pages import ROOT
@@ -43,6 +44,12 @@ def test_the_dag_calls_the_job_as_it_wants_to_be_called() -> None:
     assert {name for name in arguments["env_vars"] if name.startswith("MQ_")} <= {
         node.value for node in ast.walk(main) if isinstance(node, ast.Constant)
     }
+
+
+def test_airflow_hides_the_url_of_the_broker_as_it_may_have_a_password() -> None:
+    (variable,) = re.findall(r"\{\{ var\.value\.(\w+) \}\}", given("SparkSubmitOperator")["env_vars"]["MQ_URL"])
+    assert "secret" in variable
+    assert f"`{variable}`" in DAG.read_text("utf-8")
 
 
 def test_the_line_of_cron_is_on_the_page_and_keeps_a_second_run_from_starting() -> None:
