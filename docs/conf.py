@@ -32,9 +32,8 @@ author = "pyspark-mq developers"
 copyright = f"2026, {author}"  # noqa: A001 - Sphinx's name for it
 release = version = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinxcontrib.mermaid"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 myst_heading_anchors = 4
-myst_fence_as_directive = ["mermaid"]
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 napoleon_numpy_docstring = False

@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md"))]
 #: Of blocks that somebody runs, writes into a file or gives to a broker.
 LANGUAGES = {"dockerfile", "python", "sh", "sql", "xml", "yaml"}
-#: Of others: what is printed, pictures, and what builds the site.
-NO_CODE = {"", "mermaid", "{eval-rst}", "{toctree}"}
+#: Of others: what is printed, and what builds the site.
+NO_CODE = {"", "{eval-rst}", "{toctree}"}
 
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[^\n]*)\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
 
