@@ -193,9 +193,10 @@ class ThreadWorker(Worker):
         # Behind the end of its session, which a connection that closes slowly reports late.
         ended = [key for key, keeper in list(self._keepers.items()) if keeper.stopping.is_set() and keeper.ended]
         rows = sum(map(self._pass_on, self._events.take()))
-        for key in list(self._open):
-            rows += self._hand_over(key)
-            self._emit_status(key)
+        for key, session in list(self._open.items()):
+            rows += self._hand_over(key, session)
+            if key in self._open:
+                self._emit_status(key, session)
         for key in ended:
             del self._keepers[key]
             self._emit(Stopped(key))
@@ -210,15 +211,12 @@ class ThreadWorker(Worker):
                 self._status.pop(key, None)
         elif isinstance(event, Lost):
             self._open.pop(key, None)
-        elif isinstance(event, Confirmed | DepthReported):
-            rows = self._hand_over(key)
+        elif isinstance(event, Confirmed | DepthReported) and key in self._open:
+            rows = self._hand_over(key, self._open[key])
         self._emit(event)
         return rows
 
-    def _hand_over(self, key: int) -> int:
-        session = self._open.get(key)
-        if session is None:
-            return 0
+    def _hand_over(self, key: int, session: Session) -> int:
         keeper, sink = self._keepers[key], session.sink
         rows = left = len(sink.inbox)
         try:
@@ -240,10 +238,7 @@ class ThreadWorker(Worker):
             del self._open[key]
         return rows
 
-    def _emit_status(self, key: int) -> None:
-        session = self._open.get(key)
-        if session is None:
-            return
+    def _emit_status(self, key: int, session: Session) -> None:
         status = SessionStatus(key, session.number, session.paused, session.behind or bool(session.sink.inbox))
         if status != self._status.get(key):
             self._status[key] = status
