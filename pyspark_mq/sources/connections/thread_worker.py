@@ -7,10 +7,9 @@ goes over a socket.
 **Order** (rules 6 and 10). One thread emits everything. Before a confirmation, and before a word on the depth of the
 queue, it hands over what the session had received by then; behind the end of a session it hands over nothing of it.
 
-**Nothing is in flight unseen.** The redelivery clock concludes from answers that what was ready has come. A worker may
-be slow, or stopped. So its progress mark counts, every tenth of a second: all that came up to then was emitted. A
-worker that finds that it stood still for longer than a broker may take to hand something out says so, and the clock
-begins anew.
+**Nothing is in flight unseen.** Connected time counts only while what was ready has come, and a worker may be slow, or
+stopped. So its progress mark says, every tenth of a second: all that came up to then was emitted. A worker that finds
+that it stood still for longer than a broker may take to hand something out reports that too, and nothing is counted.
 
 **Bytes.** A session counts what arrived, learns from the worker what that takes in blocks, and from :class:`.Limits`
 what was taken. The difference is what pauses it: what waits in the sink, what is being made into blocks, what is on
