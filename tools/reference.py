@@ -1,6 +1,7 @@
-"""Writes the tables of docs/options.md from the code's own: ``python -m tools.reference``, which ``make docs`` runs.
+"""Writes the tables of docs/options.md and docs/streams.md from the code's own: ``python -m tools.reference``, which
+``make docs`` runs.
 
-A table stands between two marks of the page, ``<!-- written by make docs: columns -->`` and ``<!-- end -->``. What is
+A table stands between two marks of a page, ``<!-- written by make docs: columns -->`` and ``<!-- end -->``. What is
 around them is written by hand. tests/unit/test_reference.py fails while the page and the code differ.
 """
 
@@ -8,26 +9,32 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 
 from pyspark_mq.ack.counters import Counters
 from pyspark_mq.spark_source.option_table import OPTIONS, Option
 from pyspark_mq.spark_source.schema import ALL_COLUMNS, COLUMN_TEXTS
+from pyspark_mq.spark_source.stream_options import STREAM_OPTIONS
 
-__all__ = ["PAGE", "TABLES", "written"]
+__all__ = ["PAGE", "STREAMS_PAGE", "STREAM_TABLES", "TABLES", "written"]
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "options.md"
+STREAMS_PAGE = PAGE.with_name("streams.md")
 
 _MARKED = re.compile(r"(<!-- written by make docs: (.+?) -->\n).*?(<!-- end -->\n)", re.DOTALL)
 _NOTHING = "\N{EN DASH}"
 
 
 def options(section: str) -> list[str]:
-    """The rows of one section of the options."""
-    chosen = [option for option in OPTIONS.values() if option.section == section]
-    return _table(("option", "default", "meaning"), [(f"`{one.name}`", _default(one), one.text) for one in chosen])
+    """Rows of one section of the options."""
+    return _options([option for option in OPTIONS.values() if option.section == section])
+
+
+def stream_options() -> list[str]:
+    """Options that streams have of their own."""
+    return _options([option for name, option in STREAM_OPTIONS.items() if OPTIONS.get(name) is not option])
 
 
 def columns() -> list[str]:
@@ -54,18 +61,28 @@ TABLES: dict[str, Callable[[], list[str]]] = {
     "columns": columns,
     "counters": counters,
 }
+#: The same for the page of streams.
+STREAM_TABLES: dict[str, Callable[[], list[str]]] = {"options of streams": stream_options}
 
 
-def written(page: str) -> str:
-    """The page with its tables as the code has them.
+def written(page: str, tables: Mapping[str, Callable[[], list[str]]] = TABLES) -> str:
+    """Return the page with its tables as the code has them.
+
+    Args:
+        page: its text.
+        tables: what belongs on it.
 
     Raises:
         ValueError: a table has no place on the page, or a place no table.
     """
     marked = [name for _, name, _ in _MARKED.findall(page)]
-    if sorted(marked) != sorted(TABLES):
-        raise ValueError(f"the page has marks for {sorted(marked)}, and there are tables for {sorted(TABLES)}")
-    return _MARKED.sub(lambda found: "\n".join([found[1], *TABLES[found[2]](), "", found[3]]), page)
+    if sorted(marked) != sorted(tables):
+        raise ValueError(f"the page has marks for {sorted(marked)}, and there are tables for {sorted(tables)}")
+    return _MARKED.sub(lambda found: "\n".join([found[1], *tables[found[2]](), "", found[3]]), page)
+
+
+def _options(chosen: Iterable[Option]) -> list[str]:
+    return _table(("option", "default", "meaning"), [(f"`{one.name}`", _default(one), one.text) for one in chosen])
 
 
 def _default(option: Option) -> str:
@@ -85,12 +102,13 @@ def _cell(text: str) -> str:
 
 
 def main() -> int:
-    """Write the page."""
-    before = PAGE.read_text("utf-8")
-    after = written(before)
-    if after != before:
-        PAGE.write_text(after, "utf-8")
-        print(f"written: {PAGE.name}")
+    """Write the pages."""
+    for page, tables in ((PAGE, TABLES), (STREAMS_PAGE, STREAM_TABLES)):
+        before = page.read_text("utf-8")
+        after = written(before, tables)
+        if after != before:
+            page.write_text(after, "utf-8")
+            print(f"written: {page.name}")
     return 0
 
 

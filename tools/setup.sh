@@ -161,7 +161,7 @@ packages_beside() {
     command -v redis-server >/dev/null || echo redis-server
     compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || command -v initdb >/dev/null || echo postgresql
     command -v openssl >/dev/null || echo openssl
-    # The tests look at the site of the documentation.
+    # The site of the documentation is looked at.
     command -v chromium >/dev/null || echo chromium
     # The tests compile a JMS client.
     command -v javac >/dev/null || echo openjdk-17-jdk-headless

@@ -206,20 +206,20 @@ def test_the_code_of_the_page_merges_each_message_once(
     code, table = tmp_path / "merge.py", tmp_path / "orders"
     code.write_text(block(PAGE, "def merge(batch, batch_id):"), "utf-8")
     write_deltalake(table, pa.table({"messageId": pa.array([], pa.string()), "body": pa.array([], pa.binary())}))
-    options = {"broker": "rabbitmq", "url": rabbit.url(), "queue": "merged"}
+    options = {"broker": "rabbitmq", "url": rabbit.url(), "queue": "orders"}
     given = [f"--option={name}={value}" for name, value in options.items()]
-    job = SinkJob("rabbitmq", rabbit.url(), "merged", tmp_path, python=python, spark=commits.settings,
+    job = SinkJob("rabbitmq", rabbit.url(), "orders", tmp_path, python=python, spark=commits.settings,
         program=PROGRAM, arguments=(str(code), f"--name=table={table}", *given))  # fmt: skip
-    sent = published(rabbit, "merged")
+    sent = published(rabbit, "orders")
     try:
         job.keep_alive()
-        emptied(job, rabbit, "merged")
+        emptied(job, rabbit, "orders")
         with commits.held("after", "/orders/"):
-            sent |= published(rabbit, "merged")
+            sent |= published(rabbit, "orders")
             assert commits.somebody_waits(), job.log.read_text("utf-8")[-4000:]
             killed(job)
         job.keep_alive()
-        left = drained(job, rabbit, "merged")
+        left = drained(job, rabbit, "orders")
     finally:
         job.stop()
     rows = content(table)

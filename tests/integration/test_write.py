@@ -80,7 +80,7 @@ def test_what_is_published_to_a_queue_has_the_ids_of_its_rows(spark: Any, rabbit
     with pika.BlockingConnection(parameters) as connection:
         channel = connection.channel()
         found = [channel.basic_get(target, auto_ack=True) for _ in range(11)]
-    assert sorted(properties.message_id for _, properties, _ in found) == sorted([*ids, ids[0]])
+    assert sorted(str(properties.message_id) for _, properties, _ in found) == sorted([*ids, ids[0]])
     for name in (queue, target):
         rabbit.delete(name)
 

@@ -12,6 +12,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from pyspark_mq.sources.connections.processes.wire import Hello
+from pyspark_mq.sources.connections.processes.worker import ChildProcess
 from pyspark_mq.sources.connections.requests import Begin
 from pyspark_mq.sources.connections.thread_worker import ThreadWorker
 from tests.support.memory import MemoryBroker, MemorySession
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["PlayedProcess", "PlayedProcesses"]
 
 
-class PlayedProcess:
+class PlayedProcess(ChildProcess):
     """One of them."""
 
     def __init__(self, world: World, broker: MemoryBroker, consumer: type[MemorySession], hello: Hello) -> None:

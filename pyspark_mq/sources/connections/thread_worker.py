@@ -7,10 +7,9 @@ goes over a socket.
 **Order** (rules 6 and 10). One thread emits everything. Before a confirmation, and before a word on the depth of the
 queue, it hands over what the session had received by then; behind the end of a session it hands over nothing of it.
 
-**Nothing is in flight unseen.** The redelivery clock concludes from answers that what was ready has come. A worker may
-be slow, or stopped. So its progress mark counts, every tenth of a second: all that came up to then was emitted. A
-worker that finds that it stood still for longer than a broker may take to hand something out says so, and the clock
-begins anew.
+**Nothing is in flight unseen.** Connected time counts only while what was ready has come, and a worker may be slow, or
+stopped. So its progress mark says, every tenth of a second: all that came up to then was emitted. A worker that finds
+that it stood still for longer than a broker may take to hand something out reports that too, and nothing is counted.
 
 **Bytes.** A session counts what arrived, learns from the worker what that takes in blocks, and from :class:`.Limits`
 what was taken. The difference is what pauses it: what waits in the sink, what is being made into blocks, what is on
@@ -193,9 +192,10 @@ class ThreadWorker(Worker):
         # Behind the end of its session, which a connection that closes slowly reports late.
         ended = [key for key, keeper in list(self._keepers.items()) if keeper.stopping.is_set() and keeper.ended]
         rows = sum(map(self._pass_on, self._events.take()))
-        for key in list(self._open):
-            rows += self._hand_over(key)
-            self._emit_status(key)
+        for key, session in list(self._open.items()):
+            rows += self._hand_over(key, session)
+            if key in self._open:
+                self._emit_status(key, session)
         for key in ended:
             del self._keepers[key]
             self._emit(Stopped(key))
@@ -210,15 +210,12 @@ class ThreadWorker(Worker):
                 self._status.pop(key, None)
         elif isinstance(event, Lost):
             self._open.pop(key, None)
-        elif isinstance(event, Confirmed | DepthReported):
-            rows = self._hand_over(key)
+        elif isinstance(event, Confirmed | DepthReported) and key in self._open:
+            rows = self._hand_over(key, self._open[key])
         self._emit(event)
         return rows
 
-    def _hand_over(self, key: int) -> int:
-        session = self._open.get(key)
-        if session is None:
-            return 0
+    def _hand_over(self, key: int, session: Session) -> int:
         keeper, sink = self._keepers[key], session.sink
         rows = left = len(sink.inbox)
         try:
@@ -240,10 +237,7 @@ class ThreadWorker(Worker):
             del self._open[key]
         return rows
 
-    def _emit_status(self, key: int) -> None:
-        session = self._open.get(key)
-        if session is None:
-            return
+    def _emit_status(self, key: int, session: Session) -> None:
         status = SessionStatus(key, session.number, session.paused, session.behind or bool(session.sink.inbox))
         if status != self._status.get(key):
             self._status[key] = status

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from itertools import count
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
@@ -31,7 +31,7 @@ from pyspark_mq.sources.connections.requests import Begin, SetLimits, Stop, ToWo
 from pyspark_mq.sources.connections.workers import Emit, Worker, Workers
 from pyspark_mq.sources.runtime import Runtime, begin_thread
 
-__all__ = ["Peer", "ProcessWorker", "StartPeer", "in_processes"]
+__all__ = ["ChildProcess", "ProcessWorker", "in_processes"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
@@ -51,31 +51,8 @@ _STEP_S = 0.5
 _SESSIONS = 1 << 32
 
 
-class Peer(Protocol):
-    """A process that lives, from outside."""
-
-    def send(self, message: ToWorker) -> None:
-        """Never blocks. What is said to one that has died is void, like its sessions."""
-
-    def receive(self, timeout_s: float) -> Any:
-        """Return its next event, progress mark or log record; None if nothing came in time.
-
-        Raises:
-            EOFError: it is gone.
-        """
-
-    def hang_up(self) -> None:
-        """Have :meth:`receive` raise soon. For any thread."""
-
-    def end(self) -> str:
-        """Kill it, if it lives; return how it ended, in words."""
-
-
-StartPeer: TypeAlias = Callable[[Hello], Peer]
-
-
 class ChildProcess:
-    """A process of this machine."""
+    """A process of this machine, from its start to its end."""
 
     def __init__(self, hello: Hello) -> None:
         ours, theirs = socket.socketpair()
@@ -101,9 +78,15 @@ class ChildProcess:
             self.hang_up()  # what is not asked for would be waited for
 
     def send(self, message: ToWorker) -> None:
+        """Send a message. Never blocks. What is sent to one that has died is void, like its sessions."""
         self._outbox.put(message)
 
     def receive(self, timeout_s: float) -> Any:
+        """Return its next event, progress mark or log record; None if nothing came in time.
+
+        Raises:
+            EOFError: it is gone.
+        """
         try:
             frame = self._channel.receive(timeout_s)
         except TimeoutError:
@@ -113,9 +96,11 @@ class ChildProcess:
         return read_event(frame, self._schema)
 
     def hang_up(self) -> None:
+        """Have :meth:`receive` raise soon. For any thread."""
         self._channel.hang_up()
 
     def end(self) -> str:
+        """Kill it, if it lives; return how it ended, in words."""
         # Its messages go back to the broker before anything else is done.
         self._process.kill()
         self.hang_up()
@@ -129,14 +114,18 @@ class ChildProcess:
         return f"signal {-code} ({known[0]})" if known else f"signal {-code}"
 
 
-def in_processes(size: int, schema: pa.Schema, runtime: Runtime, start: StartPeer = ChildProcess) -> Workers:
+#: Starts a process; it is the one of this machine, unless it is played by something else.
+StartChild: TypeAlias = Callable[[Hello], ChildProcess]
+
+
+def in_processes(size: int, schema: pa.Schema, runtime: Runtime, start: StartChild = ChildProcess) -> Workers:
     """Return workers in processes of their own.
 
     Args:
         size: how many processes; fewer if they have fewer connections to hold.
         schema: of the blocks to make.
         runtime: time and threads.
-        start: starts a process; on this machine, unless it is played by something else.
+        start: starts a process.
     """
     hello, lives = Hello(schema, _LOG.getEffectiveLevel(), 0), count(1)
     return Workers(lambda emit: [ProcessWorker(start, emit, hello, lives, size, runtime) for _ in range(size)], runtime)
@@ -155,7 +144,7 @@ class ProcessWorker(Worker):
     """
 
     def __init__(
-        self, start: StartPeer, emit: Emit, hello: Hello, lives: Iterator[int], size: int, runtime: Runtime
+        self, start: StartChild, emit: Emit, hello: Hello, lives: Iterator[int], size: int, runtime: Runtime
     ) -> None:
         self._progress = (0, -math.inf)
         self._start, self._emit, self._hello, self._lives = start, emit, hello, lives
@@ -167,7 +156,7 @@ class ProcessWorker(Worker):
         self._sessions: dict[int, int] = {}
         #: Keepers that were asked to stop, and have not said that they have.
         self._leaving: set[int] = set()
-        self._peer: Peer | None = None
+        self._child: ChildProcess | None = None
         self._stopping = threading.Event()
         self._good = False
         self._bad_lives = 0
@@ -183,12 +172,12 @@ class ProcessWorker(Worker):
                 self._begun[message.key] = replace(known, limits=message.limits)
             elif isinstance(message, Stop):
                 self._begun.pop(message.key, None)
-                if self._peer is not None:
+                if self._child is not None:
                     self._leaving.add(message.key)
                 else:
                     self._emit(Stopped(message.key))
-            if self._peer is not None:
-                self._peer.send(message)
+            if self._child is not None:
+                self._child.send(message)
         if self._task is None:
             self._task = self._runtime.spawn("pyspark-mq process", self._life(), self._stopping)
         self._task.check()
@@ -203,8 +192,8 @@ class ProcessWorker(Worker):
     def stop(self) -> None:
         self._stopping.set()
         with self._lock:
-            if self._peer is not None:
-                self._peer.hang_up()
+            if self._child is not None:
+                self._child.hang_up()
 
     # -- the thread that reads
 
@@ -238,42 +227,42 @@ class ProcessWorker(Worker):
 
     def _live_once(self) -> Generator[float, None, str]:
         """Start a process and serve it to its end; return how it ended, in words."""
-        peer = self._start(replace(self._hello, first_session=next(self._lives) * _SESSIONS))
+        child = self._start(replace(self._hello, first_session=next(self._lives) * _SESSIONS))
         silent = False
         try:
             # From now on until something is heard, there is no progress.
             self._progress = (self._progress[0], self._runtime.machine_s())
             with self._lock:
-                self._peer = peer
+                self._child = child
                 for begin in self._begun.values():
-                    peer.send(begin)
+                    child.send(begin)
                 if self._stopping.is_set():
-                    peer.hang_up()  # it was started while nobody knew it
-            silent = yield from self._serve(peer)
+                    child.hang_up()  # it was started while nobody knew it
+            silent = yield from self._serve(child)
         finally:
             # Until everything is said of its sessions it counts as alive: what it is asked for is void, and a keeper
             # has not stopped before the end of its session was emitted.
             try:
-                end = peer.end()
+                end = child.end()
             except Exception as error:  # noqa: BLE001 - whatever it is, its sessions are gone
                 end = f"{type(error).__name__}: {error}"
             for key, session in self._sessions.items():
                 self._emit(Lost(key, session))
             self._sessions.clear()
             with self._lock:
-                self._peer = None
+                self._child = None
                 leaving, self._leaving = self._leaving, set()
                 self._begun = {key: replace(begin, again=True) for key, begin in self._begun.items()}
             for key in leaving:
                 self._emit(Stopped(key))
         return "it said nothing for too long and was killed" if silent else end
 
-    def _serve(self, peer: Peer) -> Generator[float, None, bool]:
+    def _serve(self, child: ChildProcess) -> Generator[float, None, bool]:
         """Handle a process's messages to their end; return whether it ended by silence."""
         received_s = self._runtime.monotonic_s()
         while True:
             try:
-                said = peer.receive(_STEP_S)
+                said = child.receive(_STEP_S)
             except EOFError:
                 return False
             now_s = self._runtime.monotonic_s()
