@@ -82,9 +82,11 @@ Row(c) ==
   ELSE IF gone > 0 /\ Keep("gone") THEN "gone"
   ELSE IF coming # {} /\ Keep("coming") THEN "coming"
   ELSE IF repeats /\ Keep("repeats") THEN IF lefts > 0 THEN "ambiguous" ELSE "new"
-  ELSE IF st[0] = "committed" /\ 0 \in left /\ (0 \notin came \/ ~Keep("once")) /\ Keep("left") THEN "left"
-  ELSE IF st[0] = "committed" /\ Proves /\ 0 \notin unproved \cup came /\ Keep("under way") THEN "left"
-  ELSE IF st[0] \in {"received", "planned"} /\ Proves /\ 0 \notin unproved /\ Keep("held") THEN "held"
+  ELSE IF 0 \in came /\ Keep("once") THEN "new"
+  ELSE IF st[0] = "committed" /\ 0 \in left /\ Keep("left") THEN "again"
+  ELSE IF ~Proves \/ 0 \in unproved THEN "new"
+  ELSE IF st[0] = "committed" /\ Keep("under way") THEN "again"
+  ELSE IF st[0] \in {"received", "planned"} /\ Keep("held") THEN "again"
   ELSE "new"
 
 Deliver(c) ==
@@ -93,7 +95,7 @@ Deliver(c) ==
          fresh == st[0] = "unseen" /\ ~met /\ ~repeats
          new   == row \in {"new", "gone", "ambiguous"}
          k     == CASE row = "waiting" -> Min(waiting) [] row = "coming" -> Min(coming)
-                    [] row \in {"left", "held"} -> 0 [] OTHER -> IF fresh THEN 0 ELSE next
+                    [] row = "again" -> 0 [] OTHER -> IF fresh THEN 0 ELSE next
      IN /\ next <= Cardinality(Copies) * (1 + Cuts + Crashes + Kills + Silences)
         /\ repeats' = (repeats \/ (new /\ ~fresh) \/ (row = "waiting" /\ Sure(c)))
         /\ next' = IF new /\ ~fresh THEN next + 1 ELSE next
@@ -102,7 +104,7 @@ Deliver(c) ==
                     + (IF new /\ ~fresh /\ ~repeats /\ 0 \in left /\ 0 \notin came THEN 1 ELSE 0)
         /\ ambiguous' = IF row = "ambiguous" THEN ambiguous + 1 ELSE ambiguous
         /\ coming' = coming \ {k} /\ waiting' = waiting \ {k}
-        /\ came' = IF row \in {"coming", "left"} THEN came \cup {k} ELSE came
+        /\ came' = IF row \in {"coming", "again"} THEN came \cup {k} ELSE came
         /\ unproved' = IF ~Sure(c) /\ (new \/ row = "waiting") THEN unproved \cup {k} ELSE unproved
         /\ IF st[k] = "committed"
            THEN acks' = acks \cup {<<c, k>>} /\ UNCHANGED <<hold, st>>

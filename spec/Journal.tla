@@ -8,7 +8,7 @@
    and connections may end, seen by one side or by both.
 
    "Rule 5" is docs/how-it-works.md#rule-5. Each may be left out, by naming it in Broken; then a property of the
-   module Properties fails. What is not modelled is in docs/specification.md. *)
+   module Properties fails. What is not modelled is in docs/reports/specification.md. *)
 EXTENDS Integers, Sequences, FiniteSets
 
 CONSTANTS
@@ -158,12 +158,16 @@ Merge(list, ks, place) ==
   IN SelectSeq(moved, LAMBDA e : e.ids # {})
 
 (* The assumption, all of it: of the messages that a broker will hand out again, at most so many were left behind after
-   each. (What was left is what ends of connections and processes left open, and a plan has written down.) *)
+   each. (What was left is what ends of connections and processes left open, and a plan has written down. A process that
+   begins again where the one before it began leaves nothing anew: the order of what it leaves is the former's.) *)
 Assumption(c) == Committed(Id(c)) => Cardinality(after[Id(c)] \ {Id(c)}) <= RememberLeft
 Leave(past, ids) ==
   [i \in Ids |-> IF i \in ids THEN {i} ELSE IF past[i] = {} THEN {} ELSE past[i] \cup ids]
 RECURSIVE LeaveAll(_, _)
-LeaveAll(past, list) == IF list = <<>> THEN past ELSE LeaveAll(Leave(past, Head(list).ids), Tail(list))
+LeaveAll(past, list) ==
+  LET ids == Head(list).ids
+  IN IF list = <<>> THEN past
+     ELSE LeaveAll([i \in Ids |-> IF past[i] = {} THEN Leave(past, ids)[i] ELSE past[i] \cup ids], Tail(list))
 
 (* After a restart: what the file of `start` names, and as left what it names as under way and its own epoch. Of an
    epoch that is not committed only what it wrote down as left. *)

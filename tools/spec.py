@@ -13,7 +13,6 @@ import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 
 from tools.spec_contents import LARGER, ROWS, Contents, check_contents, without_row
 from tools.spec_contents import MODELS as OF_CONTENTS
@@ -86,7 +85,7 @@ def contents_row(model: Contents, outcome: Outcome) -> str:
 def _write(
     models: Mapping[str, Outcome],
     rules: Mapping[str, Outcome],
-    contents: Mapping[Contents, Outcome] = MappingProxyType({}),
+    contents: Sequence[tuple[Contents, Outcome]] = (),
 ) -> None:
     """Put what was found into the page, where the rows of others stay, and the lines of the rules into theirs."""
     before = PAGE.read_text("utf-8")
@@ -166,20 +165,20 @@ def main() -> int:
         _write(models, {})
         return int(failed)
     rules = _without_each()
-    contents = {} if arguments.rules else _contents(arguments.workers)
+    contents = [] if arguments.rules else _contents(arguments.workers)
     failed |= any(outcome.violated is None for outcome in rules.values())
-    failed |= any((outcome.violated is None) is not (not model.broken) for model, outcome in contents.items())
+    failed |= any((outcome.violated is None) is not (not model.broken) for model, outcome in contents)
     if failed:
         return 1
     _write(models, rules, contents)
     return 0
 
 
-def _contents(workers: int) -> dict[Contents, Outcome]:
-    found = {}
+def _contents(workers: int) -> list[tuple[Contents, Outcome]]:
+    found = []
     for model in (*OF_CONTENTS, *LARGER, *map(without_row, ROWS)):
-        found[model] = outcome = check_contents(model, workers=workers)
-        print(f"contents: {contents_row(model, outcome)}", flush=True)
+        found.append((model, check_contents(model, workers=workers)))
+        print(f"contents: {contents_row(*found[-1])}", flush=True)
     return found
 
 

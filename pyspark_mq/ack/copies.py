@@ -21,7 +21,7 @@ while some were received, not planned, and went with a session                  
 while a committed message of it had no handle to be acknowledged by                     that one: dropped
 while a message of it was left open, and the content does not repeat                    that one, once: dropped
 the same, and it repeats                                                                new, and counted as ambiguous
-while one that was proved to be new is held or acknowledged, and it does not repeat     that one again
+while one that was proved to be new is held or acknowledged, and it does not repeat     that one again, once
 otherwise                                                                               new
 ======================================================================================= ==============================
 
@@ -169,11 +169,12 @@ class Copies:
                 self._left[digest] -= 1
                 self.ambiguous += 1
             return None
-        again = self._proves and key not in self._unproved
-        if state is State.COMMITTED and (key in left or again) and key not in self._came:
+        if key in self._came or state is State.UNSEEN:
+            return None
+        if (state is State.COMMITTED and key in left) or (self._proves and key not in self._unproved):
             self._came[key] = session
             return key
-        return key if again and state in {State.RECEIVED, State.PLANNED} else None
+        return None
 
     def name_nothing(self, count_of: int) -> list[bytes]:
         """Make keys for deliveries that are not distinguished from others, whatever comes again."""
@@ -256,6 +257,7 @@ class Copies:
         """Take note that messages went back to the broker which were not planned."""
         for key in _contents(keys):
             self._unproved.discard(key)
+            self._came.pop(key, None)
             if key[:_DIGEST] in self._repeats:
                 self._gone[key[:_DIGEST]] += 1
 
