@@ -103,3 +103,38 @@ def test_a_scheduled_job_takes_what_is_there_and_ends(rabbit: RabbitNode, tmp_pa
     rows = pq.read_table(tmp_path / "rows").to_pylist()
     assert sorted((row["messageId"], row["body"]) for row in rows) == sorted(zip(ids, sent, strict=True))
     rabbit.delete(queue)
+
+
+@pytest.mark.whole
+@pytest.mark.skipif(not ENDS, reason="before Spark 4.2 it does not end by itself")
+def test_a_new_checkpoint_needs_a_new_folder(spark: Any, rabbit: RabbitNode, tmp_path: Path) -> None:
+    """Spark's file sink skips the numbers of batches that its log has, and says that they are committed."""
+    queue = f"write-{uuid.uuid4().hex[:8]}"
+    rabbit.declare(queue)
+
+    def run(checkpoint: str, folder: str) -> list[bytes]:
+        options = {"broker": "rabbitmq", "url": rabbit.url(), "checkpointLocation": str(tmp_path / checkpoint)}
+        query = (
+            spark.readStream.format("mq")
+            .options(**options, queue=queue)
+            .load()
+            .writeStream.format("parquet")
+            .option("path", str(tmp_path / folder))
+            .option("checkpointLocation", options["checkpointLocation"])
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(120)
+        assert query.exception() is None
+        return sorted(bytes(row.body) for row in spark.read.parquet(str(tmp_path / folder)).collect())
+
+    rabbit.publish(queue, [b"old"])
+    assert run("first", "rows") == [b"old"]
+    assert poll(lambda: total(rabbit, queue) == 0, 30)
+    rabbit.publish(queue, [b"skipped"])
+    assert run("second", "rows") == run("second", "rows") == [b"old"]
+    assert poll(lambda: total(rabbit, queue) == 0, 30), "the next start takes it for committed"
+    rabbit.publish(queue, [b"new"])
+    assert run("third", "other rows") == [b"new"]
+    rabbit.delete(queue)
+    assert "**A new checkpoint needs a new folder**" in (ROOT / PAGE).read_text("utf-8")
