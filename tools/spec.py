@@ -104,7 +104,7 @@ def _write(
         "models": [*_head("model", "size", "faults, at most", "distinct states"), *of_models, _together(of_models)],
         "contents": [
             *_head("messages", "faults, at most", "without", "distinct states, or what breaks"),
-            *(contents_row(*found) for found in contents.items()),
+            *(contents_row(*found) for found in contents),
         ]
         if contents
         else None,
