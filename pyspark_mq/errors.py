@@ -39,6 +39,10 @@ __all__ = [
 ]
 
 
+#: The last way out of an unusable checkpoint. Spark's file sink skips the numbers of batches that its folder has.
+START_ANEW = "start with a new checkpointLocation, and with a new folder where a file sink writes"
+
+
 def shown(text: object) -> str:
     """A text of somebody else as it may stand on a terminal, in a log line or in an error: on one line, printable.
 

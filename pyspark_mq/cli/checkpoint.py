@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyspark_mq.dedup import Key
-from pyspark_mq.errors import CheckpointError, OptionError
+from pyspark_mq.errors import START_ANEW, CheckpointError, OptionError
 from pyspark_mq.sources.journal.reading import planned_in
 from pyspark_mq.sources.position import Position
 from pyspark_mq.sources.url import redact_in
@@ -230,7 +230,7 @@ def read_batch(place: str, batch: int, id_log: str | None = None) -> dict[int, P
 
 
 def _damaged(place: str, batch: int, how: str) -> CheckpointError:
-    advice = "Restore the file, or start with a new checkpointLocation"
+    advice = f"Restore the file, or {START_ANEW}"
     return CheckpointError(f"{shown_place(place)}: offsets/{batch} is damaged: {how}. {advice}")
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pyspark_mq.cli.checkpoint import content_of, failure, names_in, read_batch
-from pyspark_mq.errors import CheckpointError
+from pyspark_mq.errors import START_ANEW, CheckpointError
 from pyspark_mq.spark_source.folders import open_folder, shown_place
 from pyspark_mq.spark_source.id_log import IdLog
 
@@ -112,7 +112,7 @@ def find_damage(checkpoint: str, sink: str | None, id_log: str) -> Repair:
             f"{shown}: nothing is removed: its file '{_METADATA}' is {lost.why}, and there are commits. It has the ID "
             "of the query, by which a sink may know what it has written: with another one it writes batches twice. "
             'Put it back: {"id": "<uuid>"}, with the ID that earlier runs have shown (query.id), or from a backup; or '
-            "start with a new checkpointLocation"
+            f"{START_ANEW}"
         )
     damages = [*offsets.empty(above=planned), *commits.empty(above=last), *metadata]
     if last >= 0:
@@ -196,7 +196,7 @@ def _metadata(checkpoint: str) -> Iterator[Damage]:
 def _beyond(shown: str, why: str) -> CheckpointError:
     return CheckpointError(
         f"{shown}: nothing is removed: {why}. Restore the checkpoint and the sink; or set 'settleAfter' to 'committed' "
-        "for one start, which takes what is committed for written; or start with a new checkpointLocation"
+        f"for one start, which takes what is committed for written; or {START_ANEW}"
     )
 
 

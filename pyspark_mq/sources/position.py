@@ -10,7 +10,7 @@ from hashlib import blake2b
 from typing import Any, Protocol
 
 from pyspark_mq.dedup import CodecError, Key, decode_ids
-from pyspark_mq.errors import CheckpointError
+from pyspark_mq.errors import START_ANEW, CheckpointError
 
 __all__ = ["JournalFiles", "Limit", "Position", "decode", "shortened"]
 
@@ -112,7 +112,7 @@ def decode(text: str, destination: str) -> list[Key]:
     except CodecError as broken:
         raise CheckpointError(
             f"{destination}: the message IDs in a file of the checkpoint cannot be read ({broken}). Restore the "
-            "checkpoint, or start with a new checkpointLocation"
+            f"checkpoint, or {START_ANEW}"
         ) from None
 
 

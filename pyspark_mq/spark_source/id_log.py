@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pyspark_mq.errors import CheckpointError
+from pyspark_mq.errors import START_ANEW, CheckpointError
 from pyspark_mq.sources.url import redact_in
 from pyspark_mq.spark_source.folders import Folder, above, is_uri, open_folder, shown_place
 
@@ -101,8 +101,7 @@ class IdLog:
         if self._last is not None and self._last[0] == file:
             return self._last[1]
         advice = (
-            "Set 'checkpointLocation' or 'idLog' to the place that the query had, restore the file, or start with a "
-            "new checkpointLocation"
+            f"Set 'checkpointLocation' or 'idLog' to the place that the query had, restore the file, or {START_ANEW}"
         )
         with self._or_say(f"the offset names the file '{file}', which cannot be read", advice):
             data = self._read_patiently(file)

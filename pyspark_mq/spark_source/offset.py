@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from pyspark_mq.errors import CheckpointError
+from pyspark_mq.errors import START_ANEW, CheckpointError
 from pyspark_mq.sources.position import Position, shortened
 from pyspark_mq.sources.settings import Settings
 from pyspark_mq.spark_source.id_log import IdLog
@@ -39,7 +39,7 @@ __all__ = ["VERSION", "OffsetCodec", "released"]
 VERSION = 4
 #: Of fields that are no text.
 _TYPES: Mapping[str, type] = MappingProxyType({"epoch": int, "crc": int})
-_FRESH = "Restore the checkpoint, or start with a new checkpointLocation"
+_FRESH = f"Restore the checkpoint, or {START_ANEW}"
 #: Longer texts, as they stand in JSON, are by their digests.
 _SOURCE_MAX, _IDS_MAX = 80, 40
 
@@ -117,7 +117,7 @@ class OffsetCodec:
             raise CheckpointError(
                 f"{self.destination}: the checkpoint has offsets of version {version!r:.20}, from before the first "
                 f"release, which have message IDs in them and are not read any more; this is version {VERSION}. Have "
-                "the query that wrote them drain the queue, and start with a new checkpointLocation"
+                f"the query that wrote them drain the queue, and {START_ANEW}"
             )
         for name in ("broker", "source", "ids", "identity", "epoch", "file", "crc"):
             if not isinstance(offset.get(name), _TYPES.get(name, str)):
@@ -149,7 +149,7 @@ class OffsetCodec:
             raise CheckpointError(
                 f"{self.destination}: the checkpoint has IDs from messageIdFrom='{offset['ids']}', but "
                 f"'messageIdFrom' and 'protocol' now give '{self.ids}': redeliveries would not be recognised. "
-                "Set them back, or start with a new checkpointLocation"
+                f"Set them back, or {START_ANEW}"
             )
 
     def _may_have_written(self, source: str) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark_mq.errors import CheckpointError, OptionError
+from pyspark_mq.errors import START_ANEW, CheckpointError, OptionError
 from pyspark_mq.streams.chunk import Identity
 
 __all__ = ["EARLIEST", "LATEST", "Place", "decode", "encode", "parse_places"]
@@ -56,7 +56,7 @@ def decode(of: str, offset: Any) -> dict[str, Place]:
     Raises:
         CheckpointError: it is none of this version, or of another query.
     """
-    fresh = "Restore the checkpoint, or start with a new checkpointLocation"
+    fresh = f"Restore the checkpoint, or {START_ANEW}"
     if not isinstance(offset, dict) or "at" not in offset or "of" not in offset:
         raise CheckpointError(
             f"{of}: the offset in the checkpoint is not one of streams: it is of another source. {fresh}"

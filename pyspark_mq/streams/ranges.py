@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pyspark_mq.errors import BrokerUnavailableError, DataLossError
+from pyspark_mq.errors import START_ANEW, BrokerUnavailableError, DataLossError
 from pyspark_mq.streams.access import Access
 from pyspark_mq.streams.chunk import Chunk, ChunkError, Identity
 from pyspark_mq.streams.connection import Connection, Lost, Member, NoStream, Subscription, SubscriptionEnded
@@ -69,7 +69,7 @@ class Part(NamedTuple):
 
 def loss(stream: str, text: str) -> DataLossError:
     """The error for messages of a stream that are gone."""
-    advice = "Set 'failOnDataLoss' to false to go on with what is there, or start with a new checkpointLocation"
+    advice = f"Set 'failOnDataLoss' to false to go on with what is there, or {START_ANEW}"
     return DataLossError(stream, 0, (), f"stream '{stream}': {text}. {advice}")
 
 

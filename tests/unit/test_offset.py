@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pyspark_mq.errors import CheckpointError
+from pyspark_mq.errors import START_ANEW, CheckpointError
 from pyspark_mq.sources.position import Position
 from pyspark_mq.spark_source.offset import VERSION, OffsetCodec
 from pyspark_mq.spark_source.options import parse_options
@@ -286,4 +286,4 @@ def test_of_long_names_an_offset_has_the_digests_and_tells_them_apart() -> None:
 
 def test_a_refusal_says_what_to_do() -> None:
     text = refusal(codec(), {**spark(codec().encode(POSITION)), "epoch": 1})
-    assert text.endswith("Restore the checkpoint, or start with a new checkpointLocation")
+    assert text.endswith(f"Restore the checkpoint, or {START_ANEW}")

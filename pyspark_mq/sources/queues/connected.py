@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from pyspark_mq.brokers.facts import QueueFacts
-from pyspark_mq.errors import CheckpointError
+from pyspark_mq.errors import START_ANEW, CheckpointError
 from pyspark_mq.sources.connections.session import Greeting
 from pyspark_mq.sources.position import shortened
 from pyspark_mq.sources.settings import Settings
@@ -89,8 +89,8 @@ class Connected:
         if expected and found and expected != found:
             raise CheckpointError(
                 f"{self._settings.endpoint.destination}: the checkpoint was written with broker '{expected}', but "
-                f"{where} is broker '{found}'. Its messages would be mistaken for others. Correct 'url', or start with "
-                "a new checkpointLocation. If both are nodes of one cluster, name several of them in 'url'"
+                f"{where} is broker '{found}'. Its messages would be mistaken for others. Correct 'url', or "
+                f"{START_ANEW}. If both are nodes of one cluster, name several of them in 'url'"
             )
         self.broker_id = expected or found
 
