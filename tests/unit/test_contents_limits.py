@@ -275,7 +275,6 @@ def test_a_message_that_expires_costs_no_equal_one() -> None:
     assert one.lost_and_twice[0] == 0
 
 
-@LIMIT
 def test_forgotten_contents_are_not_recalled_by_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     """A merge keeps what has left a large segment, and gives it the time of the newest."""
     from pyspark_mq.sources.journal import lists, memory

@@ -70,6 +70,7 @@ class Segment:
         behind: IDs that came into the same list behind it.
         since_s: connected seconds when it was left.
         contents: some of it may be contents.
+        stale: its text in the file has contents that are forgotten.
     """
 
     number: int
@@ -80,6 +81,7 @@ class Segment:
     behind: int = 0
     since_s: float = 0.0
     contents: bool = False
+    stale: bool = False
 
     def name(self, kind: Kind) -> list[object]:
         """The segment as files name it."""

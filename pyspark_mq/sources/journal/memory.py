@@ -82,10 +82,13 @@ class Memory:
         return self._copies.setdefault(queue, Copies(second_hash, self._ordinals, proves=self._proves))
 
     def look(self, now_s: float, *, connected: bool) -> None:
-        """Take note of whether every connection is up."""
+        """Take note of whether every connection is up, and forget contents that were remembered for long enough."""
         if connected and self._seen_s is not None:
             self._journal.connected_s += min(now_s - self._seen_s, _LOOK_MAX_S)
         self._seen_s = now_s if connected else None
+        for segment in self._journal.lists[Kind.LEFT]:
+            if segment.contents and self._journal.outlived(segment):
+                self._forget_contents(segment)
 
     # -- phase one
 
@@ -134,6 +137,7 @@ class Memory:
         if self._files.has(self._files.beside(end.file)):
             self._named.add(end.file)
             return  # by a former process, which has read the same
+        self._named.discard(end.file)  # it is not forgotten by this: its epoch is about to run
         content, mine = self._compose({}, ledgers, (), BESIDE)
         self._files.write_beside(end.file, content)
         self._written(end.file, mine, [end.file])
@@ -160,9 +164,6 @@ class Memory:
         for ledger in ledgers.values():
             ledger.leave_again([segment.number for segment in settled])
         mine = self._leave(parts, ledgers, prefix)
-        for segment in journal.lists[Kind.LEFT]:
-            if segment.contents and journal.outlived(segment):
-                self._forget_contents(segment)
         left = journal.over(Kind.LEFT)
         self._count_forgotten(left)
         self._close(Kind.SETTLED, settled)
@@ -199,7 +200,7 @@ class Memory:
     def _forget_contents(self, segment: Segment) -> None:
         for known in self._known.values():
             known.take_contents(segment.number)
-        segment.contents = False
+        segment.contents, segment.stale = False, True
         before, segment.size = segment.size, self._size(segment)
         self.forgotten += before - segment.size
 
@@ -259,7 +260,7 @@ class Memory:
             for queue, pieces in texts.items():
                 merged.setdefault(queue, []).extend(pieces)
         live, written = (sum(getattr(segment, what) for segment in group) for what in ("size", "written"))
-        if live <= _DECODED_MAX or 2 * live < written:
+        if live <= _DECODED_MAX or 2 * live < written or any(segment.stale for segment in group):
             for queue, pieces in merged.items():
                 keys = dict.fromkeys(key for piece in pieces for key in self._decode(piece))
                 known = self.known(queue).among(keys, numbers)
@@ -402,6 +403,7 @@ class Memory:
         for queue, keys in found.items():
             if any(map(is_content, keys)):
                 if forgets:
+                    segment.stale = True
                     keys = [key for key in keys if not is_content(key)]  # noqa: PLW2901 - the same without some
                 else:
                     segment.contents = True
