@@ -31,7 +31,7 @@ VARIABLES
   way,        \* committed messages that are being acknowledged
   done,       \* settled ones, until the next plan
   repeats, met,         \* the content is known to repeat; one that was settled was met
-  gone, lefts,          \* of a content that repeats: how many went unplanned, and were left open
+  lefts,      \* of a content that repeats: how many were left open
   waiting, coming, came, unproved,
   next,       \* the next ordinal
   told,       \* committed messages that the source has to acknowledge
@@ -47,7 +47,7 @@ VARIABLES
   ambiguous, budget
 
 broker == <<at, flag, acks, recent>>
-memory == <<hold, st, left, way, done, repeats, met, gone, lefts, waiting, coming, came, unproved, next, told,
+memory == <<hold, st, left, way, done, repeats, met, lefts, waiting, coming, came, unproved, next, told,
             there>>
 disk   == <<file, open, noted, emitted>>
 ghosts == <<was, exposed, excused, ambiguous>>
@@ -63,7 +63,7 @@ Blank    == [names |-> {}, own |-> {}]
 Init ==
   /\ at = [c \in Copies |-> "unborn"] /\ flag = {} /\ acks = {} /\ recent = {}
   /\ up = TRUE /\ hold = [c \in Copies |-> None] /\ st = [k \in Ordinals |-> "unseen"]
-  /\ left = {} /\ way = {} /\ done = {} /\ repeats = FALSE /\ met = FALSE /\ gone = 0 /\ lefts = 0
+  /\ left = {} /\ way = {} /\ done = {} /\ repeats = FALSE /\ met = FALSE /\ lefts = 0
   /\ waiting = {} /\ coming = {} /\ came = {} /\ unproved = {} /\ next = 1 /\ told = {} /\ there = {}
   /\ file = Blank /\ open = Blank /\ noted = TRUE /\ emitted = {}
   /\ was = [k \in Ordinals |-> {}] /\ exposed = {} /\ excused = 0 /\ ambiguous = 0
@@ -79,13 +79,12 @@ Sure(c)  == Proves /\ c \notin flag
 Row(c) ==
   IF waiting # {} /\ Keep("waiting") THEN "waiting"
   ELSE IF Sure(c) /\ Keep("proof") THEN "new"
-  ELSE IF gone > 0 /\ Keep("gone") THEN "gone"
   ELSE IF coming # {} /\ Keep("coming") THEN "coming"
   ELSE IF repeats /\ Keep("repeats") THEN IF lefts > 0 THEN "ambiguous" ELSE "new"
   ELSE IF 0 \in came /\ Keep("once") THEN "new"
   ELSE IF st[0] = "committed" /\ 0 \in left /\ Keep("left") THEN "again"
   ELSE IF ~Proves \/ 0 \in unproved THEN "new"
-  ELSE IF st[0] = "committed" /\ Keep("under way") THEN "again"
+  ELSE IF 0 \in way /\ Keep("under way") THEN "again"
   ELSE IF st[0] \in {"received", "planned"} /\ Keep("held") THEN "again"
   ELSE "new"
 
@@ -93,13 +92,12 @@ Deliver(c) ==
   /\ up /\ at[c] = "ready"
   /\ LET row   == Row(c)
          fresh == st[0] = "unseen" /\ ~met /\ ~repeats
-         new   == row \in {"new", "gone", "ambiguous"}
+         new   == row \in {"new", "ambiguous"}
          k     == CASE row = "waiting" -> Min(waiting) [] row = "coming" -> Min(coming)
                     [] row = "again" -> 0 [] OTHER -> IF fresh THEN 0 ELSE next
      IN /\ next <= Cardinality(Copies) * (1 + Cuts + Crashes + Kills + Silences)
         /\ repeats' = (repeats \/ (new /\ ~fresh) \/ (row = "waiting" /\ Sure(c)))
         /\ next' = IF new /\ ~fresh THEN next + 1 ELSE next
-        /\ gone' = IF row = "gone" THEN gone - 1 ELSE gone
         /\ lefts' = (IF row = "ambiguous" THEN lefts - 1 ELSE lefts)
                     + (IF new /\ ~fresh /\ ~repeats /\ 0 \in left /\ 0 \notin came THEN 1 ELSE 0)
         /\ ambiguous' = IF row = "ambiguous" THEN ambiguous + 1 ELSE ambiguous
@@ -120,14 +118,14 @@ Plan(ks) ==
   /\ st' = [k \in Ordinals |-> IF k \in ks THEN "planned" ELSE IF k \in done \ left THEN "unseen" ELSE st[k]]
   /\ met' = (met \/ done \ left # {}) /\ done' = {}
   /\ open' = [names |-> Of("committed") \ (done \ left), own |-> ks] /\ there' = there \cap ks
-  /\ UNCHANGED <<broker, up, hold, left, way, repeats, gone, lefts, waiting, coming, came, unproved, next, told,
+  /\ UNCHANGED <<broker, up, hold, left, way, repeats, lefts, waiting, coming, came, unproved, next, told,
                  file, noted, emitted, ghosts, budget>>
 
 (* The batch is in the sink and in the commit log. *)
 Commit ==
   /\ up /\ open # Blank /\ open.own \subseteq there
   /\ emitted' = emitted \cup open.own /\ file' = open /\ open' = Blank /\ noted' = FALSE /\ told' = open.own
-  /\ UNCHANGED <<broker, up, hold, st, left, way, done, repeats, met, gone, lefts, waiting, coming, came, unproved, next,
+  /\ UNCHANGED <<broker, up, hold, st, left, way, done, repeats, met, lefts, waiting, coming, came, unproved, next,
                  there, ghosts, budget>>
 
 (* Phase two. It is noted first that the epoch is acknowledged. What has no handle will come. *)
@@ -140,7 +138,7 @@ Acknowledge ==
         /\ coming' = coming \cup free /\ waiting' = waiting \ free /\ left' = left \cup free /\ way' = way \cup (told \ free)
   /\ st' = [k \in Ordinals |-> IF k \in told THEN "committed" ELSE st[k]]
   /\ told' = {} /\ noted' = TRUE
-  /\ UNCHANGED <<at, flag, recent, up, done, repeats, met, gone, lefts, came, unproved, next, there, file, open,
+  /\ UNCHANGED <<at, flag, recent, up, done, repeats, met, lefts, came, unproved, next, there, file, open,
                  emitted, ghosts, budget>>
 
 (* The broker takes an acknowledgement; later it is settled. *)
@@ -151,7 +149,7 @@ Take(a) ==
 Settle ==
   /\ up /\ acks = {} /\ (recent # {} \/ way # {})
   /\ recent' = {} /\ way' = {} /\ done' = done \cup way
-  /\ UNCHANGED <<at, flag, acks, up, hold, st, left, repeats, met, gone, lefts, waiting, coming, came, unproved, next,
+  /\ UNCHANGED <<at, flag, acks, up, hold, st, left, repeats, met, lefts, waiting, coming, came, unproved, next,
                  told, there, disk, ghosts, budget>>
 
 (* What the broker makes of the end of a session: of the acknowledgements some were taken, of those some are forgotten
@@ -172,7 +170,6 @@ Cut(taken, forgotten, more) ==
          cut  == way \cup {a[2] : a \in acks \cup recent}
      IN /\ hold' = [c \in Copies |-> None]
         /\ st' = [k \in Ordinals |-> IF k \in back THEN "unseen" ELSE st[k]]
-        /\ gone' = gone + IF repeats THEN Cardinality(back) ELSE 0
         /\ unproved' = unproved \ back
         /\ waiting' = Of("planned")
         /\ left' = left \cup cut /\ lefts' = lefts + (IF repeats THEN Cardinality(cut) ELSE 0)
@@ -190,7 +187,7 @@ Written == (file.names \cup file.own \cup open.own) \ {0} # {}
 Crash(taken, forgotten, more) ==
   /\ up /\ End(taken, forgotten, more)
   /\ up' = FALSE /\ hold' = [c \in Copies |-> None] /\ st' = [k \in Ordinals |-> "unseen"]
-  /\ left' = {} /\ way' = {} /\ done' = {} /\ repeats' = FALSE /\ met' = FALSE /\ gone' = 0 /\ lefts' = 0
+  /\ left' = {} /\ way' = {} /\ done' = {} /\ repeats' = FALSE /\ met' = FALSE /\ lefts' = 0
   /\ waiting' = {} /\ coming' = {} /\ came' = {} /\ unproved' = {} /\ told' = {} /\ there' = {}
   /\ excused' = excused + IF Written THEN 0 ELSE 1
   /\ UNCHANGED next            \* no process uses an ordinal of another
@@ -203,8 +200,10 @@ Start ==
          says  == Written /\ Keep("ordinals")
      IN /\ st' = [k \in Ordinals |-> IF k \in named THEN "committed" ELSE IF k \in open.own THEN "planned" ELSE "unseen"]
         /\ left' = named /\ coming' = sure /\ waiting' = open.own
+        /\ noted' = TRUE            \* the next process does not expect them once more
         /\ repeats' = says /\ lefts' = IF says THEN Cardinality(named \ (sure \cup {0})) ELSE 0
-  /\ UNCHANGED <<broker, hold, way, done, met, gone, came, unproved, next, told, there, disk, ghosts, budget>>
+  /\ UNCHANGED <<broker, hold, way, done, met, came, unproved, next, told, there, file, open, emitted,
+                 ghosts, budget>>
 
 Return(c) ==
   /\ at[c] = "ghost" /\ at' = [at EXCEPT ![c] = "ready"]

@@ -50,7 +50,6 @@ class Contents:
 _NAMES = {"Cuts": "end", "Crashes": "crash", "Kills": "kill of the broker", "Silences": "unnoticed end"}
 _ALL = MappingProxyType({"Cuts": 1, "Crashes": 1, "Kills": 1})
 _ENDS = MappingProxyType({"Cuts": 1, "Crashes": 1})
-_TWO_CRASHES = MappingProxyType({"Crashes": 2})
 _CRASH = MappingProxyType({"Crashes": 1})
 _CUT = MappingProxyType({"Cuts": 1})
 _SILENCE = MappingProxyType({"Silences": 1})
@@ -72,16 +71,14 @@ LARGER = (
 )
 _OWN = Contents(1, proves=True, flags=True)
 _EQUAL = Contents(2, proves=True, flags=True)
-_UNPROVED = Contents(2, proves=False, flags=False)
 #: A row, or a note of the journal -> the smallest model on which leaving it out shows.
 ROWS: Mapping[str, Contents] = MappingProxyType(
     {
         "waiting": replace(_OWN, faults=_ENDS),
         "proof": replace(_EQUAL, faults=_CRASH),
-        "gone": replace(_UNPROVED, faults=_TWO_CRASHES),
         "coming": replace(_EQUAL, faults=_CUT),
         "left": replace(_OWN, faults=_ENDS),
-        "once": replace(_UNPROVED, faults=_TWO_CRASHES),
+        "once": Contents(3, proves=True, flags=True, faults=_CUT),
         "repeats": replace(_EQUAL, faults=_CRASH),
         "held": replace(_OWN, faults=_SILENCE),
         "under way": replace(_OWN, faults=_SILENCE),

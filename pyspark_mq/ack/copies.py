@@ -17,7 +17,6 @@ a delivery with this content                                                    
 ======================================================================================= ==============================
 while a planned message of it has no handle                                             that one
 that is proved to be new                                                                new
-while some were received, not planned, and went with a session                          new, and one fewer of those
 while a committed message of it had no handle to be acknowledged by                     that one: dropped
 while a message of it was left open, and the content does not repeat                    that one, once: dropped
 the same, and it repeats                                                                new, and counted as ambiguous
@@ -49,6 +48,8 @@ _NAMELESS = bytes(_DIGEST)
 #: Contents that are known to repeat, and settled ones that are recognised by it: the newest.
 _REPEATS_MAX = 65_536
 _MET_MAX = 1_000_000
+#: Settled contents in one segment, about.
+_MET_PART = 65_536
 #: Entries until those are looked through that nobody needs any more.
 _ENTRIES_MIN = 4_096
 
@@ -64,6 +65,9 @@ class Look(Protocol):
 
     def left_among(self, keys: Collection[Any]) -> set[Any]:
         """Return those of these that ends of sessions or processes have left open."""
+
+    def settling_among(self, keys: Collection[Any]) -> set[Any]:
+        """Return those of these that are acknowledged and not settled."""
 
 
 class Copies:
@@ -86,8 +90,7 @@ class Copies:
         #: Planned messages without a handle, and committed ones that had none: digest -> keys, oldest first.
         self._waiting: dict[bytes, dict[bytes, None]] = {}
         self._coming: dict[bytes, dict[bytes, None]] = {}
-        #: Of contents that repeat: how many went with a session unplanned, and how many were left open.
-        self._gone: Counter[bytes] = Counter()
+        #: Of contents that repeat: how many were left open.
         self._left: Counter[bytes] = Counter()
         #: Messages that were left open and came again, in which session.
         self._came: dict[bytes, int] = {}
@@ -100,6 +103,7 @@ class Copies:
         #: Settled contents, and how many there are of each time.
         self._met: Known[Any] = Known(second)
         self._met_numbers = count()
+        self._met_parts: list[int] = []
         self._swept = _ENTRIES_MIN
         self.shown = False
         self.ambiguous = 0
@@ -129,6 +133,7 @@ class Copies:
         plain = [self._named.get(digest, key) for digest, key in zip(digests, plain, strict=True)]
         every = set(plain)
         state_of, left, met = look.states(every), look.left_among(every), self._met.among(every)
+        settling = look.settling_among(every)
         here: set[bytes] = set()
         names: list[bytes] = []
         for digest, first, sure in zip(digests, plain, proved, strict=True):
@@ -142,7 +147,7 @@ class Copies:
             elif found is not None:
                 self._doubt(found)
             elif not new:
-                found = self._known(session, digest, key, state, left, look)
+                found = self._known(session, digest, key, state, left, settling, look)
             if found is None:
                 found = key if fresh else self._another(digest, left=key in left and key not in self._came)
                 if fresh and not self.shown:
@@ -154,12 +159,16 @@ class Copies:
         return names
 
     def _known(
-        self, session: int, digest: bytes, key: bytes, state: State, left: Collection[bytes], look: Look
+        self,
+        session: int,
+        digest: bytes,
+        key: bytes,
+        state: State,
+        left: Collection[bytes],
+        settling: Collection[bytes],
+        look: Look,
     ) -> bytes | None:
         """Find the message that a delivery is if no planned one waits for it; None if it is new."""
-        if self._gone[digest] > 0:
-            self._gone[digest] -= 1
-            return None
         found = _next(self._coming, digest, State.COMMITTED, look)
         if found is not None:
             self._came[found] = session
@@ -169,12 +178,12 @@ class Copies:
                 self._left[digest] -= 1
                 self.ambiguous += 1
             return None
-        if key in self._came or state is State.UNSEEN:
+        held = state in {State.RECEIVED, State.PLANNED} or key in settling
+        again = held and self._proves and key not in self._unproved
+        if key in self._came or not ((state is State.COMMITTED and key in left) or again):
             return None
-        if (state is State.COMMITTED and key in left) or (self._proves and key not in self._unproved):
-            self._came[key] = session
-            return key
-        return None
+        self._came[key] = session
+        return key
 
     def name_nothing(self, count_of: int) -> list[bytes]:
         """Make keys for deliveries that are not distinguished from others, whatever comes again."""
@@ -199,7 +208,7 @@ class Copies:
         if len(self._repeats) > _REPEATS_MAX:
             oldest = next(iter(self._repeats))
             del self._repeats[oldest]
-            del self._gone[oldest], self._left[oldest]
+            del self._left[oldest]
 
     def _note(self, key: bytes) -> None:
         """Take note of what the ordinal of a message says."""
@@ -211,7 +220,7 @@ class Copies:
 
     def _entries(self, digests: Sequence[bytes]) -> bool:
         """Whether something is noted here of one of these."""
-        noted = (self._repeats, self._waiting, self._coming, self._named, self._gone)
+        noted = (self._repeats, self._waiting, self._coming, self._named)
         return any(not one.keys().isdisjoint(digests) for one in noted if one)
 
     # -- what becomes of messages ----------------------------------------------------------
@@ -258,8 +267,6 @@ class Copies:
         for key in _contents(keys):
             self._unproved.discard(key)
             self._came.pop(key, None)
-            if key[:_DIGEST] in self._repeats:
-                self._gone[key[:_DIGEST]] += 1
 
     def come_again(self, session: int, keys: Iterable[Any]) -> None:
         """Take note that what was left open has come again, in this session."""
@@ -289,10 +296,14 @@ class Copies:
 
     def meet(self, packed: Any) -> None:
         """Take note of settled contents: who comes again has an equal one."""
-        number = next(self._met_numbers)
+        number, parts = next(self._met_numbers), self._met_parts
         self._met.add(number, packed)
-        while len(self._met) > _MET_MAX and self._met.oldest != number:
-            self._met.forget(self._met.oldest)
+        parts.append(number)
+        # Each is at least twice as large as the next, so a search looks into few, and each key moves seldom.
+        while len(parts) > 1 and self._met.size(parts[-2]) < min(_MET_PART, 2 * self._met.size(parts[-1])):
+            self._met.merge([parts.pop(-2), number], number)
+        while len(self._met) > _MET_MAX and len(parts) > 1:
+            self._met.forget(parts.pop(0))
 
     def sweep(self, look: Look) -> None:
         """Forget what is noted of messages that are not known any more, if there is much."""

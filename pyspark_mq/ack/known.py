@@ -66,11 +66,6 @@ class Known(Generic[K]):
         packed = self._segments.get(segment)
         return 0 if packed is None else packed.live
 
-    @property
-    def oldest(self) -> int:
-        """The segment that was made first; there has to be one."""
-        return next(iter(self._segments))
-
     # -- looking
 
     def knows_none_of(self, keys: Collection[K]) -> bool:

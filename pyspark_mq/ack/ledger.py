@@ -148,6 +148,10 @@ class Ledger(Generic[K, P]):
         left = set() if self._known is None else self._known.among(keys, self.left)
         return left | (self._leaving.keys() & keys)
 
+    def settling_among(self, keys: Collection[K]) -> set[K]:
+        """Return those of these that are acknowledged and not settled."""
+        return self.settling.among(keys)
+
     @property
     def expected(self) -> int:
         """Messages that a new session may be handed again: planned, or acknowledged and not settled."""

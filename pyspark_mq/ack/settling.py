@@ -63,6 +63,11 @@ class Settling(Generic[K]):
         """Whether something of a segment is not settled."""
         return any(part.segment == segment for part in self._parts.values())
 
+    def among(self, keys: Collection[K]) -> set[K]:
+        """Return the messages of these that are not settled."""
+        wanted = set(keys)
+        return {key for part in self._parts.values() for key in wanted.intersection(part.keys)}
+
     def again(self) -> Iterator[K]:
         """Yield messages that came again and are not settled."""
         return (key for part in self._parts.values() if part.segment is None for key in part.keys)

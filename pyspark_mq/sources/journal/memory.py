@@ -382,6 +382,8 @@ class Memory:
                 self._leave_as(journal.make(file, part, count), keys)
             never = part == PLANNED and any_repeats(keys.values())
             never = never and not self._files.acknowledged(file)
+            if never:
+                self._files.note_acknowledged(file)  # or each further process would expect them once more
             for queue, some in keys.items():
                 self.copies(queue).recall(some, never_acknowledged=never)
                 recent.setdefault(queue, []).extend(some)
