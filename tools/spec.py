@@ -177,7 +177,8 @@ def main() -> int:
 def _contents(workers: int) -> list[tuple[Contents, Outcome]]:
     found = []
     for model in (*OF_CONTENTS, *LARGER, *map(without_row, ROWS)):
-        found.append((model, check_contents(model, workers=workers)))
+        # With several workers a counterexample need not be the shortest.
+        found.append((model, check_contents(model, workers=1 if model.broken else workers)))
         print(f"contents: {contents_row(*found[-1])}", flush=True)
     return found
 
