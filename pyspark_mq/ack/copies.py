@@ -255,6 +255,28 @@ class Copies:
                 every[doubtful[digest]] = key
         return every
 
+    def held_as(self, keys: Sequence[Any], held: Iterable[Any], look: Look) -> list[Any]:
+        """Find out which messages that are held already an open epoch of a former process has.
+
+        Before Spark 4.2 they may have come, and have been planned, before that epoch was shown: under other ordinals.
+
+        Args:
+            keys: of the epoch.
+            held: received and planned messages, oldest first.
+
+        Returns:
+            for each of `keys` its own key, or that of the message which it is.
+        """
+        there: dict[bytes, list[bytes]] = {}
+        for key in _contents(held):
+            there.setdefault(key[:_DIGEST], []).append(key)
+        state_of = look.states(keys)
+        every: list[Any] = []
+        for key in keys:
+            some = there.get(key[:_DIGEST], []) if _is_key(key) and state_of(key) is State.UNSEEN else []
+            every.append(some.pop(0) if some else key)
+        return every
+
     def expect(self, keys: Iterable[Any]) -> None:
         """Take note that messages were committed that have no handle to be acknowledged by: they will come."""
         for key in _contents(keys):

@@ -313,6 +313,7 @@ class Ledger(Generic[K, P]):
         planned: Epoch[K, P] = Epoch(epoch)
         if self._copies is not None:
             keys = self._copies.settled_by(keys, self)
+            keys = self._copies.held_as(keys, [*self.received.order, *self.planned.all_keys()], self)
         groups = self._by_state(keys)
         self._meet(Event.RESTORE_PLANNED, {state: Assigned(groups[state], planned) for state in groups})
         if len(groups) > 1:

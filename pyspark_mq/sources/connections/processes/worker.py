@@ -158,8 +158,7 @@ class ProcessWorker(Worker):
         self._leaving: set[int] = set()
         self._child: ChildProcess | None = None
         self._stopping = threading.Event()
-        #: Of the process that lives: something was confirmed in it, and it has said anything at all.
-        self._good = self._heard = False
+        self._good = False
         self._bad_lives = 0
 
     # -- for the query's thread
@@ -205,7 +204,7 @@ class ProcessWorker(Worker):
                 yield _STEP_S  # all of them were stopped; others may be dealt to it
                 continue
             began_s = self._runtime.monotonic_s()
-            self._good = self._heard = False
+            self._good = False
             try:
                 end = yield from self._live_once()
             except Exception as error:  # noqa: BLE001 - what dies silently would hang the query
@@ -214,7 +213,7 @@ class ProcessWorker(Worker):
             if self._stopping.is_set():
                 return
             lived_s = self._runtime.monotonic_s() - began_s
-            if self._good or (self._heard and lived_s >= _GOOD_LIFE_S) or not self._begun:
+            if self._good or lived_s >= _GOOD_LIFE_S or not self._begun:
                 self._bad_lives, rest_s = 0, _REST_FIRST_S
             else:
                 self._bad_lives += 1
@@ -276,7 +275,6 @@ class ProcessWorker(Worker):
             yield 0.0
 
     def _handle(self, said: Any) -> None:
-        self._heard = True
         if isinstance(said, Progress):
             self._progress = (self._progress[0] + said.broke_off, said.until_s)
             return
