@@ -100,7 +100,7 @@ class Copies:
         #: there is one that came before that was known.
         self._named: dict[bytes, bytes] = {}
         self._older: dict[bytes, bytes] = {}
-        #: Settled contents, and how many there are of each time.
+        #: Settled contents, in numbered segments, and these from the oldest on.
         self._met: Known[Any] = Known(second)
         self._met_numbers = count()
         self._met_parts: list[int] = []
@@ -133,7 +133,8 @@ class Copies:
         plain = [self._named.get(digest, key) for digest, key in zip(digests, plain, strict=True)]
         every = set(plain)
         state_of, left, met = look.states(every), look.left_among(every), self._met.among(every)
-        settling = look.settling_among(every)
+        # Where all are new, nothing can be one that is being acknowledged.
+        settling = look.settling_among(every) if self._proves and not all(proved) else ()
         here: set[bytes] = set()
         names: list[bytes] = []
         for digest, first, sure in zip(digests, plain, proved, strict=True):

@@ -432,27 +432,14 @@ class Ledger(Generic[K, P]):
     def _acknowledge(self, due: Sequence[tuple[Group[K], Taken[P]]], segment: int | None) -> Settlement | None:
         """Make every handle of these messages due in one settlement, each session at its lowest cost (rule 3)."""
         group = due[0][0]
-        keys: Collection[K] = group.keys
+        keys: Collection[K]
         if isinstance(group, Delivered):
             if len(due) > 1:
                 raise InternalError("deliveries of several states cannot be acknowledged together")
             upto, singles = self._open[group.session].split(group.tags)
-            parts: list[tuple[SessionAcks, Collection[K]]] = [
-                (SessionAcks(group.session, upto, singles, len(group.tags)), keys)
-            ]
+            keys, parts = group.keys, [(SessionAcks(group.session, upto, singles, len(group.tags)), group.keys)]
         else:
-            whole = group.epoch.payloads if isinstance(group, Whole) else None
-            keys = all_keys = dict.fromkeys(key for other, _ in due for key in other.keys) if whole is None else whole
-            if any(taken.unbound for _, taken in due):  # maybe: they may have come again since
-                held = self._open.held()
-                unheld = [key for key in keys if key not in held]
-                self._leave(Group(unheld))
-                if self._copies is not None:
-                    self._copies.expect(unheld)
-            parts = self._open.take(all_keys)
-            if self._copies is not None and whole is None:
-                for acks, these in parts:
-                    self._copies.come_again(acks.session, these)
+            keys, parts = self._take_handles(due)
         if not isinstance(group, Whole):  # acknowledged without being emitted
             self._count["duplicates_dropped"] += len(keys)
             if self._known is not None and self.left:
@@ -462,6 +449,28 @@ class Ledger(Generic[K, P]):
         self._numbers += 1
         self.settling.put(self._numbers, parts, segment)
         return Settlement(self._numbers, tuple(acks for acks, _ in parts))
+
+    def _take_handles(
+        self, due: Sequence[tuple[Group[K], Taken[P]]]
+    ) -> tuple[Collection[K], list[tuple[SessionAcks, Collection[K]]]]:
+        """Take every handle of messages that came before; those that have none will come, and are left until then."""
+        group = due[0][0]
+        keys: dict[K, Any] = (
+            group.epoch.payloads
+            if isinstance(group, Whole)
+            else dict.fromkeys(key for one, _ in due for key in one.keys)
+        )
+        if any(taken.unbound for _, taken in due):  # maybe: they may have come again since
+            held = self._open.held()
+            unheld = [key for key in keys if key not in held]
+            self._leave(Group(unheld))
+            if self._copies is not None:
+                self._copies.expect(unheld)
+        parts = self._open.take(keys)
+        if self._copies is not None and not isinstance(group, Whole):
+            for acks, these in parts:
+                self._copies.come_again(acks.session, these)
+        return keys, parts
 
     def _take_planned(self, group: Group[K]) -> Taken[P]:
         if not isinstance(group, Whole):

@@ -77,8 +77,3 @@ class Timing:
     def plan_max_s(self) -> float:
         """The longest that `latestOffset` takes, in seconds, of a query that runs on and whose connections are up."""
         return max(self.first_s + self.first_fill_s, self.idle_s + self.confirm_s + self.fill_s)
-
-    @property
-    def end_max_s(self) -> float:
-        """The longest that a bounded run waits for a queue that hands out nothing, in seconds, before it ends."""
-        return self.leader_s + self.withheld_s + self.confirm_s

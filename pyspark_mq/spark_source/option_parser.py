@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -13,7 +14,7 @@ from pyspark_mq.sources.url import CONTROL, LOGIN, redact
 from pyspark_mq.spark_source.option_kinds import Kind
 from pyspark_mq.spark_source.option_table import Option
 
-__all__ = ["OptionParser", "check_characters", "redacted"]
+__all__ = ["OptionParser", "check_characters", "redacting"]
 
 #: Values of these are never shown.
 _SECRET = frozenset({"password", "username"})
@@ -114,8 +115,16 @@ class OptionParser:
         endpoint.credentials(endpoint.urls[0])
 
 
-def redacted(text: str, given: Mapping[str, str]) -> str:
-    """The text without passwords: a URL may have been given as any option, or as the name of one."""
+@contextmanager
+def redacting(given: Mapping[str, str]) -> Iterator[None]:
+    """Take passwords out of the errors of options: a URL may have been given as any of them, or as the name of one."""
+    try:
+        yield
+    except OptionError as wrong:
+        raise OptionError(_redacted(wrong.option, given), _redacted(wrong.problem, given)) from None
+
+
+def _redacted(text: str, given: Mapping[str, str]) -> str:
     for value in sorted({*given, *map(str, given.values())}, key=len, reverse=True):
         if "@" in value or "://" in value:
             for shown in (value, value.strip()):

@@ -27,7 +27,7 @@ from pyspark_mq.sources.settings import CONNECTIONS_MAX, Guarantee, Settings
 from pyspark_mq.sources.url import ESCAPES, BrokerUrl, parse_urls, redact
 from pyspark_mq.spark_source.folders import ID_FOLDER, PLACES, above, below, is_uri, resolve, shown_place
 from pyspark_mq.spark_source.option_kinds import choice, count
-from pyspark_mq.spark_source.option_parser import OptionParser, redacted
+from pyspark_mq.spark_source.option_parser import OptionParser, redacting
 from pyspark_mq.spark_source.option_table import OPTIONS
 
 if TYPE_CHECKING:
@@ -117,10 +117,8 @@ def parse_options(given: Mapping[str, str]) -> Options:
     Raises:
         OptionError: with the name, the value, and what is accepted.
     """
-    try:
+    with redacting(given):
         return _Parser(given).parse()
-    except OptionError as wrong:
-        raise OptionError(redacted(wrong.option, given), redacted(wrong.problem, given)) from None
 
 
 class _Parser(OptionParser):

@@ -10,7 +10,7 @@ from pyspark_mq.errors import OptionError
 from pyspark_mq.sources.endpoint import Endpoint, Tls
 from pyspark_mq.sources.url import parse_urls
 from pyspark_mq.spark_source.option_kinds import FLAG, choice, count, duration_s
-from pyspark_mq.spark_source.option_parser import OptionParser, redacted
+from pyspark_mq.spark_source.option_parser import OptionParser, redacting
 from pyspark_mq.spark_source.option_table import OPTIONS, Option
 from pyspark_mq.streams.offsets import EARLIEST, LATEST, parse_places
 from pyspark_mq.streams.settings import Settings, Where
@@ -93,10 +93,8 @@ def parse_stream_options(given: Mapping[str, str]) -> StreamOptions:
     Raises:
         OptionError: with the name, the value, and what is accepted.
     """
-    try:
+    with redacting(given):
         return _Parser(given).parse()
-    except OptionError as wrong:
-        raise OptionError(redacted(wrong.option, given), redacted(wrong.problem, given)) from None
 
 
 class _Parser(OptionParser):
