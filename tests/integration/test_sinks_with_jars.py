@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -162,6 +162,14 @@ def test_delta_has_every_message_once_whenever_the_job_is_killed(
     assert len(set(batches(table))) == len(batches(table))
 
 
+def job_of_the_page(
+    code: Path, name: str, options: Mapping[str, str], folder: Path, python: Path, commits: Commits
+) -> SinkJob:
+    given = [f"--option={option}={value}" for option, value in options.items()]
+    return SinkJob("rabbitmq", options["url"], options["queue"], folder, python=python, spark=commits.settings,
+        program=PROGRAM, arguments=(str(code), f"--name={name}", *given))  # fmt: skip
+
+
 def test_the_code_of_the_page_writes_each_delta_table_once(
     python: Path, commits: Commits, rabbit: RabbitNode, tmp_path: Path
 ) -> None:
@@ -169,9 +177,7 @@ def test_the_code_of_the_page_writes_each_delta_table_once(
     code.write_text(block(PAGE, "def write(batch, batch_id):"), "utf-8")
     options = {"broker": "rabbitmq", "url": rabbit.url(), "queue": ",".join(QUEUES)}
     options |= {"minMessagesPerTrigger": str(2 * MESSAGES), "maxTriggerDelay": "1h"}  # each batch has all of both
-    given = [f"--option={name}={value}" for name, value in options.items()]
-    job = SinkJob("rabbitmq", rabbit.url(), options["queue"], tmp_path, python=python, spark=commits.settings,
-        program=PROGRAM, arguments=(str(code), f"--name=tables={tmp_path}", *given))  # fmt: skip
+    job = job_of_the_page(code, f"tables={tmp_path}", options, tmp_path, python, commits)
     orders, refunds = (tmp_path / queue for queue in QUEUES)
     sent = {queue: published(rabbit, queue) for queue in QUEUES}
     try:
@@ -207,9 +213,7 @@ def test_the_code_of_the_page_merges_each_message_once(
     code.write_text(block(PAGE, "def merge(batch, batch_id):"), "utf-8")
     write_deltalake(table, pa.table({"messageId": pa.array([], pa.string()), "body": pa.array([], pa.binary())}))
     options = {"broker": "rabbitmq", "url": rabbit.url(), "queue": "orders"}
-    given = [f"--option={name}={value}" for name, value in options.items()]
-    job = SinkJob("rabbitmq", rabbit.url(), "orders", tmp_path, python=python, spark=commits.settings,
-        program=PROGRAM, arguments=(str(code), f"--name=table={table}", *given))  # fmt: skip
+    job = job_of_the_page(code, f"table={table}", options, tmp_path, python, commits)
     sent = published(rabbit, "orders")
     try:
         job.keep_alive()
