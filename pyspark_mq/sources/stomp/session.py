@@ -298,7 +298,8 @@ class StompSession(StompConnection):
         """Return why a message cannot be taken in, if it cannot."""
         if first and _STREAM_OFFSET in headers:
             return self._refuse_stream(COPIED)
-        return self._unsettled(headers) if self._foreign and self._is_hidden(headers) else None
+        foreign = self._foreign and self._foreign in headers
+        return self._unsettled(headers) if foreign and self._is_hidden(headers) else None
 
     def _is_hidden(self, headers: bytes) -> bool:
         """Return whether the broker's own ID is hidden."""
