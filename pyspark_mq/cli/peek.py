@@ -137,7 +137,7 @@ def arrivals(session: Session, maximum: int, patience_s: float) -> Iterator[list
     while maximum and time.monotonic() - received_s < patience_s:
         with session.endpoint.hiding():
             session.run(_TURN_S)
-        raws = session.sink.take(maximum)
+        raws = session.sink.take_each()[:maximum]
         if raws:
             received_s = time.monotonic()
             maximum -= len(raws)

@@ -254,13 +254,13 @@ class OwnBroker:
             seen, since = -1, time.monotonic()
             while time.monotonic() - since < _QUIET_S:
                 consumer.run(0.1)
-                if len(consumer.sink.inbox) > seen:
-                    seen, since = len(consumer.sink.inbox), time.monotonic()
+                if consumer.sink.deliveries > seen:
+                    seen, since = consumer.sink.deliveries, time.monotonic()
         except SessionLostError:
             pass
         finally:
             consumer.close()
-        return len(consumer.sink.inbox)
+        return consumer.sink.deliveries
 
 
 def ids_of(name: str, protocol: str) -> dict[str, str]:

@@ -21,10 +21,10 @@ from pamqp import body, commands, decode, frame, header
 
 from pyspark_mq.dedup import IdSource
 from pyspark_mq.sources.amqp091.decoder import Amqp091Decoder, as_text
-from pyspark_mq.sources.amqp091.frames import DeliveryReader, FrameError, Raw
-from pyspark_mq.sources.amqp091.properties import Field, check, headers, unreadable
+from pyspark_mq.sources.amqp091.frames import DeliveryReader, FrameError
+from pyspark_mq.sources.amqp091.properties import Field, Raw, check, headers, unreadable
 
-__all__ = ["run"]
+__all__ = ["FIELDS", "SHORTS", "TYPES", "Made", "run"]
 
 _CHANNEL = 1
 _FRAME_MAX = 4096
@@ -38,11 +38,11 @@ _INTEGERS = {
     "u": ("H", 0, 2**16 - 1), "U": ("h", -(2**15), 2**15 - 1), "I": ("i", -(2**31), 2**31 - 1),
     "i": ("I", 0, 2**32 - 1), "l": ("q", -(2**63), 2**63 - 1), "L": ("q", -(2**63), 2**63 - 1),
 }  # fmt: skip
-_TYPES = "tfdDTSxVAF" + "".join(_INTEGERS)
-_SHORTS = ("content_type", "content_encoding", "correlation_id", "reply_to", "expiration", "message_id", "message_type",
+TYPES = "tfdDTSxVAF" + "".join(_INTEGERS)
+SHORTS = ("content_type", "content_encoding", "correlation_id", "reply_to", "expiration", "message_id", "message_type",
            "user_id", "app_id", "cluster_id")  # fmt: skip
 #: Properties in the order of their flags, by pamqp's names.
-_FIELDS = ("content_type", "content_encoding", "headers", "delivery_mode", "priority", "correlation_id", "reply_to",
+FIELDS = ("content_type", "content_encoding", "headers", "delivery_mode", "priority", "correlation_id", "reply_to",
            "expiration", "message_id", "timestamp", "message_type", "user_id", "app_id", "cluster_id")  # fmt: skip
 _CUTS_MAX = 400
 _CHANGES = 6
@@ -51,7 +51,7 @@ _CHANGES = 6
 # -- blocks of properties ----------------------------------------------------------------------
 
 
-class _Made:
+class Made:
     """What was encoded.
 
     Attributes:
@@ -68,11 +68,11 @@ class _Made:
         return bytes((len(data),)) + data, found
 
     def value(self, rng: random.Random, depth: int) -> tuple[bytes, Any]:
-        kind = rng.choice(_TYPES if depth < 4 else _TYPES.translate({ord("A"): None, ord("F"): None}))
-        encoded, value = self._content(rng, kind, depth)
+        kind = rng.choice(TYPES if depth < 4 else TYPES.translate({ord("A"): None, ord("F"): None}))
+        encoded, value = self.content(rng, kind, depth)
         return kind.encode() + encoded, value
 
-    def _content(self, rng: random.Random, kind: str, depth: int) -> tuple[bytes, Any]:
+    def content(self, rng: random.Random, kind: str, depth: int) -> tuple[bytes, Any]:
         if kind in _INTEGERS:
             form, least, most = _INTEGERS[kind]
             self.known = self.known and kind != "U"
@@ -117,14 +117,14 @@ class _Made:
 
     def block(self, rng: random.Random) -> tuple[bytes, dict[str, Any]]:
         flags, data, fields = 0, b"", {}
-        for bit, name in enumerate(_FIELDS):
+        for bit, name in enumerate(FIELDS):
             if rng.random() < 0.6:
                 continue
             flags |= 0x8000 >> bit
             if name == "headers":
                 encoded, fields[name] = self.table(rng)
                 encoded = _sized(encoded)
-            elif name in _SHORTS:
+            elif name in SHORTS:
                 encoded, fields[name] = self.short(rng)
             elif name == "timestamp":
                 fields[name] = rng.choice((0, 1, 1_700_000_000, 2**32 - 1))
@@ -171,7 +171,7 @@ def _plain(value: Any) -> Any:
 
 def _block(rng: random.Random, before: list[Raw]) -> None:
     """One block of properties; the messages before it are read with it."""
-    made = _Made()
+    made = Made()
     block, fields = made.block(rng)
     exchange, key = rng.choice(("", "ex")), rng.choice(("", "a.b", "täst"))
     where = frame.marshal(commands.Basic.Deliver("ctag", 1, False, exchange, key), _CHANNEL)[25:-1]
@@ -202,7 +202,7 @@ def _block(rng: random.Random, before: list[Raw]) -> None:
         told = _plain(properties.headers or {})
         assert _same(told, table), f"{block!r} is read by pamqp as {told!r}, and was {table!r}"
         assert _plain(decode.field_table(_sized(_TABLES.tables(raws)[0]))[1]).keys() == found.keys()
-        for name in _SHORTS:
+        for name in SHORTS:
             assert (getattr(properties, name) or "") == (fields.get(name) or ""), f"{block!r}: {name}"
 
 

@@ -25,8 +25,8 @@ from pika.spec import Basic
 
 from pyspark_mq.dedup import IdSource, id_keys
 from pyspark_mq.sources.amqp091.decoder import Amqp091Decoder, as_text
-from pyspark_mq.sources.amqp091.frames import DeliveryReader, FrameError, Raw
-from pyspark_mq.sources.amqp091.properties import UnreadableRaw, check, unreadable
+from pyspark_mq.sources.amqp091.frames import DeliveryReader, FrameError
+from pyspark_mq.sources.amqp091.properties import Raw, UnreadableRaw, check, unreadable
 from pyspark_mq.sources.connections.decoder import UNREADABLE_PROPERTY
 
 CHANNEL = 1

@@ -352,8 +352,7 @@ class SessionRun:
             if time.monotonic() > deadline:
                 return False
             self.consumer.run(0.05)
-            while self.consumer.sink.inbox:
-                self.raws.append(self.consumer.sink.inbox.popleft())
+            self.raws += self.consumer.sink.take_each()
         return True
 
     def idle(self, seconds: float) -> None:

@@ -30,10 +30,10 @@ def receive(consumer: Session, count: int, longer_s: float = 0.0) -> list[Any]:
         end_s = time.monotonic() + _TIMEOUT_S
         while len(raws) < count and time.monotonic() < end_s:
             consumer.run(0.05)
-            raws += consumer.sink.take()
+            raws += consumer.sink.take_each()
         if longer_s:
             consumer.run(longer_s)
-        return raws + consumer.sink.take()
+        return raws + consumer.sink.take_each()
     finally:
         consumer.close()
 

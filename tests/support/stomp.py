@@ -50,9 +50,9 @@ class SessionRun:
 
     def take(self) -> None:
         """Empty the inbox, as the query's thread does."""
-        while self.consumer.sink.inbox:
-            self.raws.append(self.consumer.sink.inbox.popleft())
-            self.consumer.sink.bytes_taken += sum(self.consumer.decoder.sizes(self.raws[-1:]))
+        taken = self.consumer.sink.take_each()
+        self.raws += taken
+        self.consumer.sink.bytes_taken += sum(self.consumer.decoder.sizes(taken))
 
     def receive(self, messages: int, timeout_s: float = 60.0) -> list[bytes]:
         """Receive at least this many; the bodies so far."""

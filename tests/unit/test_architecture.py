@@ -66,8 +66,8 @@ BEHIND_QUEUES = {"ledger", "connections"}
 #: From a session to all sessions of a queue: each imports those before it, and nothing of the processes above them.
 ROOM = "sources.connections."
 CONNECTIONS = (
-    "decoder", "session", "socket_loop", "parent", "message_id", "protocols", "block", "events", "requests", "backoff",
-    "keeper", "workers", "thread_worker", "connections",
+    "decoder", "spans", "session", "socket_loop", "parent", "message_id", "protocols", "block", "events", "requests",
+    "backoff", "keeper", "workers", "thread_worker", "connections",
 )  # fmt: skip
 #: The one store that does I/O. It is a module of `dedup` that the others do not know.
 REDIS_STORE = "dedup.redis_store"

@@ -38,8 +38,7 @@ from pyspark.sql.types import (
 from pyspark_mq.dedup import IdSource, id_keys
 from pyspark_mq.errors import SchemaError
 from pyspark_mq.sources.amqp091.decoder import Amqp091Decoder, as_text
-from pyspark_mq.sources.amqp091.frames import Raw
-from pyspark_mq.sources.amqp091.properties import check
+from pyspark_mq.sources.amqp091.properties import Raw, check
 from pyspark_mq.sources.connections.block import make_block
 from pyspark_mq.sources.connections.decoder import Decoder
 from pyspark_mq.spark_source.schema import ALL_COLUMNS, SCHEMA, BatchBuilder

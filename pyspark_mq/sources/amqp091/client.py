@@ -8,13 +8,15 @@ from typing import Any
 
 from pika.adapters.select_connection import IOLoop, SelectConnection
 
-from pyspark_mq.sources.amqp091.frames import DeliveryReader, Raw
+from pyspark_mq.sources.amqp091.batch import DeliveryBatch
+from pyspark_mq.sources.amqp091.frames import DeliveryReader
+from pyspark_mq.sources.amqp091.properties import Raw
 from pyspark_mq.sources.connections.socket_loop import unread_bytes
 
 __all__ = ["Answer", "Connection", "Loop"]
 
 #: pika reads 4 KiB at a time: every read is a turn of the interpreter, which the query's thread waits for.
-_READ_BYTES = 64 << 10
+_READ_BYTES = 256 << 10
 #: The other side is gone; noticed even while nothing is read. Linux only.
 _HANG_UP = getattr(select, "POLLRDHUP", 0)
 
@@ -120,7 +122,7 @@ class Connection(SelectConnection):  # type: ignore[misc]
     _frame_buffer: bytes
     bytes_received: int
 
-    def read_deliveries(self, channel: int, deliver: Callable[[list[Raw]], None]) -> bool:
+    def read_deliveries(self, channel: int, deliver: Callable[[list[Raw] | DeliveryBatch], None]) -> bool:
         """From now on have deliveries on that channel handed over as they are; False if that is not possible."""
         if not _HAS_SEAM or not isinstance(getattr(self, "_frame_buffer", None), bytes):
             return False

@@ -6,20 +6,25 @@ import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timezone
+from itertools import groupby
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
 
 from pyspark_mq.dedup import IdSource, content_digest
-from pyspark_mq.sources.amqp091.frames import Raw
+from pyspark_mq.sources.amqp091.batch import DeliveryBatch
 from pyspark_mq.sources.amqp091.properties import (
     Field,
     FlaggedDeliveries,
+    Raw,
     UnreadableRaw,
     header,
     headers,
     lasting,
 )
-from pyspark_mq.sources.connections.decoder import ROW_BYTES, Decoder, Unreadable
+from pyspark_mq.sources.connections.decoder import ROW_BYTES, Decoder, Picked, Unreadable
+from pyspark_mq.sources.connections.spans import numbers
 
 __all__ = ["Amqp091Decoder", "as_text"]
 
@@ -76,6 +81,8 @@ _user_id = Field("user_id")
 _app_id = Field("app_id")
 _content_encoding = Field("content_encoding")
 _delivery_mode = Field("delivery_mode")
+#: By the options of IDs.
+_ID_FIELDS = {"message-id": _message_id, "correlation-id": _correlation_id}
 
 #: AMQP 0-9-1, domain delivery-mode.
 _PERSISTENT = 2
@@ -85,24 +92,61 @@ _DELIVERY_COUNT = b"x-delivery-count"
 _DEATHS = b"x-death"
 
 
-def _texts(field: Field) -> Callable[[Sequence[Raw]], list[Any]]:
+#: A column by :attr:`.Decoder.columns`.
+_Column: TypeAlias = "Callable[[Sequence[Raw]], Any]"
+
+
+def _together(alone: _Column, together: Callable[[DeliveryBatch], Any]) -> _Column:
+    """Return a column.
+
+    Args:
+        alone: makes it of deliveries one by one.
+        together: makes it of a batch; None if there is one that has to be looked at alone.
+    """
+
+    def column(raws: Sequence[Raw]) -> Any:
+        if not isinstance(raws, DeliveryBatch):
+            return alone(raws)
+        found = together(raws)
+        return alone(list(raws)) if found is None else found
+
+    return column
+
+
+def _texts(field: Field) -> _Column:
     def texts(raws: Sequence[Raw]) -> list[Any]:
         values = field.texts(raws)
         return [as_text(value) for value in values] if bytes in set(map(type, values)) else values
 
-    return texts
+    return _together(texts, lambda batch: batch.texts(field.place))
 
 
-def _properties(raws: Sequence[Raw]) -> list[list[tuple[str, str | None]] | None]:
-    # Of messages that follow one another many have the same headers.
-    known: dict[bytes, list[tuple[str, str | None]]] = {b"": []}
-    found: list[list[tuple[str, str | None]] | None] = []
-    for table in _headers.tables(raws):
-        pairs = known.get(table)
-        if pairs is None:
-            pairs = known[table] = [(as_text(name) or "", as_text(value)) for name, value in headers(table).items()]
-        found.append(pairs)
-    return found
+def _of_table(meaning: Callable[[bytes], Any]) -> _Column:
+    """Return a column of what header tables say."""
+
+    def of_each(raws: Sequence[Raw]) -> list[Any]:
+        # Of messages that follow one another many have the same headers.
+        tables = _headers.tables(raws)
+        known = {table: meaning(table) for table in set(tables)}
+        return [known[table] for table in tables]
+
+    def of_batch(batch: DeliveryBatch) -> Picked:
+        tables, rows = batch.tables()
+        return Picked(list(map(meaning, tables)), rows)
+
+    return _together(of_each, of_batch)
+
+
+def _pairs(table: bytes) -> list[tuple[str, str | None]]:
+    return [(as_text(name) or "", as_text(value)) for name, value in headers(table).items()]
+
+
+_pairs_of = _of_table(_pairs)
+
+
+def _properties(raws: Sequence[Raw]) -> Any:
+    found = raws.headers() if isinstance(raws, DeliveryBatch) else None
+    return _pairs_of(raws) if found is None else found
 
 
 def _timestamps_us(raws: Sequence[Raw]) -> list[int | None]:
@@ -111,6 +155,15 @@ def _timestamps_us(raws: Sequence[Raw]) -> list[int | None]:
     maximum = _INT64_MAX // _MICROSECONDS
     seconds = _timestamp.numbers(raws)
     return [None if value is None or value > maximum else value * _MICROSECONDS for value in seconds]
+
+
+def _timestamps_of(batch: DeliveryBatch) -> Any:
+    found = batch.numbers(_timestamp.place)
+    if found is None:
+        return batch.nothing()
+    seconds, present = found
+    fits = present & (seconds <= _INT64_MAX // _MICROSECONDS)
+    return numbers(np.where(fits, seconds, 0).astype(np.int64) * _MICROSECONDS, fits)
 
 
 def _expirations_us(raws: Sequence[Raw]) -> list[int | None]:
@@ -129,6 +182,10 @@ def _expiration_us(lifetime: object, published_us: int | None) -> int | None:
     return moment if moment <= _INT64_MAX else None
 
 
+def _expirations_of(batch: DeliveryBatch) -> Picked | None:
+    return None if batch.has(_expiration.place) and batch.has(_timestamp.place) else batch.nothing()
+
+
 def _delivery_counts(raws: Sequence[Raw]) -> list[int | None]:
     # Quorum queues count the deliveries before this one (header x-delivery-count, absent at
     # first); classic queues only say that there was one.
@@ -137,6 +194,14 @@ def _delivery_counts(raws: Sequence[Raw]) -> list[int | None]:
         return plain
     counts = [header(table, _DELIVERY_COUNT) for table in _headers.tables(raws)]
     return [_counted(count) or minimum for count, minimum in zip(counts, plain, strict=True)]
+
+
+def _delivery_counts_of(batch: DeliveryBatch) -> Picked:
+    if batch.lacks(_DELIVERY_COUNT):
+        return Picked([1, None], batch.redelivered.astype(np.int64))
+    tables, rows = batch.tables()
+    counts = [_counted(header(table, _DELIVERY_COUNT)) for table in tables]
+    return Picked([count or minimum for count in counts for minimum in (1, None)], 2 * rows + batch.redelivered)
 
 
 def _counted(count: object) -> int | None:
@@ -154,8 +219,29 @@ def _persistent(raws: Sequence[Raw]) -> list[bool | None]:
     ]
 
 
-def _of_header(name: bytes, meaning: Callable[[object], Any]) -> Callable[[Sequence[Raw]], list[Any]]:
-    return lambda raws: [meaning(header(table, name)) for table in _headers.tables(raws)]
+def _persistent_of(batch: DeliveryBatch) -> Any:
+    found = batch.numbers(_delivery_mode.place)
+    return [False] * len(batch) if found is None else numbers((found[0] == _PERSISTENT) & found[1])
+
+
+def _priorities_of(batch: DeliveryBatch) -> Any:
+    found = batch.numbers(_priority.place)
+    return batch.nothing() if found is None else numbers(*found)
+
+
+def _of_place(part: int) -> _Column:
+    """Return a column of exchanges, or of routing keys."""
+
+    def of_batch(batch: DeliveryBatch) -> Picked:
+        places, rows = batch.places()
+        return Picked([_routing(where)[part] for where in places], rows)
+
+    return _together(lambda raws: [where[part] for where in _routings(raws)], of_batch)
+
+
+def _of_header(name: bytes, meaning: Callable[[object], Any]) -> _Column:
+    of_table = _of_table(lambda table: meaning(header(table, name)))
+    return _together(of_table, lambda batch: batch.nothing() if batch.lacks(name) else of_table(batch))
 
 
 def _sequence(value: object) -> int | None:
@@ -169,13 +255,26 @@ def _sequence(value: object) -> int | None:
 class Amqp091Decoder(Decoder):
     """Columns of :data:`~pyspark_mq.sources.amqp091.frames.Raw`."""
 
+    def gather(self, items: Sequence[Any]) -> Sequence[Sequence[Raw]]:
+        """Put all in one batch if there is any; what cannot be read stays a list of its own."""
+        kinds = set(map(type, items))
+        if DeliveryBatch not in kinds:
+            return [items]
+        parts: list[Any] = []
+        for is_batch, some in groupby(items, lambda item: isinstance(item, DeliveryBatch)):
+            together = list(some)
+            parts += together if is_batch else [together]
+        if UnreadableRaw in kinds:
+            return parts
+        return [DeliveryBatch.joined([DeliveryBatch.of(part) if isinstance(part, list) else part for part in parts])]
+
     def batch(self, raws: Sequence[Raw], names: Collection[str]) -> Sequence[Raw]:  # noqa: ARG002 - the same for all
         """With what all columns look at."""
-        return FlaggedDeliveries(raws)
+        return raws if isinstance(raws, DeliveryBatch) else FlaggedDeliveries(raws)
 
     def tags(self, raws: Sequence[Raw]) -> list[int]:
         """Delivery tags: 1, 2, 3… on each channel (AMQP 0-9-1, domain delivery-tag)."""
-        return [raw[0] for raw in raws]
+        return list(raws.tags.tolist()) if isinstance(raws, DeliveryBatch) else [raw[0] for raw in raws]
 
     def bodies(self, raws: Sequence[Raw]) -> list[bytes]:
         """Bodies, put together of their frames."""
@@ -183,16 +282,18 @@ class Amqp091Decoder(Decoder):
 
     def sizes(self, raws: Sequence[Raw]) -> list[int]:
         """Bytes of properties, body, exchange and routing key."""
+        if isinstance(raws, DeliveryBatch):
+            return list(raws.sizes.tolist())
         return [ROW_BYTES + len(raw[2]) + len(raw[3]) + len(raw[4]) for raw in raws]
 
     def ids(self, raws: Sequence[Raw], source: IdSource) -> list[object]:
         """RabbitMQ gives no message an ID: these are the producer's."""
-        if source.kind == "message-id":
-            return _message_id.texts(raws)
-        if source.kind == "correlation-id":
-            return _correlation_id.texts(raws)
+        field = _ID_FIELDS.get(source.kind)
+        if field is not None:
+            found = raws.strings(field.place) if isinstance(raws, DeliveryBatch) else None
+            return field.texts(list(raws)) if found is None else [*found]
         name = source.name.encode()
-        return [_header_id(header(table, name)) for table in _headers.tables(raws)]
+        return [_header_id(header(table, name)) for table in _headers.tables(list(raws))]
 
     def digests(self, raws: Sequence[Raw]) -> list[bytes]:
         """Digests of properties, headers and bodies."""
@@ -206,6 +307,8 @@ class Amqp091Decoder(Decoder):
 
     def unreadable(self, raws: Sequence[Raw]) -> list[Unreadable]:
         """Return deliveries with malformed properties; their bodies are whole."""
+        if isinstance(raws, DeliveryBatch):
+            return []
         return [_unreadable(raw) for raw in raws if type(raw) is UnreadableRaw]
 
     columns: ClassVar[Mapping[str, Callable[[Sequence[Raw]], list[Any]]]] = MappingProxyType(
@@ -215,17 +318,17 @@ class Amqp091Decoder(Decoder):
             "replyTo": _texts(_reply_to),
             "contentType": _texts(_content_type),
             "type": _texts(_type),
-            "priority": _priority.numbers,
-            "timestamp": _timestamps_us,
-            "expiration": _expirations_us,
-            "redelivered": lambda raws: [raw[1] for raw in raws],
-            "deliveryCount": _delivery_counts,
-            "routingKey": lambda raws: [key for _, key in _routings(raws)],
-            "exchange": lambda raws: [exchange for exchange, _ in _routings(raws)],
+            "priority": _together(_priority.numbers, _priorities_of),
+            "timestamp": _together(_timestamps_us, _timestamps_of),
+            "expiration": _together(_expirations_us, _expirations_of),
+            "redelivered": _together(lambda raws: [raw[1] for raw in raws], lambda batch: batch.redelivered.tolist()),
+            "deliveryCount": _together(_delivery_counts, _delivery_counts_of),
+            "routingKey": _of_place(1),
+            "exchange": _of_place(0),
             "userId": _texts(_user_id),
             "appId": _texts(_app_id),
             "contentEncoding": _texts(_content_encoding),
-            "persistent": _persistent,
+            "persistent": _together(_persistent, _persistent_of),
             "groupId": _of_header(b"JMSXGroupID", as_text),
             "groupSequence": _of_header(b"JMSXGroupSeq", _sequence),
         }

@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from struct import Struct
 from struct import error as struct_error
-from typing import TypeAlias
 
-__all__ = ["FRAME_BYTES_MIN", "DeliveryReader", "FrameError", "Raw"]
+from pyspark_mq.sources.amqp091.batch import DeliveryBatch, find_batch
+from pyspark_mq.sources.amqp091.properties import Raw
 
-#: (delivery tag, redelivered, encoded properties, body, encoded exchange and routing key). A subclass of tuple
-#: with more stands for one that cannot be read, see `properties`.
-Raw: TypeAlias = "tuple[int, bool, bytes, bytes, bytes]"
+__all__ = ["FRAME_BYTES_MIN", "DeliveryReader", "FrameError"]
 
 #: The least that may be negotiated as the largest frame (AMQP 0-9-1, constant frame-min-size).
 FRAME_BYTES_MIN = 4096
@@ -34,6 +32,11 @@ _frame_head = Struct(">BHI").unpack_from  # type, channel, size
 _content_head = Struct(">BHIHHQ").unpack_from  # the same, then class, weight, body size
 _tag_and_bits = Struct(">QB").unpack_from
 _TAG_AND_BITS = 9
+#: Fewer deliveries are cut out faster one by one; a read has that many if there are so many bytes for each.
+_TOGETHER_MIN, _DELIVERY_BYTES = 64, 100
+#: A delivery that has not come as a whole is left for the next read, which may have it among others, if it takes no
+#: more.
+_LEFT_BYTES_MAX = 64 << 10
 
 
 class FrameError(Exception):
@@ -57,22 +60,26 @@ class _Open:
 class DeliveryReader:
     """Cuts the deliveries of one channel out of a stream of bytes.
 
-    What is kept of the stream is one frame at most, and the parts of one body: never more than has come.
+    What is kept of the stream is one frame or small delivery at most, and the parts of one body: never more than has
+    come.
 
     Args:
         channel: number of the channel.
         frame_bytes_max: of a whole frame, as negotiated.
-        deliver: called with deliveries, in order.
+        deliver: called with deliveries, in order: a list, or a :class:`.DeliveryBatch`.
         pass_on: called with every other frame, whole; the deliveries before it have been handed over.
+        together_min: the fewest that are handed over as a batch.
     """
 
     def __init__(
         self,
         channel: int,
         frame_bytes_max: int,
-        deliver: Callable[[list[Raw]], None],
+        deliver: Callable[[list[Raw] | DeliveryBatch], None],
         pass_on: Callable[[bytes], None],
+        together_min: int = _TOGETHER_MIN,
     ) -> None:
+        self._together_min = together_min
         self._channel = channel
         self._payload_max = max(frame_bytes_max, FRAME_BYTES_MIN) - _FRAMING
         self._deliver = deliver
@@ -113,57 +120,88 @@ class DeliveryReader:
             self._deliver(found)
 
     def _cut(self, data: bytes) -> int:
-        """Take whole frames; where the first that is not whole begins."""
-        at, size, own = 0, len(data), self._channel
-        while size - at >= _HEAD:
+        """Take whole frames; return where the first that is not taken begins."""
+        size, own = len(data), self._channel
+        at, begun, together = 0, -1, size >= self._together_min * _DELIVERY_BYTES
+        while True:
+            if together and self._open is None and data[at + 7 : at + 11] == _DELIVER:
+                after = self._take_together(data, at)
+                at, together = after, after > at
+            if size - at < _HEAD:
+                self._need = _HEAD
+                return self._left(begun, at)
             kind, channel, length = _frame_head(data, at)
             end = at + _FRAMING + length
             if end > size:
                 if length > self._payload_max:
                     raise FrameError(f"a frame of {length} bytes, where at most {self._payload_max} were agreed on")
                 self._need = end - at
-                return at
+                return self._left(begun, at)
             if data[end - 1] != _END:
                 raise FrameError(f"{data[at : at + 2 * _FRAMING]!r} does not begin a frame")
             if self._open is not None or kind != _METHOD or channel != own or data[at + 7 : at + 11] != _DELIVER:
-                self._take(kind, channel, data[at:end])
+                if self._take(kind, channel, data[at:end]):
+                    begun = -1
                 at = end
                 continue
-            # From here on it is about speed: most deliveries are here as a whole.
-            behind = at + 12 + data[at + 11]
-            if behind + _TAG_AND_BITS >= end:
-                raise FrameError("a delivery is shorter than its consumer tag says")
-            tag, bits = _tag_and_bits(data, behind)
-            where = data[behind + _TAG_AND_BITS : end - 1]
-            if where == self._where:
-                where = self._where  # one object, as long as they are the same
-            else:
-                self._where = where
-            at = end
-            if size - at >= _CONTENT_HEAD:
-                kind, channel, length, class_id, _, body_size = _content_head(data, at)
-                end = at + _FRAMING + length
-                body_end = end + _FRAMING + body_size
-                if (
-                    body_end <= size
-                    and (kind, channel, class_id) == (_HEADER, own, _BASIC)
-                    and data[end - 1] == data[body_end - 1] == _END
-                    and _frame_head(data, end) == (_BODY, own, body_size)
-                ):
-                    body = data[end + _HEAD : body_end - 1]
-                    self._found.append((tag, bits & 1 == 1, data[at + _CONTENT_HEAD : end - 1], body, where))
-                    at = body_end
-                    continue
-            self._open = _Open(tag, bits & 1 == 1, where)
-        self._need = _HEAD
+            begun, at = at, self._take_delivery(data, at, end)
+
+    def _take_delivery(self, data: bytes, at: int, end: int) -> int:
+        """Take the method of a delivery, and all of it if it is here as a whole; return where the next frame begins."""
+        behind = at + 12 + data[at + 11]
+        if behind + _TAG_AND_BITS >= end:
+            raise FrameError("a delivery is shorter than its consumer tag says")
+        tag, bits = _tag_and_bits(data, behind)
+        where = data[behind + _TAG_AND_BITS : end - 1]
+        if where == self._where:
+            where = self._where  # one object, as long as they are the same
+        else:
+            self._where = where
+        at, size = end, len(data)
+        if size - at >= _CONTENT_HEAD:
+            kind, channel, length, class_id, _, body_size = _content_head(data, at)
+            end = at + _FRAMING + length
+            body_end = end + _FRAMING + body_size
+            if (
+                body_end <= size
+                and (kind, channel, class_id) == (_HEADER, self._channel, _BASIC)
+                and data[end - 1] == data[body_end - 1] == _END
+                and _frame_head(data, end) == (_BODY, self._channel, body_size)
+            ):
+                body = data[end + _HEAD : body_end - 1]
+                self._found.append((tag, bits & 1 == 1, data[at + _CONTENT_HEAD : end - 1], body, where))
+                return int(body_end)
+        self._open = _Open(tag, bits & 1 == 1, where)
         return at
 
-    def _take(self, kind: int, channel: int, frame: bytes) -> None:
-        """A frame that is not the first of a delivery."""
+    def _take_together(self, data: bytes, at: int) -> int:
+        """Take deliveries that are looked at together; return where those end."""
+        found = find_batch(data, at, self._channel, self._together_min)
+        if found is None:
+            return at
+        self._hand_over()
+        self._deliver(found[0])
+        return found[1]
+
+    def _left(self, begun: int, at: int) -> int:
+        """Return where what is left begins.
+
+        Args:
+            begun: where the delivery of which a part has come begins; -1 if it is not to be left.
+            at: where the first frame begins that has not come as a whole.
+        """
+        if self._open is None or begun < 0 or at - begun + self._need > _LEFT_BYTES_MAX:
+            return at
+        self._open, self._need = None, at - begun + self._need
+        return begun
+
+    def _take(self, kind: int, channel: int, frame: bytes) -> bool:
+        """Take a frame that is not the first of a delivery; return whether it belongs to none."""
         if channel != self._channel or self._open is None:
             self._hand_over()
             self._pass_on(frame)
-        elif kind == _HEADER and self._open.properties is None:
+            return True
+        if kind == _HEADER and self._open.properties is None:
             _, _, _, class_id, _, self._open.left = _content_head(frame)
             if class_id != _BASIC:
                 raise FrameError(f"a content header of class {class_id} follows a delivery")
@@ -177,6 +215,7 @@ class DeliveryReader:
             self._finish()
         else:
             raise FrameError(f"a frame of type {kind} interrupts a delivery")
+        return False
 
     def _finish(self) -> None:
         opened = self._open

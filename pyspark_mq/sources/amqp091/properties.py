@@ -14,33 +14,53 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from decimal import Decimal
 from struct import Struct
-from typing import Any
+from typing import Any, TypeAlias
 
 from pyspark_mq.brokers.base import PASSING_HEADERS, PASSING_PREFIXES
-from pyspark_mq.sources.amqp091.frames import Raw
 from pyspark_mq.sources.connections.decoder import UNREADABLE_PROPERTY
 
-__all__ = ["Field", "FlaggedDeliveries", "UnreadableRaw", "check", "header", "headers", "lasting", "unreadable"]
+__all__ = [
+    "FIELDS",
+    "INTEGERS",
+    "LONG_STRING",
+    "SIZES",
+    "TABLE",
+    "TEXT",
+    "Field",
+    "FlaggedDeliveries",
+    "Raw",
+    "UnreadableRaw",
+    "check",
+    "header",
+    "headers",
+    "is_table",
+    "lasting",
+    "unreadable",
+]
 
-_TEXT, _TABLE = 0, -1
+#: (delivery tag, redelivered, encoded properties, body, encoded exchange and routing key). For one that cannot be read
+#: :class:`UnreadableRaw` stands.
+Raw: TypeAlias = "tuple[int, bool, bytes, bytes, bytes]"
+
+TEXT, TABLE = 0, -1
 #: Fields of class basic in the order of their flags, the highest bit first, and the octets of those that have a size.
-_FIELDS = {
-    "content_type": _TEXT,
-    "content_encoding": _TEXT,
-    "headers": _TABLE,
+FIELDS = {
+    "content_type": TEXT,
+    "content_encoding": TEXT,
+    "headers": TABLE,
     "delivery_mode": 1,
     "priority": 1,
-    "correlation_id": _TEXT,
-    "reply_to": _TEXT,
-    "expiration": _TEXT,
-    "message_id": _TEXT,
+    "correlation_id": TEXT,
+    "reply_to": TEXT,
+    "expiration": TEXT,
+    "message_id": TEXT,
     "timestamp": 8,
-    "type": _TEXT,
-    "user_id": _TEXT,
-    "app_id": _TEXT,
-    "cluster_id": _TEXT,
+    "type": TEXT,
+    "user_id": TEXT,
+    "app_id": TEXT,
+    "cluster_id": TEXT,
 }
-_NAMES = tuple(_FIELDS)
+_NAMES = tuple(FIELDS)
 _FLAGS_SIZE = 2
 #: The lowest bit says that there is another word of flags.
 _MORE = 1
@@ -51,7 +71,7 @@ _DEPTH_MAX = 64
 
 def _steps(flags: int) -> list[int]:
     """The fields that these flags announce."""
-    return [kind for bit, kind in enumerate(_FIELDS.values()) if flags & (0x8000 >> bit)]
+    return [kind for bit, kind in enumerate(FIELDS.values()) if flags & (0x8000 >> bit)]
 
 
 class _Way:
@@ -68,9 +88,9 @@ class _Way:
 
 def _end(block: bytes, at: int, steps: Sequence[int]) -> int:
     for step in steps:
-        if step == _TEXT:
+        if step == TEXT:
             at += 1 + block[at]
-        elif step == _TABLE:
+        elif step == TABLE:
             at += 4 + int.from_bytes(block[at : at + 4], "big")
         else:
             at += step
@@ -112,9 +132,9 @@ def check(raws: list[Raw]) -> list[tuple[int, str]]:
                 way = _ways[block[:2]] = _Way(_steps(int.from_bytes(block[:2], "big")))
             at = way.start
             for step in way.steps:
-                if step == _TEXT:
+                if step == TEXT:
                     at += 1 + block[at]
-                elif step == _TABLE:
+                elif step == TABLE:
                     at = _after_table(block, at, tables)
                 else:
                     at += step
@@ -142,6 +162,15 @@ def _after_table(block: bytes, at: int, checked: set[bytes]) -> int:
     return end
 
 
+def is_table(table: bytes) -> bool:
+    """Whether a header table can be read."""
+    try:
+        _check_table(table, 0, len(table), 0)
+    except (IndexError, ValueError):
+        return False
+    return True
+
+
 def _plain_flags(block: bytes) -> bytes:
     at = 1
     while block[at] & _MORE:
@@ -150,8 +179,8 @@ def _plain_flags(block: bytes) -> bytes:
 
 
 #: Octets of values that have a size, by their type. Types: RabbitMQ's, which differ from section 4.2.1.
-_SIZES = dict(zip(b"tbBsuUIilLfdDTV", (1, 1, 1, 2, 2, 2, 4, 4, 8, 8, 4, 8, 5, 8, 0), strict=True))
-_LONG_STRING, _BYTES, _ARRAY, _FIELD_TABLE = b"SxAF"
+SIZES = dict(zip(b"tbBsuUIilLfdDTV", (1, 1, 1, 2, 2, 2, 4, 4, 8, 8, 4, 8, 5, 8, 0), strict=True))
+LONG_STRING, _BYTES, _ARRAY, _FIELD_TABLE = b"SxAF"
 
 
 def _check_table(block: bytes, at: int, end: int, depth: int) -> None:
@@ -164,7 +193,7 @@ def _check_table(block: bytes, at: int, end: int, depth: int) -> None:
 def _check_value(block: bytes, at: int, end: int, depth: int) -> int:
     """Check a field's value; return where it ends."""
     kind = block[at]
-    size = _SIZES.get(kind)
+    size = SIZES.get(kind)
     if size is not None:
         return at + 1 + size
     if kind not in b"SxAF":
@@ -195,8 +224,8 @@ def _readable(block: bytes, error: str) -> bytes:
     """The fields that can be read, with the reason in place of the headers."""
     flags = int.from_bytes(block[:2], "big")
     kept, fields, at = 0, [], _FLAGS_SIZE
-    for bit, kind in enumerate(_FIELDS.values()):
-        if kind == _TABLE:
+    for bit, kind in enumerate(FIELDS.values()):
+        if kind == TABLE:
             kept |= 0x8000 >> bit
             fields.append(_reason(error))
         if not flags & (0x8000 >> bit):
@@ -204,7 +233,7 @@ def _readable(block: bytes, error: str) -> bytes:
         end = _end(block, at, [kind]) if at < len(block) else len(block) + 1
         if end > len(block):
             flags = 0
-        elif kind != _TABLE:
+        elif kind != TABLE:
             kept |= 0x8000 >> bit
             fields.append(block[at:end])
         at = end
@@ -241,11 +270,14 @@ class Field:
 
     Args:
         name: as pika has it.
+
+    Attributes:
+        place: its number in the order of the flags.
     """
 
     def __init__(self, name: str) -> None:
-        self._place = _NAMES.index(name)
-        self._kind = _FIELDS[name]
+        self.place = _NAMES.index(name)
+        self._kind = FIELDS[name]
         self._ways: dict[bytes, _Way | None] = {}
 
     def texts(self, raws: Sequence[Raw]) -> list[Any]:
@@ -279,7 +311,7 @@ class Field:
     def _nowhere(self, raws: Sequence[Raw]) -> bool:
         """Return whether no delivery has the field. Most producers set the same fields in all messages."""
         flags = raws.flags if isinstance(raws, FlaggedDeliveries) else _flags_of(raws)
-        return not flags & (0x8000 >> self._place)
+        return not flags & (0x8000 >> self.place)
 
     def _starts(self, raws: Sequence[Raw]) -> Iterator[int]:
         """Yield where the field begins in each block; 0 where it is missing."""
@@ -293,9 +325,9 @@ class Field:
             yield 0 if way is None else _end(block, way.start, way.steps)
 
     def _way(self, flags: int) -> _Way | None:
-        if not flags & (0x8000 >> self._place):
+        if not flags & (0x8000 >> self.place):
             return None
-        return _Way(_steps(flags & ~(0xFFFF >> self._place)))
+        return _Way(_steps(flags & ~(0xFFFF >> self.place)))
 
 
 # -- what stays the same --------------------------------------------------------------------------
@@ -315,13 +347,13 @@ def lasting(block: bytes, known: dict[bytes, bytes]) -> bytes:
     if not flags & (_HEADERS_FLAG | _EXPIRATION_FLAG):
         return block
     fields, at = [], _FLAGS_SIZE
-    for bit, kind in enumerate(_FIELDS.values()):
+    for bit, kind in enumerate(FIELDS.values()):
         flag = 0x8000 >> bit
         if not flags & flag:
             continue
         end = _end(block, at, [kind])
         field = block[at:end]
-        if kind == _TABLE:
+        if kind == TABLE:
             table = known.get(field)
             if table is None:
                 table = known[field] = _lasting_table(field)
@@ -351,6 +383,8 @@ def _lasting_table(field: bytes) -> bytes:
 # -- header tables -----------------------------------------------------------------------------
 
 _CODES = dict(zip("bBsuUIilLfdD", ("b", "B", "h", "H", "h", "i", "I", "q", "q", "f", "d", "Bi"), strict=True))
+#: Types of whole numbers: whether they have a sign.
+INTEGERS = {ord(kind): code.islower() for kind, code in _CODES.items() if kind not in "fdD"}
 _unpack = {ord(kind): Struct(f">{code}").unpack_from for kind, code in _CODES.items()}
 
 
@@ -369,7 +403,7 @@ def _table(block: bytes, at: int, end: int) -> dict[str | bytes, Any]:
     while at < end:
         start = at + 1 + block[at]
         name = _string(block[at + 1 : start])
-        if block[start] == _LONG_STRING:
+        if block[start] == LONG_STRING:
             at = start + 5 + int.from_bytes(block[start + 1 : start + 5], "big")
             entries[name] = _string(block[start + 5 : at])
         else:
@@ -388,12 +422,12 @@ def _value(block: bytes, at: int) -> tuple[Any, int]:
     """The value that begins there, and where it ends."""
     kind = block[at]
     at += 1
-    size = _SIZES.get(kind)
+    size = SIZES.get(kind)
     if size is not None:
         return _sized(kind, block, at), at + size
     start = at + 4
     end = start + int.from_bytes(block[at:start], "big")
-    if kind == _LONG_STRING:
+    if kind == LONG_STRING:
         return _string(block[start:end]), end
     if kind == _BYTES:
         return block[start:end], end

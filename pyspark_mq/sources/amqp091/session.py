@@ -26,11 +26,12 @@ import pika
 from pyspark_mq.brokers.base import AMQP_0_9_1
 from pyspark_mq.errors import BrokerUnavailableError, DestinationError, MessageError, OptionError
 from pyspark_mq.logs import leave_out_own_lines
+from pyspark_mq.sources.amqp091.batch import DeliveryBatch
 from pyspark_mq.sources.amqp091.client import Answer, Connection, Loop
 from pyspark_mq.sources.amqp091.decoder import Amqp091Decoder, as_text
 from pyspark_mq.sources.amqp091.errors import connect_error, handshake_hint, queue_error, reason_of, was_stated
-from pyspark_mq.sources.amqp091.frames import FrameError, Raw
-from pyspark_mq.sources.amqp091.properties import check, unreadable
+from pyspark_mq.sources.amqp091.frames import FrameError
+from pyspark_mq.sources.amqp091.properties import Raw, check, unreadable
 from pyspark_mq.sources.connections.decoder import Decoder
 from pyspark_mq.sources.connections.session import Greeting, QueueDepth, Session, SessionLostError
 from pyspark_mq.sources.connections.socket_loop import addresses_of
@@ -256,14 +257,10 @@ class Amqp091Session(Session):
             tag = f"pyspark-mq-{self._started:06}"
             self._consumer_tags.append(self._channel.basic_consume(self._queue, self._called_back, consumer_tag=tag))
 
-    def _deliver(self, raws: list[Raw]) -> None:
+    def _deliver(self, raws: list[Raw] | DeliveryBatch) -> None:
         """Take deliveries in, in order."""
-        for place, error in check(raws):
-            raws[place] = unreadable(raws[place], error)
-            if not self.options.keeps_unreadable:
-                self._ended(self._refuse(self.decoder.unreadable([raws[place]])[0]))
-                del raws[place:]
-                break
+        if isinstance(raws, list):
+            self._check(raws)
         if not raws:
             return
         first, last = raws[0][0], raws[-1][0]
@@ -272,11 +269,19 @@ class Amqp091Session(Session):
             return
         if not self._last_tag and _STREAM_OFFSET in raws[0][2]:
             self._ask_for_stream()
-        self.sink.inbox.extend(raws)
+        self.sink.inbox.extend(raws if isinstance(raws, list) else (raws,))
         self._last_tag = last
         self.sink.count(len(raws), sum(self.decoder.sizes(raws)))
         if self.sink.full and (not self.paused or self._reading_one):
             self._pause()
+
+    def _check(self, raws: list[Raw]) -> None:
+        for place, error in check(raws):
+            raws[place] = unreadable(raws[place], error)
+            if not self.options.keeps_unreadable:
+                self._ended(self._refuse(self.decoder.unreadable([raws[place]])[0]))
+                del raws[place:]
+                return
 
     def _ask_for_stream(self) -> None:
         """Refuse a stream. A queue may have messages that were copied from one, so the broker is asked.

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from pyspark_mq.dedup import Key
-from pyspark_mq.sources.connections.decoder import ROW_BYTES, Decoder, Unreadable
+from pyspark_mq.sources.connections.decoder import ROW_BYTES, Decoder, Picked, RawBatch, Unreadable
 from pyspark_mq.sources.connections.message_id import MessageIds
 
 __all__ = [
@@ -152,11 +152,10 @@ def make_block(decoder: Decoder, raws: Sequence[Any], ids: MessageIds, schema: p
         ids.hidden(decoder, raws) if None in keys else [],
         {row: unreadable[tag] for row, tag in enumerate(tags) if tag in unreadable} if unreadable else {},
     )
-    bodies = decoder.bodies(raws)
     ready = decoder.batch(raws, schema.names)
-    columns: dict[str, Callable[[Sequence[Any]], Sequence[Any]]] = {
+    columns: dict[str, Callable[[Any], Any]] = {
         _ID: lambda _: ids.texts(values),
-        "body": lambda _: _bodies(bodies),
+        "body": lambda ready: ready.bodies() if isinstance(ready, RawBatch) else _bodies(decoder.bodies(ready)),
         **decoder.columns,
     }
     arrays = [
@@ -201,9 +200,13 @@ def _bodies(bodies: Sequence[bytes]) -> pa.Array:
 
 
 def _array(values: Any, kind: pa.DataType) -> pa.Array:
-    """Values as :attr:`.Decoder.columns` has them, or an array, as an array of a type."""
+    """Values as :attr:`.Decoder.columns` has them as an array of a type."""
+    if isinstance(values, Picked):
+        if values.values == [None]:
+            return pa.nulls(len(values.rows), kind)
+        return _array(values.values, kind).take(pa.array(values.rows))
     if isinstance(values, pa.Array):
-        return values
+        return values if values.type == kind else values.cast(kind)
     if pa.types.is_map(kind):
         return _map_array(values, kind)
     if pa.types.is_timestamp(kind):

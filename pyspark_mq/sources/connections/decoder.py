@@ -17,11 +17,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from pyspark_mq.dedup import IdSource
 
-__all__ = ["ROW_BYTES", "UNREADABLE_PROPERTY", "Decoder", "Unreadable"]
+__all__ = ["ROW_BYTES", "UNREADABLE_PROPERTY", "Decoder", "Picked", "RawBatch", "Unreadable"]
 
 #: Name in `properties` under which the row of an unreadable message says why it is one.
 UNREADABLE_PROPERTY = "unreadable"
@@ -57,11 +57,35 @@ def _shortened(text: str) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
 
 
+class RawBatch(Sequence[Any]):
+    """Several raw deliveries in a row, in the form in which they are looked at together. Slices are batches, too."""
+
+    @abstractmethod
+    def bodies(self) -> Any:
+        """Return bodies as an array of Arrow."""
+
+
+class Picked(NamedTuple):
+    """A column of which many rows have the same value.
+
+    Attributes:
+        values: those that there are.
+        rows: the number of its value for each row, an array of whole numbers.
+    """
+
+    values: list[Any]
+    rows: Any
+
+
 class Decoder(ABC):
     """Columns of raw deliveries, for one protocol. Stateless; works on lists, never on one message.
 
-    A raw delivery is whatever the session appends to its inbox.
+    A raw delivery is whatever the session appends to its inbox, or a part of a :class:`RawBatch` there.
     """
+
+    def gather(self, items: Sequence[Any]) -> Sequence[Sequence[Any]]:
+        """Return what was in an inbox in the parts that blocks are made of, in order. Usually it is one list."""
+        return [items]
 
     @abstractmethod
     def tags(self, raws: Sequence[Any]) -> list[int]:
@@ -110,6 +134,6 @@ class Decoder(ABC):
     #: column name -> function from raw deliveries to a list of values: str, int, bool, a list of
     #: (str, str or None) pairs for `properties`, microseconds since 1970 for timestamps; None for
     #: nothing. `messageId` and `destination` are not among them, and `body` only where a column of bodies is made
-    #: better than by :meth:`bodies`. For deliveries from :meth:`batch` it may be an Arrow array instead. What is not
-    #: here is null.
+    #: better than by :meth:`bodies`. For deliveries from :meth:`batch` it may be an Arrow array instead, or
+    #: :class:`Picked`. What is not here is null.
     columns: ClassVar[Mapping[str, Callable[[Sequence[Any]], list[Any]]]]

@@ -23,17 +23,19 @@ Guarantee: a message is acknowledged only by :meth:`~Session.acknowledge` and re
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pyspark_mq.brokers.facts import NOTHING_KNOWN, QueueFacts
 from pyspark_mq.errors import DestinationError, MessageError, shown
-from pyspark_mq.sources.connections.decoder import Decoder, Unreadable
+from pyspark_mq.sources.connections.decoder import Decoder, RawBatch, Unreadable
 from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.url import BrokerUrl
 
@@ -120,7 +122,7 @@ class Sink:
         reported: called on the session's thread when the broker reported the depth of the queue.
 
     Attributes:
-        inbox: deliveries in order; the other thread takes them from the left.
+        inbox: deliveries in order, also as batches; the other thread takes them from the left.
         deliveries: appended so far.
         bytes_arrived: bytes appended so far, see :meth:`.Decoder.sizes`.
         bytes_grown: bytes that they take more in blocks than as they came.
@@ -157,15 +159,18 @@ class Sink:
         if not self.arrived.is_set():
             self.arrived.set()
 
-    def take(self, maximum: int | None = None) -> list[Any]:
-        """Take deliveries out of the inbox: all that are in it now, or the first `maximum`."""
-        raws: list[Any] = []
-        try:
-            for _ in range(len(self.inbox) if maximum is None else min(maximum, len(self.inbox))):
-                raws.append(self.inbox.popleft())
-        except IndexError:
-            pass  # the session has ended meanwhile, on another thread, and what it had is void
-        return raws
+    def take(self, maximum: float = math.inf) -> list[Any]:
+        """Take deliveries out of the inbox, as they are there: all, or until there are `maximum` of them or more."""
+        items: list[Any] = []
+        with suppress(IndexError):  # it is empty, or the session has ended, on another thread, and what it had is void
+            while maximum > 0:
+                items.append(item := self.inbox.popleft())
+                maximum -= len(item) if isinstance(item, RawBatch) else 1
+        return items
+
+    def take_each(self) -> list[Any]:
+        """Take all deliveries out of the inbox, each by itself."""
+        return [raw for item in self.take() for raw in (item if isinstance(item, RawBatch) else (item,))]
 
 
 @dataclass(frozen=True, slots=True)

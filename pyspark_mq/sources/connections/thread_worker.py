@@ -19,7 +19,7 @@ its way and what waits to be taken.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate, count, groupby
 from typing import Any, TypeAlias
@@ -217,18 +217,20 @@ class ThreadWorker(Worker):
 
     def _hand_over(self, key: int, session: Session) -> int:
         keeper, sink = self._keepers[key], session.sink
-        rows = left = len(sink.inbox)
+        rows, left = 0, len(sink.inbox)
         try:
             while left > 0:
-                raws = sink.take(min(left, _ROWS_MAX))
-                if not raws:
+                items = sink.take(_ROWS_MAX)
+                if not items:
                     break  # the session has ended meanwhile
-                left -= len(raws)
-                for part, size in _parts(raws, session.decoder.sizes(raws)):
-                    self._look()
-                    metadata, block = make_block(session.decoder, part, keeper.begin.ids, self._schema)
-                    sink.bytes_grown += sum(block.sizes) - size
-                    self._emit(Delivered(key, session.number, metadata, block))
+                left -= len(items)
+                for raws in session.decoder.gather(items):
+                    rows += len(raws)
+                    for part, size in _parts(raws, session.decoder.sizes(raws)):
+                        self._look()
+                        metadata, block = make_block(session.decoder, part, keeper.begin.ids, self._schema)
+                        sink.bytes_grown += sum(block.sizes) - size
+                        self._emit(Delivered(key, session.number, metadata, block))
         except Exception as error:  # noqa: BLE001 - what dies silently would hang the query
             _LOG.exception("handing over failed")
             text = f"{keeper.begin.endpoint.destination}: deliveries could not be taken in: "
@@ -244,14 +246,10 @@ class ThreadWorker(Worker):
             self._emit(status)
 
 
-def _parts(raws: list[Any], sizes: list[int]) -> list[tuple[list[Any], int]]:
+def _parts(raws: Sequence[Any], sizes: list[int]) -> Iterator[tuple[Sequence[Any], int]]:
     """Split deliveries into pieces of about `_BYTES_MAX`, or of one larger delivery; with the bytes of each piece."""
-    if sum(sizes) <= _BYTES_MAX:
-        return [(raws, sum(sizes))]
-    parts = []
-    for _, piece in groupby(
-        zip(raws, accumulate(sizes), sizes, strict=True), lambda one: (one[1] - one[2]) // _BYTES_MAX
-    ):
-        some = list(piece)
-        parts.append(([raw for raw, _, _ in some], sum(size for _, _, size in some)))
-    return parts
+    begin = 0
+    for _, piece in groupby(zip(accumulate(sizes), sizes, strict=True), lambda one: (one[0] - one[1]) // _BYTES_MAX):
+        some = [size for _, size in piece]
+        yield raws[begin : begin + len(some)], sum(some)
+        begin += len(some)

@@ -1,0 +1,349 @@
+"""Deliveries of AMQP 0-9-1 in one piece of memory, which are looked at together.
+
+What begins at a position of each is looked at with one operation of NumPy over all: frames, when they arrive, and
+fields of their properties, when a column asks for them. A delivery is an object only for who asks for it alone.
+
+What is taken is what :mod:`pyspark_mq.sources.amqp091.frames` and :mod:`pyspark_mq.sources.amqp091.properties` take,
+and less of it: a method, a header and one body frame behind each other, and properties that can be read. All else is
+left to those. So this never decides that a frame or a message is broken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, lru_cache
+from itertools import chain
+from struct import Struct
+from struct import error as struct_error
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+
+from pyspark_mq.sources.amqp091.properties import FIELDS, INTEGERS, LONG_STRING, SIZES, TABLE, TEXT, Raw, is_table
+from pyspark_mq.sources.connections.decoder import ROW_BYTES, Picked, RawBatch
+from pyspark_mq.sources.connections.spans import binary, decimals, distinct, is_ascii, maps, text
+
+__all__ = ["DeliveryBatch", "find_batch"]
+
+_METHOD, _HEADER, _BODY, _END = 1, 2, 3, 0xCE
+_DELIVER, _BASIC = 0x003C003C, 0x3C
+#: Of a frame: all but its payload. Of a content header's payload: all but the properties; with flags it has two more.
+_FRAMING, _CONTENT = 8, 12
+#: The least properties: a word of flags. Its lowest bit says that there is another one.
+_FLAGS, _MORE = 2, 1
+
+#: Of the method of a delivery: its arguments are three short strings and nine octets.
+_METHOD_BYTES_MAX = 4 + 3 * 256 + 9
+#: Headers of a message that are looked at together.
+_HEADERS_MAX = 64
+
+
+class _Views:
+    """Whole numbers, big-endian, wherever they are in a piece of memory."""
+
+    def __init__(self, data: bytes) -> None:
+        self._all = {size: np.ndarray((len(data) - size + 1,), f">u{size}", data, 0, (1,)) for size in (1, 2, 4, 8)}
+
+    def at(self, places: Any, size: int) -> Any:
+        """Return the numbers of so many bytes that begin there; beyond the end, any."""
+        found = self._all[size]
+        return found[np.minimum(places, len(found) - 1)].astype(f"u{size}", copy=False)
+
+
+class _Field(NamedTuple):
+    begins: Any
+    ends: Any
+    #: None if all have it.
+    present: Any | None
+
+
+class _Header(NamedTuple):
+    name: bytes
+    kind: int
+    begins: Any
+    ends: Any
+
+
+class DeliveryBatch(RawBatch):
+    """Deliveries of one channel whose properties can be read, in order.
+
+    Args:
+        data: the memory.
+        tags: delivery tags.
+        redelivered: whether the broker has flagged each.
+        spans: six rows: where properties begin and end in the memory, bodies, exchanges with routing keys.
+    """
+
+    def __init__(self, data: bytes, tags: Any, redelivered: Any, spans: Any) -> None:
+        self.data, self.tags, self.redelivered = data, tags, redelivered
+        self.spans = spans
+
+    @classmethod
+    def of(cls, raws: Sequence[Raw]) -> DeliveryBatch:
+        """Make a batch of deliveries that have come one by one."""
+        parts = list(chain.from_iterable(raw[2:5] for raw in raws))
+        ends = np.fromiter(map(len, parts), np.int64, len(parts)).cumsum()
+        spans = np.empty((6, len(raws)), np.int64)
+        spans[1::2] = ends.reshape(-1, 3).T
+        spans[0::2] = np.concatenate(([0], ends[:-1])).reshape(-1, 3).T
+        tags = np.fromiter((raw[0] for raw in raws), np.int64, len(raws))
+        redelivered = np.fromiter((raw[1] for raw in raws), bool, len(raws))
+        return cls(b"".join([*parts, bytes(8)]), tags, redelivered, spans)
+
+    @classmethod
+    def joined(cls, batches: Sequence[DeliveryBatch]) -> DeliveryBatch:
+        """Return one batch with the deliveries of all of them."""
+        if len(batches) == 1:
+            return batches[0]
+        starts = np.cumsum([0, *(len(batch.data) for batch in batches)])
+        return cls(
+            b"".join(batch.data for batch in batches),
+            np.concatenate([batch.tags for batch in batches]),
+            np.concatenate([batch.redelivered for batch in batches]),
+            np.concatenate([batch.spans + start for batch, start in zip(batches, starts, strict=False)], axis=1),
+        )
+
+    def __len__(self) -> int:
+        return len(self.tags)
+
+    @overload
+    def __getitem__(self, place: int) -> Raw: ...
+    @overload
+    def __getitem__(self, place: slice) -> DeliveryBatch: ...
+    def __getitem__(self, place: int | slice) -> Raw | DeliveryBatch:
+        if isinstance(place, slice):
+            return DeliveryBatch(self.data, self.tags[place], self.redelivered[place], self.spans[:, place])
+        a, b, c, d, e, f = self.spans[:, place].tolist()
+        tag, redelivered = int(self.tags[place]), bool(self.redelivered[place])
+        return tag, redelivered, self.data[a:b], self.data[c:d], self.data[e:f]
+
+    def __iter__(self) -> Iterator[Raw]:
+        data = self.data
+        columns = (self.tags.tolist(), self.redelivered.tolist(), *self.spans.tolist())
+        for tag, redelivered, a, b, c, d, e, f in zip(*columns, strict=True):
+            yield tag, redelivered, data[a:b], data[c:d], data[e:f]
+
+    @property
+    def sizes(self) -> Any:
+        """Bytes of each, as :meth:`.Decoder.sizes` counts them."""
+        spans = self.spans
+        return ROW_BYTES + spans[1] - spans[0] + spans[3] - spans[2] + spans[5] - spans[4]
+
+    # -- parts
+
+    def bodies(self) -> Any:
+        """Return bodies as an array of Arrow."""
+        return binary(self.data, self.spans[2], self.spans[3])
+
+    def places(self) -> tuple[list[bytes], Any]:
+        """Return exchanges with routing keys, as :func:`.distinct` does."""
+        return distinct(binary(self.data, self.spans[4], self.spans[5]))
+
+    @cached_property
+    def _views(self) -> _Views:
+        return _Views(self.data)
+
+    @cached_property
+    def _walked(self) -> tuple[dict[int, _Field], Any]:
+        """The fields that are there, by their places, and whether each delivery's are within its properties."""
+        views, (at, ends) = self._views, self.spans[:2]
+        flags = views.at(at, _FLAGS)
+        together = int(np.bitwise_or.reduce(flags))
+        found: dict[int, _Field] = {}
+        at = at + _FLAGS
+        for place, kind in enumerate(FIELDS.values()):
+            bit = 0x8000 >> place
+            if not together & bit:
+                continue
+            present = flags & bit != 0
+            begin = at + {TEXT: 1, TABLE: 4}.get(kind, 0)
+            end = begin + (views.at(at, 1) if kind == TEXT else views.at(at, 4) if kind == TABLE else kind)
+            if present.all():
+                found[place], at = _Field(begin, end, None), end
+            else:
+                found[place], at = _Field(begin, end, present), np.where(present, end, at)
+        return found, (flags & _MORE == 0) & (at <= ends)
+
+    def sound(self) -> DeliveryBatch:
+        """Return those before the first whose properties cannot be read."""
+        fields, good = self._walked
+        if not good.all():
+            return self[: int(np.argmin(good))].sound()
+        if TABLES in fields and self._headers is None:
+            tables, rows = self.tables()
+            broken = [number for number, table in enumerate(tables) if not is_table(table)]
+            if broken:
+                return self[: int(np.argmax(np.isin(rows, broken)))]
+        return self
+
+    def has(self, place: int) -> bool:
+        """Whether any delivery has a field."""
+        return place in self._walked[0]
+
+    def tables(self) -> tuple[list[bytes], Any]:
+        """Return header tables without their lengths, empty where there is none, as :func:`.distinct` does."""
+        field = self._walked[0].get(TABLES)
+        if field is None:
+            return [b""], np.zeros(len(self), np.int64)
+        ends = field.ends if field.present is None else np.where(field.present, field.ends, field.begins)
+        return distinct(binary(self.data, field.begins, ends))
+
+    @cached_property
+    def _headers(self) -> list[_Header] | None:
+        """The headers, if all deliveries have the same ones of the same types in the same order."""
+        field = self._walked[0].get(TABLES)
+        if field is None or field.present is not None:
+            return None
+        views, at = self._views, field.begins
+        found: list[_Header] = []
+        while (left := at < field.ends).any():
+            if not left.all() or len(found) == _HEADERS_MAX:
+                return None
+            first = int(at[0])
+            size = self.data[first] + 2
+            head = self.data[first : first + size]
+            if len(head) < size:
+                return None
+            if not (views.at(at[:, None] + np.arange(size), 1) == np.frombuffer(head, np.uint8)).all():
+                return None
+            kind, begins = head[-1], at + size
+            if kind == LONG_STRING:
+                begins, at = begins + 4, begins + 4 + views.at(begins, 4)
+            elif kind in SIZES:
+                at = begins + SIZES[kind]
+            else:
+                return None
+            found.append(_Header(head[1:-1], kind, begins, at))
+        return found if (at == field.ends).all() else None
+
+    def lacks(self, header: bytes) -> bool:
+        """Whether it is known that no delivery has a header."""
+        if TABLES not in self._walked[0]:
+            return True
+        return self._headers is not None and all(header != one.name for one in self._headers)
+
+    def headers(self) -> Any:
+        """Return headers as maps of texts, an array of Arrow; None if those have to be looked at one by one."""
+        if not self._headers or len({header.name for header in self._headers}) < len(self._headers):
+            return None
+        columns = []
+        try:
+            for name, kind, begins, ends in self._headers:
+                if kind == LONG_STRING:
+                    columns.append((name.decode(), text(binary(self.data, begins, ends))))
+                elif kind in INTEGERS:
+                    found = self._views.at(begins, SIZES[kind])
+                    signed = found.view(f"i{SIZES[kind]}") if INTEGERS[kind] else found
+                    columns.append((name.decode(), decimals(signed)))
+                else:
+                    return None
+        except ValueError:
+            return None
+        return maps(columns, len(self))
+
+    def texts(self, place: int) -> Any:
+        """Return a field of short strings as an array of Arrow; None if one is no text."""
+        field = self._walked[0].get(place)
+        if field is None:
+            return self.nothing()
+        try:
+            return text(binary(self.data, *field))
+        except ValueError:
+            return None
+
+    def strings(self, place: int) -> list[str | None] | None:
+        """Return a field of short strings that are ASCII; None if one is not, or some have none."""
+        field = self._walked[0].get(place)
+        if field is None or field.present is not None or not is_ascii(binary(self.data, *field)):
+            return None
+        begins, ends = field.begins.tolist(), field.ends.tolist()
+        first = begins[0] if begins else 0
+        shown = self.data[first : ends[-1] if ends else 0].decode("latin-1")
+        return [shown[begin - first : end - first] for begin, end in zip(begins, ends, strict=True)]
+
+    def numbers(self, place: int) -> tuple[Any, Any] | None:
+        """Return a field of numbers, and which deliveries have it; None if no delivery has."""
+        field = self._walked[0].get(place)
+        if field is None:
+            return None
+        size = list(FIELDS.values())[place]
+        present = np.ones(len(self), bool) if field.present is None else field.present
+        return self._views.at(field.begins, size), present
+
+    def nothing(self) -> Picked:
+        """Return a column of nulls."""
+        return Picked([None], np.zeros(len(self), np.int64))
+
+
+#: Place of the headers.
+TABLES = list(FIELDS).index("headers")
+
+
+def find_batch(data: bytes, at: int, channel: int, least: int) -> tuple[DeliveryBatch, int] | None:
+    """Find deliveries that follow each other, each as a whole.
+
+    Args:
+        data: frames, as they were read.
+        at: where the first begins.
+        channel: of the deliveries.
+        least: how many there have to be; one or more.
+
+    Returns:
+        the deliveries, and where the next frame begins; None if there are fewer.
+    """
+    starts, end = _starts(data, at)
+    if len(starts) < least:
+        return None
+    start, views = np.array(starts), _Views(data)
+    ends = np.append(start[1:], end)
+    header = start + _FRAMING + views.at(start + 3, 4)
+    body = header + _FRAMING + views.at(header + 3, 4)
+    consumer = start + 11
+    delivery = consumer + 1 + views.at(consumer, 1)
+    good = _framed(views, start, header, _METHOD, channel) & (views.at(start + 7, 4) == _DELIVER)
+    good &= _framed(views, header, body, _HEADER, channel) & (views.at(header + 7, 2) == _BASIC)
+    good &= _framed(views, body, ends, _BODY, channel) & (body + _FRAMING + views.at(body + 3, 4) == ends)
+    good &= (delivery + 9 < header) & (body - header >= _FRAMING + _CONTENT + _FLAGS)
+    count = len(good) if good.all() else int(np.argmin(good))
+    if count < least:
+        return None
+    properties = header + 7 + _CONTENT
+    spans = np.stack([properties, body - 1, body + 7, ends - 1, delivery + 9, header - 1])[:, :count]
+    tags = views.at(delivery[:count], 8).astype(np.int64)
+    redelivered = views.at(delivery[:count] + 8, 1) & 1 == 1
+    found = DeliveryBatch(data, tags, redelivered, spans).sound()
+    return (found, int(ends[len(found) - 1])) if len(found) >= least else None
+
+
+def _framed(views: _Views, begins: Any, ends: Any, kind: int, channel: int) -> Any:
+    """Whether frames of a kind begin there, and have their last octet before where the next begins."""
+    return (views.at(begins, 1) == kind) & (views.at(begins + 1, 2) == channel) & (views.at(ends - 1, 1) == _END)
+
+
+def _starts(data: bytes, at: int) -> tuple[list[int], int]:
+    """Return where deliveries begin if all are of the common form, and where the last one ends."""
+    starts: list[int] = []
+    append, size = starts.append, len(data)
+    method, lengths = 0, _lengths(0)
+    try:
+        while True:
+            found, properties, body = lengths(data, at + 3)
+            if found != method:
+                if found > _METHOD_BYTES_MAX:
+                    break
+                method, lengths = found, _lengths(found)
+                continue
+            end = at + method + properties + body + 3 * _FRAMING
+            if end > size:
+                break
+            append(at)
+            at = end
+    except struct_error:
+        pass
+    return starts, at
+
+
+@lru_cache(_METHOD_BYTES_MAX)
+def _lengths(method: int) -> Callable[[bytes, int], tuple[Any, ...]]:
+    """Return what reads how long method, header and body of a delivery are, if the method is that long."""
+    return Struct(f">I{method + 4}xI4xQ").unpack_from

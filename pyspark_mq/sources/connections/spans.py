@@ -1,0 +1,88 @@
+"""Spans of one piece of memory as Arrow arrays, without an object for any of them.
+
+Where spans begin and end makes the memory itself an array, of them and of what is between them. They are every second
+value of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+__all__ = ["binary", "decimals", "distinct", "is_ascii", "maps", "numbers", "text"]
+
+
+def binary(data: bytes, begins: Any, ends: Any, valid: Any | None = None) -> pa.Array:
+    """Return spans in ascending order as bytes.
+
+    Args:
+        data: less than 2 GiB.
+        begins, ends: of each, arrays of whole numbers.
+        valid: a truth value for each; the others are null. None if all are valid.
+    """
+    rows = None if valid is None or valid.all() else np.flatnonzero(valid)
+    count = len(begins) if rows is None else len(rows)
+    if not count:
+        return pa.nulls(len(begins), pa.binary())
+    bounds = np.empty(2 * count, np.int32)
+    bounds[0::2] = begins if rows is None else begins[rows]
+    bounds[1::2] = ends if rows is None else ends[rows]
+    buffers = [None, pa.py_buffer(bounds), pa.py_buffer(data)]
+    pieces = pa.Array.from_buffers(pa.binary(), 2 * count - 1, buffers)
+    if rows is None:
+        return pieces.take(pa.array(np.arange(0, 2 * count, 2)))
+    places = np.zeros(len(begins), np.int64)
+    places[rows] = np.arange(0, 2 * count, 2)
+    return pieces.take(pa.array(places, mask=np.logical_not(valid)))
+
+
+def text(found: pa.Array) -> pa.Array:
+    """Return bytes as texts.
+
+    Raises:
+        ValueError: one of them is not UTF-8.
+    """
+    return found.view(pa.string()) if is_ascii(found) else found.cast(pa.string())
+
+
+def is_ascii(found: pa.Array) -> bool:
+    """Whether all texts are; what is below the nulls does not count, as nothing is there."""
+    content = found.buffers()[2]
+    return content is None or content.size == 0 or int(np.frombuffer(content, np.uint8).max()) < 0x80
+
+
+def numbers(values: Any, valid: Any | None = None) -> pa.Array:
+    """Return an array of numbers, null where they are not valid."""
+    return pa.array(values, mask=None if valid is None else ~valid)
+
+
+def distinct(found: pa.Array) -> tuple[list[Any], Any]:
+    """Return the values that differ, in the order of their first places, and for each place the number of its value.
+
+    Args:
+        found: without nulls.
+    """
+    encoded = found.dictionary_encode()
+    return encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
+
+
+def decimals(values: Any) -> pa.Array:
+    """Return whole numbers as texts."""
+    return pa.array(values).cast(pa.string())
+
+
+def maps(columns: Sequence[tuple[str, pa.Array]], count: int) -> pa.Array:
+    """Return maps that all have the same keys in the same order.
+
+    Args:
+        columns: each key with its texts; at least one.
+        count: of maps.
+    """
+    width = len(columns)
+    keys = pa.array([key for key, _ in columns]).take(pa.array(np.tile(np.arange(width), count)))
+    turned = pa.array(np.arange(width * count).reshape(width, count).T.ravel())
+    items = pa.concat_arrays([texts for _, texts in columns]).take(turned)
+    return pa.MapArray.from_arrays(pa.array(np.arange(count + 1, dtype=np.int32) * width), keys, items)

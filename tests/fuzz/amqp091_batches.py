@@ -1,0 +1,167 @@
+"""The law of equal blocks over AMQP 0-9-1: deliveries that are looked at together are the same as one by one.
+
+A case is a stream of some producers, in any cuts, with some bytes changed or none. It is read twice, with batches of
+any size and without, and both make blocks; rows, IDs, sizes, other frames and the end of the connection are equal.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+import time
+from collections import Counter
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+
+from pyspark_mq.dedup import IdSource, OnMissing
+from pyspark_mq.dedup.identity import CONTENT_DIGEST_BYTES
+from pyspark_mq.sources.amqp091.batch import DeliveryBatch
+from pyspark_mq.sources.amqp091.decoder import Amqp091Decoder
+from pyspark_mq.sources.amqp091.frames import DeliveryReader, FrameError
+from pyspark_mq.sources.amqp091.properties import UnreadableRaw, check, unreadable
+from pyspark_mq.sources.connections.block import make_block
+from pyspark_mq.sources.connections.message_id import MessageIds
+from pyspark_mq.spark_source.schema import ALL_COLUMNS, BatchBuilder
+from tests.fuzz.amqp091 import FIELDS, SHORTS, TYPES, Made
+
+__all__ = ["run"]
+
+_CHANNEL = 1
+_FRAME_MAX = 4096
+_DECODER = Amqp091Decoder()
+_SCHEMA = BatchBuilder(ALL_COLUMNS).block_schema
+_SOURCES = [("message-id",), ("correlation-id",), ("property", "h0"), ("content",), ("json", "a")]
+_NEVER = 1 << 30
+_TAG_MAX = 2**63 - 1
+_CHANGES = 5
+_SPECIAL = ("x-delivery-count", "x-death", "JMSXGroupID", "JMSXGroupSeq", "h0", "")
+
+
+def _short(text: str) -> bytes:
+    return bytes((len(text.encode()),)) + text.encode()
+
+
+class _Producer:
+    """Encodes deliveries that have the same fields and headers, with other values."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng, self._made = rng, Made()
+        self._fields = [name for name in FIELDS if rng.random() < 0.4]
+        self._headers = [
+            (rng.choice((f"h{number}", *_SPECIAL)), rng.choice("SSSSlItbi" + TYPES))
+            for number in range(rng.randrange(4))
+        ]
+        self._where = _short(rng.choice(("", "ex"))) + _short(rng.choice(("orders", "täst")))
+        self._regular = rng.random() < 0.5
+
+    def _field(self, name: str) -> bytes:
+        rng = self._rng
+        if name == "headers":
+            entries = [_short(key) + kind.encode() + self._made.content(rng, kind, 3)[0] for key, kind in self._headers]
+            return struct.pack(">I", len(b"".join(entries))) + b"".join(entries)
+        if name == "timestamp":
+            return struct.pack(">Q", rng.choice((0, 1_700_000_000, 2**63, 2**64 - 1)))
+        if name in SHORTS:
+            odd = rng.choice(("", "x", "täxt", "60000", "y" * 99))
+            return _short(f"{rng.randrange(10**9):09}" if self._regular else odd)
+        return bytes((rng.randrange(4),))
+
+    def frames(self, tag: int) -> bytes:
+        """The frames of a delivery."""
+        rng = self._rng
+        flags = sum(0x8000 >> bit for bit, name in enumerate(FIELDS) if name in self._fields)
+        text = rng.randbytes(40 if self._regular else rng.choice((0, 1, 50, 5_000)))
+        parts = [(3, text[at : at + _FRAME_MAX - 8]) for at in range(0, len(text), _FRAME_MAX - 8)]
+        method = struct.pack(">I5sQB", 0x003C003C, b"\x04ctag", tag, rng.random() < 0.1) + self._where
+        head = struct.pack(">HHQH", 60, 0, len(text), flags) + b"".join(map(self._field, self._fields))
+        return b"".join(
+            struct.pack(">BHI", kind, _CHANNEL, len(data)) + data + b"\xce"
+            for kind, data in ((1, method), (2, head), *parts)
+        )
+
+
+def _read(data: bytes, cuts: list[int], least: int) -> tuple[list[Any], list[bytes], bool]:
+    """What a session's inbox has then, the other frames, and whether there were bytes that are none."""
+    items: list[Any] = []
+    others: list[bytes] = []
+
+    def deliver(raws: list[Any] | DeliveryBatch) -> None:
+        if isinstance(raws, DeliveryBatch):
+            items.append(raws)
+            return
+        for place, error in check(raws):
+            raws[place] = unreadable(raws[place], error)
+        items.extend(raws)
+
+    reader = DeliveryReader(_CHANNEL, _FRAME_MAX, deliver, others.append, least)
+    try:
+        for low, high in pairwise([0, *sorted(cuts), len(data)]):
+            reader.feed(data[low:high])
+    except FrameError:
+        return items, others, True
+    return items, others, False
+
+
+def _is_digest(key: object) -> bool:
+    return type(key) is bytes and len(key) == CONTENT_DIGEST_BYTES
+
+
+def _rows(items: list[Any], ids: MessageIds) -> list[dict[str, Any]]:
+    """The rows of the blocks that are made, each with its metadata."""
+    rows: list[dict[str, Any]] = []
+    for raws in _DECODER.gather(items):
+        known, made = make_block(_DECODER, raws, ids, _SCHEMA)
+        made.batch.validate(full=True)
+        # Some times are beyond what Python has dates for.
+        columns = {
+            name: column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
+            for name, column in zip(made.batch.schema.names, made.batch.columns, strict=True)
+        }
+        assert len(made) == len(raws) == len(known.tags)
+        assert known.redelivered == sum(made.batch.column("redelivered").to_pylist())
+        rows += [
+            {
+                **row, "size": made.sizes[place], "tag": known.tags[place], "key": known.keys[place],
+                "unmarked": known.unmarked[place] if _is_digest(known.keys[place]) else None,
+                "broken": str(known.unreadable.get(place)),
+            }
+            for place, row in enumerate(pa.table(columns).to_pylist())
+        ]  # fmt: skip
+    return rows
+
+
+def _case(rng: random.Random) -> Counter[str]:
+    producers = [_Producer(rng) for _ in range(rng.choice((1, 1, 2, 3)))]
+    turns = [rng.choice(producers) if rng.random() < 0.2 else producers[0] for _ in range(rng.randrange(1, 30))]
+    data = bytearray(b"".join(producer.frames(tag) for tag, producer in enumerate(turns, 1)))
+    changes = rng.randrange(_CHANGES) if rng.random() < 0.7 else 0
+    for _ in range(changes):
+        data[rng.randrange(len(data))] = rng.choice((0, 1, 255, 206, rng.randrange(256)))
+    missing = rng.choice((OnMissing.CONTENT, OnMissing.ROW))
+    ids = MessageIds(IdSource(*rng.choice(_SOURCES)), missing, exact=True, unreadable_rows=True)
+    cuts = [rng.randrange(len(data) + 1) for _ in range(rng.choice((0, 0, 1, 3)))]
+    least = rng.choice((1, 2, 8))
+    together, alone = _read(bytes(data), cuts, least), _read(bytes(data), cuts, _NEVER)
+    wrong = f"{bytes(data)!r}, cut at {cuts}, is read in another way by batches of {least}, IDs by {ids.source}"
+    assert together[1:] == alone[1:], f"{together[1:]} and {alone[1:]}: {wrong}"
+    if any(raw[0] > _TAG_MAX for raw in alone[0]):
+        return Counter()  # a tag that no broker reaches
+    # What counts of a key depends on the whole block, and what cannot be read is in one of its own.
+    left_out = {"size"} if UnreadableRaw in map(type, alone[0]) else set()
+    for one, other in zip(_rows(together[0], ids), _rows(alone[0], ids), strict=True):
+        pairs = [(name, str(value), str(other[name])) for name, value in one.items() if name not in left_out]
+        differs = [pair for pair in pairs if pair[1] != pair[2]]
+        assert not differs, f"{differs}: {wrong}"
+    batched = sum(len(item) for item in together[0] if isinstance(item, DeliveryBatch))
+    return Counter({"changed" if changes else "whole": len(turns), "together": batched})
+
+
+def run(rng: random.Random, deadline: float) -> Counter[str]:
+    """Read streams until the deadline; count deliveries by kind, see :mod:`tests.fuzz.__main__`."""
+    cases: Counter[str] = Counter()
+    while True:
+        cases += _case(rng)
+        if time.monotonic() >= deadline and {"changed", "whole"} <= cases.keys():
+            return cases
