@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 
 from pyspark_mq.sources.amqp10.decoder import Raw
 from pyspark_mq.sources.connections.decoder import Unreadable
+from pyspark_mq.sources.connections.spans import binary, is_ascii, text
 from pyspark_mq.streams.scanned import COLUMN_TYPES, TIMESTAMP, arrays_of, read_messages, unreadable
 from pyspark_mq.streams.walk import Walked, prefix_of, walk
 
@@ -113,41 +114,23 @@ class _Source:
     """Spans of a batch, of the rows that were walked, as arrays of Arrow."""
 
     def __init__(self, data: bytes, walked: Walked) -> None:
-        self._buffer = pa.py_buffer(data)
+        self._data = data
         self.walked = walked
         self.count = int(walked.rows.sum())
 
     def binary(self, begins: Any, lengths: Any, valid: Any | None = None) -> pa.Array:
-        """Spans in ascending order; where they are not valid, null."""
-        if valid is not None and not valid.any():
-            return pa.nulls(len(begins), pa.binary())
-        rows = np.arange(len(begins)) if valid is None else np.flatnonzero(valid)
-        bounds = np.empty(2 * len(rows), np.int32)
-        bounds[0::2] = begins[rows]
-        bounds[1::2] = begins[rows] + lengths[rows]
-        pieces = pa.Array.from_buffers(pa.binary(), max(0, len(bounds) - 1), [None, pa.py_buffer(bounds), self._buffer])
-        if valid is None or len(rows) == len(begins):
-            return pieces.take(pa.array(np.arange(0, 2 * len(rows), 2)))
-        places = np.zeros(len(begins), np.int64)
-        places[rows] = np.arange(0, 2 * len(rows), 2)
-        return pieces.take(pa.array(places, mask=~valid))
+        """Return spans in ascending order as bytes; null where they are not valid."""
+        return binary(self._data, begins, begins + lengths, valid)
 
     def text(self, begins: Any, lengths: Any, symbols: Any, valid: Any | None = None) -> pa.Array:
         """Return a text column."""
         found = self.binary(begins, lengths, valid)
-        plain = _is_ascii(found)
-        if not plain and symbols.any() and not _is_ascii(self.binary(begins, lengths, symbols)):
+        if symbols.any() and not is_ascii(self.binary(begins, lengths, symbols)):
             raise _MalformedError
         try:
-            return found.view(pa.string()) if plain else found.cast(pa.string())
-        except pa.ArrowInvalid:
+            return text(found)
+        except ValueError:
             raise _MalformedError from None
-
-
-def _is_ascii(found: pa.Array) -> bool:
-    """Whether all texts are; what is below the nulls does not count, as nothing is there."""
-    content = found.buffers()[2]
-    return content is None or content.size == 0 or int(np.frombuffer(content, np.uint8).max()) < 0x80
 
 
 #: Fields of `properties` that are texts, by their number, and the numbers of others.

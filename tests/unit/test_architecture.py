@@ -56,8 +56,11 @@ NOT_SHIPPED = {
 }
 #: Where deliveries are rows of Arrow blocks, also in a receiver process, which has no Spark.
 ARROW = ("sources.connections.", "streams.")
-#: What streams share with queues: what both import below them, and the reader of AMQP 1.0 with the form of its decoder.
-SHARED = ("sources.url", "sources.endpoint", "sources.amqp10", "sources.connections.decoder")
+#: What streams share with queues: what both import below them, the reader of AMQP 1.0 with the form of its decoder, and
+#: spans of memory as columns.
+SHARED = (
+    "sources.url", "sources.endpoint", "sources.amqp10", "sources.connections.decoder", "sources.connections.spans"
+)  # fmt: skip
 #: Lines of a module, and modules and folders directly in `sources`.
 LINES_MAX, ROOMS_MAX = 500, 18
 #: A queue, the room that it is in, and what only that room looks behind.

@@ -23,20 +23,21 @@ def binary(data: bytes, begins: Any, ends: Any, valid: Any | None = None) -> pa.
         begins, ends: of each, arrays of whole numbers.
         valid: a truth value for each; the others are null. None if all are valid.
     """
-    rows = None if valid is None or valid.all() else np.flatnonzero(valid)
-    count = len(begins) if rows is None else len(rows)
-    if not count:
+    if valid is None or valid.all():
+        return _pieces(data, begins, ends).take(pa.array(np.arange(0, 2 * len(begins), 2)))
+    rows = np.flatnonzero(valid)
+    if not len(rows):
         return pa.nulls(len(begins), pa.binary())
-    bounds = np.empty(2 * count, np.int32)
-    bounds[0::2] = begins if rows is None else begins[rows]
-    bounds[1::2] = ends if rows is None else ends[rows]
-    buffers = [None, pa.py_buffer(bounds), pa.py_buffer(data)]
-    pieces = pa.Array.from_buffers(pa.binary(), 2 * count - 1, buffers)
-    if rows is None:
-        return pieces.take(pa.array(np.arange(0, 2 * count, 2)))
     places = np.zeros(len(begins), np.int64)
-    places[rows] = np.arange(0, 2 * count, 2)
-    return pieces.take(pa.array(places, mask=np.logical_not(valid)))
+    places[rows] = np.arange(0, 2 * len(rows), 2)
+    return _pieces(data, begins[rows], ends[rows]).take(pa.array(places, mask=~valid))
+
+
+def _pieces(data: bytes, begins: Any, ends: Any) -> pa.Array:
+    """Return spans, and what is between them."""
+    bounds = np.empty(2 * len(begins), np.int32)
+    bounds[0::2], bounds[1::2] = begins, ends
+    return pa.Array.from_buffers(pa.binary(), max(0, len(bounds) - 1), [None, pa.py_buffer(bounds), pa.py_buffer(data)])
 
 
 def text(found: pa.Array) -> pa.Array:
