@@ -106,7 +106,8 @@ class World:
         try:
             while self._events and self._events[0][0] <= self.now_s:
                 heapq.heappop(self._events)[-1]()
-            for process in list(self._processes):
+            # A step may be longer than a receiver process may be silent: it speaks before its parent, which is older.
+            for process in self._processes[::-1]:
                 for task in list(process.tasks):
                     if not process.stopped:
                         task.step(self.now_s)

@@ -205,9 +205,6 @@ def test_a_file_that_the_last_offset_names_is_there_when_a_plan_is_killed() -> N
     scene.assert_exactly_once()
 
 
-@pytest.mark.xfail(
-    strict=True, raises=TimeoutError, reason="each is killed for its silence after ten seconds, for ever"
-)
 def test_processes_that_never_say_anything_are_an_error() -> None:
     scene = Scene(max_messages=10, heartbeat_s=1.0, connect_timeout_s=20.0, reconnect_timeout_s=20.0)
     scene.query.processes = 1

@@ -38,7 +38,7 @@ _LOG = logging.getLogger("pyspark_mq")
 #: Rests before a process is started again: doubled from the first to the last, with jitter.
 _REST_FIRST_S = 0.1
 _REST_LAST_S = 5.0
-#: A process that lived so long, or in which something was confirmed, was a good one.
+#: A process that lived so long and said something, or in which something was confirmed, was a good one.
 _GOOD_LIFE_S = 10.0
 #: So many that were none, in a row, are an error. Each is an end of sessions, which counts towards delivery limits.
 _BAD_LIVES_MAX = 5
@@ -158,7 +158,7 @@ class ProcessWorker(Worker):
         self._leaving: set[int] = set()
         self._child: ChildProcess | None = None
         self._stopping = threading.Event()
-        self._good = False
+        self._good = self._spoke = False
         self._bad_lives = 0
 
     # -- for the query's thread
@@ -204,7 +204,7 @@ class ProcessWorker(Worker):
                 yield _STEP_S  # all of them were stopped; others may be dealt to it
                 continue
             began_s = self._runtime.monotonic_s()
-            self._good = False
+            self._good = self._spoke = False
             try:
                 end = yield from self._live_once()
             except Exception as error:  # noqa: BLE001 - what dies silently would hang the query
@@ -213,7 +213,7 @@ class ProcessWorker(Worker):
             if self._stopping.is_set():
                 return
             lived_s = self._runtime.monotonic_s() - began_s
-            if self._good or lived_s >= _GOOD_LIFE_S or not self._begun:
+            if self._good or (self._spoke and lived_s >= _GOOD_LIFE_S) or not self._begun:
                 self._bad_lives, rest_s = 0, _REST_FIRST_S
             else:
                 self._bad_lives += 1
@@ -267,7 +267,7 @@ class ProcessWorker(Worker):
                 return False
             now_s = self._runtime.monotonic_s()
             if said is not None:
-                received_s = now_s
+                received_s, self._spoke = now_s, True
                 self._handle(said)
                 continue
             if now_s - received_s >= self._silence_max_s():
