@@ -31,7 +31,7 @@ def test_the_file_has_no_outputs() -> None:
 
 
 @pytest.mark.whole
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(500)
 def test_a_kernel_reads_what_it_published_and_stops(rabbit: RabbitNode, tmp_path: Path) -> None:
     if importlib.util.find_spec("nbclient") is None or importlib.util.find_spec("ipykernel") is None:
         missing("nbclient and ipykernel are not installed")
@@ -40,7 +40,7 @@ def test_a_kernel_reads_what_it_published_and_stops(rabbit: RabbitNode, tmp_path
     environment |= {"JUPYTER_NO_CONFIG": "1", "JUPYTER_DATA_DIR": str(tmp_path), "IPYTHONDIR": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", "from nbclient.cli import main; main()", f"--output={tmp_path / 'run'}", NOTEBOOK],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=240,
+        cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=450,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4_000:]
     _, _, looked, _, shown, _ = [
