@@ -72,6 +72,7 @@ class Prometheus(LocalServer):
 
     Args:
         target: `host:port` of what is to be fetched.
+        config: its configuration, as YAML; by default one that fetches from `target` each second.
 
     Raises:
         NodeError: it cannot be had.
@@ -79,11 +80,14 @@ class Prometheus(LocalServer):
 
     title = "Prometheus"
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, config: str = "") -> None:
         self._program = fetch_prometheus()
         super().__init__(start_timeout_s=_START_TIMEOUT_S)
         self._port = self._reserve_port()
         self.target = target
+        jobs = [{"job_name": "pyspark-mq", "static_configs": [{"targets": [target]}]}]
+        # YAML takes JSON.
+        self._config = config or json.dumps({"global": {"scrape_interval": f"{_SCRAPE_S}s"}, "scrape_configs": jobs})
 
     @property
     def url(self) -> str:
@@ -91,10 +95,7 @@ class Prometheus(LocalServer):
         return f"http://{LOOPBACK}:{self._port}"
 
     def _command(self) -> Command:
-        jobs = [{"job_name": "pyspark-mq", "static_configs": [{"targets": [self.target]}]}]
-        config = {"global": {"scrape_interval": f"{_SCRAPE_S}s"}, "scrape_configs": jobs}
-        # YAML takes JSON.
-        (self.folder / "prometheus.yml").write_text(json.dumps(config), "utf-8")
+        (self.folder / "prometheus.yml").write_text(self._config, "utf-8")
         command = [
             str(self._program), "--config.file=prometheus.yml", f"--storage.tsdb.path={self.folder / 'data'}",
             f"--web.listen-address={LOOPBACK}:{self._port}", "--log.level=warn",
