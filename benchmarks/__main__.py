@@ -58,6 +58,8 @@ from testbed.process import NodeError
 _BROKERS = ("rabbitmq", "activemq", "artemis")
 _PAGE = Path(__file__).resolve().parent.parent / "docs" / "reports" / "benchmarks.md"
 _WARM_UP_SHARE = 0.4
+#: Where what was measured is kept when it is interrupted, if nothing else was said.
+_INTERRUPTED = Path("bench-interrupted.json")
 _PARTS: dict[str, Part] = {part.name: part for part in (Growth(), Latency(), Recovery(), Steps(), Streams())}
 #: Parts that are a choice of what is measured side by side: its options; those given behind the name come later.
 _CHOICES: dict[str, list[str]] = {
@@ -73,12 +75,42 @@ _BUSY = "import os; parent = os.getppid()\nwhile os.getppid() == parent: sum(ran
 _COLD = frozenset({BARE, CEILING, PERF_TEST})
 
 
-class Bench:
-    """Everything that lives longer than a turn: Spark, Hazelcast's member; made when first needed."""
+class Pace:
+    """How far the turns are, and how long the others will take.
 
-    def __init__(self, options: Mapping[str, str], say: Callable[[str], None]) -> None:
+    Args:
+        total: turns that there will be, if nobody fails.
+    """
+
+    def __init__(self, total: int) -> None:
+        self._total, self._begun, self._began_s = total, 0, time.monotonic()
+
+    def next(self) -> str:
+        """Return, in words, where the turn stands that begins now."""
+        done, self._begun = self._begun, self._begun + 1
+        if not done:
+            return f"turn 1 of {self._total}"
+        left_s = (time.monotonic() - self._began_s) / done * (self._total - done)
+        return f"turn {self._begun} of {self._total}, about {left_s / 60:.0f} min left"
+
+
+class Bench:
+    """Everything that lives longer than a turn: Spark, Hazelcast's member; made when first needed.
+
+    Args:
+        options: of our source.
+        say: told what is being done.
+        pace: of all turns.
+
+    Attributes:
+        interrupted: Ctrl-C has ended it.
+    """
+
+    def __init__(self, options: Mapping[str, str], say: Callable[[str], None], pace: Pace) -> None:
+        self.interrupted = False
         self._options = options
         self._say = say
+        self._pace = pace
         self._spark: Any = None
         self._hazelcast: HazelcastMember | None = None
 
@@ -91,19 +123,19 @@ class Bench:
     def measure_broker(
         self, arena: Arena, contenders: Sequence[Contender], shapes: Sequence[Shape], messages: int, rounds: int
     ) -> list[Figures]:
-        """A warm-up and so many rounds, in another order each.
+        """A warm-up and so many rounds, in another order each; when it is interrupted, what was measured by then.
 
         Who fails is left out from then on, and has its problem for figures.
         """
         turns: dict[tuple[Contender, Shape], list[Turn]] = {pair: [] for pair in itertools.product(contenders, shapes)}
         problems: dict[Contender, str] = {}
-        for number in range(rounds + 1):
-            for contender, shape in order_of(number, list(turns)):
-                if contender in problems or (number == 0 and contender.kind in _COLD):
+        try:
+            for number, contender, shape in _turns(contenders, shapes, rounds):
+                if contender in problems:
                     continue
-                share = 1.0 if number else _WARM_UP_SHARE
                 which = f"round {number}" if number else "warm-up"
-                self._say(f"{arena.title}: {which}: {contender.name}, {shape.title}")
+                self._say(f"{arena.title}: {which}: {contender.name}, {shape.title} ({self._pace.next()})")
+                share = 1.0 if number else _WARM_UP_SHARE
                 try:
                     turn = self._turn(arena, contender, shape, contender.messages(round(messages * share)))
                 except Exception as failed:  # noqa: BLE001 - whatever it failed with is its result
@@ -111,6 +143,8 @@ class Bench:
                     continue
                 if number:
                     turns[contender, shape].append(turn)
+        except KeyboardInterrupt:
+            self.interrupted = True
         return [
             summarise(contender, shape, measured)
             if measured and contender not in problems
@@ -148,6 +182,16 @@ class Bench:
         return BareDrain(contender, url, queue, messages)
 
 
+def _turns(
+    contenders: Sequence[Contender], shapes: Sequence[Shape], rounds: int
+) -> Iterator[tuple[int, Contender, Shape]]:
+    """Yield the turns of one broker; round 0 is the warm-up."""
+    for number in range(rounds + 1):
+        for contender, shape in order_of(number, list(itertools.product(contenders, shapes))):
+            if number or contender.kind not in _COLD:
+                yield number, contender, shape
+
+
 def main() -> None:
     """Measure, or read what was measured, and show it."""
     name, words = (
@@ -170,7 +214,13 @@ def side_by_side(name: str, words: Sequence[str]) -> None:
     console = Console(width=170)
     runs = [from_json(file.read_text("utf-8")) for file in args.load]
     if not args.load:
-        runs = [run(args, console)]
+        measured, interrupted = run(args, console)
+        runs = [measured]
+        if interrupted:
+            args.json, args.page = args.json or _INTERRUPTED, None
+            console.print(
+                f"Interrupted: what was measured is in {args.json}; no page is written. --load shows it again."
+            )
     if args.json:
         args.json.write_text(as_json(runs[0]), "utf-8")
     if args.page and name:
@@ -182,20 +232,23 @@ def side_by_side(name: str, words: Sequence[str]) -> None:
         write_page(args.page, runs, name)
 
 
-def run(args: argparse.Namespace, console: Console) -> Run:
-    """All brokers, one after the other."""
+def run(args: argparse.Namespace, console: Console) -> tuple[Run, bool]:
+    """All brokers, one after the other; and was it interrupted?"""
     figures: list[Figures] = []
     versions: dict[str, str] = {}
     shapes = [Shape(size, headers, busy) for size in args.bodies for headers in args.headers for busy in args.busy]
+    chosen = choose(args.brokers, args.contenders, args.protocols, args.guarantees, args.ceilings)
+    pace = Pace(sum(len(list(_turns(contenders, shapes, args.rounds))) for contenders in chosen.values()))
     before = taken_by_others()
     began = time.monotonic()
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("", total=None)
-        bench = Bench(dict(option.split("=", 1) for option in args.option), lambda text: _show(progress, task, text))
+        options = dict(option.split("=", 1) for option in args.option)
+        bench = Bench(options, lambda text: _show(progress, task, text), pace)
         try:
-            for broker, contenders in choose(
-                args.brokers, args.contenders, args.protocols, args.guarantees, args.ceilings
-            ).items():
+            for broker, contenders in chosen.items():
+                if bench.interrupted:
+                    break
                 versions[broker] = broker
                 try:
                     arena = Arena(broker)
@@ -207,16 +260,8 @@ def run(args: argparse.Namespace, console: Console) -> Run:
                     figures += [Figures(*pair, problem=str(failed)) for pair in pairs]
         finally:
             bench.close()
-    return Run(
-        figures,
-        versions,
-        machine(),
-        args.messages,
-        args.rounds,
-        round(time.monotonic() - began),
-        today(),
-        round(max(before, taken_by_others()), 2),
-    )
+    took_s, others = round(time.monotonic() - began), round(max(before, taken_by_others()), 2)
+    return Run(figures, versions, machine(), args.messages, args.rounds, took_s, today(), others), bench.interrupted
 
 
 @contextlib.contextmanager

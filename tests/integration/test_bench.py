@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +65,24 @@ def test_a_broker_that_cannot_be_had_is_said_and_the_others_are_measured(tmp_pat
     problems = {one["contender"]["broker"]: one["problem"] for one in figures}
     assert problems["rabbitmq"] == ""
     assert "unknown here" in problems["artemis"]
+
+
+@pytest.mark.whole
+def test_what_was_measured_before_an_interruption_is_kept(tmp_path: Path) -> None:
+    written = tmp_path / "bench.json"
+    command = [sys.executable, "-m", "benchmarks", "--brokers", "rabbitmq,artemis", "--contenders", "bare"]
+    command += ["--protocols", "amqp-0-9-1", "--messages", "1000", "--rounds", "100", "--json", str(written)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stdout is not None
+    with process:
+        told = next(line for line in process.stdout if "round 3" in line)
+        assert "turn 3 of 100, about" in told
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        shown = process.stdout.read()
+    assert process.returncode == 0
+    assert f"what was measured is in {written}" in "".join(shown.split("\n"))
+    (figures,) = json.loads(written.read_text("utf-8"))["figures"]
+    assert figures["rate"] > 100
 
 
 @pytest.mark.whole
