@@ -299,10 +299,6 @@ class QueueReader:
 
         A guarantee without IDs expects none: which they were is not known, and they come in later epochs.
         """
-        if len(self.ledger.received) and any(map(is_content, planned)):
-            # Before Spark 4.2: which of its messages an equal one is can be found out when it comes, and not after.
-            for session in self.connections.windows:
-                self.connections.renew(session, "its messages are asked for again, as an epoch waits for some of them")
         self.ledger.restore_planned(epoch, planned)
         if self.settings.guarantee.identifies:
             self._replaying = True
