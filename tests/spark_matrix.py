@@ -1,8 +1,8 @@
 """What holds on each Spark: ``make spark-matrix``. The same tests in real Sparks of several versions, and a page of it.
 
-Each version gets a virtual environment in ``build/spark``, from PyPI, with the checkout on its path. What was run
-leaves ``docs/matrix/spark-<version>.json``, so versions and parts can be run one by one, on any machine, and the page
-be written from all.
+Each version gets a virtual environment in ``build/spark`` with that Spark, from PyPI; everything else it finds in the
+environment of set-up, behind its own on the path. What was run leaves ``docs/matrix/spark-<version>.json``, so versions
+and parts can be run one by one, on any machine, and the page be written from all.
 What a Spark can do is asked of it (:func:`testbed.spark.versions.settles_at_once`), never read from its number.
 """
 
@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import hashlib
 import json
 import os
 import platform
 import re
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 import uuid
@@ -81,24 +81,23 @@ def spark_python(version: str) -> Path:
         NodeError: it cannot be made, for example as PyPI cannot be reached.
     """
     version = next((known for known in VERSIONS if f"{known}.".startswith(f"{version}.")), version)
-    folder = _WORK / version
-    python, stamp = folder / "bin" / "python", folder / "stamp"
-    wanted = hashlib.sha256((_ROOT / "pyproject.toml").read_bytes()).hexdigest()
-    if stamp.exists() and stamp.read_text("ascii") == wanted:
+    folder, spark = _WORK / version, f"pyspark=={version}"
+    python = folder / "bin" / "python"
+    # Written last, so it says as well that the rest is there.
+    others = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}), "others.pth")
+    wanted = sysconfig.get_path("purelib")
+    if others.exists() and others.read_text("utf-8") == wanted:
         return python
     _WORK.mkdir(parents=True, exist_ok=True)
-    _install(sys.executable, "-m", "venv", "--clear", str(folder))
-    wanted_there = ("-q", f"pyspark=={version}", f"{_ROOT}[spark,all,dev]")
+    _install(sys.executable, "-m", "venv", "--without-pip", "--clear", str(folder))
     try:
         # As set-up does, and for its reasons.
         given = ("--compile-bytecode", "--config-settings-package", "pyspark:--build-option=--compression=stored")
         with tempfile.TemporaryDirectory(prefix="uv-", dir=_WORK) as cache:
-            _install(str(_UV), "pip", "install", "--cache-dir", cache, "--python", str(python), *given, *wanted_there)
+            _install(str(_UV), "pip", "install", "-q", "--cache-dir", cache, "--python", str(python), *given, spark)
     except (NodeError, FileNotFoundError):
-        _install(str(python), "-m", "pip", "install", *wanted_there)
-    # The checkout is on the path instead.
-    _install(str(python), "-m", "pip", "uninstall", "-q", "-y", "pyspark-mq")
-    stamp.write_text(wanted, "ascii")
+        _install(sys.executable, "-m", "pip", "--python", str(python), "install", "-q", spark)
+    others.write_text(wanted, "utf-8")
     return python
 
 
