@@ -33,7 +33,7 @@ test: ready ## Run every test once, against brokers of their own: each law on ea
 	$(BIN)/python -m pytest --numprocesses 4 --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 test-all: ready ## Run every test on every broker and protocol
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadgroup --no-loadscope-reorder --all $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 4 --dist loadgroup --no-loadscope-reorder --all $(ARGS)
 
 test-containers: ready ## Run the tests against brokers in containers
 	@BIN="$(BIN)" tools/containers.sh env CI=true $(BIN)/python -m pytest tests/containers $(ARGS)

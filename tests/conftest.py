@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
-from itertools import chain, groupby
+from itertools import chain, groupby, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ from tests.support.memory_cell import MEMORY_CELL, MemoryCell, MemoryNode
 #: with these Spark and brokers are there after half the CPU time.
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
+#: Folders of tests with neither Spark nor broker, the quickest first.
+_QUICKEST = ("unit", "property")
 #: Modules whose tests `make test` runs on one cell of each protocol.
 _ON_EVERY_PROTOCOL = (
     "laws.test_alone",
@@ -139,17 +141,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in set(empty)]
     for item in items:
         item.add_marker(pytest.mark.xdist_group(_shared(item)))
-    # Workers take group after group: what may take long first, so that none is left with it at the end.
+    # Workers take group after group: what may take long first, so that none is left with it at the end. Cells wait more
+    # than they compute, other groups do not: in turn, so that at any time there is some of both.
     together = {shared: list(group) for shared, group in groupby(sorted(items, key=_shared), _shared)}
     groups = sorted(together.values(), key=_length, reverse=True)
-    items[:] = chain.from_iterable(groups)
+    of_cells, others = ([group for group in groups if bool(_cell(group[0])) is one] for one in (True, False))
+    items[:] = chain.from_iterable(chain.from_iterable(zip_longest(others, of_cells, fillvalue=())))
 
 
-def _length(group: list[pytest.Item]) -> tuple[float, bool, bool, int]:
-    """To compare how long groups take: those with Spark the longest, those without a broker the shortest."""
+def _length(group: list[pytest.Item]) -> tuple[float, bool, int, int]:
+    """To compare how long groups take: with Spark the longest, with neither Spark nor a broker the shortest."""
     fixtures = {name for item in group for name in getattr(item, "fixturenames", ())}
-    quick = all(item.nodeid.startswith(("tests/unit/", "tests/property/")) for item in group)
-    return max(map(_limit_s, group)), "spark" in fixtures, not quick, len(group)
+    folders = [item.nodeid.split("/")[1] for item in group]
+    slowest = max(_QUICKEST.index(folder) if folder in _QUICKEST else len(_QUICKEST) for folder in folders)
+    return max(map(_limit_s, group)), "spark" in fixtures, slowest, len(group)
 
 
 def _limit_s(item: pytest.Item) -> float:
@@ -160,10 +165,14 @@ def _limit_s(item: pytest.Item) -> float:
 
 def _shared(item: pytest.Item) -> str:
     """What shares a broker or Spark stays together, also when tests are run side by side."""
+    rest = "spark" if "spark" in getattr(item, "fixturenames", ()) else item.nodeid.partition("::")[0]
+    return _cell(item) or rest
+
+
+def _cell(item: pytest.Item) -> str:
+    """The cell that it runs on, if it does."""
     parameters = getattr(item, "callspec", None)
-    if parameters is not None and "cell" in parameters.params:
-        return str(parameters.params["cell"].name)
-    return "spark" if "spark" in getattr(item, "fixturenames", ()) else item.nodeid.partition("::")[0]
+    return str(parameters.params["cell"].name) if parameters is not None and "cell" in parameters.params else ""
 
 
 def _told(mark: pytest.Mark) -> str:
