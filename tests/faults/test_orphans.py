@@ -22,7 +22,11 @@ def gone(pid: int) -> bool:
         return True
 
 
-pytestmark = [pytest.mark.law("JVM killed: nobody keeps its messages"), pytest.mark.network]
+pytestmark = [
+    pytest.mark.law("JVM killed: nobody keeps its messages"),
+    pytest.mark.network,
+    pytest.mark.sampled,
+]
 
 
 def options(cell: LiveCell) -> dict[str, str]:

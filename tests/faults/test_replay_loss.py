@@ -112,6 +112,7 @@ def test_going_on_without_them_when_the_user_says_so(cell: LiveCell) -> None:
 
 
 @pytest.mark.network
+@pytest.mark.sampled
 @pytest.mark.parametrize("at", [At.AFTER_SINK, At.AFTER_COMMIT_LOG])
 def test_what_was_given_up_is_new_although_the_run_ends_behind_it(cell: LiveCell, tmp_path: Path, at: At) -> None:
     # Its offset lists them as planned, and the next one is never written.
