@@ -23,7 +23,7 @@ from testbed.process import Command, NodeError, Process, poll
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["TAIL_LINES", "LocalServer", "Server", "Started", "at_once"]
+__all__ = ["TAIL_LINES", "Killable", "LocalServer", "Server", "Started", "at_once"]
 
 #: What went wrong is the first thing an Erlang or Java log says, and long traces follow.
 TAIL_LINES = 80
@@ -65,14 +65,62 @@ class Started(ABC):
         self.close()
 
 
-class Server(Started):
-    """A server that can be started and killed any number of times, wherever it runs.
+class Killable(Started):
+    """What can be ended and started any number of times, with the data it has.
 
     Not thread-safe: one thread starts and ends it.
     """
 
     #: Its name in error messages.
     title: str = "server"
+
+    @property
+    @abstractmethod
+    def running(self) -> bool:
+        """Whether it is there. What is starting is."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start it with the data it has; returns when it serves clients.
+
+        Raises:
+            NodeError: it is running already, ended by itself, or was not ready in time (it is
+                then killed).
+        """
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Orderly end; data is kept. May be called again.
+
+        Raises:
+            NodeError: it had to be killed as it took too long.
+        """
+
+    @abstractmethod
+    def kill(self) -> None:
+        """SIGKILL; data is kept. May be called again."""
+
+    @abstractmethod
+    def freeze(self, seconds: float) -> None:
+        """Stop it for so long (SIGSTOP), like a machine that swaps or is moved; its connections stay."""
+
+    @abstractmethod
+    def log_tail(self, lines: int = TAIL_LINES) -> str:
+        """The last lines of its output since the last start."""
+
+    def restart(self) -> None:
+        """Start again with the data it has, on the same ports; what is running is stopped first.
+
+        Raises:
+            NodeError: as :meth:`start` and :meth:`stop`.
+        """
+        self.stop()
+        self.start()
+
+
+class Server(Killable):
+    """A server, wherever it runs."""
+
     #: How often a server that starts is asked whether it serves clients.
     _poll_s = 0.01
 
@@ -80,11 +128,6 @@ class Server(Started):
         """Nothing is started yet."""
         self._start_timeout_s = start_timeout_s
         self._stop_timeout_s = stop_timeout_s
-
-    @property
-    @abstractmethod
-    def running(self) -> bool:
-        """Is it there? A server that is starting is."""
 
     @property
     @abstractmethod
@@ -106,21 +149,7 @@ class Server(Started):
     def _terminate(self) -> bool:
         """End it in order; False if it had to be killed. Nothing happens when it is not running."""
 
-    @abstractmethod
-    def kill(self) -> None:
-        """SIGKILL; data is kept. May be called again."""
-
-    @abstractmethod
-    def log_tail(self, lines: int = TAIL_LINES) -> str:
-        """The last lines of its output since the last start."""
-
     def start(self) -> None:
-        """Start it with the data it has; returns when it serves clients.
-
-        Raises:
-            NodeError: it is running already, ended by itself, or was not ready in time (it is
-                then killed).
-        """
         if self.running:
             raise NodeError(f"{self.title} in {self._place} is running already")
         self._launch()
@@ -142,11 +171,6 @@ class Server(Started):
         """It serves clients, for the first time or again."""
 
     def stop(self) -> None:
-        """Orderly end; data is kept. May be called again.
-
-        Raises:
-            NodeError: it had to be killed as it took too long.
-        """
         if not self._terminate():
             raise self._error(f"did not stop within {self._stop_timeout_s:g} s and was killed")
 
@@ -237,11 +261,7 @@ class LocalServer(Server):
         return in_time
 
     def stop(self) -> None:
-        """Orderly end by a signal, of its helpers as well; data is kept. May be called again.
-
-        Raises:
-            NodeError: it had to be killed as it took too long.
-        """
+        """Orderly end by a signal, of its helpers as well."""
         try:
             super().stop()
         finally:
@@ -256,12 +276,10 @@ class LocalServer(Server):
             self._process.kill()
 
     def freeze(self, seconds: float) -> None:
-        """Stop it for so long (SIGSTOP), like a machine that swaps or is moved; its connections stay."""
         if self._process is not None:
             self._process.freeze(seconds)
 
     def log_tail(self, lines: int = TAIL_LINES) -> str:
-        """The last lines of its output since the last start."""
         with contextlib.suppress(FileNotFoundError), self.log.open("rb") as log:
             log.seek(self._log_start)
             return b"\n".join(log.read().splitlines()[-lines:]).decode("utf-8", "replace")

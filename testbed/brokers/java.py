@@ -64,14 +64,6 @@ class JavaQueues(Node):
     def counts(self, queue: str) -> QueueCounts:
         return self._admin.counts(queue)
 
-    def depth(self, queue: str) -> int:
-        """Messages that wait to be delivered, as :meth:`counts`."""
-        return self.counts(queue).ready
-
-    def unacked(self, queue: str) -> int:
-        """Messages delivered but not acknowledged, as :meth:`counts`."""
-        return self.counts(queue).unacked
-
     def purge(self, queue: str) -> None:
         """Delete the messages of a queue; on Artemis those with a consumer stay.
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from testbed.server import TAIL_LINES, LocalServer, Started
+from testbed.server import Killable, LocalServer
 
 __all__ = ["FROZEN_S", "Node", "ProcessNode", "QueueCounts", "TlsFiles", "unique_ids"]
 
@@ -55,7 +55,7 @@ class QueueCounts:
         return self.ready + self.unacked
 
 
-class Node(Started):
+class Node(Killable):
     """One broker of our own, to be killed and started again.
 
     Ports and data stay the same over any number of kills and restarts, until it is closed. Not
@@ -117,6 +117,14 @@ class Node(Started):
             NodeError: no such queue.
         """
 
+    def depth(self, queue: str) -> int:
+        """Messages that wait to be delivered, as :meth:`counts`."""
+        return self.counts(queue).ready
+
+    def unacked(self, queue: str) -> int:
+        """Messages delivered but not acknowledged, as :meth:`counts`."""
+        return self.counts(queue).unacked
+
     @abstractmethod
     def publish(
         self,
@@ -145,53 +153,6 @@ class Node(Started):
         Raises:
             PublishError: not all were confirmed; it has how many were.
         """
-
-    @property
-    @abstractmethod
-    def running(self) -> bool:
-        """Is it there? A broker that is starting is."""
-
-    @abstractmethod
-    def start(self) -> None:
-        """Start it with the data it has; returns when it serves clients.
-
-        Raises:
-            NodeError: it is running already, ended by itself, or was not ready in time (it is
-                then killed).
-        """
-
-    @abstractmethod
-    def stop(self) -> None:
-        """Orderly end by SIGTERM; data is kept. May be called again.
-
-        Raises:
-            NodeError: it had to be killed as it took too long.
-        """
-
-    @abstractmethod
-    def kill(self) -> None:
-        """SIGKILL; data is kept. May be called again."""
-
-    @abstractmethod
-    def freeze(self, seconds: float) -> None:
-        """Stop it for so long (SIGSTOP), like a machine that swaps or is moved; its connections stay."""
-
-    @abstractmethod
-    def log_tail(self, lines: int = TAIL_LINES) -> str:
-        """The last lines of its output since the last start."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """End everything for good, and delete the data if this node has made its place."""
-
-    def restart(self) -> None:
-        """Start again with the data it has, on the same ports; a running one is stopped first.
-
-        Raises:
-            NodeError: as :meth:`start` and :meth:`stop`.
-        """
-        self.stop()
-        self.start()
 
 
 class ProcessNode(LocalServer, Node):

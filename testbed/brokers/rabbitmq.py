@@ -135,14 +135,6 @@ class RabbitQueues(Node):
             raise NodeError(f"queue {queue!r} of RabbitMQ cannot be counted: {answer}")
         return QueueCounts(int(match[1]), int(match[2]))
 
-    def depth(self, queue: str) -> int:
-        """Messages that wait to be delivered, as :meth:`counts`."""
-        return self.counts(queue).ready
-
-    def unacked(self, queue: str) -> int:
-        """Messages delivered but not acknowledged, as :meth:`counts`."""
-        return self.counts(queue).unacked
-
     def publish(
         self,
         queue: str,
