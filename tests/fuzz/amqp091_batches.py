@@ -34,6 +34,8 @@ _DECODER = Amqp091Decoder()
 _SCHEMA = BatchBuilder(ALL_COLUMNS).block_schema
 _SOURCES = [("message-id",), ("correlation-id",), ("property", "h0"), ("content",), ("json", "a")]
 _NEVER = 1 << 30
+_SMALL = 500
+_HEARTBEAT = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 _TAG_MAX = 2**63 - 1
 _CHANGES = 5
 _SPECIAL = ("x-delivery-count", "x-death", "JMSXGroupID", "JMSXGroupSeq", "h0", "")
@@ -108,10 +110,10 @@ def _is_digest(key: object) -> bool:
     return type(key) is bytes and len(key) == CONTENT_DIGEST_BYTES
 
 
-def _rows(items: list[Any], ids: MessageIds) -> list[dict[str, Any]]:
+def _rows(items: list[Any], ids: MessageIds, bytes_max: int) -> list[dict[str, Any]]:
     """The rows of the blocks that are made, each with its metadata."""
     rows: list[dict[str, Any]] = []
-    for raws in _DECODER.gather(items):
+    for raws in _DECODER.gather(items, bytes_max):
         known, made = make_block(_DECODER, raws, ids, _SCHEMA)
         made.batch.validate(full=True)
         # Some times are beyond what Python has dates for.
@@ -135,13 +137,18 @@ def _rows(items: list[Any], ids: MessageIds) -> list[dict[str, Any]]:
 def _case(rng: random.Random) -> Counter[str]:
     producers = [_Producer(rng) for _ in range(rng.choice((1, 1, 2, 3)))]
     turns = [rng.choice(producers) if rng.random() < 0.2 else producers[0] for _ in range(rng.randrange(1, 30))]
-    data = bytearray(b"".join(producer.frames(tag) for tag, producer in enumerate(turns, 1)))
+    frames = [
+        producer.frames(tag) + (_HEARTBEAT if rng.random() < 0.02 else b"") for tag, producer in enumerate(turns, 1)
+    ]
+    data = bytearray(b"".join(frames))
     changes = rng.randrange(_CHANGES) if rng.random() < 0.7 else 0
     for _ in range(changes):
         data[rng.randrange(len(data))] = rng.choice((0, 1, 255, 206, rng.randrange(256)))
     missing = rng.choice((OnMissing.CONTENT, OnMissing.ROW))
     ids = MessageIds(IdSource(*rng.choice(_SOURCES)), missing, exact=True, unreadable_rows=True)
     cuts = [rng.randrange(len(data) + 1) for _ in range(rng.choice((0, 0, 1, 3)))]
+    if rng.random() < 0.1:  # a byte at a time
+        cuts += range(cut := rng.randrange(len(data)), min(len(data), cut + 300))
     least = rng.choice((1, 2, 8))
     together, alone = _read(bytes(data), cuts, least), _read(bytes(data), cuts, _NEVER)
     wrong = f"{bytes(data)!r}, cut at {cuts}, is read in another way by batches of {least}, IDs by {ids.source}"
@@ -149,8 +156,9 @@ def _case(rng: random.Random) -> Counter[str]:
     if any(raw[0] > _TAG_MAX for raw in alone[0]):
         return Counter()  # a tag that no broker reaches
     # What counts of a key depends on the whole block, and what cannot be read is in one of its own.
-    left_out = {"size"} if UnreadableRaw in map(type, alone[0]) else set()
-    for one, other in zip(_rows(together[0], ids), _rows(alone[0], ids), strict=True):
+    bytes_max = rng.choice((_SMALL, 4 << 20))
+    left_out = {"size"} if UnreadableRaw in map(type, alone[0]) or bytes_max == _SMALL else set()
+    for one, other in zip(_rows(together[0], ids, bytes_max), _rows(alone[0], ids, bytes_max), strict=True):
         pairs = [(name, str(value), str(other[name])) for name, value in one.items() if name not in left_out]
         differs = [pair for pair in pairs if pair[1] != pair[2]]
         assert not differs, f"{differs}: {wrong}"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache
-from itertools import chain
+from itertools import groupby
 from struct import Struct
 from struct import error as struct_error
 from typing import Any, NamedTuple, overload
@@ -34,8 +34,8 @@ _FLAGS, _MORE = 2, 1
 
 #: Of the method of a delivery: its arguments are three short strings and nine octets.
 _METHOD_BYTES_MAX = 4 + 3 * 256 + 9
-#: Headers of a message that are looked at together.
-_HEADERS_MAX = 64
+#: Headers of a message that are looked at together, and for how many deliveries each it is worth it.
+_HEADERS_MAX, _ROWS_PER_HEADER = 64, 8
 
 
 class _Views:
@@ -79,29 +79,31 @@ class DeliveryBatch(RawBatch):
         self.spans = spans
 
     @classmethod
-    def of(cls, raws: Sequence[Raw]) -> DeliveryBatch:
-        """Make a batch of deliveries that have come one by one."""
-        parts = list(chain.from_iterable(raw[2:5] for raw in raws))
-        ends = np.fromiter(map(len, parts), np.int64, len(parts)).cumsum()
-        spans = np.empty((6, len(raws)), np.int64)
-        spans[1::2] = ends.reshape(-1, 3).T
-        spans[0::2] = np.concatenate(([0], ends[:-1])).reshape(-1, 3).T
-        tags = np.fromiter((raw[0] for raw in raws), np.int64, len(raws))
-        redelivered = np.fromiter((raw[1] for raw in raws), bool, len(raws))
-        return cls(b"".join([*parts, bytes(8)]), tags, redelivered, spans)
-
-    @classmethod
-    def joined(cls, batches: Sequence[DeliveryBatch]) -> DeliveryBatch:
-        """Return one batch with the deliveries of all of them."""
-        if len(batches) == 1:
-            return batches[0]
-        starts = np.cumsum([0, *(len(batch.data) for batch in batches)])
-        return cls(
-            b"".join(batch.data for batch in batches),
-            np.concatenate([batch.tags for batch in batches]),
-            np.concatenate([batch.redelivered for batch in batches]),
-            np.concatenate([batch.spans + start for batch, start in zip(batches, starts, strict=False)], axis=1),
-        )
+    def of(cls, items: Sequence[Raw | DeliveryBatch]) -> DeliveryBatch:
+        """Make one batch of batches, and of deliveries that have come one by one and can be read, in order."""
+        if len(items) == 1 and isinstance(items[0], DeliveryBatch):
+            return items[0]
+        pieces: list[bytes] = []
+        columns: list[tuple[Any, Any, Any]] = []
+        start = 0
+        for is_batch, some in groupby(items, lambda item: isinstance(item, DeliveryBatch)):
+            if is_batch:
+                for batch in some:
+                    assert isinstance(batch, DeliveryBatch)
+                    columns.append((batch.tags, batch.redelivered, batch.spans + start))
+                    pieces.append(batch.data)
+                    start += len(batch.data)
+            else:
+                raws: list[Any] = list(some)
+                new = [part for raw in raws for part in raw[2:5]]
+                bounds = start + np.cumsum([0, *map(len, new)])
+                spans = np.stack([bounds[:-1].reshape(-1, 3), bounds[1:].reshape(-1, 3)], axis=2)
+                tags, redelivered = np.array([raw[0] for raw in raws]), np.array([raw[1] for raw in raws])
+                columns.append((tags, redelivered, spans.reshape(-1, 6).T))
+                pieces += new
+                start = int(bounds[-1])
+        found = [np.concatenate(column, axis=-1) for column in zip(*columns, strict=True)]
+        return cls(b"".join([*pieces, bytes(8)]), *found)
 
     def __len__(self) -> int:
         return len(self.tags)
@@ -170,7 +172,7 @@ class DeliveryBatch(RawBatch):
         if not good.all():
             return self[: int(np.argmin(good))].sound()
         if TABLES in fields and self._headers is None:
-            tables, rows = self.tables()
+            tables, rows = self.tables
             broken = [number for number, table in enumerate(tables) if not is_table(table)]
             if broken:
                 return self[: int(np.argmax(np.isin(rows, broken)))]
@@ -180,8 +182,9 @@ class DeliveryBatch(RawBatch):
         """Whether any delivery has a field."""
         return place in self._walked[0]
 
+    @cached_property
     def tables(self) -> tuple[list[bytes], Any]:
-        """Return header tables without their lengths, empty where there is none, as :func:`.distinct` does."""
+        """Header tables without their lengths, empty where there is none, as :func:`.distinct` returns them."""
         field = self._walked[0].get(TABLES)
         if field is None:
             return [b""], np.zeros(len(self), np.int64)
@@ -197,7 +200,7 @@ class DeliveryBatch(RawBatch):
         views, at = self._views, field.begins
         found: list[_Header] = []
         while (left := at < field.ends).any():
-            if not left.all() or len(found) == _HEADERS_MAX:
+            if not left.all() or len(found) >= min(_HEADERS_MAX, len(self) // _ROWS_PER_HEADER):
                 return None
             first = int(at[0])
             size = self.data[first] + 2

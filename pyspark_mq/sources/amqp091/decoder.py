@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
-from itertools import groupby
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeAlias
 
@@ -31,6 +30,8 @@ __all__ = ["Amqp091Decoder", "as_text"]
 _MICROSECONDS = 1_000_000
 _INT64_MAX = 2**63 - 1
 _INT32_MAX = 2**31 - 1
+#: To be copied once more would take a message of so many bytes longer than all else.
+_LARGE_BYTES = 256 << 10
 #: Python refuses to convert thousands of digits.
 _DIGITS_MAX = 20
 #: What JSON has no number for, as texts (RFC 8259, section 6).
@@ -131,7 +132,7 @@ def _of_table(meaning: Callable[[bytes], Any]) -> _Column:
         return [known[table] for table in tables]
 
     def of_batch(batch: DeliveryBatch) -> Picked:
-        tables, rows = batch.tables()
+        tables, rows = batch.tables
         return Picked(list(map(meaning, tables)), rows)
 
     return _together(of_each, of_batch)
@@ -199,7 +200,7 @@ def _delivery_counts(raws: Sequence[Raw]) -> list[int | None]:
 def _delivery_counts_of(batch: DeliveryBatch) -> Picked:
     if batch.lacks(_DELIVERY_COUNT):
         return Picked([1, None], batch.redelivered.astype(np.int64))
-    tables, rows = batch.tables()
+    tables, rows = batch.tables
     counts = [_counted(header(table, _DELIVERY_COUNT)) for table in tables]
     return Picked([count or minimum for count in counts for minimum in (1, None)], 2 * rows + batch.redelivered)
 
@@ -252,21 +253,32 @@ def _sequence(value: object) -> int | None:
     return value if whole else None  # type: ignore[return-value]
 
 
+def _together_if_readable(items: Sequence[Raw | DeliveryBatch]) -> Sequence[Raw]:
+    kinds = set(map(type, items))
+    if DeliveryBatch in kinds and UnreadableRaw not in kinds:
+        return DeliveryBatch.of(items)
+    return [raw for item in items for raw in (item if isinstance(item, DeliveryBatch) else (item,))]
+
+
 class Amqp091Decoder(Decoder):
     """Columns of :data:`~pyspark_mq.sources.amqp091.frames.Raw`."""
 
-    def gather(self, items: Sequence[Any]) -> Sequence[Sequence[Raw]]:
-        """Put all in one batch if there is any; what cannot be read stays a list of its own."""
-        kinds = set(map(type, items))
-        if DeliveryBatch not in kinds:
-            return [items]
-        parts: list[Any] = []
-        for is_batch, some in groupby(items, lambda item: isinstance(item, DeliveryBatch)):
-            together = list(some)
-            parts += together if is_batch else [together]
-        if UnreadableRaw in kinds:
-            return parts
-        return [DeliveryBatch.joined([DeliveryBatch.of(part) if isinstance(part, list) else part for part in parts])]
+    def gather(self, items: Sequence[Any], bytes_max: int) -> Iterator[Sequence[Raw]]:
+        """Put batches together with what is between them, as long as that is small, and can be read."""
+        if DeliveryBatch not in set(map(type, items)):
+            yield items
+            return
+        held: list[Raw | DeliveryBatch] = []
+        left, are_large = bytes_max, False
+        for item in items:
+            size = len(item.data) if isinstance(item, DeliveryBatch) else sum(map(len, item[2:5]))
+            is_large = size > _LARGE_BYTES and not isinstance(item, DeliveryBatch)
+            if held and (size > left or is_large is not are_large):
+                yield _together_if_readable(held)
+                held, left = [], bytes_max
+            held.append(item)
+            left, are_large = left - size, is_large
+        yield _together_if_readable(held)
 
     def batch(self, raws: Sequence[Raw], names: Collection[str]) -> Sequence[Raw]:  # noqa: ARG002 - the same for all
         """With what all columns look at."""

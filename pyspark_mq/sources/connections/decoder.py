@@ -15,7 +15,7 @@ Guarantee: the same delivery, handed out again by the broker, has the same ID; a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -83,9 +83,13 @@ class Decoder(ABC):
     A raw delivery is whatever the session appends to its inbox, or a part of a :class:`RawBatch` there.
     """
 
-    def gather(self, items: Sequence[Any]) -> Sequence[Sequence[Any]]:
-        """Return what was in an inbox in the parts that blocks are made of, in order. Usually it is one list."""
-        return [items]
+    def gather(self, items: Sequence[Any], bytes_max: int) -> Iterator[Sequence[Any]]:  # noqa: ARG002 - for those that join
+        """Yield what was in an inbox in the parts that blocks are made of, in order. Usually it is one list.
+
+        Args:
+            bytes_max: no more than that is put together.
+        """
+        yield items
 
     @abstractmethod
     def tags(self, raws: Sequence[Any]) -> list[int]:

@@ -12,7 +12,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from pyspark_mq.errors import InternalError
+
 __all__ = ["binary", "decimals", "distinct", "is_ascii", "maps", "numbers", "text"]
+
+_INT32_MAX = 2**31 - 1
 
 
 def binary(data: bytes, begins: Any, ends: Any, valid: Any | None = None) -> pa.Array:
@@ -35,6 +39,8 @@ def binary(data: bytes, begins: Any, ends: Any, valid: Any | None = None) -> pa.
 
 def _pieces(data: bytes, begins: Any, ends: Any) -> pa.Array:
     """Return spans, and what is between them."""
+    if len(data) > _INT32_MAX:
+        raise InternalError(f"{len(data)} bytes are more than an array has offsets for")
     bounds = np.empty(2 * len(begins), np.int32)
     bounds[0::2], bounds[1::2] = begins, ends
     return pa.Array.from_buffers(pa.binary(), max(0, len(bounds) - 1), [None, pa.py_buffer(bounds), pa.py_buffer(data)])

@@ -224,7 +224,7 @@ class ThreadWorker(Worker):
                 if not items:
                     break  # the session has ended meanwhile
                 left -= len(items)
-                for raws in session.decoder.gather(items):
+                for raws in session.decoder.gather(items, _BYTES_MAX):
                     rows += len(raws)
                     for part, size in _parts(raws, session.decoder.sizes(raws)):
                         self._look()
