@@ -40,11 +40,13 @@ def readings(progress: Any) -> list[Reading]:
     """The sources of format `mq` in a progress.
 
     Args:
-        progress: a `StreamingQueryProgress`, or the mapping that `query.lastProgress` is.
+        progress: a `StreamingQueryProgress`, or the mapping that `query.lastProgress` is; None before the first.
 
     Returns:
         one for each that reports; none before Spark 4.2, and for a batch that is replayed.
     """
+    if progress is None:
+        return []
     sources = progress["sources"] if isinstance(progress, Mapping) else progress.sources
     found = []
     for place, source in enumerate(sources):

@@ -41,8 +41,8 @@ DOCKERFILE = (EXAMPLES / "Dockerfile").read_text("utf-8")
 COMPOSE = yaml.safe_load((EXAMPLES / "compose" / "compose.yaml").read_text("utf-8"))
 SERVICES: Mapping[str, Any] = COMPOSE["services"]
 MANIFEST = {one["kind"]: one for one in yaml.safe_load_all((EXAMPLES / "kubernetes.yaml").read_text("utf-8"))}
-DEPLOYMENT = MANIFEST["Deployment"]["spec"]
-POD = DEPLOYMENT["template"]["spec"]
+WORKLOAD = MANIFEST["StatefulSet"]["spec"]
+POD = WORKLOAD["template"]["spec"]
 (CONTAINER,) = POD["containers"]
 COMMANDS: Mapping[str, Sequence[str]] = {"compose": SERVICES["spark"]["command"], "kubernetes": CONTAINER["command"]}
 BOARD = json.loads((ROOT / "docs" / "grafana" / "pyspark-mq.json").read_text("utf-8"))
@@ -67,12 +67,14 @@ def test_job_and_source_accept_the_options(
     secret.write_text(PASSWORD)
     monkeypatch.setattr(sys, "argv", [word for word in command if word != "python"])
     given = job._arguments()
-    ((name, _),) = options = [one.split("=", 1) for one in given.option]
-    assert name == "passwordFile"
+    options = dict(one.split("=", 1) for one in given.option)
+    # Of a node with many cores each would get a Python worker.
+    assert (options.pop("numPartitions"), given.master) == ("2", "local[2]")
+    assert list(options) == ["passwordFile"]
     endpoint = parse_options(
         {
             "broker": given.broker, "url": given.url, "queue": given.queue, "checkpointLocation": given.checkpoint,
-            **dict(options), name: str(secret),
+            "passwordFile": str(secret),
         }
     ).settings.endpoint  # fmt: skip
     (url,) = endpoint.urls
@@ -84,7 +86,8 @@ def test_job_and_source_accept_the_options(
 def test_the_image_has_what_the_command_starts(command: Sequence[str]) -> None:
     assert list(command[:2]) == ["python", "/opt/job.py"]
     assert f"COPY {JOB.name} {command[1]}" in DOCKERFILE
-    (extras,) = re.findall(r"'pyspark-mq\[([\w,]+)\]'", DOCKERFILE)
+    assert "\nARG PACKAGE=pyspark-mq\n" in DOCKERFILE
+    (extras,) = re.findall(r'"\$\{PACKAGE\}\[([\w,]+)\]"', DOCKERFILE)
     # Over AMQP 0-9-1 no client library is missing.
     assert set(extras.split(",")) == {"spark", "otel"}
 
@@ -112,7 +115,7 @@ def test_what_compose_names_is_there() -> None:
 def test_the_services_of_compose_find_each_other() -> None:
     spark, broker = SERVICES["spark"], SERVICES["rabbitmq"]
     (secret,) = spark["secrets"]
-    assert option(spark["command"], "option") == f"passwordFile=/run/secrets/{secret}"
+    assert f"--option=passwordFile=/run/secrets/{secret}" in spark["command"]
     url = urlsplit(option(spark["command"], "url"))
     assert (url.hostname, url.username) == ("rabbitmq", broker["environment"]["RABBITMQ_DEFAULT_USER"])
     assert broker["environment"]["RABBITMQ_DEFAULT_PASS"].startswith(
@@ -143,10 +146,12 @@ def test_grafana_is_given_the_dashboard_and_its_prometheus() -> None:
     assert [name for name, service in SERVICES.items() if "ports" in service] == ["grafana"]
 
 
-def test_the_deployment_has_one_pod_and_mounts_what_it_names() -> None:
-    assert (DEPLOYMENT["replicas"], DEPLOYMENT["strategy"]) == (1, {"type": "Recreate"})
-    labels = DEPLOYMENT["template"]["metadata"]["labels"]
-    assert DEPLOYMENT["selector"] == {"matchLabels": labels}
+def test_there_is_one_pod_at_a_time_and_it_mounts_what_it_names() -> None:
+    # The pods of a Deployment overlap when one is evicted.
+    assert WORKLOAD["replicas"] == 1
+    assert MANIFEST["PersistentVolumeClaim"]["spec"]["accessModes"] == ["ReadWriteOncePod"]
+    labels = WORKLOAD["template"]["metadata"]["labels"]
+    assert WORKLOAD["selector"] == {"matchLabels": labels}
     mounts = {one["name"]: one["mountPath"] for one in CONTAINER["volumeMounts"]}
     volumes = {one.pop("name"): one for one in map(dict, POD["volumes"])}
     assert volumes == {
@@ -154,7 +159,7 @@ def test_the_deployment_has_one_pod_and_mounts_what_it_names() -> None:
         "data": {"persistentVolumeClaim": {"claimName": MANIFEST["PersistentVolumeClaim"]["metadata"]["name"]}},
     }
     (key,) = MANIFEST["Secret"]["stringData"]
-    assert option(CONTAINER["command"], "option") == f"passwordFile={mounts['mq']}/{key}"
+    assert f"--option=passwordFile={mounts['mq']}/{key}" in CONTAINER["command"]
     assert all(option(CONTAINER["command"], name).startswith(f"{mounts['data']}/") for name in ("output", "checkpoint"))
     assert f"\nUSER {POD['securityContext']['runAsUser']}\n" in DOCKERFILE
     assert POD["terminationGracePeriodSeconds"] > STOP_S

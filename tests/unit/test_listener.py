@@ -51,6 +51,7 @@ def test_sources_of_this_kind_are_found_by_their_place() -> None:
 @pytest.mark.parametrize("latest", [None, "", "{", "7", '"text"', '{"v":1,"planned":""}', "null"])
 def test_what_is_no_report_is_passed_over(latest: Any) -> None:
     assert readings(progress(latest)) == []
+    assert readings(None) == []  # `lastProgress` before there is any
 
 
 class Query:

@@ -261,7 +261,7 @@ def _together_if_readable(items: Sequence[Raw | DeliveryBatch]) -> Sequence[Raw]
 
 
 class Amqp091Decoder(Decoder):
-    """Columns of :data:`~pyspark_mq.sources.amqp091.frames.Raw`."""
+    """Columns of :data:`~pyspark_mq.sources.amqp091.properties.Raw`."""
 
     def gather(self, items: Sequence[Any], bytes_max: int) -> Iterator[Sequence[Raw]]:
         """Put batches together with what is between them, as long as that is small, and can be read."""
