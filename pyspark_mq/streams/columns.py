@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from pyspark_mq.sources.amqp10.decoder import Raw
 from pyspark_mq.sources.connections.decoder import Unreadable
-from pyspark_mq.sources.connections.spans import binary, is_ascii, text
+from pyspark_mq.sources.connections.spans import binary, decimals, distinct, is_ascii, text
 from pyspark_mq.streams.scanned import COLUMN_TYPES, TIMESTAMP, arrays_of, read_messages, unreadable
 from pyspark_mq.streams.walk import Walked, prefix_of, walk
 
@@ -203,13 +203,12 @@ def _maps(source: _Source) -> pa.Array:
     if not total:
         return pa.MapArray.from_arrays(ends, pa.array([], pa.string()), pa.array([], pa.string()))
     keys = source.text(pairs.key_begins, pairs.key_lengths, _NO_SYMBOLS)
-    codes = keys.dictionary_encode()
-    if "JMSXAppID" in codes.dictionary.to_pylist() or _repeats(codes.indices.to_numpy(), pairs.counts):
+    names, codes = distinct(keys)
+    if "JMSXAppID" in names or _repeats(codes, pairs.counts):
         raise _MalformedError
     items = source.text(pairs.begins, pairs.lengths, _NO_SYMBOLS, pairs.texts)
     if pairs.whole.any():
-        written = pa.array(pairs.numbers, mask=~pairs.whole).cast(pa.string())
-        items = pc.coalesce(items, written)
+        items = pc.coalesce(items, decimals(pairs.numbers, pairs.whole))
     if pairs.truths.any():
         written = pa.array(np.where(pairs.numbers != 0, "true", "false").tolist(), pa.string(), mask=~pairs.truths)
         items = pc.coalesce(items, written)

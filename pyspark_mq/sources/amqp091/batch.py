@@ -19,7 +19,17 @@ from typing import Any, NamedTuple, overload
 
 import numpy as np
 
-from pyspark_mq.sources.amqp091.properties import FIELDS, INTEGERS, LONG_STRING, SIZES, TABLE, TEXT, Raw, is_table
+from pyspark_mq.sources.amqp091.properties import (
+    FIELDS,
+    INTEGERS,
+    LONG_STRING,
+    SIZES,
+    TABLE,
+    TEXT,
+    FlaggedDeliveries,
+    Raw,
+    is_table,
+)
 from pyspark_mq.sources.connections.decoder import ROW_BYTES, Picked, RawBatch
 from pyspark_mq.sources.connections.spans import binary, decimals, distinct, is_ascii, maps, text
 
@@ -124,6 +134,11 @@ class DeliveryBatch(RawBatch):
         columns = (self.tags.tolist(), self.redelivered.tolist(), *self.spans.tolist())
         for tag, redelivered, a, b, c, d, e, f in zip(*columns, strict=True):
             yield tag, redelivered, data[a:b], data[c:d], data[e:f]
+
+    @cached_property
+    def alone(self) -> FlaggedDeliveries:
+        """The deliveries one by one, for what cannot be looked at together."""
+        return FlaggedDeliveries(list(self))
 
     @property
     def sizes(self) -> Any:

@@ -109,7 +109,7 @@ def _together(alone: _Column, together: Callable[[DeliveryBatch], Any]) -> _Colu
         if not isinstance(raws, DeliveryBatch):
             return alone(raws)
         found = together(raws)
-        return alone(list(raws)) if found is None else found
+        return alone(raws.alone) if found is None else found
 
     return column
 
@@ -301,11 +301,13 @@ class Amqp091Decoder(Decoder):
     def ids(self, raws: Sequence[Raw], source: IdSource) -> list[object]:
         """RabbitMQ gives no message an ID: these are the producer's."""
         field = _ID_FIELDS.get(source.kind)
+        if isinstance(raws, DeliveryBatch):
+            found = None if field is None else raws.strings(field.place)
+            return self.ids(raws.alone, source) if found is None else [*found]
         if field is not None:
-            found = raws.strings(field.place) if isinstance(raws, DeliveryBatch) else None
-            return field.texts(list(raws)) if found is None else [*found]
+            return field.texts(raws)
         name = source.name.encode()
-        return [_header_id(header(table, name)) for table in _headers.tables(list(raws))]
+        return [_header_id(header(table, name)) for table in _headers.tables(raws)]
 
     def digests(self, raws: Sequence[Raw]) -> list[bytes]:
         """Digests of properties, headers and bodies."""

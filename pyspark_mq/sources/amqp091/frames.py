@@ -125,21 +125,20 @@ class DeliveryReader:
         """Take whole frames; return where the first that is not taken begins."""
         size, own = len(data), self._channel
         at, begun, together = 0, -1, size >= self._together_min * _DELIVERY_BYTES
-        again, self._again = self._again, False
         while True:
             if together and self._open is None and data[at + 7 : at + 11] == _DELIVER:
                 after = self._take_together(data, at)
                 at, together = after, after > at
             if size - at < _HEAD:
                 self._need = _HEAD
-                return self._left(-1 if again and begun == 0 else begun, at)
+                return self._left(begun, at)
             kind, channel, length = _frame_head(data, at)
             end = at + _FRAMING + length
             if end > size:
                 if length > self._payload_max:
                     raise FrameError(f"a frame of {length} bytes, where at most {self._payload_max} were agreed on")
                 self._need = end - at
-                return self._left(-1 if again and begun == 0 else begun, at)
+                return self._left(begun, at)
             if data[end - 1] != _END:
                 raise FrameError(f"{data[at : at + 2 * _FRAMING]!r} does not begin a frame")
             if self._open is not None or kind != _METHOD or channel != own or data[at + 7 : at + 11] != _DELIVER:
@@ -190,10 +189,12 @@ class DeliveryReader:
         """Return where what is left begins.
 
         Args:
-            begun: where the delivery of which a part has come begins; -1 if it is not to be left, as once is enough.
+            begun: where the delivery of which a part has come begins; -1 if it is not to be left.
             at: where the first frame begins that has not come as a whole.
         """
-        if self._open is None or begun < 0 or at - begun + self._need > _LEFT_BYTES_MAX:
+        again, self._again = self._again, False
+        # Once is enough: -1, and 0 if the delivery there was left before.
+        if self._open is None or begun < again or at - begun + self._need > _LEFT_BYTES_MAX:
             return at
         self._open, self._need, self._again = None, at - begun + self._need, True
         return begun

@@ -76,9 +76,9 @@ def distinct(found: pa.Array) -> tuple[list[Any], Any]:
     return encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
 
 
-def decimals(values: Any) -> pa.Array:
-    """Return whole numbers as texts."""
-    return pa.array(values).cast(pa.string())
+def decimals(values: Any, valid: Any | None = None) -> pa.Array:
+    """Return whole numbers as texts, null where they are not valid."""
+    return numbers(values, valid).cast(pa.string())
 
 
 def maps(columns: Sequence[tuple[str, pa.Array]], count: int) -> pa.Array:

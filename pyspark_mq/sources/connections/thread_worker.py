@@ -248,6 +248,10 @@ class ThreadWorker(Worker):
 
 def _parts(raws: Sequence[Any], sizes: list[int]) -> Iterator[tuple[Sequence[Any], int]]:
     """Split deliveries into pieces of about `_BYTES_MAX`, or of one larger delivery; with the bytes of each piece."""
+    whole = sum(sizes)
+    if whole <= _BYTES_MAX:
+        yield raws, whole  # no slice of it: a batch keeps what it has found out
+        return
     begin = 0
     for _, piece in groupby(zip(accumulate(sizes), sizes, strict=True), lambda one: (one[0] - one[1]) // _BYTES_MAX):
         some = [size for _, size in piece]
