@@ -153,8 +153,9 @@ def _case(rng: random.Random) -> Counter[str]:
     together, alone = _read(bytes(data), cuts, least), _read(bytes(data), cuts, _NEVER)
     wrong = f"{bytes(data)!r}, cut at {cuts}, is read in another way by batches of {least}, IDs by {ids.source}"
     assert together[1:] == alone[1:], f"{together[1:]} and {alone[1:]}: {wrong}"
-    if any(raw[0] > _TAG_MAX for raw in alone[0]):
-        return Counter()  # a tag that no broker reaches
+    tags = [raw[0] for raw in alone[0]]
+    if max(tags, default=0) > _TAG_MAX or any(one >= other for one, other in pairwise(tags)):
+        return Counter()  # a tag that no broker reaches, or an order for which the session ends: no block is made
     # What counts of a key depends on the whole block, and what cannot be read is in one of its own.
     bytes_max = rng.choice((_SMALL, 4 << 20))
     left_out = {"size"} if UnreadableRaw in map(type, alone[0]) or bytes_max == _SMALL else set()
