@@ -23,6 +23,7 @@ from pyspark_mq.cli.checkpoint import place_of, read_checkpoint
 from pyspark_mq.cli.doctor.look import examine
 from pyspark_mq.cli.doctor.report import as_json, summary, worst
 from pyspark_mq.cli.doctor.report import written as written_section
+from pyspark_mq.cli.doctor.streams import examine_streams
 from pyspark_mq.cli.inspect import report, written
 from pyspark_mq.cli.peek import peek
 from pyspark_mq.cli.release import describe, mark, open_epochs, seek
@@ -31,6 +32,7 @@ from pyspark_mq.errors import MqError, OptionError, shown
 from pyspark_mq.logs import COMMAND
 from pyspark_mq.spark_source.folders import ID_FOLDER, below
 from pyspark_mq.spark_source.options import parse_options
+from pyspark_mq.spark_source.stream_options import is_stream, parse_stream_options
 
 __all__ = ["main"]
 
@@ -156,7 +158,7 @@ def _inspect(given: argparse.Namespace) -> None:
 
 
 def _peek(given: argparse.Namespace) -> None:
-    options = _options(given)
+    options = _options_of_queues(given)
     rows = peek(parse_options(options).settings, given.messages, given.wait)
     for row in rows:
         if given.json:
@@ -168,7 +170,7 @@ def _peek(given: argparse.Namespace) -> None:
 
 
 def _release(given: argparse.Namespace) -> None:
-    given_options = _options(given)
+    given_options = _options_of_queues(given)
     options = parse_options(given_options) if given_options else None
     place = None if options is None else options.id_log
     checkpoint = read_checkpoint(given.checkpoint, given.id_log or place)
@@ -206,7 +208,12 @@ def _agreed(question: str) -> bool:
 
 def _doctor(given: argparse.Namespace) -> int:
     sections = []
-    for section in examine(parse_options(_options(given)), given.messages, given.wait):
+    options = _options(given)
+    if is_stream(options):
+        looks = examine_streams(parse_stream_options(options).streaming, given.messages, given.wait)
+    else:
+        looks = examine(parse_options(options), given.messages, given.wait)
+    for section in looks:
         sections.append(section)
         if not given.json:
             # Each as soon as it is known: a broker that does not answer takes `connectTimeout`.
@@ -216,6 +223,15 @@ def _doctor(given: argparse.Namespace) -> int:
     else:
         _say(summary(sections))
     return int(worst(sections) is Level.PROBLEM)
+
+
+def _options_of_queues(given: argparse.Namespace) -> dict[str, str]:
+    """Options for a command that a stream has no use for: it is read as often as one likes, and plans nothing."""
+    options = _options(given)
+    if is_stream(options):
+        advice = 'read it with spark.read.format("mq"), as often as you like'
+        raise OptionError("url", f"names a stream, which this command does not know; {advice}")
+    return options
 
 
 def _options(given: argparse.Namespace) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""A listener that shows what queries on queues do: a line a minute, metrics and traces.
+"""A listener that shows what queries on queues and streams do: a line a minute, metrics and traces.
 
 .. code-block:: python
 
@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from pyspark_mq.ack.counters import Counters
 from pyspark_mq.errors import ConfigurationError
 from pyspark_mq.spark_source.metrics import Metrics, Spans, serve
 from pyspark_mq.spark_source.progress import NOW, Reading, readings
@@ -64,7 +63,7 @@ class _Watched:
 
 
 class QueueListener(StreamingQueryListener):
-    """Logs what queries on queues do, and exports it to OpenTelemetry where that is installed.
+    """Logs what queries on queues and streams do, and exports it to OpenTelemetry where that is installed.
 
     Lines go to the logger ``pyspark_mq.listener`` at level INFO (WARNING where a message was lost or rejected). If
     logging has not been set up, they go to standard error.
@@ -178,7 +177,7 @@ class QueueListener(StreamingQueryListener):
         _LOG.info("%s: %s rows in %d triggers, %.0f s (%.0f a second)", run.label, f"{run.rows:,}", run.triggers,
                   seconds, run.rows / max(seconds, 0.001))  # fmt: skip
         for source, (_, reading) in sorted(run.last.items()):
-            _LOG.info("%s: %s: %s", run.label, reading.reads, _line(run.sums[source], reading.counters))
+            _LOG.info("%s: %s: %s", run.label, reading.reads, _line(run.sums[source], reading))
         run.said_s, run.rows, run.triggers = now_s, 0, 0
         run.sums.clear()
 
@@ -194,7 +193,12 @@ def _growth(before: Reading | None, now: Reading) -> dict[str, int]:
     return {name: value - (earlier.get(name) or 0) for name, value in counts.items()}
 
 
-def _line(sums: Counter[str], counters: Counters) -> str:
+def _line(sums: Counter[str], reading: Reading) -> str:
+    counters = reading.counters
+    if reading.partitions is not None:
+        most = max(reading.partitions, key=reading.partitions.__getitem__, default="")
+        of = f", of that {reading.partitions[most]:,} in '{most}'" if counters.backlog else ""
+        return f"{sums['planned']:,} offsets planned, backlog {counters.backlog:,}{of}"
     backlog = "unknown" if counters.backlog is None else f"{counters.backlog:,}"
     parts = [f"{sums['received']:,} received", f"{sums['settled']:,} settled"]
     parts += [

@@ -96,6 +96,10 @@ class Metrics:
         attributes = {"query": label, "source": str(now.source), "messaging.destination.name": now.reads}
         for name, count in grown.items():
             self._counters[name].add(count, attributes)
+        for partition, count in (now.partitions or {}).items():
+            self._gauges["backlog"].set(count, {**attributes, "messaging.destination.partition.id": partition})
+        if now.partitions is not None:
+            return
         for name, gauge in self._gauges.items():
             value = getattr(now.counters, name)
             if value is not None:

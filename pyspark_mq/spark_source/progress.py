@@ -21,8 +21,9 @@ class Reading:
 
     Attributes:
         source: its place in the query.
-        reads: the queues or the topic, as errors call them.
-        counters: of its process since that was started.
+        reads: the queues, the topic or the streams, as errors call them.
+        counters: of its process since that was started. Of streams `planned`, `lost` and `backlog`.
+        partitions: offsets that were there and not planned yet, by partition; None of queues.
         planned: the last planned epoch: `epoch`, `messages`, `bytes`, `askedAtMs` (since 1970), `receiveMs`, `planMs`.
             None before the first.
         confirmed: the last epoch whose acknowledgements were confirmed: `epoch`, `confirmedAtMs` (since 1970),
@@ -34,6 +35,7 @@ class Reading:
     counters: Counters
     planned: Mapping[str, int] | None = None
     confirmed: Mapping[str, int] | None = None
+    partitions: Mapping[str, int] | None = None
 
 
 def readings(progress: Any) -> list[Reading]:
@@ -56,8 +58,6 @@ def readings(progress: Any) -> list[Reading]:
         except ValueError:
             continue
         if isinstance(value, Mapping) and "reads" in value:
-            counters = Counters.of(value)
-            found.append(
-                Reading(place, str(value["reads"]), counters, value.get("lastPlanned"), value.get("lastConfirmed"))
-            )
+            parts = (value.get(name) for name in ("lastPlanned", "lastConfirmed", "backlogByPartition"))
+            found.append(Reading(place, str(value["reads"]), Counters.of(value), *parts))
     return found

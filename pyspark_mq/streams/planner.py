@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from pyspark_mq.errors import DestinationError, OptionError
@@ -20,7 +19,7 @@ from pyspark_mq.streams.offsets import EARLIEST, LATEST, Place, decode, encode
 from pyspark_mq.streams.ranges import Range, loss
 from pyspark_mq.streams.settings import Settings, Where
 from pyspark_mq.streams.tail import End, chunk_since, chunk_with, end_of, first_of
-from pyspark_mq.streams.topology import persistently
+from pyspark_mq.streams.topology import located, persistently
 
 __all__ = ["Planned", "Planner"]
 
@@ -66,8 +65,8 @@ class Planner:
         #: Places that were compared, and the end of the stream at that time.
         self._compared: dict[str, tuple[Place, End, int]] = {}
         self._planned_s = time.monotonic()
-        self._lost = 0
-        self._lag: dict[str, int] = {}
+        self._lost = self._planned = 0
+        self._backlog: dict[str, int] = {}
 
     # -- asking
 
@@ -82,28 +81,23 @@ class Planner:
         names: dict[str, str] = {}
         limit_s = self._access.connect_timeout_s if first else None
         for name in self._settings.streams:
-            found = persistently(self._access, (), partial(self._located, name=name), limit_s)
-            for partition, members in found.items():
+            for partition, members in self._located(name, limit_s).items():
                 names[partition] = name
                 self._members[partition] = members
         self._names, self._looked_s = names, time.monotonic()
         self._ends.clear()
 
-    def _located(self, connection: Connection, *, name: str) -> dict[str, list[Member]]:
-        found = {}
-        for partition in connection.partitions(name) or [name]:
-            try:
-                found[partition] = connection.members(partition)
-            except NoStream:
-                if partition != name:
-                    raise
-                if name in self._members:
-                    return {}  # there was one: that is loss, and is said where its position is looked at
-                raise DestinationError(
-                    f"stream '{name}' does not exist in virtual host '{self._settings.virtual_host}', or is a queue "
-                    "of another kind; correct option 'stream', or read a queue with 'queue' and amqp://"
-                ) from None
-        return found
+    def _located(self, name: str, limit_s: float | None) -> dict[str, list[Member]]:
+        assert self._access is not None
+        try:
+            return persistently(self._access, (), lambda connection: located(connection, name), limit_s)
+        except NoStream:
+            if name in self._members:
+                return {}  # there was one: that is loss, and is said where its position is looked at
+            raise DestinationError(
+                f"stream '{name}' does not exist in virtual host '{self._settings.virtual_host}', or is a queue "
+                "of another kind; correct option 'stream', or read a queue with 'queue' and amqp://"
+            ) from None
 
     def _ask(self, partition: str, ask: Callable[[Connection], T]) -> T:
         assert self._access is not None
@@ -211,8 +205,8 @@ class Planner:
             if self._bounds is not None and self._bounds[name].next < end.next:
                 end = self._bounds[name]
             ends[name] = end if end.next > begins[name] else End(place.next, place.chunk)
-        self._lag = {name: max(0, end.next - begins[name]) for name, end in ends.items()}
-        total = sum(self._lag.values())
+        self._backlog = {name: max(0, end.next - begins[name]) for name, end in ends.items()}
+        total = sum(self._backlog.values())
         if total == 0 or self._waits(total):
             return start
         self._planned_s = time.monotonic()
@@ -220,6 +214,8 @@ class Planner:
         after = {name: place for name, place in before.items() if name not in gone}
         for name, end in ends.items():
             after[name] = self._cut(name, begins[name], end, limit, total)
+            self._planned += max(0, after[name].next - begins[name])
+            self._backlog[name] = end.next - after[name].next
         return encode(self._settings.of, after)
 
     def _waits(self, total: int) -> bool:
@@ -230,10 +226,10 @@ class Planner:
         return time.monotonic() - self._planned_s < self._settings.max_delay_s
 
     def _cut(self, partition: str, begin: int, end: End, limit: int | None, total: int) -> Place:
-        lag = self._lag[partition]
-        if limit is None or total <= limit or lag == 0:
+        backlog = self._backlog[partition]
+        if limit is None or total <= limit or backlog == 0:
             return Place(end.next, end.identity)
-        at = begin + max(1, limit * lag // total) - 1
+        at = begin + max(1, limit * backlog // total) - 1
         chunk = self._ask(partition, lambda connection: chunk_with(connection, partition, at))
         return Place(chunk.end, chunk.identity) if chunk.end < end.next else Place(end.next, end.identity)
 
@@ -330,5 +326,11 @@ class Planner:
         return planned
 
     def report(self) -> dict[str, Any]:
-        """Counters, for the query's progress."""
-        return {"lag": sum(self._lag.values()), "lagByPartition": dict(self._lag), "lost": self._lost}
+        """Counters, for the query's progress, by the names of those of queues."""
+        return {
+            "reads": self._settings.of,
+            "planned": self._planned,
+            "lost": self._lost,
+            "backlog": sum(self._backlog.values()),
+            "backlogByPartition": dict(self._backlog),
+        }

@@ -59,10 +59,10 @@ def _batch(
     offsets = np.repeat(firsts - begins, counts) + np.arange(sum(counts))
     columns, bad = message_columns(messages, [field.name for field in schema if field.name in COLUMN_TYPES])
     if bad and unreadable_fails:
+        first = f"the first at offset {offsets[bad[0].tag]}: {bad[0].error}"
         raise MessageError(
             f"stream '{wanted.stream}' has {len(bad)} message(s) that cannot be decoded among offsets {offsets[0]} to "
-            f"{offsets[-1]}, the first at offset {offsets[bad[0].tag]}: {bad[0]}. Set 'onUnreadableMessage' to 'row' "
-            "to have their bytes as rows"
+            f"{offsets[-1]}, {first}. Set 'onUnreadableMessage' to 'row' to have their bytes as rows"
         )
     if "chunkTimestamp" in schema.names:
         times = np.repeat(np.array([part.chunk.timestamp_ms * 1000 for part in parts], np.int64), counts)

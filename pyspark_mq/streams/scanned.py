@@ -49,7 +49,7 @@ _MESSAGE_ID = IdSource("message-id")
 
 def read_messages(messages: Sequence[bytes]) -> list[Raw]:
     """Read them, numbered from 0."""
-    reader = SectionReader(counts_acquirers=False)
+    reader = SectionReader(counts_acquirers=False, names_annotations=True)
     return [reader.read(number, message) for number, message in enumerate(messages)]
 
 

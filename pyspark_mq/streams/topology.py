@@ -12,7 +12,7 @@ from pyspark_mq.sources.url import BrokerUrl
 from pyspark_mq.streams.access import Access
 from pyspark_mq.streams.connection import Connection, Lost, Member, NoStream
 
-__all__ = ["candidates", "connected", "forget_connections", "persistently"]
+__all__ = ["candidates", "connected", "forget_connections", "located", "persistently"]
 
 T = TypeVar("T")
 
@@ -100,3 +100,21 @@ def persistently(
             )
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+
+
+def located(connection: Connection, name: str) -> dict[str, list[Member]]:
+    """The partitions of a super stream, or a stream itself, and the members of each.
+
+    Raises:
+        NoStream: there is none of that name.
+        Lost: a partition went while it was looked for.
+    """
+    found = {}
+    for partition in connection.partitions(name) or [name]:
+        try:
+            found[partition] = connection.members(partition)
+        except NoStream as missing:
+            if partition == name:
+                raise
+            raise Lost(str(missing)) from None
+    return found

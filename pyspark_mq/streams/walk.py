@@ -85,7 +85,7 @@ def prefix_of(message: bytes) -> tuple[int, Raw, int] | None:
         return None
     if at > _PREFIX_BYTES_MAX:
         return None
-    like = Scanner(counts_acquirers=False).scan(0, message[:at] + _PROBE)
+    like = Scanner(counts_acquirers=False, names_annotations=True).scan(0, message[:at] + _PROBE)
     return None if like is None or like.named else (at, like, max(0, like.expires_ms - 1))
 
 

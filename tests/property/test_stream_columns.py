@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyspark_mq.sources.amqp10.decoder import Raw
+from pyspark_mq.sources.amqp10.sections import SectionReader
 from pyspark_mq.streams import columns
 from pyspark_mq.streams.columns import message_columns
 from pyspark_mq.streams.scanned import COLUMN_TYPES, arrays_of, read_messages, unreadable
@@ -63,3 +64,16 @@ def test_messages_as_most_are_take_the_walk(form: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(columns, "read_messages", counted)
     message_columns(joined([message(rng, form) for _ in range(1_000)]), NAMES)
     assert sum(scanned) < 300
+
+
+@settings(derandomize=True, deadline=None, max_examples=200)
+@given(seed=st.integers(0, 2**32), changed=st.booleans())
+def test_the_scan_has_what_is_decoded_in_full(seed: int, changed: bool) -> None:
+    rng = random.Random(seed)
+    reader = SectionReader(counts_acquirers=False, names_annotations=True)
+    for _ in range(20):
+        data = message(rng, "named")
+        data = mutated(rng, data) if changed else data
+        raws = [[reader.read(0, data)], [reader.decode(0, data)]]
+        quick, full = (arrays_of(one, NAMES) for one in raws)
+        assert all(quick[name].equals(full[name]) for name in NAMES), data

@@ -13,7 +13,7 @@ from pyspark_mq.streams.columns import Messages
 __all__ = ["FORMS", "joined", "message", "mutated"]
 
 #: Names of forms, of which each is made of random values.
-FORMS = ("data", "id", "properties", "application", "numbers", "header", "annotated", "value", "anything")
+FORMS = ("data", "id", "properties", "application", "numbers", "header", "annotated", "named", "value", "anything")
 
 _WORDS = ("", "a", "order-17", "text/plain", "täxt", "x" * 300, "k" * 20)
 
@@ -65,6 +65,14 @@ def _application(rng: random.Random, *, numbers: bool) -> bytes:
     return b"\x00\x53\x74" + _compound(0xC1, items)
 
 
+def _annotations(rng: random.Random) -> bytes:
+    items = []
+    for name in rng.choices((b"x-exchange", b"x-tenant", b"x-opt-jms-msg-type", b"key-0", b"x-death"), k=2):
+        value = rng.choice((_text(rng), b"\x40", b"\x41", b"\x54\x05", b"\x71" + rng.randbytes(4), b"\xa0\x01x"))
+        items += [_variable(0xA3, name), value]
+    return b"\x00\x53\x72" + _compound(0xC1, items)
+
+
 def message(rng: random.Random, form: str) -> bytes:
     """A message of a form."""
     if form == "anything":
@@ -81,6 +89,7 @@ def message(rng: random.Random, form: str) -> bytes:
         "header": b"\x00\x53\x70\xc0\x09\x03\x41\x50\x05\x70\x00\x00\x10\x00" + _properties(rng, 13),
         "annotated": b"\x00\x53\x72"
         + _compound(0xC1, [_variable(0xA3, b"x-exchange"), _variable(0xA1, b"e" * rng.choice((1, 1, 1, 2)))]),
+        "named": _annotations(rng) + _application(rng, numbers=False),
     }
     return sections[form] + body
 

@@ -17,7 +17,7 @@ PACKAGE = "pyspark_mq"
 
 #: Folder -> folders it may import, besides itself and the errors.
 ALLOWED = {
-    "cli": {"spark_source", "admin", "sources", "dedup", "brokers", PACKAGE},
+    "cli": {"spark_source", "admin", "sources", "streams", "dedup", "brokers", PACKAGE},
     "spark_source": {"admin", "sources", "streams", "ack", "dedup", "brokers"},
     "admin": {"sources", "dedup", "brokers"},
     "sources": {"ack", "dedup", "brokers"},

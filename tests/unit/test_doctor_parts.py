@@ -14,11 +14,11 @@ import pytest
 
 from pyspark_mq.admin.checks import Finding, Level
 from pyspark_mq.brokers.hosted import hosted_by
-from pyspark_mq.cli.doctor.certificates import of_file, valid_until
+from pyspark_mq.cli.doctor.certificates import check_certificate, of_file, valid_until
 from pyspark_mq.cli.doctor.hosting import check_host
-from pyspark_mq.cli.doctor.look import Section, check_certificate, check_version
+from pyspark_mq.cli.doctor.look import check_version
 from pyspark_mq.cli.doctor.machine import Interpreter, Machine, check_machine, look_at_machine
-from pyspark_mq.cli.doctor.report import as_json, summary, worst, written
+from pyspark_mq.cli.doctor.report import Section, as_json, summary, worst, written
 from pyspark_mq.cli.main import main
 from pyspark_mq.spark_source.options import parse_options
 from tests.support.certificates import Certificates

@@ -1,4 +1,4 @@
-"""Expiry of certificates.
+"""Certificates of brokers and clients, and when they expire.
 
 Python's `ssl` gives that of a server's certificate only where it has verified it, and of a client's own not at all. So
 the one field is read from its bytes (X.509, RFC 5280, 4.1: a SEQUENCE whose first element has the validity as its
@@ -7,20 +7,66 @@ fifth, or as its fourth where there is no version).
 
 from __future__ import annotations
 
+import math
 import socket
 import ssl
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 
-from pyspark_mq.sources.endpoint import Endpoint
+from pyspark_mq.admin.checks import Finding, Level
+from pyspark_mq.sources.endpoint import Endpoint, tls_error
 from pyspark_mq.sources.url import BrokerUrl
 
-__all__ = ["of_file", "of_server", "valid_until"]
+__all__ = ["check_certificate", "check_tls", "of_file", "of_server", "valid_until"]
 
 _EXPLICIT_VERSION = 0xA0
 _UTC_TIME = 0x17
 #: Years of two digits from here on are of the last century (RFC 5280, 4.1.2.5.1).
 _LAST_CENTURY = 50
+#: A certificate that ends within so many days is worth a warning.
+_DAYS_LEFT = 30
+
+
+def check_tls(url: BrokerUrl, endpoint: Endpoint) -> Iterator[Finding]:
+    """Check the certificates of a broker and of this client."""
+    check = "tls"
+    if not url.tls:
+        yield Finding(check, Level.OK, f"not used with {url.scheme}://")
+        return
+    try:
+        yield check_certificate("the broker's certificate", of_server(url, endpoint), datetime.now(timezone.utc))
+    except ssl.SSLError as refused:
+        yield Finding(check, Level.PROBLEM, str(tls_error(refused, url)))
+        return
+    except OSError as unavailable:
+        yield Finding(check, Level.UNKNOWN, f"the certificate cannot be had: {unavailable}", "see 'login'")
+    except ValueError as failed:
+        yield Finding(check, Level.UNKNOWN, f"the certificate cannot be read: {failed}", "see 'login'")
+    if not endpoint.tls.verify:
+        text = "'tls.verify' is false: anyone may pose as the broker and be given the password"
+        yield Finding(
+            check, Level.WARNING, text, "set 'tls.caFile' to the authority of the broker, and 'tls.verify' to true"
+        )
+    if endpoint.tls.cert_file is not None:
+        try:
+            end = of_file(endpoint.tls.cert_file)
+        except (OSError, ValueError) as failed:
+            yield Finding(check, Level.UNKNOWN, f"'tls.certFile' cannot be read: {failed}", "see 'login'")
+        else:
+            yield check_certificate(f"the client's, {endpoint.tls.cert_file!r},", end, datetime.now(timezone.utc))
+
+
+def check_certificate(whose: str, end: datetime, now: datetime) -> Finding:
+    """Check how long a certificate is still valid. Pure."""
+    days = math.floor((end - now).total_seconds() / 86_400)
+    text = f"{whose} is valid for {days} more day(s), until {end:%Y-%m-%d %H:%M} UTC"
+    if end <= now:
+        return Finding("tls", Level.PROBLEM, f"{whose} expired on {end:%Y-%m-%d %H:%M} UTC", "renew it")
+    if days < _DAYS_LEFT:
+        advice = "renew it: after that no reconnect succeeds"
+        return Finding("tls", Level.WARNING, text, advice)
+    return Finding("tls", Level.OK, text)
 
 
 def of_server(url: BrokerUrl, endpoint: Endpoint) -> datetime:

@@ -7,19 +7,17 @@ elsewhere. What is found is judged in :mod:`pyspark_mq.admin.checks` and :mod:`p
 
 from __future__ import annotations
 
-import math
-import ssl
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 
 from pyspark_mq.admin import ask_beside, ask_queue, ask_server
 from pyspark_mq.admin.checks import Finding, Level, Sample, check_queue, check_sample
 from pyspark_mq.admin.http import Management
 from pyspark_mq.brokers.facts import NOTHING_KNOWN, QueueFacts, version_of
-from pyspark_mq.cli.doctor import certificates
+from pyspark_mq.cli.doctor.certificates import check_tls
 from pyspark_mq.cli.doctor.hosting import check_host
 from pyspark_mq.cli.doctor.machine import check_machine, look_at_machine
+from pyspark_mq.cli.doctor.report import Section
 from pyspark_mq.cli.doctor.sample import sample_of
 from pyspark_mq.cli.peek import make_session, open_first, received, rows_of
 from pyspark_mq.errors import (
@@ -31,32 +29,18 @@ from pyspark_mq.errors import (
     OptionError,
 )
 from pyspark_mq.sources.connections.session import Greeting, SessionLostError
-from pyspark_mq.sources.endpoint import Endpoint, tls_error
+from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.queues.pattern import matching
 from pyspark_mq.sources.settings import Settings
 from pyspark_mq.sources.url import BrokerUrl
 from pyspark_mq.spark_source.options import Options
 
-__all__ = ["Section", "check_certificate", "check_version", "examine"]
+__all__ = ["check_version", "examine"]
 
 #: Of those that match a pattern, so many are looked at.
 _QUEUES_MAX = 20
 #: Over this protocol a wider window is more credit, and nothing that a broker may refuse.
 _BY_CREDIT = "amqp-1.0"
-#: A certificate that ends within so many days is worth a warning.
-_DAYS_LEFT = 30
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """Findings about one thing.
-
-    Attributes:
-        about: this machine, a URL without credentials, or a queue.
-    """
-
-    about: str
-    findings: Sequence[Finding]
 
 
 def examine(options: Options, maximum: int, patience_s: float) -> Iterator[Section]:
@@ -170,7 +154,7 @@ def _broker(url: BrokerUrl, settings: Settings, server: str, management: Managem
         server: what the management calls the broker, for one that does not report its version otherwise.
     """
     endpoint = settings.endpoint
-    findings = [*check_host(url, settings, asked=management is not None), *_tls(url, endpoint)]
+    findings = [*check_host(url, settings, asked=management is not None), *check_tls(url, endpoint)]
     if any(one.level is Level.PROBLEM for one in findings):
         return _Broker(url, findings)
     if endpoint.topic is not None:
@@ -219,50 +203,6 @@ def check_version(server: str, endpoint: Endpoint) -> Finding:
         advice = f"use version {since[0]}.{since[1]} or later, or another protocol"
         return Finding(check, Level.WARNING, f"{text}, over {endpoint.protocol}: {flaw}", advice)
     return Finding(check, Level.OK, text)
-
-
-def _tls(url: BrokerUrl, endpoint: Endpoint) -> Iterator[Finding]:
-    check = "tls"
-    if not url.tls:
-        yield Finding(check, Level.OK, f"not used with {url.scheme}://")
-        return
-    try:
-        yield check_certificate("the broker's certificate", certificates.of_server(url, endpoint), _now())
-    except ssl.SSLError as refused:
-        yield Finding(check, Level.PROBLEM, str(tls_error(refused, url)))
-        return
-    except OSError as unavailable:
-        yield Finding(check, Level.UNKNOWN, f"the certificate cannot be had: {unavailable}", "see 'login'")
-    except ValueError as failed:
-        yield Finding(check, Level.UNKNOWN, f"the certificate cannot be read: {failed}", "see 'login'")
-    if not endpoint.tls.verify:
-        text = "'tls.verify' is false: anyone may pose as the broker and be given the password"
-        yield Finding(
-            check, Level.WARNING, text, "set 'tls.caFile' to the authority of the broker, and 'tls.verify' to true"
-        )
-    if endpoint.tls.cert_file is not None:
-        try:
-            end = certificates.of_file(endpoint.tls.cert_file)
-        except (OSError, ValueError) as failed:
-            yield Finding(check, Level.UNKNOWN, f"'tls.certFile' cannot be read: {failed}", "see 'login'")
-        else:
-            yield check_certificate(f"the client's, {endpoint.tls.cert_file!r},", end, _now())
-
-
-def _now() -> datetime:
-    return datetime.now(timezone.utc)
-
-
-def check_certificate(whose: str, end: datetime, now: datetime) -> Finding:
-    """Check how long a certificate is still valid. Pure."""
-    days = math.floor((end - now).total_seconds() / 86_400)
-    text = f"{whose} is valid for {days} more day(s), until {end:%Y-%m-%d %H:%M} UTC"
-    if end <= now:
-        return Finding("tls", Level.PROBLEM, f"{whose} expired on {end:%Y-%m-%d %H:%M} UTC", "renew it")
-    if days < _DAYS_LEFT:
-        advice = "renew it: after that no reconnect succeeds"
-        return Finding("tls", Level.WARNING, text, advice)
-    return Finding("tls", Level.OK, text)
 
 
 # -- a queue -----------------------------------------------------------------------------------

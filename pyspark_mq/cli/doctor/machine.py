@@ -29,7 +29,10 @@ _SPARK_FIRST, _SPARK_LAST = (4, 0), (4, 3)
 _SPARK_FULL = "pyspark.sql.streaming.datasource"
 #: Spark 4 runs on Java 17 and later.
 _JAVA_FIRST = 17
-_CLIENTS: Mapping[str, str] = {"amqp-0-9-1": "pika", "amqp-1.0": "python-qpid-proton", "stomp": "stomp.py"}
+#: What reads each protocol.
+_CLIENTS: Mapping[str, str] = {
+    "amqp-0-9-1": "pika", "amqp-1.0": "python-qpid-proton", "stomp": "stomp.py", "stream": "numpy",
+}  # fmt: skip
 _QUESTION = """
 import importlib, importlib.metadata, json, sys
 found = {"python": sys.version.split()[0], "executable": sys.executable, "errors": {}, "versions": {}}

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pyspark_mq.admin.checks import Finding, Level
-from pyspark_mq.cli.doctor.look import Section
 
-__all__ = ["as_json", "summary", "worst", "written"]
+__all__ = ["Section", "as_json", "summary", "worst", "written"]
 
 _WIDTH = 110
 _INDENT = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Findings about one thing.
+
+    Attributes:
+        about: this machine, a URL without credentials, or a queue.
+    """
+
+    about: str
+    findings: Sequence[Finding]
 
 
 def worst(sections: Sequence[Section]) -> Level:

@@ -70,10 +70,11 @@ class Scanner:
 
     Args:
         counts_acquirers: does the broker mark a redelivery by the header `first-acquirer`?
+        names_annotations: see :func:`annotated`.
     """
 
-    def __init__(self, *, counts_acquirers: bool) -> None:
-        self._counts_acquirers = counts_acquirers
+    def __init__(self, *, counts_acquirers: bool, names_annotations: bool = False) -> None:
+        self._counts_acquirers, self._names_annotations = counts_acquirers, names_annotations
         self._no_header = header_at(b"\x45", 0, counts_acquirers=counts_acquirers)[0]
         self._headers: dict[bytes, Header] = {}
         self._annotations: dict[bytes, tuple[Named, Routing]] = {}
@@ -134,7 +135,8 @@ class Scanner:
         known = self._annotations.get(section)
         if known is None:
             check_map(section, 0, _SYMBOL8)
-            known = annotated(read_map(section) if any(name in section for name in _ANNOTATIONS) else {})
+            is_read = self._names_annotations or any(name in section for name in _ANNOTATIONS)
+            known = annotated(read_map(section) if is_read else {}, names_all=self._names_annotations)
             _remember(self._annotations, section, known)
         return *known, end
 
@@ -147,11 +149,17 @@ def _remember(known: dict[bytes, Any], section: bytes, what: object) -> None:
     known[section] = what
 
 
-def annotated(annotations: Mapping[str, object]) -> tuple[Named, Routing]:
-    """Read message annotations: as a property, and as where the message was published."""
-    kind, exchange, key = (text(annotations.get(name)) for name in (JMS_KIND, *ROUTING))
+def annotated(annotations: Mapping[str, object], *, names_all: bool = False) -> tuple[Named, Routing]:
+    """Read message annotations: as properties, and as where the message was published.
+
+    Args:
+        names_all: are all of them properties? In a queue a broker changes some with each delivery, in a log it cannot.
+    """
+    exchange, key = (text(annotations.get(name)) for name in ROUTING)
     died = any(name in annotations for name in DEATHS)
-    return () if kind is None else ((JMS_KIND, kind),), (exchange, key, died)
+    names = sorted(name for name in annotations if name not in ROUTING) if names_all else [JMS_KIND]
+    texts = {name: text(annotations.get(name)) for name in names}
+    return tuple((name, value) for name, value in texts.items() if value is not None), (exchange, key, died)
 
 
 def header_at(data: bytes, at: int, *, counts_acquirers: bool) -> tuple[Header, int]:

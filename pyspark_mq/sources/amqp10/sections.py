@@ -84,11 +84,12 @@ class SectionReader:
 
     Args:
         counts_acquirers: does the broker mark a redelivery by the header `first-acquirer`?
+        names_annotations: are all message annotations properties?
     """
 
-    def __init__(self, *, counts_acquirers: bool) -> None:
-        self._counts_acquirers = counts_acquirers
-        self._scanner = Scanner(counts_acquirers=counts_acquirers)
+    def __init__(self, *, counts_acquirers: bool, names_annotations: bool = False) -> None:
+        self._counts_acquirers, self._names_annotations = counts_acquirers, names_annotations
+        self._scanner = Scanner(counts_acquirers=counts_acquirers, names_annotations=names_annotations)
 
     def read(self, tag: int, data: bytes) -> Raw:
         """The delivery of that number; an :class:`UnreadableRaw` if the message cannot be read whole."""
@@ -97,7 +98,9 @@ class SectionReader:
     def decode(self, tag: int, data: bytes) -> Raw:
         """Decode a message without the scan."""
         try:
-            found = read_sections(data, counts_acquirers=self._counts_acquirers)
+            found = read_sections(
+                data, counts_acquirers=self._counts_acquirers, names_annotations=self._names_annotations
+            )
             body = json_text(found.value).encode() if found.described else body_bytes(found.value)
             return make_raw(
                 tag,
@@ -114,7 +117,7 @@ class SectionReader:
             return _unreadable(tag, data, broken)
 
 
-def read_sections(data: bytes, *, counts_acquirers: bool = False) -> Sections:
+def read_sections(data: bytes, *, counts_acquirers: bool = False, names_annotations: bool = False) -> Sections:
     """Read all sections of an encoded message.
 
     Sections are taken in any order, each once; a body may have several of `data` or of `amqp-sequence`.
@@ -136,7 +139,8 @@ def read_sections(data: bytes, *, counts_acquirers: bool = False) -> Sections:
     ((message_id, properties),) = found.get(_PROPERTIES, [properties_at(_EMPTY_LIST, 0)[:2]])
     application = _application(found[_APPLICATION][0]) if _APPLICATION in found else None
     (annotations,) = found.get(_MESSAGE_ANNOTATIONS, [Pairs()])
-    named, routing = annotated({key: value for key, value in reversed(annotations) if isinstance(key, str)})
+    by_name = {key: value for key, value in reversed(annotations) if isinstance(key, str)}
+    named, routing = annotated(by_name, names_all=names_annotations)
     return Sections(header, message_id, properties, application, named, routing, _body(found), described)
 
 

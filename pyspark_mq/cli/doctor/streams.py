@@ -1,0 +1,193 @@
+"""The doctor's look at RabbitMQ streams: their nodes, where these want to be reached, and what the streams hold.
+
+Nothing is changed: to read a stream takes nothing from it.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from datetime import datetime, timezone
+from itertools import pairwise
+
+from pyspark_mq.admin.checks import Finding, Level
+from pyspark_mq.cli.doctor.certificates import check_tls
+from pyspark_mq.cli.doctor.machine import check_machine, look_at_machine
+from pyspark_mq.cli.doctor.report import Section
+from pyspark_mq.errors import MqError
+from pyspark_mq.sources.url import BrokerUrl, place_of
+from pyspark_mq.streams.access import Access, make_access
+from pyspark_mq.streams.chunk import Chunk, ChunkError
+from pyspark_mq.streams.connection import Connection, Lost, Member, NoStream
+from pyspark_mq.streams.scanned import read_messages, unreadable
+from pyspark_mq.streams.settings import Settings
+from pyspark_mq.streams.tail import End, chunk_with, end_of, first_of
+from pyspark_mq.streams.topology import located, persistently
+
+__all__ = ["examine_streams"]
+
+#: Of a super stream so many partitions are looked at.
+_PARTITIONS_MAX = 20
+#: Behind fewer messages a chunk, chunks cost more than messages do.
+_CHUNK_RECORDS_MIN = 10
+_CHUNKS = 20
+
+
+def examine_streams(settings: Settings, maximum: int, patience_s: float) -> Iterator[Section]:
+    """Look everywhere, section by section.
+
+    Args:
+        settings: of the query that would run.
+        maximum: messages to look at in each partition; 0 for none.
+        patience_s: for how long no chunk may come.
+    """
+    yield Section("this machine", check_machine(look_at_machine(), "stream", None, syncs=False))
+    try:
+        access = make_access(settings.endpoint)
+    except MqError as failed:
+        yield Section(str(settings.endpoint.urls[0]), [Finding("login", Level.PROBLEM, str(failed))])
+        return
+    answered = 0
+    for url in access.urls:
+        findings = [*_node(access, url, settings)]
+        answered += not any(one.level is Level.PROBLEM for one in findings)
+        yield Section(str(url), findings)
+    for name in settings.streams if answered else ():
+        yield from _stream(access, name, maximum, patience_s)
+
+
+def _node(access: Access, url: BrokerUrl, settings: Settings) -> Iterator[Finding]:
+    """Findings about one URL."""
+    for finding in check_tls(url, settings.endpoint):
+        yield finding
+        if finding.level is Level.PROBLEM:
+            return
+    try:
+        connection = Connection(access, Member(url.host, url.port), url)
+    except Lost as unavailable:
+        level = Level.WARNING if len(access.urls) > 1 else Level.PROBLEM
+        advice = "start it, correct 'url', or enable plugin rabbitmq_stream there: its port is 5552 unless configured"
+        yield Finding("login", level, str(unavailable), advice)
+        return
+    except MqError as failed:
+        yield Finding("login", Level.PROBLEM, str(failed))
+        return
+    connection.close()
+    yield Finding("login", Level.OK, f"user '{access.username}', over the stream protocol")
+    yield Finding("broker", Level.OK, f"RabbitMQ {connection.properties['version']}")
+    yield _advertised([connection.advertised], access, Member(url.host, url.port))
+
+
+def _advertised(members: Sequence[Member], access: Access, known: Member | None = None) -> Finding:
+    """Whether this machine reaches what nodes advertise; `known` is one that it has reached."""
+    failed = [text for member in members if member != known and (text := _unreached(member, access.connect_timeout_s))]
+    if not failed:
+        places = ", ".join(place_of(*member) for member in members)
+        return Finding("advertised", Level.OK, f"{places}: reached from this machine; workers have to reach it as well")
+    advice = (
+        "set stream.advertised_host and stream.advertised_port of the broker to what workers reach; until then "
+        "they use the hosts of 'url', and read nothing from members that are not among these"
+    )
+    return Finding("advertised", Level.WARNING, "; ".join(failed), advice)
+
+
+def _unreached(member: Member, timeout_s: float) -> str:
+    try:
+        socket.create_connection(member, timeout_s).close()
+    except OSError as failed:
+        return f"the broker advertises {place_of(*member)}, which is not reached from here: {failed}"
+    return ""
+
+
+def _stream(access: Access, name: str, maximum: int, patience_s: float) -> Iterator[Section]:
+    """Look at each partition of a stream or super stream."""
+    try:
+        found = persistently(access, (), lambda connection: located(connection, name), access.connect_timeout_s)
+    except (MqError, NoStream) as failed:
+        yield Section(f"stream '{name}'", [_unread(failed)])
+        return
+    for partition, members in [*found.items()][:_PARTITIONS_MAX]:
+        yield Section(f"stream '{partition}'", [*_partition(access, partition, members, maximum, patience_s)])
+    if len(found) > _PARTITIONS_MAX:
+        text = f"{len(found) - _PARTITIONS_MAX} more partition(s) were not looked at"
+        yield Section(f"stream '{name}'", [Finding("read", Level.UNKNOWN, text, "name them with option 'stream'")])
+
+
+def _unread(failed: Exception) -> Finding:
+    advice = "correct option 'stream', or read a queue with 'queue' and amqp://" if isinstance(failed, NoStream) else ""
+    return Finding("read", Level.PROBLEM, str(failed), advice)
+
+
+def _partition(
+    access: Access, name: str, members: Sequence[Member], maximum: int, patience_s: float
+) -> Iterator[Finding]:
+    """Findings about one stream."""
+    yield _advertised(members, access)
+
+    def look(connection: Connection) -> tuple[End, Chunk | None, list[Chunk]]:
+        end = end_of(connection, name, patient=True)
+        if end.identity is None:
+            return end, None, []
+        first = chunk_with(connection, name, first_of(connection, name))
+        begin = max(first.first, end.next - maximum) if maximum else end.next
+        return end, first, [*_last(connection, name, begin, end.next, patience_s)]
+
+    try:
+        end, first, chunks = persistently(access, members, look, access.connect_timeout_s)
+    except (MqError, NoStream) as failed:
+        yield _unread(failed)
+        return
+    if first is None:
+        yield Finding("read", Level.OK, "it is empty")
+        return
+    since = datetime.fromtimestamp(first.timestamp_ms / 1000, timezone.utc)
+    text = f"offsets {first.first:,} to {end.next - 1:,} are there, the first since {since:%Y-%m-%d %H:%M} UTC"
+    yield Finding("read", Level.OK, f"{text}: what a query has not read by the time retention takes it is lost to it")
+    if not maximum:
+        yield Finding("chunks", Level.UNKNOWN, "no message was looked at", "use --messages above 0")
+        return
+    yield from _contents([chunk for chunk in chunks if chunk.user])
+
+
+def _last(connection: Connection, name: str, begin: int, end: int, patience_s: float) -> Iterator[Chunk]:
+    """Yield the last chunks."""
+    with connection.subscribed(name, begin) as subscription, suppress(TimeoutError):
+        for _ in range(_CHUNKS):
+            chunk = subscription.next(patience_s)
+            yield chunk
+            if chunk.end >= end:
+                return
+            subscription.want(1)
+
+
+def _contents(chunks: Sequence[Chunk]) -> Iterator[Finding]:
+    """Findings about messages that were looked at."""
+    count = sum(chunk.records for chunk in chunks)
+    if not count:
+        yield Finding("chunks", Level.UNKNOWN, "none of the last offsets is of a message", "use --messages above 20")
+        return
+    a_chunk = count / len(chunks)
+    text = f"{a_chunk:,.1f} message(s) a chunk, of the last {count:,}"
+    if a_chunk < _CHUNK_RECORDS_MIN:
+        advice = "have producers send batches, or sub-entries: below ten, chunks take more of the CPU than messages do"
+        yield Finding("chunks", Level.WARNING, text, advice)
+    else:
+        yield Finding("chunks", Level.OK, text)
+    try:
+        messages = [message for chunk in chunks for message in _cut(chunk)]
+    except ChunkError as broken:
+        yield Finding("messages", Level.PROBLEM, f"a chunk cannot be read: {broken}", "start behind it")
+        return
+    bad = unreadable(read_messages(messages))
+    if bad:
+        advice = "set 'onUnreadableMessage' to 'row' to have their bytes as rows, or have producers write AMQP 1.0"
+        yield Finding("messages", Level.PROBLEM, f"{len(bad):,} of {count:,} are not AMQP 1.0: {bad[0].error}", advice)
+    else:
+        yield Finding("messages", Level.OK, f"{count:,} were decoded")
+
+
+def _cut(chunk: Chunk) -> list[bytes]:
+    """The messages of a chunk."""
+    plain, begins = chunk.plain()
+    return [plain[begin : end - 4] for begin, end in pairwise(begins)]
