@@ -28,8 +28,8 @@ from testbed.distributions import Distribution, fetch, find_java, run_to_end
 from testbed.process import NodeError, poll
 
 __all__ = ["BareDrain", "Drain", "DrainError", "HazelcastDrain", "HazelcastMember", "OurDrain", "PerfTestDrain",
-           "RateDrain", "check_child", "close_child", "interval_rates", "make_session", "protocol_of_url",
-           "spawn"]  # fmt: skip
+           "QueryDrain", "RateDrain", "check_child", "close_child", "interval_rates", "make_session",
+           "protocol_of_url", "spawn"]  # fmt: skip
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PROJECT = Path(__file__).resolve().parent / "hazelcast"
@@ -293,7 +293,7 @@ def make_session() -> Any:
     return spark
 
 
-class _QueryDrain(Drain):
+class QueryDrain(Drain):
     """A streaming query into the sink that takes everything and keeps nothing."""
 
     def __init__(self, spark: Any, messages: int) -> None:
@@ -344,7 +344,7 @@ class _QueryDrain(Drain):
         return len(epochs), steady_rate(epochs)
 
 
-class OurDrain(_QueryDrain):
+class OurDrain(QueryDrain):
     """This source with the lines of the README, and what the contender differs in."""
 
     def __init__(
@@ -366,7 +366,7 @@ class OurDrain(_QueryDrain):
         return self._spark.readStream.format("mq").options(**options).load()
 
 
-class RateDrain(_QueryDrain):
+class RateDrain(QueryDrain):
     """Spark's own source of numbers, as many a trigger as our epochs have: what Spark costs without a queue."""
 
     reads_queue = False

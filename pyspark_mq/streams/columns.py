@@ -25,7 +25,9 @@ from pyspark_mq.sources.connections.spans import binary, decimals, distinct, is_
 from pyspark_mq.streams.scanned import COLUMN_TYPES, TIMESTAMP, arrays_of, read_messages, unreadable
 from pyspark_mq.streams.walk import Walked, prefix_of, walk
 
-__all__ = ["Messages", "message_columns"]
+__all__ = ["PADDING", "Messages", "message_columns"]
+
+PADDING = bytes(16)
 
 #: For fewer the walk takes longer than reading them one by one.
 _WALKED_MIN = 16
@@ -38,6 +40,7 @@ class Messages(NamedTuple):
     """Messages in one piece of memory, in ascending order.
 
     Attributes:
+        data: ends with :data:`PADDING`, so that reading a number leads out of it nowhere.
         begins, ends: of each, as arrays of 64-bit integers.
     """
 
@@ -99,7 +102,7 @@ def _walked(messages: Messages, names: Collection[str]) -> tuple[Any, dict[str, 
     if known is None:
         return None, None
     size, like, ttl_ms = known
-    data = np.frombuffer(messages.data + bytes(16), np.uint8)
+    data = np.frombuffer(messages.data, np.uint8)
     walked = walk(data, messages.begins, messages.ends, first[:size])
     if not walked.rows.any():
         return None, None

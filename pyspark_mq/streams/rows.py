@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from pyspark_mq.errors import MessageError
 from pyspark_mq.streams.chunk import ChunkError
-from pyspark_mq.streams.columns import Messages, message_columns
+from pyspark_mq.streams.columns import PADDING, Messages, message_columns
 from pyspark_mq.streams.ranges import Part, Range, read_range
 from pyspark_mq.streams.scanned import COLUMN_TYPES, TIMESTAMP
 
@@ -93,4 +93,4 @@ def _messages(stream: str, parts: Sequence[Part]) -> Messages:
         ends.append(where[low + 1 : high + 1] + (at - 4))
         data.append(plain)
         at += len(plain)
-    return Messages(b"".join(data) if len(data) > 1 else data[0], np.concatenate(begins), np.concatenate(ends))
+    return Messages(b"".join([*data, PADDING]), np.concatenate(begins), np.concatenate(ends))

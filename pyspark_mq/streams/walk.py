@@ -93,7 +93,7 @@ def walk(data: Any, begins: Any, ends: Any, prefix: bytes) -> Walked:
     """Walk messages.
 
     Args:
-        data: their bytes, and 16 more.
+        data: their bytes, and 16 more that are of no message.
         prefix: what those begin with that are walked.
     """
     return _Walk(data, begins, ends, prefix).walked()

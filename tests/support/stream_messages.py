@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pyspark_mq.streams.columns import Messages
+from pyspark_mq.streams.columns import PADDING, Messages
 
 __all__ = ["FORMS", "joined", "message", "mutated"]
 
@@ -111,7 +111,7 @@ def mutated(rng: random.Random, data: bytes) -> bytes:
 
 def joined(messages: Sequence[bytes]) -> Messages:
     """The messages as a chunk has them."""
-    data = b"".join(struct.pack(">I", len(one)) + one for one in messages)
+    data = b"".join(struct.pack(">I", len(one)) + one for one in messages) + PADDING
     sizes = np.array([len(one) for one in messages], np.int64)
     ends = np.cumsum(sizes + 4)
     return Messages(data, ends - sizes, ends)
