@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -21,6 +23,7 @@ from pyspark_mq.streams.planner import Planned
 from pyspark_mq.streams.tail import end_of
 from pyspark_mq.streams.topology import forget_connections, persistently
 from testbed.brokers.rabbitmq import RabbitNode
+from testbed.brokers.rabbitmq_erlang import SYNC
 from testbed.clusters.rabbitmq import RabbitCluster
 from testbed.process import NodeError, poll
 from testbed.server import at_once
@@ -32,6 +35,7 @@ from tests.support.streams import StreamQuery, publish
 ROWS = 40_000
 #: More than a session takes from its greeting to its last chunk here.
 SESSION_BYTES = 2_000
+STOPPED_S = 15.0
 
 
 @pytest.fixture(scope="module")
@@ -185,6 +189,76 @@ def test_what_is_not_committed_is_in_no_epoch_until_it_is(cluster: RabbitCluster
     assert poll(all_came, 60, interval_s=0.5)
     # Nobody has confirmed the tail: the next leader has it, or it is gone.
     assert found in ([b"confirmed", *tail, b"behind"] for tail in ([b"later"] * 50, []))
+
+
+@pytest.mark.timeout(240)
+def test_a_tail_that_nobody_confirmed_is_gone_when_its_leader_comes_back_last(cluster: RabbitCluster) -> None:
+    start_all(cluster)
+    stream = f"test-{uuid.uuid4().hex[:12]}"
+    publish(cluster.members[0].stream_port, stream, [b"confirmed"])
+    for member in cluster.members:
+        member.eval(SYNC)  # a node that forgets its part of what elects leaders has none elected
+    query = StreamQuery(",".join(member.stream_url() for member in cluster.members), stream)
+    (planned,) = query.plan()[2]
+    leader = next(one for one in cluster.members if one.stream_port == planned.range.members[0].port)
+    others = [member for member in cluster.members if member is not leader]
+
+    async def publish_alone() -> None:
+        async with Producer("127.0.0.1", leader.stream_port, username="guest", password="guest") as producer:
+            await producer.send_wait(stream, AMQPMessage(body=b"before"))
+            for member in others:
+                member.kill()
+            await producer.send_batch(stream, [AMQPMessage(body=b"never")] * 50)
+            place, access = Member("127.0.0.1", leader.stream_port), planned.range.access
+            stats = lambda: persistently(access, [place], lambda one: one.stats(stream))  # noqa: E731
+            assert await asyncio.to_thread(poll, lambda: stats()["last_chunk_id"] >= 2, 30)
+            leader.kill()
+
+    with suppress(Exception):  # it has lost what it would say goodbye to
+        asyncio.run(asyncio.wait_for(publish_alone(), 60))
+    assert not leader.running
+    at_once(*(member.start for member in others))
+    assert poll(lambda: published(others[0], stream), 90, interval_s=1.0)
+    rows = query.epoch()
+    query.look_again()
+    leader.start()
+    cluster.wait_together()
+    assert [row["body"] for row in rows] == [b"confirmed", b"before", *[b"behind"] * (len(rows) - 2)]
+    assert len(rows) > 2
+    (planned,) = StreamQuery(leader.stream_url(), stream).plan()[2]
+    for turn in range(len(planned.range.members)):
+        again = query.read([planned._replace(range=replace(planned.range, turn=turn))])
+        assert again[: len(rows)] == rows
+        assert {row["body"] for row in again[len(rows) :]} <= {b"behind"}
+
+
+@pytest.mark.timeout(240)
+def test_a_replica_that_was_stopped_while_an_epoch_was_planned_gives_that_epoch(cluster: RabbitCluster) -> None:
+    start_all(cluster)
+    stream = f"test-{uuid.uuid4().hex[:12]}"
+    publish(cluster.members[0].stream_port, stream, [b"first"])
+    query = StreamQuery(",".join(member.stream_url() for member in cluster.members), stream)
+    (planned,) = query.plan()[2]
+    query.epoch()
+    ports = [member.port for member in planned.range.members]
+    replica = next(one for one in cluster.members if one.stream_port == ports[1])
+    leader = next(one for one in cluster.members if one.stream_port == ports[0])
+    # A connection is kept that is there when it stops.
+    assert [row["body"] for row in query.read([planned._replace(range=replace(planned.range, turn=1))])] == [b"first"]
+    stopped = threading.Thread(target=replica.freeze, args=(STOPPED_S,))
+    began = time.monotonic()
+    stopped.start()
+    bodies = [b"%08d" % number for number in range(ROWS)]
+    publish(leader.stream_port, stream, bodies, batch=200)
+    start, end, _ = query.plan()
+    assert time.monotonic() - began < STOPPED_S
+    assert stopped.is_alive()
+    (planned,) = query.planner.ranges(start, end)
+    alone = replace(planned.range, members=(Member("127.0.0.1", replica.stream_port),), turn=0)
+    rows = query.read([planned._replace(range=alone)])
+    stopped.join()
+    assert [row["body"] for row in rows] == bodies
+    assert query.read([planned]) == rows
 
 
 def start_all(cluster: RabbitCluster) -> None:

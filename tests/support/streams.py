@@ -77,7 +77,8 @@ class StreamQuery:
         given |= {name: str(value) for name, value in options.items()}
         if {"startingTimestamp", "startingOffsetsByTimestamp"} & set(options):
             del given["startingOffsets"]
-        self.settings = parse_stream_options(given).streaming
+        options = parse_stream_options(given)
+        self.settings, self._batch = options.streaming, options.batch
         self.planner = Planner(self.settings)
         self._schema = arrow_schema(stream_schema(include_metadata=True))
         self.offset: dict[str, Any] | None = None
@@ -115,3 +116,7 @@ class StreamQuery:
     def bodies(self) -> list[bytes]:
         """The bodies of the next epoch."""
         return [row["body"] for row in self.epoch()]
+
+    def batch(self) -> list[bytes]:
+        """The bodies of a batch."""
+        return [row["body"] for row in self.read(Planner(self._batch).batch())]

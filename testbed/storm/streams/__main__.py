@@ -62,6 +62,7 @@ def _run(arguments: argparse.Namespace, folder: Path, console: Console, stack: E
     share = -(-arguments.messages // arguments.partitions)
     nodes = stack.enter_context(StreamCluster())
     partitions = make_super_stream(nodes.nodes.members[0].stream_port, STREAM, arguments.partitions)
+    nodes.sync()
     cluster = None if arguments.local else stack.enter_context(SparkCluster(_WORKERS))
     options = {**_OPTIONS, "maxOffsetsPerTrigger": str(max(1, arguments.messages // arguments.epochs))}
     job = StreamJob("rabbitmq", nodes.url, STREAM, folder, options, _LOCAL, cluster=cluster)

@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 import psutil
 
+from testbed.brokers.rabbitmq_erlang import SYNC
 from testbed.clusters.cluster import Fault
 from testbed.clusters.rabbitmq import RabbitCluster
 from testbed.ports import LOOPBACK
@@ -91,6 +92,11 @@ class StreamCluster(Started):
     def url(self) -> str:
         """Option `url` of the source."""
         return ",".join(f"rabbitmq-stream://guest:guest@{host}:{port}/" for host, port in self.places)
+
+    def sync(self) -> None:
+        """Have what was declared survive a kill: a node that forgets its part elects no leader."""
+        for member in self.nodes.members:
+            member.eval(SYNC)
 
     def leader(self, stream: str) -> int:
         """Number of the node that has the leader of a stream; of a node that runs if nobody tells."""
