@@ -8,6 +8,7 @@ import pytest
 
 from testbed.power.brokers import CELLS, run_broker_cuts
 from testbed.power.cuts import run_cuts
+from testbed.power.streams import run_stream_cuts
 
 pytestmark = [
     pytest.mark.whole,
@@ -25,3 +26,12 @@ def test_a_query_loses_and_doubles_nothing() -> None:
 def test_a_quorum_queue_keeps_what_it_has_confirmed() -> None:
     told = run_broker_cuts(CELLS["rabbitmq-quorum"], 2, 11, print, restarted=False, options={})
     assert told.verdict.holds, told
+
+
+def test_a_stream_gives_the_rows_it_has_or_says_that_its_end_was_rewritten() -> None:
+    told = run_stream_cuts(4, 5, print)
+    # Every other cut takes nothing that was read.
+    assert (told.went_on, told.said) == (2, 2), told
+    rows = told.verdict
+    # What the broker has lost of what it confirmed is in `missing`; the query has what there is, once.
+    assert rows.lost == rows.twice == rows.invented == 0 < rows.records, told
