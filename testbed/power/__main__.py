@@ -14,6 +14,7 @@ from pathlib import Path
 
 from testbed.power.brokers import CELLS, BrokerCuts, run_broker_cuts
 from testbed.power.cuts import Cuts, run_cuts
+from testbed.power.streams import run_stream_cuts
 
 _PAGE = Path(__file__).resolve().parents[2] / "docs" / "reports" / "power.md"
 _MODES = ("committed", "synced")
@@ -35,6 +36,10 @@ def main() -> int:
             )  # fmt: skip
             good &= restarted or told.verdict.duplicated == 0
             _show(arguments, "brokers", _broker_row(told, arguments.option))
+    if arguments.stream:
+        below = run_stream_cuts(arguments.cuts, arguments.seed, _say)
+        good &= below.verdict.lost == below.verdict.twice == below.verdict.invented == 0
+        _say(str(below))
     return int(not good)
 
 
@@ -89,9 +94,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--option", action="append", default=[], metavar="NAME=VALUE", help="of the source, with --brokers"
     )
+    parser.add_argument("--stream", action="store_true", help="below the one node of a stream")
     parser.add_argument("--page", action="store_true", help=f"write the rows to {_PAGE.name}")
     arguments = parser.parse_args()
-    if not arguments.settle_after and not arguments.brokers:
+    if not (arguments.settle_after or arguments.brokers or arguments.stream):
         arguments.settle_after, arguments.brokers = list(_MODES), list(CELLS)
     return arguments
 
