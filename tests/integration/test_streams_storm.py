@@ -27,7 +27,7 @@ SIZE = ("--local", "--messages", str(MESSAGES), "--rate", "2000", "--faults", st
 
 
 @pytest.mark.whole
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_storm_loses_doubles_and_invents_nothing(tmp_path: Path) -> None:
     try:
         StreamCluster().close()
@@ -37,7 +37,7 @@ def test_a_storm_loses_doubles_and_invents_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "testbed.storm.streams", *SIZE, "--seed", "3"]
     command += ["--folder", str(tmp_path / "storm"), "--report", str(report)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=570, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(report.read_text("utf-8"))
     assert found["faults in all"] == FAULTS
