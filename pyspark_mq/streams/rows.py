@@ -8,15 +8,17 @@ import numpy as np
 import pyarrow as pa
 
 from pyspark_mq.errors import MessageError
+from pyspark_mq.sources.amqp10.arrays import COLUMN_TYPES, TIMESTAMP
+from pyspark_mq.sources.amqp10.columns import PADDING, Messages, message_columns
+from pyspark_mq.sources.amqp10.sections import SectionReader
 from pyspark_mq.streams.chunk import ChunkError
-from pyspark_mq.streams.columns import PADDING, Messages, message_columns
 from pyspark_mq.streams.ranges import Part, Range, read_range
-from pyspark_mq.streams.scanned import COLUMN_TYPES, TIMESTAMP
 
 __all__ = ["range_batches"]
 
 #: A batch is as many bytes or records, or a chunk.
 _BATCH_BYTES, _BATCH_RECORDS = 4 << 20, 20_000
+_reader = SectionReader(counts_acquirers=False, names_annotations=True)
 
 
 def range_batches(wanted: Range, name: str, schema: pa.Schema, *, unreadable_fails: bool) -> Iterator[pa.RecordBatch]:
@@ -57,7 +59,8 @@ def _batch(
     firsts = np.array([part.chunk.first + part.low for part in parts], np.int64)
     begins = np.concatenate(([0], np.cumsum(counts)))[:-1]
     offsets = np.repeat(firsts - begins, counts) + np.arange(sum(counts))
-    columns, bad = message_columns(messages, [field.name for field in schema if field.name in COLUMN_TYPES])
+    names = [field.name for field in schema if field.name in COLUMN_TYPES]
+    columns, bad = message_columns(messages, names, _reader)
     if bad and unreadable_fails:
         first = f"the first at offset {offsets[bad[0].tag]}: {bad[0].error}"
         raise MessageError(

@@ -71,10 +71,10 @@ class Walked(NamedTuple):
     texts: Any
 
 
-def prefix_of(message: bytes) -> tuple[int, Raw, int] | None:
+def prefix_of(message: bytes, scanner: Scanner) -> tuple[int, Raw, int] | None:
     """Return what comes before `properties` or the body: its size, a message that has it, and its time to live.
 
-    None if the scanner does not take it, or it says something that is a property.
+    None if the scanner does not take it.
     """
     try:
         at = 0
@@ -85,8 +85,8 @@ def prefix_of(message: bytes) -> tuple[int, Raw, int] | None:
         return None
     if at > _PREFIX_BYTES_MAX:
         return None
-    like = Scanner(counts_acquirers=False, names_annotations=True).scan(0, message[:at] + _PROBE)
-    return None if like is None or like.named else (at, like, max(0, like.expires_ms - 1))
+    like = scanner.scan(0, message[:at] + _PROBE)
+    return None if like is None else (at, like, max(0, like.expires_ms - 1))
 
 
 def walk(data: Any, begins: Any, ends: Any, prefix: bytes) -> Walked:
