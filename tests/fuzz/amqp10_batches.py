@@ -47,7 +47,7 @@ def _case(rng: random.Random) -> Counter[str]:
     together: list[Any] = []
     alone: list[Any] = []
     for _ in range(rng.randrange(1, 4)):
-        messages = [_message(rng, rng.choice(forms)) for _ in range(rng.choice((1, 15, 16, 40, 100)))]
+        messages = [_message(rng, rng.choice(forms)) for _ in range(rng.choice((1, 63, 64, 100, 300)))]
         messages = [mutated(rng, one) if rng.random() < share else one for one in messages]
         together += find_batches(len(alone) + 1, messages, reader)
         alone += map(reader.read, range(len(alone) + 1, len(alone) + 1 + len(messages)), messages)

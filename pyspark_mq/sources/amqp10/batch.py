@@ -21,6 +21,9 @@ from pyspark_mq.sources.connections.spans import binary
 
 __all__ = ["EncodedBatch", "find_batches"]
 
+#: Fewer are read one by one in the same time.
+_TOGETHER_MIN = 64
+
 
 class EncodedBatch(RawBatch):
     """Deliveries whose messages were walked, in order.
@@ -100,7 +103,7 @@ def find_batches(first: int, messages: Sequence[bytes], reader: SectionReader) -
         reader: of the session.
     """
     count = len(messages)
-    if count < WALKED_MIN:
+    if count < _TOGETHER_MIN:
         yield from map(reader.read, range(first, first + count), messages)
         return
     ends = np.cumsum(np.fromiter(map(len, messages), np.int64, count))

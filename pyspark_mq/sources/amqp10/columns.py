@@ -162,8 +162,7 @@ def _walked(messages: Messages, reader: SectionReader) -> Group | None:
     if known is None:
         return None
     size, like, ttl_ms = known
-    data = np.frombuffer(messages.data, np.uint8)
-    walked = walk(data, messages.begins, messages.ends, first[:size])
+    walked = walk(messages.data, messages.begins, messages.ends, first[:size])
     if not walked.rows.any():
         return None
     begins, ends = walked.body_begins, walked.body_begins + walked.body_lengths
@@ -215,7 +214,8 @@ def _columns(data: bytes, walked: Walked, like: Raw, ttl_ms: int) -> dict[str, p
         source.text(walked.body_begins[walked.texts], walked.body_lengths[walked.texts], _NO_SYMBOLS)
     made = _texts(source)
     made["properties"] = _maps(source, like.named)
-    made["timestamp"], made["expiration"] = _times(walked, ttl_ms)
+    if not walked.fields.keys().isdisjoint((_CREATED, _EXPIRY)):
+        made["timestamp"], made["expiration"] = _times(walked, ttl_ms)
     if _SEQUENCE in walked.fields:
         sequence = walked.fields[_SEQUENCE]
         made["groupSequence"] = pa.array(sequence.numbers, mask=~sequence.valid)

@@ -77,6 +77,8 @@ class Amqp10Session(Amqp10Connection):
         self._open: dict[int, Handle] = {}
         #: Tag of the newest delivery.
         self._newest = 0
+        #: Messages up to that, which are not in the inbox yet.
+        self._taken: list[bytes] = []
         self._requests: deque[tuple[int, deque[Handle]]] = deque()
         self._closing: deque[Link] = deque()
         #: Acknowledgements without a barrier yet; the barrier that is on its way, and those that it is for.
@@ -230,25 +232,21 @@ class Amqp10Session(Amqp10Connection):
     def _take_deliveries(self) -> None:
         if self._link is None or self.paused:
             return
-        sink, held = self.sink, self._open
-        first, taken = self._newest + 1, []
-        try:
-            for delivery, data in self._deliveries.messages():
-                self._newest = tag = self._newest + 1
-                if tag == 1 and _STREAM_OFFSET in data:
-                    raise self._refuse_stream(COPIED)
-                held[tag] = delivery
-                taken.append(data)
-                sink.bytes_arrived += ROW_BYTES + len(data)
-                if sink.full:
-                    self.paused = True
-                    break
-        finally:
-            self._pass_on(first, taken)
+        sink, held, taken = self.sink, self._open, self._taken
+        for delivery, data in self._deliveries.messages():
+            self._newest = tag = self._newest + 1
+            if tag == 1 and _STREAM_OFFSET in data:
+                raise self._refuse_stream(COPIED)
+            held[tag] = delivery
+            taken.append(data)
+            sink.bytes_arrived += ROW_BYTES + len(data)
+            if sink.full:
+                self.paused = True
+                break
 
-    def _pass_on(self, first: int, messages: Sequence[bytes]) -> None:
-        """Append deliveries to the inbox, numbered from `first`."""
-        for item in find_batches(first, messages, self._sections):
+    def _pass_on(self) -> None:
+        messages, self._taken = self._taken, []
+        for item in find_batches(self._newest - len(messages) + 1, messages, self._sections):
             if type(item) is UnreadableRaw and not self.options.keeps_unreadable:
                 raise self._refuse(self.decoder.unreadable([item])[0])
             self.sink.inbox.append(item)
@@ -260,6 +258,7 @@ class Amqp10Session(Amqp10Connection):
         self.paused = False
         try:
             self._take_deliveries()
+            self._pass_on()
         except (UnicodeDecodeError, ProtonException) as error:
             self._ended(f"{type(error).__name__}: {error}")  # the next turn raises it
 
