@@ -26,7 +26,7 @@ from testbed.clusters.rabbitmq import RabbitCluster
 from testbed.process import NodeError, poll
 from testbed.server import at_once
 from testbed.storm.proxy import Direction, FaultProxy
-from tests.conftest import missing
+from tests.plugin import missing
 from tests.support.streams import StreamQuery, publish
 
 #: Of a stream on each of three nodes: some thousands of chunks, so that the middle of a read is one.

@@ -27,7 +27,7 @@ from pyspark_mq.streams.topology import persistently
 from testbed.brokers.node import TlsFiles
 from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import NodeError, poll
-from tests.conftest import missing
+from tests.plugin import missing
 from tests.support.certificates import Certificates
 from tests.support.engine import Engine, ReaderError
 from tests.support.pages import block
