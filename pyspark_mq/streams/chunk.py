@@ -17,10 +17,13 @@ import pyarrow as pa
 
 __all__ = ["HEADER_BYTES", "Chunk", "ChunkError", "Identity", "read_chunk"]
 
-_HEADER = struct.Struct(">BBHIqQQIIII")
+_HEADER = struct.Struct(">BBHIqqqIIII")
 HEADER_BYTES = _HEADER.size
 _MAGIC = 0x50
-_USER = 0
+#: Others are the broker's own notes, of one record.
+_USER, _KINDS = 0, 3
+#: Of offsets, and of times in microseconds.
+_NUMBER_MAX = 2**63 - 2**32
 #: The first bit of an entry says that it is several records; of those, kind of compression, records, sizes.
 _SUB_ENTRY = struct.Struct(">BHII")
 #: Of one batch that a producer has packed. Producers pack frames, of 1 MiB unless the broker allows more.
@@ -213,6 +216,10 @@ def read_chunk(data: bytes, at: int = 0) -> Chunk:
         raise ChunkError(f"{len(data) - at} bytes are no chunk") from None
     if magic != _MAGIC:
         raise ChunkError(f"a chunk of format 0x{magic:02x}, and 0x{_MAGIC:02x} is known")
+    if kind >= _KINDS or (kind != _USER and records != 1):
+        raise ChunkError(f"the chunk at offset {first} is of kind {kind}, with {records} records")
+    if min(timestamp, epoch, first) < 0 or max(timestamp * 1000, first) > _NUMBER_MAX:
+        raise ChunkError(f"no chunk is at offset {first}, of epoch {epoch} and time {timestamp}")
     begin = at + HEADER_BYTES
     content = data[begin : begin + size]
     if len(content) != size:
