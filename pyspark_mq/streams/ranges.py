@@ -162,6 +162,8 @@ class _RangeReader:
                     if time.monotonic() - max(begun, self._progress_s) > _WAIT_S:
                         raise Lost(f"{connection.place} has only got to offset {chunk.first}")
                     continue
+                if chunk.first < self._next > wanted.begin:
+                    raise ChunkError(f"the chunk at offset {chunk.first} begins within the one before it")
                 if chunk.first > self._next:
                     self._gap(connection, chunk)
                 if self._next >= wanted.end:
