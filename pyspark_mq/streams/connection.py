@@ -181,8 +181,8 @@ class Connection:
         with _about(stream):
             answer = self.request(frames.STREAM_STATS, frames.text(stream))
         found = dict(answer.array(lambda: (answer.text(), answer.i64())))
-        if not _NUMBERS <= found.keys():
-            raise FrameError(f"statistics of stream '{stream}' without {', '.join(sorted(_NUMBERS - found.keys()))}")
+        if lacking := sorted(_NUMBERS - found.keys()):
+            raise FrameError(f"statistics of stream '{stream}' without {', '.join(lacking)}")
         return found
 
     def partitions(self, super_stream: str) -> list[str]:

@@ -68,7 +68,10 @@ class RandomLies(Lies):
             "nothing": dict.fromkeys(numbers, -1),
             "not-yet": {**numbers, "committed_chunk_id": -1},
             "behind": {**numbers, "committed_chunk_id": log.chunks[0].first if log.chunks else -1},
-            "ahead": {**numbers, "committed_chunk_id": committed + self._rng.choice((1, 5, 2**40, 2**63 - 1 - committed))},
+            "ahead": {
+                **numbers,
+                "committed_chunk_id": committed + self._rng.choice((1, 5, 2**40, 2**63 - 1 - committed)),
+            },
             "retained": {**numbers, "first_chunk_id": first + self._rng.choice((1, 3, 2**40))},
             "lacking": {"first_chunk_id": first},
             "low": {**numbers, "first_chunk_id": -(2**63)},
@@ -151,13 +154,15 @@ class Storm:
         try:
             rows = [(row["streamOffset"], row["body"]) for row in self._query.epoch()]
         except MqError as failed:
-            assert "events" in str(failed) or isinstance(failed, BrokerUnavailableError), repr(failed)
             self.errors.append(str(failed))
+            named = "events" in str(failed) or isinstance(failed, BrokerUnavailableError)
             offset, self._query = self._query.offset, self._new()
             self._query.offset = offset
         else:
+            named = True
             self.rows += rows
             self.lies.begun = self._query.offset is not None
+        assert named, self.errors[-1]
         assert time.monotonic() - begun < LIMIT_S, self.lies.told
         if self._rng.random() < 0.5:
             with self._peer.lock:

@@ -70,7 +70,9 @@ class _Case:
         data, entries = b"", 0
         for _ in range(rng.randrange(1, 6)):
             size = rng.choice((0, 3, 30, 30, 700))
-            records = [rng.randbytes(size if rng.random() < 0.5 else rng.randrange(40)) for _ in range(rng.randrange(1, 9))]
+            records = [
+                rng.randbytes(size if rng.random() < 0.5 else rng.randrange(40)) for _ in range(rng.randrange(1, 9))
+            ]
             kind = rng.choice((None, None, 0, 1, 2, 3, 4))
             self.kinds.add(kind)
             self.records += records

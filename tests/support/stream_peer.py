@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Self
 
-__all__ = ["Lies", "Link", "Log", "StreamPeer", "Stored", "chunk_bytes", "deliver_frame", "frame", "text"]
+__all__ = ["Lies", "Link", "Log", "Stored", "StreamPeer", "chunk_bytes", "deliver_frame", "frame", "text"]
 
 SUBSCRIBE, DELIVER, CREDIT, UNSUBSCRIBE, METADATA, UPDATE = 7, 8, 9, 12, 15, 16
 PEER, HANDSHAKE, AUTHENTICATE, TUNE, OPEN, CLOSE, HEARTBEAT, PARTITIONS, STATS = 17, 18, 19, 20, 21, 22, 23, 25, 28
