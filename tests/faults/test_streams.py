@@ -131,7 +131,7 @@ def test_the_leader_is_killed_in_the_middle_of_a_read(
     leader = next(one for one in cluster.members if one.stream_port == planned.range.members[0].port)
     rows: list[bytes] = []
     for part in ranges.read_range(replace(planned.range, turn=turn)):
-        plain, begins = part.chunk.plain()
+        ((plain, begins),) = part.chunk.pieces()
         messages = Messages(
             plain + PADDING, np.array(begins[part.low : part.high]), np.array(begins[part.low + 1 : part.high + 1]) - 4
         )

@@ -191,5 +191,4 @@ def _contents(chunks: Sequence[Chunk]) -> Iterator[Finding]:
 
 def _cut(chunk: Chunk) -> list[bytes]:
     """The messages of a chunk."""
-    plain, begins = chunk.plain()
-    return [plain[begin : end - 4] for begin, end in pairwise(begins)]
+    return [plain[begin : end - 4] for plain, begins in chunk.pieces() for begin, end in pairwise(begins)]
