@@ -55,10 +55,12 @@ def end_of(connection: Connection, stream: str, known: End | None = None, *, pat
 
 
 def _settled(connection: Connection, stream: str) -> dict[str, int]:
-    deadline = time.monotonic() + _SETTLED_S
+    began = time.monotonic()
     while True:
         stats = connection.stats(stream)
-        if stats["committed_chunk_id"] >= 0 or time.monotonic() > deadline:
+        # With a first chunk it has something; without, it is most likely empty.
+        limit_s = _SETTLED_S if stats["first_chunk_id"] < 0 else _CHUNK_S
+        if stats["committed_chunk_id"] >= 0 or time.monotonic() - began > limit_s:
             return stats
         time.sleep(_PAUSE_S)
 
