@@ -21,8 +21,8 @@ from pyspark_mq.sources.connections.spans import binary
 
 __all__ = ["EncodedBatch", "find_batches"]
 
-#: Fewer are read one by one in the same time.
-_TOGETHER_MIN = 64
+#: Fewer are read one by one in the same time, and copies of larger ones cost more than looking at them.
+_TOGETHER_MIN, _BYTES_MAX = 64, 4 << 20
 
 
 class EncodedBatch(RawBatch):
@@ -44,16 +44,18 @@ class EncodedBatch(RawBatch):
         """Make one batch of several."""
         if len(batches) == 1:
             return batches[0]
-        starts = np.cumsum([0, *(len(batch.messages.data) for batch in batches)]).tolist()
-        messages = Messages(
-            b"".join(batch.messages.data for batch in batches),
-            np.concatenate([batch.messages.begins + at for batch, at in zip(batches, starts, strict=False)]),
-            np.concatenate([batch.messages.ends + at for batch, at in zip(batches, starts, strict=False)]),
-        )
-        groups = [
-            batch.group._replace(begins=batch.group.begins + at, ends=batch.group.ends + at)
-            for batch, at in zip(batches, starts, strict=False)
-        ]
+        pieces: list[bytes] = []
+        begins, ends, groups = [], [], []
+        start = end = 0
+        for batch in batches:
+            (data, *spans), group = batch.messages, batch.group
+            if not pieces or data is not pieces[-1]:  # parts of one batch share their memory
+                pieces.append(data)
+                start, end = end, end + len(data)
+            begins.append(spans[0] + start)
+            ends.append(spans[1] + start)
+            groups.append(group._replace(begins=group.begins + start, ends=group.ends + start))
+        messages = Messages(b"".join(pieces), np.concatenate(begins), np.concatenate(ends))
         tags = np.concatenate([batch.tags for batch in batches])
         return cls(messages, tags, Group.of(groups), batches[0].reader)
 
@@ -103,7 +105,7 @@ def find_batches(first: int, messages: Sequence[bytes], reader: SectionReader) -
         reader: of the session.
     """
     count = len(messages)
-    if count < _TOGETHER_MIN:
+    if count < _TOGETHER_MIN or sum(map(len, messages)) > _BYTES_MAX:
         yield from map(reader.read, range(first, first + count), messages)
         return
     ends = np.cumsum(np.fromiter(map(len, messages), np.int64, count))
