@@ -61,15 +61,15 @@ def main() -> int:
 
 
 def source_of(spark: SparkSession, arguments: argparse.Namespace) -> DataStreamReader:
-    """The queue that the arguments name."""
-    # Message IDs are in files of the checkpoint, or of another folder.
+    """The queue or the stream that the arguments name."""
+    # Of queues, message IDs are in files of the checkpoint, or of another folder.
     place = {"idLog": arguments.id_log} if arguments.id_log else {"checkpointLocation": arguments.checkpoint}
+    read = {"stream": arguments.stream} if arguments.stream else {"queue": arguments.queue, **place}
     return (
         spark.readStream.format("mq")
         .option("broker", arguments.broker)
         .option("url", arguments.url)
-        .option("queue", arguments.queue)
-        .options(**place)
+        .options(**read)
         .options(**dict(option.split("=", 1) for option in arguments.option))
     )
 
@@ -129,7 +129,9 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--broker", required=True, help="rabbitmq, activemq or artemis")
     parser.add_argument("--url", required=True)
-    parser.add_argument("--queue", required=True)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--queue")
+    what.add_argument("--stream", help="with a URL of RabbitMQ streams")
     parser.add_argument("--output", required=True)
     parser.add_argument("--checkpoint", required=True)
     parser.add_argument("--master", help="of Spark; by default what spark-submit says, or all cores of this machine")

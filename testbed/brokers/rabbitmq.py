@@ -309,6 +309,10 @@ class RabbitNode(RabbitQueues, ProcessNode):
         """Port of the protocol of streams, without TLS."""
         return self._stream_port
 
+    def advertise_stream(self, port: int) -> None:
+        """Send clients of streams to another port, that of a proxy, from the next start on."""
+        self._config["stream.advertised_port"] = port
+
     def _endpoint(self, protocol: str, tls: bool) -> tuple[str, int]:
         plain, secured = {
             AMQP_0_9_1: (("amqp", self._amqp_port), ("amqps", self._amqps_port)),

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import psutil
 import pyspark
 
 from testbed.ports import LOOPBACK, listens
-from testbed.process import Command
+from testbed.process import Command, NodeError
 from testbed.server import LocalServer, Started
+from testbed.signals import runs
 
 __all__ = ["SparkCluster"]
 
@@ -113,6 +115,14 @@ class SparkCluster(Started):
         worker.kill()
         worker.start()
         return True
+
+    def processes(self, word: str) -> list[psutil.Process]:
+        """What workers have started, executors and their Python workers, whose command has a word."""
+        found: list[psutil.Process] = []
+        for worker in self._workers:
+            with suppress(NodeError, psutil.NoSuchProcess):
+                found += psutil.Process(worker.pid).children(recursive=True)
+        return [process for process in found if runs(process, word)]
 
     def close(self) -> None:
         """End all."""

@@ -120,7 +120,7 @@ def _arguments() -> argparse.Namespace:
     for name in ("broker", "url", "queue", "output", "checkpoint", "master", "report"):
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--option", action="append", default=[])
-    parser.set_defaults(id_log=None)
+    parser.set_defaults(id_log=None, stream=None)
     return parser.parse_args()
 
 

@@ -23,6 +23,7 @@ from typing import ClassVar, TypeAlias
 import psutil
 
 from testbed.process import NodeError, PublishError
+from testbed.signals import Choose, freeze, freeze_one, is_named, kill, kill_one, runs
 from testbed.storm.audit import MARK_CHARS, Output, Verdict, marks, output_marks, verdict
 
 __all__ = ["Job", "Publisher", "Send", "Storm", "came_again"]
@@ -41,6 +42,7 @@ Send: TypeAlias = Callable[[Sequence[bytes], Sequence[str]], object]
 _RESTARTS = 1_000
 _STREAM_WORKER = "python_streaming_source_runner"
 _RECEIVER = "pyspark_mq.sources.connections.processes"
+_TASK_WORKER = "pyspark.daemon"
 
 
 class Publisher(threading.Thread):
@@ -282,15 +284,15 @@ class Job:
 
     def jvm(self) -> psutil.Process | None:
         """Spark's JVM."""
-        return next((process for process in self._tree() if _named(process, "java")), None)
+        return next((process for process in self._tree() if is_named(process, "java")), None)
 
     def workers(self) -> list[psutil.Process]:
         """The Python processes of the source: where the receiver and its connection live."""
-        return [process for process in self._tree() if _runs(process, _STREAM_WORKER)]
+        return [process for process in self._tree() if runs(process, _STREAM_WORKER)]
 
     def receivers(self) -> list[psutil.Process]:
         """The processes that hold the connections, if the source has such (option `receivers`)."""
-        return [process for process in self._tree() if _runs(process, _RECEIVER)]
+        return [process for process in self._tree() if runs(process, _RECEIVER)]
 
     @property
     def epochs(self) -> int:
@@ -310,35 +312,36 @@ class Job:
             return False
         self._process.kill()
         if jvm is not None:
-            _kill(jvm)
+            kill(jvm)
         self._process.wait()
         return True
 
     def kill_jvm(self) -> bool:
         """The JVM alone."""
         jvm = self.jvm()
-        return jvm is not None and _kill(jvm)
+        return jvm is not None and kill(jvm)
 
     def kill_worker(self) -> bool:
         """The Python worker of the source alone."""
         # All of them, and not only until the first is dead.
-        return sum(map(_kill, self.workers())) > 0
+        return sum(map(kill, self.workers())) > 0
 
     def freeze_worker(self, seconds: float) -> bool:
         """SIGSTOP to the Python worker of the source, and SIGCONT after so long: it has missed every heartbeat."""
-        _, went_on = _freeze(self.workers(), seconds)
+        _, went_on = freeze(self.workers(), seconds)
         return went_on > 0
 
-    def kill_receiver(self, choose: Callable[[list[psutil.Process]], psutil.Process]) -> bool:
+    def kill_receiver(self, choose: Choose) -> bool:
         """One of the source's receiver processes; the source itself goes on."""
-        receivers = self.receivers()
-        return bool(receivers) and _kill(choose(receivers))
+        return kill_one(self.receivers(), choose)
 
-    def freeze_receiver(self, choose: Callable[[list[psutil.Process]], psutil.Process], seconds: float) -> bool:
+    def freeze_receiver(self, choose: Choose, seconds: float) -> bool:
         """SIGSTOP to one of them, and SIGCONT after so long, unless the source has replaced it by then."""
-        receivers = self.receivers()
-        stopped, _ = _freeze([choose(receivers)] if receivers else [], seconds)
-        return stopped > 0
+        return freeze_one(self.receivers(), choose, seconds)
+
+    def tasks(self) -> list[psutil.Process]:
+        """The Python workers of tasks that run in this process tree, and what forks them."""
+        return [process for process in self._tree() if runs(process, _TASK_WORKER)]
 
     def stop(self, timeout_s: float = 60.0) -> int:
         """Ask it to stop and wait; its exit code."""
@@ -353,7 +356,7 @@ class Job:
                 self.kill_driver()
         # A JVM whose driver is gone ends by itself, but one that was just starting takes its time.
         for left in psutil.wait_procs(tree, _END_TIMEOUT_S)[1]:
-            _kill(left)
+            kill(left)
         return self._process.wait()
 
     def counters(self) -> dict[str, int]:
@@ -372,39 +375,6 @@ class Job:
                 if isinstance(value, int):  # not what is read, nor a depth that is not known
                     total[name] = total.get(name, 0) + value
         return total
-
-
-def _named(process: psutil.Process, name: str) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return bool(process.name() == name)
-    return False
-
-
-def _runs(process: psutil.Process, module: str) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return any(module in word for word in process.cmdline())
-    return False
-
-
-def _freeze(processes: Sequence[psutil.Process], seconds: float) -> tuple[int, int]:
-    """Stop them for so long; how many were stopped, and how many of those went on after it."""
-    frozen = [process for process in processes if _signalled(process, signal.SIGSTOP)]
-    try:
-        time.sleep(seconds if frozen else 0)
-    finally:
-        thawed = sum(_signalled(process, signal.SIGCONT) for process in frozen)
-    return len(frozen), thawed
-
-
-def _kill(process: psutil.Process) -> bool:
-    return _signalled(process, signal.SIGKILL)
-
-
-def _signalled(process: psutil.Process, number: int) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        process.send_signal(number)
-        return True
-    return False
 
 
 def came_again(job: Job, publisher: Publisher) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -22,6 +23,7 @@ from pyspark_mq.streams.planner import Planned
 from pyspark_mq.streams.tail import end_of
 from pyspark_mq.streams.topology import forget_connections, persistently
 from testbed.brokers.rabbitmq import RabbitNode
+from testbed.brokers.rabbitmq_erlang import SYNC
 from testbed.clusters.rabbitmq import RabbitCluster
 from testbed.process import NodeError, poll
 from testbed.server import at_once
@@ -33,6 +35,9 @@ from tests.support.streams import StreamQuery, publish
 ROWS = 40_000
 #: More than a session takes from its greeting to its last chunk here.
 SESSION_BYTES = 2_000
+LAGS_S = 2.0
+#: What is called for the process of each replica on a node.
+REPLICAS = "[{call}(Pid) || {{_, Pid, _, [osiris_replica]}} <- supervisor:which_children(osiris_server_sup)]"
 
 
 @pytest.fixture(scope="module")
@@ -186,6 +191,81 @@ def test_what_is_not_committed_is_in_no_epoch_until_it_is(cluster: RabbitCluster
     assert poll(all_came, 60, interval_s=0.5)
     # Nobody has confirmed the tail: the next leader has it, or it is gone.
     assert found in ([b"confirmed", *tail, b"behind"] for tail in ([b"later"] * 50, []))
+
+
+@pytest.mark.timeout(240)
+def test_a_tail_that_nobody_confirmed_is_gone_when_its_leader_comes_back_last(cluster: RabbitCluster) -> None:
+    start_all(cluster)
+    stream = f"test-{uuid.uuid4().hex[:12]}"
+    publish(cluster.members[0].stream_port, stream, [b"confirmed"])
+    for member in cluster.members:
+        member.eval(SYNC)  # a node that forgets its part of what elects leaders has none elected
+    query = StreamQuery(",".join(member.stream_url() for member in cluster.members), stream)
+    (planned,) = query.plan()[2]
+    leader = next(one for one in cluster.members if one.stream_port == planned.range.members[0].port)
+    others = [member for member in cluster.members if member is not leader]
+
+    async def publish_alone() -> None:
+        async with Producer("127.0.0.1", leader.stream_port, username="guest", password="guest") as producer:
+            await producer.send_wait(stream, AMQPMessage(body=b"before"))
+            for member in others:
+                member.kill()
+            await producer.send_batch(stream, [AMQPMessage(body=b"never")] * 50)
+            place, access = Member("127.0.0.1", leader.stream_port), planned.range.access
+            stats = lambda: persistently(access, [place], lambda one: one.stats(stream))  # noqa: E731
+            assert await asyncio.to_thread(poll, lambda: stats()["last_chunk_id"] >= 2, 30)
+            leader.kill()
+
+    with suppress(Exception):  # it has lost what it would say goodbye to
+        asyncio.run(asyncio.wait_for(publish_alone(), 60))
+    assert not leader.running
+    at_once(*(member.start for member in others))
+    assert poll(lambda: published(others[0], stream), 90, interval_s=1.0)
+    rows = query.epoch()
+    query.look_again()
+    leader.start()
+    cluster.wait_together()
+    assert [row["body"] for row in rows] == [b"confirmed", b"before", *[b"behind"] * (len(rows) - 2)]
+    assert len(rows) > 2
+    (planned,) = StreamQuery(leader.stream_url(), stream).plan()[2]
+    for turn in range(len(planned.range.members)):
+        again = query.read([planned._replace(range=replace(planned.range, turn=turn))])
+        assert again[: len(rows)] == rows
+        assert {row["body"] for row in again[len(rows) :]} <= {b"behind"}
+
+
+@pytest.mark.timeout(240)
+def test_a_replica_that_lags_behind_the_plan_gives_all_of_the_epoch(cluster: RabbitCluster) -> None:
+    start_all(cluster)
+    stream = f"test-{uuid.uuid4().hex[:12]}"
+    bodies = [b"%08d" % number for number in range(ROWS)]
+    publish(cluster.members[0].stream_port, stream, bodies[:10])
+    query = StreamQuery(",".join(member.stream_url() for member in cluster.members), stream)
+    (planned,) = query.plan()[2]
+    query.epoch()
+    ports = [member.port for member in planned.range.members]
+    replica = next(one for one in cluster.members if one.stream_port == ports[1])
+    # All of the node but the process that writes its copy: it lets in readers, who find less than is committed.
+    replica.eval(REPLICAS.format(call="sys:suspend"))
+    publish(cluster.members[0].stream_port, stream, bodies[10:], batch=200)
+    start, end, _ = query.plan()
+    (planned,) = query.planner.ranges(start, end)
+    place, rows = Member("127.0.0.1", replica.stream_port), []
+
+    def read() -> None:
+        rows.extend(query.read([planned._replace(range=replace(planned.range, members=(place,), turn=0))]))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        assert not poll(lambda: not reader.is_alive(), LAGS_S)
+        found = persistently(planned.range.access, [place], lambda one: end_of(one, stream)).next
+    finally:
+        replica.eval(REPLICAS.format(call="sys:resume"))
+        reader.join()
+    assert found < planned.range.end
+    assert [row["body"] for row in rows] == bodies[10:]
+    assert query.read([planned]) == rows
 
 
 def start_all(cluster: RabbitCluster) -> None:

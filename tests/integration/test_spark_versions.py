@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from testbed.spark.versions import settles_at_once
 from tests.plugin import missing
 from tests.spark_matrix import spark_python
 from tests.support.spark_driver import POINTS, DriverMatrix
+from tests.support.stream_driver import StreamDriver
 
 
 @pytest.mark.whole
@@ -32,3 +34,26 @@ def test_a_driver_killed_at_any_point_of_a_real_spark(rabbit: RabbitNode, tmp_pa
     finally:
         rabbit.delete(queue)
     assert tuple(matrix.passed) == POINTS
+
+
+@pytest.fixture(scope="module")
+def streams() -> Iterator[RabbitNode]:
+    try:
+        node = RabbitNode(version="4.3", plugins=("rabbitmq_stream",))
+    except NodeError as absent:
+        missing(str(absent))
+    with node:
+        yield node
+
+
+@pytest.mark.whole
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("version", ["4.0", "4.1"])
+def test_a_driver_of_a_stream_killed_inside_a_batch_of_a_real_spark(
+    streams: RabbitNode, tmp_path: Path, version: str
+) -> None:
+    try:
+        python = spark_python(version)
+    except NodeError as absent:
+        missing(str(absent))
+    StreamDriver(python, streams, f"driver-{uuid.uuid4().hex[:8]}", tmp_path).run()

@@ -76,7 +76,9 @@ def main() -> int:
     options = dict(option.split("=", 1) for option in arguments.option)
     sink = Sink(arguments.folder, arguments.die, arguments.hold, arguments.at)
     checkpoint = str(arguments.folder.resolve() / "checkpoint")
-    frame = spark.readStream.format("mq").options(**{"checkpointLocation": checkpoint, **options}).load()
+    if "stream" not in options:
+        options = {"checkpointLocation": checkpoint, **options}
+    frame = spark.readStream.format("mq").options(**options).load()
     stopping: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: stopping.append(number))
     query = frame.writeStream.foreachBatch(sink).option("checkpointLocation", checkpoint).start()

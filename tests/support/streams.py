@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +14,7 @@ from pyspark_mq.spark_source.stream_options import parse_stream_options
 from pyspark_mq.spark_source.stream_reader import arrow_schema, stream_schema
 from pyspark_mq.streams.planner import Planned, Planner
 from pyspark_mq.streams.rows import range_batches
+from testbed.publishers.streams import make_super_stream, with_client
 
 __all__ = ["StreamQuery", "delete", "make_super_stream", "publish", "with_client"]
 
@@ -63,27 +64,9 @@ def publish(
     asyncio.run(run())
 
 
-def with_client(port: int, use: Callable[[Any], Awaitable[Any]]) -> Any:
-    """What a function does with a client of `rstream`."""
-
-    async def run() -> Any:
-        async with Producer("127.0.0.1", port, username="guest", password="guest") as producer:
-            return await use(await producer.default_client)
-
-    return asyncio.run(run())
-
-
 def delete(port: int, stream: str) -> None:
     """Delete a stream."""
     with_client(port, lambda client: client.delete_stream(stream))
-
-
-def make_super_stream(port: int, name: str, partitions: int) -> list[str]:
-    """Create a super stream; the names of its partitions."""
-    names = [f"{name}-{number}" for number in range(partitions)]
-    keys = [str(number) for number in range(partitions)]
-    with_client(port, lambda client: client.create_super_stream(name, names, keys, {}))
-    return names
 
 
 class StreamQuery:
@@ -94,7 +77,8 @@ class StreamQuery:
         given |= {name: str(value) for name, value in options.items()}
         if {"startingTimestamp", "startingOffsetsByTimestamp"} & set(options):
             del given["startingOffsets"]
-        self.settings = parse_stream_options(given).streaming
+        options = parse_stream_options(given)
+        self.settings, self._batch = options.streaming, options.batch
         self.planner = Planner(self.settings)
         self._schema = arrow_schema(stream_schema(include_metadata=True))
         self.offset: dict[str, Any] | None = None
@@ -132,3 +116,7 @@ class StreamQuery:
     def bodies(self) -> list[bytes]:
         """The bodies of the next epoch."""
         return [row["body"] for row in self.epoch()]
+
+    def batch(self) -> list[bytes]:
+        """The bodies of a batch."""
+        return [row["body"] for row in self.read(Planner(self._batch).batch())]

@@ -1,0 +1,1 @@
+"""The storm of streams: tasks of Spark read a super stream while nodes, drivers, executors and connections are lost."""
