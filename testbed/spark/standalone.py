@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -23,7 +24,7 @@ _HOME = Path(pyspark.__file__).parent
 class _Daemon(LocalServer):
     """A master or a worker."""
 
-    def _runs(self, main: str, *arguments: str) -> Command:
+    def _runs(self, main: str, host: str, *arguments: str) -> Command:
         command = [str(_HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{main}"]
         environment = {
             **os.environ,
@@ -32,7 +33,7 @@ class _Daemon(LocalServer):
             "PYSPARK_PYTHON": sys.executable,
             "SPARK_DAEMON_MEMORY": "256m",
         }
-        return Command([*command, "--host", LOOPBACK, "--webui-port", "0", *arguments], environment)
+        return Command([*command, "--host", host, "--webui-port", "0", *arguments], environment)
 
 
 class _Master(_Daemon):
@@ -47,7 +48,7 @@ class _Master(_Daemon):
         return f"spark://{LOOPBACK}:{self.port}"
 
     def _command(self) -> Command:
-        return self._runs("master.Master", "--port", str(self.port))
+        return self._runs("master.Master", LOOPBACK, "--port", str(self.port))
 
     def _ready(self) -> bool:
         return listens(self.port)
@@ -56,14 +57,15 @@ class _Master(_Daemon):
 class _Worker(_Daemon):
     title = "Spark-worker"
 
-    def __init__(self, master: _Master, memory_mb: int) -> None:
+    def __init__(self, master: _Master, memory_mb: int, host: str) -> None:
         super().__init__()
         self._master = master
+        self._host = host
         self._memory_mb = memory_mb
 
     def _command(self) -> Command:
         size = ("--cores", "1", "--memory", f"{self._memory_mb}m")
-        return self._runs("worker.Worker", *size, "--work-dir", str(self.folder / "work"), self._master.url)
+        return self._runs("worker.Worker", self._host, *size, "--work-dir", str(self.folder / "work"), self._master.url)
 
     def _ready(self) -> bool:
         # Jobs wait for workers.
@@ -76,12 +78,13 @@ class SparkCluster(Started):
     Args:
         workers: how many; each has one core.
         memory_mb: of a worker; its executor gets three quarters.
+        hosts: names that workers have in turn; Spark runs no task twice at once on one host.
     """
 
-    def __init__(self, workers: int = 2, memory_mb: int = 1024) -> None:
+    def __init__(self, workers: int = 2, memory_mb: int = 1024, hosts: Sequence[str] = (LOOPBACK,)) -> None:
         self._memory_mb = memory_mb
         self._master = _Master()
-        self._workers = [_Worker(self._master, memory_mb) for _ in range(workers)]
+        self._workers = [_Worker(self._master, memory_mb, hosts[turn % len(hosts)]) for turn in range(workers)]
         self._killed = 0
 
     @property

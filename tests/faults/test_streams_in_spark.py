@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +32,17 @@ ROWS = 30_000
 #: All of a stream takes some seconds.
 SLOW_BYTES_PER_S = ROWS * ENTRY_BYTES // 3
 _TIMEOUT_S = 60.0
+LARGE = 10_000
+SPECULATION = {
+    "spark.speculation": "true",
+    "spark.speculation.interval": "100ms",
+    "spark.speculation.quantile": "0.5",
+    "spark.speculation.multiplier": "1.1",
+    "spark.speculation.minTaskRuntime": "200ms",
+    "spark.eventLog.enabled": "true",
+    "spark.eventLog.rolling.enabled": "false",
+    "spark.eventLog.compress": "false",
+}
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +165,8 @@ def test_an_offset_that_is_stored_behind_each_message_is_no_row(
     assert query.last_offset > count + count // 2
 
 
+@pytest.mark.whole
+@pytest.mark.timeout(300)
 def test_a_driver_that_is_killed_between_its_two_logs_replays_the_same_rows(
     node: RabbitNode, stream: str, tmp_path: Path
 ) -> None:
@@ -162,44 +174,43 @@ def test_a_driver_that_is_killed_between_its_two_logs_replays_the_same_rows(
 
 
 @pytest.mark.whole
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(300)
 def test_a_task_that_is_run_twice_at_once_gives_its_rows_once(
     node: RabbitNode, proxy: FaultProxy, stream: str, tmp_path: Path
 ) -> None:
-    partitions, share = make_super_stream(node.stream_port, stream, 6), 10_000
-    for number, name in enumerate(partitions):
-        # One has most, and its reader is slow.
-        publish(node.stream_port, name, [encoded(one) for one in range(share if number == 0 else 10)], raw=True)
-    logs = tmp_path / "events"
+    first, *others = make_super_stream(node.stream_port, stream, 6)
+
+    def send(number: int) -> None:
+        """All of an epoch: most is in one partition."""
+        for name in others:
+            publish(node.stream_port, name, [encoded(one) for one in range(10 * number, 10 * (number + 1))], raw=True)
+        rest = [encoded(one) for one in range(LARGE * number, LARGE * (number + 1))]
+        publish(node.stream_port, first, rest, raw=True)
+
+    epoch, logs = LARGE + 10 * len(others), tmp_path / "events"
     logs.mkdir()
-    with SparkCluster() as cluster:
-        settings = {
-            **cluster.settings,
-            "spark.speculation": "true", "spark.speculation.interval": "100ms", "spark.speculation.quantile": "0.5",
-            "spark.speculation.multiplier": "1.1", "spark.speculation.minTaskRuntime": "200ms",
-            "spark.eventLog.enabled": "true", "spark.eventLog.dir": logs.as_uri(),
-            "spark.eventLog.rolling.enabled": "false", "spark.eventLog.compress": "false",
-        }  # fmt: skip
-        proxy.throttle(share * ENTRY_BYTES // 10, Direction.TO_CLIENT)
-        options = {"startingOffsets": "earliest"}
+    send(0)
+    with SparkCluster(hosts=("127.0.0.1", "localhost")) as cluster:
+        options = {"startingOffsets": "earliest", "minOffsetsPerTrigger": str(epoch), "maxTriggerDelay": "1h"}
+        settings = {**cluster.settings, **SPECULATION, "spark.eventLog.dir": logs.as_uri()}
         job = StreamJob("rabbitmq", through(proxy), stream, tmp_path, options, cluster.url, settings, cluster=cluster)
         job.keep_alive()
         try:
-            total = share + 10 * (len(partitions) - 1)
-            assert poll(lambda: speculated(logs) > 0, 120, interval_s=0.5), job.log.read_text()[-3000:]
-            proxy.throttle(None)
-            assert poll(lambda: rows(job) >= total, 60, interval_s=0.5), job.log.read_text()[-3000:]
-            time.sleep(1.0)
+            assert poll(lambda: rows(job) == epoch, 120, interval_s=0.5), job.log.read_text()[-3000:]
+            # From here on workers are warm, and who reads the large partition takes ten times as long as the others.
+            proxy.throttle(LARGE * ENTRY_BYTES // 8, Direction.TO_CLIENT)
+            send(1)
+            assert poll(lambda: rows(job) >= 2 * epoch, 120, interval_s=0.5), job.log.read_text()[-3000:]
         finally:
             proxy.throttle(None)
             job.stop()
         assert job.starts == 1
-    output = rows_of(committed_files(job.output))
-    streams = streams_of([("127.0.0.1", proxy.port)], partitions, 10)
-    first = verdict(share, {partitions[0]: streams[partitions[0]]}, {partitions[0]: output.pop(partitions[0])})
-    assert first.holds, first
-    others = verdict(10, {name: streams[name] for name in partitions[1:]}, output)
-    assert others.holds, others
+    assert speculated(logs) > 0
+    output, places = rows_of(committed_files(job.output)), [("127.0.0.1", proxy.port)]
+    assert {*output} == {first, *others}
+    for share, names in ((2 * LARGE, [first]), (20, others)):
+        found = verdict(share, streams_of(places, names, share), {name: output[name] for name in names})
+        assert found.holds, found
 
 
 def rows(job: StreamJob) -> int:
