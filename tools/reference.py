@@ -2,7 +2,7 @@
 ``make docs`` runs.
 
 A table stands between two marks of a page, ``<!-- written by make docs: columns -->`` and ``<!-- end -->``. What is
-around them is written by hand. tests/unit/test_reference.py fails while the page and the code differ.
+around them is written by hand. tools/tests/test_reference.py fails while the page and the code differ.
 """
 
 from __future__ import annotations

@@ -11,11 +11,11 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
 from pyspark_mq.errors import SchemaError
+from pyspark_mq.sources.amqp10.arrays import COLUMN_TYPES, TIMESTAMP
 from pyspark_mq.spark_source.failures import in_words
 from pyspark_mq.spark_source.schema import ALL_COLUMNS, SCHEMA
 from pyspark_mq.streams.planner import Planned, Planner
 from pyspark_mq.streams.rows import range_batches
-from pyspark_mq.streams.scanned import COLUMN_TYPES, TIMESTAMP
 from pyspark_mq.streams.settings import Settings
 
 if TYPE_CHECKING:

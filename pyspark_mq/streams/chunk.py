@@ -17,16 +17,17 @@ import pyarrow as pa
 
 __all__ = ["HEADER_BYTES", "Chunk", "ChunkError", "Identity", "read_chunk"]
 
-_HEADER = struct.Struct(">BBHIqQQIIII")
+_HEADER = struct.Struct(">BBHIqqqIIII")
 HEADER_BYTES = _HEADER.size
 _MAGIC = 0x50
-_USER = 0
+#: Others are the broker's own notes, of one record.
+_USER, _KINDS = 0, 3
+#: Of offsets, and of times in microseconds.
+_NUMBER_MAX = 2**63 - 2**32
 #: The first bit of an entry says that it is several records; of those, kind of compression, records, sizes.
 _SUB_ENTRY = struct.Struct(">BHII")
 #: Of one batch that a producer has packed. Producers pack frames, of 1 MiB unless the broker allows more.
 _PLAIN_BYTES_MAX = 64 << 20
-#: And of all in a chunk: else 65,535 of them would be four terabytes.
-_CHUNK_BYTES_MAX = 512 << 20
 
 
 class ChunkError(Exception):
@@ -72,43 +73,54 @@ class Chunk(NamedTuple):
         """Identity of this chunk."""
         return Identity(self.first, self.timestamp_ms, self.epoch, self.crc)
 
-    def plain(self) -> tuple[bytes, list[int]]:
-        """Unpack its entries.
+    def pieces(self) -> Iterator[tuple[bytes, list[int]]]:
+        """Unpack its records, a packed entry at a time: a chunk of a megabyte may be of a billion.
 
-        Returns:
+        Yields:
             bytes in which each record has its size in four bytes before it; and where the records begin, one more at
             the end: record `n` is from `begins[n]` to `begins[n + 1] - 4`.
 
         Raises:
-            ChunkError: sizes or counts are not what they say, or a batch cannot be unpacked.
+            ChunkError: sizes or counts are not what they say, or a batch cannot be unpacked. What it has is known to
+                be all when it ends.
         """
+        count = 0
+        for plain, begins in self._unpacked():
+            count += len(begins) - 1
+            yield plain, begins
+        if count != self.records:
+            raise ChunkError(f"its entries are {count} records, and it says {self.records}")
+
+    def _unpacked(self) -> Iterator[tuple[bytes, list[int]]]:
         data, size = self.data, len(self.data)
         if self.entries == self.records:
             # A packed entry may be of one record: its first byte makes it longer than any chunk.
-            begins = _equal(data, self.records) or []
-            if not begins:
-                with suppress(ChunkError):
-                    begins = _walked(data)
-            if len(begins) == self.records + 1:
-                return data, begins
-        parts, left, at = [], _CHUNK_BYTES_MAX, 0
+            with suppress(ChunkError):
+                begins = _begins(data, self.records)
+                if len(begins) == self.records + 1:
+                    yield data, begins
+                    return
+        at = simple = 0
         for _ in range(self.entries):
             if at + 4 > size:
                 raise ChunkError(f"{self.entries} entries are not in {size} bytes")
             if data[at] < 0x80:
-                end = at + 4 + int.from_bytes(data[at : at + 4], "big")
-                part = data[at:end]
-            else:
-                part, end = _unpacked(data, at, left)
-            if end > size:
-                raise ChunkError(f"the entry at byte {at} is longer than the chunk")
-            parts.append(part)
-            left, at = left - len(part), end
-        plain = b"".join(parts)
-        begins = _walked(plain)
-        if at != size or len(begins) != self.records + 1:
-            raise ChunkError(f"its entries are {len(begins) - 1} records, and it says {self.records}")
-        return plain, begins
+                at += 4 + int.from_bytes(data[at : at + 4], "big")
+                continue
+            if simple < at:
+                yield data[simple:at], _begins(data[simple:at])
+            plain, begins, at = _unpacked(data, at)
+            yield plain, begins
+            simple = at
+        if simple < at:
+            yield data[simple:at], _begins(data[simple:at])
+        if at != size:
+            raise ChunkError(f"its entries end at byte {at}, and its data at {size}")
+
+
+def _begins(data: bytes, count: int = 0) -> list[int]:
+    """Return where records begin; they may be so many of one size."""
+    return _equal(data, count) or _walked(data)
 
 
 def _equal(data: bytes, count: int) -> list[int] | None:
@@ -137,8 +149,8 @@ def _walked(data: bytes) -> list[int]:
     return begins
 
 
-def _unpacked(data: bytes, at: int, left: int) -> tuple[bytes, int]:
-    """The records of a packed entry, and where it ends."""
+def _unpacked(data: bytes, at: int) -> tuple[bytes, list[int], int]:
+    """The records of a packed entry, where they begin, and where it ends."""
     try:
         kind, records, plain_size, size = _SUB_ENTRY.unpack_from(data, at)
     except struct.error:
@@ -146,15 +158,16 @@ def _unpacked(data: bytes, at: int, left: int) -> tuple[bytes, int]:
     begin = at + _SUB_ENTRY.size
     if begin + size > len(data):
         raise ChunkError(f"the entry at byte {at} is longer than the chunk")
-    if plain_size > min(_PLAIN_BYTES_MAX, left):
+    if plain_size > _PLAIN_BYTES_MAX:
         raise ChunkError(f"the entry at byte {at} would unpack to {plain_size:,} bytes")
     try:
         plain = _decompressed(kind >> 4 & 0x7, data[begin : begin + size], plain_size)
     except (zlib.error, pa.ArrowException, OSError, ValueError, IndexError) as broken:
         raise ChunkError(f"the entry at byte {at} cannot be unpacked: {broken}") from None
-    if len(plain) != plain_size or len(_walked(plain)) != records + 1:
+    begins = _begins(plain, records) if len(plain) == plain_size else []
+    if len(begins) != records + 1:
         raise ChunkError(f"the entry at byte {at} is not the {records} records of {plain_size} bytes that it says")
-    return plain, begin + size
+    return plain, begins, begin + size
 
 
 def _decompressed(kind: int, packed: bytes, plain_size: int) -> bytes:
@@ -213,6 +226,10 @@ def read_chunk(data: bytes, at: int = 0) -> Chunk:
         raise ChunkError(f"{len(data) - at} bytes are no chunk") from None
     if magic != _MAGIC:
         raise ChunkError(f"a chunk of format 0x{magic:02x}, and 0x{_MAGIC:02x} is known")
+    if kind >= _KINDS or (kind != _USER and records != 1):
+        raise ChunkError(f"the chunk at offset {first} is of kind {kind}, with {records} records")
+    if min(timestamp, epoch, first) < 0 or max(timestamp * 1000, first) > _NUMBER_MAX:
+        raise ChunkError(f"no chunk is at offset {first}, of epoch {epoch} and time {timestamp}")
     begin = at + HEADER_BYTES
     content = data[begin : begin + size]
     if len(content) != size:

@@ -10,25 +10,31 @@ from __future__ import annotations
 import re
 import socket
 import ssl
+import struct
 import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-from pyspark_mq.errors import BrokerError, ConfigurationError, RefusedError
+from pyspark_mq.errors import ConfigurationError, RefusedError
 from pyspark_mq.sources.endpoint import tls_error
 from pyspark_mq.sources.url import BrokerUrl, hide, place_of
 from pyspark_mq.streams import frames
 from pyspark_mq.streams.access import Access
 from pyspark_mq.streams.chunk import Chunk, read_chunk
-from pyspark_mq.streams.frames import FieldReader, FrameError
+from pyspark_mq.streams.frames import FieldReader, FrameError, Lost
 
 __all__ = ["Connection", "Lost", "Member", "NoStream", "Subscription", "SubscriptionEnded"]
 
 _RECEIVE_BYTES = 256 << 10
-#: Chunks have no limit of their own; one of more than this is none.
-_FRAME_BYTES_MAX = 1 << 30
+#: Size of what follows, command and version.
+_HEAD = struct.Struct(">IHH")
+#: Chunks have no limit of their own; one of more than this is none. All other frames are small.
+_CHUNK_BYTES_MAX, _FRAME_BYTES_MAX = 1 << 30, 1 << 20
+#: Nodes of a stream; more than any cluster has.
+_MEMBERS_MAX = 16
+_NUMBERS = {"first_chunk_id", "committed_chunk_id"}
 _REFUSALS = frozenset({7, 8, 9, 10, 11, 12, 16})
 _STREAM_CODES = frozenset({2, 6})
 _SUBSCRIPTIONS = 256
@@ -36,10 +42,6 @@ _SUBSCRIPTIONS = 256
 _VERSION_MIN = (3, 11)
 #: Offsets of kinds, as they stand in Subscribe.
 _FIRST, _AT, _SINCE = 1, 4, 5
-
-
-class Lost(Exception):  # noqa: N818 - nobody's error
-    """The connection is gone, or of no use."""
 
 
 class NoStream(Exception):  # noqa: N818
@@ -84,8 +86,7 @@ class Connection:
         self._sent_s = time.monotonic()
         self._last = 0
         self._next_subscription = 0
-        self._deliveries: deque[tuple[int, bytes]] = deque()
-        self._moved: set[str] = set()
+        self._subscription: Subscription | None = None
         self.broken = False
         try:
             self._connect()
@@ -107,7 +108,7 @@ class Connection:
                 self._socket = self._access.context().wrap_socket(plain, server_hostname=self.member.host)
         except ssl.SSLError as failed:
             raise tls_error(failed, self._url) from None
-        except OSError as failed:
+        except (OSError, ValueError, OverflowError) as failed:  # brokers advertise whatever somebody has configured
             raise Lost(f"{self.place} cannot be reached: {failed}") from None
 
     def _greet(self) -> None:
@@ -116,7 +117,7 @@ class Connection:
             frames.PEER_PROPERTIES, frames.array(frames.text(key) + frames.text(value) for key, value in names.items())
         )
         self.properties = greeting.pairs()
-        self.version = tuple(map(int, re.findall(r"\d+", self.properties.get("version", ""))[:2]))
+        self.version = tuple(map(int, re.findall(r"\d{1,9}", self.properties.get("version", ""))[:2]))
         if self.version < _VERSION_MIN:
             known = self.properties.get("version", "of an unknown version")
             raise ConfigurationError(
@@ -134,7 +135,7 @@ class Connection:
         opened = self.request(frames.OPEN, frames.text(self._access.virtual_host)).pairs()
         host, port = opened.get("advertised_host", ""), opened.get("advertised_port", "")
         #: Who this is, as the broker says; behind a balancer another than was asked for.
-        self.advertised = Member(host, int(port)) if host and port.isdecimal() else self.member
+        self.advertised = Member(host, int(port[:9])) if host and port.isdecimal() else self.member
 
     @property
     def place(self) -> str:
@@ -148,8 +149,8 @@ class Connection:
 
         Raises:
             NoStream: there is none of that name, or not here.
-            RefusedError, BrokerError: the broker says no.
-            Lost: the connection ended.
+            RefusedError: the broker says no, and will.
+            Lost: the connection ended, or the broker cannot do it now.
         """
         self._last += 1
         self._send(frames.frame(command, frames.u32(self._last) + content))
@@ -173,13 +174,16 @@ class Connection:
                 f"{self._url} as user '{self._access.username}': {reason}; correct 'url', 'username' or 'password', "
                 "or give the user the permission to read it"
             )
-        return BrokerError(f"{self._url}: the broker refused command {command}: {reason}")
+        return Lost(f"{self.place} refused command {command}: {reason}")
 
     def stats(self, stream: str) -> dict[str, int]:
         """Numbers of a stream: `first_chunk_id`, `committed_chunk_id`; -1 where there is none yet."""
         with _about(stream):
             answer = self.request(frames.STREAM_STATS, frames.text(stream))
-        return dict(answer.array(lambda: (answer.text(), answer.i64())))
+        found = dict(answer.array(lambda: (answer.text(), answer.i64())))
+        if lacking := sorted(_NUMBERS - found.keys()):
+            raise FrameError(f"statistics of stream '{stream}' without {', '.join(lacking)}")
+        return found
 
     def partitions(self, super_stream: str) -> list[str]:
         """The partitions of a super stream, in their order; none if it is not one."""
@@ -204,7 +208,7 @@ class Connection:
             if code == 2:
                 raise NoStream(name, code)
             found += [nodes[node] for node in (leader, *replicas) if node in nodes]
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(found))[:_MEMBERS_MAX]
 
     # -- subscriptions
 
@@ -218,7 +222,6 @@ class Connection:
         """
         number = self._next_subscription
         self._next_subscription = (number + 1) % _SUBSCRIPTIONS
-        self._moved.discard(stream)
         kind = frames.u16(_FIRST)
         if offset is not None:
             kind = frames.u16(_AT) + frames.u64(offset)
@@ -228,31 +231,14 @@ class Connection:
         properties = frames.array([frames.text("chunk_selector") + frames.text("all")])
         with _about(stream):
             self.request(frames.SUBSCRIBE, frames.u8(number) + frames.text(stream) + kind + frames.u16(1) + properties)
+        self._subscription = Subscription(self, number, stream)
         try:
-            yield Subscription(self, number, stream)
+            yield self._subscription
         finally:
+            self._subscription = None
             if not self.broken:
-                with suppress(Lost, BrokerError, NoStream):
+                with suppress(Lost, RefusedError, NoStream):
                     self.request(frames.UNSUBSCRIBE, frames.u8(number))
-            self._deliveries.clear()
-
-    def delivered(self, number: int, stream: str, deadline: float) -> Chunk:
-        """The next chunk of a subscription.
-
-        Raises:
-            SubscriptionEnded: the broker has ended it.
-            TimeoutError: nothing came until then.
-            ChunkError: what came is no chunk.
-            Lost: the connection ended.
-        """
-        while True:
-            while self._deliveries:
-                of, content = self._deliveries.popleft()
-                if of == number:
-                    return read_chunk(content, 1)
-            if stream in self._moved:
-                raise SubscriptionEnded(f"{self.place} has ended the subscription to stream '{stream}'")
-            self._frame(deadline)
 
     def credit(self, number: int, count: int) -> None:
         """Ask for more chunks."""
@@ -270,13 +256,18 @@ class Connection:
     def _answer(self, deadline: float) -> tuple[int, FieldReader]:
         """The next frame, where its absence is the end."""
         try:
-            return self._frame(deadline)
+            return self.receive(deadline)
         except TimeoutError as silent:
             self.broken = True
             raise Lost(str(silent)) from None
 
-    def _frame(self, deadline: float) -> tuple[int, FieldReader]:
-        """The next frame; deliveries and ends of subscriptions are noted as well."""
+    def receive(self, deadline: float) -> tuple[int, FieldReader]:
+        """The next frame; the subscription has noted what is for it.
+
+        Raises:
+            TimeoutError: none came until then.
+            Lost: the connection ended.
+        """
         try:
             return self._read_frame(deadline)
         except FrameError as wrong:
@@ -287,19 +278,22 @@ class Connection:
             raise
 
     def _read_frame(self, deadline: float) -> tuple[int, FieldReader]:
-        size = int.from_bytes(self._take(4, deadline), "big")
-        if not 4 <= size <= _FRAME_BYTES_MAX:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{self.place} sent only other things in time")
+        size, command, _ = _HEAD.unpack(self._take(_HEAD.size, deadline))
+        if not 4 <= size <= (_CHUNK_BYTES_MAX if command == frames.DELIVER else _FRAME_BYTES_MAX):
             raise FrameError(f"a frame of {size} bytes")
         # What has begun comes whole: the deadline is for its first bytes.
-        data = self._take(size, max(deadline, time.monotonic() + self._access.connect_timeout_s))
-        command = int.from_bytes(data[:2], "big")
+        limit = max(deadline, time.monotonic() + self._access.connect_timeout_s)
+        data = self._take(size - 4, limit, started=True)
+        reader = FieldReader(data)
         if command == frames.DELIVER:
-            self._deliveries.append((data[4] if size > 4 else -1, data[4:]))
-            return command, FieldReader(b"")
-        reader = FieldReader(data[4:])
-        if command == frames.METADATA_UPDATE:
+            if self._subscription is not None:
+                self._subscription.take(data)
+        elif command == frames.METADATA_UPDATE:
             reader.u16()
-            self._moved.add(reader.text())
+            if self._subscription is not None and reader.text() == self._subscription.stream:
+                self._subscription.ended = True
         elif command == frames.CLOSE:
             reader.u32()
             code = reader.u16()
@@ -307,13 +301,13 @@ class Connection:
             raise Lost(f"{self.place} closed the connection: {code} {reason}")
         return command, reader
 
-    def _take(self, size: int, deadline: float) -> bytes:
+    def _take(self, size: int, deadline: float, *, started: bool = False) -> bytes:
         """Take so many bytes, sending heartbeats meanwhile."""
         have = len(self._buffer) - self._at
         if size - have > _RECEIVE_BYTES:
             return self._take_long(size, deadline)
         while have < size:
-            part = self._receive(deadline, started=have > 0 or size > 4)
+            part = self._receive(deadline, started=started or have > 0)
             self._buffer, self._at = self._buffer[self._at :] + part, 0
             have = len(self._buffer)
         found = self._buffer[self._at : self._at + size]
@@ -377,17 +371,46 @@ class Connection:
 
 
 class Subscription:
-    """Chunks of one stream from somewhere on. It begins with one credit."""
+    """Chunks of one stream from somewhere on. It begins with one credit; a connection has one subscription at a time.
+
+    Attributes:
+        ended: has the broker ended it?
+    """
 
     def __init__(self, connection: Connection, number: int, stream: str) -> None:
-        self._connection, self._number, self._stream = connection, number, stream
+        self._connection, self._number, self.stream = connection, number, stream
         self._open = 1
+        self._chunks: deque[bytes] = deque()
+        self.ended = False
+
+    def take(self, delivery: bytes) -> None:
+        """Keep a chunk, unless it is for another subscription, which has ended.
+
+        Raises:
+            FrameError: nobody asked for so many.
+        """
+        if delivery[:1] == frames.u8(self._number):
+            if len(self._chunks) == self._open:
+                raise FrameError("more chunks than credit")
+            self._chunks.append(delivery)
 
     def next(self, wait_s: float) -> Chunk:
-        """The next chunk; see :meth:`Connection.delivered`."""
-        chunk = self._connection.delivered(self._number, self._stream, time.monotonic() + wait_s)
+        """The next chunk.
+
+        Raises:
+            SubscriptionEnded: the broker has ended it.
+            TimeoutError: nothing came for so long.
+            ChunkError: what came is no chunk.
+            Lost: the connection ended.
+        """
+        deadline = time.monotonic() + wait_s
+        while not self._chunks:
+            if self.ended:
+                place = self._connection.place
+                raise SubscriptionEnded(f"{place} has ended the subscription to stream '{self.stream}'")
+            self._connection.receive(deadline)
         self._open -= 1
-        return chunk
+        return read_chunk(self._chunks.popleft(), 1)
 
     def want(self, chunks: int) -> None:
         """Have up to so many on the way."""

@@ -12,7 +12,7 @@ from typing import TypeVar
 __all__ = [
     "CLOSE", "CREDIT", "DELIVER", "HEARTBEAT", "METADATA", "METADATA_UPDATE", "OK", "OPEN", "PARTITIONS",
     "PEER_PROPERTIES", "REASONS", "RESPONSE", "SASL_AUTHENTICATE", "SASL_HANDSHAKE", "STREAM_STATS", "SUBSCRIBE",
-    "TUNE", "UNSUBSCRIBE", "FieldReader", "FrameError", "array", "frame", "text", "u8", "u16", "u32", "u64",
+    "TUNE", "UNSUBSCRIBE", "FieldReader", "FrameError", "Lost", "array", "frame", "text", "u8", "u16", "u32", "u64",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -35,8 +35,12 @@ REASONS = {
 }  # fmt: skip
 
 
-class FrameError(Exception):
-    """The peer sent what is not a frame of this protocol. Of the connection, which is of no use afterwards."""
+class Lost(Exception):  # noqa: N818 - nobody's error
+    """The connection is gone, or of no use."""
+
+
+class FrameError(Lost):
+    """The peer sent what is not a frame of this protocol."""
 
 
 # -- writing

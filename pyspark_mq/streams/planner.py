@@ -31,6 +31,8 @@ _log = logging.getLogger("pyspark_mq")
 _TOPOLOGY_S = 1.0
 #: How long an end that went back is not believed: who answers may be a replica that lags.
 _BACK_S, _PAUSE_S = 10.0, 0.2
+#: As often a stream may go while it is planned.
+_TRIES = 3
 
 
 class Planned(NamedTuple):
@@ -99,6 +101,16 @@ class Planner:
                 "of another kind; correct option 'stream', or read a queue with 'queue' and amqp://"
             ) from None
 
+    def _steadily(self, plan: Callable[[], T]) -> T:
+        """Plan by what is there; anew if a stream has gone meanwhile."""
+        for _ in range(_TRIES):
+            self._look()
+            try:
+                return plan()
+            except NoStream as missing:
+                gone, self._looked_s = missing.stream, float("-inf")
+        raise loss(gone, "its nodes say that it exists, and when they are asked about it that it does not")
+
     def _ask(self, partition: str, ask: Callable[[Connection], T]) -> T:
         assert self._access is not None
         return persistently(self._access, self._members.get(partition, ()), ask)
@@ -121,10 +133,14 @@ class Planner:
 
     def initial(self) -> dict[str, Any]:
         """The offset of a query that has read nothing."""
-        return encode(self._settings.of, self._resolved("startingOffsets", self._settings.starting))
+        places = self._steadily(lambda: self._resolved("startingOffsets", self._settings.starting))
+        return encode(self._settings.of, places)
 
     def batch(self) -> list[Planned]:
         """The tasks of a batch from `startingOffsets` to `endingOffsets`."""
+        return self._steadily(self._batch)
+
+    def _batch(self) -> list[Planned]:
         starting = self._resolved("startingOffsets", self._settings.starting)
         ending = self._resolved("endingOffsets", self._settings.ending)
         for partition, place in ending.items():
@@ -133,7 +149,6 @@ class Planner:
         return self._split(starting, ending)
 
     def _resolved(self, option: str, where: Where) -> dict[str, Place]:
-        self._look()
         for given in (where.offsets or {}, where.times_ms or {}):
             unknown = [name for name in given if name not in self._names]
             if unknown:
@@ -148,8 +163,9 @@ class Planner:
         offset = (where.offsets or {}).get(partition, where.offset)
         first = self._ask(partition, lambda connection: first_of(connection, partition))
         if since_ms is not None and end.identity is not None:
-            found = self._ask(partition, lambda connection: chunk_since(connection, partition, since_ms))
-            offset = LATEST if found is None or found.first >= end.next else found.first
+            offset = LATEST
+            if end.identity.timestamp_ms >= since_ms:
+                offset = self._ask(partition, lambda connection: chunk_since(connection, partition, since_ms)).first
         if offset == LATEST or end.identity is None:
             if offset > end.next:
                 raise OptionError(option, f"{offset} is behind the end of stream '{partition}', which has nothing yet")
@@ -177,12 +193,14 @@ class Planner:
 
     def bound(self) -> None:
         """Fix the ends of a run of `Trigger.AvailableNow`."""
-        self._look(again=True)
-        self._bounds = {name: self._end(name, 0) for name in self._names}
+        self._looked_s = float("-inf")
+        self._bounds = self._steadily(lambda: {name: self._end(name, 0) for name in self._names})
 
     def latest(self, start: dict[str, Any] | None, *, limited: bool = True) -> dict[str, Any]:
         """The end of the next epoch; `start` itself if there is nothing to read."""
-        self._look()
+        return self._steadily(lambda: self._latest(start, limited=limited))
+
+    def _latest(self, start: dict[str, Any] | None, *, limited: bool) -> dict[str, Any]:
         if start is None:
             # Before Spark 4.2 nobody says where the epoch begins: it is compared when its tasks are planned.
             ends = {name: self._end(name, 0) for name in self._names}
@@ -211,12 +229,12 @@ class Planner:
             return start
         self._planned_s = time.monotonic()
         limit = self._settings.max_offsets if limited else None
-        after = {name: place for name, place in before.items() if name not in gone}
-        for name, end in ends.items():
-            after[name] = self._cut(name, begins[name], end, limit, total)
-            self._planned += max(0, after[name].next - begins[name])
-            self._backlog[name] = end.next - after[name].next
-        return encode(self._settings.of, after)
+        after = {name: self._cut(name, begins[name], end, limit, total) for name, end in ends.items()}
+        for name, place in after.items():
+            self._planned += max(0, place.next - begins[name])
+            self._backlog[name] = ends[name].next - place.next
+        # A partition that has gone keeps its place: if it was only not named, it is not read again.
+        return encode(self._settings.of, before | after)
 
     def _waits(self, total: int) -> bool:
         """Whether there is too little yet."""
@@ -284,16 +302,18 @@ class Planner:
         """Cut an epoch into what its tasks read."""
         if start == end:
             return []
-        self._look()
-        before, after = decode(self._settings.of, start), decode(self._settings.of, end)
+        return self._steadily(lambda: self._ranges(decode(self._settings.of, start), decode(self._settings.of, end)))
+
+    def _ranges(self, before: Mapping[str, Place], after: Mapping[str, Place]) -> list[Planned]:
         begun: dict[str, Place] = {}
         for name, place in after.items():
-            held = before.get(name, Place(0))
-            begun[name] = held
+            begun[name] = held = before.get(name, Place(0))
+            if held == place:
+                continue
             if name not in self._names:
                 self._note_loss(name, f"it was deleted; offsets from {held.next} on were planned", 0)
                 begun[name] = place
-            elif held != place:
+            else:
                 now = self._ends.get(name) or self._end(name, place.next)
                 begun[name] = Place(self._begin(name, held, now))
         return self._split(begun, after)

@@ -149,18 +149,21 @@ class _RangeReader:
     # -- one subscription
 
     def _subscribed(self, connection: Connection) -> Iterator[Part]:
-        wanted = self._wanted
+        wanted, begun = self._wanted, time.monotonic()
         with connection.subscribed(wanted.stream, self._next) as subscription:
             while self._next < wanted.end:
                 chunk = self._chunk(connection, subscription)
-                if chunk is None:
-                    return
                 left = wanted.end - chunk.end
                 if left > 0:
                     # By records that are left: what comes behind the range is sent for nothing.
                     subscription.want(min(_CHUNKS_MAX, left // max(1, chunk.records) + 1))
                 if chunk.end <= self._next:
-                    continue  # a member that lags begins below
+                    # A member that lags begins below.
+                    if time.monotonic() - max(begun, self._progress_s) > _WAIT_S:
+                        raise Lost(f"{connection.place} has only got to offset {chunk.first}")
+                    continue
+                if chunk.first < self._next > wanted.begin:
+                    raise ChunkError(f"the chunk at offset {chunk.first} begins within the one before it")
                 if chunk.first > self._next:
                     self._gap(connection, chunk)
                 if self._next >= wanted.end:
@@ -174,8 +177,12 @@ class _RangeReader:
                     yield Part(chunk, low, high)
                     self._progress_s = time.monotonic()  # whatever took the rows may have taken long
 
-    def _chunk(self, connection: Connection, subscription: Subscription) -> Chunk | None:
-        """The next; None if there is none at this member now."""
+    def _chunk(self, connection: Connection, subscription: Subscription) -> Chunk:
+        """The next.
+
+        Raises:
+            Lost: there is none at this member now.
+        """
         wanted = self._wanted
         try:
             return subscription.next(_WAIT_S)

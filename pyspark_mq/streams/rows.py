@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from pyspark_mq.errors import MessageError
+from pyspark_mq.sources.amqp10.arrays import COLUMN_TYPES, TIMESTAMP
+from pyspark_mq.sources.amqp10.columns import PADDING, Messages, message_columns
+from pyspark_mq.sources.amqp10.sections import SectionReader
 from pyspark_mq.streams.chunk import ChunkError
-from pyspark_mq.streams.columns import PADDING, Messages, message_columns
 from pyspark_mq.streams.ranges import Part, Range, read_range
-from pyspark_mq.streams.scanned import COLUMN_TYPES, TIMESTAMP
 
 __all__ = ["range_batches"]
 
-#: A batch is as many bytes or records, or a chunk.
+#: A batch is as many bytes or records, or a packed entry.
 _BATCH_BYTES, _BATCH_RECORDS = 4 << 20, 20_000
+_reader = SectionReader(counts_acquirers=False, names_annotations=True)
 
 
 def range_batches(wanted: Range, name: str, schema: pa.Schema, *, unreadable_fails: bool) -> Iterator[pa.RecordBatch]:
@@ -31,17 +35,46 @@ def range_batches(wanted: Range, name: str, schema: pa.Schema, *, unreadable_fai
         MessageError: a message cannot be decoded, or a chunk cannot be unpacked.
         DataLossError, BrokerUnavailableError: see :func:`read_range`.
     """
-    for parts in _together(read_range(wanted)):
-        yield _batch(wanted, name, schema, parts, unreadable_fails=unreadable_fails)
+    pieces = (piece for part in read_range(wanted) for piece in _pieces(wanted.stream, part))
+    for some in _together(pieces):
+        yield _batch(wanted, name, schema, some, unreadable_fails=unreadable_fails)
 
 
-def _together(parts: Iterable[Part]) -> Iterator[list[Part]]:
-    held: list[Part] = []
+class _Piece(NamedTuple):
+    """Records of a chunk behind each other, in one piece of memory; `first` is the offset of the first."""
+
+    first: int
+    timestamp_ms: int
+    data: bytes
+    begins: Any
+    ends: Any
+
+
+def _pieces(stream: str, part: Part) -> Iterator[_Piece]:
+    """The records of a part."""
+    chunk, at = part.chunk, 0
+    try:
+        for data, begins in chunk.pieces():
+            low, high = (min(max(0, edge - at), len(begins) - 1) for edge in (part.low, part.high))
+            if low < high:
+                where = np.array(begins[low : high + 1], np.int64)
+                yield _Piece(chunk.first + at + low, chunk.timestamp_ms, data, where[:-1], where[1:] - 4)
+            at += len(begins) - 1
+    except ChunkError as wrong:
+        raise MessageError(
+            f"stream '{stream}': the chunk at offset {chunk.first} has the bytes that were written, and they "
+            f"cannot be read: {wrong}. Start behind it, at offset {chunk.end}, with 'startingOffsets' and a new "
+            "checkpointLocation"
+        ) from None
+
+
+def _together(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
+    held: list[_Piece] = []
     size = records = 0
-    for part in parts:
-        held.append(part)
-        size += len(part.chunk.data)
-        records += part.chunk.records
+    for piece in pieces:
+        held.append(piece)
+        size += len(piece.data)
+        records += len(piece.begins)
         if size >= _BATCH_BYTES or records >= _BATCH_RECORDS:
             yield held
             held, size, records = [], 0, 0
@@ -50,14 +83,15 @@ def _together(parts: Iterable[Part]) -> Iterator[list[Part]]:
 
 
 def _batch(
-    wanted: Range, name: str, schema: pa.Schema, parts: Sequence[Part], *, unreadable_fails: bool
+    wanted: Range, name: str, schema: pa.Schema, pieces: Sequence[_Piece], *, unreadable_fails: bool
 ) -> pa.RecordBatch:
-    messages = _messages(wanted.stream, parts)
-    counts = [part.high - part.low for part in parts]
-    firsts = np.array([part.chunk.first + part.low for part in parts], np.int64)
+    messages = _messages(pieces)
+    counts = [len(piece.begins) for piece in pieces]
+    firsts = np.array([piece.first for piece in pieces], np.int64)
     begins = np.concatenate(([0], np.cumsum(counts)))[:-1]
     offsets = np.repeat(firsts - begins, counts) + np.arange(sum(counts))
-    columns, bad = message_columns(messages, [field.name for field in schema if field.name in COLUMN_TYPES])
+    names = [field.name for field in schema if field.name in COLUMN_TYPES]
+    columns, bad = message_columns(messages, names, _reader)
     if bad and unreadable_fails:
         first = f"the first at offset {offsets[bad[0].tag]}: {bad[0].error}"
         raise MessageError(
@@ -65,7 +99,7 @@ def _batch(
             f"{offsets[-1]}, {first}. Set 'onUnreadableMessage' to 'row' to have their bytes as rows"
         )
     if "chunkTimestamp" in schema.names:
-        times = np.repeat(np.array([part.chunk.timestamp_ms * 1000 for part in parts], np.int64), counts)
+        times = np.repeat(np.array([piece.timestamp_ms * 1000 for piece in pieces], np.int64), counts)
         columns["chunkTimestamp"] = pa.array(times).cast(TIMESTAMP)
     if "streamOffset" in schema.names:
         columns["streamOffset"] = pa.array(offsets)
@@ -76,21 +110,9 @@ def _batch(
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _messages(stream: str, parts: Sequence[Part]) -> Messages:
+def _messages(pieces: Sequence[_Piece]) -> Messages:
     """Their records behind each other."""
-    data, begins, ends, at = [], [], [], 0
-    for chunk, low, high in parts:
-        try:
-            plain, starts = chunk.plain()
-        except ChunkError as wrong:
-            raise MessageError(
-                f"stream '{stream}': the chunk at offset {chunk.first} has the bytes that were written, and they "
-                f"cannot be read: {wrong}. Start behind it, at offset {chunk.end}, with 'startingOffsets' and a new "
-                "checkpointLocation"
-            ) from None
-        where = np.array(starts, np.int64)
-        begins.append(where[low:high] + at)
-        ends.append(where[low + 1 : high + 1] + (at - 4))
-        data.append(plain)
-        at += len(plain)
-    return Messages(b"".join([*data, PADDING]), np.concatenate(begins), np.concatenate(ends))
+    shifts = accumulate((len(piece.data) for piece in pieces[:-1]), initial=0)
+    spans = [(piece.begins + shift, piece.ends + shift) for piece, shift in zip(pieces, shifts, strict=True)]
+    begins, ends = (np.concatenate(edges) for edges in zip(*spans, strict=True))
+    return Messages(b"".join([*(piece.data for piece in pieces), PADDING]), begins, ends)

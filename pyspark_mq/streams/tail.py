@@ -55,10 +55,12 @@ def end_of(connection: Connection, stream: str, known: End | None = None, *, pat
 
 
 def _settled(connection: Connection, stream: str) -> dict[str, int]:
-    deadline = time.monotonic() + _SETTLED_S
+    began = time.monotonic()
     while True:
         stats = connection.stats(stream)
-        if stats["committed_chunk_id"] >= 0 or time.monotonic() > deadline:
+        # With a first chunk it has something; without, it is most likely empty.
+        limit_s = _SETTLED_S if stats["first_chunk_id"] < 0 else _CHUNK_S
+        if stats["committed_chunk_id"] >= 0 or time.monotonic() - began > limit_s:
             return stats
         time.sleep(_PAUSE_S)
 
@@ -69,10 +71,11 @@ def chunk_with(connection: Connection, stream: str, offset: int) -> Chunk:
     Raises:
         Lost: it does not come, or is broken.
     """
+    deadline = time.monotonic() + _CHUNK_S
     try:
         with connection.subscribed(stream, offset) as subscription:
             while True:
-                chunk = subscription.next(_CHUNK_S)
+                chunk = subscription.next(deadline - time.monotonic())
                 # Where a replica lags, it begins with earlier ones.
                 if chunk.end > offset:
                     return chunk
@@ -81,16 +84,19 @@ def chunk_with(connection: Connection, stream: str, offset: int) -> Chunk:
         raise Lost(f"the chunk of stream '{stream}' with offset {offset} did not come: {failed}") from None
 
 
-def chunk_since(connection: Connection, stream: str, since_ms: int) -> Chunk | None:
-    """The first chunk that is not older; None if all are."""
+def chunk_since(connection: Connection, stream: str, since_ms: int) -> Chunk:
+    """The first chunk that is not older, where the last is not.
+
+    Raises:
+        Lost: it does not come, or is broken.
+    """
+    deadline = time.monotonic() + _CHUNK_S
     try:
         with connection.subscribed(stream, since_ms=since_ms) as subscription:
             while True:
-                chunk = subscription.next(1.0)
+                chunk = subscription.next(deadline - time.monotonic())
                 if chunk.timestamp_ms >= since_ms:
                     return chunk
                 subscription.want(1)
-    except TimeoutError:
-        return None
-    except (SubscriptionEnded, ChunkError) as failed:
+    except (SubscriptionEnded, TimeoutError, ChunkError) as failed:
         raise Lost(f"stream '{stream}' at {since_ms} ms: {failed}") from None

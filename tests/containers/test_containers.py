@@ -10,7 +10,7 @@ from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from testbed.brokers.factory import make_node
 from testbed.brokers.node import Node, QueueCounts
 from testbed.process import NodeError, PublishError
-from tests.conftest import missing
+from tests.plugin import missing
 from tests.support.cells import Cell, LiveCell
 from tests.support.checks import assert_exactly_once, bodies
 from tests.support.engine import Engine

@@ -17,7 +17,7 @@ from testbed.clusters.factory import make_cluster
 from testbed.clusters.rabbitmq import DISCONNECTED_MS
 from testbed.process import NodeError, poll
 from testbed.storm.audit import verdict
-from tests.conftest import missing
+from tests.plugin import missing
 from tests.support.engine import Engine, full_epochs
 
 if TYPE_CHECKING:

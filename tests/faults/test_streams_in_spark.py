@@ -24,7 +24,7 @@ from testbed.storm.proxy import Direction, FaultProxy
 from testbed.storm.streams.audit import rows_of, streams_of, verdict
 from testbed.storm.streams.messages import BODY_BYTES, ENTRY_BYTES, encoded
 from testbed.storm.streams.parts import StreamJob
-from tests.conftest import missing
+from tests.plugin import missing
 from tests.support.stream_driver import StreamDriver
 from tests.support.streams import publish
 

@@ -13,17 +13,13 @@ from collections import Counter
 from itertools import pairwise
 from typing import Any
 
-import pyarrow as pa
-
 from pyspark_mq.dedup import IdSource, OnMissing
-from pyspark_mq.dedup.identity import CONTENT_DIGEST_BYTES
 from pyspark_mq.sources.amqp091.batch import DeliveryBatch
 from pyspark_mq.sources.amqp091.decoder import Amqp091Decoder
 from pyspark_mq.sources.amqp091.frames import DeliveryReader, FrameError
 from pyspark_mq.sources.amqp091.properties import UnreadableRaw, check, unreadable
-from pyspark_mq.sources.connections.block import make_block
 from pyspark_mq.sources.connections.message_id import MessageIds
-from pyspark_mq.spark_source.schema import ALL_COLUMNS, BatchBuilder
+from tests.fuzz._blocks import block_rows
 from tests.fuzz.amqp091 import FIELDS, SHORTS, TYPES, Made
 
 __all__ = ["run"]
@@ -31,7 +27,6 @@ __all__ = ["run"]
 _CHANNEL = 1
 _FRAME_MAX = 4096
 _DECODER = Amqp091Decoder()
-_SCHEMA = BatchBuilder(ALL_COLUMNS).block_schema
 _SOURCES = [("message-id",), ("correlation-id",), ("property", "h0"), ("content",), ("json", "a")]
 _NEVER = 1 << 30
 _SMALL = 500
@@ -106,34 +101,6 @@ def _read(data: bytes, cuts: list[int], least: int) -> tuple[list[Any], list[byt
     return items, others, False
 
 
-def _is_digest(key: object) -> bool:
-    return type(key) is bytes and len(key) == CONTENT_DIGEST_BYTES
-
-
-def _rows(items: list[Any], ids: MessageIds, bytes_max: int) -> list[dict[str, Any]]:
-    """The rows of the blocks that are made, each with its metadata."""
-    rows: list[dict[str, Any]] = []
-    for raws in _DECODER.gather(items, bytes_max):
-        known, made = make_block(_DECODER, raws, ids, _SCHEMA)
-        made.batch.validate(full=True)
-        # Some times are beyond what Python has dates for.
-        columns = {
-            name: column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
-            for name, column in zip(made.batch.schema.names, made.batch.columns, strict=True)
-        }
-        assert len(made) == len(raws) == len(known.tags)
-        assert known.redelivered == sum(made.batch.column("redelivered").to_pylist())
-        rows += [
-            {
-                **row, "size": made.sizes[place], "tag": known.tags[place], "key": known.keys[place],
-                "unmarked": known.unmarked[place] if _is_digest(known.keys[place]) else None,
-                "broken": str(known.unreadable.get(place)),
-            }
-            for place, row in enumerate(pa.table(columns).to_pylist())
-        ]  # fmt: skip
-    return rows
-
-
 def _case(rng: random.Random) -> Counter[str]:
     producers = [_Producer(rng) for _ in range(rng.choice((1, 1, 2, 3)))]
     turns = [rng.choice(producers) if rng.random() < 0.2 else producers[0] for _ in range(rng.randrange(1, 30))]
@@ -159,7 +126,8 @@ def _case(rng: random.Random) -> Counter[str]:
     # What counts of a key depends on the whole block, and what cannot be read is in one of its own.
     bytes_max = rng.choice((_SMALL, 4 << 20))
     left_out = {"size"} if UnreadableRaw in map(type, alone[0]) or bytes_max == _SMALL else set()
-    for one, other in zip(_rows(together[0], ids, bytes_max), _rows(alone[0], ids, bytes_max), strict=True):
+    made = [block_rows(_DECODER, items, ids, bytes_max) for items in (together[0], alone[0])]
+    for one, other in zip(*made, strict=True):
         pairs = [(name, str(value), str(other[name])) for name, value in one.items() if name not in left_out]
         differs = [pair for pair in pairs if pair[1] != pair[2]]
         assert not differs, f"{differs}: {wrong}"

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import missing
 from tests.integration.test_docs import DOCS, build
+from tests.plugin import missing
 
 pytestmark = pytest.mark.whole
 

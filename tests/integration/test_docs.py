@@ -16,7 +16,7 @@ from threading import Thread
 
 import pytest
 
-from tests.conftest import missing
+from tests.plugin import missing
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -29,7 +29,7 @@ from testbed.brokers.java import READER, READER_PASSWORD
 from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import NodeError, poll
 from testbed.storm.proxy import FaultProxy
-from tests.conftest import Nodes, missing
+from tests.plugin import Nodes, missing
 from tests.support.certificates import BALANCER, Certificates
 from tests.support.engine import Engine
 

@@ -28,9 +28,9 @@ from testbed.brokers.rabbitmq import RabbitNode
 from testbed.demo.prometheus import Prometheus, Series, panels
 from testbed.ports import LOOPBACK, free_port
 from testbed.process import Command, NodeError, Process, poll
-from tests.conftest import missing
 from tests.integration.test_example import JOB, job
 from tests.integration.test_spark import full_api
+from tests.plugin import missing
 from tests.support.checks import total
 from tests.support.pages import ROOT
 

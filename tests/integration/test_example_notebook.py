@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from testbed.brokers.rabbitmq import RabbitNode
-from tests.conftest import missing
+from tests.plugin import missing
 from tests.support.checks import total
 from tests.support.pages import ROOT
 

@@ -14,7 +14,7 @@ from pyspark_mq.cli.main import main
 from pyspark_mq.spark_source.folders import open_folder
 from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import NodeError, poll
-from tests.conftest import missing
+from tests.plugin import missing
 from tests.support.checks import assert_ids_exactly_once, bodies
 from tests.support.engine import At, Crashed, Engine, ReaderError, full_epochs
 from tests.support.object_store import ObjectStore

@@ -35,7 +35,7 @@ from testbed.brokers.rabbitmq import RabbitNode
 from testbed.ports import free_port
 from testbed.process import NodeError, poll
 from testbed.quick_start import URL
-from tests.conftest import missing
+from tests.plugin import missing
 from tests.support.checks import bodies, total
 from tests.support.engine import full_epochs
 from tests.support.pages import ROOT, block, blocks

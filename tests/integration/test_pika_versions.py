@@ -14,7 +14,7 @@ import pytest
 from pyspark_mq.brokers.base import AMQP_0_9_1
 from pyspark_mq.sources.amqp091 import client as module
 from testbed.distributions import cache_folder
-from tests.conftest import missing
+from tests.plugin import missing
 from tests.support.cells import LiveCell
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ import pytest
 
 from testbed.brokers.rabbitmq import RabbitNode
 from testbed.quick_start import URL
-from tests.conftest import missing
+from tests.plugin import missing
 from tests.support.checks import bodies, total
 from tests.support.connect import ADDRESS, SPARK, ConnectServer
 from tests.support.pages import block

@@ -16,7 +16,7 @@ from testbed.brokers.artemis import ArtemisNode
 from testbed.brokers.java import JavaNode
 from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import NodeError, poll
-from tests.conftest import missing
+from tests.plugin import missing
 from tests.support.engine import At, Crashed, Engine
 
 PLUGINS = ("rabbitmq_management", "rabbitmq_stomp")

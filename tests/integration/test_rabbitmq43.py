@@ -12,7 +12,7 @@ import pytest
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import poll
-from tests.conftest import Nodes
+from tests.plugin import Nodes
 from tests.support.cells import Cell, LiveCell
 from tests.support.checks import assert_exactly_once
 from tests.support.engine import At, Crashed, full_epochs

@@ -12,7 +12,7 @@ from testbed.brokers.artemis import ArtemisNode
 from testbed.brokers.node import Node
 from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import NodeError
-from tests.conftest import missing
+from tests.plugin import missing
 from tests.support.engine import Engine, ReaderError
 
 PROTOCOLS = pytest.mark.parametrize("protocol", [AMQP_1_0, STOMP])

@@ -19,7 +19,7 @@ from pyspark_mq.brokers.base import AMQP_0_9_1, STOMP
 from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import NodeError, poll
 from testbed.storm.proxy import FaultProxy
-from tests.conftest import missing
+from tests.plugin import missing
 from tests.support.certificates import openssl
 from tests.support.checks import bodies
 from tests.support.engine import Engine, ReaderError

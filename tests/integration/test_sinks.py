@@ -17,7 +17,7 @@ import pytest
 from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import NodeError
 from testbed.storm.audit import verdict
-from tests.conftest import missing
+from tests.plugin import missing
 from tests.support.pages import blocks
 from tests.support.sink_jobs import SinkJob, drained, killed
 

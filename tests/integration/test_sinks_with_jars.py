@@ -16,7 +16,7 @@ from testbed.brokers.rabbitmq import RabbitNode
 from testbed.distributions import KAFKA_JARS, SPARK_OF_JARS, fetch
 from testbed.process import NodeError, poll
 from testbed.storm.audit import verdict
-from tests.conftest import missing
+from tests.plugin import missing
 from tests.spark_matrix import spark_python
 from tests.support.delta import Commits
 from tests.support.pages import block

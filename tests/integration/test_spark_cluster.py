@@ -19,7 +19,7 @@ from testbed.spark.standalone import SparkCluster
 from testbed.storm.audit import output_marks, verdict
 from testbed.storm.queues import PrivateBroker
 from testbed.storm.storm import Job
-from tests.conftest import missing
+from tests.plugin import missing
 from tests.support.pages import ROOT, block
 
 pytestmark = pytest.mark.whole

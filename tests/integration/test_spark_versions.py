@@ -11,7 +11,7 @@ import pytest
 from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import NodeError
 from testbed.spark.versions import settles_at_once
-from tests.conftest import missing
+from tests.plugin import missing
 from tests.spark_matrix import spark_python
 from tests.support.spark_driver import POINTS, DriverMatrix
 from tests.support.stream_driver import StreamDriver

@@ -21,7 +21,7 @@ from testbed.brokers.activemq import ActiveMqNode
 from testbed.brokers.node import Node, QueueCounts, TlsFiles
 from testbed.process import NodeError, poll
 from testbed.storm.proxy import Direction, FaultProxy
-from tests.conftest import missing
+from tests.plugin import missing
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.engine import At, Crashed, Engine, full_epochs
 from tests.support.stomp import SessionRun, lost, session

@@ -27,11 +27,11 @@ from pyspark_mq.streams.topology import persistently
 from testbed.brokers.node import TlsFiles
 from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import NodeError, poll
-from tests.conftest import missing
+from tests.plugin import missing
 from tests.support.certificates import Certificates
 from tests.support.engine import Engine, ReaderError
 from tests.support.pages import block
-from tests.support.streams import StreamQuery, delete, make_super_stream, publish, with_client
+from tests.support.streams import StreamQuery, delete, make_super_stream, numbered, publish, with_client
 
 #: Small enough for retention to take something soon.
 SMALL_SEGMENTS = {"max-length-bytes": 200_000, "stream-max-segment-size-bytes": 50_000}
@@ -58,10 +58,6 @@ def stream(node: RabbitNode) -> str:
     if not node.running:
         node.start()
     return f"test-{uuid.uuid4().hex[:12]}"
-
-
-def numbered(begin: int, end: int) -> list[bytes]:
-    return [b"%08d" % number for number in range(begin, end)]
 
 
 def test_all_messages_come_once_and_in_order(node: RabbitNode, stream: str) -> None:

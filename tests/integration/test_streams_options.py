@@ -13,7 +13,7 @@ import pytest
 from pyspark_mq.errors import ConfigurationError, RefusedError
 from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import NodeError, poll
-from tests.conftest import missing
+from tests.plugin import missing
 from tests.support.streams import StreamQuery, make_super_stream, publish
 
 DELAY_S = 3.0

@@ -18,7 +18,7 @@ from pyspark_mq.cli.main import main
 from testbed.brokers.rabbitmq import RabbitNode
 from testbed.ports import free_port
 from testbed.process import NodeError, poll
-from tests.conftest import missing
+from tests.plugin import missing
 from tests.support.streams import StreamQuery, make_super_stream, publish
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Nodes
+from tests.plugin import Nodes
 from tests.support.cells import TRACED_CELL, LiveCell
 from tests.support.checks import assert_exactly_once
 from tests.support.corruptions import CORRUPTIONS

@@ -18,7 +18,7 @@ from testbed.process import Command, NodeError, Process, poll
 from testbed.quick_start import URL
 from testbed.spark.yarn import YarnCluster
 from testbed.storm.audit import output_marks, verdict
-from tests.conftest import missing
+from tests.plugin import missing
 from tests.support.pages import ROOT, block
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(600)]

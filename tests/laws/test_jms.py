@@ -11,7 +11,7 @@ from pyspark_mq.brokers.base import AMQP_1_0, STOMP
 from pyspark_mq.dedup import IdSource
 from pyspark_mq.errors import MessageError
 from testbed.process import NodeError, poll
-from tests.conftest import missing
+from tests.plugin import missing
 from tests.support import jms
 from tests.support.cells import LiveCell
 from tests.support.engine import ReaderError

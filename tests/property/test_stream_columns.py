@@ -9,19 +9,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspark_mq.sources.amqp10.decoder import Raw
+from pyspark_mq.sources.amqp10.arrays import COLUMN_TYPES, arrays_of, unreadable
+from pyspark_mq.sources.amqp10.columns import message_columns, walked_groups
 from pyspark_mq.sources.amqp10.sections import SectionReader
-from pyspark_mq.streams import columns
-from pyspark_mq.streams.columns import message_columns
-from pyspark_mq.streams.scanned import COLUMN_TYPES, arrays_of, read_messages, unreadable
 from tests.support.stream_messages import FORMS, joined, message, mutated
 
 NAMES = list(COLUMN_TYPES)
 
 
 def assert_as_scanned(messages: Sequence[bytes]) -> None:
-    found, odd = message_columns(joined(messages), NAMES)
-    raws = read_messages(messages)
+    for counts_acquirers, names_annotations in ((False, True), (True, False), (False, False)):
+        assert_as_read(messages, SectionReader(counts_acquirers=counts_acquirers, names_annotations=names_annotations))
+
+
+def assert_as_read(messages: Sequence[bytes], reader: SectionReader) -> None:
+    found, odd = message_columns(joined(messages), NAMES, reader)
+    raws = [reader.read(number, data) for number, data in enumerate(messages)]
     expected = arrays_of(raws, NAMES)
     assert [one.tag for one in odd] == [one.tag for one in unreadable(raws)]
     for name in NAMES:
@@ -53,17 +56,11 @@ def test_any_bytes_have_the_columns_of_the_scanner(messages: list[bytes]) -> Non
 
 
 @pytest.mark.parametrize("form", ["data", "id", "properties", "application", "header"])
-def test_messages_as_most_are_take_the_walk(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_as_most_are_take_the_walk(form: str) -> None:
     rng = random.Random(7)
-    scanned: list[int] = []
-
-    def counted(messages: list[bytes]) -> list[Raw]:
-        scanned.append(len(messages))
-        return read_messages(messages)
-
-    monkeypatch.setattr(columns, "read_messages", counted)
-    message_columns(joined([message(rng, form) for _ in range(1_000)]), NAMES)
-    assert sum(scanned) < 300
+    messages = joined([message(rng, form) for _ in range(1_000)])
+    _, left = walked_groups(messages, SectionReader(counts_acquirers=False))
+    assert len(left) < 300
 
 
 @settings(derandomize=True, deadline=None, max_examples=200)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pyspark_mq.streams.columns import PADDING, Messages
+from pyspark_mq.sources.amqp10.columns import PADDING, Messages
 
 __all__ = ["FORMS", "joined", "message", "mutated"]
 
@@ -27,7 +27,7 @@ def _variable(kind: int, content: bytes) -> bytes:
 def _text(rng: random.Random) -> bytes:
     word = rng.choice(_WORDS)
     # One that is no symbol leaves its whole batch to the scanner.
-    symbol = rng.random() < (0.25 if word.isascii() else 0.0005)
+    symbol = rng.random() < (0.02 if word.isascii() else 0.0005)
     return _variable(0xA3 if symbol else 0xA1, word.encode())
 
 

@@ -16,7 +16,7 @@ from pyspark_mq.streams.planner import Planned, Planner
 from pyspark_mq.streams.rows import range_batches
 from testbed.publishers.streams import make_super_stream, with_client
 
-__all__ = ["StreamQuery", "delete", "make_super_stream", "publish", "with_client"]
+__all__ = ["StreamQuery", "delete", "make_super_stream", "numbered", "publish", "with_client"]
 
 
 def publish(
@@ -67,6 +67,11 @@ def publish(
 def delete(port: int, stream: str) -> None:
     """Delete a stream."""
     with_client(port, lambda client: client.delete_stream(stream))
+
+
+def numbered(begin: int, end: int) -> list[bytes]:
+    """Bodies that say which they are."""
+    return [b"%08d" % number for number in range(begin, end)]
 
 
 class StreamQuery:

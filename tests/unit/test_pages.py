@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import missing
+from tests.plugin import missing
 from tests.support.pages import CANNOT, LANGUAGES, NO_CODE, PAGES, ROOT, RUN_BY, Block, blocks
 
 TESTS = ROOT / "tests"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pyspark_mq.brokers import BROKERS
-from tests.conftest import missing
+from tests.plugin import missing
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tools" / "setup.sh"

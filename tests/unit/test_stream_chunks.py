@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import struct
+import tracemalloc
 import zlib
 from itertools import pairwise
 
@@ -43,8 +44,8 @@ def chunk(data: bytes, entries: int, records: int, *, first: int = 500, kind: in
 
 
 def records_of(data: bytes) -> list[bytes]:
-    plain, begins = read_chunk(data).plain()
-    return [plain[begin : end - 4] for begin, end in pairwise(begins)]
+    pieces = read_chunk(data).pieces()
+    return [plain[begin : end - 4] for plain, begins in pieces for begin, end in pairwise(begins)]
 
 
 def test_a_chunk_says_what_it_is() -> None:
@@ -98,10 +99,22 @@ def test_a_bomb_is_not_unpacked(kind: int) -> None:
     bomb = packed(kind, [bytes(100_000)])
     small = bomb[:3] + struct.pack(">I", 1_000) + bomb[7:]
     with pytest.raises(ChunkError, match=r"cannot be unpacked|that it says"):
-        read_chunk(chunk(small, 1, 1)).plain()
+        records_of(chunk(small, 1, 1))
     huge = bomb[:3] + struct.pack(">I", 1 << 31) + bomb[7:]
     with pytest.raises(ChunkError, match="would unpack to 2,147,483,648 bytes"):
-        read_chunk(chunk(huge, 1, 1)).plain()
+        records_of(chunk(huge, 1, 1))
+
+
+def test_millions_of_records_in_a_chunk_of_a_few_bytes_are_unpacked_one_entry_after_the_other() -> None:
+    count, entries = 65_535, 12
+    entry = packed(1, [b"\0\x53\x75\xa0\x01x"] * count)
+    tracemalloc.start()
+    try:
+        pieces = read_chunk(chunk(entry * entries, entries, entries * count)).pieces()
+        assert sum(len(begins) - 1 for _, begins in pieces) == entries * count
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
@@ -122,7 +135,7 @@ def test_a_bomb_is_not_unpacked(kind: int) -> None:
 )
 def test_counts_and_sizes_that_lie_are_errors(data: bytes, entries: int, records: int) -> None:
     with pytest.raises(ChunkError):
-        read_chunk(chunk(data, entries, records)).plain()
+        records_of(chunk(data, entries, records))
 
 
 @FIXED

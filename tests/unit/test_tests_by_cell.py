@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tests.conftest import dealt
+from tests.plugin import dealt
 from tests.support.cells import CELLS
 from tests.support.memory_cell import MEMORY_CELL
 

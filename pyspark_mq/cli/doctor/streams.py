@@ -16,11 +16,12 @@ from pyspark_mq.cli.doctor.certificates import check_tls
 from pyspark_mq.cli.doctor.machine import check_machine, look_at_machine
 from pyspark_mq.cli.doctor.report import Section
 from pyspark_mq.errors import MqError
+from pyspark_mq.sources.amqp10.arrays import unreadable
+from pyspark_mq.sources.amqp10.sections import SectionReader
 from pyspark_mq.sources.url import BrokerUrl, place_of
 from pyspark_mq.streams.access import Access, make_access
 from pyspark_mq.streams.chunk import Chunk, ChunkError
 from pyspark_mq.streams.connection import Connection, Lost, Member, NoStream
-from pyspark_mq.streams.scanned import read_messages, unreadable
 from pyspark_mq.streams.settings import Settings
 from pyspark_mq.streams.tail import End, chunk_with, end_of, first_of
 from pyspark_mq.streams.topology import located, persistently
@@ -179,7 +180,8 @@ def _contents(chunks: Sequence[Chunk]) -> Iterator[Finding]:
     except ChunkError as broken:
         yield Finding("messages", Level.PROBLEM, f"a chunk cannot be read: {broken}", "start behind it")
         return
-    bad = unreadable(read_messages(messages))
+    reader = SectionReader(counts_acquirers=False)
+    bad = unreadable([reader.read(number, message) for number, message in enumerate(messages)])
     if bad:
         advice = "set 'onUnreadableMessage' to 'row' to have their bytes as rows, or have producers write AMQP 1.0"
         yield Finding("messages", Level.PROBLEM, f"{len(bad):,} of {count:,} are not AMQP 1.0: {bad[0].error}", advice)
@@ -189,5 +191,4 @@ def _contents(chunks: Sequence[Chunk]) -> Iterator[Finding]:
 
 def _cut(chunk: Chunk) -> list[bytes]:
     """The messages of a chunk."""
-    plain, begins = chunk.plain()
-    return [plain[begin : end - 4] for begin, end in pairwise(begins)]
+    return [plain[begin : end - 4] for plain, begins in chunk.pieces() for begin, end in pairwise(begins)]

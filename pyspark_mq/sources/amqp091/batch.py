@@ -31,7 +31,7 @@ from pyspark_mq.sources.amqp091.properties import (
     is_table,
 )
 from pyspark_mq.sources.connections.decoder import ROW_BYTES, Picked, RawBatch
-from pyspark_mq.sources.connections.spans import binary, decimals, distinct, is_ascii, maps, text
+from pyspark_mq.sources.connections.spans import Views, binary, decimals, distinct, is_ascii, maps, text
 
 __all__ = ["DeliveryBatch", "find_batch"]
 
@@ -46,18 +46,6 @@ _FLAGS, _MORE = 2, 1
 _METHOD_BYTES_MAX = 4 + 3 * 256 + 9
 #: Headers of a message that are looked at together, and for how many deliveries each it is worth it.
 _HEADERS_MAX, _ROWS_PER_HEADER = 64, 8
-
-
-class _Views:
-    """Whole numbers, big-endian, wherever they are in a piece of memory."""
-
-    def __init__(self, data: bytes) -> None:
-        self._all = {size: np.ndarray((len(data) - size + 1,), f">u{size}", data, 0, (1,)) for size in (1, 2, 4, 8)}
-
-    def at(self, places: Any, size: int) -> Any:
-        """Return the numbers of so many bytes that begin there; beyond the end, any."""
-        found = self._all[size]
-        return found[np.minimum(places, len(found) - 1)].astype(f"u{size}", copy=False)
 
 
 class _Field(NamedTuple):
@@ -157,8 +145,8 @@ class DeliveryBatch(RawBatch):
         return distinct(binary(self.data, self.spans[4], self.spans[5]))
 
     @cached_property
-    def _views(self) -> _Views:
-        return _Views(self.data)
+    def _views(self) -> Views:
+        return Views(self.data)
 
     @cached_property
     def _walked(self) -> tuple[dict[int, _Field], Any]:
@@ -312,7 +300,7 @@ def find_batch(data: bytes, at: int, channel: int, least: int) -> tuple[Delivery
     starts, end = _starts(data, at)
     if len(starts) < least:
         return None
-    start, views = np.array(starts), _Views(data)
+    start, views = np.array(starts), Views(data)
     ends = np.append(start[1:], end)
     header = start + _FRAMING + views.at(start + 3, 4)
     body = header + _FRAMING + views.at(header + 3, 4)
@@ -333,7 +321,7 @@ def find_batch(data: bytes, at: int, channel: int, least: int) -> tuple[Delivery
     return (found, int(ends[len(found) - 1])) if len(found) >= least else None
 
 
-def _framed(views: _Views, begins: Any, ends: Any, kind: int, channel: int) -> Any:
+def _framed(views: Views, begins: Any, ends: Any, kind: int, channel: int) -> Any:
     """Whether frames of a kind begin there, and have their last octet before where the next begins."""
     return (views.at(begins, 1) == kind) & (views.at(begins + 1, 2) == channel) & (views.at(ends - 1, 1) == _END)
 

@@ -70,7 +70,11 @@ class Amqp10Connection(Session):
 
     @abstractmethod
     def _take_deliveries(self) -> None:
-        """The engine has new bytes."""
+        """Take messages out of the engine, which has new bytes and room for few."""
+
+    @abstractmethod
+    def _pass_on(self) -> None:
+        """Pass on what was taken in a turn."""
 
     @abstractmethod
     def _look(self) -> None:
@@ -172,6 +176,7 @@ class Amqp10Connection(Session):
             if self._trickles and self._window:
                 time.sleep(_GATHER_S)
             self._receive()
+            self._pass_on()
             self._send()
         except ssl.SSLError as error:
             # TLS 1.3 reports what it refuses with the first bytes after the handshake.

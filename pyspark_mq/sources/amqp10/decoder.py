@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
+from itertools import accumulate, groupby
 from math import isfinite
+from operator import itemgetter
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, TypeGuard
 from uuid import UUID
 
 from pyspark_mq.dedup import IdSource, content_digest
 from pyspark_mq.sources.amqp10.encoding import EncodingError, Pairs, list_at, map_at, read_map
-from pyspark_mq.sources.connections.decoder import ROW_BYTES, UNREADABLE_PROPERTY, Decoder, Unreadable
+from pyspark_mq.sources.connections.decoder import ROW_BYTES, UNREADABLE_PROPERTY, Decoder, RawBatch, Unreadable
+
+if TYPE_CHECKING:
+    from pyspark_mq.sources.amqp10.batch import EncodedBatch
 
 __all__ = [
     "DEATHS", "JMS_KIND", "NOWHERE", "NO_OTHERS", "ROUTING", "Header", "Named", "Others", "Properties", "Raw",
@@ -83,6 +88,12 @@ class Raw(NamedTuple):
     others: Others = NO_OTHERS
     routing: Routing = NOWHERE
     size: int = 0
+
+
+#: From deliveries to values.
+_Column: TypeAlias = "Callable[[Sequence[Raw]], Any]"
+#: Columns that are IDs.
+_ID_COLUMNS = {"message-id": "messageId", "correlation-id": "correlationId"}
 
 
 class UnreadableRaw(Raw):
@@ -268,19 +279,53 @@ def _unreadable(raw: Raw) -> Unreadable:
     return Unreadable(raw.tag, {name: value for name, value in known.items() if value}, raw.body, str(error))
 
 
+def _is_batch(raws: Sequence[Raw]) -> TypeGuard[EncodedBatch]:
+    """Whether these are deliveries that were looked at together."""
+    return isinstance(raws, RawBatch)
+
+
+def _together(columns: Mapping[str, _Column]) -> Mapping[str, _Column]:
+    """Return columns also of batches, which have theirs."""
+    return MappingProxyType({name: _of_batch(name, column) for name, column in columns.items()})
+
+
+def _of_batch(name: str, column: _Column) -> _Column:
+    return lambda raws: raws.column(name) if _is_batch(raws) else column(raws)
+
+
 class Amqp10Decoder(Decoder):
-    """Columns of :class:`Raw`."""
+    """Columns of :class:`Raw`, and of those that are :class:`~pyspark_mq.sources.amqp10.batch.EncodedBatch`."""
+
+    def gather(self, items: Sequence[Any], bytes_max: int) -> Iterator[Sequence[Raw]]:
+        """Put batches together that follow each other."""
+        for is_batch, some in groupby(items, lambda item: isinstance(item, RawBatch)):
+            if not is_batch:
+                yield list(some)
+                continue
+            sized = [(sum(batch.sizes), batch) for batch in some]
+            ends = accumulate(size for size, _ in sized)
+            parts = [(end // bytes_max, batch) for end, (_, batch) in zip(ends, sized, strict=True)]
+            for _, part in groupby(parts, itemgetter(0)):
+                batches = [batch for _, batch in part]
+                yield batches[0].of(batches)
 
     def tags(self, raws: Sequence[Raw]) -> list[int]:
+        if _is_batch(raws):
+            return list(raws.tags.tolist())
         return [raw.tag for raw in raws]
 
     def bodies(self, raws: Sequence[Raw]) -> list[bytes]:
+        if _is_batch(raws):
+            return list(raws.bodies().to_pylist())
         return [raw.body for raw in raws]
 
     def sizes(self, raws: Sequence[Raw]) -> list[int]:
-        return [ROW_BYTES + raw.size for raw in raws]
+        return [ROW_BYTES + size for size in (raws.sizes if _is_batch(raws) else [raw.size for raw in raws])]
 
     def ids(self, raws: Sequence[Raw], source: IdSource) -> list[object]:
+        if _is_batch(raws):
+            name = _ID_COLUMNS.get(source.kind)
+            return self.ids(raws.alone, source) if name is None else list(raws.column(name).to_pylist())
         if source.kind == "message-id":
             return [raw.id if type(raw.id) is str else _id(raw.id) for raw in raws]
         if source.kind == "correlation-id":
@@ -301,9 +346,11 @@ class Amqp10Decoder(Decoder):
         return [not raw.redelivered and not raw.routing[2] and type(raw) is not UnreadableRaw for raw in raws]
 
     def unreadable(self, raws: Sequence[Raw]) -> list[Unreadable]:
+        if _is_batch(raws):
+            return []
         return [_unreadable(raw) for raw in raws if type(raw) is UnreadableRaw]
 
-    columns: ClassVar[Mapping[str, Callable[[Sequence[Raw]], list[Any]]]] = MappingProxyType(
+    columns: ClassVar[Mapping[str, _Column]] = _together(
         {
             "properties": _properties,
             "correlationId": lambda raws: [text(raw.correlation_id) for raw in raws],

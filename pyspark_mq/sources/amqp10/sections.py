@@ -89,11 +89,11 @@ class SectionReader:
 
     def __init__(self, *, counts_acquirers: bool, names_annotations: bool = False) -> None:
         self._counts_acquirers, self._names_annotations = counts_acquirers, names_annotations
-        self._scanner = Scanner(counts_acquirers=counts_acquirers, names_annotations=names_annotations)
+        self.scanner = Scanner(counts_acquirers=counts_acquirers, names_annotations=names_annotations)
 
     def read(self, tag: int, data: bytes) -> Raw:
         """The delivery of that number; an :class:`UnreadableRaw` if the message cannot be read whole."""
-        return self._scanner.scan(tag, data) or self.decode(tag, data)
+        return self.scanner.scan(tag, data) or self.decode(tag, data)
 
     def decode(self, tag: int, data: bytes) -> Raw:
         """Decode a message without the scan."""

@@ -38,6 +38,7 @@ from proton import (
 
 from pyspark_mq.brokers.facts import of_rabbitmq, version_of
 from pyspark_mq.errors import BrokerUnavailableError
+from pyspark_mq.sources.amqp10.batch import EncodedBatch, find_batches
 from pyspark_mq.sources.amqp10.connection import UNREADABLE, UNREADABLE_ERRORS, Amqp10Connection
 from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder, UnreadableRaw
 from pyspark_mq.sources.amqp10.depth import ManagementLinks, QueueInfo
@@ -76,6 +77,8 @@ class Amqp10Session(Amqp10Connection):
         self._open: dict[int, Handle] = {}
         #: Tag of the newest delivery.
         self._newest = 0
+        #: Messages up to that, which are not in the inbox yet.
+        self._taken: list[bytes] = []
         self._requests: deque[tuple[int, deque[Handle]]] = deque()
         self._closing: deque[Link] = deque()
         #: Acknowledgements without a barrier yet; the barrier that is on its way, and those that it is for.
@@ -229,29 +232,33 @@ class Amqp10Session(Amqp10Connection):
     def _take_deliveries(self) -> None:
         if self._link is None or self.paused:
             return
-        sink, held, read = self.sink, self._open, self._sections.read
-        before = self._newest
+        sink, held, taken = self.sink, self._open, self._taken
         for delivery, data in self._deliveries.messages():
             self._newest = tag = self._newest + 1
-            raw = read(tag, data)
-            if type(raw) is UnreadableRaw and not self.options.keeps_unreadable:
-                raise self._refuse(self.decoder.unreadable([raw])[0])
             if tag == 1 and _STREAM_OFFSET in data:
                 raise self._refuse_stream(COPIED)
             held[tag] = delivery
-            sink.inbox.append(raw)
-            sink.deliveries += 1
+            taken.append(data)
             sink.bytes_arrived += ROW_BYTES + len(data)
             if sink.full:
                 self.paused = True
                 break
-        if self._newest != before:
-            sink.wake()
+
+    def _pass_on(self) -> None:
+        messages, self._taken = self._taken, []
+        for item in find_batches(self._newest - len(messages) + 1, messages, self._sections):
+            if type(item) is UnreadableRaw and not self.options.keeps_unreadable:
+                raise self._refuse(self.decoder.unreadable([item])[0])
+            self.sink.inbox.append(item)
+            self.sink.deliveries += len(item) if isinstance(item, EncodedBatch) else 1
+        if messages:
+            self.sink.wake()
 
     def _resume(self) -> None:
         self.paused = False
         try:
             self._take_deliveries()
+            self._pass_on()
         except (UnicodeDecodeError, ProtonException) as error:
             self._ended(f"{type(error).__name__}: {error}")  # the next turn raises it
 

@@ -144,11 +144,12 @@ def make_block(decoder: Decoder, raws: Sequence[Any], ids: MessageIds, schema: p
     values = ids.values(decoder, raws) if ids.exact or _ID in schema.names else []
     keys, digests = ids.keys(decoder, raws, values) if ids.exact else ([], False)
     unreadable = {delivery.tag: delivery for delivery in decoder.unreadable(raws)}
+    redelivered: Any = decoder.columns["redelivered"](raws)
     metadata = Metadata(
         array("q", tags),
         keys,
         decoder.unmarked(raws) if digests else [],
-        sum(decoder.columns["redelivered"](raws)),
+        redelivered.true_count if isinstance(redelivered, pa.Array) else sum(redelivered),
         ids.hidden(decoder, raws) if None in keys else [],
         {row: unreadable[tag] for row, tag in enumerate(tags) if tag in unreadable} if unreadable else {},
     )

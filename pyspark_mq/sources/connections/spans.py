@@ -14,9 +14,21 @@ import pyarrow as pa
 
 from pyspark_mq.errors import InternalError
 
-__all__ = ["binary", "decimals", "distinct", "is_ascii", "maps", "numbers", "text"]
+__all__ = ["Views", "binary", "decimals", "distinct", "is_ascii", "maps", "numbers", "text"]
 
 _INT32_MAX = 2**31 - 1
+
+
+class Views:
+    """Whole numbers, big-endian, wherever they are in a piece of memory."""
+
+    def __init__(self, data: bytes) -> None:
+        self._all = {size: np.ndarray((len(data) - size + 1,), f">u{size}", data, 0, (1,)) for size in (1, 2, 4, 8)}
+
+    def at(self, places: Any, size: int) -> Any:
+        """Return the numbers of so many bytes that begin there; beyond the end, any."""
+        found = self._all[size]
+        return found[np.minimum(places, len(found) - 1)].astype(f"u{size}", copy=False)
 
 
 def binary(data: bytes, begins: Any, ends: Any, valid: Any | None = None) -> pa.Array:

@@ -24,7 +24,7 @@ from testbed.distributions import ACTIVEMQ_VERSIONS, JOLOKIA, Distribution, fetc
 from testbed.ports import LOOPBACK
 from testbed.process import NodeError, PublishError, poll
 from testbed.publishers.stomp import publish_stomp
-from tests.conftest import missing
+from tests.plugin import missing
 from tests.support.certificates import Certificates, Identity, make_certificates
 from tests.support.checks import total
 

@@ -18,7 +18,7 @@ from testbed.process import NodeError
 from testbed.storm.streams.audit import Records, rows_of, verdict
 from testbed.storm.streams.messages import BODY_BYTES, ENTRY_BYTES, encoded, numbers_of
 from testbed.storm.streams.parts import StreamCluster
-from tests.conftest import missing
+from tests.plugin import missing
 from tests.support.pages import ROOT
 
 FAULTS = 4

@@ -1,7 +1,7 @@
-"""Columns of messages that are read one by one, by the same scanner as those of queues over AMQP 1.0.
+"""Arrow columns of messages that were read one by one.
 
-What is read here is the truth: :mod:`pyspark_mq.streams.columns` has the same columns for most messages faster, and
-leaves the others to this.
+What is read here is the truth: :mod:`pyspark_mq.sources.amqp10.columns` has the same columns for most messages faster,
+and leaves the others to this.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ import pyarrow as pa
 
 from pyspark_mq.dedup import IdSource, id_text
 from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder, Raw, UnreadableRaw
-from pyspark_mq.sources.amqp10.sections import SectionReader
 from pyspark_mq.sources.connections.decoder import Unreadable
 
-__all__ = ["COLUMN_TYPES", "TIMESTAMP", "arrays_of", "read_messages", "unreadable"]
+__all__ = ["COLUMN_TYPES", "TIMESTAMP", "arrays_of", "unreadable"]
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 #: Columns of a message, by its bytes alone.
@@ -41,16 +40,12 @@ COLUMN_TYPES: Mapping[str, pa.DataType] = MappingProxyType(
         "persistent": pa.bool_(),
         "groupId": pa.string(),
         "groupSequence": pa.int64(),
+        "redelivered": pa.bool_(),
+        "deliveryCount": pa.int32(),
     }
 )
 _decoder = Amqp10Decoder()
 _MESSAGE_ID = IdSource("message-id")
-
-
-def read_messages(messages: Sequence[bytes]) -> list[Raw]:
-    """Read them, numbered from 0."""
-    reader = SectionReader(counts_acquirers=False, names_annotations=True)
-    return [reader.read(number, message) for number, message in enumerate(messages)]
 
 
 def unreadable(raws: Sequence[Raw]) -> list[Unreadable]:

@@ -1,5 +1,5 @@
 """The specification and the rules name each other; the page has what the tools say. What TLC says is in
-tests/integration/test_specification.py."""
+tools/tests/test_tlc.py."""
 
 from __future__ import annotations
 

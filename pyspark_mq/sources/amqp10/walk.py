@@ -13,6 +13,7 @@ import numpy as np
 from pyspark_mq.sources.amqp10.decoder import Raw
 from pyspark_mq.sources.amqp10.encoding import EncodingError, list_at, map_at
 from pyspark_mq.sources.amqp10.scan import Scanner
+from pyspark_mq.sources.connections.spans import Views
 
 __all__ = ["Field", "Pairs", "Walked", "prefix_of", "walk"]
 
@@ -71,10 +72,10 @@ class Walked(NamedTuple):
     texts: Any
 
 
-def prefix_of(message: bytes) -> tuple[int, Raw, int] | None:
+def prefix_of(message: bytes, scanner: Scanner) -> tuple[int, Raw, int] | None:
     """Return what comes before `properties` or the body: its size, a message that has it, and its time to live.
 
-    None if the scanner does not take it, or it says something that is a property.
+    None if the scanner does not take it.
     """
     try:
         at = 0
@@ -85,11 +86,11 @@ def prefix_of(message: bytes) -> tuple[int, Raw, int] | None:
         return None
     if at > _PREFIX_BYTES_MAX:
         return None
-    like = Scanner(counts_acquirers=False, names_annotations=True).scan(0, message[:at] + _PROBE)
-    return None if like is None or like.named else (at, like, max(0, like.expires_ms - 1))
+    like = scanner.scan(0, message[:at] + _PROBE)
+    return None if like is None else (at, like, max(0, like.expires_ms - 1))
 
 
-def walk(data: Any, begins: Any, ends: Any, prefix: bytes) -> Walked:
+def walk(data: bytes, begins: Any, ends: Any, prefix: bytes) -> Walked:
     """Walk messages.
 
     Args:
@@ -100,24 +101,23 @@ def walk(data: Any, begins: Any, ends: Any, prefix: bytes) -> Walked:
 
 
 class _Walk:
-    def __init__(self, data: Any, begins: Any, ends: Any, prefix: bytes) -> None:
-        self._data, self._ends = data, ends
-        self._last = len(data) - 16
+    def __init__(self, data: bytes, begins: Any, ends: Any, prefix: bytes) -> None:
+        self._views, self._ends = Views(data), ends
         self._ok = ends - begins >= len(prefix) + _MARK_BYTES
         self._at = begins + len(prefix)
-        for offset, byte in enumerate(prefix):
-            self._ok &= self._byte(begins + offset) == byte
+        # Eight bytes at a time; the last may be compared twice.
+        size = 8 if len(prefix) >= 8 else 1
+        for offset in {*range(0, len(prefix) - size + 1, size), max(0, len(prefix) - size)} if prefix else ():
+            self._ok &= self._uint(begins + offset, size) == int.from_bytes(
+                prefix[offset : offset + size], "big", signed=size == 8
+            )
 
     def _byte(self, at: Any) -> Any:
-        return self._data[np.minimum(at, self._last)]
+        return self._views.at(at, 1)
 
     def _uint(self, at: Any, size: int) -> Any:
-        """Unsigned, big-endian."""
-        at = np.minimum(at, self._last)
-        found = self._data[at].astype(np.int64)
-        for offset in range(1, size):
-            found = found << 8 | self._data[at + offset]
-        return found
+        """Whole numbers, big-endian, of which those of eight bytes are signed."""
+        return self._views.at(at, size).astype(np.int64)
 
     def _has(self, mark: int) -> Any:
         at = self._at

@@ -1,4 +1,4 @@
-"""Real brokers for tests. Locally a missing broker is a skip; in CI it is a failure."""
+"""Fixtures and options of all tests, real brokers among them. Without a broker they skip, in CI they fail."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _length(group: list[pytest.Item]) -> tuple[float, bool, int, int]:
     """To compare how long groups take: with Spark the longest, with neither Spark nor a broker the shortest."""
     fixtures = {name for item in group for name in getattr(item, "fixturenames", ())}
-    folders = [item.nodeid.split("/")[1] for item in group]
+    folders = [item.nodeid.split("/")[-2] for item in group]
     slowest = max(_QUICKEST.index(folder) if folder in _QUICKEST else len(_QUICKEST) for folder in folders)
     return max(map(_limit_s, group)), "spark" in fixtures, slowest, len(group)
 

@@ -288,7 +288,15 @@ def test_what_is_not_measured_now_may_be_of_an_earlier_run(tmp_path: Path) -> No
     assert found["results"] == {"broker": "new", "held": GROWTH["held"], "bytes": GROWTH["bytes"]}
 
 
-def test_streams_are_shown_beside_rstream() -> None:
-    turn = {"form": "equal", "ours": [800_000.0, 0.6], "rstream": [160_000.0, 4.9]}
-    (table,) = Streams().tables({"broker": "RabbitMQ 4.3.6", "messages": 1_000, "turns": [turn]})
-    assert table.rows == [("bodies of 200 bytes", "800,000", "0.60", "160,000", "4.90", "5.0")]
+def test_streams_are_shown_beside_other_clients_and_queues() -> None:
+    who = {"ours": 0.6, "java": 1.2, "rstream": 6.0, "queue": 9.0}
+    turns = [
+        {"where": "alone", "who": one, "form": "equal", "rate": 480_000 / us, "cpu_us": us} for one, us in who.items()
+    ]
+    turns.append({"where": "spark", "who": "2 tasks", "form": "equal", "rate": 400_000.0, "cpu_us": 2.0})
+    turns.append({"where": "spark", "who": "queue", "form": "equal", "rate": 20_000.0, "cpu_us": 30.0})
+    alone, spark = Streams().tables({"broker": "RabbitMQ 4.3.6", "messages": 1_000, "turns": turns})
+    figures = ("800,000", "0.60", "400,000", "1.20", "80,000", "6.00")
+    assert alone.rows == [("bodies of 200 bytes", *figures, "10.0", "0.50")]
+    assert "15 times as fast" in alone.notes[1]
+    assert [row[-1] for row in spark.rows] == ["20.0", "1.0"]

@@ -1,0 +1,300 @@
+"""Columns of many messages at once, without an object for any of them.
+
+All messages are walked together: what begins at a position of each is looked at with one operation of NumPy over all.
+Where values begin and end makes the bytes themselves an array of Arrow, of values and of what is between them, and a
+column is every second of those.
+
+What is taken is what :mod:`pyspark_mq.sources.amqp10.scan` takes, and less of it: messages that begin alike (header and
+annotations, byte by byte), have texts or nothing in `properties`, texts, whole numbers and booleans in
+`application-properties`, and one body. All others are read one by one. So this never decides that a message is broken,
+and a column has the same values whoever read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_mq.sources.amqp10.arrays import COLUMN_TYPES, TIMESTAMP, arrays_of, unreadable
+from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder, Named, Raw
+from pyspark_mq.sources.amqp10.sections import SectionReader
+from pyspark_mq.sources.amqp10.walk import Walked, prefix_of, walk
+from pyspark_mq.sources.connections.decoder import Unreadable
+from pyspark_mq.sources.connections.spans import binary, decimals, distinct, is_ascii, text
+
+__all__ = ["PADDING", "WALKED_MIN", "Group", "Messages", "message_columns", "walked_groups"]
+
+#: Behind the last message, so that a number is read without a look at where the memory ends.
+PADDING = bytes(16)
+#: For fewer the walk takes longer than reading them one by one.
+WALKED_MIN = 16
+#: Beginnings that are looked for; messages with others are read one by one.
+_ROUNDS = 4
+_MAX_MS = (2**63 - 1) // 1000
+
+
+class Messages(NamedTuple):
+    """Messages in one piece of memory, in ascending order.
+
+    Attributes:
+        data: ends with :data:`PADDING`.
+        begins, ends: of each, as arrays of 64-bit integers.
+    """
+
+    data: bytes
+    begins: Any
+    ends: Any
+
+    def taken(self, rows: Any) -> Messages:
+        """Some of them."""
+        return Messages(self.data, self.begins[rows], self.ends[rows])
+
+    def cut(self) -> Iterator[bytes]:
+        """Each by itself."""
+        for begin, end in zip(self.begins.tolist(), self.ends.tolist(), strict=True):
+            yield self.data[begin:end]
+
+
+class Group(NamedTuple):
+    """Messages that were walked together.
+
+    Attributes:
+        rows: their numbers, ascending.
+        columns: by name; what is not there is constant.
+        constants: by name; what is not there is null.
+        begins, ends: of bodies.
+    """
+
+    rows: Any
+    columns: dict[str, pa.Array]
+    constants: Mapping[str, object]
+    begins: Any
+    ends: Any
+
+    def column(self, name: str) -> pa.Array:
+        """The column of that name, which is not `body`."""
+        if name in self.columns:
+            return self.columns[name]
+        kind, value, count = COLUMN_TYPES[name], self.constants.get(name), len(self.rows)
+        return pa.nulls(count, kind) if value is None else pa.repeat(pa.scalar(value, kind), count)
+
+    def taken(self, places: Any) -> Group:
+        """Some of them, in any order. Columns are copies: sizes are read from their buffers."""
+        columns = {name: column.take(pa.array(places)) for name, column in self.columns.items()}
+        return Group(self.rows[places], columns, self.constants, self.begins[places], self.ends[places])
+
+    @classmethod
+    def of(cls, groups: Sequence[Group]) -> Group:
+        """One of several, behind each other."""
+        first = groups[0]
+        if len(groups) == 1:
+            return first
+        varying = {name for group in groups for name in group.columns}
+        for name in {name for group in groups for name in group.constants}:
+            if any(group.constants.get(name) != first.constants.get(name) for group in groups):
+                varying.add(name)
+        columns = {name: pa.concat_arrays([group.column(name) for group in groups]) for name in varying}
+        rows, begins, ends = (
+            np.concatenate(parts) for parts in zip(*((one.rows, one.begins, one.ends) for one in groups), strict=True)
+        )
+        return cls(rows, columns, first.constants, begins, ends)
+
+
+def message_columns(
+    messages: Messages, names: Collection[str], reader: SectionReader
+) -> tuple[dict[str, pa.Array], list[Unreadable]]:
+    """The columns of these names, and the messages that cannot be read, by their numbers."""
+    groups, left = walked_groups(messages, reader)
+    parts = [(group.rows, {name: column_of(group, name, messages.data) for name in names}) for group in groups]
+    malformed: list[Unreadable] = []
+    if len(left) or not parts:
+        raws = [reader.read(int(row), data) for row, data in zip(left, messages.taken(left).cut(), strict=True)]
+        malformed = unreadable(raws)
+        parts.append((left, arrays_of(raws, names)))
+    if len(parts) == 1:
+        return parts[0][1], malformed
+    order = pa.array(np.argsort(np.concatenate([rows for rows, _ in parts])))
+    merged = {name: pa.concat_arrays([columns[name] for _, columns in parts]).take(order) for name in names}
+    return merged, malformed
+
+
+def column_of(group: Group, name: str, data: bytes) -> pa.Array:
+    """A column of a group, also of bodies."""
+    return binary(data, group.begins, group.ends) if name == "body" else group.column(name)
+
+
+def walked_groups(messages: Messages, reader: SectionReader) -> tuple[list[Group], Any]:
+    """Walk messages as far as they can be; return groups of them, and the numbers of those that are left."""
+    groups: list[Group] = []
+    others: list[Any] = [np.zeros(0, np.int64)]
+    open_: list[tuple[Any, int]] = [(np.arange(len(messages.begins)), 0)]
+    while open_:
+        rows, rounds = open_.pop()
+        if len(rows) < WALKED_MIN or rounds == _ROUNDS:
+            others.append(rows)
+            continue
+        try:
+            group = _walked(messages.taken(rows), reader)
+        except _MalformedError:
+            # Of whichever message it is, the others need not be read one by one for it.
+            open_ += [(half, rounds) for half in np.array_split(rows, 2)]
+            continue
+        if group is None:
+            others.append(rows)
+            continue
+        groups.append(group._replace(rows=rows[group.rows]))
+        open_.append((np.delete(rows, group.rows), rounds + 1))
+    return groups, np.sort(np.concatenate(others))
+
+
+def _walked(messages: Messages, reader: SectionReader) -> Group | None:
+    """Walk messages that begin as the first does; None if none can be.
+
+    Raises:
+        _MalformedError: one of them is not to be walked.
+    """
+    first = messages.data[messages.begins[0] : messages.ends[0]]
+    known = prefix_of(first, reader.scanner)
+    if known is None:
+        return None
+    size, like, ttl_ms = known
+    walked = walk(messages.data, messages.begins, messages.ends, first[:size])
+    if not walked.rows.any():
+        return None
+    begins, ends = walked.body_begins, walked.body_begins + walked.body_lengths
+    constants = _constants(like)
+    return Group(np.flatnonzero(walked.rows), _columns(messages.data, walked, like, ttl_ms), constants, begins, ends)
+
+
+class _MalformedError(Exception):
+    """A text is none, or names of properties repeat: what that means is for others to say."""
+
+
+class _Source:
+    """Spans of the rows that were walked, as arrays of Arrow."""
+
+    def __init__(self, data: bytes, walked: Walked) -> None:
+        self._data = data
+        self.walked = walked
+
+    def text(self, begins: Any, lengths: Any, symbols: Any, valid: Any | None = None) -> pa.Array:
+        """Return spans in ascending order as texts; null where they are not valid."""
+        found = binary(self._data, begins, begins + lengths, valid)
+        if symbols.any() and not is_ascii(binary(self._data, begins, begins + lengths, symbols)):
+            raise _MalformedError
+        try:
+            return text(found)
+        except ValueError:
+            raise _MalformedError from None
+
+
+#: Fields of `properties` that are texts, by their number, and the numbers of others.
+_FIELDS = {
+    0: "messageId", 1: "userId", 3: "type", 4: "replyTo", 5: "correlationId", 6: "contentType", 7: "contentEncoding",
+}  # fmt: skip
+_EXPIRY, _CREATED, _SEQUENCE = 8, 9, 11
+_NO_SYMBOLS = np.zeros(1, bool)
+#: What the beginning of a message says.
+_OF_THE_BEGINNING = ("priority", "persistent", "exchange", "routingKey", "redelivered", "deliveryCount")
+
+
+def _constants(like: Raw) -> Mapping[str, object]:
+    """What messages that begin like this one all have."""
+    return {name: Amqp10Decoder.columns[name]([like])[0] for name in _OF_THE_BEGINNING}
+
+
+def _columns(data: bytes, walked: Walked, like: Raw, ttl_ms: int) -> dict[str, pa.Array]:
+    source = _Source(data, walked)
+    # All texts are looked at, asked for or not: one that is none makes its message unreadable.
+    if walked.texts.any():
+        source.text(walked.body_begins[walked.texts], walked.body_lengths[walked.texts], _NO_SYMBOLS)
+    made = _texts(source)
+    made["properties"] = _maps(source, like.named)
+    if not walked.fields.keys().isdisjoint((_CREATED, _EXPIRY)):
+        made["timestamp"], made["expiration"] = _times(walked, ttl_ms)
+    if _SEQUENCE in walked.fields:
+        sequence = walked.fields[_SEQUENCE]
+        made["groupSequence"] = pa.array(sequence.numbers, mask=~sequence.valid)
+    return made
+
+
+def _texts(source: _Source) -> dict[str, pa.Array]:
+    """The fields of `properties` that are texts."""
+    found: dict[str, pa.Array] = {}
+    for number, field in source.walked.fields.items():
+        if number in {_EXPIRY, _CREATED, _SEQUENCE}:
+            continue
+        # An empty ID is none.
+        valid = field.valid & (field.lengths > 0) if number == 0 else field.valid
+        column = source.text(field.begins, field.lengths, field.symbols, valid)
+        if number in _FIELDS:
+            found[_FIELDS[number]] = column
+    return found
+
+
+def _times(walked: Walked, ttl_ms: int) -> tuple[pa.Array, pa.Array]:
+    """Return creation and expiry times of messages."""
+    nothing = np.zeros(len(walked.body_begins), np.int64)
+    created = walked.fields[_CREATED].numbers if _CREATED in walked.fields else nothing
+    expires = walked.fields[_EXPIRY].numbers if _EXPIRY in walked.fields else nothing
+    if ttl_ms:
+        expires = np.where((expires == 0) & (created != 0), created + ttl_ms, expires)
+    return _timestamps(created), _timestamps(expires)
+
+
+def _timestamps(milliseconds: Any) -> pa.Array:
+    valid = (milliseconds > 0) & (milliseconds <= _MAX_MS)
+    return pa.array(np.where(valid, milliseconds, 0) * 1000, mask=~valid).cast(TIMESTAMP)
+
+
+def _maps(source: _Source, named: Named) -> pa.Array:
+    """Application properties, and behind them what all messages have of other sections."""
+    pairs = source.walked.pairs
+    ends = np.concatenate(([0], np.cumsum(pairs.counts + len(named))))
+    if not ends[-1]:
+        nothing = pa.array([], pa.string())
+        return pa.MapArray.from_arrays(pa.array(ends.astype(np.int32)), nothing, nothing)
+    keys = source.text(pairs.key_begins, pairs.key_lengths, _NO_SYMBOLS)
+    names, codes = distinct(keys)
+    known = dict(named).keys() | {"JMSXAppID"}
+    if "JMSXAppID" in dict(named) or not known.isdisjoint(names) or _repeats(codes, pairs.counts):
+        raise _MalformedError
+    items = source.text(pairs.begins, pairs.lengths, _NO_SYMBOLS, pairs.texts)
+    if pairs.whole.any():
+        items = pc.coalesce(items, decimals(pairs.numbers, pairs.whole))
+    if pairs.truths.any():
+        written = pa.array(np.where(pairs.numbers != 0, "true", "false").tolist(), pa.string(), mask=~pairs.truths)
+        items = pc.coalesce(items, written)
+    if named:
+        keys, items = (
+            pa.concat_arrays([column, pa.array([pair[part] for pair in named], pa.string())]).take(places)
+            for places in [_interleaved(pairs.counts, ends, len(named))]
+            for part, column in enumerate((keys, items))
+        )
+    return pa.MapArray.from_arrays(pa.array(ends.astype(np.int32)), keys, items)
+
+
+def _interleaved(counts: Any, ends: Any, more: int) -> pa.Array:
+    """Return where what is in each row is in an array of what rows have of their own, and then of what all have."""
+    places = np.empty(ends[-1], np.int64)
+    common = (ends[1:, None] - more + np.arange(more)).ravel()
+    own = np.ones(len(places), bool)
+    own[common] = False
+    places[own] = np.arange(counts.sum())
+    places[common] = np.tile(counts.sum() + np.arange(more), len(counts))
+    return pa.array(places)
+
+
+def _repeats(codes: Any, counts: Any) -> bool:
+    """Whether a row has the same twice, of codes of all rows behind each other."""
+    width = int(counts[0])
+    if width and (counts == width).all():
+        table = codes.reshape(-1, width)
+        if (table == table[0]).all():
+            return len(np.unique(table[0])) < width
+    rows = np.repeat(np.arange(len(counts)), counts)
+    return len(codes) > 0 and len(np.unique(rows * (int(codes.max()) + 1) + codes)) < len(codes)

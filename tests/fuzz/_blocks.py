@@ -1,0 +1,50 @@
+"""Blocks that a worker makes of what is in an inbox, as rows to compare."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from pyspark_mq.dedup.identity import CONTENT_DIGEST_BYTES
+from pyspark_mq.sources.connections.block import make_block
+from pyspark_mq.sources.connections.decoder import Decoder
+from pyspark_mq.sources.connections.message_id import MessageIds
+from pyspark_mq.spark_source.schema import ALL_COLUMNS, BatchBuilder
+
+__all__ = ["block_rows"]
+
+_SCHEMA = BatchBuilder(ALL_COLUMNS).block_schema
+
+
+def _is_digest(key: object) -> bool:
+    return type(key) is bytes and len(key) == CONTENT_DIGEST_BYTES
+
+
+def block_rows(decoder: Decoder, items: list[Any], ids: MessageIds, bytes_max: int) -> list[dict[str, Any]]:
+    """The rows of the blocks that are made of an inbox, each with its metadata.
+
+    Args:
+        items: deliveries and batches.
+        bytes_max: see :meth:`.Decoder.gather`.
+    """
+    rows: list[dict[str, Any]] = []
+    for raws in decoder.gather(items, bytes_max):
+        known, made = make_block(decoder, raws, ids, _SCHEMA)
+        made.batch.validate(full=True)
+        # Some times are beyond what Python has dates for.
+        columns = {
+            name: column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
+            for name, column in zip(made.batch.schema.names, made.batch.columns, strict=True)
+        }
+        assert len(made) == len(raws) == len(known.tags)
+        assert known.redelivered == sum(made.batch.column("redelivered").to_pylist())
+        rows += [
+            {
+                **row, "size": made.sizes[place], "tag": known.tags[place], "key": known.keys[place],
+                "unmarked": known.unmarked[place] if _is_digest(known.keys[place]) else None,
+                "broken": str(known.unreadable.get(place)),
+            }
+            for place, row in enumerate(pa.table(columns).to_pylist())
+        ]  # fmt: skip
+    return rows
