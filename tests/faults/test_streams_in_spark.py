@@ -166,7 +166,7 @@ def test_an_offset_that_is_stored_behind_each_message_is_no_row(
 
 
 @pytest.mark.whole
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_driver_that_is_killed_between_its_two_logs_replays_the_same_rows(
     node: RabbitNode, stream: str, tmp_path: Path
 ) -> None:
@@ -174,7 +174,7 @@ def test_a_driver_that_is_killed_between_its_two_logs_replays_the_same_rows(
 
 
 @pytest.mark.whole
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_task_that_is_run_twice_at_once_gives_its_rows_once(
     node: RabbitNode, proxy: FaultProxy, stream: str, tmp_path: Path
 ) -> None:
@@ -196,11 +196,11 @@ def test_a_task_that_is_run_twice_at_once_gives_its_rows_once(
         job = StreamJob("rabbitmq", through(proxy), stream, tmp_path, options, cluster.url, settings, cluster=cluster)
         job.keep_alive()
         try:
-            assert poll(lambda: rows(job) == epoch, 120, interval_s=0.5), job.log.read_text()[-3000:]
+            assert poll(lambda: rows(job) == epoch, 240, interval_s=0.5), job.log.read_text()[-3000:]
             # From here on workers are warm, and who reads the large partition takes ten times as long as the others.
             proxy.throttle(LARGE * ENTRY_BYTES // 8, Direction.TO_CLIENT)
             send(1)
-            assert poll(lambda: rows(job) >= 2 * epoch, 120, interval_s=0.5), job.log.read_text()[-3000:]
+            assert poll(lambda: rows(job) >= 2 * epoch, 240, interval_s=0.5), job.log.read_text()[-3000:]
         finally:
             proxy.throttle(None)
             job.stop()
