@@ -1,7 +1,7 @@
 """AMQP 0-9-1 by pika.
 
 pika's callback connection is driven directly: :meth:`Amqp091Session.run` runs its I/O loop for a
-while on the receiver's thread. Compared to its blocking connection that saves a layer per message
+while on the keeper's thread. Compared to its blocking connection that saves a layer per message
 and gives back control over cancelling: the blocking one rejects what it has buffered.
 
 Acknowledgements are confirmed by a barrier, a passive queue.declare behind them on the same

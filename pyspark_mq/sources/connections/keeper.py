@@ -75,7 +75,7 @@ class SessionKeeper:
 
     def start(self) -> None:
         """Connect, and stay connected."""
-        self._runtime.spawn("pyspark-mq receiver", self._life(), self.stopping)
+        self._runtime.spawn("pyspark-mq keeper", self._life(), self.stopping)
 
     def ask(self, session: int, request: Request) -> None:
         """Have a request carried out in the background, if `session` still lives then."""

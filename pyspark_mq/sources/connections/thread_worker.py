@@ -118,7 +118,7 @@ class ThreadWorker(Worker):
     def send(self, message: ToWorker) -> None:
         if self._task is None:
             self._progress = (0, self._now_s())
-            self._task = self._runtime.spawn("pyspark-mq host", self._life(), self._events.arrived)
+            self._task = self._runtime.spawn("pyspark-mq worker", self._life(), self._events.arrived)
         self._task.check()
         keeper = self._keepers.get(message.key)
         if isinstance(message, Begin):
