@@ -11,7 +11,7 @@ from pyspark_mq.sources.amqp10.batch import EncodedBatch, find_batches
 from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder, Raw, UnreadableRaw
 from pyspark_mq.sources.amqp10.sections import SectionReader
 from pyspark_mq.sources.amqp10.session import Amqp10Session
-from pyspark_mq.sources.connections.session import Sink
+from pyspark_mq.sources.connections.session import SessionLostError, Sink
 from pyspark_mq.spark_source.options import parse_options
 from tests.support.amqp10_peer import peer
 from tests.support.stream_messages import message
@@ -99,3 +99,42 @@ def test_a_session_hands_over_batches_in_order(maximum: int) -> None:
     assert session.sink.deliveries == len(bodies)
     size = sum(size for raws in decoder.gather(items, 4 << 20) for size in decoder.sizes(raws))
     assert session.sink.bytes_arrived == size
+
+
+def test_one_in_a_hundred_that_is_read_alone_leaves_the_others_together() -> None:
+    def named(key: bytes, value: bytes) -> bytes:
+        pair = b"\xa1" + bytes((len(key),)) + key + b"\xa1" + bytes((len(value),)) + value
+        return b"\x00\x53\x74\xc1" + bytes((len(pair) + 1, 2)) + pair + b"\x00\x53\x75\xa0\x01x"
+
+    for odd in (named(b"JMSXAppID", b"a"), named(b"key", b"\xff"), named(b"\xfe", b"a")):
+        items = read([odd if number % 100 == 70 else named(b"key", b"value") for number in range(300)])
+        assert tags(items) == [*range(1, 301)]
+        # Two runs of 99, one of 70, and what is behind the last.
+        assert [len(item) for item in items if isinstance(item, EncodedBatch)] == [70, 99, 99]
+
+
+def test_what_came_before_a_connection_broke_is_passed_on_before_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    bodies = [f"body {number}" for number in range(200)]
+    with peer(bodies) as at:
+        options = {"broker": "artemis", "url": at.url(), "queue": "q", "protocol": "amqp-1.0"}
+        session = Amqp10Session(parse_options(options).settings.endpoint, 1, Sink())
+        session.open(session.endpoint.urls[0], 5)
+        take = session._take_deliveries
+
+        def take_and_break() -> None:
+            take()
+            if session._taken:
+                raise ConnectionResetError
+
+        monkeypatch.setattr(session, "_take_deliveries", take_and_break)
+        session.consume(len(bodies))
+        with pytest.raises(SessionLostError):
+            _run(session)
+        session.close()
+    assert session._newest > 0
+    assert tags(session.sink.take()) == [*range(1, session._newest + 1)]
+
+
+def _run(session: Amqp10Session) -> None:
+    while True:
+        session.run(0.1)

@@ -13,7 +13,7 @@ from typing import Any, overload
 import numpy as np
 import pyarrow as pa
 
-from pyspark_mq.sources.amqp10.columns import PADDING, WALKED_MIN, Group, Messages, walked_groups
+from pyspark_mq.sources.amqp10.columns import PADDING, Group, Messages, walked_groups
 from pyspark_mq.sources.amqp10.decoder import Raw
 from pyspark_mq.sources.amqp10.sections import SectionReader
 from pyspark_mq.sources.connections.decoder import RawBatch
@@ -21,7 +21,7 @@ from pyspark_mq.sources.connections.spans import binary
 
 __all__ = ["EncodedBatch", "find_batches"]
 
-#: Fewer are read one by one in the same time, and copies of larger ones cost more than looking at them.
+#: Fewer are read one by one in the same time, also between two that have to be; and copies of larger ones cost more.
 _TOGETHER_MIN, _BYTES_MAX = 64, 4 << 20
 
 
@@ -122,7 +122,7 @@ def find_batches(first: int, messages: Sequence[bytes], reader: SectionReader) -
     at = done = 0
     for row in [*left.tolist(), count]:
         run = int(np.searchsorted(group.rows, row)) - done
-        if run >= WALKED_MIN:
+        if run >= _TOGETHER_MIN:
             yield batch if run == len(batch) else batch[done : done + run]
         else:
             yield from map(reader.read, range(first + at, first + row), messages[at:row])

@@ -13,6 +13,7 @@ and a column has the same values whoever read them.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,12 +27,12 @@ from pyspark_mq.sources.amqp10.walk import Walked, prefix_of, walk
 from pyspark_mq.sources.connections.decoder import Unreadable
 from pyspark_mq.sources.connections.spans import binary, decimals, distinct, is_ascii, text
 
-__all__ = ["PADDING", "WALKED_MIN", "Group", "Messages", "message_columns", "walked_groups"]
+__all__ = ["PADDING", "Group", "Messages", "message_columns", "walked_groups"]
 
 #: Behind the last message, so that a number is read without a look at where the memory ends.
 PADDING = bytes(16)
 #: For fewer the walk takes longer than reading them one by one.
-WALKED_MIN = 16
+_WALKED_MIN = 16
 #: Beginnings that are looked for; messages with others are read one by one.
 _ROUNDS = 4
 _MAX_MS = (2**63 - 1) // 1000
@@ -134,14 +135,14 @@ def walked_groups(messages: Messages, reader: SectionReader) -> tuple[list[Group
     open_: list[tuple[Any, int]] = [(np.arange(len(messages.begins)), 0)]
     while open_:
         rows, rounds = open_.pop()
-        if len(rows) < WALKED_MIN or rounds == _ROUNDS:
+        if len(rows) < _WALKED_MIN or rounds == _ROUNDS:
             others.append(rows)
             continue
         try:
             group = _walked(messages.taken(rows), reader)
-        except _MalformedError:
-            # Of whichever message it is, the others need not be read one by one for it.
-            open_ += [(half, rounds) for half in np.array_split(rows, 2)]
+        except _MalformedError as malformed:
+            others.append(rows[malformed.rows])
+            open_.append((np.delete(rows, malformed.rows), rounds + 1))
             continue
         if group is None:
             others.append(rows)
@@ -165,31 +166,59 @@ def _walked(messages: Messages, reader: SectionReader) -> Group | None:
     walked = walk(messages.data, messages.begins, messages.ends, first[:size])
     if not walked.rows.any():
         return None
+    source = _Source(messages.data, walked)
+    columns, rows = _columns(source, like, ttl_ms), np.flatnonzero(walked.rows)
+    if source.malformed.any():
+        raise _MalformedError(rows[source.malformed])
     begins, ends = walked.body_begins, walked.body_begins + walked.body_lengths
-    constants = _constants(like)
-    return Group(np.flatnonzero(walked.rows), _columns(messages.data, walked, like, ttl_ms), constants, begins, ends)
+    return Group(rows, columns, _constants(like), begins, ends)
 
 
 class _MalformedError(Exception):
-    """A text is none, or names of properties repeat: what that means is for others to say."""
+    """Texts may be none, or names of properties repeat: what that means is for others to say.
+
+    Args:
+        rows: the messages.
+    """
+
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows
+        super().__init__(rows)
 
 
 class _Source:
-    """Spans of the rows that were walked, as arrays of Arrow."""
+    """Spans of the rows that were walked, as arrays of Arrow.
+
+    Attributes:
+        malformed: whether something is wrong with each; all are known when all columns are made.
+    """
 
     def __init__(self, data: bytes, walked: Walked) -> None:
         self._data = data
         self.walked = walked
+        self.malformed = np.zeros(len(walked.body_begins), bool)
 
-    def text(self, begins: Any, lengths: Any, symbols: Any, valid: Any | None = None) -> pa.Array:
-        """Return spans in ascending order as texts; null where they are not valid."""
+    def text(
+        self, begins: Any, lengths: Any, symbols: Any, valid: Any | None = None, rows: Any | None = None
+    ) -> pa.Array:
+        """Return spans in ascending order as texts; null where they are not valid.
+
+        Args:
+            rows: the row of each, where there is not one for each row.
+        """
         found = binary(self._data, begins, begins + lengths, valid)
-        if symbols.any() and not is_ascii(binary(self._data, begins, begins + lengths, symbols)):
-            raise _MalformedError
-        try:
-            return text(found)
-        except ValueError:
-            raise _MalformedError from None
+        ascii_symbols = not symbols.any() or is_ascii(binary(self._data, begins, begins + lengths, symbols))
+        with suppress(ValueError):
+            if ascii_symbols:
+                return text(found)
+        # Whose bytes they are is not looked for: all with more than ASCII are read one by one.
+        more = np.concatenate(([0], np.cumsum(np.frombuffer(self._data, np.uint8) >= 0x80)))
+        last = len(self._data)
+        wrong = more[np.minimum(begins + lengths, last)] != more[np.minimum(begins, last)]
+        if valid is not None:
+            wrong &= valid
+        self.malformed[wrong if rows is None else rows[wrong]] = True
+        return pa.nulls(len(begins), pa.string())
 
 
 #: Fields of `properties` that are texts, by their number, and the numbers of others.
@@ -207,11 +236,12 @@ def _constants(like: Raw) -> Mapping[str, object]:
     return {name: Amqp10Decoder.columns[name]([like])[0] for name in _OF_THE_BEGINNING}
 
 
-def _columns(data: bytes, walked: Walked, like: Raw, ttl_ms: int) -> dict[str, pa.Array]:
-    source = _Source(data, walked)
+def _columns(source: _Source, like: Raw, ttl_ms: int) -> dict[str, pa.Array]:
+    walked = source.walked
     # All texts are looked at, asked for or not: one that is none makes its message unreadable.
     if walked.texts.any():
-        source.text(walked.body_begins[walked.texts], walked.body_lengths[walked.texts], _NO_SYMBOLS)
+        texts = np.flatnonzero(walked.texts)
+        source.text(walked.body_begins[texts], walked.body_lengths[texts], _NO_SYMBOLS, rows=texts)
     made = _texts(source)
     made["properties"] = _maps(source, like.named)
     if not walked.fields.keys().isdisjoint((_CREATED, _EXPIRY)):
@@ -258,12 +288,18 @@ def _maps(source: _Source, named: Named) -> pa.Array:
     if not ends[-1]:
         nothing = pa.array([], pa.string())
         return pa.MapArray.from_arrays(pa.array(ends.astype(np.int32)), nothing, nothing)
-    keys = source.text(pairs.key_begins, pairs.key_lengths, _NO_SYMBOLS)
+    rows = np.repeat(np.arange(len(pairs.counts)), pairs.counts)
+    keys = source.text(pairs.key_begins, pairs.key_lengths, _NO_SYMBOLS, rows=rows)
+    if keys.null_count:
+        return pa.nulls(len(pairs.counts), COLUMN_TYPES["properties"])
     names, codes = distinct(keys)
-    known = dict(named).keys() | {"JMSXAppID"}
-    if "JMSXAppID" in dict(named) or not known.isdisjoint(names) or _repeats(codes, pairs.counts):
-        raise _MalformedError
-    items = source.text(pairs.begins, pairs.lengths, _NO_SYMBOLS, pairs.texts)
+    known = {"JMSXAppID", *dict(named)}
+    if "JMSXAppID" in dict(named):
+        source.malformed[:] = True
+    elif not known.isdisjoint(names):
+        source.malformed[rows[np.isin(codes, [code for code, name in enumerate(names) if name in known])]] = True
+    source.malformed[_repeating(rows, codes, pairs.counts)] = True
+    items = source.text(pairs.begins, pairs.lengths, _NO_SYMBOLS, pairs.texts, rows)
     if pairs.whole.any():
         items = pc.coalesce(items, decimals(pairs.numbers, pairs.whole))
     if pairs.truths.any():
@@ -289,12 +325,13 @@ def _interleaved(counts: Any, ends: Any, more: int) -> pa.Array:
     return pa.array(places)
 
 
-def _repeats(codes: Any, counts: Any) -> bool:
-    """Whether a row has the same twice, of codes of all rows behind each other."""
+def _repeating(rows: Any, codes: Any, counts: Any) -> Any:
+    """Return the rows that have the same twice, of rows and codes of all pairs."""
     width = int(counts[0])
     if width and (counts == width).all():
         table = codes.reshape(-1, width)
-        if (table == table[0]).all():
-            return len(np.unique(table[0])) < width
-    rows = np.repeat(np.arange(len(counts)), counts)
-    return len(codes) > 0 and len(np.unique(rows * (int(codes.max()) + 1) + codes)) < len(codes)
+        if (table == table[0]).all() and len(np.unique(table[0])) == width:
+            return rows[:0]
+    several = int(codes.max(initial=0)) + 1
+    both = np.sort(rows * several + codes)
+    return both[1:][both[1:] == both[:-1]] // several

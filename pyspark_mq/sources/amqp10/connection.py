@@ -175,8 +175,10 @@ class Amqp10Connection(Session):
             self._socket.wait(timeout_s)
             if self._trickles and self._window:
                 time.sleep(_GATHER_S)
-            self._receive()
-            self._pass_on()
+            try:
+                self._receive()
+            finally:
+                self._pass_on()  # also before the end: a confirmation comes behind it
             self._send()
         except ssl.SSLError as error:
             # TLS 1.3 reports what it refuses with the first bytes after the handshake.
