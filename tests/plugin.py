@@ -152,7 +152,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _length(group: list[pytest.Item]) -> tuple[float, bool, int, int]:
     """To compare how long groups take: with Spark the longest, with neither Spark nor a broker the shortest."""
     fixtures = {name for item in group for name in getattr(item, "fixturenames", ())}
-    folders = [item.nodeid.split("/")[-2] for item in group]
+    folders = [item.path.parent.name for item in group]
     slowest = max(_QUICKEST.index(folder) if folder in _QUICKEST else len(_QUICKEST) for folder in folders)
     return max(map(_limit_s, group)), "spark" in fixtures, slowest, len(group)
 
