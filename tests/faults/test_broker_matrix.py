@@ -15,7 +15,8 @@ MESSAGES = 120
 EPOCH = 40
 
 
-pytestmark = pytest.mark.law("broker killed (`kill -9`, restart) or away")
+#: The last one has the traces of all checked behind it.
+pytestmark = [pytest.mark.law("broker killed (`kill -9`, restart) or away"), pytest.mark.timeout(600)]
 
 
 def engine(cell: LiveCell, **options: object) -> Engine:

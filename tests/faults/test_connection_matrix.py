@@ -20,7 +20,8 @@ MESSAGES = 120
 EPOCH = 40
 
 
-pytestmark = pytest.mark.law("connection cut, cut in mid-frame, silent, stalled")
+#: The last one has the traces of all checked behind it.
+pytestmark = [pytest.mark.law("connection cut, cut in mid-frame, silent, stalled"), pytest.mark.timeout(600)]
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ MESSAGES = 60
 EPOCH = 20
 
 
-pytestmark = pytest.mark.law("driver killed (`kill -9`)")
+#: The last one has the traces of all checked behind it.
+pytestmark = [pytest.mark.law("driver killed (`kill -9`)"), pytest.mark.timeout(600)]
 
 
 def engine(cell: LiveCell, **options: object) -> Engine:
