@@ -131,8 +131,8 @@ def _partition(
         if end.identity is None:
             return end, None, []
         first = chunk_with(connection, name, first_of(connection, name))
-        begin = max(first.first, end.next - maximum) if maximum else end.next
-        return end, first, [*_last(connection, name, begin, end.next, patience_s)]
+        begin = max(first.first, end.next - maximum)
+        return end, first, [*_last(connection, name, begin, end.next, patience_s)] if maximum else []
 
     try:
         end, first, chunks = persistently(access, members, look, access.connect_timeout_s)

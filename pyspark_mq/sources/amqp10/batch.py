@@ -74,13 +74,12 @@ class EncodedBatch(RawBatch):
         return EncodedBatch(self.messages.taken(place), self.tags[place], group, self.reader)
 
     def __iter__(self) -> Iterator[Raw]:
-        for tag, data in zip(self.tags.tolist(), self.messages.cut(), strict=True):
-            yield self.reader.read(tag, data)
+        return iter(self.alone)
 
     @cached_property
     def alone(self) -> list[Raw]:
         """The deliveries one by one, for what cannot be looked at together."""
-        return list(self)
+        return list(map(self.reader.read, self.tags.tolist(), self.messages.cut()))
 
     @property
     def sizes(self) -> list[int]:

@@ -131,25 +131,22 @@ def column_of(group: Group, name: str, data: bytes) -> pa.Array:
 def walked_groups(messages: Messages, reader: SectionReader) -> tuple[list[Group], Any]:
     """Walk messages as far as they can be; return groups of them, and the numbers of those that are left."""
     groups: list[Group] = []
-    others: list[Any] = [np.zeros(0, np.int64)]
-    open_: list[tuple[Any, int]] = [(np.arange(len(messages.begins)), 0)]
-    while open_:
-        rows, rounds = open_.pop()
-        if len(rows) < _WALKED_MIN or rounds == _ROUNDS:
-            others.append(rows)
-            continue
+    others: list[Any] = []
+    rows = np.arange(len(messages.begins))
+    for _ in range(_ROUNDS):
+        if len(rows) < _WALKED_MIN:
+            break
         try:
             group = _walked(messages.taken(rows), reader)
         except _MalformedError as malformed:
             others.append(rows[malformed.rows])
-            open_.append((np.delete(rows, malformed.rows), rounds + 1))
+            rows = np.delete(rows, malformed.rows)
             continue
         if group is None:
-            others.append(rows)
-            continue
+            break
         groups.append(group._replace(rows=rows[group.rows]))
-        open_.append((np.delete(rows, group.rows), rounds + 1))
-    return groups, np.sort(np.concatenate(others))
+        rows = np.delete(rows, group.rows)
+    return groups, np.sort(np.concatenate([rows, *others]))
 
 
 def _walked(messages: Messages, reader: SectionReader) -> Group | None:
@@ -232,7 +229,7 @@ _OF_THE_BEGINNING = ("priority", "persistent", "exchange", "routingKey", "redeli
 
 
 def _constants(like: Raw) -> Mapping[str, object]:
-    """What messages that begin like this one all have."""
+    """Return what messages that begin like this one all have."""
     return {name: Amqp10Decoder.columns[name]([like])[0] for name in _OF_THE_BEGINNING}
 
 
