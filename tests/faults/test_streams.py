@@ -29,7 +29,7 @@ from testbed.process import NodeError, poll
 from testbed.server import at_once
 from testbed.storm.proxy import Direction, FaultProxy
 from tests.plugin import missing
-from tests.support.streams import StreamQuery, publish
+from tests.support.streams import StreamQuery, publish, stream_node
 
 #: Of a stream on each of three nodes: some thousands of chunks, so that the middle of a read is one.
 ROWS = 40_000
@@ -42,11 +42,7 @@ REPLICAS = "[{call}(Pid) || {{_, Pid, _, [osiris_replica]}} <- supervisor:which_
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[RabbitNode]:
-    try:
-        node = RabbitNode(version="4.3", plugins=("rabbitmq_stream",))
-    except NodeError as absent:
-        missing(str(absent))
-    with node:
+    with stream_node() as node:
         yield node
 
 

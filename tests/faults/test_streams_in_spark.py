@@ -15,7 +15,7 @@ import pytest
 from rstream import AMQPMessage, Producer
 
 from testbed.brokers.rabbitmq import RabbitNode
-from testbed.process import NodeError, poll
+from testbed.process import poll
 from testbed.publishers.streams import leader_client, make_super_stream
 from testbed.signals import kill, runs
 from testbed.spark.standalone import SparkCluster
@@ -24,9 +24,8 @@ from testbed.storm.proxy import Direction, FaultProxy
 from testbed.storm.streams.audit import rows_of, streams_of, verdict
 from testbed.storm.streams.messages import BODY_BYTES, ENTRY_BYTES, encoded
 from testbed.storm.streams.parts import StreamJob
-from tests.plugin import missing
 from tests.support.stream_driver import StreamDriver
-from tests.support.streams import publish
+from tests.support.streams import publish, stream_node
 
 ROWS = 30_000
 #: All of a stream takes some seconds.
@@ -48,11 +47,7 @@ SPECULATION = {
 @pytest.fixture(scope="module")
 def node() -> Iterator[RabbitNode]:
     """A node that sends clients to the proxy of the module."""
-    try:
-        node = RabbitNode(version="4.3", plugins=("rabbitmq_stream",))
-    except NodeError as absent:
-        missing(str(absent))
-    with node:
+    with stream_node() as node:
         yield node
 
 

@@ -15,6 +15,7 @@ from tests.plugin import missing
 from tests.spark_matrix import spark_python
 from tests.support.spark_driver import POINTS, DriverMatrix
 from tests.support.stream_driver import StreamDriver
+from tests.support.streams import stream_node
 
 
 @pytest.mark.whole
@@ -38,11 +39,7 @@ def test_a_driver_killed_at_any_point_of_a_real_spark(rabbit: RabbitNode, tmp_pa
 
 @pytest.fixture(scope="module")
 def streams() -> Iterator[RabbitNode]:
-    try:
-        node = RabbitNode(version="4.3", plugins=("rabbitmq_stream",))
-    except NodeError as absent:
-        missing(str(absent))
-    with node:
+    with stream_node() as node:
         yield node
 
 

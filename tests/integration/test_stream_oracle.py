@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 from testbed.brokers.rabbitmq import RabbitNode
-from testbed.process import NodeError
 from tests.plugin import missing
-from tests.support.streams import StreamQuery
+from tests.support.streams import StreamQuery, stream_node
 
 PROJECT = Path(__file__).resolve().parent.parent / "stream_client"
 #: Of each: in frames, in frames with filter values, and in packed entries of five kinds.
@@ -29,11 +28,7 @@ SAME = ("messageId", "correlationId", "replyTo", "contentType", "contentEncoding
 def node() -> Iterator[RabbitNode]:
     if shutil.which("mvn") is None:
         missing("Maven is not installed; install it with: apt-get install maven openjdk-17-jdk-headless")
-    try:
-        node = RabbitNode(version="4.3", plugins=("rabbitmq_stream",))
-    except NodeError as absent:
-        missing(str(absent))
-    with node:
+    with stream_node() as node:
         yield node
 
 

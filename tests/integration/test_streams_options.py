@@ -14,28 +14,20 @@ from pyspark_mq.errors import ConfigurationError, RefusedError
 from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import NodeError, poll
 from tests.plugin import missing
-from tests.support.streams import StreamQuery, make_super_stream, publish
+from tests.support.streams import StreamQuery, make_super_stream, numbered, publish, stream_node
 
 DELAY_S = 3.0
 
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[RabbitNode]:
-    try:
-        node = RabbitNode(version="4.3", plugins=("rabbitmq_stream",))
-    except NodeError as absent:
-        missing(str(absent))
-    with node:
+    with stream_node() as node:
         yield node
 
 
 @pytest.fixture
 def stream() -> str:
     return f"test-{uuid.uuid4().hex[:12]}"
-
-
-def numbered(begin: int, end: int) -> list[bytes]:
-    return [b"%08d" % number for number in range(begin, end)]
 
 
 def test_an_epoch_waits_for_the_minimum_and_for_no_longer_than_the_delay(node: RabbitNode, stream: str) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -14,9 +15,12 @@ from pyspark_mq.spark_source.stream_options import parse_stream_options
 from pyspark_mq.spark_source.stream_reader import arrow_schema, stream_schema
 from pyspark_mq.streams.planner import Planned, Planner
 from pyspark_mq.streams.rows import range_batches
+from testbed.brokers.rabbitmq import RabbitNode
+from testbed.process import NodeError
 from testbed.publishers.streams import make_super_stream, with_client
+from tests.plugin import missing
 
-__all__ = ["StreamQuery", "delete", "make_super_stream", "numbered", "publish", "with_client"]
+__all__ = ["StreamQuery", "delete", "make_super_stream", "numbered", "publish", "stream_node", "with_client"]
 
 
 def publish(
@@ -72,6 +76,17 @@ def delete(port: int, stream: str) -> None:
 def numbered(begin: int, end: int) -> list[bytes]:
     """Bodies that say which they are."""
     return [b"%08d" % number for number in range(begin, end)]
+
+
+@contextmanager
+def stream_node() -> Iterator[RabbitNode]:
+    """A node of RabbitMQ 4.3 with streams."""
+    try:
+        node = RabbitNode(version="4.3", plugins=("rabbitmq_stream",))
+    except NodeError as absent:
+        missing(str(absent))
+    with node:
+        yield node
 
 
 class StreamQuery:
