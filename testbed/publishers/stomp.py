@@ -11,6 +11,7 @@ connection is an exception in the thread that publishes.
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 import ssl
@@ -165,11 +166,14 @@ class _Connection:
         while view:
             # A broker that refuses says so and may read no more: without a look at its answer
             # both sides would wait.
-            self._socket.settimeout(self._left())
             readable, writable, _ = select.select([self._socket], [self._socket], [], self._left())
             if readable:
-                self._read()
+                # Over TLS there may be nothing for us: session tickets make a socket readable too.
+                self._socket.settimeout(0)
+                with contextlib.suppress(ssl.SSLWantReadError):
+                    self._read()
             if writable:
+                self._socket.settimeout(self._left())
                 view = view[self._socket.send(view[:_READ_BYTES]) :]
 
     def receive(self) -> tuple[str, dict[str, str], bytes]:

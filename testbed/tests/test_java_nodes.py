@@ -10,8 +10,10 @@ import socket
 import ssl
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -379,8 +381,18 @@ def test_the_reader_may_not_publish_nor_make_a_queue(node: JavaNode, protocol: s
 # -- TLS --------------------------------------------------------------------------------------
 
 
+class _SlowContext(ssl.SSLContext):
+    """Waits behind each handshake, until a broker's session tickets (RFC 8446, 4.6.1) have come."""
+
+    def wrap_socket(self, *arguments: Any, **named: Any) -> ssl.SSLSocket:
+        secured = super().wrap_socket(*arguments, **named)
+        time.sleep(0.5)
+        return secured
+
+
 def tls_context(ca: Identity, client: Identity | None) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=str(ca.cert_file))
+    context = _SlowContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(ca.cert_file)
     if client is not None:
         context.load_cert_chain(client.cert_file, client.key_file)
     return context
@@ -391,7 +403,7 @@ def test_tls_with_a_client_certificate(node: JavaNode, certificates: Certificate
     assert node.broker.stomp is not None
     destination = node.broker.stomp.queue.format(name="over tls")
     context = tls_context(certificates.ca, certificates.client)
-    assert publish_stomp(node.url(tls=True), destination, [(b"x", {})], context=context) == 1
+    assert publish_stomp(node.url(tls=True), destination, [(b"x", {})], context=context, timeout_s=TIMEOUT_S) == 1
     assert node.depth("over tls") == 1
     greeting = b"AMQP\x03\x01\x00\x00"
     port = int(node.url("amqp-1.0", tls=True).rstrip("/").rpartition(":")[2])
