@@ -18,7 +18,8 @@ from stomp.utils import parse_frame
 
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.dedup import IdSource
-from pyspark_mq.sources.stomp.decoder import Raw, StompDecoder
+from pyspark_mq.sources.stomp.batch import Raw
+from pyspark_mq.sources.stomp.decoder import StompDecoder
 from pyspark_mq.sources.stomp.frames import MESSAGE, Frame, FrameError, FrameReader, UnreadableHeaders
 from pyspark_mq.sources.stomp.headers import parse
 from tests.support.stomp_oracle import escape

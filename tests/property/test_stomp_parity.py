@@ -6,21 +6,24 @@ Whatever bytes come, in whatever pieces: the same frames, columns, IDs and refus
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from time import process_time
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.dedup import IdSource
+from pyspark_mq.sources.connections.decoder import Picked
+from pyspark_mq.sources.stomp import decoder as decoder_module
+from pyspark_mq.sources.stomp.batch import Frames, MessageBatch
 from pyspark_mq.sources.stomp.decoder import StompDecoder
 from pyspark_mq.sources.stomp.frames import FrameError, FrameReader, UnreadableHeaders
 from pyspark_mq.sources.stomp.headers import parse, value
-from pyspark_mq.sources.stomp.table import HeaderTable
 from tests.support.stomp_oracle import Delivery, cut_by_stomp_py, headers_of
 
 EXAMPLES = 400 if settings.get_current_profile_name() == "all" else 150
@@ -166,14 +169,27 @@ def pieces(draw: st.DrawFn) -> list[bytes]:
     return cut(draw, draw(anything))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _few_are_looked_at_together() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decoder_module, "TOGETHER_MIN", 1)
+        yield
+
+
 def read(some: Sequence[bytes]) -> tuple[list[Any], bool]:
     """The frames in these pieces, behind which nothing more comes, and was there something else?"""
-    reader, frames = FrameReader(), []
+    found = read_with(FrameReader(), some)
+    for least in (1, 3):
+        assert read_with(FrameReader(least), some) == found
+    return found
+
+
+def read_with(reader: FrameReader, some: Sequence[bytes]) -> tuple[list[Any], bool]:
+    frames: list[Any] = []
     try:
-        for piece in some:
-            for frame in reader.feed(piece):
-                frames.append(frame)
-        frames += reader.quiet()
+        for piece in [*some, None]:
+            for item in reader.quiet() if piece is None else reader.feed(piece):
+                frames += [("MESSAGE", *one) for one in item.cut()] if isinstance(item, Frames) else [item]
     except FrameError:
         return frames, True
     return frames, False
@@ -369,11 +385,20 @@ def test_messages_that_are_alike_have_the_same_columns(
         )
 
 
+def values_of(column: Any) -> list[Any]:
+    """A column in one of the forms that it may have."""
+    if isinstance(column, Picked):
+        return [column.values[row] for row in column.rows]
+    return list(column.to_pylist()) if isinstance(column, pa.Array) else list(column)
+
+
 def same_columns(raws: list[Any], plain: list[Delivery]) -> None:
     decoder = StompDecoder()
     for given_raws in (raws, decoder.batch(raws, list(decoder.columns)), decoder.batch(raws, ["body", "priority"])):
         assert decoder.tags(given_raws) == [one.tag for one in plain]
         assert decoder.bodies(given_raws) == [one.body for one in plain]
+        if isinstance(given_raws, MessageBatch):
+            assert given_raws.bodies().to_pylist() == [one.body for one in plain]
         for source in SOURCES:
             assert decoder.ids(given_raws, source) == [one.id(source.kind, source.name) for one in plain]
         assert decoder.hidden(given_raws) == [name for one in plain for name in one.hidden]
@@ -383,23 +408,13 @@ def same_columns(raws: list[Any], plain: list[Delivery]) -> None:
         assert all(one.error.startswith(other.error) for one, other in zip(told, odd, strict=True))
         for name, column in decoder.columns.items():
             if name != "properties":
-                assert column(given_raws) == [one.column(name) for one in plain], name
-        for pairs, one in zip(decoder.columns["properties"](given_raws), plain, strict=True):
+                assert values_of(column(given_raws)) == [one.column(name) for one in plain], name
+        for pairs, one in zip(values_of(decoder.columns["properties"](given_raws)), plain, strict=True):
             own = pairs[1:] if one.error else pairs
             assert (len(own), dict(own)) == (len(one.properties), one.properties)
             if one.error:
                 assert pairs[0][0] == "unreadable"
                 assert str(pairs[0][1]).startswith(one.error)
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.lists(st.lists(entries, max_size=5), min_size=1, max_size=4), st.integers(1, 3), st.sampled_from(["", "own"]))
-def test_a_table_of_headers_is_what_each_message_has(some: list[list[bytes]], times: int, last: str) -> None:
-    blocks = [b"\n" + b"".join(line + b"\n" for line in lines if line) for lines in some for _ in range(times)]
-    for turned in (True, False):
-        table = HeaderTable(blocks, last, turned=turned)
-        for name in ("own", "ack", "type", "priority", "a:b", "caf\udce9"):
-            assert table.texts(name) == [parse(block, last).get(name) for block in blocks]
 
 
 @pytest.mark.parametrize(

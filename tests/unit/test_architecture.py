@@ -55,7 +55,7 @@ NOT_SHIPPED = {
     "rich",
 }
 #: Where deliveries are rows of Arrow blocks, also in a receiver process, which has no Spark.
-ARROW = ("sources.connections.", "sources.amqp10.", "streams.")
+ARROW = ("sources.connections.", "sources.amqp10.", "sources.stomp.", "streams.")
 #: What streams share with queues: what both import below them, the reader of AMQP 1.0 with the form of its decoder, and
 #: spans of memory as columns.
 SHARED = (

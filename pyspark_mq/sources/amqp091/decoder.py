@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from types import MappingProxyType
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from pyspark_mq.sources.amqp091.properties import (
     headers,
     lasting,
 )
-from pyspark_mq.sources.connections.decoder import ROW_BYTES, Decoder, Picked, Unreadable
+from pyspark_mq.sources.connections.decoder import ROW_BYTES, Column, Decoder, Picked, Unreadable, column_of
 from pyspark_mq.sources.connections.spans import numbers
 
 __all__ = ["Amqp091Decoder", "as_text"]
@@ -93,36 +93,15 @@ _DELIVERY_COUNT = b"x-delivery-count"
 _DEATHS = b"x-death"
 
 
-#: A column by :attr:`.Decoder.columns`.
-_Column: TypeAlias = "Callable[[Sequence[Raw]], Any]"
-
-
-def _together(alone: _Column, together: Callable[[DeliveryBatch], Any]) -> _Column:
-    """Return a column.
-
-    Args:
-        alone: makes it of deliveries one by one.
-        together: makes it of a batch; None if there is one that has to be looked at alone.
-    """
-
-    def column(raws: Sequence[Raw]) -> Any:
-        if not isinstance(raws, DeliveryBatch):
-            return alone(raws)
-        found = together(raws)
-        return alone(raws.alone) if found is None else found
-
-    return column
-
-
-def _texts(field: Field) -> _Column:
+def _texts(field: Field) -> Column:
     def texts(raws: Sequence[Raw]) -> list[Any]:
         values = field.texts(raws)
         return [as_text(value) for value in values] if bytes in set(map(type, values)) else values
 
-    return _together(texts, lambda batch: batch.texts(field.place))
+    return column_of(texts, lambda batch: batch.texts(field.place))
 
 
-def _of_table(meaning: Callable[[bytes], Any]) -> _Column:
+def _of_table(meaning: Callable[[bytes], Any]) -> Column:
     """Return a column of what header tables say."""
 
     def of_each(raws: Sequence[Raw]) -> list[Any]:
@@ -135,7 +114,7 @@ def _of_table(meaning: Callable[[bytes], Any]) -> _Column:
         tables, rows = batch.tables
         return Picked(list(map(meaning, tables)), rows)
 
-    return _together(of_each, of_batch)
+    return column_of(of_each, of_batch)
 
 
 def _pairs(table: bytes) -> list[tuple[str, str | None]]:
@@ -230,19 +209,19 @@ def _priorities_of(batch: DeliveryBatch) -> Any:
     return batch.nothing() if found is None else numbers(*found)
 
 
-def _of_place(part: int) -> _Column:
+def _of_place(part: int) -> Column:
     """Return a column of exchanges, or of routing keys."""
 
     def of_batch(batch: DeliveryBatch) -> Picked:
         places, rows = batch.places()
         return Picked([_routing(where)[part] for where in places], rows)
 
-    return _together(lambda raws: [where[part] for where in _routings(raws)], of_batch)
+    return column_of(lambda raws: [where[part] for where in _routings(raws)], of_batch)
 
 
-def _of_header(name: bytes, meaning: Callable[[object], Any]) -> _Column:
+def _of_header(name: bytes, meaning: Callable[[object], Any]) -> Column:
     of_table = _of_table(lambda table: meaning(header(table, name)))
-    return _together(of_table, lambda batch: batch.nothing() if batch.lacks(name) else of_table(batch))
+    return column_of(of_table, lambda batch: batch.nothing() if batch.lacks(name) else of_table(batch))
 
 
 def _sequence(value: object) -> int | None:
@@ -332,17 +311,17 @@ class Amqp091Decoder(Decoder):
             "replyTo": _texts(_reply_to),
             "contentType": _texts(_content_type),
             "type": _texts(_type),
-            "priority": _together(_priority.numbers, _priorities_of),
-            "timestamp": _together(_timestamps_us, _timestamps_of),
-            "expiration": _together(_expirations_us, _expirations_of),
-            "redelivered": _together(lambda raws: [raw[1] for raw in raws], lambda batch: batch.redelivered.tolist()),
-            "deliveryCount": _together(_delivery_counts, _delivery_counts_of),
+            "priority": column_of(_priority.numbers, _priorities_of),
+            "timestamp": column_of(_timestamps_us, _timestamps_of),
+            "expiration": column_of(_expirations_us, _expirations_of),
+            "redelivered": column_of(lambda raws: [raw[1] for raw in raws], lambda batch: batch.redelivered.tolist()),
+            "deliveryCount": column_of(_delivery_counts, _delivery_counts_of),
             "routingKey": _of_place(1),
             "exchange": _of_place(0),
             "userId": _texts(_user_id),
             "appId": _texts(_app_id),
             "contentEncoding": _texts(_content_encoding),
-            "persistent": _together(_persistent, _persistent_of),
+            "persistent": column_of(_persistent, _persistent_of),
             "groupId": _of_header(b"JMSXGroupID", as_text),
             "groupSequence": _of_header(b"JMSXGroupSeq", _sequence),
         }

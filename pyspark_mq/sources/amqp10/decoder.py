@@ -9,18 +9,25 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
-from itertools import accumulate, groupby
 from math import isfinite
-from operator import itemgetter
+from operator import methodcaller
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, TypeGuard
 from uuid import UUID
 
 from pyspark_mq.dedup import IdSource, content_digest
 from pyspark_mq.sources.amqp10.encoding import EncodingError, Pairs, list_at, map_at, read_map
-from pyspark_mq.sources.connections.decoder import ROW_BYTES, UNREADABLE_PROPERTY, Decoder, RawBatch, Unreadable
+from pyspark_mq.sources.connections.decoder import (
+    ROW_BYTES,
+    UNREADABLE_PROPERTY,
+    Column,
+    Decoder,
+    RawBatch,
+    Unreadable,
+    column_of,
+)
 
 if TYPE_CHECKING:
     from pyspark_mq.sources.amqp10.batch import EncodedBatch
@@ -90,8 +97,6 @@ class Raw(NamedTuple):
     size: int = 0
 
 
-#: From deliveries to values.
-_Column: TypeAlias = "Callable[[Sequence[Raw]], Any]"
 #: Columns that are IDs.
 _ID_COLUMNS = {"message-id": "messageId", "correlation-id": "correlationId"}
 
@@ -279,35 +284,41 @@ def _unreadable(raw: Raw) -> Unreadable:
     return Unreadable(raw.tag, {name: value for name, value in known.items() if value}, raw.body, str(error))
 
 
+#: Columns of deliveries one by one.
+_COLUMNS: Mapping[str, Column] = {
+    "properties": _properties,
+    "correlationId": lambda raws: [text(raw.correlation_id) for raw in raws],
+    "replyTo": lambda raws: [raw.reply_to for raw in raws],
+    "contentType": lambda raws: [raw.content_type for raw in raws],
+    "type": lambda raws: [raw.subject for raw in raws],
+    "priority": lambda raws: [raw.priority for raw in raws],
+    "timestamp": lambda raws: [_timestamp_us(raw.created_ms) for raw in raws],
+    "expiration": lambda raws: [_timestamp_us(raw.expires_ms) for raw in raws],
+    "redelivered": lambda raws: [raw.redelivered for raw in raws],
+    # A redelivery without a count: the broker does not count. The header is a uint, the column is signed.
+    "deliveryCount": lambda raws: [
+        raw.deliveries + 1 if (raw.deliveries or not raw.redelivered) and raw.deliveries < _INT32_MAX else None
+        for raw in raws
+    ],
+    "routingKey": lambda raws: [raw.routing[1] for raw in raws],
+    "exchange": lambda raws: [raw.routing[0] for raw in raws],
+    "userId": lambda raws: [text(raw.others[0]) for raw in raws],
+    # AMQP 1.0 has no place for it, and JMS has a property (JMS 2.0, 3.5.9).
+    "appId": lambda raws: [text(_property(raw, "JMSXAppID")) if raw.properties else None for raw in raws],
+    "contentEncoding": lambda raws: [raw.others[1] for raw in raws],
+    "persistent": lambda raws: [raw.durable for raw in raws],
+    "groupId": lambda raws: [raw.others[2] for raw in raws],
+    "groupSequence": lambda raws: [raw.others[3] for raw in raws],
+}
+
+
 def _is_batch(raws: Sequence[Raw]) -> TypeGuard[EncodedBatch]:
     """Whether these are deliveries that were looked at together."""
     return isinstance(raws, RawBatch)
 
 
-def _together(columns: Mapping[str, _Column]) -> Mapping[str, _Column]:
-    """Return columns also of batches, which have theirs."""
-    return MappingProxyType({name: _of_batch(name, column) for name, column in columns.items()})
-
-
-def _of_batch(name: str, column: _Column) -> _Column:
-    return lambda raws: raws.column(name) if _is_batch(raws) else column(raws)
-
-
 class Amqp10Decoder(Decoder):
     """Columns of :class:`Raw`, and of those that are :class:`~pyspark_mq.sources.amqp10.batch.EncodedBatch`."""
-
-    def gather(self, items: Sequence[Any], bytes_max: int) -> Iterator[Sequence[Raw]]:
-        """Put batches together that follow each other."""
-        for is_batch, some in groupby(items, lambda item: isinstance(item, RawBatch)):
-            if not is_batch:
-                yield list(some)
-                continue
-            sized = [(sum(batch.sizes), batch) for batch in some]
-            ends = accumulate(size for size, _ in sized)
-            parts = [(end // bytes_max, batch) for end, (_, batch) in zip(ends, sized, strict=True)]
-            for _, part in groupby(parts, itemgetter(0)):
-                batches = [batch for _, batch in part]
-                yield batches[0].of(batches)
 
     def tags(self, raws: Sequence[Raw]) -> list[int]:
         if _is_batch(raws):
@@ -350,30 +361,6 @@ class Amqp10Decoder(Decoder):
             return []
         return [_unreadable(raw) for raw in raws if type(raw) is UnreadableRaw]
 
-    columns: ClassVar[Mapping[str, _Column]] = _together(
-        {
-            "properties": _properties,
-            "correlationId": lambda raws: [text(raw.correlation_id) for raw in raws],
-            "replyTo": lambda raws: [raw.reply_to for raw in raws],
-            "contentType": lambda raws: [raw.content_type for raw in raws],
-            "type": lambda raws: [raw.subject for raw in raws],
-            "priority": lambda raws: [raw.priority for raw in raws],
-            "timestamp": lambda raws: [_timestamp_us(raw.created_ms) for raw in raws],
-            "expiration": lambda raws: [_timestamp_us(raw.expires_ms) for raw in raws],
-            "redelivered": lambda raws: [raw.redelivered for raw in raws],
-            # A redelivery without a count: the broker does not count. The header is a uint, the column is signed.
-            "deliveryCount": lambda raws: [
-                raw.deliveries + 1 if (raw.deliveries or not raw.redelivered) and raw.deliveries < _INT32_MAX else None
-                for raw in raws
-            ],
-            "routingKey": lambda raws: [raw.routing[1] for raw in raws],
-            "exchange": lambda raws: [raw.routing[0] for raw in raws],
-            "userId": lambda raws: [text(raw.others[0]) for raw in raws],
-            # AMQP 1.0 has no place for it, and JMS has a property (JMS 2.0, 3.5.9).
-            "appId": lambda raws: [text(_property(raw, "JMSXAppID")) if raw.properties else None for raw in raws],
-            "contentEncoding": lambda raws: [raw.others[1] for raw in raws],
-            "persistent": lambda raws: [raw.durable for raw in raws],
-            "groupId": lambda raws: [raw.others[2] for raw in raws],
-            "groupSequence": lambda raws: [raw.others[3] for raw in raws],
-        }
+    columns: ClassVar[Mapping[str, Column]] = MappingProxyType(
+        {name: column_of(column, methodcaller("column", name)) for name, column in _COLUMNS.items()}
     )

@@ -17,11 +17,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from itertools import accumulate, groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 from pyspark_mq.dedup import IdSource
 
-__all__ = ["ROW_BYTES", "UNREADABLE_PROPERTY", "Decoder", "Picked", "RawBatch", "Unreadable"]
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["ROW_BYTES", "UNREADABLE_PROPERTY", "Column", "Decoder", "Picked", "RawBatch", "Unreadable", "column_of"]
 
 #: Name in `properties` under which the row of an unreadable message says why it is one.
 UNREADABLE_PROPERTY = "unreadable"
@@ -60,9 +65,45 @@ def _shortened(text: str) -> str:
 class RawBatch(Sequence[Any]):
     """Several raw deliveries in a row, in the form in which they are looked at together. Slices are batches, too."""
 
+    @classmethod
+    @abstractmethod
+    def of(cls, batches: Sequence[Self]) -> Self:
+        """Make one batch of several that follow each other."""
+
+    @property
+    @abstractmethod
+    def sizes(self) -> Any:
+        """Bytes of each."""
+
+    @property
+    @abstractmethod
+    def alone(self) -> Sequence[Any]:
+        """The deliveries one by one, for what cannot be looked at together."""
+
     @abstractmethod
     def bodies(self) -> Any:
         """Return bodies as an array of Arrow."""
+
+
+#: A column, see :attr:`Decoder.columns`.
+Column: TypeAlias = "Callable[[Sequence[Any]], Any]"
+
+
+def column_of(alone: Column, together: Callable[[Any], Any]) -> Column:
+    """Return a column of deliveries and of batches.
+
+    Args:
+        alone: makes it of deliveries one by one.
+        together: makes it of a batch; None if there is one that has to be looked at alone.
+    """
+
+    def column(raws: Sequence[Any]) -> Any:
+        if not isinstance(raws, RawBatch):
+            return alone(raws)
+        found = together(raws)
+        return alone(raws.alone) if found is None else found
+
+    return column
 
 
 class Picked(NamedTuple):
@@ -83,13 +124,22 @@ class Decoder(ABC):
     A raw delivery is whatever the session appends to its inbox, or a part of a :class:`RawBatch` there.
     """
 
-    def gather(self, items: Sequence[Any], bytes_max: int) -> Iterator[Sequence[Any]]:  # noqa: ARG002 - for those that join
-        """Yield what was in an inbox in the parts that blocks are made of, in order. Usually it is one list.
+    def gather(self, items: Sequence[Any], bytes_max: int) -> Iterator[Sequence[Any]]:
+        """Yield what was in an inbox in the parts that blocks are made of, in order: lists, and batches of neighbours.
 
         Args:
             bytes_max: no more than that is put together.
         """
-        yield items
+        for is_batch, some in groupby(items, lambda item: isinstance(item, RawBatch)):
+            if not is_batch:
+                yield list(some)
+                continue
+            sized = [(sum(batch.sizes), batch) for batch in some]
+            ends = accumulate(size for size, _ in sized)
+            parts = [(end // bytes_max, batch) for end, (_, batch) in zip(ends, sized, strict=True)]
+            for _, part in groupby(parts, itemgetter(0)):
+                batches = [batch for _, batch in part]
+                yield batches[0].of(batches)
 
     @abstractmethod
     def tags(self, raws: Sequence[Any]) -> list[int]:
@@ -140,4 +190,4 @@ class Decoder(ABC):
     #: nothing. `messageId` and `destination` are not among them, and `body` only where a column of bodies is made
     #: better than by :meth:`bodies`. For deliveries from :meth:`batch` it may be an Arrow array instead, or
     #: :class:`Picked`. What is not here is null.
-    columns: ClassVar[Mapping[str, Callable[[Sequence[Any]], list[Any]]]]
+    columns: ClassVar[Mapping[str, Column]]

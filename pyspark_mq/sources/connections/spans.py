@@ -97,10 +97,13 @@ def maps(columns: Sequence[tuple[str, pa.Array]], count: int) -> pa.Array:
     """Return maps that all have the same keys in the same order.
 
     Args:
-        columns: each key with its texts; at least one.
+        columns: each key with its texts.
         count: of maps.
     """
     width = len(columns)
+    if not width:
+        nothing = pa.array([], pa.string())
+        return pa.MapArray.from_arrays(pa.array(np.zeros(count + 1, np.int32)), nothing, nothing)
     keys = pa.array([key for key, _ in columns]).take(pa.array(np.tile(np.arange(width), count)))
     turned = pa.array(np.arange(width * count).reshape(width, count).T.ravel())
     items = pa.concat_arrays([texts for _, texts in columns]).take(turned)

@@ -21,8 +21,9 @@ from pyspark_mq.errors import BrokerUnavailableError, MessageError, MqError
 from pyspark_mq.logs import leave_out_own_lines
 from pyspark_mq.sources.connections.session import Session, SessionLostError
 from pyspark_mq.sources.connections.socket_loop import SocketLoop, dial_error, hint
+from pyspark_mq.sources.stomp.batch import TOGETHER_MIN, Frames
 from pyspark_mq.sources.stomp.errors import dialect_of, login_error, said
-from pyspark_mq.sources.stomp.frames import FrameReader
+from pyspark_mq.sources.stomp.frames import Frame, FrameReader
 from pyspark_mq.sources.stomp.headers import parse
 from pyspark_mq.sources.url import BrokerUrl
 
@@ -73,7 +74,7 @@ class StompConnection(Session):
         self._socket = SocketLoop(self.now_s)
         self._transport: Any = None
         self._protocol: Any = None
-        self._reader = FrameReader()
+        self._reader = FrameReader(TOGETHER_MIN)
         self._connected = False
         self._server = ""
         self._end: Exception | None = None
@@ -89,8 +90,8 @@ class StompConnection(Session):
     # -- what the session does
 
     @abstractmethod
-    def _take(self, frames: Iterable[tuple[str, bytes, bytes]]) -> None:
-        """Frames have come: command, block of headers, body."""
+    def _take(self, frames: Iterable[Frame | Frames]) -> None:
+        """Take in frames that have come."""
 
     @abstractmethod
     def _receipt(self, receipt: str | None) -> None:

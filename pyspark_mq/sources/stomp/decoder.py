@@ -7,27 +7,37 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 from urllib.parse import unquote_to_bytes
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from pyspark_mq.brokers.base import PASSING_HEADERS, PASSING_PREFIXES, StompDialect
 from pyspark_mq.dedup import IdSource, content_digest
-from pyspark_mq.sources.connections.decoder import ROW_BYTES, UNREADABLE_PROPERTY, Decoder, Unreadable
+from pyspark_mq.sources.connections.decoder import (
+    ROW_BYTES,
+    UNREADABLE_PROPERTY,
+    Column,
+    Decoder,
+    Picked,
+    Unreadable,
+    column_of,
+)
+from pyspark_mq.sources.stomp.batch import TOGETHER_MIN, MessageBatch, Raw, find_frames
 from pyspark_mq.sources.stomp.frames import UnreadableHeaders
-from pyspark_mq.sources.stomp.headers import as_text, parse
-from pyspark_mq.sources.stomp.table import HeaderTable
+from pyspark_mq.sources.stomp.headers import as_text, as_texts, parse, searchable, values
 
-__all__ = ["Raw", "StompDecoder", "whole_number"]
-
-#: (tag, block of headers, body, how the broker speaks)
-Raw = tuple[int, bytes, bytes, StompDialect]
+__all__ = ["StompDecoder", "whole_number"]
 
 _MESSAGE_ID = IdSource("message-id")
 _INT32_MAX = 2**31 - 1
+#: For so many columns each header is searched for.
+_SEARCHED_MAX = 3
+#: Larger deliveries that have come one by one are not copied to be looked at together.
+_COPIED_MAX = 4 << 20
 _INT64_MAX = 2**63 - 1
 
 #: The exchange of destinations that name none (RabbitMQ's documentation, "STOMP", "Destinations").
 _EXCHANGES = {"queue": "", "topic": "amq.topic"}
-
-#: Up to so many columns of headers, each is searched for.
-_SEARCHED_MAX = 3
 
 #: Headers of MESSAGE and SEND in the specification, and those with a column of their own.
 _NAMED = frozenset(
@@ -66,48 +76,69 @@ def whole_number(text: bytes | None, maximum: int) -> int | None:
     return value if value <= maximum else None
 
 
-class _Deliveries(list[Raw]):
-    """Deliveries of which several columns are made."""
-
-    table: HeaderTable
-
-
-def _table(raws: Sequence[Raw], *, turned: bool = False) -> HeaderTable:
-    """The headers of deliveries, of which there are some."""
-    if isinstance(raws, _Deliveries):
-        return raws.table
-    return HeaderTable([raw[1] for raw in raws], _dialect(raws).last_header, turned=turned)
-
-
 def _dialect(raws: Sequence[Raw]) -> StompDialect:
     """That of the broker, which is one."""
-    return raws[0][3]
+    return raws.dialect if isinstance(raws, MessageBatch) else raws[0][3]
 
 
-def _texts(name: str) -> Callable[[Sequence[Raw]], list[Any]]:
-    return lambda raws: _header_texts(raws, name)
+def _values(raws: Sequence[Raw], name: str) -> list[bytes | None]:
+    """A header as it is written, for each delivery; None where there is none."""
+    return values([raw[1] for raw in raws], name, _dialect(raws).last_header)
+
+
+def _texts(raws: Sequence[Raw], name: str) -> list[str | None]:
+    """A header of any name, as text."""
+    if not searchable(name):
+        return [parse(raw[1], raw[3].last_header).get(name) for raw in raws]
+    return as_texts(_values(raws, name))
+
+
+def _shown_texts(raws: Sequence[Raw], name: str) -> list[str | None]:
+    return [as_text(found) for found in _texts(raws, name)]
 
 
 def _numbers(raws: Sequence[Raw], name: str, maximum: int) -> list[int | None]:
-    found = _table(raws).values(name)
+    found = _values(raws, name)
     # The priority, the moment of sending: many have the same.
     meanings = {text: whole_number(text, maximum) for text in set(found)}
     return [meanings[text] for text in found]
 
 
+def _text_column(name: str) -> Column:
+    return column_of(lambda raws: _shown_texts(raws, name), lambda batch: batch.texts(name))
+
+
 def _properties(raws: Sequence[Raw]) -> list[list[tuple[str, str | None]]]:
     dialect = _dialect(raws)
-    rows = _table(raws, turned=True).others(_NAMED | dialect.internal_headers, dialect.internal_prefixes)
-    for row, raw in zip(rows, raws, strict=True):
-        if type(raw[1]) is UnreadableHeaders:
-            row.insert(0, (UNREADABLE_PROPERTY, raw[1].error))
+    hidden, prefixes = _NAMED | dialect.internal_headers, dialect.internal_prefixes
+    rows = []
+    for raw in raws:
+        row: list[tuple[str, str | None]] = (
+            [(UNREADABLE_PROPERTY, raw[1].error)] if type(raw[1]) is UnreadableHeaders else []
+        )
+        row += [
+            (str(as_text(name)), as_text(value))
+            for name, value in parse(raw[1], dialect.last_header).items()
+            if name not in hidden and not name.startswith(prefixes)
+        ]
+        rows.append(row)
     return rows
+
+
+def _properties_of(batch: MessageBatch) -> Any:
+    return batch.others(_NAMED | batch.dialect.internal_headers, batch.dialect.internal_prefixes)
 
 
 def _timestamps_us(raws: Sequence[Raw]) -> list[int | None]:
     unit = _dialect(raws).timestamp_us
     moments = _numbers(raws, "timestamp", _INT64_MAX // unit)
     return [None if moment is None else moment * unit for moment in moments]
+
+
+def _timestamps_of(batch: MessageBatch) -> Any:
+    unit = batch.dialect.timestamp_us
+    moments = batch.numbers("timestamp", _INT64_MAX // unit)
+    return None if moments is None else pc.multiply(moments, unit)
 
 
 def _expirations_us(raws: Sequence[Raw]) -> list[int | None]:
@@ -120,6 +151,14 @@ def _expirations_us(raws: Sequence[Raw]) -> list[int | None]:
     return [_sum_us(published, life) for published, life in zip(_timestamps_us(raws), lives, strict=True)]
 
 
+def _expirations_of(batch: MessageBatch) -> Any:
+    expires_header = batch.dialect.expires_header
+    if not expires_header:
+        return None if batch.has("expiration") and batch.has("timestamp") else batch.nothing()
+    moments = batch.numbers(expires_header, _INT64_MAX // 1000)
+    return None if moments is None else pc.multiply(pc.if_else(pc.equal(moments, 0), None, moments), 1000)
+
+
 def _sum_us(published_us: int | None, lives_ms: int | None) -> int | None:
     if published_us is None or lives_ms is None:
         return None
@@ -127,16 +166,17 @@ def _sum_us(published_us: int | None, lives_ms: int | None) -> int | None:
     return moment if moment <= _INT64_MAX else None
 
 
-def _redelivered(raws: Sequence[Raw]) -> list[bool]:
-    return [found == b"true" for found in _table(raws).values("redelivered")]
+_redelivered = column_of(
+    lambda raws: [found == b"true" for found in _values(raws, "redelivered")],
+    lambda batch: batch.are("redelivered", b"true"),
+)
 
 
 def _persistent(raws: Sequence[Raw]) -> list[bool | None]:
     # Without it a message is not; of one whose headers cannot be read it may be among them.
-    found = _table(raws).values("persistent")
     return [
         None if value is None and type(raw[1]) is UnreadableHeaders else value == b"true"
-        for value, raw in zip(found, raws, strict=True)
+        for value, raw in zip(_values(raws, "persistent"), raws, strict=True)
     ]
 
 
@@ -151,33 +191,35 @@ def _delivery_counts(raws: Sequence[Raw]) -> list[int | None]:
     ]
 
 
-def _first_of(names: str, values: Callable[[Sequence[Raw], str], list[Any]]) -> Callable[[Sequence[Raw]], list[Any]]:
-    """Make a column of the first of several headers that has a value."""
-
-    def column(raws: Sequence[Raw]) -> list[Any]:
-        found: list[Any] = [None] * len(raws)
-        for name in reversed(getattr(_dialect(raws), names)):
-            found = [known if value is None else value for value, known in zip(values(raws, name), found, strict=True)]
-        return found
-
-    return column
-
-
-def _header_texts(raws: Sequence[Raw], name: str) -> list[str | None]:
-    return [as_text(found) for found in _table(raws).texts(name)]
-
-
-def _long_numbers(raws: Sequence[Raw], name: str) -> list[int | None]:
-    return _numbers(raws, name, _INT64_MAX)
+def _delivery_counts_of(batch: MessageBatch) -> Any:
+    if not batch.dialect.count_header:
+        return batch.nothing()
+    counts = batch.numbers(batch.dialect.count_header, _INT32_MAX - 1)
+    if counts is None:
+        return None
+    uncounted = pc.if_else(_redelivered(batch), pa.scalar(None, pa.int64()), 1)
+    return pc.coalesce(pc.add(counts, 1), uncounted)
 
 
 def _routings(raws: Sequence[Raw]) -> list[tuple[str | None, str | None]]:
     """Exchange and routing key, as `destination` has them (RabbitMQ, `rabbit_stomp_util:format_destination`)."""
     if not _dialect(raws).routed:
         return [(None, None)] * len(raws)
-    found = _table(raws).texts("destination")
+    found = _texts(raws, "destination")
     meanings = {destination: _routing(destination) for destination in set(found)}
     return [meanings[destination] for destination in found]
+
+
+def _routing_column(part: int) -> Column:
+    """A column of exchanges, or of routing keys."""
+
+    def of_batch(batch: MessageBatch) -> Picked | None:
+        if not batch.dialect.routed:
+            return batch.nothing()
+        found = batch.distinct("destination")
+        return None if found is None else Picked([_routing(where)[part] for where in found[0]], found[1])
+
+    return column_of(lambda raws: [routing[part] for routing in _routings(raws)], of_batch)
 
 
 def _routing(destination: str | None) -> tuple[str | None, str | None]:
@@ -191,17 +233,48 @@ def _routing(destination: str | None) -> tuple[str | None, str | None]:
     return None, None
 
 
-def _of_some(column: Callable[[Sequence[Raw]], list[Any]]) -> Callable[[Sequence[Raw]], list[Any]]:
+def _first_of(names: str, found: Callable[[Any, str], Any]) -> Column:
+    """Make a column of the first of several headers that has a value.
+
+    Args:
+        names: what the dialect calls them.
+        found: a header of deliveries, or of a batch.
+    """
+
+    def of_each(raws: Sequence[Raw]) -> list[Any]:
+        column: list[Any] = [None] * len(raws)
+        for name in reversed(getattr(_dialect(raws), names)):
+            column = [old if new is None else new for new, old in zip(found(raws, name), column, strict=True)]
+        return column
+
+    def of_batch(batch: MessageBatch) -> Any:
+        columns = [found(batch, name) for name in getattr(batch.dialect, names) if batch.has(name)]
+        if not columns:
+            return batch.nothing()
+        return None if any(column is None for column in columns) else pc.coalesce(*columns)
+
+    return column_of(of_each, of_batch)
+
+
+def _header_texts(raws: Any, name: str) -> Any:
+    return raws.texts(name) if isinstance(raws, MessageBatch) else _shown_texts(raws, name)
+
+
+def _long_numbers(raws: Any, name: str) -> Any:
+    return raws.numbers(name, _INT64_MAX) if isinstance(raws, MessageBatch) else _numbers(raws, name, _INT64_MAX)
+
+
+def _of_some(column: Column) -> Column:
     """A column that is never asked about no deliveries at all."""
     return lambda raws: column(raws) if raws else []
 
 
 class StompDecoder(Decoder):
-    """Columns of (tag, block of headers, body, dialect), all from one broker."""
+    """Columns of :data:`~pyspark_mq.sources.stomp.batch.Raw`, all from one broker."""
 
     def tags(self, raws: Sequence[Raw]) -> list[int]:
         """Numbers of the consumer's own: 1, 2, 3… in each session."""
-        return [raw[0] for raw in raws]
+        return list(raws.tags.tolist()) if isinstance(raws, MessageBatch) else [raw[0] for raw in raws]
 
     def bodies(self, raws: Sequence[Raw]) -> list[bytes]:
         """Bodies as they came; texts in UTF-8.
@@ -213,6 +286,8 @@ class StompDecoder(Decoder):
 
     def sizes(self, raws: Sequence[Raw]) -> list[int]:
         """Bytes of headers and bodies."""
+        if isinstance(raws, MessageBatch):
+            return list(raws.sizes.tolist())
         return [ROW_BYTES + len(raw[1]) + len(raw[2]) for raw in raws]
 
     def ids(self, raws: Sequence[Raw], source: IdSource) -> list[object]:
@@ -224,7 +299,8 @@ class StompDecoder(Decoder):
             name = dialect.id_header
         elif source.kind == "correlation-id":
             name = source.kind
-        found = _table(raws).texts(name)
+        together = raws.texts(name) if isinstance(raws, MessageBatch) else None
+        found = _texts(raws, name) if together is None else together.to_pylist()
         ids: list[object] = [value if value is None or value.isascii() else _id(value) for value in found]
         if source.kind != "message-id":
             return ids
@@ -241,51 +317,66 @@ class StompDecoder(Decoder):
     def unmarked(self, raws: Sequence[Raw]) -> list[bool]:
         if not raws:
             return []
-        return [not again and _DEATHS not in raw[1] for again, raw in zip(_redelivered(raws), raws, strict=True)]
+        again = _redelivered(raws)
+        if isinstance(again, pa.Array):
+            again = again.to_pylist()
+        return [not redelivered and _DEATHS not in raw[1] for redelivered, raw in zip(again, raws, strict=True)]
 
     def hidden(self, raws: Sequence[Raw]) -> list[str]:
         if not raws or _dialect(raws).own_id is None:
             return []
-        names = _table(raws).texts(_dialect(raws).id_header)
+        names = _texts(raws, _dialect(raws).id_header)
         keys = self.ids(raws, _MESSAGE_ID)
         return [str(as_text(name)) for name, key in zip(names, keys, strict=True) if key is None]
 
     def unreadable(self, raws: Sequence[Raw]) -> list[Unreadable]:
+        if isinstance(raws, MessageBatch):
+            return []
         return [_unreadable(raw, raw[1]) for raw in raws if type(raw[1]) is UnreadableHeaders]
 
     def batch(self, raws: Sequence[Raw], names: Collection[str]) -> Sequence[Raw]:
-        if not raws:
-            return raws
-        made = _Deliveries(raws)
-        turned = "properties" in names or len(self.columns.keys() & names) > _SEARCHED_MAX
-        made.table = HeaderTable([raw[1] for raw in raws], _dialect(raws).last_header, turned=turned)
-        return made
+        is_worth_it = "properties" in names or len(self.columns.keys() & names) > _SEARCHED_MAX
+        return _together(raws) if is_worth_it and not isinstance(raws, MessageBatch) else raws
 
-    columns: ClassVar[Mapping[str, Callable[[Sequence[Raw]], list[Any]]]] = MappingProxyType(
+    columns: ClassVar[Mapping[str, Column]] = MappingProxyType(
         {
             name: _of_some(column)
             for name, column in {
-                "properties": _properties,
-                "correlationId": _texts("correlation-id"),
-                "replyTo": _texts("reply-to"),
-                "contentType": _texts("content-type"),
-                "type": _texts("type"),
-                "priority": lambda raws: _numbers(raws, "priority", _INT32_MAX),
-                "timestamp": _timestamps_us,
-                "expiration": _expirations_us,
+                "properties": column_of(_properties, _properties_of),
+                "correlationId": _text_column("correlation-id"),
+                "replyTo": _text_column("reply-to"),
+                "contentType": _text_column("content-type"),
+                "type": _text_column("type"),
+                "priority": column_of(
+                    lambda raws: _numbers(raws, "priority", _INT32_MAX),
+                    lambda batch: batch.numbers("priority", _INT32_MAX),
+                ),
+                "timestamp": column_of(_timestamps_us, _timestamps_of),
+                "expiration": column_of(_expirations_us, _expirations_of),
                 "redelivered": _redelivered,
-                "deliveryCount": _delivery_counts,
-                "routingKey": lambda raws: [key for _, key in _routings(raws)],
-                "exchange": lambda raws: [exchange for exchange, _ in _routings(raws)],
+                "deliveryCount": column_of(_delivery_counts, _delivery_counts_of),
+                "routingKey": _routing_column(1),
+                "exchange": _routing_column(0),
                 "userId": _first_of("user_id", _header_texts),
                 "appId": _first_of("app_id", _header_texts),
                 "contentEncoding": _first_of("content_encoding", _header_texts),
-                "persistent": _persistent,
+                "persistent": column_of(_persistent, lambda batch: batch.are("persistent", b"true")),
                 "groupId": _first_of("group_id", _header_texts),
                 "groupSequence": _first_of("group_sequence", _long_numbers),
             }.items()
         }
     )
+
+
+def _together(raws: Sequence[Raw]) -> Sequence[Raw]:
+    """Return deliveries that have come one by one as a batch if all are alike enough."""
+    size = sum(len(raw[1]) + len(raw[2]) for raw in raws)
+    if len(raws) < TOGETHER_MIN or size > _COPIED_MAX or any(type(raw[1]) is UnreadableHeaders for raw in raws):
+        return raws
+    # As frames again, and behind them the beginning of another one.
+    data = b"".join(part for raw in raws for part in (b"MESSAGE", raw[1], b"\n", raw[2], b"\0\n")) + b"MESSAGE\n"
+    found = find_frames(data, 0, len(raws))
+    return raws if found is None else MessageBatch(found[0], np.array([raw[0] for raw in raws]), raws[0][3])
 
 
 def _unreadable(raw: Raw, block: UnreadableHeaders) -> Unreadable:

@@ -7,8 +7,9 @@ stomp.py has a reader of its own, which is not used, for what it did when measur
 * headers that are not UTF-8 are changed, so that different IDs may become equal.
 
 Headers stay bytes here (:mod:`pyspark_mq.sources.stomp.headers`): to make a dict of those of every message costs more
-than all the rest. Messages that are complete in what was read are cut by a short loop; what it does not know at
-sight goes through :meth:`FrameReader._next`, which knows everything.
+than all the rest. Many messages that are complete in what was read are looked at together
+(:mod:`pyspark_mq.sources.stomp.batch`), and few are cut by a short loop; what neither knows at sight goes through
+:meth:`FrameReader._next`, which knows everything.
 
 A frame without a length ends at its first NUL (STOMP 1.2, "Body"). ActiveMQ Classic sends texts so, also those with a
 NUL in them. Then what follows the NUL is no frame, and the message is unreadable: what came before it must not pass
@@ -22,6 +23,7 @@ import re
 from collections.abc import Iterator
 from typing import TypeAlias
 
+from pyspark_mq.sources.stomp.batch import Frames, find_frames
 from pyspark_mq.sources.stomp.headers import value
 
 __all__ = ["COMMANDS", "MESSAGE", "Frame", "FrameError", "FrameReader", "UnreadableHeaders"]
@@ -69,9 +71,13 @@ class FrameReader:
     """Cuts a stream of bytes into frames.
 
     Guarantee: it holds the bytes of one incomplete frame, and no more than have come of it.
+
+    Args:
+        together_min: so many messages or more that have come at once are looked at together; 0 for never.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, together_min: int = 0) -> None:
+        self._together_min = together_min
         #: The start of an incomplete frame.
         self._buffer = bytearray()
         #: Of that frame, once they are complete: command, headers, where the body is and where it ends, -1 at a NUL.
@@ -85,22 +91,28 @@ class FrameReader:
         #: Nothing but frames of STOMP were seen so far.
         self.spoken = False
 
-    def feed(self, data: bytes) -> Iterator[Frame]:
-        """Frames that are complete with these bytes. Has to be used up before the next call.
+    def feed(self, data: bytes) -> Iterator[Frame | Frames]:
+        """Yield frames that are complete with these bytes. Has to be used up before the next call.
 
         Raises:
             FrameError: the bytes are something else.
         """
-        if self._buffer:
-            self._buffer += data
-            return self._go_on()
-        return self._cut(data)
+        if not self._buffer:
+            return self._cut(data)
+        if len(self._buffer) <= len(data) and not self._malformed:
+            # Messages are looked at together from the first on. To do it again takes no longer than what has come.
+            data = bytes(self._buffer) + data
+            self._buffer.clear()
+            self._headers, self._scanned, self.held = None, 0, False
+            return self._cut(data)
+        self._buffer += data
+        return self._go_on()
 
-    def quiet(self) -> Iterator[Frame]:
+    def quiet(self) -> Iterator[Frame | Frames]:
         """Take a held message as whole: nothing more of it will come. Like :meth:`feed`."""
         return self._go_on(quiet=True) if self.held else iter(())
 
-    def idle(self) -> Iterator[Frame]:
+    def idle(self) -> Iterator[Frame | Frames]:
         """The broker has nothing more to send: a body that has begun is shorter than its length. Like :meth:`feed`.
 
         Heartbeats come between frames. Within a body they are what is behind it.
@@ -121,7 +133,7 @@ class FrameReader:
         """Whether a body has begun and not ended."""
         return self._headers is not None
 
-    def _go_on(self, *, quiet: bool = False) -> Iterator[Frame]:
+    def _go_on(self, *, quiet: bool = False) -> Iterator[Frame | Frames]:
         """Go on with what is in the buffer."""
         found = self._next(self._buffer, 0, quiet=quiet)
         if found is None:
@@ -133,10 +145,11 @@ class FrameReader:
         yield frame
         yield from self._cut(data)
 
-    def _cut(self, data: bytes) -> Iterator[Frame]:
+    def _cut(self, data: bytes) -> Iterator[Frame | Frames]:
         """The frames in these bytes; what is left goes to the buffer."""
         find, starts, length = data.find, data.startswith, len(data)
-        position = 0
+        position = alone = 0
+        pause = least = self._together_min
         returned = find(b"\r")
         try:
             while position < length:
@@ -145,7 +158,19 @@ class FrameReader:
                     continue
                 if 0 <= returned < position:
                     returned = find(b"\r", position)
-                found = find(b"\n\n", position) if starts(_FIRST_LINE, position) else -1
+                is_message = starts(_FIRST_LINE, position)
+                if is_message and least and not alone:
+                    together = find_frames(data, position, least)
+                    if together is not None:
+                        self.spoken = True
+                        position = together[1]
+                        yield together[0]
+                        continue
+                    # So long it is not tried again: twice as long each time, as it may be in vain.
+                    alone = pause
+                    pause *= 2
+                alone -= alone > 0
+                found = find(b"\n\n", position) if is_message else -1
                 end = -1
                 if found >= 0 and not 0 <= returned < found:
                     headers = data[position + _TO_HEADERS : found + 1]

@@ -21,16 +21,19 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
+
 from pyspark_mq.brokers.base import STOMP
 from pyspark_mq.brokers.facts import NOTHING_KNOWN, QueueFacts, of_artemis, of_artemis_settings
 from pyspark_mq.errors import MessageError, MqError
 from pyspark_mq.sources.connections.decoder import ROW_BYTES, Decoder
 from pyspark_mq.sources.connections.session import COPIED, Greeting, QueueDepth, SessionLostError, Sink
+from pyspark_mq.sources.stomp.batch import Frames, MessageBatch
 from pyspark_mq.sources.stomp.connection import PROVED, StompConnection
 from pyspark_mq.sources.stomp.decoder import StompDecoder
 from pyspark_mq.sources.stomp.depth import Questions, QueueInfo
 from pyspark_mq.sources.stomp.errors import subscribe_error
-from pyspark_mq.sources.stomp.frames import MESSAGE, FrameError, UnreadableHeaders
+from pyspark_mq.sources.stomp.frames import MESSAGE, Frame, FrameError, UnreadableHeaders
 from pyspark_mq.sources.stomp.headers import as_text, text, value
 from pyspark_mq.sources.stomp.settling import Settling
 from pyspark_mq.sources.url import BrokerUrl
@@ -54,10 +57,6 @@ _NOTHING = "JMSMessageID='never'"
 #: A broker that does not answer a question for so long does not answer such questions.
 _ANSWER_TIMEOUT_S = 5.0
 _ACK = "ack"
-_ACK_LINE = b"\nack"
-_ACK_LINE_BYTES = len(_ACK_LINE)
-_COLON = ord(":")
-_EOL = b"\n"
 #: A frame without a message, where a subscription that browses has come to the end (ActiveMQ Classic).
 _BROWSED = b"\nbrowser:end"
 #: Header of each message of a stream.
@@ -248,44 +247,32 @@ class StompSession(StompConnection):
         full = self._window > 0 and len(self._settling.open) >= self._window
         return not full or not self._dialect.window_bytes or bool(self._answers) or self._settling.unconfirmed
 
-    def _take(self, frames: Iterable[tuple[str, bytes, bytes]]) -> None:
+    def _take(self, frames: Iterable[Frame | Frames]) -> None:
         tag, size = self._tag, 0
         append, handles, dialect = self.sink.inbox.append, self._settling.open, self._dialect
-        questions = self._questions
-        mark = questions.mark if questions is not None and questions.subscribed else b""
-        foreign, last_ack = self._foreign, dialect.last_header == _ACK
-        first = not tag
         try:
-            for command, headers, body in frames:
-                if command != MESSAGE:
-                    self._answered(command, headers, body)
-                    continue
-                if type(headers) is UnreadableHeaders and not self.options.keeps_unreadable:
-                    self._end = self._end or self._refuse(
-                        self.decoder.unreadable([(tag + 1, headers, body, dialect)])[0]
-                    )
-                    break
-                if mark and mark in headers and questions is not None and questions.is_answer(headers):
-                    # The window in bytes goes by what the messages of the queue take.
-                    self._received_bytes -= len(headers) + len(body)
-                    self._on_info(questions.answer(body))
-                    continue
-                if self.options.browses and _BROWSED in headers:
-                    continue
-                if (first or (foreign and foreign in headers)) and (refused := self._refused(headers, first=first)):
-                    self._end = self._end or refused
-                    break
-                first = False
-                tag += 1
-                # What `value` does, without the call.
-                at = headers.rfind(_ACK_LINE) if last_ack else headers.find(_ACK_LINE)
-                behind = at + _ACK_LINE_BYTES
-                if at >= 0 and headers[behind] == _COLON:
-                    handles[tag] = headers[behind + 1 : headers.find(_EOL, behind)]
+            for item in frames:
+                if isinstance(item, Frames):
+                    if self._are_plain(item):
+                        tags = np.arange(tag + 1, tag + 1 + len(item.kinds))
+                        handles.update(zip(tags.tolist(), item.values(_ACK), strict=True))
+                        batch = MessageBatch(item, tags, dialect)
+                        append(batch)
+                        tag, size = int(tags[-1]), size + int(batch.sizes.sum())
+                        continue
+                    alone: Iterable[Frame] = ((MESSAGE, headers, body) for headers, body in item.cut())
                 else:
-                    handles[tag] = value(headers, _ACK, dialect.last_header) or b""
-                append((tag, headers, body, dialect))
-                size += ROW_BYTES + len(headers) + len(body)
+                    alone = (item,)
+                for command, headers, body in alone:
+                    if command != MESSAGE:
+                        self._answered(command, headers, body)
+                    elif self._is_of_queue(tag + 1, headers, body):
+                        tag += 1
+                        handles[tag] = value(headers, _ACK, dialect.last_header) or b""
+                        append((tag, headers, body, dialect))
+                        size += ROW_BYTES + len(headers) + len(body)
+                    elif self._end is not None:
+                        return
         except FrameError as wrong:
             # What is no frame belongs to no message: the next session begins with one.
             self._ended(str(wrong), stated=self._reader.spoken)
@@ -293,6 +280,34 @@ class StompSession(StompConnection):
             if tag > self._tag:
                 deliveries, self._tag = tag - self._tag, tag
                 self._arrived(deliveries, size)
+
+    def _are_plain(self, frames: Frames) -> bool:
+        """Whether all are messages of the queue, and none has to be looked at for what may be wrong with it."""
+        foreign = self._dialect.foreign_prefix
+        return not (
+            not self._tag
+            or self.options.browses
+            or (foreign and any(name.startswith(foreign) for name in frames.fields))
+            or (self._questions is not None and self._questions.subscribed and self._questions.mark in frames.data)
+        )
+
+    def _is_of_queue(self, tag: int, headers: bytes, body: bytes) -> bool:
+        """Return whether a message is one of the queue's, to be taken in; end the session if it cannot be."""
+        questions = self._questions
+        if type(headers) is UnreadableHeaders and not self.options.keeps_unreadable:
+            unreadable = self.decoder.unreadable([(tag, headers, body, self._dialect)])[0]
+            self._end = self._end or self._refuse(unreadable)
+            return False
+        if questions is not None and questions.subscribed and questions.is_answer(headers):
+            # The window in bytes goes by what the messages of the queue take.
+            self._received_bytes -= len(headers) + len(body)
+            self._on_info(questions.answer(body))
+            return False
+        if self.options.browses and _BROWSED in headers:
+            return False
+        refused = self._refused(headers, first=tag == 1)
+        self._end = self._end or refused
+        return refused is None
 
     def _refused(self, headers: bytes, *, first: bool) -> MqError | None:
         """Return why a message cannot be taken in, if it cannot."""

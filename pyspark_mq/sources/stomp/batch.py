@@ -1,0 +1,412 @@
+"""Messages over STOMP in one piece of memory, which are looked at together.
+
+Messages of one producer have the same headers in the same order. So the names of the first message's headers are
+compared with those of all others, line by line, each with one operation of NumPy over all messages. Where the values
+begin and end is known then, and a column is made of the memory when it is asked for.
+
+What is taken is what :mod:`pyspark_mq.sources.stomp.frames` takes, and less of it: whole MESSAGE frames that follow
+each other, each behind one line feed, with a length that agrees, or a text without NUL that another frame follows;
+headers with names in ASCII, none of them twice; no carriage return before the body. All else is left to that module.
+So this never decides that a frame or a message is broken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple, TypeAlias, overload
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_mq.brokers.base import StompDialect
+from pyspark_mq.sources.connections.decoder import ROW_BYTES, Picked, RawBatch
+from pyspark_mq.sources.connections.spans import binary, distinct, maps, text
+
+__all__ = ["TOGETHER_MIN", "Frames", "MessageBatch", "Raw", "find_frames"]
+
+#: Fewer messages are cut and made into columns one by one in the same time.
+TOGETHER_MIN = 100
+
+#: (tag, block of headers, body, how the broker speaks)
+Raw: TypeAlias = "tuple[int, bytes, bytes, StompDialect]"
+
+_COMMAND = b"MESSAGE"
+#: Behind a frame that another one follows. The next begins two bytes on.
+_BETWEEN = b"\0\nMESSAGE\n"
+_LAST = b"\0\n"
+_EOL, _NUL, _RETURN = b"\n\0\r"
+_LENGTH = "content-length"
+_DIGITS_MAX = 9
+#: Layouts of headers that are looked for, and headers of one.
+_LAYOUTS_MAX, _HEADERS_MAX = 4, 64
+
+
+class Field(NamedTuple):
+    """A header of many messages.
+
+    Attributes:
+        begins, ends: of each value.
+        present: whether each message has it; None if all have.
+    """
+
+    begins: Any
+    ends: Any
+    present: Any | None
+
+
+class Frames(NamedTuple):
+    """MESSAGE frames in one piece of memory, in order.
+
+    Attributes:
+        data: the memory.
+        spans: four rows: where blocks of headers, as :mod:`pyspark_mq.sources.stomp.headers` says, and bodies begin
+            and end.
+        layouts: names of headers in their order.
+        kinds: the number of its layout for each frame.
+        fields: headers by name.
+    """
+
+    data: bytes
+    spans: Any
+    layouts: list[tuple[str, ...]]
+    kinds: Any
+    fields: Mapping[str, Field]
+
+    def taken(self, places: slice) -> Frames:
+        """Some of them."""
+        fields = {
+            name: Field(begins[places], ends[places], None if present is None else present[places])
+            for name, (begins, ends, present) in self.fields.items()
+        }
+        return Frames(self.data, self.spans[:, places], self.layouts, self.kinds[places], fields)
+
+    def cut(self) -> Iterator[tuple[bytes, bytes]]:
+        """Block of headers and body of each."""
+        data = self.data
+        for a, b, c, d in zip(*self.spans.tolist(), strict=True):
+            yield data[a:b], data[c:d]
+
+    def values(self, name: str) -> list[bytes]:
+        """A header as it is written, empty where there is none."""
+        field = self.fields.get(name)
+        if field is None:
+            return [b""] * len(self.kinds)
+        data = self.data
+        return [data[begin:end] for begin, end in zip(field.begins.tolist(), field.ends.tolist(), strict=True)]
+
+    @classmethod
+    def of(cls, parts: Sequence[Frames]) -> Frames:
+        """Make one of several."""
+        if len(parts) == 1:
+            return parts[0]
+        pieces: list[bytes] = []
+        starts = []
+        start = end = 0
+        for part in parts:
+            if not pieces or part.data is not pieces[-1]:  # what was cut apart shares its memory
+                pieces.append(part.data)
+                start, end = end, end + len(part.data)
+            starts.append(start)
+        layouts = list(dict.fromkeys(layout for part in parts for layout in part.layouts))
+        kinds = [np.array([layouts.index(layout) for layout in part.layouts])[part.kinds] for part in parts]
+        spans = [part.spans + start for part, start in zip(parts, starts, strict=True)]
+        fields = {name: _joined(name, parts, starts) for name in dict.fromkeys(name for one in layouts for name in one)}
+        return cls(b"".join(pieces), np.concatenate(spans, axis=1), layouts, np.concatenate(kinds), fields)
+
+
+def _joined(name: str, parts: Sequence[Frames], starts: Sequence[int]) -> Field:
+    counts = [len(part.kinds) for part in parts]
+    found = [
+        part.fields.get(name) or Field(np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, bool))
+        for part, count in zip(parts, counts, strict=True)
+    ]
+    begins = np.concatenate([field.begins + start for field, start in zip(found, starts, strict=True)])
+    ends = np.concatenate([field.ends + start for field, start in zip(found, starts, strict=True)])
+    if all(field.present is None for field in found):
+        return Field(begins, ends, None)
+    present = [
+        np.ones(count, bool) if field.present is None else field.present
+        for field, count in zip(found, counts, strict=True)
+    ]
+    return Field(begins, ends, np.concatenate(present))
+
+
+class MessageBatch(RawBatch):
+    """Deliveries of one session that were looked at together, in order.
+
+    Args:
+        frames: as they came.
+        tags: their numbers in the session.
+        dialect: of the broker.
+    """
+
+    def __init__(self, frames: Frames, tags: Any, dialect: StompDialect) -> None:
+        self.frames, self.tags, self.dialect = frames, tags, dialect
+
+    @classmethod
+    def of(cls, batches: Sequence[MessageBatch]) -> MessageBatch:
+        """Make one batch of several."""
+        if len(batches) == 1:
+            return batches[0]
+        tags = np.concatenate([batch.tags for batch in batches])
+        return cls(Frames.of([batch.frames for batch in batches]), tags, batches[0].dialect)
+
+    def __len__(self) -> int:
+        return len(self.tags)
+
+    @overload
+    def __getitem__(self, place: int) -> Raw: ...
+    @overload
+    def __getitem__(self, place: slice) -> MessageBatch: ...
+    def __getitem__(self, place: int | slice) -> Raw | MessageBatch:
+        if isinstance(place, slice):
+            return MessageBatch(self.frames.taken(place), self.tags[place], self.dialect)
+        return self.alone[place]
+
+    def __iter__(self) -> Iterator[Raw]:
+        return iter(self.alone)
+
+    @cached_property
+    def alone(self) -> list[Raw]:
+        """The deliveries one by one, for what cannot be looked at together."""
+        tags = self.tags.tolist()
+        return [(tag, block, body, self.dialect) for tag, (block, body) in zip(tags, self.frames.cut(), strict=True)]
+
+    @property
+    def sizes(self) -> Any:
+        """Bytes of each, as :meth:`.Decoder.sizes` counts them."""
+        a, b, c, d = self.frames.spans
+        return ROW_BYTES + b - a + d - c
+
+    # -- columns
+
+    def bodies(self) -> Any:
+        """Return bodies as an array of Arrow."""
+        return binary(self.frames.data, self.frames.spans[2], self.frames.spans[3])
+
+    def has(self, name: str) -> bool:
+        """Whether any delivery has a header."""
+        return name in self.frames.fields
+
+    def nothing(self) -> Picked:
+        """Return a column of nulls."""
+        return Picked([None], np.zeros(len(self), np.int64))
+
+    def _written(self, name: str) -> pa.Array:
+        """Return a header as it is written, null where there is none."""
+        field = self.frames.fields.get(name)
+        return pa.nulls(len(self), pa.binary()) if field is None else binary(self.frames.data, *field)
+
+    def texts(self, name: str) -> pa.Array | None:
+        """Return a header as texts; None if one is no text, or has escapes of other characters than colons."""
+        try:
+            found = text(self._written(name))
+        except ValueError:
+            return None
+        content = found.buffers()[2]
+        written = b"" if content is None else content.to_pybytes()
+        escapes = written.count(b"\\")
+        if not escapes:
+            return found
+        # Behind the last of a value's characters the next value begins, whose `c` makes no escape of a backslash there.
+        return pc.replace_substring(found, "\\c", ":") if escapes == written.count(b"\\c") else None
+
+    def numbers(self, name: str, maximum: int) -> pa.Array | None:
+        """Return a header that is a whole number, null where it is none; None if those have to be looked at."""
+        found = self._written(name)
+        if found.null_count == len(found):
+            return pa.nulls(len(found), pa.int64())
+        content = np.frombuffer(found.buffers()[2] or b"", np.uint8)
+        lengths = pc.min_max(pc.binary_length(found)).as_py()
+        # As many digits as any 64-bit number without a sign may have, and nothing else.
+        if not 1 <= lengths["min"] <= lengths["max"] <= 19 or content.min() < ord("0") or content.max() > ord("9"):
+            return None
+        values = found.cast(pa.string()).cast(pa.uint64())
+        return pc.if_else(pc.less_equal(values, pa.scalar(maximum, pa.uint64())), values, None).cast(pa.int64())
+
+    def are(self, name: str, value: bytes) -> pa.Array:
+        """Return whether a header is there and has this value."""
+        return pc.equal(self._written(name), pa.scalar(value)).fill_null(False)
+
+    def distinct(self, name: str) -> tuple[list[str | None], Any] | None:
+        """Return a header as :func:`.distinct` does, with None for those without; None if one has to be looked at."""
+        found = self.texts(name)
+        if found is None:
+            return None
+        if found.null_count == len(found):
+            return [None], np.zeros(len(found), np.int64)
+        if not found.null_count:
+            return distinct(found)
+        encoded = found.dictionary_encode()
+        known = encoded.dictionary.to_pylist()
+        return [*known, None], encoded.indices.fill_null(len(known)).to_numpy()
+
+    def others(self, hidden: Collection[str], prefixes: tuple[str, ...]) -> pa.Array | None:
+        """Return headers but some as maps of texts; None if those have to be looked at one by one.
+
+        Args:
+            hidden: names to leave out.
+            prefixes: how further names begin that are left out.
+        """
+        made: dict[str, pa.Array] = {}
+        parts, places = [], []
+        for kind, layout in enumerate(self.frames.layouts):
+            rows = np.flatnonzero(self.frames.kinds == kind)
+            if not len(rows):
+                continue
+            columns = []
+            for name in reversed(layout):  # in the order of `parse`
+                if name in hidden or name.startswith(prefixes):
+                    continue
+                if name not in made:
+                    found = self.texts(name)
+                    if found is None:
+                        return None
+                    made[name] = found
+                columns.append((name, made[name] if len(rows) == len(self) else made[name].take(pa.array(rows))))
+            parts.append(maps(columns, len(rows)))
+            places.append(rows)
+        if len(parts) == 1:
+            return parts[0]
+        return pa.concat_arrays(parts).take(pa.array(np.argsort(np.concatenate(places))))
+
+
+def find_frames(data: bytes, at: int, least: int) -> tuple[Frames, int] | None:
+    """Find MESSAGE frames that follow each other, each as a whole.
+
+    Args:
+        data: as it was read.
+        at: where the first begins.
+        least: how many there have to be; one or more.
+
+    Returns:
+        the frames, and what is behind the NUL of the last; None if there are fewer.
+    """
+    starts = [at]
+    find, append = data.find, starts.append
+    while (found := find(_BETWEEN, at)) >= 0:
+        at = found + 2
+        append(at)
+    begins = np.array(starts)
+    ends = begins[1:] - 2
+    # Behind a text more of it may come, so the last of all needs a length.
+    ends_here = data.endswith(_LAST)
+    if ends_here:
+        ends = np.append(ends, len(data) - 2)
+    if len(ends) < least:
+        return None
+    return _Finder(data, begins[: len(ends)], ends, ends_here=ends_here).found(least)
+
+
+class _Finder:
+    """Frames that may be in a piece of memory: where they begin, and where the NUL of each would be."""
+
+    def __init__(self, data: bytes, begins: Any, ends: Any, *, ends_here: bool) -> None:
+        self._data, self._begins, self._ends, self._ends_here = data, begins, ends, ends_here
+        self._octets = np.frombuffer(data, np.uint8)
+        self._lines = np.flatnonzero(self._octets == _EOL)
+        #: The number of the end of each first line.
+        self._first = np.searchsorted(self._lines, begins + len(_COMMAND))
+        self._returns = np.flatnonzero(self._octets == _RETURN) if b"\r" in data else None
+
+    def found(self, least: int) -> tuple[Frames, int] | None:
+        count = len(self._ends)
+        spans = np.empty((4, count), np.int64)
+        spans[0], spans[3] = self._begins + len(_COMMAND), self._ends
+        kinds = np.zeros(count, np.int64)
+        groups: list[tuple[tuple[str, ...], Any, Any]] = []
+        left = np.arange(count)
+        while len(left) and len(groups) < _LAYOUTS_MAX and (layout := self._layout(int(left[0]))) is not None:
+            bounds, good = self._like(layout, left)
+            if not good[0]:
+                break
+            rows, left = left[good], left[~good]
+            bounds = bounds[:, good]
+            kinds[rows] = len(groups)
+            spans[1, rows], spans[2, rows] = bounds[-2] + 1, bounds[-1] + 1
+            groups.append((layout, rows, bounds))
+        # All before the first that is left.
+        count = int(left[0]) if len(left) else count
+        if count < least:
+            return None
+        found = Frames(self._data, spans, [layout for layout, _, _ in groups], kinds, _fields(groups, len(kinds)))
+        return found if count == len(kinds) else found.taken(slice(count)), int(self._ends[count - 1]) + 1
+
+    def _layout(self, row: int) -> tuple[str, ...] | None:
+        """Return the names of a frame's headers; None if it has to be looked at alone."""
+        begin = int(self._begins[row]) + len(_COMMAND) + 1
+        end = self._data.find(b"\n\n", begin - 1, int(self._ends[row]))
+        lines = self._data[begin:end].split(b"\n") if end > begin else []
+        names = [line.partition(b":")[0] for line in lines if b":" in line]
+        distinct_names = len(set(names)) == len(lines) and b"" not in names and len(lines) <= _HEADERS_MAX
+        plain = all(name.isascii() and b"\\" not in name for name in names)
+        return tuple(name.decode() for name in names) if lines and distinct_names and plain else None
+
+    def _like(self, layout: tuple[str, ...], rows: Any) -> tuple[Any, Any]:
+        """Compare frames with a layout.
+
+        Returns:
+            where the lines of all rows end, from the first to the empty one; and whether each row is like that.
+        """
+        first, last = self._first[rows], len(self._lines) - 1
+        bounds = self._lines[np.minimum(first + np.arange(len(layout) + 2)[:, None], last)]
+        bodies, ends = bounds[-1] + 1, self._ends[rows]
+        good = (bounds[-1] == bounds[-2] + 1) & (bodies <= ends)
+        for begins, name in zip(bounds, layout, strict=False):
+            good &= self._starts(begins + 1, f"{name}:".encode())
+        if self._returns is not None:
+            good &= _counts_between(self._returns, self._begins[rows], bodies) == 0
+        if _LENGTH in layout:
+            number = layout.index(_LENGTH)
+            sizes, are_sizes = self._sizes(bounds[number] + len(_LENGTH) + 2, bounds[number + 1])
+            good &= are_sizes & (bodies + sizes == ends)
+        else:
+            good &= _counts_between(np.flatnonzero(self._octets == _NUL), bodies, ends) == 0
+            if self._ends_here:
+                good &= rows != len(self._ends) - 1
+        return bounds, good
+
+    def _starts(self, places: Any, name: bytes) -> Any:
+        """Return whether these bytes are at each place."""
+        size = len(name)
+        most = len(self._data) - size
+        if most < 0:
+            return np.zeros(len(places), bool)
+        windows = np.ndarray((most + 1,), f"S{size}", self._data, 0, (1,))
+        return (windows[np.minimum(places, most)] == name) & (places <= most)
+
+    def _sizes(self, begins: Any, ends: Any) -> tuple[Any, Any]:
+        """Return numbers in decimal, and whether each is one that is not too long."""
+        lengths = ends - begins
+        good = (lengths >= 1) & (lengths <= _DIGITS_MAX)
+        sizes = np.zeros(len(begins), np.int64)
+        for place in range(int(lengths[good].max(initial=0))):
+            within = place < lengths
+            digits = self._octets[ends - 1 - np.where(within, place, 0)].astype(np.int64) - ord("0")
+            good &= ~within | ((digits >= 0) & (digits <= 9))
+            sizes += np.where(within, digits * 10**place, 0)
+        return sizes, good
+
+
+def _fields(groups: Sequence[tuple[tuple[str, ...], Any, Any]], count: int) -> dict[str, Field]:
+    """Return headers of so many frames, of layouts with their rows and the ends of their lines."""
+    if len(groups) == 1:
+        ((layout, _, bounds),) = groups
+        return {name: Field(bounds[n] + len(name) + 2, bounds[n + 1], None) for n, name in enumerate(layout)}
+    fields: dict[str, Field] = {}
+    for name in dict.fromkeys(name for layout, _, _ in groups for name in layout):
+        begins, ends, present = np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, bool)
+        for layout, rows, bounds in groups:
+            if name in layout:
+                number = layout.index(name)
+                begins[rows], ends[rows] = bounds[number] + len(name) + 2, bounds[number + 1]
+                present[rows] = True
+        fields[name] = Field(begins, ends, None if present.all() else present)
+    return fields
+
+
+def _counts_between(places: Any, begins: Any, ends: Any) -> Any:
+    """Return how many of the places are in each span."""
+    return np.searchsorted(places, ends) - np.searchsorted(places, begins)
