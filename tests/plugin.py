@@ -22,6 +22,7 @@ from testbed.brokers.node import Node, TlsFiles
 from testbed.brokers.rabbitmq import RabbitNode
 from testbed.distributions import TLA_TOOLS, fetch, find_java
 from testbed.process import NodeError
+from testbed.spark.class_archive import use_archive
 from tests.support.cells import ALL_CELLS, CELLS, Cell, LiveCell, cell_node
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.memory_cell import MEMORY_CELL, MemoryCell, MemoryNode
@@ -79,6 +80,7 @@ def _leave_nothing(config: pytest.Config) -> None:
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     options = os.environ.get("JDK_JAVA_OPTIONS", JAVA_OPTIONS)
     os.environ["JDK_JAVA_OPTIONS"] = f'{options} "-Djava.io.tmpdir={folder}"'
+    use_archive(os.environ)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -69,6 +69,8 @@ main() {
         begin_lane packages packages_and_brokers "$python" "$beside" "$fetched"
     fi
     await_lanes
+    [[ $others == no || -f $venv/spark-classes.jsa ]] ||
+        step python "an archive of the classes of Spark, for tests to start it in half the time" archive_classes
     [[ $quiet == yes ]] || echo "ready: $venv ($("$venv/bin/python" --version))"
 }
 
@@ -181,7 +183,7 @@ install() {
     # With what is there: the demo after the tests takes nothing away.
     local all
     all=$({ printf '%s\n' "${extras[@]}" && { words_of extras "$1" || true; }; } | sort -u | paste -sd,)
-    rm -f "$state/extras.stamp"
+    rm -f "$state/extras.stamp" "$venv/spark-classes.jsa"
     step python "this package and its tools (extras $all)" install_checkout "$all"
     step python "check that Spark will find it" check_import
     # shellcheck disable=SC2086
@@ -240,6 +242,11 @@ import pkgutil, sys
 names = {module.name for module in pkgutil.iter_modules()}
 sys.exit(None if "pyspark_mq" in names else "pyspark_mq is installed but pkgutil does not see it")
 '
+}
+
+# Nothing depends on it.
+archive_classes() {
+    "$venv/bin/python" -m testbed.spark.class_archive || true
 }
 
 # fetch PYTHON [BROKER...]: now, so that no test waits for it. Without them their tests are skipped, but not in CI; a demo
