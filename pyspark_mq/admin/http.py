@@ -13,7 +13,7 @@ import json
 import socket
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException, HTTPResponse, IncompleteRead
@@ -57,6 +57,8 @@ _REASON_CHARACTERS = 200
 @dataclass(frozen=True, slots=True)
 class Management:
     """Option `managementUrl`: where a broker is asked for its queues.
+
+    Each question raises a `BrokerUnavailableError` if there is no answer, and a `RefusedError` if that is a refusal.
 
     Attributes:
         url: without user and password.
@@ -107,14 +109,13 @@ class Management:
         return self.username if self.username is not None else self.endpoint.user(self.endpoint.urls[0])
 
     def names(self) -> list[str]:
-        """Names of all queues that can be read, sorted.
-
-        Raises:
-            BrokerUnavailableError: it does not answer.
-            RefusedError: it refuses.
-        """
+        """Names of all queues that can be read, sorted."""
         listing = self._listing
-        return sorted(set(self._by_jolokia(listing) if listing.mbeans else self._by_api(listing)))
+        if listing.mbeans:
+            found: Iterable[Any] = (queue.get("Name") for queue in self.read(listing.mbeans, "Name").values())
+        else:
+            found = self._by_api(listing.path)
+        return sorted({self._name(name) for name in found})
 
     @property
     def _listing(self) -> Listing:
@@ -122,15 +123,15 @@ class Management:
         assert listing is not None, "checked when this was made"
         return listing
 
-    def _by_api(self, listing: Listing) -> Iterator[str]:
+    def _by_api(self, path: str) -> Iterator[Any]:
         host = quote(self.endpoint.urls[0].virtual_host, safe="")
         end_s = time.monotonic() + _LIST_TIMEOUT_S
         for page in range(1, _PAGES_MAX + 1):
-            answer = self._object(self._ask(listing.path.format(host=host, page=page, size=_PAGE)))
+            answer = self._object(self._ask(path.format(host=host, page=page, size=_PAGE)))
             for queue in self._entries(answer.get("items")):
                 # An exclusive queue is its connection's own, and a stream keeps what is acknowledged.
                 if not queue.get("exclusive") and queue.get("type") != "stream":
-                    yield self._name(queue.get("name"))
+                    yield queue.get("name")
             pages = answer.get("page_count")
             if not isinstance(pages, int) or page >= pages:
                 return
@@ -138,10 +139,6 @@ class Management:
                 progress = f"{page} of {pages} pages of its queues came in {_LIST_TIMEOUT_S:g} s"
                 raise BrokerUnavailableError(self._problem(f"it does not answer: {progress}"))
         raise self.refused(f"it has more than {_PAGES_MAX * _PAGE:,} queues, of which the rest would be left out")
-
-    def _by_jolokia(self, listing: Listing) -> Iterator[str]:
-        for queue in self.read(listing.mbeans, "Name").values():
-            yield self._name(queue.get("Name"))
 
     def _name(self, value: object) -> str:
         if not isinstance(value, str):
@@ -155,16 +152,12 @@ class Management:
 
         Args:
             path: its parts below `/api`, not quoted.
-
-        Raises:
-            BrokerUnavailableError: it does not answer.
-            RefusedError: it refuses.
         """
         found = self._at(path)
         return None if found is None else self._object(found)
 
     def get_all(self, *path: str) -> list[dict[str, Any]]:
-        """The objects of the list at a path; none if there is nothing. Raises what :meth:`get` does."""
+        """The objects of the list at a path; none if there is nothing."""
         found = self._at(path)
         return [] if found is None else self._entries(found)
 
@@ -175,22 +168,13 @@ class Management:
         """Attributes of all MBeans of a pattern by their names, by Jolokia; none if there is no such MBean.
 
         An attribute that an MBean does not have is left out.
-
-        Raises:
-            BrokerUnavailableError: it does not answer.
-            RefusedError: it refuses.
         """
         value = self._jolokia({"type": "read", "mbean": mbeans, "attribute": list(attributes)})
         found = {} if value is None else self._object(value)
         return {name: self._object(attributes) for name, attributes in found.items()}
 
     def call(self, mbean: str, operation: str, *arguments: object) -> Any:
-        """Result of an operation of an MBean, by Jolokia; None if there is no such MBean.
-
-        Raises:
-            BrokerUnavailableError: it does not answer.
-            RefusedError: it refuses.
-        """
+        """Result of an operation of an MBean, by Jolokia; None if there is no such MBean."""
         return self._jolokia({"type": "exec", "mbean": mbean, "operation": operation, "arguments": list(arguments)})
 
     def _jolokia(self, question: Mapping[str, object]) -> Any:
@@ -268,7 +252,6 @@ class Management:
         return self.refused(text)
 
     def refused(self, text: str) -> RefusedError:
-        """The error for an answer that is none."""
         return RefusedError(self._problem(f"{text}; 'managementUrl' is such as {self._listing.url}"))
 
     def _problem(self, text: str) -> str:
@@ -301,11 +284,7 @@ class _Answering(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Read what there is, at most what fits.
-
-        Raises:
-            OSError: it takes too long, or is too much.
-        """
+        """Read what there is, at most what fits; an OSError if it takes too long, or is too much."""
         try:
             self._socket.settimeout(_left_s(self._end_s, self._came))
             read = self._socket.recv_into(buffer)
@@ -318,11 +297,7 @@ class _Answering(io.RawIOBase):
 
 
 def _left_s(end_s: float, came: int) -> float:
-    """Seconds until then.
-
-    Raises:
-        TimeoutError: there are none.
-    """
+    """Seconds until then; a TimeoutError if there are none."""
     left_s = end_s - time.monotonic()
     if left_s <= 0:
         raise _endless(came)
@@ -334,12 +309,7 @@ def _endless(came: int) -> TimeoutError:
 
 
 def _whole(answer: HTTPResponse) -> bytes:
-    """The bytes of an answer; whoever promises more than comes has nothing allocated for it.
-
-    Raises:
-        OSError: it takes too long, or is too large.
-        IncompleteRead: it ends too early.
-    """
+    """The bytes of an answer; whoever promises more than comes has nothing allocated for it."""
     data = bytearray()
     while piece := answer.read1(_PIECE_BYTES):
         data += piece
@@ -349,12 +319,6 @@ def _whole(answer: HTTPResponse) -> bytes:
 
 
 def _loaded(answer: bytes) -> Any:
-    """The value of an answer.
-
-    Raises:
-        OSError: it has too many.
-        ValueError: it is not JSON.
-    """
     values = sum(map(answer.count, _BEFORE_VALUES))
     if values > _ANSWER_VALUES_MAX:
         raise OSError(f"{values} values came in one answer, and at most {_ANSWER_VALUES_MAX} are taken")

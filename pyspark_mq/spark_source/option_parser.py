@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 from pyspark_mq.errors import OptionError
@@ -29,16 +28,14 @@ _IN_URL = "is a part of 'url', for example amqp://user:password@host:5672/vhost"
 _URL = "its name here is 'url'; several addresses have commas between them"
 _NO_GROUPS = "there are no consumer groups: a query goes on where its checkpoint is; leave it out"
 #: Names of other sources and of clients, in lower case -> what to write here.
-_ELSEWHERE: Mapping[str, str] = MappingProxyType(
-    {
-        **dict.fromkeys(("host", "hostname", "port", "vhost", "virtualhost", "virtual_host"), _IN_URL),
-        **dict.fromkeys(("brokerurl", "addresses", "uri", "kafka.bootstrap.servers"), _URL),
-        **dict.fromkeys(("groupidprefix", "group.id", "kafka.group.id"), _NO_GROUPS),
-        "user": "its name here is 'username'",
-        "ssl": "the URL says it, as amqps:// does, with 'tls.caFile' and 'tls.verify'",
-        "includeheaders": "headers are in column 'properties'; 'includeMetadata' adds all columns",
-    }
-)
+_ELSEWHERE: Mapping[str, str] = {
+    **dict.fromkeys(("host", "hostname", "port", "vhost", "virtualhost", "virtual_host"), _IN_URL),
+    **dict.fromkeys(("brokerurl", "addresses", "uri", "kafka.bootstrap.servers"), _URL),
+    **dict.fromkeys(("groupidprefix", "group.id", "kafka.group.id"), _NO_GROUPS),
+    "user": "its name here is 'username'",
+    "ssl": "the URL says it, as amqps:// does, with 'tls.caFile' and 'tls.verify'",
+    "includeheaders": "headers are in column 'properties'; 'includeMetadata' adds all columns",
+}
 
 
 class OptionParser:

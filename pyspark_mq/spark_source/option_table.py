@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from pyspark_mq.dedup import OnMissing
 from pyspark_mq.sources.settings import Guarantee, OnUnreadable
@@ -399,4 +398,4 @@ _TABLE = (
 )
 
 #: By name, in the order of the error texts.
-OPTIONS: Mapping[str, Option] = MappingProxyType({option.name: option for option in _TABLE})
+OPTIONS: Mapping[str, Option] = {option.name: option for option in _TABLE}

@@ -13,7 +13,6 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -50,8 +49,7 @@ _NO_OFFSETS = (
 _SIZE = "its name here is 'maxMessagesPerTrigger'"
 _BIND = "a query reads a queue: bind one to the exchange, and name it as 'queue'"
 #: Names of other sources, in lower case -> what to write of a queue.
-_ELSEWHERE: Mapping[str, str] = MappingProxyType(
-    {
+_ELSEWHERE: Mapping[str, str] = {
         **dict.fromkeys(
             ("startingoffsets", "endingoffsets", "startingtimestamp", "endingtimestamp", "startingoffsetsbytimestamp",
              "endingoffsetsbytimestamp"), _NO_OFFSETS,
@@ -68,8 +66,7 @@ _ELSEWHERE: Mapping[str, str] = MappingProxyType(
         "queuename": "its name here is 'queue'",
         "autoack": "'guarantee' says when messages are acknowledged",
         "durable": "a query declares no queue; leave it out",
-    }
-)  # fmt: skip
+    }  # fmt: skip
 _SHORT_STRING_BYTES = 255
 _SHOWN_CHARACTERS = 60
 

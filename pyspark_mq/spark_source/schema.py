@@ -6,7 +6,6 @@ Deliveries are rows of Arrow blocks by the time they come here, in the types of 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -43,49 +42,46 @@ class _Column(NamedTuple):
     asked_for: bool = False
 
 
-_COLUMNS: Mapping[str, _Column] = MappingProxyType(
-    {
-        "messageId": _Column(
-            StringType(),
-            "the ID as `messageIdFrom` says, in full. Null without an ID: do not merge by it unless all messages have "
-            "one",
-        ),
-        "body": _Column(BinaryType(), "the payload"),
-        "destination": _Column(
-            StringType(),
-            "the `queue` (or `topic`) that is read, not what it was published with",
-        ),
-        "properties": _Column(MapType(StringType(), StringType()), "as text; an empty map if there are none"),
-        "correlationId": _Column(StringType(), "what a producer set to pair answers with requests"),
-        "replyTo": _Column(StringType(), "where an answer is wanted"),
-        "contentType": _Column(StringType(), "MIME type of the body, if the producer says it"),
-        "type": _Column(StringType(), "what the producer calls this kind of message"),
-        "priority": _Column(IntegerType(), "as the broker sorts by it"),
-        "timestamp": _Column(TimestampType(), "null if absent or out of range"),
-        "expiration": _Column(
-            TimestampType(),
-            "null if absent. A time to live of the queue or a policy is not seen",
-        ),
-        "redelivered": _Column(
-            BooleanType(),
-            "what the broker says of this delivery. Brokers leave it out at times; nothing is decided by it",
-        ),
-        "deliveryCount": _Column(
-            IntegerType(),
-            "1 at the first delivery, null where the broker does not count, or beyond 2147483647",
-        ),
-        "routingKey": _Column(StringType(), "what it was published with", asked_for=True),
-        "exchange": _Column(StringType(), "where it was published; empty for the default exchange", asked_for=True),
-        "userId": _Column(StringType(), "who published it, as far as the broker checks or sets it", asked_for=True),
-        "appId": _Column(StringType(), "the application that published it, as that calls itself", asked_for=True),
-        "contentEncoding": _Column(
-            StringType(), "how the body is encoded, `gzip` for example; it is not decoded", asked_for=True
-        ),
-        "persistent": _Column(BooleanType(), "was the broker to keep it over a restart?", asked_for=True),
-        "groupId": _Column(StringType(), "the group of messages it belongs to", asked_for=True),
-        "groupSequence": _Column(LongType(), "its number within the group", asked_for=True),
-    }
-)
+_COLUMNS: Mapping[str, _Column] = {
+    "messageId": _Column(
+        StringType(),
+        "the ID as `messageIdFrom` says, in full. Null without an ID: do not merge by it unless all messages have one",
+    ),
+    "body": _Column(BinaryType(), "the payload"),
+    "destination": _Column(
+        StringType(),
+        "the `queue` (or `topic`) that is read, not what it was published with",
+    ),
+    "properties": _Column(MapType(StringType(), StringType()), "as text; an empty map if there are none"),
+    "correlationId": _Column(StringType(), "what a producer set to pair answers with requests"),
+    "replyTo": _Column(StringType(), "where an answer is wanted"),
+    "contentType": _Column(StringType(), "MIME type of the body, if the producer says it"),
+    "type": _Column(StringType(), "what the producer calls this kind of message"),
+    "priority": _Column(IntegerType(), "as the broker sorts by it"),
+    "timestamp": _Column(TimestampType(), "null if absent or out of range"),
+    "expiration": _Column(
+        TimestampType(),
+        "null if absent. A time to live of the queue or a policy is not seen",
+    ),
+    "redelivered": _Column(
+        BooleanType(),
+        "what the broker says of this delivery. Brokers leave it out at times; nothing is decided by it",
+    ),
+    "deliveryCount": _Column(
+        IntegerType(),
+        "1 at the first delivery, null where the broker does not count, or beyond 2147483647",
+    ),
+    "routingKey": _Column(StringType(), "what it was published with", asked_for=True),
+    "exchange": _Column(StringType(), "where it was published; empty for the default exchange", asked_for=True),
+    "userId": _Column(StringType(), "who published it, as far as the broker checks or sets it", asked_for=True),
+    "appId": _Column(StringType(), "the application that published it, as that calls itself", asked_for=True),
+    "contentEncoding": _Column(
+        StringType(), "how the body is encoded, `gzip` for example; it is not decoded", asked_for=True
+    ),
+    "persistent": _Column(BooleanType(), "was the broker to keep it over a restart?", asked_for=True),
+    "groupId": _Column(StringType(), "the group of messages it belongs to", asked_for=True),
+    "groupSequence": _Column(LongType(), "its number within the group", asked_for=True),
+}
 
 #: All columns, in the documented order.
 ALL_COLUMNS = StructType([StructField(name, column.kind) for name, column in _COLUMNS.items()])
@@ -94,7 +90,7 @@ ALL_COLUMNS = StructType([StructField(name, column.kind) for name, column in _CO
 SCHEMA = StructType([field for field in ALL_COLUMNS if not _COLUMNS[field.name].asked_for])
 
 #: What each of them is.
-COLUMN_TEXTS: Mapping[str, str] = MappingProxyType({name: column.text for name, column in _COLUMNS.items()})
+COLUMN_TEXTS: Mapping[str, str] = {name: column.text for name, column in _COLUMNS.items()}
 
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
 
@@ -105,17 +101,15 @@ def _map_type(kind: MapType) -> pa.DataType:
     return pa.map_(pa.string(), value)
 
 
-_ARROW: Mapping[type[DataType], Callable[[Any], pa.DataType]] = MappingProxyType(
-    {
-        StringType: lambda _: pa.string(),
-        BinaryType: lambda _: pa.binary(),
-        BooleanType: lambda _: pa.bool_(),
-        IntegerType: lambda _: pa.int32(),
-        LongType: lambda _: pa.int64(),
-        TimestampType: lambda _: _TIMESTAMP,
-        MapType: _map_type,
-    }
-)
+_ARROW: Mapping[type[DataType], Callable[[Any], pa.DataType]] = {
+    StringType: lambda _: pa.string(),
+    BinaryType: lambda _: pa.binary(),
+    BooleanType: lambda _: pa.bool_(),
+    IntegerType: lambda _: pa.int32(),
+    LongType: lambda _: pa.int64(),
+    TimestampType: lambda _: _TIMESTAMP,
+    MapType: _map_type,
+}
 
 
 class BatchBuilder:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.errors import OptionError
@@ -64,9 +63,9 @@ _TABLE = (
 )  # fmt: skip
 
 #: By name.
-STREAM_OPTIONS: Mapping[str, Option] = MappingProxyType(
-    {option.name: option for option in (*_TABLE, *(OPTIONS[name] for name in _SHARED))}
-)
+STREAM_OPTIONS: Mapping[str, Option] = {
+    option.name: option for option in (*_TABLE, *(OPTIONS[name] for name in _SHARED))
+}
 
 
 class StreamOptions:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -36,10 +35,8 @@ __all__ = ["StreamBatchReader", "StreamReader", "arrow_schema", "stream_schema"]
 _OWN = {"partition": StringType(), "streamOffset": LongType(), "chunkTimestamp": TimestampType()}
 #: What only a delivery of a queue has.
 _OF_QUEUES = frozenset({"redelivered", "deliveryCount"})
-_TYPES = MappingProxyType(
-    {**COLUMN_TYPES, "destination": pa.string(), "partition": pa.string(), "streamOffset": pa.int64(),
-     "chunkTimestamp": TIMESTAMP}
-)  # fmt: skip
+_TYPES = {**COLUMN_TYPES, "destination": pa.string(), "partition": pa.string(), "streamOffset": pa.int64(),
+     "chunkTimestamp": TIMESTAMP}  # fmt: skip
 
 
 def stream_schema(*, include_metadata: bool) -> StructType:
