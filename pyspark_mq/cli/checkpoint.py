@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +27,7 @@ __all__ = [
     "Checkpoint",
     "PlannedEpoch",
     "content_of",
-    "failure",
+    "failing_as",
     "names_in",
     "place_of",
     "read_batch",
@@ -152,7 +153,7 @@ def rewrite(place: str, batch: int, source: int, offset: Mapping[str, Any]) -> N
     Raises:
         CheckpointError: the file cannot be read or written.
     """
-    try:
+    with failing_as(place, f"offsets/{batch} cannot be written"):
         folder = open_folder(place, "offsets")
         lines = folder.read(str(batch)).decode("utf-8").split("\n")
         lines[source + _LINES_BEFORE] = json.dumps(offset)
@@ -160,8 +161,6 @@ def rewrite(place: str, batch: int, source: int, offset: Mapping[str, Any]) -> N
         if checksum in folder.names():
             folder.remove(checksum)
         folder.replace(str(batch), "\n".join(lines).encode())
-    except Exception as failed:
-        raise failure(place, f"offsets/{batch} cannot be written", failed) from failed
 
 
 def names_in(place: str, log: str) -> set[str]:
@@ -170,44 +169,44 @@ def names_in(place: str, log: str) -> set[str]:
     Raises:
         CheckpointError: they cannot be listed.
     """
-    try:
+    with failing_as(place, f"its folder '{log}' cannot be read"):
         return set(open_folder(place, log).names())
-    except Exception as failed:
-        raise failure(place, f"its folder '{log}' cannot be read", failed) from failed
 
 
 def content_of(place: str, log: str, name: str) -> bytes:
-    """The content of one of them.
-
-    Raises:
-        CheckpointError: it cannot be read.
-    """
-    try:
+    """The content of a file; raises as :func:`names_in`."""
+    with failing_as(place, f"{log}/{name} cannot be read"):
         return open_folder(place, log).read(name)
-    except Exception as failed:
-        raise failure(place, f"{log}/{name} cannot be read", failed) from failed
 
 
 def _batches(place: str, log: str) -> list[int]:
-    """Return the batches that have a file in this log."""
+    """The batches that have a file in this log."""
     return [int(name) for name in names_in(place, log) if name.isascii() and name.isdecimal()]
 
 
-def failure(place: str, what: str, failed: Exception) -> CheckpointError:
-    """An error about a checkpoint, without credentials."""
-    return CheckpointError(f"{shown_place(place)}: {what} ({type(failed).__name__}: {redact_in(str(failed), place)})")
+@contextmanager
+def failing_as(place: str, what: str) -> Iterator[None]:
+    """Make whatever a store has against what is done here an error about the checkpoint, without credentials.
+
+    Raises:
+        CheckpointError: with what cannot be done.
+    """
+    try:
+        yield
+    except Exception as failed:
+        reason = redact_in(str(failed), place)
+        raise CheckpointError(f"{shown_place(place)}: {what} ({type(failed).__name__}: {reason})") from failed
 
 
 def read_batch(place: str, batch: int, id_log: str | None = None) -> dict[int, PlannedEpoch | None]:
-    """Return a batch's epoch for each source of the query, by its place; None for a source of another kind.
+    """A batch's epoch for each source of the query, by its place; None for a source of another kind.
 
     Raises:
         CheckpointError: it cannot be read.
     """
-    try:
-        version, *rest = content_of(place, "offsets", str(batch)).decode("utf-8").split("\n")
-    except UnicodeDecodeError as failed:
-        raise failure(place, f"offsets/{batch} cannot be read", failed) from failed
+    content = content_of(place, "offsets", str(batch))
+    with failing_as(place, f"offsets/{batch} cannot be read"):
+        version, *rest = content.decode("utf-8").split("\n")
     if version.strip() != _VERSION:
         text = f"offsets/{batch} is of version {version!r:.20}, and {_VERSION} is what can be read here"
         raise CheckpointError(f"{shown_place(place)}: {text}")
@@ -244,6 +243,5 @@ def _loaded(line: str) -> dict[str, Any]:
 
 
 def _position(offset: Mapping[str, Any]) -> Position:
-    """Describes an offset, whoever's it is."""
     source = str(offset["source"])
     return OffsetCodec(broker=str(offset["broker"]), source=source, ids="", destination=source).decode(dict(offset))

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
-from pyspark_mq.cli.checkpoint import Checkpoint, PlannedEpoch, failure, rewrite
+from pyspark_mq.cli.checkpoint import Checkpoint, PlannedEpoch, failing_as, rewrite
 from pyspark_mq.cli.peek import arrivals, consuming
 from pyspark_mq.dedup import Key, OnMissing, is_content, key_text
 from pyspark_mq.dedup.identity import CONTENT_DIGEST_BYTES
@@ -108,7 +108,7 @@ def seek(one: Open, settings: Settings, patience_s: float) -> dict[str, Found]:
 
 
 def _seek(keys: Sequence[Key], settings: Settings, patience_s: float) -> Found:
-    """Look for the messages of one queue until all are there. Of a message no more is kept than its ID."""
+    """Look until all are there. Of a message no more is kept than its ID."""
     ids, seen = MessageIds.of(settings), 0
     missing_keys: dict[Key, list[Key]] = {}
     for key in keys:
@@ -189,10 +189,7 @@ def mark(place: str, one: Open, found: Mapping[str, Found] | None) -> str:
         "offset": planned.offset,
     }
     name = f"{planned.batch}-{one.source}-{at}.json"
-    try:
+    with failing_as(place, f"the record {RECORDS}/{name} cannot be written, so nothing was changed"):
         open_folder(place, RECORDS).write(name, (json.dumps(record, indent=1) + "\n").encode())
-    except Exception as failed:
-        what = f"the record {RECORDS}/{name} cannot be written, so nothing was changed"
-        raise failure(place, what, failed) from failed
     rewrite(place, planned.batch, one.source, released(planned.offset))
     return f"{RECORDS}/{name}"

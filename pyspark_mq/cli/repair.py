@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pyspark_mq.cli.checkpoint import content_of, failure, names_in, read_batch
+from pyspark_mq.cli.checkpoint import content_of, failing_as, names_in, read_batch
 from pyspark_mq.errors import START_ANEW, CheckpointError
 from pyspark_mq.spark_source.folders import open_folder, shown_place
 from pyspark_mq.spark_source.id_log import IdLog
@@ -159,7 +159,7 @@ class _Log:
         self.whole = {number for name in self._whole if (number := _number(name)) is not None}
 
     def files(self, batch: int, why: str) -> list[Damage]:
-        """Return all files of a batch."""
+        """All files of a batch."""
         return [Damage(self._place, self._log, name, why) for name in sorted(self.names) if _number(name) == batch]
 
     def empty(self, above: int) -> Iterator[Damage]:
@@ -201,14 +201,12 @@ def _beyond(shown: str, why: str) -> CheckpointError:
 
 
 def _remove(damage: Damage) -> None:
-    try:
+    with failing_as(damage.place, f"{damage.file} cannot be removed"):
         folder = open_folder(damage.place, damage.log)
         for name in {damage.name, f".{damage.name}.crc"} & set(folder.names()):
             folder.remove(name)
         if damage.name == _METADATA:
             folder.write(_METADATA, json.dumps({"id": str(uuid.uuid4())}).encode())
-    except Exception as failed:
-        raise failure(damage.place, f"{damage.file} cannot be removed", failed) from failed
 
 
 def _number(name: str) -> int | None:

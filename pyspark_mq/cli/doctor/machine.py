@@ -14,7 +14,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from pyspark_mq import __version__
 from pyspark_mq.admin.checks import Finding, Level
@@ -104,8 +103,7 @@ def look_at_machine() -> Machine:
     driver = _ask(sys.executable, ("pyspark_mq", "pyarrow", "pyspark", _SPARK_FULL))
     chosen = next((name for name in (_DRIVER_PYTHON, _PYTHON) if name in os.environ), "")
     worker = _ask(os.environ.get(chosen, "python3"), ("pyspark_mq", "pyarrow"))
-    java, major = _java()
-    return Machine(driver, worker, chosen, java, major)
+    return Machine(driver, worker, chosen, *_java())
 
 
 def _ask(name: str, modules: Sequence[str]) -> Interpreter:
@@ -114,12 +112,11 @@ def _ask(name: str, modules: Sequence[str]) -> Interpreter:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
         )
-        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return Interpreter(name, **json.loads(done.stdout.splitlines()[-1]))
     except (OSError, subprocess.SubprocessError) as failed:
         return Interpreter(name, problem=f"{type(failed).__name__}: {failed}")
     except (ValueError, IndexError):
         return Interpreter(name, problem=(done.stderr.strip().splitlines() or ["it says nothing"])[-1])
-    return Interpreter(name, found["python"], found["executable"], found["versions"], found["errors"])
 
 
 def _java() -> tuple[str, int]:
@@ -197,9 +194,8 @@ def _java_finding(machine: Machine) -> Finding:
 def _driver(machine: Machine, protocol: str) -> Finding:
     driver = machine.driver
     client = _CLIENTS[protocol]
-    version = driver.versions.get(client)
     text = f"Python {driver.python} ({driver.executable}), pyspark-mq {__version__}, pyarrow "
-    text += f"{driver.versions.get('pyarrow', 'missing')}, {client} {version or 'missing'}"
+    text += f"{driver.versions.get('pyarrow', 'missing')}, {client} {driver.versions.get(client) or 'missing'}"
     missing = next((name for name in ("pyspark_mq", "pyarrow") if name in driver.errors), None)
     if missing is not None:
         return Finding(

@@ -190,5 +190,4 @@ def _contents(chunks: Sequence[Chunk]) -> Iterator[Finding]:
 
 
 def _cut(chunk: Chunk) -> list[bytes]:
-    """The messages of a chunk."""
     return [plain[begin : end - 4] for plain, begins in chunk.pieces() for begin, end in pairwise(begins)]
