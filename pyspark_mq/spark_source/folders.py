@@ -150,9 +150,9 @@ class Folder(ABC):
     def write(self, name: str, data: bytes) -> None:
         """A new file: afterwards it is there as a whole, also after a loss of power."""
 
-    @abstractmethod
     def replace(self, name: str, data: bytes) -> None:
         """Another content for a file that is there."""
+        self.write(name, data)
 
     @abstractmethod
     def read(self, name: str) -> bytes:
@@ -190,9 +190,6 @@ class _Local(Folder):
             os.fsync(folder)
         finally:
             os.close(folder)
-
-    def replace(self, name: str, data: bytes) -> None:
-        self.write(name, data)
 
     def read(self, name: str) -> bytes:
         return (self._path / name).read_bytes()

@@ -39,10 +39,13 @@ _DIGEST_BYTES = 16
 #: own, as it is written before another was seen.
 _SYNCED = "synced.json"
 _TOKEN_BYTES = 4
+_MAKE_ROOM = "Make room and give the user of the driver the right to write there"
 
 
 class IdLog:
-    """Files of one source in a folder, which may have those of others too: a :class:`.JournalFiles`.
+    """Files of one source in a folder, which may have those of others too.
+
+    Its methods are described at :class:`.JournalFiles`.
 
     A file has in its name the token of the source and checkpoint it belongs to. So a new checkpoint over an old folder,
     and another source of a query, have files of their own. No file is ever replaced, as not every store can do that in
@@ -81,7 +84,6 @@ class IdLog:
     # -- files of epochs
 
     def write(self, epoch: int, content: Mapping[str, Any]) -> str:
-        """Keep the file of an epoch, see :class:`.JournalFiles`."""
         data = json.dumps(content).encode()
         name = f"{self.token}-{epoch:012d}-{_digest(data)}.json"
         with self._or_say(
@@ -93,11 +95,6 @@ class IdLog:
         return name
 
     def read(self, file: str) -> Mapping[str, Any]:
-        """Look a file up, see :class:`.JournalFiles`.
-
-        Raises:
-            CheckpointError: it is not there, or not what was written.
-        """
         if self._last is not None and self._last[0] == file:
             return self._last[1]
         advice = (
@@ -118,39 +115,33 @@ class IdLog:
         return content
 
     def beside(self, file: str) -> str:
-        """Name the file beside that of an epoch, see :class:`.JournalFiles`."""
         return f"{_stem(file)}{_BESIDE}.json"
 
     def has(self, file: str) -> bool:
-        """Whether there is such a file, see :class:`.JournalFiles`."""
         with self._or_say(
             f"the file '{file}' cannot be looked up", "Have the folder readable for the user of the driver"
         ):
             return file in self._listed()
 
     def write_beside(self, file: str, content: Mapping[str, Any]) -> None:
-        """Keep the file beside that of an epoch, see :class:`.JournalFiles`."""
         name, data = self.beside(file), json.dumps(content).encode()
         with self._or_say(
             f"what is remembered beside '{file}' cannot be written",
-            "Nothing of the epoch was emitted. Make room and give the user of the driver the right to write there",
+            f"Nothing of the epoch was emitted. {_MAKE_ROOM}",
         ):
             self._write(name, data + b"\n" + _digest(_stem(file).encode() + data).encode())
 
     def note_acknowledged(self, file: str) -> None:
-        """Note that an epoch is about to be acknowledged, see :class:`.JournalFiles`."""
         with self._or_say(
             f"that the epoch of '{file}' is acknowledged cannot be noted",
-            "Nothing of it was acknowledged. Make room and give the user of the driver the right to write there",
+            f"Nothing of it was acknowledged. {_MAKE_ROOM}",
         ):
             self._write(f"{_stem(file)}{_ACKNOWLEDGED}", b"{}")
 
     def acknowledged(self, file: str) -> bool:
-        """Whether that was noted, see :class:`.JournalFiles`."""
         return self.has(f"{_stem(file)}{_ACKNOWLEDGED}")
 
     def given_up(self, file: str) -> Mapping[str, str]:
-        """Look up what an epoch was run without, see :class:`.JournalFiles`."""
         with self._or_say(
             f"what the epoch of '{file}' was run without cannot be looked up",
             "Have the folder readable for the user of the driver, or restore the file",
@@ -161,38 +152,28 @@ class IdLog:
         return found
 
     def give_up(self, file: str, ids: Mapping[str, str]) -> None:
-        """Write down what an epoch is run without, see :class:`.JournalFiles`."""
         with self._or_say(
             f"what the epoch of '{file}' is run without cannot be written down",
-            "Nothing of it was emitted or acknowledged. Make room and give the user of the driver the right to write "
-            "there",
+            f"Nothing of it was emitted or acknowledged. {_MAKE_ROOM}",
         ):
             before = sum(name.startswith(f"{_stem(file)}{_GIVEN_UP}") for name in self._listed())
             self._write(f"{_stem(file)}{_GIVEN_UP}-{before:06d}.json", json.dumps({"queues": dict(ids)}).encode())
 
     def remove(self, files: Collection[str]) -> None:
-        """Remove files of epochs, see :class:`.JournalFiles`."""
         for file in files:
             for name in [name for name in self._listed() if name.startswith(_stem(file))]:
                 self._remove(name)
 
     def remove_others(self, kept: Collection[str], epoch: int) -> None:
-        """Remove what crashes have left, see :class:`.JournalFiles`.
-
-        Files of later epochs are those of a future that this checkpoint, which was restored, does not know: they stay.
-        """
+        # Files of later epochs are of a future that this checkpoint, which was restored, does not know: they stay.
         with contextlib.suppress(Exception):
             self._remove_drafts()
         with contextlib.suppress(Exception):
             stems = set(map(_stem, kept))
             for name in list(self._listed()):
                 found = _FILE.fullmatch(name)
-                if (
-                    found
-                    and found["token"] == self.token
-                    and int(found["epoch"]) <= epoch
-                    and found["stem"] not in stems
-                ):
+                ours = found is not None and found["token"] == self.token and int(found["epoch"]) <= epoch
+                if ours and _stem(name) not in stems:
                     self._remove(name)
 
     def _write(self, name: str, data: bytes) -> None:
@@ -221,10 +202,9 @@ class IdLog:
     # -- what is on the disks
 
     def note_synced(self, epoch: int) -> None:
-        """Note what is on the disks, see :class:`.JournalFiles`."""
         with self._or_say(
             f"that epoch {epoch} is on the disks cannot be noted",
-            "Nothing of it was acknowledged. Make room and give the user of the driver the right to write there",
+            f"Nothing of it was acknowledged. {_MAKE_ROOM}",
         ):
             folder = self._opened()
             noted = self._note() if self._noting else None
@@ -239,12 +219,7 @@ class IdLog:
         )
 
     def lost_power(self, epoch: int) -> bool:
-        """Whether an epoch is another than the noted one, and the machine was started anew since.
-
-        Before Spark 4.2 numbers are times, and a clock may have gone back: which is later they do not say.
-
-        See :class:`.JournalFiles`. Without a note it is not known, and taken for no.
-        """
+        # Before Spark 4.2 numbers are times, and a clock may have gone back: which is later they do not say.
         noted = self._note()
         return noted is not None and bool(noted["epoch"] != epoch and noted["boot"] != _boot())
 
@@ -254,7 +229,6 @@ class IdLog:
         return None if noted is None else noted["epoch"]
 
     def forget_synced(self) -> None:
-        """Remove the note, see :class:`.JournalFiles`."""
         if is_uri(self._place):
             return
         with self._or_say("the note of what is on the disks cannot be removed", "Have the folder writable"):

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from pyspark_mq.errors import OptionError
-from pyspark_mq.sources.endpoint import Endpoint
-from pyspark_mq.sources.url import CONTROL, LOGIN, redact
+from pyspark_mq.sources.endpoint import Endpoint, Tls
+from pyspark_mq.sources.url import CONTROL, LOGIN, BrokerUrl, redact
 from pyspark_mq.spark_source.option_kinds import Kind
 from pyspark_mq.spark_source.option_table import Option
 
@@ -66,17 +66,13 @@ class OptionParser:
     def elsewhere(self, name: str, value: str) -> str:
         """Return what to do about an option that is none of these but of something else; empty if it is unknown."""
         del value
-        kafka = (
-            "is of Kafka's clients; of a broker's 'url', 'username' and 'tls.*' say it"
-            if name.startswith("kafka.")
-            else ""
-        )
-        return _ELSEWHERE.get(name, kafka)
+        kafka = "is of Kafka's clients; of a broker's 'url', 'username' and 'tls.*' say it"
+        return _ELSEWHERE.get(name, kafka if name.startswith("kafka.") else "")
 
     def _unknown(self, name: str) -> str:
-        near = difflib.get_close_matches(name, [known.lower() for known in self.TABLE], n=1)
-        meant = next((known for known in self.TABLE if near and known.lower() == near[0]), None)
-        hint = f"; did you mean '{meant}'?" if meant else "."
+        names = {known.lower(): known for known in self.TABLE}
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"; did you mean '{names[near[0]]}'?" if near else "."
         return f"is unknown{hint} Accepted{self.OF} are {', '.join(self.TABLE)}"
 
     def _text(self, name: str) -> str | None:
@@ -101,6 +97,17 @@ class OptionParser:
         if value is None:
             raise OptionError(name, f"{text!r} is not accepted; accepted {kind.accepted}")
         return value
+
+    def _tls(self, url: BrokerUrl, *, secured: bool) -> Tls:
+        """The options `tls.*`, whose files are read now, so that a wrong one is an error of load()."""
+        used = [name for name in self._values if name.startswith("tls.")]
+        if used and not secured:
+            raise OptionError(used[0], f"is set, but {url} is not a TLS URL; use {url.partner}://")
+        ca, certificate, key = (self._text(name) for name in ("tls.caFile", "tls.certFile", "tls.keyFile"))
+        tls = Tls(ca, certificate, key, self._value("tls.verify"))
+        if secured:
+            tls.context()
+        return tls
 
     def _check_credentials(self, endpoint: Endpoint) -> None:
         """Check that user and password go together, and that a file of the password can be read."""

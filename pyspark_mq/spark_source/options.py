@@ -21,7 +21,7 @@ from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0
 from pyspark_mq.dedup import IdSource, OnMissing
 from pyspark_mq.errors import OptionError
 from pyspark_mq.sources.connections.protocols import SESSIONS
-from pyspark_mq.sources.endpoint import Endpoint, Tls
+from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.settings import CONNECTIONS_MAX, Guarantee, Settings
 from pyspark_mq.sources.url import ESCAPES, BrokerUrl, parse_urls, redact
 from pyspark_mq.spark_source.folders import ID_FOLDER, PLACES, above, below, is_uri, resolve, shown_place
@@ -139,17 +139,16 @@ class _Parser(OptionParser):
 
     def parse(self) -> Options:
         """All options, checked one by one and then against each other."""
-        broker = self._choice_of_broker()
+        self._required("broker", f"accepted are {', '.join(BROKERS)}")
+        broker: Broker = self._value("broker", choice(BROKERS))
         if not broker.proves_new:
             self._values.setdefault("onMissingMessageId", OnMissing.FAIL.value)
         guarantee: Guarantee = self._value("guarantee")
         endpoint = self._endpoint(broker, guarantee)
         prefetch_max = broker.prefetch_max[endpoint.protocol]
-        max_messages = self._max_messages(broker)
-        prefetch_is_shared = self._text("prefetch") is None
-        prefetch = min(2 * max_messages, prefetch_max)
-        if not prefetch_is_shared:
-            prefetch = self._value("prefetch", count(1, prefetch_max))
+        max_messages = self._value("maxMessagesPerTrigger") or broker.epoch_messages
+        own_prefetch = self._value("prefetch", count(1, prefetch_max))
+        prefetch = own_prefetch or min(2 * max_messages, prefetch_max)
         receivers = self._value("receivers")
         if receivers > 1 and not hasattr(os, "memfd_create"):
             problem = f"{receivers} needs files in memory (memfd_create), which this Python on {sys.platform} has not"
@@ -158,7 +157,7 @@ class _Parser(OptionParser):
         if consumers > 1 and endpoint.topic is not None:
             endpoint = self._shared(endpoint, consumers)
         queues = self._queues(consumers)
-        maximum = min(max_messages, prefetch * consumers * (1 if prefetch_is_shared else max(1, len(queues))))
+        maximum = min(max_messages, prefetch * consumers * (max(1, len(queues)) if own_prefetch else 1))
         settings = Settings(
             endpoint=endpoint,
             id_source=self._id_source(),
@@ -168,7 +167,7 @@ class _Parser(OptionParser):
             consumers=consumers,
             queues=queues,
             pattern=self._pattern(),
-            prefetch_is_shared=prefetch_is_shared,
+            prefetch_is_shared=own_prefetch is None,
             **self._fields(Settings),
         )
         id_log = self._id_log()
@@ -216,12 +215,12 @@ class _Parser(OptionParser):
         return text
 
     def _management(self, endpoint: Endpoint) -> Management | None:
-        given = self._text("managementUrl")
+        management, given = None, self._text("managementUrl")
         if given is not None:
             # It loads the web client of the standard library, for who asks for it.
             from pyspark_mq.admin.http import Management  # noqa: PLC0415
 
-        management = None if given is None else Management.of(given, endpoint)
+            management = Management.of(given, endpoint)
         if management is None and "managementInterval" in self._values:
             raise OptionError("managementInterval", "is set, and goes with 'managementUrl', which is not")
         if self._pattern() is None:
@@ -230,9 +229,8 @@ class _Parser(OptionParser):
         elif management is None:
             listing = endpoint.broker.listing
             example = "" if listing is None else f", for example {listing.url}"
-            raise OptionError(
-                "managementUrl", f"is required with 'queuePattern': the queues are looked up there{example}"
-            )
+            problem = f"is required with 'queuePattern': the queues are looked up there{example}"
+            raise OptionError("managementUrl", problem)
         return management
 
     def _queues(self, consumers: int) -> tuple[str, ...]:
@@ -247,8 +245,9 @@ class _Parser(OptionParser):
         return tuple(names) if len(names) > 1 else ()
 
     def _consumers(self, endpoint: Endpoint, receivers: int) -> int:
-        if self._text("consumers") is not None:
-            return int(self._value("consumers"))
+        given: int | None = self._value("consumers")
+        if given is not None:
+            return given
         # A process without a connection has nothing to do. Those of a topic cannot share it everywhere, and how many
         # queues match a pattern is not known.
         if endpoint.topic is not None or self._text("queuePattern") is not None:
@@ -266,16 +265,6 @@ class _Parser(OptionParser):
         # Over AMQP 1.0 a shared subscription is another one than one that is not.
         return replace(endpoint, shared=endpoint.protocol == AMQP_1_0)
 
-    def _choice_of_broker(self) -> Broker:
-        self._required("broker", f"accepted are {', '.join(BROKERS)}")
-        found: Broker = self._value("broker", choice(BROKERS))
-        return found
-
-    def _max_messages(self, broker: Broker) -> int:
-        if self._text("maxMessagesPerTrigger") is None:
-            return broker.epoch_messages
-        return int(self._value("maxMessagesPerTrigger"))
-
     def _min_messages(self, maximum: int) -> int:
         minimum: int = self._value("minMessagesPerTrigger")
         if minimum > maximum:
@@ -286,11 +275,10 @@ class _Parser(OptionParser):
     def _endpoint(self, broker: Broker, guarantee: Guarantee) -> Endpoint:
         urls = parse_urls(self._required("url", "for example amqp://user:password@host:5672/vhost"))
         if urls[0].virtual_host != "/" and not broker.virtual_hosts:
-            path = urls[0].virtual_host
-            raise OptionError(
-                "url", f"{urls[0]} has the path '/{path}', but broker '{broker.name}' has no virtual hosts"
-            )
+            problem = f"{urls[0]} has the path '/{urls[0].virtual_host}'"
+            raise OptionError("url", f"{problem}, but broker '{broker.name}' has no virtual hosts")
         protocol = self._protocol(broker, urls[0])
+        secured = urls[0].tls or (self._text("managementUrl") or "").lower().startswith("https:")
         endpoint = Endpoint(
             broker=broker,
             protocol=protocol,
@@ -299,9 +287,11 @@ class _Parser(OptionParser):
             username=self._text("username"),
             password=self._text("password"),
             password_file=self._text("passwordFile"),
-            tls=self._tls(urls),
+            tls=self._tls(urls[0], secured=secured),
             **self._fields(Endpoint),
         )
+        if endpoint.tls.key_file is not None and endpoint.tls.cert_file is None:
+            raise OptionError("tls.keyFile", "is set without 'tls.certFile'")
         self._check_credentials(endpoint)
         if protocol == AMQP_0_9_1:
             self._check_short_strings(endpoint)
@@ -360,23 +350,6 @@ class _Parser(OptionParser):
         if selector is not None and not broker.selectors:
             raise OptionError("selector", f"broker '{broker.name}' has no selectors; filter in Spark instead")
         return {"queue": queue, "topic": topic, "subscription": subscription, "selector": selector}
-
-    def _tls(self, urls: tuple[BrokerUrl, ...]) -> Tls:
-        used = [name for name in self._values if name.startswith("tls.")]
-        secured = urls[0].tls or (self._text("managementUrl") or "").lower().startswith("https:")
-        if used and not secured:
-            raise OptionError(used[0], f"is set, but {urls[0]} is not a TLS URL; use {urls[0].partner}://")
-        if self._text("tls.keyFile") is not None and self._text("tls.certFile") is None:
-            raise OptionError("tls.keyFile", "is set without 'tls.certFile'")
-        tls = Tls(
-            ca_file=self._text("tls.caFile"),
-            cert_file=self._text("tls.certFile"),
-            key_file=self._text("tls.keyFile"),
-            verify=self._value("tls.verify"),
-        )
-        if secured:
-            tls.context()  # the files are read now, so that a wrong one is an error of load()
-        return tls
 
     def _id_source(self) -> IdSource:
         text = self._text("messageIdFrom") or ""

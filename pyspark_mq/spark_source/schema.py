@@ -6,7 +6,7 @@ Deliveries are rows of Arrow blocks by the time they come here, in the types of 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 from pyspark.sql.types import (
@@ -48,10 +48,7 @@ _COLUMNS: Mapping[str, _Column] = {
         "the ID as `messageIdFrom` says, in full. Null without an ID: do not merge by it unless all messages have one",
     ),
     "body": _Column(BinaryType(), "the payload"),
-    "destination": _Column(
-        StringType(),
-        "the `queue` (or `topic`) that is read, not what it was published with",
-    ),
+    "destination": _Column(StringType(), "the `queue` (or `topic`) that is read, not what it was published with"),
     "properties": _Column(MapType(StringType(), StringType()), "as text; an empty map if there are none"),
     "correlationId": _Column(StringType(), "what a producer set to pair answers with requests"),
     "replyTo": _Column(StringType(), "where an answer is wanted"),
@@ -59,10 +56,7 @@ _COLUMNS: Mapping[str, _Column] = {
     "type": _Column(StringType(), "what the producer calls this kind of message"),
     "priority": _Column(IntegerType(), "as the broker sorts by it"),
     "timestamp": _Column(TimestampType(), "null if absent or out of range"),
-    "expiration": _Column(
-        TimestampType(),
-        "null if absent. A time to live of the queue or a policy is not seen",
-    ),
+    "expiration": _Column(TimestampType(), "null if absent. A time to live of the queue or a policy is not seen"),
     "redelivered": _Column(
         BooleanType(),
         "what the broker says of this delivery. Brokers leave it out at times; nothing is decided by it",
@@ -92,24 +86,17 @@ SCHEMA = StructType([field for field in ALL_COLUMNS if not _COLUMNS[field.name].
 #: What each of them is.
 COLUMN_TEXTS: Mapping[str, str] = {name: column.text for name, column in _COLUMNS.items()}
 
-_TIMESTAMP = pa.timestamp("us", tz="UTC")
+_ARROW: Mapping[type[DataType], pa.DataType] = {
+    StringType: pa.string(), BinaryType: pa.binary(), BooleanType: pa.bool_(), IntegerType: pa.int32(),
+    LongType: pa.int64(), TimestampType: pa.timestamp("us", tz="UTC"),
+}  # fmt: skip
 
 
-def _map_type(kind: MapType) -> pa.DataType:
-    # Spark compares the types of record batches down to the nullability of map values.
-    value = pa.field("value", pa.string(), nullable=kind.valueContainsNull)
-    return pa.map_(pa.string(), value)
-
-
-_ARROW: Mapping[type[DataType], Callable[[Any], pa.DataType]] = {
-    StringType: lambda _: pa.string(),
-    BinaryType: lambda _: pa.binary(),
-    BooleanType: lambda _: pa.bool_(),
-    IntegerType: lambda _: pa.int32(),
-    LongType: lambda _: pa.int64(),
-    TimestampType: lambda _: _TIMESTAMP,
-    MapType: _map_type,
-}
+def _arrow_type(kind: DataType) -> pa.DataType:
+    if isinstance(kind, MapType):
+        # Spark compares the types of record batches down to the nullability of map values.
+        return pa.map_(pa.string(), pa.field("value", pa.string(), nullable=kind.valueContainsNull))
+    return _ARROW[type(kind)]
 
 
 class BatchBuilder:
@@ -128,13 +115,8 @@ class BatchBuilder:
         if not schema.fields:
             raise SchemaError(f"the schema is empty; choose from {', '.join(_COLUMNS)}")
         self._schema = pa.schema(
-            [pa.field(f.name, _ARROW[type(f.dataType)](f.dataType), nullable=f.nullable) for f in schema.fields]
+            [pa.field(f.name, _arrow_type(f.dataType), nullable=f.nullable) for f in schema.fields]
         )
-
-    @property
-    def names(self) -> list[str]:
-        """The columns, in order."""
-        return list(self._schema.names)
 
     @property
     def block_schema(self) -> pa.Schema:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.errors import OptionError
-from pyspark_mq.sources.endpoint import Endpoint, Tls
+from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.url import parse_urls
 from pyspark_mq.spark_source.option_kinds import FLAG, choice, count, duration_s
 from pyspark_mq.spark_source.option_parser import OptionParser, redacting
@@ -68,7 +69,7 @@ STREAM_OPTIONS: Mapping[str, Option] = {
 }
 
 
-class StreamOptions:
+class StreamOptions(NamedTuple):
     """All options of a query, typed.
 
     Attributes:
@@ -76,8 +77,9 @@ class StreamOptions:
         include_metadata: all columns, where the user gives no schema.
     """
 
-    def __init__(self, streaming: Settings, batch: Settings, *, include_metadata: bool) -> None:
-        self.streaming, self.batch, self.include_metadata = streaming, batch, include_metadata
+    streaming: Settings
+    batch: Settings
+    include_metadata: bool
 
 
 def is_stream(given: Mapping[str, str]) -> bool:
@@ -109,9 +111,7 @@ class _Parser(OptionParser):
     def parse(self) -> StreamOptions:
         self._required("broker", "accepted is rabbitmq, where streams are")
         self._value("broker", choice({"rabbitmq": True}))
-        return StreamOptions(
-            self._settings(LATEST), self._settings(EARLIEST), include_metadata=self._value("includeMetadata")
-        )
+        return StreamOptions(self._settings(LATEST), self._settings(EARLIEST), self._value("includeMetadata"))
 
     def _settings(self, default: int) -> Settings:
         low, high = self._value("minOffsetsPerTrigger"), self._value("maxOffsetsPerTrigger")
@@ -153,14 +153,6 @@ class _Parser(OptionParser):
 
     def _endpoint(self) -> Endpoint:
         urls = parse_urls(self._text("url") or "")
-        tls_options = [name for name in self._values if name.startswith("tls.")]
-        if tls_options and not urls[0].tls:
-            raise OptionError(tls_options[0], f"is set, but {urls[0]} is not a TLS URL; use {urls[0].partner}://")
-        tls = Tls(
-            self._text("tls.caFile"), self._text("tls.certFile"), self._text("tls.keyFile"), self._value("tls.verify")
-        )
-        if urls[0].tls:
-            tls.context()
         endpoint = Endpoint(
             broker=BROKERS["rabbitmq"],
             protocol="stream",
@@ -168,7 +160,7 @@ class _Parser(OptionParser):
             username=self._text("username"),
             password=self._text("password"),
             password_file=self._text("passwordFile"),
-            tls=tls,
+            tls=self._tls(urls[0], secured=urls[0].tls),
             connect_timeout_s=self._value("connectTimeout"),
             reconnect_timeout_s=self._value("reconnectTimeout"),
             heartbeat_s=self._value("heartbeat", duration_s(1, 65_535)),
