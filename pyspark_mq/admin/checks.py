@@ -27,9 +27,6 @@ _AMPLE_DELIVERIES = 20
 #: Default of RabbitMQ's `consumer_timeout`, seconds.
 _USUAL_TIMEOUT_S = 1_800.0
 _IDS_SHOWN = 3
-#: Checks that are not logged when a query starts: they have a warning of their own, or are asked
-#: for by the command only.
-_NOT_LOGGED = frozenset({"other-consumers"})
 
 
 class Level(IntEnum):
@@ -91,7 +88,8 @@ class Sample:
 def worth_a_line(facts: QueueFacts, settings: Settings) -> list[str]:
     """Lines to log when a query starts, from what its connection reports."""
     found = check_queue(facts, settings, "")
-    return [str(one) for one in found if one.level >= Level.WARNING and one.check not in _NOT_LOGGED]
+    # Of other consumers a query warns by itself.
+    return [str(one) for one in found if one.level >= Level.WARNING and one.check != "other-consumers"]
 
 
 def check_queue(facts: QueueFacts, settings: Settings, to_know: str) -> list[Finding]:

@@ -105,7 +105,6 @@ class Management:
 
     @property
     def user(self) -> str | None:
-        """User name of the requests; None without one."""
         return self.username if self.username is not None else self.endpoint.user(self.endpoint.urls[0])
 
     def names(self) -> list[str]:
@@ -148,11 +147,7 @@ class Management:
     # -- questions
 
     def get(self, *path: str) -> dict[str, Any] | None:
-        """The object that RabbitMQ's API has at a path; None if there is nothing.
-
-        Args:
-            path: its parts below `/api`, not quoted.
-        """
+        """The object that RabbitMQ's API has at a path (parts below `/api`, not quoted); None if there is nothing."""
         found = self._at(path)
         return None if found is None else self._object(found)
 

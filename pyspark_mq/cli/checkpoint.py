@@ -2,7 +2,8 @@
 
 A checkpoint has a folder ``offsets`` with a file for each batch that was planned, and a folder ``commits`` with one for
 each that was committed (Spark: ``HDFSMetadataLog.scala``, ``OffsetSeqLog.scala``). A file of offsets has a line with
-its version, one with metadata, and one for each source of the query, ``-`` where it has none.
+its version, one with metadata, and one for each source of the query, ``-`` where it has none. What is not there or
+cannot be read or written is a CheckpointError.
 """
 
 from __future__ import annotations
@@ -64,11 +65,7 @@ class PlannedEpoch:
 
     @property
     def planned(self) -> Mapping[str, Sequence[Key]]:
-        """Name of a queue -> the IDs of the epoch, in order, without what it is run without.
-
-        Raises:
-            CheckpointError: its file cannot be read.
-        """
+        """Name of a queue -> the IDs of the epoch, in order, without what it is run without."""
         return planned_in(self.files, self.position.file, str(self.offset["source"]))
 
 
@@ -121,9 +118,6 @@ def read_checkpoint(place: str, id_log: str | None = None) -> Checkpoint:
     Args:
         place: the `checkpointLocation`, as :func:`place_of` gives it.
         id_log: where the ID log is, if it is in no folder of the checkpoint.
-
-    Raises:
-        CheckpointError: there is no checkpoint, it cannot be read, or it has no source of this kind.
     """
     shown, batches = shown_place(place), _batches(place, "offsets")
     if not batches:
@@ -149,9 +143,6 @@ def rewrite(place: str, batch: int, source: int, offset: Mapping[str, Any]) -> N
 
     Hadoop keeps a checksum beside each file on a local disk, and refuses the file when it does not fit; without one it
     reads the file (``ChecksumFileSystem.java``). So the checksum goes first.
-
-    Raises:
-        CheckpointError: the file cannot be read or written.
     """
     with failing_as(place, f"offsets/{batch} cannot be written"):
         folder = open_folder(place, "offsets")
@@ -164,17 +155,13 @@ def rewrite(place: str, batch: int, source: int, offset: Mapping[str, Any]) -> N
 
 
 def names_in(place: str, log: str) -> set[str]:
-    """Names of the files of one of Spark's logs.
-
-    Raises:
-        CheckpointError: they cannot be listed.
-    """
+    """Names of the files of one of Spark's logs."""
     with failing_as(place, f"its folder '{log}' cannot be read"):
         return set(open_folder(place, log).names())
 
 
 def content_of(place: str, log: str, name: str) -> bytes:
-    """The content of a file; raises as :func:`names_in`."""
+    """The content of one of them."""
     with failing_as(place, f"{log}/{name} cannot be read"):
         return open_folder(place, log).read(name)
 
@@ -186,11 +173,7 @@ def _batches(place: str, log: str) -> list[int]:
 
 @contextmanager
 def failing_as(place: str, what: str) -> Iterator[None]:
-    """Make whatever a store has against what is done here an error about the checkpoint, without credentials.
-
-    Raises:
-        CheckpointError: with what cannot be done.
-    """
+    """Make whatever a store has against what is done here an error about the checkpoint, without credentials."""
     try:
         yield
     except Exception as failed:
@@ -199,11 +182,7 @@ def failing_as(place: str, what: str) -> Iterator[None]:
 
 
 def read_batch(place: str, batch: int, id_log: str | None = None) -> dict[int, PlannedEpoch | None]:
-    """A batch's epoch for each source of the query, by its place; None for a source of another kind.
-
-    Raises:
-        CheckpointError: it cannot be read.
-    """
+    """A batch's epoch for each source of the query, by its place; None for a source of another kind."""
     content = content_of(place, "offsets", str(batch))
     with failing_as(place, f"offsets/{batch} cannot be read"):
         version, *rest = content.decode("utf-8").split("\n")

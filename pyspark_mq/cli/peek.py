@@ -3,7 +3,7 @@
 They are received like any others, and not acknowledged: the end of the connection gives them back, each where it was.
 On queues that count deliveries (quorum queues of RabbitMQ, Artemis) that is one more for each message that was handed
 out, and a message that has as many as its queue allows is dead-lettered or dropped. So no more are asked for than
-are shown.
+are shown. What does not let them be had is an MqError.
 """
 
 from __future__ import annotations
@@ -36,9 +36,6 @@ def peek(settings: Settings, maximum: int, patience_s: float) -> list[dict[str, 
 
     Returns:
         rows by column; bodies as bytes, timestamps in microseconds since 1970, `properties` as a mapping.
-
-    Raises:
-        MqError: they cannot be had.
     """
     rows = []
     for one in settings.by_queue():
@@ -50,11 +47,7 @@ def peek(settings: Settings, maximum: int, patience_s: float) -> list[dict[str, 
 
 @contextmanager
 def consuming(settings: Settings, maximum: int) -> Iterator[Session]:
-    """A session that is handed so many messages of a queue, and gives them back at its end.
-
-    Raises:
-        MqError: it cannot be opened, or ended by itself.
-    """
+    """A session that is handed so many messages of a queue, and gives them back at its end."""
     session = make_session(settings)
     try:
         open_first(session, settings)
@@ -68,21 +61,13 @@ def consuming(settings: Settings, maximum: int) -> Iterator[Session]:
 
 
 def make_session(settings: Settings, *, browses: bool = False) -> Session:
-    """Make a session with the queue of a query.
-
-    Raises:
-        MissingExtraError: the library of the protocol is not installed.
-    """
+    """Make a session with the queue of a query."""
     options = SessionOptions(settings.on_unreadable is not OnUnreadable.FAIL, browses)
     return session_class(settings.endpoint.protocol)(settings.endpoint, 1, Sink(), options)
 
 
 def open_first(session: Session, settings: Settings) -> Greeting:
-    """Open it at the first candidate that answers.
-
-    Raises:
-        MqError: none does, or it refuses.
-    """
+    """Open it at the first candidate that answers."""
     unavailable: BrokerUnavailableError | None = None
     for url in settings.endpoint.urls:
         try:

@@ -65,11 +65,7 @@ class Found:
 
 
 def open_epochs(checkpoint: Checkpoint) -> list[Open]:
-    """The epochs of a checkpoint that wait for messages.
-
-    Raises:
-        CheckpointError: there is none.
-    """
+    """The epochs of a checkpoint that wait for messages; a CheckpointError if there is none."""
     opened = []
     for source in sorted(checkpoint.epochs):
         newest = checkpoint.open(source)
@@ -89,15 +85,8 @@ def seek(one: Open, settings: Settings, patience_s: float) -> dict[str, Found]:
     """Look for the messages of an epoch in their queues, and give back what is there.
 
     Args:
-        settings: of the query.
+        settings: of the query; a CheckpointError if it reads something else.
         patience_s: for how long none may come.
-
-    Returns:
-        of each queue what was found.
-
-    Raises:
-        CheckpointError: the query reads something else.
-        MqError: the queues cannot be read.
     """
     replace(OffsetCodec.of(settings), log=one.planned.files).decode(dict(one.planned.offset))
     found = {}
@@ -170,9 +159,6 @@ def mark(place: str, one: Open, found: Mapping[str, Found] | None) -> str:
 
     Returns:
         the record, a path within the checkpoint.
-
-    Raises:
-        CheckpointError: the checkpoint cannot be written.
     """
     at = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
     planned = one.planned

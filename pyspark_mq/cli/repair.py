@@ -50,7 +50,6 @@ class Damage:
 
     @property
     def file(self) -> str:
-        """Path of the file below the folder."""
         return f"{self.log}/{self.name}".lstrip("/")
 
 
@@ -69,11 +68,7 @@ class Repair:
     epoch: int
 
     def carry_out(self) -> None:
-        """Remove the files and the checksums that Hadoop keeps beside them, and note that the rest is whole.
-
-        Raises:
-            CheckpointError: one cannot be removed.
-        """
+        """Remove the files and the checksums that Hadoop keeps beside them, and note that the rest is whole."""
         for damage in self.damages:
             _remove(damage)
         os.sync()
@@ -159,7 +154,6 @@ class _Log:
         self.whole = {number for name in self._whole if (number := _number(name)) is not None}
 
     def files(self, batch: int, why: str) -> list[Damage]:
-        """All files of a batch."""
         return [Damage(self._place, self._log, name, why) for name in sorted(self.names) if _number(name) == batch]
 
     def empty(self, above: int) -> Iterator[Damage]:

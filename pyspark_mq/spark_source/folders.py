@@ -54,15 +54,11 @@ def open_folder(place: str, below: str = "") -> Folder:
     Args:
         place: as :func:`resolve` gives it.
         below: the name of a folder in it, which is the one to open.
-
-    Raises:
-        Exception: whatever `pyarrow.fs` has against the URI.
     """
     return _Remote(place, below) if is_uri(place) else _Local(Path(place, below))
 
 
 def is_uri(place: str) -> bool:
-    """Return whether a place is a URI, not a path."""
     return _URI.fullmatch(place) is not None
 
 

@@ -54,11 +54,7 @@ class _Memory:
 
     @contextmanager
     def opened(self, flags: int) -> Iterator[int]:
-        """Descriptor of the memory here.
-
-        Raises:
-            OSError: it is not there.
-        """
+        """Descriptor of the memory here; an OSError if it is not there."""
         # Whatever has come into its place must not be waited for.
         file = os.open(self.path, flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         try:
@@ -84,11 +80,7 @@ class _OwnMemory:
         self.shared = _Memory(self.file, name)
 
     def allocate(self, size: int) -> pa.Buffer:
-        """Allocate all of it, once.
-
-        Raises:
-            OSError: there is no room for it.
-        """
+        """Allocate all of it, once; an OSError if there is no room."""
         from mmap import mmap  # noqa: PLC0415 - planners import this module as well
 
         # Now: what is missing later ends the process.

@@ -95,8 +95,8 @@ class QueueListener(StreamingQueryListener):
                 raise ConfigurationError("give 'prometheus' or 'meter_provider', not both")
             meter_provider = serve(prometheus)
         self._log_every_s = log_every_s
-        self._metrics = Metrics.of(meter_provider)
-        self._spans = Spans.of(tracer_provider)
+        self._metrics = Metrics(meter_provider)
+        self._spans = Spans(tracer_provider)
         self._runs: dict[str, _Watched] = {}
         #: Spark Connect gives a listener its session, classic Spark does not.
         self._session = SparkSession.getActiveSession()

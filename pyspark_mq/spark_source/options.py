@@ -91,11 +91,7 @@ class Options:
     include_metadata: bool = False
 
     def check_place(self) -> None:
-        """See whether there is a place for message IDs, where they are needed.
-
-        Raises:
-            OptionError: there is none.
-        """
+        """Raise an OptionError if there is no place for message IDs, and they are needed."""
         if self.settings.guarantee.identifies and self.id_log is None:
             raise OptionError(
                 "checkpointLocation",
@@ -122,7 +118,6 @@ class _Parser(OptionParser):
     TABLE = OPTIONS
 
     def elsewhere(self, name: str, value: str) -> str:
-        """Return what to do about an option of something else: a path, streams, Kafka's source, or a client."""
         if name == "path":
             return f"{value!r}: a queue has no path; use .option('queue', {value!r}) and load() without an argument"
         if name == "stream":

@@ -30,14 +30,8 @@ __all__ = ["begin_source"]
 def begin_source(options: Options, codec: OffsetCodec, schema: pa.Schema) -> tuple[EpochSource, Workers]:
     """The source of a query, and who keeps its connections. It opens nothing yet.
 
-    Parameters
-    ----------
-    options : Options
-        the query's
-    codec : OffsetCodec
-        of its offsets
-    schema : pa.Schema
-        the columns of the blocks to make of deliveries
+    Args:
+        schema: the columns of the blocks to make of deliveries.
     """
     watch_parent()
     # Tens of thousands of deliveries are held at a time and none of them is part of a cycle, so
@@ -66,7 +60,6 @@ def begin_source(options: Options, codec: OffsetCodec, schema: pa.Schema) -> tup
 
 
 def _store(options: Options, queue: Settings) -> SeenStore:
-    """The store of one queue of the query."""
     if options.dedup_store == "checkpoint":
         return CheckpointOnly()
     codec = OffsetCodec.of(queue)

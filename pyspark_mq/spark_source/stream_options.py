@@ -89,11 +89,7 @@ def is_stream(given: Mapping[str, str]) -> bool:
 
 
 def parse_stream_options(given: Mapping[str, str]) -> StreamOptions:
-    """Check and type the options.
-
-    Raises:
-        OptionError: with the name, the value, and what is accepted.
-    """
+    """Check and type the options, see :func:`.parse_options`."""
     with redacting(given):
         return _Parser(given).parse()
 
@@ -102,7 +98,6 @@ class _Parser(OptionParser):
     TABLE, OF = STREAM_OPTIONS, " of streams"
 
     def elsewhere(self, name: str, value: str) -> str:
-        """Return what to do about an option of a queue, of Kafka's source, or of a client."""
         queues = {known.lower(): known for known in OPTIONS}
         if name in queues:
             return _INSTEAD.get(queues[name], _NOTHING)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
@@ -12,22 +12,16 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType, Tim
 from pyspark_mq.errors import SchemaError
 from pyspark_mq.sources.amqp10.arrays import COLUMN_TYPES, TIMESTAMP
 from pyspark_mq.spark_source.failures import in_words
+from pyspark_mq.spark_source.read_limits import (
+    ReadAllAvailable,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+    is_unlimited,
+)
 from pyspark_mq.spark_source.schema import ALL_COLUMNS, SCHEMA
 from pyspark_mq.streams.planner import Planned, Planner
 from pyspark_mq.streams.rows import range_batches
 from pyspark_mq.streams.settings import Settings
-
-if TYPE_CHECKING:
-    from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow
-else:
-    try:
-        from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow
-    except ImportError:  # before Spark 4.2: no limits, no AvailableNow
-
-        class SupportsTriggerAvailableNow:
-            """Stands in for the mix-in that this Spark does not have."""
-
-        ReadAllAvailable = ReadMaxRows = None
 
 __all__ = ["StreamBatchReader", "StreamReader", "arrow_schema", "stream_schema"]
 
@@ -49,10 +43,8 @@ def stream_schema(*, include_metadata: bool) -> StructType:
 def arrow_schema(schema: StructType) -> pa.Schema:
     """The columns of a query as Arrow has them.
 
-    Raises
-    ------
-    SchemaError
-        it names a column or a type that there is not
+    Raises:
+        SchemaError: it names a column or a type that there is not.
     """
     known = {field.name: field.dataType for field in stream_schema(include_metadata=True)}
     fields = []
@@ -76,7 +68,7 @@ class _RangePartition(InputPartition):
         self.planned = planned
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.planned.range})"
+        return f"_RangePartition({self.planned.range})"
 
 
 class _Tasks:
@@ -100,15 +92,7 @@ class _Tasks:
 
 
 class StreamBatchReader(_Tasks, DataSourceReader):
-    """Reader of ranges of streams, once.
-
-    Parameters
-    ----------
-    settings : Settings
-        the query's options
-    schema : StructType
-        the columns to build
-    """
+    """Reader of ranges of streams, once."""
 
     @in_words
     def partitions(self) -> Sequence[InputPartition]:
@@ -117,15 +101,7 @@ class StreamBatchReader(_Tasks, DataSourceReader):
 
 
 class StreamReader(_Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reader of the streams of one query, epoch by epoch. An offset is a place in each partition, and its own proof.
-
-    Parameters
-    ----------
-    settings : Settings
-        the query's options
-    schema : StructType
-        the columns to build
-    """
+    """Reader of the streams of one query, epoch by epoch. An offset is a place in each partition, and its own proof."""
 
     @in_words
     def initialOffset(self) -> dict[str, Any]:
@@ -145,8 +121,7 @@ class StreamReader(_Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
     @in_words
     def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
         """Plan the next epoch."""
-        unlimited = ReadAllAvailable is not None and isinstance(limit, ReadAllAvailable)
-        return self._planner.latest(start, limited=not unlimited)
+        return self._planner.latest(start, limited=not is_unlimited(limit))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Counters. Spark shows them in the progress as the source's `latestOffset`."""

@@ -33,11 +33,6 @@ class Access:
     reconnect_timeout_s: float = 600.0
     heartbeat_s: float = 60.0
 
-    @property
-    def virtual_host(self) -> str:
-        """Virtual host of all URLs."""
-        return self.urls[0].virtual_host
-
     def context(self) -> ssl.SSLContext:
         """Make the TLS context."""
         context = ssl.create_default_context(cadata=self.ca)

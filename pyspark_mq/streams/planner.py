@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from pyspark_mq.errors import DestinationError, OptionError
 from pyspark_mq.streams.access import Access, make_access
@@ -23,6 +23,7 @@ from pyspark_mq.streams.topology import located, persistently
 
 __all__ = ["Planned", "Planner"]
 
+A = ParamSpec("A")
 T = TypeVar("T")
 
 _log = logging.getLogger("pyspark_mq")
@@ -47,11 +48,7 @@ class Planned(NamedTuple):
 
 
 class Planner:
-    """Plans the epochs of one query. Used by one thread; connects when it is first asked.
-
-    Args:
-        settings: the options.
-    """
+    """Plans the epochs of one query. Used by one thread; connects when it is first asked."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -111,16 +108,20 @@ class Planner:
                 gone, self._looked_s = missing.stream, float("-inf")
         raise loss(gone, "its nodes say that it exists, and when they are asked about it that it does not")
 
-    def _ask(self, partition: str, ask: Callable[[Connection], T]) -> T:
+    def _ask(
+        self, ask: Callable[Concatenate[Connection, str, A], T], partition: str, *given: A.args, **named: A.kwargs
+    ) -> T:
+        """Ask the members of a partition."""
         assert self._access is not None
-        return persistently(self._access, self._members.get(partition, ()), ask)
+        members = self._members.get(partition, ())
+        return persistently(self._access, members, lambda connection: ask(connection, partition, *given, **named))
 
     def _end(self, partition: str, floor: int) -> End:
         """Return the committed end; one below the floor only when it has stayed there."""
         deadline = time.monotonic() + _BACK_S
         while True:
             known, settled = self._ends.get(partition), partition in self._settled
-            end = self._ask(partition, lambda connection: end_of(connection, partition, known, patient=not settled))  # noqa: B023
+            end = self._ask(end_of, partition, known, patient=not settled)
             if end.identity is None or end.next >= floor or time.monotonic() > deadline:
                 self._ends[partition] = end
                 self._settled.add(partition)
@@ -152,20 +153,19 @@ class Planner:
         for given in (where.offsets or {}, where.times_ms or {}):
             unknown = [name for name in given if name not in self._names]
             if unknown:
-                raise OptionError(
-                    option, f"names partition '{unknown[0]}', which is none of {', '.join(self._names)}; correct it"
-                )
+                problem = f"names partition '{unknown[0]}', which is none of {', '.join(self._names)}"
+                raise OptionError(option, f"{problem}; correct it")
         return {name: self._resolve(option, where, name) for name in self._names}
 
     def _resolve(self, option: str, where: Where, partition: str) -> Place:
         end = self._end(partition, 0)
         since_ms = (where.times_ms or {}).get(partition, where.since_ms)
         offset = (where.offsets or {}).get(partition, where.offset)
-        first = self._ask(partition, lambda connection: first_of(connection, partition))
+        first = self._ask(first_of, partition)
         if since_ms is not None and end.identity is not None:
             offset = LATEST
             if end.identity.timestamp_ms >= since_ms:
-                offset = self._ask(partition, lambda connection: chunk_since(connection, partition, since_ms)).first
+                offset = self._ask(chunk_since, partition, since_ms).first
         if offset == LATEST or end.identity is None:
             if offset > end.next:
                 raise OptionError(option, f"{offset} is behind the end of stream '{partition}', which has nothing yet")
@@ -173,20 +173,15 @@ class Planner:
         if offset == EARLIEST:
             return Place(first)
         if offset > end.next:
-            raise OptionError(
-                option, f"{offset} is behind the end of stream '{partition}', which is {end.next}; correct it"
-            )
+            problem = f"{offset} is behind the end of stream '{partition}', which is {end.next}"
+            raise OptionError(option, f"{problem}; correct it")
         if offset < first:
-            self._note_loss(partition, f"offsets {offset} to {first - 1} of '{option}' are gone: retention took them",
-                            first - offset)  # fmt: skip
+            text = f"offsets {offset} to {first - 1} of '{option}' are gone: retention took them"
+            self._note_loss(partition, text, first - offset)
             return Place(first)
-        return self._place(partition, offset, first)
-
-    def _place(self, partition: str, offset: int, first: int) -> Place:
-        """The place at an offset, with the identity of the chunk before it where there is one."""
-        if offset <= first:
+        if offset == first:
             return Place(offset)
-        chunk = self._ask(partition, lambda connection: chunk_with(connection, partition, offset - 1))
+        chunk = self._ask(chunk_with, partition, offset - 1)
         return Place(offset, chunk.identity if chunk.first < offset else None)
 
     # -- epochs
@@ -237,7 +232,6 @@ class Planner:
         return encode(self._settings.of, before | after)
 
     def _waits(self, total: int) -> bool:
-        """Whether there is too little yet."""
         minimum = self._settings.min_offsets
         if minimum is None or total >= minimum or self._bounds is not None:
             return False
@@ -248,15 +242,11 @@ class Planner:
         if limit is None or total <= limit or backlog == 0:
             return Place(end.next, end.identity)
         at = begin + max(1, limit * backlog // total) - 1
-        chunk = self._ask(partition, lambda connection: chunk_with(connection, partition, at))
+        chunk = self._ask(chunk_with, partition, at)
         return Place(chunk.end, chunk.identity) if chunk.end < end.next else Place(end.next, end.identity)
 
     def _begin(self, partition: str, place: Place, end: End) -> int:
-        """The offset to go on from, when the stream was compared with the place.
-
-        Raises:
-            DataLossError: something was lost, and that is not to be accepted.
-        """
+        """The offset to go on from, when the stream was compared with the place."""
         known = self._compared.get(partition)
         if known is not None and known[:2] == (place, end):
             return known[2]
@@ -268,7 +258,7 @@ class Planner:
         if end.identity is None:
             return place.next  # nothing, or not yet
         remade = "the stream was deleted and made again, or its end was rewritten"
-        first = self._ask(partition, lambda connection: first_of(connection, partition))
+        first = self._ask(first_of, partition)
         if end.next < place.next:
             self._note_loss(partition, f"its end is {end.next}, and it was read up to {place.next}: {remade}", 0)
             return first
@@ -276,10 +266,10 @@ class Planner:
             chunk = place.chunk.chunk
             found = end.identity
             if chunk != found.chunk:
-                found = self._ask(partition, lambda connection: chunk_with(connection, partition, chunk)).identity
+                found = self._ask(chunk_with, partition, chunk).identity
             if found != place.chunk:
                 # Retention may have taken it in between.
-                first = self._ask(partition, lambda connection: first_of(connection, partition))
+                first = self._ask(first_of, partition)
                 if first <= chunk:
                     text = f"before offset {place.next} is another chunk than was read, {found} for {place.chunk}"
                     self._note_loss(partition, f"{text}: {remade}", 0)
@@ -321,28 +311,18 @@ class Planner:
     def _split(self, begun: Mapping[str, Place], after: Mapping[str, Place]) -> list[Planned]:
         sizes = {name: place.next - begun[name].next for name, place in after.items() if place.next > begun[name].next}
         total, settings = sum(sizes.values()), self._settings
-        access = self._access
-        assert access is not None
+        assert self._access is not None
         planned: list[Planned] = []
         for turn, (name, size) in enumerate(sizes.items()):
-            parts = 1
-            if settings.min_partitions is not None:
-                parts = max(parts, -(-settings.min_partitions * size // total))
-            if settings.max_records is not None:
-                parts = max(parts, -(-size // settings.max_records))
-            parts = min(parts, size)
-            begin, place = begun[name].next, after[name]
+            parts = -(-(settings.min_partitions or 1) * size // total)
+            parts = min(max(parts, -(-size // (settings.max_records or size))), size)
+            begin, place, members = begun[name].next, after[name], tuple(self._members.get(name, ()))
             for number in range(parts):
                 low, high = begin + size * number // parts, begin + size * (number + 1) // parts
-                planned.append(
-                    Planned(
-                        Range(
-                            name, low, high, place.chunk, tuple(self._members.get(name, ())), access,
-                            settings.fail_on_loss, turn + number,
-                        ),
-                        self._names[name],
-                    )
-                )  # fmt: skip
+                wanted = Range(
+                    name, low, high, place.chunk, members, self._access, settings.fail_on_loss, turn + number
+                )
+                planned.append(Planned(wanted, self._names[name]))
         return planned
 
     def report(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -178,16 +179,10 @@ class _RangeReader:
                     self._progress_s = time.monotonic()  # whatever took the rows may have taken long
 
     def _chunk(self, connection: Connection, subscription: Subscription) -> Chunk:
-        """The next.
-
-        Raises:
-            Lost: there is none at this member now.
-        """
+        """The next chunk; Lost if there is none at this member now."""
         wanted = self._wanted
-        try:
+        with suppress(TimeoutError):
             return subscription.next(_WAIT_S)
-        except TimeoutError:
-            pass
         end = end_of(connection, wanted.stream)
         if end.identity is not None and end.next < wanted.end:
             self._tries += 1
@@ -203,25 +198,16 @@ class _RangeReader:
         self._lost(end, reason)
 
     def _lost(self, end: int, reason: str) -> None:
-        """Take the offsets up to `end` as lost.
-
-        Raises:
-            DataLossError: that is not to be accepted.
-        """
+        """Take the offsets up to `end` as lost; a DataLossError if that is not to be accepted."""
         text = f"offsets {self._next} to {end - 1} are gone: {reason}"
         if self._wanted.fail_on_loss:
             raise loss(self._wanted.stream, text)
-        _log.warning(
-            "stream '%s': %s; %d lost, as 'failOnDataLoss' is false", self._wanted.stream, text, end - self._next
-        )
+        lost = end - self._next
+        _log.warning("stream '%s': %s; %d lost, as 'failOnDataLoss' is false", self._wanted.stream, text, lost)
         self._next = end
 
     def _prove(self, chunk: Chunk) -> None:
-        """Compare the chunk at the end with the one that was planned.
-
-        Raises:
-            DataLossError: it is another.
-        """
+        """Compare the chunk at the end with the one that was planned; a DataLossError if it is another."""
         self._proved = True
         if chunk.identity == self._proof:
             return

@@ -32,8 +32,7 @@ def range_batches(wanted: Range, name: str, schema: pa.Schema, *, unreadable_fai
         unreadable_fails: is a message that cannot be decoded an error, or a row with its bytes?
 
     Raises:
-        MessageError: a message cannot be decoded, or a chunk cannot be unpacked.
-        DataLossError, BrokerUnavailableError: see :func:`read_range`.
+        MessageError: a message cannot be decoded, or a chunk cannot be unpacked. See also :func:`read_range`.
     """
     pieces = (piece for part in read_range(wanted) for piece in _pieces(wanted.stream, part))
     for some in _together(pieces):
@@ -51,7 +50,6 @@ class _Piece(NamedTuple):
 
 
 def _pieces(stream: str, part: Part) -> Iterator[_Piece]:
-    """The records of a part."""
     chunk, at = part.chunk, 0
     try:
         for data, begins in chunk.pieces():

@@ -7,10 +7,12 @@ may vanish when a leader is lost. -1 is "not yet", which lasts for a second behi
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 from pyspark_mq.streams.chunk import Chunk, ChunkError, Identity
-from pyspark_mq.streams.connection import Connection, Lost, SubscriptionEnded
+from pyspark_mq.streams.connection import Connection, Lost, Subscription, SubscriptionEnded
 
 __all__ = ["End", "chunk_since", "chunk_with", "end_of", "first_of"]
 
@@ -66,37 +68,27 @@ def _settled(connection: Connection, stream: str) -> dict[str, int]:
 
 
 def chunk_with(connection: Connection, stream: str, offset: int) -> Chunk:
-    """The chunk that has an offset which is committed; if retention has taken it, the first there is.
-
-    Raises:
-        Lost: it does not come, or is broken.
-    """
-    deadline = time.monotonic() + _CHUNK_S
-    try:
-        with connection.subscribed(stream, offset) as subscription:
-            while True:
-                chunk = subscription.next(deadline - time.monotonic())
-                # Where a replica lags, it begins with earlier ones.
-                if chunk.end > offset:
-                    return chunk
-                subscription.want(1)
-    except (SubscriptionEnded, TimeoutError, ChunkError) as failed:
-        raise Lost(f"the chunk of stream '{stream}' with offset {offset} did not come: {failed}") from None
+    """The chunk that has an offset which is committed; if retention has taken it, the first there is."""
+    problem = f"the chunk of stream '{stream}' with offset {offset} did not come"
+    # Where a replica lags, it begins with earlier ones.
+    return _first(connection.subscribed(stream, offset), lambda chunk: chunk.end > offset, problem)
 
 
 def chunk_since(connection: Connection, stream: str, since_ms: int) -> Chunk:
-    """The first chunk that is not older, where the last is not.
+    """The first chunk that is not older, where the last is not."""
+    subscribing = connection.subscribed(stream, since_ms=since_ms)
+    return _first(subscribing, lambda chunk: chunk.timestamp_ms >= since_ms, f"stream '{stream}' at {since_ms} ms")
 
-    Raises:
-        Lost: it does not come, or is broken.
-    """
+
+def _first(
+    subscribing: AbstractContextManager[Subscription], is_wanted: Callable[[Chunk], bool], problem: str
+) -> Chunk:
+    """A chunk that is known to be there; it is Lost if it does not come, or is broken."""
     deadline = time.monotonic() + _CHUNK_S
     try:
-        with connection.subscribed(stream, since_ms=since_ms) as subscription:
-            while True:
-                chunk = subscription.next(deadline - time.monotonic())
-                if chunk.timestamp_ms >= since_ms:
-                    return chunk
+        with subscribing as subscription:
+            while not is_wanted(chunk := subscription.next(deadline - time.monotonic())):
                 subscription.want(1)
+            return chunk
     except (SubscriptionEnded, TimeoutError, ChunkError) as failed:
-        raise Lost(f"stream '{stream}' at {since_ms} ms: {failed}") from None
+        raise Lost(f"{problem}: {failed}") from None

@@ -36,13 +36,7 @@ _CHUNKS = 20
 
 
 def examine_streams(settings: Settings, maximum: int, patience_s: float) -> Iterator[Section]:
-    """Look everywhere, section by section.
-
-    Args:
-        settings: of the query that would run.
-        maximum: messages to look at in each partition; 0 for none.
-        patience_s: for how long no chunk may come.
-    """
+    """Look everywhere, section by section; see :func:`.look.examine`."""
     yield Section("this machine", check_machine(look_at_machine(), "stream", None, syncs=False))
     try:
         access = make_access(settings.endpoint)
@@ -59,7 +53,6 @@ def examine_streams(settings: Settings, maximum: int, patience_s: float) -> Iter
 
 
 def _node(access: Access, url: BrokerUrl, settings: Settings) -> Iterator[Finding]:
-    """Findings about one URL."""
     for finding in check_tls(url, settings.endpoint):
         yield finding
         if finding.level is Level.PROBLEM:
@@ -102,7 +95,6 @@ def _unreached(member: Member, timeout_s: float) -> str:
 
 
 def _stream(access: Access, name: str, maximum: int, patience_s: float) -> Iterator[Section]:
-    """Look at each partition of a stream or super stream."""
     try:
         found = persistently(access, (), lambda connection: located(connection, name), access.connect_timeout_s)
     except (MqError, NoStream) as failed:
@@ -123,7 +115,6 @@ def _unread(failed: Exception) -> Finding:
 def _partition(
     access: Access, name: str, members: Sequence[Member], maximum: int, patience_s: float
 ) -> Iterator[Finding]:
-    """Findings about one stream."""
     yield _advertised(members, access)
 
     def look(connection: Connection) -> tuple[End, Chunk | None, list[Chunk]]:
@@ -152,7 +143,6 @@ def _partition(
 
 
 def _last(connection: Connection, name: str, begin: int, end: int, patience_s: float) -> Iterator[Chunk]:
-    """Yield the last chunks."""
     with connection.subscribed(name, begin) as subscription, suppress(TimeoutError):
         for _ in range(_CHUNKS):
             chunk = subscription.next(patience_s)
@@ -163,7 +153,6 @@ def _last(connection: Connection, name: str, begin: int, end: int, patience_s: f
 
 
 def _contents(chunks: Sequence[Chunk]) -> Iterator[Finding]:
-    """Findings about messages that were looked at."""
     count = sum(chunk.records for chunk in chunks)
     if not count:
         yield Finding("chunks", Level.UNKNOWN, "none of the last offsets is of a message", "use --messages above 20")
