@@ -19,7 +19,8 @@ from pyspark_mq.spark_source.read_limits import (
     is_unlimited,
 )
 from pyspark_mq.spark_source.schema import ALL_COLUMNS, SCHEMA
-from pyspark_mq.streams.planner import Planned, Planner
+from pyspark_mq.streams.planner import Planner
+from pyspark_mq.streams.ranges import Range
 from pyspark_mq.streams.rows import range_batches
 from pyspark_mq.streams.settings import Settings
 
@@ -64,11 +65,11 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 class _RangePartition(InputPartition):
     """Range that one task reads. Its text has no secret; what it carries has."""
 
-    def __init__(self, planned: Planned) -> None:
-        self.planned = planned
+    def __init__(self, wanted: Range) -> None:
+        self.wanted = wanted
 
     def __repr__(self) -> str:
-        return f"_RangePartition({self.planned.range})"
+        return f"_RangePartition({self.wanted})"
 
 
 class _Tasks:
@@ -87,8 +88,7 @@ class _Tasks:
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a range from a member of the stream."""
         assert isinstance(partition, _RangePartition)
-        planned = partition.planned
-        yield from range_batches(planned.range, planned.name, self._schema, unreadable_fails=self._unreadable_fails)
+        yield from range_batches(partition.wanted, self._schema, unreadable_fails=self._unreadable_fails)
 
 
 class StreamBatchReader(_Tasks, DataSourceReader):
@@ -97,7 +97,7 @@ class StreamBatchReader(_Tasks, DataSourceReader):
     @in_words
     def partitions(self) -> Sequence[InputPartition]:
         """One task for each partition of a stream, or more as the options say."""
-        return [_RangePartition(planned) for planned in self._planner.batch()]
+        return [_RangePartition(wanted) for wanted in self._planner.batch()]
 
 
 class StreamReader(_Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -105,13 +105,11 @@ class StreamReader(_Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @in_words
     def initialOffset(self) -> dict[str, Any]:
-        """The offset of a query that has read nothing."""
         return self._planner.initial()
 
     def getDefaultReadLimit(self) -> Any:
         """`maxOffsetsPerTrigger`, if it is set."""
-        maximum = self._max_offsets
-        return ReadAllAvailable() if maximum is None else ReadMaxRows(maximum)
+        return ReadAllAvailable() if self._max_offsets is None else ReadMaxRows(self._max_offsets)
 
     @in_words
     def prepareForTriggerAvailableNow(self) -> None:
@@ -130,7 +128,7 @@ class StreamReader(_Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
     @in_words
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The ranges of an epoch."""
-        return [_RangePartition(planned) for planned in self._planner.ranges(start, end)]
+        return [_RangePartition(wanted) for wanted in self._planner.ranges(start, end)]
 
     @in_words
     def commit(self, end: dict[str, Any]) -> None:

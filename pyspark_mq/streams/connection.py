@@ -13,7 +13,7 @@ import ssl
 import struct
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
@@ -127,7 +127,7 @@ class Connection:
         self.request(frames.SASL_HANDSHAKE, b"")
         secret = f"\0{self._access.username}\0{self._access.password}".encode()
         self.request(frames.SASL_AUTHENTICATE, frames.text("PLAIN") + frames.u32(len(secret)) + secret)
-        tune = self._await(frames.TUNE)
+        tune = self._await(lambda command, _: command == frames.TUNE)
         frame_bytes, heartbeat_s = tune.u32(), tune.u32()
         self._heartbeat_s = wanted = min(filter(None, (heartbeat_s, int(self._access.heartbeat_s))))
         self._send(frames.TUNE, frames.u32(frame_bytes) + frames.u32(wanted))
@@ -156,11 +156,11 @@ class Connection:
         """
         self._last += 1
         self._send(command, frames.u32(self._last) + content)
-        deadline = time.monotonic() + self._access.connect_timeout_s
-        while True:
-            answered, reader = self._answer(deadline)
-            if answered & ~frames.RESPONSE == command and answered != frames.TUNE and reader.u32() == self._last:
-                break
+
+        def is_answer(answered: int, fields: FieldReader) -> bool:
+            return answered & ~frames.RESPONSE == command and answered != frames.TUNE and fields.u32() == self._last
+
+        reader = self._await(is_answer)
         # Metadata has codes of its own.
         code = frames.OK if command == frames.METADATA else reader.u16()
         if code == frames.OK:
@@ -239,17 +239,14 @@ class Connection:
 
     # -- frames
 
-    def _await(self, command: int) -> FieldReader:
+    def _await(self, is_answer: Callable[[int, FieldReader], bool]) -> FieldReader:
+        """The next frame that is an answer; its absence is the end."""
         deadline = time.monotonic() + self._access.connect_timeout_s
-        while True:
-            found, reader = self._answer(deadline)
-            if found == command:
-                return reader
-
-    def _answer(self, deadline: float) -> tuple[int, FieldReader]:
-        """The next frame, where its absence is the end."""
         try:
-            return self.receive(deadline)
+            while True:
+                command, reader = self.receive(deadline)
+                if is_answer(command, reader):
+                    return reader
         except TimeoutError as silent:
             self.broken = True
             raise Lost(str(silent)) from None

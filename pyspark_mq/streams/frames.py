@@ -62,8 +62,8 @@ def array(items: Iterable[bytes]) -> bytes:
     return u32(len(written)) + b"".join(written)
 
 
-def frame(command: int, content: bytes, version: int = 1) -> bytes:
-    return struct.pack(">IHH", len(content) + 4, command, version) + content
+def frame(command: int, content: bytes) -> bytes:
+    return struct.pack(">IHH", len(content) + 4, command, 1) + content
 
 
 # -- reading

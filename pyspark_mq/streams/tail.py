@@ -9,12 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import NamedTuple
 
-from pyspark_mq.streams.chunk import Chunk, ChunkError, Identity
+from pyspark_mq.streams.chunk import Chunk, ChunkError
 from pyspark_mq.streams.connection import Connection, Lost, Subscription, SubscriptionEnded
+from pyspark_mq.streams.offsets import Place
 
-__all__ = ["End", "chunk_since", "chunk_with", "end_of", "first_of"]
+__all__ = ["chunk_since", "chunk_with", "end_of", "first_of"]
 
 #: A node that has just been started knows nothing for 0.1 to 0.7 s.
 _SETTLED_S, _PAUSE_S = 2.0, 0.1
@@ -22,25 +22,13 @@ _SETTLED_S, _PAUSE_S = 2.0, 0.1
 _CHUNK_S = 10.0
 
 
-class End(NamedTuple):
-    """The end of what is committed.
-
-    Attributes:
-        next: offset behind it.
-        identity: of the last chunk; None of a stream that has none.
-    """
-
-    next: int
-    identity: Identity | None
-
-
 def first_of(connection: Connection, stream: str) -> int:
     """The lowest offset that is there; 0 of an empty stream."""
     return max(0, connection.stats(stream)["first_chunk_id"])
 
 
-def end_of(connection: Connection, stream: str, known: End | None = None, *, patient: bool = False) -> End:
-    """The committed end.
+def end_of(connection: Connection, stream: str, known: Place | None = None, *, patient: bool = False) -> Place:
+    """The committed end; it has no chunk of a stream that has none.
 
     Args:
         known: the last that was found: if it is still that, nothing is read.
@@ -49,11 +37,11 @@ def end_of(connection: Connection, stream: str, known: End | None = None, *, pat
     stats = _settled(connection, stream) if patient else connection.stats(stream)
     last = stats["committed_chunk_id"]
     if last < 0:
-        return End(0, None)
-    if known is not None and known.identity is not None and known.identity.chunk == last:
+        return Place(0)
+    if known is not None and known.chunk is not None and known.chunk.chunk == last:
         return known
     chunk = chunk_with(connection, stream, last)
-    return End(chunk.end, chunk.identity)
+    return Place(chunk.end, chunk.identity)
 
 
 def _settled(connection: Connection, stream: str) -> dict[str, int]:

@@ -22,8 +22,9 @@ from pyspark_mq.sources.url import BrokerUrl, place_of
 from pyspark_mq.streams.access import Access, make_access
 from pyspark_mq.streams.chunk import Chunk, ChunkError
 from pyspark_mq.streams.connection import Connection, Lost, Member, NoStream
+from pyspark_mq.streams.offsets import Place
 from pyspark_mq.streams.settings import Settings
-from pyspark_mq.streams.tail import End, chunk_with, end_of, first_of
+from pyspark_mq.streams.tail import chunk_with, end_of, first_of
 from pyspark_mq.streams.topology import located, persistently
 
 __all__ = ["examine_streams"]
@@ -36,7 +37,7 @@ _CHUNKS = 20
 
 
 def examine_streams(settings: Settings, maximum: int, patience_s: float) -> Iterator[Section]:
-    """Look everywhere, section by section; see :func:`.look.examine`."""
+    """Look everywhere, section by section; see :func:`pyspark_mq.cli.doctor.look.examine`."""
     yield Section("this machine", check_machine(look_at_machine(), "stream", None, syncs=False))
     try:
         access = make_access(settings.endpoint)
@@ -117,9 +118,9 @@ def _partition(
 ) -> Iterator[Finding]:
     yield _advertised(members, access)
 
-    def look(connection: Connection) -> tuple[End, Chunk | None, list[Chunk]]:
+    def look(connection: Connection) -> tuple[Place, Chunk | None, list[Chunk]]:
         end = end_of(connection, name, patient=True)
-        if end.identity is None:
+        if end.chunk is None:
             return end, None, []
         first = chunk_with(connection, name, first_of(connection, name))
         begin = max(first.first, end.next - maximum)
