@@ -13,14 +13,13 @@ from pyspark_mq.sources.journal.reading import remembered_in
 __all__ = ["report", "written"]
 
 
-def report(checkpoint: Checkpoint, *, ids: bool, now_s: float | None = None) -> dict[str, Any]:
+def report(checkpoint: Checkpoint, *, ids: bool) -> dict[str, Any]:
     """Describe a checkpoint for machines.
 
     Args:
         ids: with all IDs, in their order.
-        now_s: seconds since 1970, for ages.
     """
-    now_s = time.time() if now_s is None else now_s
+    now_s = time.time()
     sources = []
     for place, epochs in sorted(checkpoint.epochs.items()):
         newest, open_, committed = epochs[0], checkpoint.open(place), checkpoint.committed_of(place)

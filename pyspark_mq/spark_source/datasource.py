@@ -101,10 +101,8 @@ class MqDataSource(DataSource):
 
     @in_words
     def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
-        """Refused: this is a source."""
         raise ConfigurationError(_NO_SINK)
 
     @in_words
     def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:
-        """Refused: this is a source."""
         raise ConfigurationError(_NO_SINK)

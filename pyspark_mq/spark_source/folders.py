@@ -13,6 +13,7 @@ import re
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -94,16 +95,12 @@ def _check_installed(scheme: str, place: str) -> None:
     name = _SYSTEMS.get(scheme)
     if name is None:
         raise ValueError(f"{shown_place(place)!r} is not accepted; accepted is {PLACES}")
-    try:
+    with suppress(ImportError):
         from pyarrow import fs  # noqa: PLC0415 - some installations are built without it
-    except ImportError:
-        found = False
-    else:
-        found = name in vars(fs)
-    if not found:
-        raise ValueError(
-            f"{shown_place(place)!r} needs {name} of pyarrow.fs, which this pyarrow has not: install another"
-        )
+
+        if name in vars(fs):
+            return
+    raise ValueError(f"{shown_place(place)!r} needs {name} of pyarrow.fs, which this pyarrow has not: install another")
 
 
 def shown_place(place: str) -> str:

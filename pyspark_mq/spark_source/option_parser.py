@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any, ClassVar
 
 from pyspark_mq.errors import OptionError
@@ -98,16 +99,36 @@ class OptionParser:
             raise OptionError(name, f"{text!r} is not accepted; accepted {kind.accepted}")
         return value
 
-    def _tls(self, url: BrokerUrl, *, secured: bool) -> Tls:
-        """The options `tls.*`, whose files are read now, so that a wrong one is an error of load()."""
+    def _fields(self, of: type) -> dict[str, Any]:
+        """Values of the options that are fields as they are, whatever else is set."""
+        known = {one.name for one in fields(of)}
+        return {option.sets: self._value(name) for name, option in self.TABLE.items() if option.sets in known}
+
+    def _endpoint_at(self, urls: tuple[BrokerUrl, ...], *, secured: bool, **known: Any) -> Endpoint:
+        """The endpoint at these URLs, with login, TLS and times. Files are read now, so that a wrong one fails load().
+
+        Args:
+            secured: is TLS used anywhere?
+            known: the other fields.
+        """
         used = [name for name in self._values if name.startswith("tls.")]
         if used and not secured:
-            raise OptionError(used[0], f"is set, but {url} is not a TLS URL; use {url.partner}://")
+            raise OptionError(used[0], f"is set, but {urls[0]} is not a TLS URL; use {urls[0].partner}://")
         ca, certificate, key = (self._text(name) for name in ("tls.caFile", "tls.certFile", "tls.keyFile"))
         tls = Tls(ca, certificate, key, self._value("tls.verify"))
         if secured:
             tls.context()
-        return tls
+        endpoint = Endpoint(
+            urls=urls,
+            username=self._text("username"),
+            password=self._text("password"),
+            password_file=self._text("passwordFile"),
+            tls=tls,
+            **self._fields(Endpoint),
+            **known,
+        )
+        self._check_credentials(endpoint)
+        return endpoint
 
     def _check_credentials(self, endpoint: Endpoint) -> None:
         """Check that user and password go together, and that a file of the password can be read."""

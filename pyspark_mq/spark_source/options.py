@@ -12,7 +12,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -32,12 +32,9 @@ from pyspark_mq.spark_source.option_table import OPTIONS
 if TYPE_CHECKING:
     from pyspark_mq.admin.http import Management
 
-__all__ = ["OPTION_NAMES", "Options", "parse_options"]
+__all__ = ["Options", "parse_options"]
 
 T = TypeVar("T")
-
-#: Every option, spelled as documented.
-OPTION_NAMES = tuple(OPTIONS)
 
 #: A comma between two names, and what is written for one within a name.
 _COMMA = re.compile(r"(?<!\\),")
@@ -124,11 +121,6 @@ class _Parser(OptionParser):
             url = "rabbitmq-stream://user:password@host:5552/vhost"
             return f"{value!r} is read with a URL {url}; of a queue it is 'queue'"
         return _ELSEWHERE.get(name) or super().elsewhere(name, value)
-
-    def _fields(self, of: type) -> dict[str, Any]:
-        """Values of the options that are fields as they are, whatever else is set."""
-        known = {one.name for one in fields(of)}
-        return {option.sets: self._value(name) for name, option in OPTIONS.items() if option.sets in known}
 
     # -- the whole
 
@@ -274,20 +266,10 @@ class _Parser(OptionParser):
             raise OptionError("url", f"{problem}, but broker '{broker.name}' has no virtual hosts")
         protocol = self._protocol(broker, urls[0])
         secured = urls[0].tls or (self._text("managementUrl") or "").lower().startswith("https:")
-        endpoint = Endpoint(
-            broker=broker,
-            protocol=protocol,
-            urls=urls,
-            **self._destination(broker, protocol, guarantee),
-            username=self._text("username"),
-            password=self._text("password"),
-            password_file=self._text("passwordFile"),
-            tls=self._tls(urls[0], secured=secured),
-            **self._fields(Endpoint),
-        )
+        destination = self._destination(broker, protocol, guarantee)
+        endpoint = self._endpoint_at(urls, secured=secured, broker=broker, protocol=protocol, **destination)
         if endpoint.tls.key_file is not None and endpoint.tls.cert_file is None:
             raise OptionError("tls.keyFile", "is set without 'tls.certFile'")
-        self._check_credentials(endpoint)
         if protocol == AMQP_0_9_1:
             self._check_short_strings(endpoint)
         return endpoint

@@ -78,7 +78,6 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @in_words
     def initialOffset(self) -> dict[str, Any]:
-        """The offset of a query that has read nothing."""
         return self._codec.encode(self._source().initial())
 
     def getDefaultReadLimit(self) -> Any:

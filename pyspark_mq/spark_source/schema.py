@@ -25,7 +25,7 @@ from pyspark.sql.types import (
 from pyspark_mq.errors import SchemaError
 from pyspark_mq.sources.connections.block import Row, batches, block_schema
 
-__all__ = ["ALL_COLUMNS", "COLUMN_TEXTS", "SCHEMA", "BatchBuilder"]
+__all__ = ["ALL_COLUMNS", "COLUMNS", "SCHEMA", "BatchBuilder"]
 
 
 class _Column(NamedTuple):
@@ -42,7 +42,7 @@ class _Column(NamedTuple):
     asked_for: bool = False
 
 
-_COLUMNS: Mapping[str, _Column] = {
+COLUMNS: Mapping[str, _Column] = {
     "messageId": _Column(
         StringType(),
         "the ID as `messageIdFrom` says, in full. Null without an ID: do not merge by it unless all messages have one",
@@ -78,13 +78,10 @@ _COLUMNS: Mapping[str, _Column] = {
 }
 
 #: All columns, in the documented order.
-ALL_COLUMNS = StructType([StructField(name, column.kind) for name, column in _COLUMNS.items()])
+ALL_COLUMNS = StructType([StructField(name, column.kind) for name, column in COLUMNS.items()])
 
 #: Those of a query that says nothing of columns.
-SCHEMA = StructType([field for field in ALL_COLUMNS if not _COLUMNS[field.name].asked_for])
-
-#: What each of them is.
-COLUMN_TEXTS: Mapping[str, str] = {name: column.text for name, column in _COLUMNS.items()}
+SCHEMA = StructType([field for field in ALL_COLUMNS if not COLUMNS[field.name].asked_for])
 
 _ARROW: Mapping[type[DataType], pa.DataType] = {
     StringType: pa.string(), BinaryType: pa.binary(), BooleanType: pa.bool_(), IntegerType: pa.int32(),
@@ -113,7 +110,7 @@ class BatchBuilder:
         for field in schema.fields:
             _check(field)
         if not schema.fields:
-            raise SchemaError(f"the schema is empty; choose from {', '.join(_COLUMNS)}")
+            raise SchemaError(f"the schema is empty; choose from {', '.join(COLUMNS)}")
         self._schema = pa.schema(
             [pa.field(f.name, _arrow_type(f.dataType), nullable=f.nullable) for f in schema.fields]
         )
@@ -165,10 +162,10 @@ class BatchBuilder:
 
 
 def _check(field: StructField) -> None:
-    known = _COLUMNS.get(field.name)
+    known = COLUMNS.get(field.name)
     if known is None:
-        near = {name.lower(): name for name in _COLUMNS}.get(field.name.lower())
-        hint = f"; did you mean '{near}'?" if near else f"; the columns are {', '.join(_COLUMNS)}"
+        near = {name.lower(): name for name in COLUMNS}.get(field.name.lower())
+        hint = f"; did you mean '{near}'?" if near else f"; the columns are {', '.join(COLUMNS)}"
         raise SchemaError(f"the schema names column '{field.name}', which the source does not have{hint}")
     expected = known.kind
     if type(field.dataType) is not type(expected) or (

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.errors import OptionError
-from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.url import parse_urls
-from pyspark_mq.spark_source.option_kinds import FLAG, choice, count, duration_s
+from pyspark_mq.spark_source.option_kinds import FLAG, choice, count
 from pyspark_mq.spark_source.option_parser import OptionParser, redacting
 from pyspark_mq.spark_source.option_table import OPTIONS, Option
 from pyspark_mq.streams.offsets import EARLIEST, LATEST, parse_places
@@ -51,16 +50,18 @@ _TABLE = (
     Option("endingTimestamp", _READ, "milliseconds since 1970: a batch ends before the first chunk that is not older",
            kind=_TIME_MS),
     Option("maxOffsetsPerTrigger", _SIZE, "offsets in an epoch, over all partitions; rounded up to the end of a chunk "
-           "in each", unset="no limit", kind=count(1)),
+           "in each", unset="no limit", kind=count(1), sets="max_offsets"),
     Option("minOffsetsPerTrigger", _SIZE, "wait for so many, unless `maxTriggerDelay` is over", unset="no minimum",
-           kind=count(1)),
+           kind=count(1), sets="min_offsets"),
     Option("minPartitions", _SIZE, "tasks of an epoch, at least", unset="one for each partition",
-           kind=count(1, 10_000)),
-    Option("maxRecordsPerPartition", _SIZE, "offsets that one task reads, at most", unset="no limit", kind=count(1)),
+           kind=count(1, 10_000), sets="min_partitions"),
+    Option("maxRecordsPerPartition", _SIZE, "offsets that one task reads, at most", unset="no limit", kind=count(1),
+           sets="max_records"),
     Option("failOnDataLoss", _READ, "`true`: what is lost is an error. `false`: it is logged, and what the driver sees "
-           "of it counted as `lost`", default="true", kind=FLAG),
+           "of it counted as `lost`", default="true", kind=FLAG, sets="fail_on_loss"),
     Option("onUnreadableMessage", _READ, "`fail`, or `row`: a row with the bytes as its body, and the reason in "
-           "`properties` under `unreadable`", default="fail", kind=choice({"fail": True, "row": False})),
+           "`properties` under `unreadable`", default="fail", kind=choice({"fail": True, "row": False}),
+           sets="unreadable_fails"),
 )  # fmt: skip
 
 #: By name.
@@ -112,18 +113,13 @@ class _Parser(OptionParser):
         low, high = self._value("minOffsetsPerTrigger"), self._value("maxOffsetsPerTrigger")
         if low is not None and high is not None and low > high:
             raise OptionError("minOffsetsPerTrigger", f"{low} can never be reached: 'maxOffsetsPerTrigger' is {high}")
+        urls = parse_urls(self._text("url") or "")
         return Settings(
-            endpoint=self._endpoint(),
+            endpoint=self._endpoint_at(urls, secured=urls[0].tls, broker=BROKERS["rabbitmq"], protocol="stream"),
             streams=self._streams(),
             starting=self._where("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp", default),
             ending=self._where("endingOffsets", "endingTimestamp", None, LATEST),
-            max_offsets=high,
-            min_offsets=low,
-            max_delay_s=self._value("maxTriggerDelay"),
-            min_partitions=self._value("minPartitions"),
-            max_records=self._value("maxRecordsPerPartition"),
-            fail_on_loss=self._value("failOnDataLoss"),
-            unreadable_fails=self._value("onUnreadableMessage"),
+            **self._fields(Settings),
         )
 
     def _streams(self) -> tuple[str, ...]:
@@ -145,20 +141,3 @@ class _Parser(OptionParser):
         if offsets in self._values and text.lower() not in {"earliest", "latest"}:
             return Where(EARLIEST if offsets == "startingOffsets" else LATEST, parse_places(offsets, text))
         return Where({"earliest": EARLIEST, "latest": LATEST}.get(text.lower(), default))
-
-    def _endpoint(self) -> Endpoint:
-        urls = parse_urls(self._text("url") or "")
-        endpoint = Endpoint(
-            broker=BROKERS["rabbitmq"],
-            protocol="stream",
-            urls=urls,
-            username=self._text("username"),
-            password=self._text("password"),
-            password_file=self._text("passwordFile"),
-            tls=self._tls(urls[0], secured=urls[0].tls),
-            connect_timeout_s=self._value("connectTimeout"),
-            reconnect_timeout_s=self._value("reconnectTimeout"),
-            heartbeat_s=self._value("heartbeat", duration_s(1, 65_535)),
-        )
-        self._check_credentials(endpoint)
-        return endpoint
