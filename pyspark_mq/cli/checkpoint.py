@@ -48,6 +48,7 @@ class PlannedEpoch:
     """One epoch of one source, as its offset has it.
 
     Attributes:
+        source: its place in the query.
         batch: Spark's number of the batch.
         planned_at_s: when Spark wrote it, seconds since 1970; None if it does not say.
         offset: as it stands there.
@@ -56,6 +57,7 @@ class PlannedEpoch:
         size: of its text, in characters.
     """
 
+    source: int
     batch: int
     planned_at_s: float | None
     offset: Mapping[str, Any]
@@ -138,20 +140,21 @@ def read_checkpoint(place: str, id_log: str | None = None) -> Checkpoint:
     return Checkpoint(shown, committed, epochs)
 
 
-def rewrite(place: str, batch: int, source: int, offset: Mapping[str, Any]) -> None:
-    """Put another offset in the place of the one that a batch has for a source.
+def rewrite(place: str, planned: PlannedEpoch, offset: Mapping[str, Any]) -> None:
+    """Put another offset in the place of that of an epoch.
 
     Hadoop keeps a checksum beside each file on a local disk, and refuses the file when it does not fit; without one it
     reads the file (``ChecksumFileSystem.java``). So the checksum goes first.
     """
+    batch = str(planned.batch)
     with failing_as(place, f"offsets/{batch} cannot be written"):
         folder = open_folder(place, "offsets")
-        lines = folder.read(str(batch)).decode("utf-8").split("\n")
-        lines[source + _LINES_BEFORE] = json.dumps(offset)
+        lines = folder.read(batch).decode("utf-8").split("\n")
+        lines[planned.source + _LINES_BEFORE] = json.dumps(offset)
         checksum = f".{batch}.crc"
         if checksum in folder.names():
             folder.remove(checksum)
-        folder.replace(str(batch), "\n".join(lines).encode())
+        folder.replace(batch, "\n".join(lines).encode())
 
 
 def names_in(place: str, log: str) -> set[str]:
@@ -203,7 +206,7 @@ def read_batch(place: str, batch: int, id_log: str | None = None) -> dict[int, P
         if {"v", "broker", "source", "crc"} <= offset.keys():
             at_s = written_at_ms / 1000 if isinstance(written_at_ms, int) and written_at_ms else None
             log = IdLog(id_log or below(place, ID_FOLDER), str(offset["source"]))
-            planned[source] = PlannedEpoch(batch, at_s, offset, _position(offset), log, len(line))
+            planned[source] = PlannedEpoch(source, batch, at_s, offset, _position(offset), log, len(line))
     return planned
 
 

@@ -176,7 +176,7 @@ def _release(given: argparse.Namespace) -> None:
     for one in open_epochs(checkpoint):
         found = None if options is None else seek(one, options.settings, given.wait)
         _say(*describe(one, found))
-        if one.planned.position.released:
+        if one.position.released:
             continue
         if given.yes or _agreed("Let the next start go on without what does not come back?"):
             _say(f"released; what was there before is in {mark(given.checkpoint, one, found)} of the checkpoint")

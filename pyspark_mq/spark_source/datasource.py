@@ -103,6 +103,4 @@ class MqDataSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
         raise ConfigurationError(_NO_SINK)
 
-    @in_words
-    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:
-        raise ConfigurationError(_NO_SINK)
+    streamWriter = writer

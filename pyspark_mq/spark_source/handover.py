@@ -38,8 +38,6 @@ Allocate = Callable[[int], pa.Buffer]
 _CONFIRMED = b"1"
 #: Files in memory for one epoch; a process may have 1,024 files of any kind by default.
 _FILES_MAX = 64
-#: A worker of Spark's is a child of the JVM, or of a daemon that is one (PythonWorkerFactory.scala).
-_GENERATIONS = 2
 
 
 class _Memory:
@@ -186,8 +184,9 @@ class Handover:
 
 
 def _ancestors() -> list[int]:
-    """The parent of this process and the parent of that, as far as they are known."""
-    found = [os.getppid()]
-    for _ in range(_GENERATIONS - 1):
-        found.append(parent_of(found[-1]))
-    return found
+    """The parent of this process and the parent of that, as far as they are known.
+
+    A worker of Spark's is a child of the JVM, or of a daemon that is one (PythonWorkerFactory.scala).
+    """
+    parent = os.getppid()
+    return [parent, parent_of(parent)]

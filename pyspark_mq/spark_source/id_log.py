@@ -16,6 +16,7 @@ import re
 import secrets
 import time
 from collections.abc import Collection, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -65,14 +66,11 @@ class IdLog:
     def __init__(self, place: str, destination: str, source: str = "") -> None:
         self._place = place
         self._destination = destination
-        self._folder: Folder | None = None
         own = source and above(place) is not None
         self.token = _digest(source.encode())[: 2 * _TOKEN_BYTES] if own else secrets.token_hex(_TOKEN_BYTES)
         #: Who notes what is synced, and has it begun?
         self._writer = secrets.token_hex(_TOKEN_BYTES)
         self._noting = False
-        #: Of the files there; None before that is asked first.
-        self._names: set[str] | None = None
         #: The file that was read or written last.
         self._last: tuple[str, Mapping[str, Any]] | None = None
 
@@ -121,7 +119,7 @@ class IdLog:
         with self._or_say(
             f"the file '{file}' cannot be looked up", "Have the folder readable for the user of the driver"
         ):
-            return file in self._listed()
+            return file in self._names
 
     def write_beside(self, file: str, content: Mapping[str, Any]) -> None:
         name, data = self.beside(file), json.dumps(content).encode()
@@ -146,7 +144,7 @@ class IdLog:
             f"what the epoch of '{file}' was run without cannot be looked up",
             "Have the folder readable for the user of the driver, or restore the file",
         ):
-            records = sorted(name for name in self._listed() if name.startswith(f"{_stem(file)}{_GIVEN_UP}"))
+            records = sorted(name for name in self._names if name.startswith(f"{_stem(file)}{_GIVEN_UP}"))
             # Each has what the one before has.
             found: Mapping[str, str] = json.loads(self._read_patiently(records[-1]))["queues"] if records else {}
         return found
@@ -156,12 +154,12 @@ class IdLog:
             f"what the epoch of '{file}' is run without cannot be written down",
             f"Nothing of it was emitted or acknowledged. {_MAKE_ROOM}",
         ):
-            before = sum(name.startswith(f"{_stem(file)}{_GIVEN_UP}") for name in self._listed())
+            before = sum(name.startswith(f"{_stem(file)}{_GIVEN_UP}") for name in self._names)
             self._write(f"{_stem(file)}{_GIVEN_UP}-{before:06d}.json", json.dumps({"queues": dict(ids)}).encode())
 
     def remove(self, files: Collection[str]) -> None:
         for file in files:
-            for name in [name for name in self._listed() if name.startswith(_stem(file))]:
+            for name in [name for name in self._names if name.startswith(_stem(file))]:
                 self._remove(name)
 
     def remove_others(self, kept: Collection[str], epoch: int) -> None:
@@ -170,31 +168,31 @@ class IdLog:
             self._remove_drafts()
         with contextlib.suppress(Exception):
             stems = set(map(_stem, kept))
-            for name in list(self._listed()):
+            for name in list(self._names):
                 found = _FILE.fullmatch(name)
                 ours = found is not None and found["token"] == self.token and int(found["epoch"]) <= epoch
                 if ours and _stem(name) not in stems:
                     self._remove(name)
 
     def _write(self, name: str, data: bytes) -> None:
-        if name not in self._listed():  # else it is the same, as its digest is in its name
-            self._opened().write(name, data)
-            self._listed().add(name)
+        if name not in self._names:  # else it is the same, as its digest is in its name
+            self._folder.write(name, data)
+            self._names.add(name)
 
     def _remove(self, name: str) -> None:
-        if name in self._listed():
+        if name in self._names:
             with contextlib.suppress(OSError):
-                self._opened().remove(name)
-                self._listed().discard(name)
+                self._folder.remove(name)
+                self._names.discard(name)
 
-    def _listed(self) -> set[str]:
-        if self._names is None:
-            self._names = set(self._opened().names())
-        return self._names
+    @cached_property
+    def _names(self) -> set[str]:
+        """Names of the files there."""
+        return set(self._folder.names())
 
     def _remove_drafts(self) -> None:
         """Remove what was begun to be written a day ago, in whatever process. What cannot be removed does no harm."""
-        folder, old_s = self._opened(), time.time() - _LEFT_S
+        folder, old_s = self._folder, time.time() - _LEFT_S
         for name, at_s in folder.written_s().items():
             if at_s < old_s and _DRAFT.fullmatch(name):
                 folder.remove(name)
@@ -206,7 +204,7 @@ class IdLog:
             f"that epoch {epoch} is on the disks cannot be noted",
             f"Nothing of it was acknowledged. {_MAKE_ROOM}",
         ):
-            folder = self._opened()
+            folder = self._folder
             noted = self._note() if self._noting else None
             if noted is None or noted["writer"] == self._writer:
                 data = {"epoch": epoch, "boot": _boot(), "writer": self._writer}
@@ -232,7 +230,7 @@ class IdLog:
         if is_uri(self._place):
             return
         with self._or_say("the note of what is on the disks cannot be removed", "Have the folder writable"):
-            folder = self._opened()
+            folder = self._folder
             if _SYNCED in folder.names():
                 folder.remove(_SYNCED)
                 os.sync()
@@ -242,7 +240,7 @@ class IdLog:
             f"the note of what is on the disks, '{_SYNCED}', cannot be read",
             "Have the folder readable for the user of the driver, or restore the file",
         ):
-            folder = self._opened()
+            folder = self._folder
             if _SYNCED not in folder.names():
                 return None
             noted = json.loads(folder.read(_SYNCED))
@@ -252,12 +250,12 @@ class IdLog:
         """The content of a file; a store that fails for a moment is asked again."""
         for rest_s in _RESTS_S:
             try:
-                return self._opened().read(name)
+                return self._folder.read(name)
             except FileNotFoundError:
                 raise
             except OSError:
                 time.sleep(rest_s)
-        return self._opened().read(name)
+        return self._folder.read(name)
 
     @contextlib.contextmanager
     def _or_say(self, problem: str, advice: str) -> Iterator[None]:
@@ -274,10 +272,9 @@ class IdLog:
             f"{self._destination}: the ID log in '{shown_place(self._place)}': {problem} ({reason}). {advice}"
         )
 
-    def _opened(self) -> Folder:
-        if self._folder is None:
-            self._folder = open_folder(self._place)
-        return self._folder
+    @cached_property
+    def _folder(self) -> Folder:
+        return open_folder(self._place)
 
 
 def _stem(file: str) -> str:

@@ -109,9 +109,7 @@ def look_at_machine() -> Machine:
 def _ask(name: str, modules: Sequence[str]) -> Interpreter:
     command = [name, "-c", _QUESTION, ",".join(modules), ",".join(_CLIENTS.values())]
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
-        )
+        done = _run(command)
         return Interpreter(name, **json.loads(done.stdout.splitlines()[-1]))
     except (OSError, subprocess.SubprocessError) as failed:
         return Interpreter(name, problem=f"{type(failed).__name__}: {failed}")
@@ -126,10 +124,7 @@ def _java() -> tuple[str, int]:
     if program is None:
         return "", 0
     try:
-        done = subprocess.run(
-            [program, "-version"],
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False,
-        )  # fmt: skip
+        done = _run([program, "-version"])
     except (OSError, subprocess.SubprocessError):
         return "", 0
     # Before it the virtual machine names the variables whose options it has picked up.
@@ -137,6 +132,12 @@ def _java() -> tuple[str, int]:
     version_line = next((line for line in lines if " version " in line), next(iter(lines), ""))
     found = re.search(r'version "(?:1\.)?(\d+)', version_line)
     return version_line, int(found[1]) if found else 0
+
+
+def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+    )
 
 
 def check_machine(machine: Machine, protocol: str, id_log: str | None, *, syncs: bool) -> list[Finding]:
