@@ -20,7 +20,6 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, IncompleteR
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
-from pyspark_mq.brokers.base import Listing
 from pyspark_mq.errors import BrokerUnavailableError, OptionError, RefusedError
 from pyspark_mq.sources.connections.socket_loop import connect
 from pyspark_mq.sources.endpoint import Endpoint
@@ -77,11 +76,8 @@ class Management:
         """Parse the option's text.
 
         Raises:
-            OptionError: it is no URL, or the broker cannot be asked.
+            OptionError: it is no URL.
         """
-        listing = endpoint.broker.listing
-        if listing is None:
-            raise OptionError("managementUrl", f"broker '{endpoint.broker.name}' does not tell its queues")
         try:
             parts = urlsplit(text)
             place = place_of(parts.hostname or "", parts.port)
@@ -90,7 +86,7 @@ class Management:
         # Behind a slash in a password that was not escaped there is an '@'.
         extra = parts.query or parts.fragment or "@" in parts.path or not parts.path.isascii() or " " in parts.path
         if parts.scheme not in ("http", "https") or not parts.hostname or extra or CONTROL.search(unquote(text)):
-            shown = f"{redact(text)!r} is not accepted; accepted is such as {listing.url}; {ESCAPES}"
+            shown = f"{redact(text)!r} is not accepted; accepted is such as {endpoint.broker.listing.url}; {ESCAPES}"
             raise OptionError("managementUrl", shown)
         url = f"{parts.scheme}://{place}{parts.path.rstrip('/')}"
         if parts.username is None:
@@ -109,18 +105,12 @@ class Management:
 
     def names(self) -> list[str]:
         """Names of all queues that can be read, sorted."""
-        listing = self._listing
+        listing = self.endpoint.broker.listing
         if listing.mbeans:
             found: Iterable[Any] = (queue.get("Name") for queue in self.read(listing.mbeans, "Name").values())
         else:
             found = self._by_api(listing.path)
         return sorted({self._name(name) for name in found})
-
-    @property
-    def _listing(self) -> Listing:
-        listing = self.endpoint.broker.listing
-        assert listing is not None, "checked when this was made"
-        return listing
 
     def _by_api(self, path: str) -> Iterator[Any]:
         host = quote(self.endpoint.urls[0].virtual_host, safe="")
@@ -227,7 +217,7 @@ class Management:
         except HTTPException as error:  # neither an OSError nor a ValueError: cut off, or not HTTP at all
             said = self._hide(str(error))
             text = f"it does not answer as a web server does ({type(error).__name__}: {said:.{_SHOWN_CHARACTERS}})"
-            advice = f"if that goes on, check the port; 'managementUrl' is such as {self._listing.url}"
+            advice = f"if that goes on, check the port; 'managementUrl' is such as {self.endpoint.broker.listing.url}"
             raise BrokerUnavailableError(self._problem(f"{text}; {advice}")) from None
         except OSError as error:
             raise BrokerUnavailableError(self._problem(f"it does not answer: {error}")) from None
@@ -247,7 +237,7 @@ class Management:
         return self.refused(text)
 
     def refused(self, text: str) -> RefusedError:
-        return RefusedError(self._problem(f"{text}; 'managementUrl' is such as {self._listing.url}"))
+        return RefusedError(self._problem(f"{text}; 'managementUrl' is such as {self.endpoint.broker.listing.url}"))
 
     def _problem(self, text: str) -> str:
         return f"the management of the broker cannot be asked at {self.url}: {self._hide(text)}"

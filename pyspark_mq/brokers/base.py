@@ -204,7 +204,7 @@ class Broker:
         node_lost_s: how long the nodes of a cluster take one for alive that is not, and with it its clients.
         unavailable_reasons: what it says, beside "not found", of a queue that nobody can use now, as the node that has
             it is not there.
-        listing: how it lists the names of its queues; None if it does not.
+        listing: how it lists the names of its queues.
         remedies: a setting that bites who acknowledges late -> what an operator does about it. What is not among them
             does not apply to this broker. Names: :mod:`pyspark_mq.admin.checks`.
         replaced_prefetch: one that the broker takes for its own default and replaces by what a policy says; None if
@@ -232,6 +232,7 @@ class Broker:
     half_open_s: Mapping[str, float]
     ids_by_protocol: bool
     delivery_limit_note: str
+    listing: Listing
     remedies: Mapping[str, str] = field(default_factory=dict)
     replaced_prefetch: int | None = None
     delays_drops: bool = False
@@ -242,7 +243,6 @@ class Broker:
     node_lost_s: float = 0.0
     unavailable_reasons: tuple[str, ...] = ()
     products: frozenset[str] = frozenset()
-    listing: Listing | None = None
     stomp: StompDialect | None = None
     amqp10: Amqp10Dialect | None = None
     stranded_s: float = 0.0

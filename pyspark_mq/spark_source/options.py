@@ -214,10 +214,8 @@ class _Parser(OptionParser):
             if "queuePatternInterval" in self._values:
                 raise OptionError("queuePatternInterval", "is set, and goes with 'queuePattern', which is not")
         elif management is None:
-            listing = endpoint.broker.listing
-            example = "" if listing is None else f", for example {listing.url}"
-            problem = f"is required with 'queuePattern': the queues are looked up there{example}"
-            raise OptionError("managementUrl", problem)
+            problem = "is required with 'queuePattern': the queues are looked up there"
+            raise OptionError("managementUrl", f"{problem}, for example {endpoint.broker.listing.url}")
         return management
 
     def _queues(self, consumers: int) -> tuple[str, ...]:

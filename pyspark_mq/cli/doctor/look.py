@@ -254,9 +254,8 @@ def _queue(
 def _ask(settings: Settings, management: Management | None) -> tuple[QueueFacts, str]:
     """Facts of a queue from the management, and what is missing for those that it does not report."""
     if management is None:
-        listing = settings.endpoint.broker.listing
-        assert listing is not None, "every broker has one"
-        to_know = f"give option 'managementUrl', such as {listing.url}, with a user who may look there"
+        url = settings.endpoint.broker.listing.url
+        to_know = f"give option 'managementUrl', such as {url}, with a user who may look there"
         return ask_beside(settings.endpoint), to_know
     try:
         facts = ask_queue(management, settings.endpoint.name)

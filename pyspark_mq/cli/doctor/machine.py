@@ -88,14 +88,12 @@ class Machine:
         worker: the one that Spark would start for the source.
         chosen: the variable that names it; empty if none does.
         java: what `java -version` says first; empty if there is none.
-        java_major: its number; 0 if it cannot be read.
     """
 
     driver: Interpreter
     worker: Interpreter
     chosen: str
     java: str = ""
-    java_major: int = 0
 
 
 def look_at_machine() -> Machine:
@@ -103,7 +101,7 @@ def look_at_machine() -> Machine:
     driver = _ask(sys.executable, ("pyspark_mq", "pyarrow", "pyspark", _SPARK_FULL))
     chosen = next((name for name in (_DRIVER_PYTHON, _PYTHON) if name in os.environ), "")
     worker = _ask(os.environ.get(chosen, "python3"), ("pyspark_mq", "pyarrow"))
-    return Machine(driver, worker, chosen, *_java())
+    return Machine(driver, worker, chosen, _java())
 
 
 def _ask(name: str, modules: Sequence[str]) -> Interpreter:
@@ -117,21 +115,19 @@ def _ask(name: str, modules: Sequence[str]) -> Interpreter:
         return Interpreter(name, problem=(done.stderr.strip().splitlines() or ["it says nothing"])[-1])
 
 
-def _java() -> tuple[str, int]:
+def _java() -> str:
     """The Java that Spark's scripts would start."""
     home = os.environ.get("JAVA_HOME")
     program = str(Path(home, "bin", "java")) if home else shutil.which("java")
     if program is None:
-        return "", 0
+        return ""
     try:
         done = _run([program, "-version"])
     except (OSError, subprocess.SubprocessError):
-        return "", 0
+        return ""
     # Before it the virtual machine names the variables whose options it has picked up.
     lines = (done.stderr + done.stdout).splitlines()
-    version_line = next((line for line in lines if " version " in line), next(iter(lines), ""))
-    found = re.search(r'version "(?:1\.)?(\d+)', version_line)
-    return version_line, int(found[1]) if found else 0
+    return next((line for line in lines if " version " in line), next(iter(lines), ""))
 
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
@@ -187,7 +183,8 @@ def _java_finding(machine: Machine) -> Finding:
         return Finding(
             "java", Level.PROBLEM, text, "install Java 17 or 21, or set JAVA_HOME; Spark Connect needs none here"
         )
-    if machine.java_major and machine.java_major < _JAVA_FIRST:
+    major = re.search(r'version "(?:1\.)?(\d+)', machine.java)
+    if major is not None and int(major[1]) < _JAVA_FIRST:
         return Finding("java", Level.PROBLEM, f"{machine.java} is too old for Spark 4", "install Java 17 or 21")
     return Finding("java", Level.OK, machine.java)
 
