@@ -93,12 +93,7 @@ def worth_a_line(facts: QueueFacts, settings: Settings) -> list[str]:
 
 
 def check_queue(facts: QueueFacts, settings: Settings, to_know: str) -> list[Finding]:
-    """Check the facts of a queue.
-
-    Args:
-        settings: of the query that reads it.
-        to_know: what would let be known what is not.
-    """
+    """Check the facts of a queue for the query that reads it; `to_know` would let be known what is not."""
     remedies = settings.endpoint.broker.remedies
     checks = (of(_Checks(check, facts, settings, to_know)) for check, of in _CHECKS.items() if check in remedies)
     return [*chain.from_iterable(checks)]

@@ -73,11 +73,7 @@ class Management:
 
     @classmethod
     def of(cls, text: str, endpoint: Endpoint) -> Management:
-        """Parse the option's text.
-
-        Raises:
-            OptionError: it is no URL.
-        """
+        """Parse the option's text; an OptionError if it is no URL."""
         try:
             parts = urlsplit(text)
             place = place_of(parts.hostname or "", parts.port)

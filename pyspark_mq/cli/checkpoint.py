@@ -25,16 +25,9 @@ from pyspark_mq.spark_source.id_log import IdLog
 from pyspark_mq.spark_source.offset import OffsetCodec
 
 __all__ = [
-    "Checkpoint",
-    "PlannedEpoch",
-    "content_of",
-    "failing_as",
-    "names_in",
-    "place_of",
-    "read_batch",
-    "read_checkpoint",
+    "Checkpoint", "PlannedEpoch", "content_of", "failing_as", "names_in", "place_of", "read_batch", "read_checkpoint",
     "rewrite",
-]
+]  # fmt: skip
 
 _VERSION = "v1"
 #: How an offset of this source begins, in the order in which it is written.
@@ -102,10 +95,9 @@ class Checkpoint:
 
 
 def place_of(text: str, argument: str) -> str:
-    """A place that a user has given to a command. A path may be relative, and what is written down may not.
+    """A place that a user has given to a command; an OptionError if it cannot be opened.
 
-    Raises:
-        OptionError: it cannot be opened.
+    A path may be relative, and what is written down may not.
     """
     try:
         place = resolve(text)

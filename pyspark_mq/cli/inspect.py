@@ -14,11 +14,7 @@ __all__ = ["report", "written"]
 
 
 def report(checkpoint: Checkpoint, *, ids: bool) -> dict[str, Any]:
-    """Describe a checkpoint for machines.
-
-    Args:
-        ids: with all IDs, in their order.
-    """
+    """Describe a checkpoint for machines, with `ids` also all message IDs, in their order."""
     now_s = time.time()
     sources = []
     for place, epochs in sorted(checkpoint.epochs.items()):

@@ -99,11 +99,7 @@ def _seek(keys: Sequence[Key], settings: Settings, patience_s: float) -> Found:
 
 
 def describe(one: PlannedEpoch, found: Mapping[str, Found] | None) -> Iterator[str]:
-    """An epoch and what is missing of it, as lines for people.
-
-    Args:
-        found: None if nobody has looked.
-    """
+    """An epoch and what is missing of it, as lines for people; `found` is None if nobody has looked."""
     count = sum(map(len, one.planned.values()))
     yield f"source {one.source}: {one.offset['source']}, broker {one.offset['broker']}"
     yield f"  batch {one.batch}, epoch {one.position.epoch}: {count:,} messages were planned and not committed"

@@ -79,12 +79,11 @@ def find_damage(checkpoint: str, sink: str | None, id_log: str) -> Repair:
     """Find files left by a power loss that Spark must not go on from.
 
     Args:
-        checkpoint: the checkpointLocation.
         sink: the folder of a file sink; None for another sink.
         id_log: the folder of the ID log.
 
     Raises:
-        CheckpointError: there is no checkpoint, it cannot be read, or more is missing than the option leaves open.
+        CheckpointError: also if more is missing than the option leaves open.
     """
     shown = shown_place(checkpoint)
     offsets, commits = _Log(checkpoint, "offsets"), _Log(checkpoint, "commits")

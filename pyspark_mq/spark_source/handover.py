@@ -161,11 +161,7 @@ class Handover:
         return self
 
     def partition(self, serialize: Callable[[Allocate], pa.Buffer]) -> InputPartition:
-        """Rows for a task.
-
-        Args:
-            serialize: writes them into memory that is made for them.
-        """
+        """Rows for a task; `serialize` writes them into memory that is made for them."""
         if self.same_jvm and len(self._kept) < _FILES_MAX:
             with contextlib.suppress(OSError):
                 return self._shared(serialize)

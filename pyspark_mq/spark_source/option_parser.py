@@ -105,11 +105,9 @@ class OptionParser:
         return {option.sets: self._value(name) for name, option in self.TABLE.items() if option.sets in known}
 
     def _endpoint_at(self, urls: tuple[BrokerUrl, ...], *, secured: bool, **known: Any) -> Endpoint:
-        """The endpoint at these URLs, with login, TLS and times. Files are read now, so that a wrong one fails load().
+        """The endpoint at these URLs, with login, TLS and times, and the other fields as they are `known`.
 
-        Args:
-            secured: is TLS used anywhere?
-            known: the other fields.
+        Files are read now, so that a wrong one fails load(). TLS is used somewhere if it is `secured`.
         """
         used = [name for name in self._values if name.startswith("tls.")]
         if used and not secured:
@@ -160,8 +158,7 @@ def _redacted(text: str, given: Mapping[str, str]) -> str:
 def check_characters(name: str, value: str) -> None:
     """Refuse characters that end a text or a line of a protocol: they would add to it what nobody has meant.
 
-    Raises:
-        OptionError: the value has such a character; a secret is not shown.
+    A secret is not shown in the error.
     """
     shown = "" if name in _SECRET else f"{(redact(value) if name in _URLS else value)!r} "
     if name not in _ANY and LOGIN.search(value):

@@ -141,11 +141,7 @@ class BatchBuilder:
     def serialize(
         self, batches: Iterable[pa.RecordBatch], allocate: Callable[[int], pa.Buffer] = pa.allocate_buffer
     ) -> pa.Buffer:
-        """The batches as an Arrow stream.
-
-        Args:
-            allocate: makes the memory that it is written into.
-        """
+        """The batches as an Arrow stream, in memory that `allocate` makes."""
         ready = list(batches)
         # Counted first: a stream of unknown size doubles its memory each time it is full, and copies what it has.
         counted = pa.MockOutputStream()

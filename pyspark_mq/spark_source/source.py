@@ -28,11 +28,7 @@ __all__ = ["begin_source"]
 
 
 def begin_source(options: Options, codec: OffsetCodec, schema: pa.Schema) -> tuple[EpochSource, Workers]:
-    """The source of a query, and who keeps its connections. It opens nothing yet.
-
-    Args:
-        schema: the columns of the blocks to make of deliveries.
-    """
+    """The source of a query, and who keeps its connections. It opens nothing yet; `schema` is that of its blocks."""
     watch_parent()
     # Tens of thousands of deliveries are held at a time and none of them is part of a cycle, so
     # looking for cycles among them finds nothing and costs a tenth of the throughput.

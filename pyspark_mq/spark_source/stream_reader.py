@@ -12,12 +12,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType, Tim
 from pyspark_mq.errors import SchemaError
 from pyspark_mq.sources.amqp10.arrays import COLUMN_TYPES, TIMESTAMP
 from pyspark_mq.spark_source.failures import in_words
-from pyspark_mq.spark_source.read_limits import (
-    ReadAllAvailable,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-    is_unlimited,
-)
+from pyspark_mq.spark_source.read_limits import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow, is_unlimited
 from pyspark_mq.spark_source.schema import ALL_COLUMNS, SCHEMA
 from pyspark_mq.streams.planner import Planner
 from pyspark_mq.streams.ranges import Range
@@ -42,11 +37,7 @@ def stream_schema(*, include_metadata: bool) -> StructType:
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """The columns of a query as Arrow has them.
-
-    Raises:
-        SchemaError: it names a column or a type that there is not.
-    """
+    """The columns of a query as Arrow has them; a SchemaError if there is no such column, or not of that type."""
     known = {field.name: field.dataType for field in stream_schema(include_metadata=True)}
     fields = []
     for field in schema.fields:

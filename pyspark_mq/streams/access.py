@@ -52,11 +52,7 @@ class Access:
 
 
 def make_access(endpoint: Endpoint) -> Access:
-    """Read the files that the options name, as they are now.
-
-    Raises:
-        OptionError: one cannot be read.
-    """
+    """Read the files that the options name, as they are now; an OptionError if one cannot be read."""
     url = endpoint.urls[0]
     username, password = endpoint.credentials(url)
     tls = endpoint.tls

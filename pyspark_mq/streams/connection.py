@@ -146,11 +146,8 @@ class Connection:
     def request(self, command: int, content: bytes, stream: str = "") -> FieldReader:
         """Ask, and wait for the answer; it is read from behind its code.
 
-        Args:
-            stream: that it is about.
-
         Raises:
-            NoStream: there is none of that name, or not here.
+            NoStream: the `stream` that it is about does not exist, or not here.
             RefusedError: the broker says no, and will.
             Lost: the connection ended, or the broker cannot do it now.
         """

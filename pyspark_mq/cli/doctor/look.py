@@ -138,11 +138,7 @@ class _Broker:
 
 
 def _broker(url: BrokerUrl, settings: Settings, server: str, management: Management | None) -> _Broker:
-    """Log in there.
-
-    Args:
-        server: what the management calls the broker, for one that does not report its version otherwise.
-    """
+    """Log in there; `server` is the management's name for the broker, for one that does not report its version."""
     endpoint = settings.endpoint
     findings = [*check_host(url, settings, asked=management is not None), *check_tls(url, endpoint)]
     if any(one.level is Level.PROBLEM for one in findings):
@@ -179,11 +175,7 @@ def _who(username: str | None) -> str:
 
 
 def check_version(server: str, endpoint: Endpoint) -> Finding:
-    """Check a broker's version for flaws over this protocol. Pure.
-
-    Args:
-        server: `product/version`, as the broker says it.
-    """
+    """Check a broker's version, in `product/version` as it says it, for flaws over this protocol. Pure."""
     check, (product, _, version) = "broker", server.partition("/")
     numbers = version_of(server)
     since, flaw = endpoint.broker.flaws.get(endpoint.protocol, ((0, 0), ""))
