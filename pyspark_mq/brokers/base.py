@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from urllib.parse import quote
 
 __all__ = [
@@ -170,8 +171,11 @@ class Listing:
 
 
 def by_scheme(*amqp: str) -> Mapping[str, tuple[str, ...]]:
-    """URL scheme -> protocols: these over the schemes of AMQP, STOMP over its own."""
-    return {"amqp": amqp, "amqps": amqp, "stomp": (STOMP,), "stomp+ssl": (STOMP,)}
+    """URL scheme -> protocols: these over the schemes of AMQP, STOMP over its own.
+
+    It cannot be pickled, and so neither can a broker, which goes to other processes by its name.
+    """
+    return MappingProxyType({"amqp": amqp, "amqps": amqp, "stomp": (STOMP,), "stomp+ssl": (STOMP,)})
 
 
 def _major(version: str) -> int:
