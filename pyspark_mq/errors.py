@@ -22,21 +22,10 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 __all__ = [
-    "BrokerError",
-    "BrokerUnavailableError",
-    "CheckpointError",
-    "ConfigurationError",
-    "DataLossError",
-    "DestinationError",
-    "InternalError",
-    "MessageError",
-    "MissingExtraError",
-    "MissingMessageIdError",
-    "MqError",
-    "OptionError",
-    "RefusedError",
-    "SchemaError",
-]
+    "BrokerError", "BrokerUnavailableError", "CheckpointError", "ConfigurationError", "DataLossError",
+    "DestinationError", "InternalError", "MessageError", "MissingExtraError", "MissingMessageIdError", "MqError",
+    "OptionError", "RefusedError", "SchemaError",
+]  # fmt: skip
 
 
 #: The last way out of an unusable checkpoint. Spark's file sink skips the numbers of batches that its folder has.
@@ -55,11 +44,7 @@ def shown(text: object) -> str:
 
 
 def hide_in(error: BaseException, hide: Callable[[str], str]) -> None:
-    """Take secrets out of an error and of those that it came from, which are printed with it.
-
-    Args:
-        hide: gives a text without them.
-    """
+    """Take secrets out of an error and of those that it came from, which are printed with it, by `hide` of a text."""
     found: list[BaseException] = []
     one: BaseException | None = error
     while one is not None and one not in found:

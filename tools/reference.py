@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pyspark_mq.ack.counters import Counters
 from pyspark_mq.spark_source.option_table import OPTIONS, Option
-from pyspark_mq.spark_source.schema import ALL_COLUMNS, COLUMN_TEXTS
+from pyspark_mq.spark_source.schema import ALL_COLUMNS, COLUMNS
 from pyspark_mq.spark_source.stream_options import STREAM_OPTIONS
 
 __all__ = ["PAGE", "STREAMS_PAGE", "STREAM_TABLES", "TABLES", "written"]
@@ -39,7 +39,7 @@ def stream_options() -> list[str]:
 
 def columns() -> list[str]:
     """The columns with their types."""
-    rows = [(f"`{field.name}`", field.dataType.simpleString(), COLUMN_TEXTS[field.name]) for field in ALL_COLUMNS]
+    rows = [(f"`{field.name}`", field.dataType.simpleString(), COLUMNS[field.name].text) for field in ALL_COLUMNS]
     return _table(("column", "type", ""), rows)
 
 

@@ -1,13 +1,13 @@
 """The management of a broker, asked beside its queues (option `managementUrl`, and the command `doctor`).
 
 One file a broker: what it calls itself, what is set for a queue, and how many messages wait there. The queues
-themselves know nothing of it.
+themselves know nothing of it. Where it does not answer a question raises a `BrokerUnavailableError`, where it refuses
+a `RefusedError`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Protocol
 
 from pyspark_mq.admin import activemq, artemis, rabbitmq
@@ -27,36 +27,21 @@ class _Admin(Protocol):
     def ask_depth(self, management: Management, queue: str) -> int | None: ...
 
 
-_ADMINS: Mapping[str, _Admin] = MappingProxyType({"rabbitmq": rabbitmq, "activemq": activemq, "artemis": artemis})
+_ADMINS: Mapping[str, _Admin] = {"rabbitmq": rabbitmq, "activemq": activemq, "artemis": artemis}
 
 
 def ask_server(management: Management) -> str:
-    """The broker's own name for itself, `product/version`.
-
-    Raises:
-        BrokerUnavailableError: the management does not answer.
-        RefusedError: it refuses.
-    """
+    """The broker's own name for itself, `product/version`."""
     return _ADMINS[management.endpoint.broker.name].ask_server(management)
 
 
 def ask_queue(management: Management, queue: str) -> QueueFacts:
-    """Facts of a queue.
-
-    Raises:
-        BrokerUnavailableError: the management does not answer.
-        RefusedError: it refuses.
-    """
+    """Facts of a queue."""
     return _ADMINS[management.endpoint.broker.name].ask_queue(management, queue)
 
 
 def ask_depth(management: Management, queue: str) -> int | None:
-    """Messages that wait in a queue and are not handed out; None if that is not reported.
-
-    Raises:
-        BrokerUnavailableError: the management does not answer.
-        RefusedError: it refuses.
-    """
+    """Messages that wait in a queue and are not handed out; None if that is not reported."""
     return _ADMINS[management.endpoint.broker.name].ask_depth(management, queue)
 
 

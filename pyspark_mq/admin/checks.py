@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import chain
 
 from pyspark_mq.brokers.base import AMQP_1_0
 from pyspark_mq.brokers.facts import QueueFacts
@@ -26,9 +27,6 @@ _AMPLE_DELIVERIES = 20
 #: Default of RabbitMQ's `consumer_timeout`, seconds.
 _USUAL_TIMEOUT_S = 1_800.0
 _IDS_SHOWN = 3
-#: Checks that are not logged when a query starts: they have a warning of their own, or are asked
-#: for by the command only.
-_NOT_LOGGED = frozenset({"other-consumers"})
 
 
 class Level(IntEnum):
@@ -90,154 +88,143 @@ class Sample:
 def worth_a_line(facts: QueueFacts, settings: Settings) -> list[str]:
     """Lines to log when a query starts, from what its connection reports."""
     found = check_queue(facts, settings, "")
-    return [str(one) for one in found if one.level >= Level.WARNING and one.check not in _NOT_LOGGED]
+    # Of other consumers a query warns by itself.
+    return [str(one) for one in found if one.level >= Level.WARNING and one.check != "other-consumers"]
 
 
 def check_queue(facts: QueueFacts, settings: Settings, to_know: str) -> list[Finding]:
-    """Check the facts of a queue.
-
-    Args:
-        settings: of the query that reads it.
-        to_know: what would let be known what is not.
-    """
+    """Check the facts of a queue for the query that reads it; `to_know` would let be known what is not."""
     remedies = settings.endpoint.broker.remedies
-    checks = _Checks(facts, settings, to_know)
-    return [found for check, of in _CHECKS.items() if check in remedies for found in of(checks)]
+    checks = (of(_Checks(check, facts, settings, to_know)) for check, of in _CHECKS.items() if check in remedies)
+    return [*chain.from_iterable(checks)]
 
 
 class _Checks:
-    def __init__(self, facts: QueueFacts, settings: Settings, to_know: str) -> None:
-        self.facts = facts
-        self.settings = settings
+    """The checks; each object makes the findings of one of them."""
+
+    def __init__(self, check: str, facts: QueueFacts, settings: Settings, to_know: str) -> None:
+        self.check, self.facts, self.settings, self.to_know = check, facts, settings, to_know
         self.broker = settings.endpoint.broker
-        self.to_know = to_know
+        #: What the broker's operator does about it.
+        self.remedy = self.broker.remedies[check]
 
-    # -- one finding
+    def _ok(self, what: str) -> Finding:
+        return Finding(self.check, Level.OK, what)
 
-    def _ok(self, check: str, what: str) -> Finding:
-        return Finding(check, Level.OK, what)
+    def _warn(self, what: str, advice: str = "") -> Finding:
+        return Finding(self.check, Level.WARNING, what, advice or self.remedy)
 
-    def _warn(self, check: str, what: str, advice: str = "") -> Finding:
-        return Finding(check, Level.WARNING, what, advice or self.broker.remedies[check])
+    def _bad(self, what: str, advice: str = "") -> Finding:
+        return Finding(self.check, Level.PROBLEM, what, advice or self.remedy)
 
-    def _bad(self, check: str, what: str, advice: str = "") -> Finding:
-        return Finding(check, Level.PROBLEM, what, advice or self.broker.remedies[check])
-
-    def _unknown(self, check: str, what: str = "not known", advice: str = "") -> Finding:
-        return Finding(check, Level.UNKNOWN, what, advice or self.to_know)
-
-    # -- the checks
+    def _unknown(self, what: str = "not known", advice: str = "") -> Finding:
+        return Finding(self.check, Level.UNKNOWN, what, advice or self.to_know)
 
     def queue(self) -> Iterator[Finding]:
         """Check whether the queue keeps its messages and hands them out."""
-        check, kind = "queue", self.facts.kind or ""
+        kind = self.facts.kind or ""
         faults, hazards = self.facts.faults, self.facts.hazards
         for text in faults or ():
-            yield self._bad(check, text)
+            yield self._bad(text)
         for text in hazards or ():
-            yield self._warn(check, text)
+            yield self._warn(text)
         if faults is None or hazards is None:
-            yield self._unknown(check, "not known whether it drops messages by itself (expiry, length, auto-delete)")
+            yield self._unknown("not known whether it drops messages by itself (expiry, length, auto-delete)")
         elif not faults and not hazards:
-            yield self._ok(check, f"{kind} queue, keeps its messages" if kind else "keeps its messages")
+            yield self._ok(f"{kind} queue, keeps its messages" if kind else "keeps its messages")
 
     def delivery_limit(self) -> Iterator[Finding]:
         """Check how often a session may end before good messages are dead-lettered."""
-        check, limit = "delivery-limit", self.facts.delivery_limit
+        limit = self.facts.delivery_limit
         if not self.broker.counts_drops:
-            yield self._ok(check, "the end of a session does not count as a delivery")
+            yield self._ok("the end of a session does not count as a delivery")
         elif limit is None:
-            yield self._unknown(check, f"not known; {self.broker.delivery_limit_note}")
+            yield self._unknown(f"not known; {self.broker.delivery_limit_note}")
         elif math.isinf(limit):
-            yield self._ok(check, "none")
+            yield self._ok("none")
         elif limit < _AMPLE_DELIVERIES:
             text = f"a message is put aside after {limit:g} deliveries; each crash and reconnect counts as one for all "
-            yield self._warn(check, f"{text}messages that were handed out")
+            yield self._warn(f"{text}messages that were handed out")
         else:
-            yield self._ok(check, f"{limit:g} deliveries")
+            yield self._ok(f"{limit:g} deliveries")
 
     def dead_letters(self) -> Iterator[Finding]:
         """Check whether dead-lettered messages are kept."""
-        check, facts = "dead-letters", self.facts
+        facts = self.facts
         refuses = OnMissing.REJECT is self.settings.on_missing or OnUnreadable.REJECT is self.settings.on_unreadable
         limit, target = facts.delivery_limit, facts.dead_letters_to
         limited = limit is not None and math.isfinite(limit)
         why = f"over the delivery limit ({limit:g})" if limited else "that is refused"
         if target is None:
-            yield self._unknown(check)
+            yield self._unknown()
         elif not target and limited:
-            yield self._bad(check, f"there is no dead-letter target: a message {why} is dropped, and lost")
+            yield self._bad(f"there is no dead-letter target: a message {why} is dropped, and lost")
         elif not target and (refuses or limit is None):
-            yield self._warn(check, f"there is no dead-letter target: a message {why} is dropped")
+            yield self._warn(f"there is no dead-letter target: a message {why} is dropped")
         elif not target:
-            yield self._ok(check, "none, and nothing puts messages aside")
+            yield self._ok("none, and nothing puts messages aside")
         elif facts.dead_letters_arrive is False:
             text = f"dead letters go to {target}, which is not there or has no queue: a message {why} is lost"
-            yield self._bad(check, text) if limited or refuses else self._warn(check, text)
+            yield self._bad(text) if limited or refuses else self._warn(text)
         elif facts.dead_letters_arrive is None:
-            yield self._unknown(check, f"dead letters go to {target}; whether a queue keeps them is not known")
+            yield self._unknown(f"dead letters go to {target}; whether a queue keeps them is not known")
         else:
-            yield self._ok(check, f"dead letters go to {target}")
+            yield self._ok(f"dead letters go to {target}")
 
     def redelivery_delay(self) -> Iterator[Finding]:
         """Check whether a replay outlasts the broker's redelivery delay."""
-        check, delay_s, timeout_s = "redelivery-delay", self.facts.redelivery_delay_s, self.settings.replay_timeout_s
-        own = self.broker.remedies[check]
+        delay_s, timeout_s = self.facts.redelivery_delay_s, self.settings.replay_timeout_s
         if delay_s is None:
             text = f"not known whether the broker holds back what comes again; a replay waits {timeout_s:g} s for it"
-            yield self._unknown(check, text, "" if own.startswith("or ") else own)
+            yield self._unknown(text, "" if self.remedy.startswith("or ") else self.remedy)
         elif delay_s < timeout_s:
-            yield self._ok(check, f"up to {delay_s:g} s, and a replay waits {timeout_s:g} s" if delay_s else "none")
+            yield self._ok(f"up to {delay_s:g} s, and a replay waits {timeout_s:g} s" if delay_s else "none")
         else:
             sure = "is" if self.broker.delays_drops else "may be"
             make = self._bad if self.broker.delays_drops else self._warn
-            text = (
-                f"what comes again {sure} held back for up to {delay_s:g} s, and a replay fails after {timeout_s:g} s"
-            )
+            text = f"what comes again {sure} held back for up to {delay_s:g} s"
             advice = f"raise 'replayTimeout' above {math.ceil(delay_s)}s"
-            yield make(check, text, f"{advice}, {own}" if own.startswith("or ") else advice)
+            also = f", {self.remedy}" if self.remedy.startswith("or ") else ""
+            yield make(f"{text}, and a replay fails after {timeout_s:g} s", f"{advice}{also}")
 
     def consumer_timeout(self) -> Iterator[Finding]:
         """Check whether the broker takes back deliveries that a batch still works on."""
-        check, timeout_s, settings = "consumer-timeout", self.facts.consumer_timeout_s, self.settings
+        timeout_s, settings = self.facts.consumer_timeout_s, self.settings
         if timeout_s is None:
             text = f"not known: {_USUAL_TIMEOUT_S / 60:.0f} min unless the broker is configured otherwise"
             advice = f"{self.to_know}; see `consumer_timeout` in rabbitmq.conf, of which the broker tells nobody"
-            yield self._unknown(check, text, advice)
+            yield self._unknown(text, advice)
         elif math.isinf(timeout_s):
-            yield self._ok(check, "none")
+            yield self._ok("none")
         elif settings.min_messages > 1 and timeout_s <= settings.max_delay_s:
             text = f"{timeout_s:g} s, and 'maxTriggerDelay' keeps messages for {settings.max_delay_s:g} s: all of them "
-            advice = f"lower 'maxTriggerDelay', or {self.broker.remedies[check]}"
-            yield self._bad(check, f"{text}are taken back again and again", advice)
+            advice = f"lower 'maxTriggerDelay', or {self.remedy}"
+            yield self._bad(f"{text}are taken back again and again", advice)
         elif timeout_s < _USUAL_TIMEOUT_S:
             text = f"{timeout_s:g} s: a batch or a trigger interval that takes longer has all messages taken back, and "
-            yield self._warn(check, f"{text}on quorum queues counted as delivered")
+            yield self._warn(f"{text}on quorum queues counted as delivered")
         else:
-            yield self._ok(check, f"{timeout_s:g} s; batches and trigger intervals have to be shorter")
+            yield self._ok(f"{timeout_s:g} s; batches and trigger intervals have to be shorter")
 
     def priorities(self) -> Iterator[Finding]:
         """Check whether redeliveries come first."""
-        check, known = "priorities", self.facts.priorities
+        known = self.facts.priorities
         if known is None:
-            yield self._unknown(check)
+            yield self._unknown()
         elif known:
-            yield self._warn(
-                check, "messages are handed out by priority: a replay looks for its messages behind others"
-            )
+            yield self._warn("messages are handed out by priority: a replay looks for its messages behind others")
         else:
-            yield self._ok(check, "none")
+            yield self._ok("none")
 
     def single_active(self) -> Iterator[Finding]:
         """Check whether this query is the active consumer."""
-        check, facts, count = "single-active-consumer", self.facts, self.settings.consumers
+        facts, count = self.facts, self.settings.consumers
         if facts.single_active is None:
-            yield self._unknown(check)
+            yield self._unknown()
         elif not facts.single_active:
-            yield self._ok(check, "no")
+            yield self._ok("no")
         elif facts.other_consumers:
             yield self._bad(
-                check,
                 f"one consumer at a time is handed messages, and there is another one{_named(facts)}: nothing comes "
                 "until it is gone",
                 "stop the other reader (if it is not this very query)",
@@ -245,77 +232,71 @@ class _Checks:
         else:
             idle = f"; of 'consumers' {count}, {count - 1} are handed nothing" if count > 1 else ""
             text = f"one consumer at a time is handed messages{idle}; after a crash the next one waits until the "
-            yield self._warn(check, f"{text}broker has noticed the end of the former")
+            yield self._warn(f"{text}broker has noticed the end of the former")
 
     def other_consumers(self) -> Iterator[Finding]:
         """Check for consumers other than this query's."""
-        check, others = "other-consumers", self.facts.other_consumers
+        others = self.facts.other_consumers
         if others is None:
-            yield self._unknown(check)
+            yield self._unknown()
         elif others:
             text, _, advice = other_consumers(others).rpartition(". ")
-            yield self._warn(check, f"{text}{_named(self.facts)}", f"if it is not this very query: {_lowered(advice)}")
+            yield self._warn(
+                f"{text}{_named(self.facts)}", f"if it is not this very query: {advice[:1].lower()}{advice[1:]}"
+            )
         else:
-            yield self._ok(check, "none")
+            yield self._ok("none")
 
     def prefetch(self) -> Iterator[Finding]:
         """Check whether the source gets the prefetch that it asks for."""
-        check, settings, count = "prefetch", self.settings, self.facts.consumers_max
+        settings, count = self.settings, self.facts.consumers_max
         over_amqp10 = settings.endpoint.protocol == AMQP_1_0
+        confirms = self.broker.amqp10 is None or self.broker.amqp10.confirms
         needed = settings.consumers + (not over_amqp10)
         if count is not None and count < needed:
             why = ", and one more when a window is widened after a restart" if needed > settings.consumers else ""
             text = f"the queue takes {count:g} consumer(s), and this query needs {settings.consumers}{why}"
-            yield self._bad(check, text)
-        elif count is not None and count == needed and over_amqp10 and not self._confirms:
+            yield self._bad(text)
+        elif count is not None and count == needed and over_amqp10 and not confirms:
             text = f"the queue takes {count:g} consumer(s), and this query is handed messages by as many: the link by "
-            yield self._warn(check, f"{text}which acknowledgements are confirmed is refused each time, and logged")
+            yield self._warn(f"{text}which acknowledgements are confirmed is refused each time, and logged")
         elif settings.prefetch == self.broker.replaced_prefetch:
-            text = (
-                f"the broker takes {settings.prefetch} for its own default, and puts `queuePrefetch` of its policy in "
-            )
-            yield self._warn(check, f"{text}its place")
+            text = f"the broker takes {settings.prefetch} for its own default"
+            yield self._warn(f"{text}, and puts `queuePrefetch` of its policy in its place")
         else:
-            yield self._ok(check, f"{settings.prefetch:,} for each of {settings.consumers} connection(s)")
-
-    @property
-    def _confirms(self) -> bool:
-        """Whether the broker confirms acknowledgements over AMQP 1.0 without a link for that."""
-        return self.broker.amqp10 is None or self.broker.amqp10.confirms
+            yield self._ok(f"{settings.prefetch:,} for each of {settings.consumers} connection(s)")
 
     def page_size(self) -> Iterator[Finding]:
         """Check whether the queue has to be woken for each page."""
-        check, size = "page-size", self.facts.page_size
+        size = self.facts.page_size
         if size is None:
-            yield self._unknown(check)
+            yield self._unknown()
         elif size < self.settings.prefetch:
             text = f"maxPageSize is {size:,}, prefetch {self.settings.prefetch:,}: the source wakes the queue for each "
-            yield self._warn(check, f"{text}further page that nobody has acknowledged yet")
+            yield self._warn(f"{text}further page that nobody has acknowledged yet")
         else:
-            yield self._ok(check, f"maxPageSize is {size:,}")
+            yield self._ok(f"maxPageSize is {size:,}")
 
     def write_timeout(self) -> Iterator[Finding]:
         """Check how soon the messages of a vanished client come back."""
-        check, timeout_s = "write-timeout", self.facts.write_timeout_s
+        timeout_s = self.facts.write_timeout_s
         if timeout_s is None:
-            yield self._unknown(check)
+            yield self._unknown()
         elif math.isinf(timeout_s):
-            text = (
-                "the connector has no soWriteTimeout: the broker may keep the messages of a client that vanished for "
-            )
-            yield self._warn(check, f"{text}15 minutes")
+            text = "the broker may keep the messages of a client that vanished for 15 minutes"
+            yield self._warn(f"the connector has no soWriteTimeout: {text}")
         else:
-            yield self._ok(check, f"soWriteTimeout is {timeout_s:g} s")
+            yield self._ok(f"soWriteTimeout is {timeout_s:g} s")
 
     def slow_consumers(self) -> Iterator[Finding]:
         """Check whether the broker evicts slow consumers."""
-        check, what = "slow-consumers", self.facts.slow_consumers
+        what = self.facts.slow_consumers
         if what is None:
-            yield self._unknown(check)
+            yield self._unknown()
         elif what:
-            yield self._bad(check, f"{what}: who acknowledges late looks slow")
+            yield self._bad(f"{what}: who acknowledges late looks slow")
         else:
-            yield self._ok(check, "are left alone")
+            yield self._ok("are left alone")
 
 
 _CHECKS = {
@@ -338,24 +319,15 @@ def _named(facts: QueueFacts) -> str:
     return f" ({', '.join(facts.consumer_names)})" if facts.consumer_names else ""
 
 
-def _lowered(text: str) -> str:
-    return text[:1].lower() + text[1:]
-
-
 # -- messages ----------------------------------------------------------------------------------
 
 
 def check_sample(sample: Sample, settings: Settings) -> list[Finding]:
     """Check some messages of a queue."""
     found = [] if not sample.cut_short else [_cut_short(sample, settings)]
-    count = len(sample.sizes)
-    if not count:
-        text = "the queue has no message to look at"
-        return [
-            *found,
-            Finding("message-ids", Level.UNKNOWN, text, "ask again when it has some"),
-            Finding("message-sizes", Level.UNKNOWN, text, "ask again when it has some"),
-        ]
+    if not sample.sizes:
+        unknown = Level.UNKNOWN, "the queue has no message to look at", "ask again when it has some"
+        return [*found, Finding("message-ids", *unknown), Finding("message-sizes", *unknown)]
     return [*found, *_ids(sample, settings), _sizes(sample, settings)]
 
 
@@ -376,7 +348,7 @@ def _ids(sample: Sample, settings: Settings) -> Iterator[Finding]:
     if not settings.guarantee.identifies:
         yield Finding(check, Level.OK, f"not needed with guarantee '{settings.guarantee.value}'")
         return
-    missing = sum(1 for one in sample.ids if one is None)
+    missing = sample.ids.count(None)
     source = settings.id_source
     better = "have the producer set it, or choose another 'messageIdFrom'"
     if sample.unique:

@@ -13,14 +13,13 @@ import json
 import socket
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException, HTTPResponse, IncompleteRead
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
-from pyspark_mq.brokers.base import Listing
 from pyspark_mq.errors import BrokerUnavailableError, OptionError, RefusedError
 from pyspark_mq.sources.connections.socket_loop import connect
 from pyspark_mq.sources.endpoint import Endpoint
@@ -58,6 +57,8 @@ _REASON_CHARACTERS = 200
 class Management:
     """Option `managementUrl`: where a broker is asked for its queues.
 
+    Each question raises a `BrokerUnavailableError` if there is no answer, and a `RefusedError` if that is a refusal.
+
     Attributes:
         url: without user and password.
         username, password: those of the URL; None where they are those of the connection.
@@ -72,14 +73,7 @@ class Management:
 
     @classmethod
     def of(cls, text: str, endpoint: Endpoint) -> Management:
-        """Parse the option's text.
-
-        Raises:
-            OptionError: it is no URL, or the broker cannot be asked.
-        """
-        listing = endpoint.broker.listing
-        if listing is None:
-            raise OptionError("managementUrl", f"broker '{endpoint.broker.name}' does not tell its queues")
+        """Parse the option's text; an OptionError if it is no URL."""
         try:
             parts = urlsplit(text)
             place = place_of(parts.hostname or "", parts.port)
@@ -88,7 +82,7 @@ class Management:
         # Behind a slash in a password that was not escaped there is an '@'.
         extra = parts.query or parts.fragment or "@" in parts.path or not parts.path.isascii() or " " in parts.path
         if parts.scheme not in ("http", "https") or not parts.hostname or extra or CONTROL.search(unquote(text)):
-            shown = f"{redact(text)!r} is not accepted; accepted is such as {listing.url}; {ESCAPES}"
+            shown = f"{redact(text)!r} is not accepted; accepted is such as {endpoint.broker.listing.url}; {ESCAPES}"
             raise OptionError("managementUrl", shown)
         url = f"{parts.scheme}://{place}{parts.path.rstrip('/')}"
         if parts.username is None:
@@ -103,34 +97,26 @@ class Management:
 
     @property
     def user(self) -> str | None:
-        """User name of the requests; None without one."""
         return self.username if self.username is not None else self.endpoint.user(self.endpoint.urls[0])
 
     def names(self) -> list[str]:
-        """Names of all queues that can be read, sorted.
-
-        Raises:
-            BrokerUnavailableError: it does not answer.
-            RefusedError: it refuses.
-        """
-        listing = self._listing
-        return sorted(set(self._by_jolokia(listing) if listing.mbeans else self._by_api(listing)))
-
-    @property
-    def _listing(self) -> Listing:
+        """Names of all queues that can be read, sorted."""
         listing = self.endpoint.broker.listing
-        assert listing is not None, "checked when this was made"
-        return listing
+        if listing.mbeans:
+            found: Iterable[Any] = (queue.get("Name") for queue in self.read(listing.mbeans, "Name").values())
+        else:
+            found = self._by_api(listing.path)
+        return sorted({self._name(name) for name in found})
 
-    def _by_api(self, listing: Listing) -> Iterator[str]:
+    def _by_api(self, path: str) -> Iterator[Any]:
         host = quote(self.endpoint.urls[0].virtual_host, safe="")
         end_s = time.monotonic() + _LIST_TIMEOUT_S
         for page in range(1, _PAGES_MAX + 1):
-            answer = self._object(self._ask(listing.path.format(host=host, page=page, size=_PAGE)))
+            answer = self._object(self._ask(path.format(host=host, page=page, size=_PAGE)))
             for queue in self._entries(answer.get("items")):
                 # An exclusive queue is its connection's own, and a stream keeps what is acknowledged.
                 if not queue.get("exclusive") and queue.get("type") != "stream":
-                    yield self._name(queue.get("name"))
+                    yield queue.get("name")
             pages = answer.get("page_count")
             if not isinstance(pages, int) or page >= pages:
                 return
@@ -138,10 +124,6 @@ class Management:
                 progress = f"{page} of {pages} pages of its queues came in {_LIST_TIMEOUT_S:g} s"
                 raise BrokerUnavailableError(self._problem(f"it does not answer: {progress}"))
         raise self.refused(f"it has more than {_PAGES_MAX * _PAGE:,} queues, of which the rest would be left out")
-
-    def _by_jolokia(self, listing: Listing) -> Iterator[str]:
-        for queue in self.read(listing.mbeans, "Name").values():
-            yield self._name(queue.get("Name"))
 
     def _name(self, value: object) -> str:
         if not isinstance(value, str):
@@ -151,20 +133,12 @@ class Management:
     # -- questions
 
     def get(self, *path: str) -> dict[str, Any] | None:
-        """The object that RabbitMQ's API has at a path; None if there is nothing.
-
-        Args:
-            path: its parts below `/api`, not quoted.
-
-        Raises:
-            BrokerUnavailableError: it does not answer.
-            RefusedError: it refuses.
-        """
+        """The object that RabbitMQ's API has at a path (parts below `/api`, not quoted); None if there is nothing."""
         found = self._at(path)
         return None if found is None else self._object(found)
 
     def get_all(self, *path: str) -> list[dict[str, Any]]:
-        """The objects of the list at a path; none if there is nothing. Raises what :meth:`get` does."""
+        """The objects of the list at a path; none if there is nothing."""
         found = self._at(path)
         return [] if found is None else self._entries(found)
 
@@ -175,22 +149,13 @@ class Management:
         """Attributes of all MBeans of a pattern by their names, by Jolokia; none if there is no such MBean.
 
         An attribute that an MBean does not have is left out.
-
-        Raises:
-            BrokerUnavailableError: it does not answer.
-            RefusedError: it refuses.
         """
         value = self._jolokia({"type": "read", "mbean": mbeans, "attribute": list(attributes)})
         found = {} if value is None else self._object(value)
         return {name: self._object(attributes) for name, attributes in found.items()}
 
     def call(self, mbean: str, operation: str, *arguments: object) -> Any:
-        """Result of an operation of an MBean, by Jolokia; None if there is no such MBean.
-
-        Raises:
-            BrokerUnavailableError: it does not answer.
-            RefusedError: it refuses.
-        """
+        """Result of an operation of an MBean, by Jolokia; None if there is no such MBean."""
         return self._jolokia({"type": "exec", "mbean": mbean, "operation": operation, "arguments": list(arguments)})
 
     def _jolokia(self, question: Mapping[str, object]) -> Any:
@@ -248,7 +213,7 @@ class Management:
         except HTTPException as error:  # neither an OSError nor a ValueError: cut off, or not HTTP at all
             said = self._hide(str(error))
             text = f"it does not answer as a web server does ({type(error).__name__}: {said:.{_SHOWN_CHARACTERS}})"
-            advice = f"if that goes on, check the port; 'managementUrl' is such as {self._listing.url}"
+            advice = f"if that goes on, check the port; 'managementUrl' is such as {self.endpoint.broker.listing.url}"
             raise BrokerUnavailableError(self._problem(f"{text}; {advice}")) from None
         except OSError as error:
             raise BrokerUnavailableError(self._problem(f"it does not answer: {error}")) from None
@@ -268,8 +233,7 @@ class Management:
         return self.refused(text)
 
     def refused(self, text: str) -> RefusedError:
-        """The error for an answer that is none."""
-        return RefusedError(self._problem(f"{text}; 'managementUrl' is such as {self._listing.url}"))
+        return RefusedError(self._problem(f"{text}; 'managementUrl' is such as {self.endpoint.broker.listing.url}"))
 
     def _problem(self, text: str) -> str:
         return f"the management of the broker cannot be asked at {self.url}: {self._hide(text)}"
@@ -301,11 +265,7 @@ class _Answering(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Read what there is, at most what fits.
-
-        Raises:
-            OSError: it takes too long, or is too much.
-        """
+        """Read what there is, at most what fits; an OSError if it takes too long, or is too much."""
         try:
             self._socket.settimeout(_left_s(self._end_s, self._came))
             read = self._socket.recv_into(buffer)
@@ -318,11 +278,7 @@ class _Answering(io.RawIOBase):
 
 
 def _left_s(end_s: float, came: int) -> float:
-    """Seconds until then.
-
-    Raises:
-        TimeoutError: there are none.
-    """
+    """Seconds until then; a TimeoutError if there are none."""
     left_s = end_s - time.monotonic()
     if left_s <= 0:
         raise _endless(came)
@@ -334,12 +290,7 @@ def _endless(came: int) -> TimeoutError:
 
 
 def _whole(answer: HTTPResponse) -> bytes:
-    """The bytes of an answer; whoever promises more than comes has nothing allocated for it.
-
-    Raises:
-        OSError: it takes too long, or is too large.
-        IncompleteRead: it ends too early.
-    """
+    """The bytes of an answer; whoever promises more than comes has nothing allocated for it."""
     data = bytearray()
     while piece := answer.read1(_PIECE_BYTES):
         data += piece
@@ -349,12 +300,6 @@ def _whole(answer: HTTPResponse) -> bytes:
 
 
 def _loaded(answer: bytes) -> Any:
-    """The value of an answer.
-
-    Raises:
-        OSError: it has too many.
-        ValueError: it is not JSON.
-    """
     values = sum(map(answer.count, _BEFORE_VALUES))
     if values > _ANSWER_VALUES_MAX:
         raise OSError(f"{values} values came in one answer, and at most {_ANSWER_VALUES_MAX} are taken")

@@ -29,8 +29,7 @@ def ask_queue(management: Management, queue: str) -> QueueFacts:
         return NOTHING_KNOWN
     policy = _policy(management, host, queue, str(queue_object.get("type")))
     facts = of_rabbitmq(queue_object, version_of(server), policy)
-    arguments = queue_object.get("arguments")
-    arguments = arguments if isinstance(arguments, Mapping) else {}
+    arguments = _object(queue_object.get("arguments"))
     exchange = arguments.get("x-dead-letter-exchange", policy.get("dead-letter-exchange"))
     key = arguments.get("x-dead-letter-routing-key", policy.get("dead-letter-routing-key"))
     details = queue_object.get("consumer_details")
@@ -69,8 +68,12 @@ def _arrives(management: Management, host: str, exchange: object, key: object) -
     return bool(management.get_all("exchanges", host, str(exchange), "bindings", "source"))
 
 
+def _object(value: object) -> Mapping[str, Any]:
+    """The value, or an empty one where it is no object."""
+    return value if isinstance(value, Mapping) else {}
+
+
 def _consumer(details: Mapping[str, Any]) -> str:
-    channel = details.get("channel_details")
-    channel = channel if isinstance(channel, Mapping) else {}
+    channel = _object(details.get("channel_details"))
     where = f"{channel.get('peer_host', '?')}:{channel.get('peer_port', '?')}"
     return f"{where}, user '{channel.get('user', '')}', prefetch {details.get('prefetch_count', '?')}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from pyspark_mq.brokers.activemq import ACTIVEMQ
 from pyspark_mq.brokers.artemis import ARTEMIS
@@ -13,7 +12,7 @@ from pyspark_mq.brokers.rabbitmq import RABBITMQ
 __all__ = ["BROKERS", "Broker", "broker_of"]
 
 #: Every broker this version reads from, by the value of the option `broker`.
-BROKERS: Mapping[str, Broker] = MappingProxyType({broker.name: broker for broker in (RABBITMQ, ACTIVEMQ, ARTEMIS)})
+BROKERS: Mapping[str, Broker] = {broker.name: broker for broker in (RABBITMQ, ACTIVEMQ, ARTEMIS)}
 
 
 def broker_of(product: str) -> Broker | None:

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
-
-from pyspark_mq.brokers.base import AMQP_1_0, STOMP, Amqp10Dialect, Broker, Listing, StompDialect
+from pyspark_mq.brokers.base import AMQP_1_0, STOMP, Amqp10Dialect, Broker, Listing, StompDialect, by_scheme
 
 __all__ = ["ARTEMIS"]
 
 ARTEMIS = Broker(
     name="artemis",
-    protocols=MappingProxyType(
-        {
-            "amqp": (AMQP_1_0,),
-            "amqps": (AMQP_1_0,),
-            "stomp": (STOMP,),
-            "stomp+ssl": (STOMP,),
-        }
-    ),
+    protocols=by_scheme(AMQP_1_0),
     products=frozenset({"apache-activemq-artemis", "ActiveMQ-Artemis"}),
     listing=Listing(
         url="http://host:8161/console/jolokia",
@@ -25,47 +16,42 @@ ARTEMIS = Broker(
         'routing-type="anycast",queue=*',
     ),
     epoch_messages=50_000,
-    prefetch_max=MappingProxyType({AMQP_1_0: 100_000, STOMP: 100_000}),
+    prefetch_max={AMQP_1_0: 100_000, STOMP: 100_000},
     selectors=True,
     virtual_hosts=False,
     durable_topics=frozenset({AMQP_1_0, STOMP}),
     shared_topics=frozenset({AMQP_1_0}),
     counts_drops=True,
     # The default of `amqpIdleTimeout`.
-    half_open_s=MappingProxyType({AMQP_1_0: 60.0}),
+    half_open_s={AMQP_1_0: 60.0},
     ids_by_protocol=True,
     delivery_limit_note=(
         "a message that was handed out more often than `max-delivery-attempts` (10 by default) goes "
         "to the dead-letter address"
     ),
-    remedies=MappingProxyType(
-        {
-            "delivery-limit": "set `<max-delivery-attempts>` in the address-setting of the queue to -1, or ample",
-            "dead-letters": "set `<dead-letter-address>` in the address-setting of the queue to one that has a queue",
-            "redelivery-delay": "or set `<redelivery-delay>0</redelivery-delay>` in the address-setting of the queue",
-            "priorities": "have producers send with one priority",
-            "single-active-consumer": "make the queue without `exclusive`, or leave 'consumers' at 1",
-            "other-consumers": "give each reader a queue of its own",
-            "prefetch": "raise `max-consumers` of the queue: over STOMP a wider window is one more, over AMQP 1.0 "
-            "a confirmation",
-            "slow-consumers": "set `<slow-consumer-policy>` in the address-setting of the queue to NOTIFY",
-            "queue": "change it in broker.xml, or by updateQueue() of the management",
-        }
-    ),
+    remedies={
+        "delivery-limit": "set `<max-delivery-attempts>` in the address-setting of the queue to -1, or ample",
+        "dead-letters": "set `<dead-letter-address>` in the address-setting of the queue to one that has a queue",
+        "redelivery-delay": "or set `<redelivery-delay>0</redelivery-delay>` in the address-setting of the queue",
+        "priorities": "have producers send with one priority",
+        "single-active-consumer": "make the queue without `exclusive`, or leave 'consumers' at 1",
+        "other-consumers": "give each reader a queue of its own",
+        "prefetch": "raise `max-consumers` of the queue: over STOMP a wider window is one more, over AMQP 1.0 "
+        "a confirmation",
+        "slow-consumers": "set `<slow-consumer-policy>` in the address-setting of the queue to NOTIFY",
+        "queue": "change it in broker.xml, or by updateQueue() of the management",
+    },
     by_priority=True,
-    flaws=MappingProxyType(
-        {
-            STOMP: (
-                (2, 56),
-                "2.40 hands some messages to nobody after a session was cut, until it is restarted; 2.56 does not",
-            )
-        }
-    ),
+    flaws={
+        STOMP: (
+            (2, 56),
+            "2.40 hands some messages to nobody after a session was cut, until it is restarted; 2.56 does not",
+        )
+    },
     copies=frozenset({AMQP_1_0}),
     stomp=StompDialect(
         queue="{name}",
         topic="{name}",
-        id_header="message-id",
         # Before it is the number of the consumer, another one in each session.
         id_separator=",",
         # One by one, 5,000 take 280 ms and at once 40 ms. But there are messages that it cannot write as
@@ -73,18 +59,12 @@ ARTEMIS = Broker(
         cumulative=False,
         window_header="consumer-window-size",
         window_bytes=256,
-        queue_headers=MappingProxyType({"subscription-type": "ANYCAST"}),
-        topic_headers=MappingProxyType({"subscription-type": "MULTICAST"}),
-        durable_headers=MappingProxyType({"durable-subscription-name": "{subscription}"}),
+        queue_headers={"subscription-type": "ANYCAST"},
+        topic_headers={"subscription-type": "MULTICAST"},
+        durable_headers={"durable-subscription-name": "{subscription}"},
         client_id="pyspark-mq",
         shared=True,
-        reject_headers=MappingProxyType({}),
-        virtual_hosts=False,
-        slash="",
-        stalls=False,
-        timestamp_us=1_000,
         expires_header="expires",
-        count_header="",
         internal_headers=frozenset({"destination-type", "expires", "persistent"}),
         internal_prefixes=("__HDR_", "__AMQ_", "_AMQ_", "JMS_AMQP_", "NATIVE_MESSAGE_ID"),
         # Properties of the message come behind the other headers and before this one (2.40, 2.56).

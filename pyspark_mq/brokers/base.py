@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from urllib.parse import quote
 
 __all__ = [
     "AMQP_0_9_1", "AMQP_1_0", "PASSING_HEADERS", "PASSING_PREFIXES", "STOMP", "Amqp10Dialect", "Broker", "Listing",
-    "StompDialect",
+    "StompDialect", "by_scheme",
 ]  # fmt: skip
 
 AMQP_0_9_1 = "amqp-0-9-1"
@@ -46,7 +47,6 @@ class StompDialect:
         client_id: name of the connection that a durable subscription needs; empty for none.
         shared: may a durable subscription have several consumers?
         reject_headers: further headers of NACK, for it to refuse a message for good.
-        virtual_hosts: is the header `host` a virtual host?
         slash: how a '/' in a name is written in destinations; empty for as it is.
         stalls: does a queue stop handing out messages when a page of them is unacknowledged, until
             something wakes it?
@@ -71,25 +71,24 @@ class StompDialect:
 
     queue: str
     topic: str
-    id_header: str
-    id_separator: str
     cumulative: bool
     window_header: str
-    window_bytes: int
-    queue_headers: Mapping[str, str]
-    topic_headers: Mapping[str, str]
     durable_headers: Mapping[str, str]
-    client_id: str
     shared: bool
-    reject_headers: Mapping[str, str]
-    virtual_hosts: bool
-    slash: str
-    stalls: bool
-    timestamp_us: int
-    expires_header: str
-    count_header: str
     internal_headers: frozenset[str]
-    internal_prefixes: tuple[str, ...]
+    id_header: str = "message-id"
+    id_separator: str = ""
+    window_bytes: int = 0
+    queue_headers: Mapping[str, str] = field(default_factory=dict)
+    topic_headers: Mapping[str, str] = field(default_factory=dict)
+    client_id: str = ""
+    reject_headers: Mapping[str, str] = field(default_factory=dict)
+    slash: str = ""
+    stalls: bool = False
+    timestamp_us: int = 1_000
+    expires_header: str = ""
+    count_header: str = ""
+    internal_prefixes: tuple[str, ...] = ()
     last_header: str = ""
     management: str = ""
     own_id: re.Pattern[str] | None = None
@@ -150,7 +149,6 @@ class Amqp10Dialect:
         return self.management_since is not None and _major(version) >= self.management_since
 
     def topic_address(self, name: str) -> str:
-        """Return a topic's address."""
         return self.topic.format(name=self._written(name))
 
     def _written(self, name: str) -> str:
@@ -172,6 +170,14 @@ class Listing:
     mbeans: str = ""
 
 
+def by_scheme(*amqp: str) -> Mapping[str, tuple[str, ...]]:
+    """URL scheme -> protocols: these over the schemes of AMQP, STOMP over its own.
+
+    It cannot be pickled, and so neither can a broker, which goes to other processes by its name.
+    """
+    return MappingProxyType({"amqp": amqp, "amqps": amqp, "stomp": (STOMP,), "stomp+ssl": (STOMP,)})
+
+
 def _major(version: str) -> int:
     number = version.partition(".")[0]
     return int(number) if number.isdecimal() else 0
@@ -188,7 +194,7 @@ class Broker:
         epoch_messages: default of `maxMessagesPerTrigger`.
         prefetch_max: protocol -> most unacknowledged messages one connection can be handed.
         selectors: can it filter by JMS selector?
-        virtual_hosts: does the path of a URL name one?
+        virtual_hosts: does the path of a URL name one? Over STOMP the header `host` does then.
         durable_topics: protocols over which a topic has durable subscriptions.
         shared_topics: those over which several sessions can take turns with one.
         counts_drops: does the end of a session count as a delivery of all it was handed?
@@ -202,7 +208,7 @@ class Broker:
         node_lost_s: how long the nodes of a cluster take one for alive that is not, and with it its clients.
         unavailable_reasons: what it says, beside "not found", of a queue that nobody can use now, as the node that has
             it is not there.
-        listing: how it lists the names of its queues; None if it does not.
+        listing: how it lists the names of its queues.
         remedies: a setting that bites who acknowledges late -> what an operator does about it. What is not among them
             does not apply to this broker. Names: :mod:`pyspark_mq.admin.checks`.
         replaced_prefetch: one that the broker takes for its own default and replaces by what a policy says; None if
@@ -230,6 +236,7 @@ class Broker:
     half_open_s: Mapping[str, float]
     ids_by_protocol: bool
     delivery_limit_note: str
+    listing: Listing
     remedies: Mapping[str, str] = field(default_factory=dict)
     replaced_prefetch: int | None = None
     delays_drops: bool = False
@@ -240,7 +247,6 @@ class Broker:
     node_lost_s: float = 0.0
     unavailable_reasons: tuple[str, ...] = ()
     products: frozenset[str] = frozenset()
-    listing: Listing | None = None
     stomp: StompDialect | None = None
     amqp10: Amqp10Dialect | None = None
     stranded_s: float = 0.0

@@ -30,6 +30,7 @@ _DELAYED = frozenset({"all", "failed"})
 #: Of Artemis where its settings for an address say nothing else (its manual, "Address Settings").
 _DELIVERY_ATTEMPTS = 10
 _DELAY_FACTOR = 10
+_PAUSED = "it is paused, and hands nothing out"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,11 +134,7 @@ class _Setting:
         self.all_known = policy is not None
 
     def number(self, name: str) -> int | None:
-        """The lower of both; None if neither says one. Below 0 stands for none."""
-        found = [_number(self._arguments.get(f"x-{name}")), _number(self._policy.get(name))]
-        numbers = [number for number in found if number is not None]
-        limits = [number for number in numbers if number >= 0]
-        return min(limits or numbers, default=None)
+        return _lower(self._arguments.get(f"x-{name}"), self._policy.get(name))
 
     def text(self, name: str) -> str | None:
         value = self._arguments.get(f"x-{name}", self._policy.get(name))
@@ -241,11 +238,16 @@ def merged_policy(given: Mapping[str, Any], operator: Mapping[str, Any]) -> dict
     """Merge the operator's policy: of numbers in both the lower one holds."""
     merged = {**operator, **given}
     for name, value in operator.items():
-        numbers = [number for number in (_number(value), _number(given.get(name))) if number is not None]
-        limits = [number for number in numbers if number >= 0]
-        if limits:
-            merged[name] = min(limits)
+        limit = _lower(value, given.get(name))
+        if limit is not None and limit >= 0:
+            merged[name] = limit
     return merged
+
+
+def _lower(*values: object) -> int | None:
+    """The lowest of the numbers among values, where those below 0 stand for no limit; None for no number."""
+    numbers = [number for value in values if (number := _number(value)) is not None]
+    return min([number for number in numbers if number >= 0] or numbers, default=None)
 
 
 # -- ActiveMQ Classic --------------------------------------------------------------------------
@@ -260,22 +262,20 @@ def of_activemq(queue: Mapping[str, Any], connectors: Iterable[str], scheme: str
         scheme, port: where the query connects to. Behind a proxy no connector has that port, and all of the
             protocol count.
     """
-    faults = ["it is paused, and hands nothing out"] if queue.get("Paused") else []
-    strategy = queue.get("SlowConsumerStrategy") if "SlowConsumerStrategy" in queue else None
+    slow_consumers = None
+    if "SlowConsumerStrategy" in queue:
+        kills = queue["SlowConsumerStrategy"]
+        slow_consumers = "a slowConsumerStrategy of its policy may end the connection" if kills else ""
     return QueueFacts(
         ready=_number(queue.get("QueueSize")),
         other_consumers=_number(queue.get("ConsumerCount")),
         priorities=queue.get("PrioritizedMessages"),
         page_size=_number(queue.get("MaxPageSize")),
         write_timeout_s=_write_timeout_s(connectors, scheme, port),
-        slow_consumers=(_shown(strategy) if "SlowConsumerStrategy" in queue else None),
-        faults=tuple(faults) if queue else None,
+        slow_consumers=slow_consumers,
+        faults=None if not queue else (_PAUSED,) if queue.get("Paused") else (),
         hazards=() if queue else None,
     )
-
-
-def _shown(strategy: object) -> str:
-    return "" if not strategy else "a slowConsumerStrategy of its policy may end the connection"
 
 
 def _write_timeout_s(connectors: Iterable[str], scheme: str, port: int) -> float | None:
@@ -320,7 +320,7 @@ def of_artemis(queue: Mapping[str, Any]) -> QueueFacts:
         single_active=_flag(reported.get("exclusive")),
         consumers_max=_limit(_number(reported.get("maxConsumers"))),
         hazards=_artemis_hazards(reported),
-        faults=("it is paused, and hands nothing out",) if _flag(reported.get("paused")) else (),
+        faults=(_PAUSED,) if _flag(reported.get("paused")) else (),
     )
 
 
@@ -349,17 +349,14 @@ def of_artemis_settings(settings: Mapping[str, Any]) -> QueueFacts:
 
 
 def _artemis_delay_s(settings: Mapping[str, Any]) -> float:
-    delay_ms = _number(settings.get("redeliveryDelay")) or 0
-    if delay_ms <= 0:
-        return 0.0
+    delay_ms, longest_ms = (_number(settings.get(name)) or 0 for name in ("redeliveryDelay", "maxRedeliveryDelay"))
     try:
         factor = float(settings.get("redeliveryMultiplier") or 1)
     except (TypeError, ValueError):  # reported in another form
         factor = 1.0
-    longest_ms = _number(settings.get("maxRedeliveryDelay")) or 0
-    if factor <= 1:
-        return delay_ms / _MS
-    return (longest_ms if longest_ms > 0 else delay_ms * _DELAY_FACTOR) / _MS
+    if delay_ms > 0 and factor > 1:
+        delay_ms = longest_ms if longest_ms > 0 else delay_ms * _DELAY_FACTOR
+    return max(0, delay_ms) / _MS
 
 
 def _artemis_hazards(reported: Mapping[str, Any]) -> tuple[str, ...]:
@@ -390,14 +387,10 @@ _DIGITS_MAX = 19
 
 
 def _number(value: object) -> int | None:
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int):
-        return int(value)
     if isinstance(value, str):
         digits = value.removeprefix("-")
         return int(value) if digits.isascii() and digits.isdecimal() and len(digits) <= _DIGITS_MAX else None
-    return None
+    return int(value) if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _flag(value: object) -> bool | None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["AMAZON_MQ", "BALANCER_IDLE_S", "METRICS_S", "hosted_by"]
+__all__ = ["BALANCER_IDLE_S", "METRICS_S", "hosted_by"]
 
-AMAZON_MQ = "Amazon MQ"
 #: Its load balancer forgets a connection on which nothing is said for so long (AWS, "Network Load Balancers").
 BALANCER_IDLE_S = 350.0
 #: AWS asks for metrics of a queue to be looked at no more often (Amazon MQ, "RabbitMQ best practices").
@@ -19,4 +18,4 @@ _AMAZON = re.compile(r"\.mq\.[a-z0-9-]+\.(?:on\.aws|amazonaws\.com(?:\.cn)?)\.?"
 def hosted_by(host: str) -> str:
     """Return the provider that runs the broker at this host; empty if unknown."""
     found = _AMAZON.search(host)
-    return AMAZON_MQ if found is not None and found.end() == len(host) else ""
+    return "Amazon MQ" if found is not None and found.end() == len(host) else ""

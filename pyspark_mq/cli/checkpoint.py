@@ -2,14 +2,16 @@
 
 A checkpoint has a folder ``offsets`` with a file for each batch that was planned, and a folder ``commits`` with one for
 each that was committed (Spark: ``HDFSMetadataLog.scala``, ``OffsetSeqLog.scala``). A file of offsets has a line with
-its version, one with metadata, and one for each source of the query, ``-`` where it has none.
+its version, one with metadata, and one for each source of the query, ``-`` where it has none. What is not there or
+cannot be read or written is a CheckpointError.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,16 +25,9 @@ from pyspark_mq.spark_source.id_log import IdLog
 from pyspark_mq.spark_source.offset import OffsetCodec
 
 __all__ = [
-    "Checkpoint",
-    "PlannedEpoch",
-    "content_of",
-    "failure",
-    "names_in",
-    "place_of",
-    "read_batch",
-    "read_checkpoint",
+    "Checkpoint", "PlannedEpoch", "content_of", "failing_as", "names_in", "place_of", "read_batch", "read_checkpoint",
     "rewrite",
-]
+]  # fmt: skip
 
 _VERSION = "v1"
 #: How an offset of this source begins, in the order in which it is written.
@@ -46,6 +41,7 @@ class PlannedEpoch:
     """One epoch of one source, as its offset has it.
 
     Attributes:
+        source: its place in the query.
         batch: Spark's number of the batch.
         planned_at_s: when Spark wrote it, seconds since 1970; None if it does not say.
         offset: as it stands there.
@@ -54,6 +50,7 @@ class PlannedEpoch:
         size: of its text, in characters.
     """
 
+    source: int
     batch: int
     planned_at_s: float | None
     offset: Mapping[str, Any]
@@ -63,11 +60,7 @@ class PlannedEpoch:
 
     @property
     def planned(self) -> Mapping[str, Sequence[Key]]:
-        """Name of a queue -> the IDs of the epoch, in order, without what it is run without.
-
-        Raises:
-            CheckpointError: its file cannot be read.
-        """
+        """Name of a queue -> the IDs of the epoch, in order, without what it is run without."""
         return planned_in(self.files, self.position.file, str(self.offset["source"]))
 
 
@@ -102,10 +95,9 @@ class Checkpoint:
 
 
 def place_of(text: str, argument: str) -> str:
-    """A place that a user has given to a command. A path may be relative, and what is written down may not.
+    """A place that a user has given to a command; an OptionError if it cannot be opened.
 
-    Raises:
-        OptionError: it cannot be opened.
+    A path may be relative, and what is written down may not.
     """
     try:
         place = resolve(text)
@@ -120,9 +112,6 @@ def read_checkpoint(place: str, id_log: str | None = None) -> Checkpoint:
     Args:
         place: the `checkpointLocation`, as :func:`place_of` gives it.
         id_log: where the ID log is, if it is in no folder of the checkpoint.
-
-    Raises:
-        CheckpointError: there is no checkpoint, it cannot be read, or it has no source of this kind.
     """
     shown, batches = shown_place(place), _batches(place, "offsets")
     if not batches:
@@ -143,71 +132,55 @@ def read_checkpoint(place: str, id_log: str | None = None) -> Checkpoint:
     return Checkpoint(shown, committed, epochs)
 
 
-def rewrite(place: str, batch: int, source: int, offset: Mapping[str, Any]) -> None:
-    """Put another offset in the place of the one that a batch has for a source.
+def rewrite(place: str, planned: PlannedEpoch, offset: Mapping[str, Any]) -> None:
+    """Put another offset in the place of that of an epoch.
 
     Hadoop keeps a checksum beside each file on a local disk, and refuses the file when it does not fit; without one it
     reads the file (``ChecksumFileSystem.java``). So the checksum goes first.
-
-    Raises:
-        CheckpointError: the file cannot be read or written.
     """
-    try:
+    batch = str(planned.batch)
+    with failing_as(place, f"offsets/{batch} cannot be written"):
         folder = open_folder(place, "offsets")
-        lines = folder.read(str(batch)).decode("utf-8").split("\n")
-        lines[source + _LINES_BEFORE] = json.dumps(offset)
+        lines = folder.read(batch).decode("utf-8").split("\n")
+        lines[planned.source + _LINES_BEFORE] = json.dumps(offset)
         checksum = f".{batch}.crc"
         if checksum in folder.names():
             folder.remove(checksum)
-        folder.replace(str(batch), "\n".join(lines).encode())
-    except Exception as failed:
-        raise failure(place, f"offsets/{batch} cannot be written", failed) from failed
+        folder.replace(batch, "\n".join(lines).encode())
 
 
 def names_in(place: str, log: str) -> set[str]:
-    """Names of the files of one of Spark's logs.
-
-    Raises:
-        CheckpointError: they cannot be listed.
-    """
-    try:
+    """Names of the files of one of Spark's logs."""
+    with failing_as(place, f"its folder '{log}' cannot be read"):
         return set(open_folder(place, log).names())
-    except Exception as failed:
-        raise failure(place, f"its folder '{log}' cannot be read", failed) from failed
 
 
 def content_of(place: str, log: str, name: str) -> bytes:
-    """The content of one of them.
-
-    Raises:
-        CheckpointError: it cannot be read.
-    """
-    try:
+    """The content of one of them."""
+    with failing_as(place, f"{log}/{name} cannot be read"):
         return open_folder(place, log).read(name)
-    except Exception as failed:
-        raise failure(place, f"{log}/{name} cannot be read", failed) from failed
 
 
 def _batches(place: str, log: str) -> list[int]:
-    """Return the batches that have a file in this log."""
+    """The batches that have a file in this log."""
     return [int(name) for name in names_in(place, log) if name.isascii() and name.isdecimal()]
 
 
-def failure(place: str, what: str, failed: Exception) -> CheckpointError:
-    """An error about a checkpoint, without credentials."""
-    return CheckpointError(f"{shown_place(place)}: {what} ({type(failed).__name__}: {redact_in(str(failed), place)})")
+@contextmanager
+def failing_as(place: str, what: str) -> Iterator[None]:
+    """Make whatever a store has against what is done here an error about the checkpoint, without credentials."""
+    try:
+        yield
+    except Exception as failed:
+        reason = redact_in(str(failed), place)
+        raise CheckpointError(f"{shown_place(place)}: {what} ({type(failed).__name__}: {reason})") from failed
 
 
 def read_batch(place: str, batch: int, id_log: str | None = None) -> dict[int, PlannedEpoch | None]:
-    """Return a batch's epoch for each source of the query, by its place; None for a source of another kind.
-
-    Raises:
-        CheckpointError: it cannot be read.
-    """
-    try:
-        version, *rest = content_of(place, "offsets", str(batch)).decode("utf-8").split("\n")
-    except UnicodeDecodeError as failed:
-        raise failure(place, f"offsets/{batch} cannot be read", failed) from failed
+    """A batch's epoch for each source of the query, by its place; None for a source of another kind."""
+    content = content_of(place, "offsets", str(batch))
+    with failing_as(place, f"offsets/{batch} cannot be read"):
+        version, *rest = content.decode("utf-8").split("\n")
     if version.strip() != _VERSION:
         text = f"offsets/{batch} is of version {version!r:.20}, and {_VERSION} is what can be read here"
         raise CheckpointError(f"{shown_place(place)}: {text}")
@@ -225,7 +198,7 @@ def read_batch(place: str, batch: int, id_log: str | None = None) -> dict[int, P
         if {"v", "broker", "source", "crc"} <= offset.keys():
             at_s = written_at_ms / 1000 if isinstance(written_at_ms, int) and written_at_ms else None
             log = IdLog(id_log or below(place, ID_FOLDER), str(offset["source"]))
-            planned[source] = PlannedEpoch(batch, at_s, offset, _position(offset), log, len(line))
+            planned[source] = PlannedEpoch(source, batch, at_s, offset, _position(offset), log, len(line))
     return planned
 
 
@@ -244,6 +217,5 @@ def _loaded(line: str) -> dict[str, Any]:
 
 
 def _position(offset: Mapping[str, Any]) -> Position:
-    """Describes an offset, whoever's it is."""
     source = str(offset["source"])
     return OffsetCodec(broker=str(offset["broker"]), source=source, ids="", destination=source).decode(dict(offset))

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from pyspark_mq.cli.checkpoint import Checkpoint, PlannedEpoch
-from pyspark_mq.dedup import Key, key_text
+from pyspark_mq.dedup import key_text
 from pyspark_mq.sources.journal.reading import remembered_in
 
 __all__ = ["report", "written"]
 
 
-def report(checkpoint: Checkpoint, *, ids: bool, now_s: float | None = None) -> dict[str, Any]:
-    """Describe a checkpoint for machines.
-
-    Args:
-        ids: with all IDs, in their order.
-        now_s: seconds since 1970, for ages.
-    """
-    now_s = time.time() if now_s is None else now_s
+def report(checkpoint: Checkpoint, *, ids: bool) -> dict[str, Any]:
+    """Describe a checkpoint for machines, with `ids` also all message IDs, in their order."""
+    now_s = time.time()
     sources = []
     for place, epochs in sorted(checkpoint.epochs.items()):
         newest, open_, committed = epochs[0], checkpoint.open(place), checkpoint.committed_of(place)
@@ -31,16 +26,19 @@ def report(checkpoint: Checkpoint, *, ids: bool, now_s: float | None = None) -> 
                 "broker": newest.offset["broker"],
                 "brokerIdentity": newest.position.broker_id,
                 "messageIdFrom": newest.offset.get("ids", ""),
-                "open": None if open_ is None else _epoch(open_, now_s, ids=ids),
-                "committed": None if committed is None else _epoch(committed, now_s, ids=ids),
+                "open": open_ and _epoch(open_, now_s, ids=ids),
+                "committed": committed and _epoch(committed, now_s, ids=ids),
             }
         )
     return {"checkpoint": checkpoint.place, "committedBatch": checkpoint.committed, "sources": sources}
 
 
 def _epoch(planned_epoch: PlannedEpoch, now_s: float, *, ids: bool) -> dict[str, Any]:
-    at_s = planned_epoch.planned_at_s
-    planned = planned_epoch.planned
+    at_s, planned = planned_epoch.planned_at_s, planned_epoch.planned
+    queues = {
+        name: {"planned": len(keys)} | ({"plannedIds": list(map(key_text, keys))} if ids else {})
+        for name, keys in planned.items()
+    }
     return {
         "batch": planned_epoch.batch,
         "epoch": planned_epoch.position.epoch,
@@ -51,13 +49,8 @@ def _epoch(planned_epoch: PlannedEpoch, now_s: float, *, ids: bool) -> dict[str,
         "idLogFile": planned_epoch.position.file or None,
         "planned": sum(map(len, planned.values())),
         "remembered": remembered_in(planned_epoch.files, planned_epoch.position.file),
-        "queues": {name: _queue(keys, ids=ids) for name, keys in planned.items()},
+        "queues": queues,
     }
-
-
-def _queue(keys: Sequence[Key], *, ids: bool) -> dict[str, Any]:
-    described: dict[str, Any] = {"planned": len(keys)}
-    return {**described, "plannedIds": list(map(key_text, keys))} if ids else described
 
 
 def written(described: dict[str, Any]) -> Iterator[str]:
@@ -101,14 +94,10 @@ def _outlook(source: dict[str, Any]) -> str:
     if not count:
         return "a restart runs the open epoch, which waits for no messages"
     if source["open"]["released"]:
-        return (
-            f"a restart waits for these {count:,} planned messages for replayTimeout, and runs the open epoch with "
-            "those that are there: it was released"
-        )
-    return (
-        f"a restart waits until these {count:,} planned messages have come again, for replayTimeout, and runs the open "
-        "epoch with them"
-    )
+        waits = f"a restart waits for these {count:,} planned messages for replayTimeout"
+        return f"{waits}, and runs the open epoch with those that are there: it was released"
+    waits = f"a restart waits until these {count:,} planned messages have come again, for replayTimeout"
+    return f"{waits}, and runs the open epoch with them"
 
 
 def _duration(seconds: float) -> str:

@@ -158,8 +158,7 @@ def _inspect(given: argparse.Namespace) -> None:
 
 
 def _peek(given: argparse.Namespace) -> None:
-    options = _options_of_queues(given)
-    rows = peek(parse_options(options).settings, given.messages, given.wait)
+    rows = peek(parse_options(_options_of_queues(given)).settings, given.messages, given.wait)
     for row in rows:
         if given.json:
             _say_json(_plain(row))
@@ -177,7 +176,7 @@ def _release(given: argparse.Namespace) -> None:
     for one in open_epochs(checkpoint):
         found = None if options is None else seek(one, options.settings, given.wait)
         _say(*describe(one, found))
-        if one.planned.position.released:
+        if one.position.released:
             continue
         if given.yes or _agreed("Let the next start go on without what does not come back?"):
             _say(f"released; what was there before is in {mark(given.checkpoint, one, found)} of the checkpoint")
@@ -265,16 +264,12 @@ def _say_json(value: object, indent: int | None = None) -> None:
 
 def _plain(row: dict[str, Any]) -> dict[str, Any]:
     """The row with text for what JSON has not."""
-    plain = dict(row)
-    body = row["body"]
     try:
-        plain["body"] = body.decode("utf-8")
+        body = row["body"].decode("utf-8")
     except UnicodeDecodeError:
-        plain["body"] = {"hex": body.hex()}
-    for name in ("timestamp", "expiration"):
-        if row[name] is not None:
-            plain[name] = _moment(row[name])
-    return plain
+        body = {"hex": row["body"].hex()}
+    times = {name: _moment(row[name]) for name in ("timestamp", "expiration") if row[name] is not None}
+    return {**row, "body": body, **times}
 
 
 def _moment(since_1970_us: int) -> str:

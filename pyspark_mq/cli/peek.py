@@ -3,7 +3,7 @@
 They are received like any others, and not acknowledged: the end of the connection gives them back, each where it was.
 On queues that count deliveries (quorum queues of RabbitMQ, Artemis) that is one more for each message that was handed
 out, and a message that has as many as its queue allows is dead-lettered or dropped. So no more are asked for than
-are shown.
+are shown. What does not let them be had is an MqError.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from pyspark_mq.errors import BrokerUnavailableError
@@ -21,24 +21,9 @@ from pyspark_mq.sources.connections.protocols import session_class
 from pyspark_mq.sources.connections.session import Greeting, Session, SessionLostError, SessionOptions, Sink
 from pyspark_mq.sources.settings import OnUnreadable, Settings
 
-__all__ = ["Seen", "arrivals", "consuming", "look", "make_session", "open_first", "peek", "received", "rows_of"]
+__all__ = ["arrivals", "consuming", "make_session", "open_first", "peek", "received", "rows_of"]
 
 _TURN_S = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """Deliveries that were given back.
-
-    Attributes:
-        raws: in the order in which they came.
-        decoder: of the protocol.
-        complete: did the queue have no more for us?
-    """
-
-    raws: Sequence[Any]
-    decoder: Decoder
-    complete: bool
 
 
 def peek(settings: Settings, maximum: int, patience_s: float) -> list[dict[str, Any]]:
@@ -51,37 +36,18 @@ def peek(settings: Settings, maximum: int, patience_s: float) -> list[dict[str, 
 
     Returns:
         rows by column; bodies as bytes, timestamps in microseconds since 1970, `properties` as a mapping.
-
-    Raises:
-        MqError: they cannot be had.
     """
-    queues = [(one, look(one, maximum, patience_s)) for one in settings.by_queue()]
-    return [row for one, seen in queues for row in rows_of(one, seen.decoder, seen.raws)]
-
-
-def look(settings: Settings, maximum: int, patience_s: float) -> Seen:
-    """The next deliveries of one queue, given back.
-
-    Args:
-        settings: of the query that would read it, or of one queue of it.
-        maximum: that are asked for.
-        patience_s: for how long none may come.
-
-    Raises:
-        MqError: they cannot be had.
-    """
-    with consuming(settings, maximum) as session:
-        raws = received(session, maximum, patience_s)
-    return Seen(raws, session.decoder, len(raws) < maximum)
+    rows = []
+    for one in settings.by_queue():
+        with consuming(one, maximum) as session:
+            raws = received(session, maximum, patience_s)
+        rows += rows_of(one, session.decoder, raws)
+    return rows
 
 
 @contextmanager
 def consuming(settings: Settings, maximum: int) -> Iterator[Session]:
-    """A session that is handed so many messages of a queue, and gives them back at its end.
-
-    Raises:
-        MqError: it cannot be opened, or ended by itself.
-    """
+    """A session that is handed so many messages of a queue, and gives them back at its end."""
     session = make_session(settings)
     try:
         open_first(session, settings)
@@ -95,21 +61,13 @@ def consuming(settings: Settings, maximum: int) -> Iterator[Session]:
 
 
 def make_session(settings: Settings, *, browses: bool = False) -> Session:
-    """Make a session with the queue of a query.
-
-    Raises:
-        MissingExtraError: the library of the protocol is not installed.
-    """
+    """Make a session with the queue of a query."""
     options = SessionOptions(settings.on_unreadable is not OnUnreadable.FAIL, browses)
     return session_class(settings.endpoint.protocol)(settings.endpoint, 1, Sink(), options)
 
 
 def open_first(session: Session, settings: Settings) -> Greeting:
-    """Open it at the first candidate that answers.
-
-    Raises:
-        MqError: none does, or it refuses.
-    """
+    """Open it at the first candidate that answers."""
     unavailable: BrokerUnavailableError | None = None
     for url in settings.endpoint.urls:
         try:
@@ -122,8 +80,8 @@ def open_first(session: Session, settings: Settings) -> Greeting:
 
 
 def received(session: Session, maximum: int, patience_s: float) -> list[Any]:
-    """Return deliveries of a session that consumes, see :func:`arrivals`."""
-    return [raw for raws in arrivals(session, maximum, patience_s) for raw in raws]
+    """All of :func:`arrivals`."""
+    return [*chain.from_iterable(arrivals(session, maximum, patience_s))]
 
 
 def arrivals(session: Session, maximum: int, patience_s: float) -> Iterator[list[Any]]:
@@ -153,5 +111,5 @@ def rows_of(settings: Settings, decoder: Decoder, raws: Sequence[Any]) -> list[d
         "destination": [settings.endpoint.name] * len(raws),
         **{name: list(make(raws)) for name, make in decoder.columns.items() if name != "body"},
     }
-    rows = [{name: values[at] for name, values in columns.items()} for at in range(len(raws))]
+    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     return [{**row, "properties": dict(row["properties"] or ())} for row in rows]

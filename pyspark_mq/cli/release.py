@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
-from pyspark_mq.cli.checkpoint import Checkpoint, PlannedEpoch, failure, rewrite
+from pyspark_mq.cli.checkpoint import Checkpoint, PlannedEpoch, failing_as, rewrite
 from pyspark_mq.cli.peek import arrivals, consuming
 from pyspark_mq.dedup import Key, OnMissing, is_content, key_text
 from pyspark_mq.dedup.identity import CONTENT_DIGEST_BYTES
@@ -22,7 +22,7 @@ from pyspark_mq.sources.settings import Settings
 from pyspark_mq.spark_source.folders import open_folder
 from pyspark_mq.spark_source.offset import OffsetCodec, released
 
-__all__ = ["RECORDS", "Found", "Open", "describe", "mark", "open_epochs", "seek"]
+__all__ = ["RECORDS", "Found", "describe", "mark", "open_epochs", "seek"]
 
 #: Folder of the checkpoint in which it is written down what was released.
 RECORDS = "mq-released"
@@ -33,21 +33,6 @@ _LOOKED_AT_MAX = 65_535
 
 
 @dataclass(frozen=True, slots=True)
-class Open:
-    """An epoch that a restart would replay.
-
-    Attributes:
-        source: place of the source in the query.
-        planned: its newest offset.
-        keys: name of a queue -> its messages, in planned order.
-    """
-
-    source: int
-    planned: PlannedEpoch
-    keys: Mapping[str, Sequence[Key]]
-
-
-@dataclass(frozen=True, slots=True)
 class Found:
     """The result of a look into one queue.
 
@@ -55,29 +40,17 @@ class Found:
         planned: how many messages of it the epoch has.
         missing: those that were not seen.
         seen: messages looked at.
-        complete: was that all there is, or are none missing?
     """
 
     planned: int
     missing: Sequence[Key]
     seen: int
-    complete: bool
 
 
-def open_epochs(checkpoint: Checkpoint) -> list[Open]:
-    """The epochs of a checkpoint that wait for messages.
-
-    Raises:
-        CheckpointError: there is none.
-    """
-    opened = []
-    for source in sorted(checkpoint.epochs):
-        newest = checkpoint.open(source)
-        if newest is None:
-            continue
-        keys = {name: found for name, found in newest.planned.items() if found}
-        if keys:
-            opened.append(Open(source, newest, keys))
+def open_epochs(checkpoint: Checkpoint) -> list[PlannedEpoch]:
+    """The epochs of a checkpoint that wait for messages; a CheckpointError if there is none."""
+    newest = map(checkpoint.open, sorted(checkpoint.epochs))
+    opened = [one for one in newest if one is not None and any(one.planned.values())]
     if not opened:
         raise CheckpointError(
             f"{checkpoint.place}: nothing to release: no epoch waits for messages that were planned and not committed"
@@ -85,30 +58,23 @@ def open_epochs(checkpoint: Checkpoint) -> list[Open]:
     return opened
 
 
-def seek(one: Open, settings: Settings, patience_s: float) -> dict[str, Found]:
+def seek(one: PlannedEpoch, settings: Settings, patience_s: float) -> dict[str, Found]:
     """Look for the messages of an epoch in their queues, and give back what is there.
 
     Args:
-        settings: of the query.
+        settings: of the query; a CheckpointError if it reads something else.
         patience_s: for how long none may come.
-
-    Returns:
-        of each queue what was found.
-
-    Raises:
-        CheckpointError: the query reads something else.
-        MqError: the queues cannot be read.
     """
-    replace(OffsetCodec.of(settings), log=one.planned.files).decode(dict(one.planned.offset))
-    found = {}
-    for name, keys in one.keys.items():
-        queue = settings if settings.endpoint.name == name else settings.of_queue(name, len(one.keys))
+    replace(OffsetCodec.of(settings), log=one.files).decode(dict(one.offset))
+    found, planned = {}, {name: keys for name, keys in one.planned.items() if keys}
+    for name, keys in planned.items():
+        queue = settings if settings.endpoint.name == name else settings.of_queue(name, len(planned))
         found[name] = _seek(keys, queue, patience_s)
     return found
 
 
 def _seek(keys: Sequence[Key], settings: Settings, patience_s: float) -> Found:
-    """Look for the messages of one queue until all are there. Of a message no more is kept than its ID."""
+    """Look until all are there. Of a message no more is kept than its ID."""
     ids, seen = MessageIds.of(settings), 0
     missing_keys: dict[Key, list[Key]] = {}
     for key in keys:
@@ -129,26 +95,21 @@ def _seek(keys: Sequence[Key], settings: Settings, patience_s: float) -> Found:
             if not any(missing_keys.values()):
                 break
     missing = {key for some in missing_keys.values() for key in some}
-    return Found(len(keys), [key for key in keys if key in missing], seen, seen < _LOOKED_AT_MAX)
+    return Found(len(keys), [key for key in keys if key in missing], seen)
 
 
-def describe(one: Open, found: Mapping[str, Found] | None) -> Iterator[str]:
-    """An epoch and what is missing of it, as lines for people.
-
-    Args:
-        found: None if nobody has looked.
-    """
-    planned = one.planned
-    count = sum(map(len, one.keys.values()))
-    yield f"source {one.source}: {planned.offset['source']}, broker {planned.offset['broker']}"
-    yield f"  batch {planned.batch}, epoch {planned.position.epoch}: {count:,} messages were planned and not committed"
-    if planned.position.released:
+def describe(one: PlannedEpoch, found: Mapping[str, Found] | None) -> Iterator[str]:
+    """An epoch and what is missing of it, as lines for people; `found` is None if nobody has looked."""
+    count = sum(map(len, one.planned.values()))
+    yield f"source {one.source}: {one.offset['source']}, broker {one.offset['broker']}"
+    yield f"  batch {one.batch}, epoch {one.position.epoch}: {count:,} messages were planned and not committed"
+    if one.position.released:
         yield "  it is released already"
     if found is None:
         yield "  which of them are missing is not known: give the options of the source to have the queue looked at"
         return
     for name, there in found.items():
-        more = "; it has more" if there.missing and not there.complete else ""
+        more = "; it has more" if there.missing and there.seen >= _LOOKED_AT_MAX else ""
         yield (
             f"  queue '{name}': {len(there.missing):,} of {there.planned:,} are missing among the {there.seen:,} "
             f"messages looked at{more}"
@@ -159,7 +120,7 @@ def describe(one: Open, found: Mapping[str, Found] | None) -> Iterator[str]:
             yield f"    and {len(there.missing) - _IDS_SHOWN:,} more"
 
 
-def mark(place: str, one: Open, found: Mapping[str, Found] | None) -> str:
+def mark(place: str, one: PlannedEpoch, found: Mapping[str, Found] | None) -> str:
     """Release an epoch, and write down what was there before.
 
     No query may run with the checkpoint: it would not see the mark, or write over it.
@@ -170,29 +131,22 @@ def mark(place: str, one: Open, found: Mapping[str, Found] | None) -> str:
 
     Returns:
         the record, a path within the checkpoint.
-
-    Raises:
-        CheckpointError: the checkpoint cannot be written.
     """
     at = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
-    planned = one.planned
     record = {
         "releasedAt": at,
-        "batch": planned.batch,
+        "batch": one.batch,
         "source": one.source,
-        "epoch": planned.position.epoch,
-        "reads": planned.offset["source"],
-        "planned": {name: list(map(key_text, keys)) for name, keys in one.keys.items()},
+        "epoch": one.position.epoch,
+        "reads": one.offset["source"],
+        "planned": {name: list(map(key_text, keys)) for name, keys in one.planned.items() if keys},
         "missing": None
         if found is None
         else {name: list(map(key_text, there.missing)) for name, there in found.items()},
-        "offset": planned.offset,
+        "offset": one.offset,
     }
-    name = f"{planned.batch}-{one.source}-{at}.json"
-    try:
+    name = f"{one.batch}-{one.source}-{at}.json"
+    with failing_as(place, f"the record {RECORDS}/{name} cannot be written, so nothing was changed"):
         open_folder(place, RECORDS).write(name, (json.dumps(record, indent=1) + "\n").encode())
-    except Exception as failed:
-        what = f"the record {RECORDS}/{name} cannot be written, so nothing was changed"
-        raise failure(place, what, failed) from failed
-    rewrite(place, planned.batch, one.source, released(planned.offset))
+    rewrite(place, one, released(one.offset))
     return f"{RECORDS}/{name}"

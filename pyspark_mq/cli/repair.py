@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pyspark_mq.cli.checkpoint import content_of, failure, names_in, read_batch
+from pyspark_mq.cli.checkpoint import content_of, failing_as, names_in, read_batch
 from pyspark_mq.errors import START_ANEW, CheckpointError
 from pyspark_mq.spark_source.folders import open_folder, shown_place
 from pyspark_mq.spark_source.id_log import IdLog
@@ -50,7 +50,6 @@ class Damage:
 
     @property
     def file(self) -> str:
-        """Path of the file below the folder."""
         return f"{self.log}/{self.name}".lstrip("/")
 
 
@@ -69,11 +68,7 @@ class Repair:
     epoch: int
 
     def carry_out(self) -> None:
-        """Remove the files and the checksums that Hadoop keeps beside them, and note that the rest is whole.
-
-        Raises:
-            CheckpointError: one cannot be removed.
-        """
+        """Remove the files and the checksums that Hadoop keeps beside them, and note that the rest is whole."""
         for damage in self.damages:
             _remove(damage)
         os.sync()
@@ -84,12 +79,11 @@ def find_damage(checkpoint: str, sink: str | None, id_log: str) -> Repair:
     """Find files left by a power loss that Spark must not go on from.
 
     Args:
-        checkpoint: the checkpointLocation.
         sink: the folder of a file sink; None for another sink.
         id_log: the folder of the ID log.
 
     Raises:
-        CheckpointError: there is no checkpoint, it cannot be read, or more is missing than the option leaves open.
+        CheckpointError: also if more is missing than the option leaves open.
     """
     shown = shown_place(checkpoint)
     offsets, commits = _Log(checkpoint, "offsets"), _Log(checkpoint, "commits")
@@ -159,7 +153,6 @@ class _Log:
         self.whole = {number for name in self._whole if (number := _number(name)) is not None}
 
     def files(self, batch: int, why: str) -> list[Damage]:
-        """Return all files of a batch."""
         return [Damage(self._place, self._log, name, why) for name in sorted(self.names) if _number(name) == batch]
 
     def empty(self, above: int) -> Iterator[Damage]:
@@ -201,14 +194,12 @@ def _beyond(shown: str, why: str) -> CheckpointError:
 
 
 def _remove(damage: Damage) -> None:
-    try:
+    with failing_as(damage.place, f"{damage.file} cannot be removed"):
         folder = open_folder(damage.place, damage.log)
         for name in {damage.name, f".{damage.name}.crc"} & set(folder.names()):
             folder.remove(name)
         if damage.name == _METADATA:
             folder.write(_METADATA, json.dumps({"id": str(uuid.uuid4())}).encode())
-    except Exception as failed:
-        raise failure(damage.place, f"{damage.file} cannot be removed", failed) from failed
 
 
 def _number(name: str) -> int | None:

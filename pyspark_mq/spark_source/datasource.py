@@ -75,7 +75,6 @@ class MqDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The name for ``format()``."""
         return "mq"
 
     def schema(self) -> StructType:
@@ -84,7 +83,6 @@ class MqDataSource(DataSource):
 
     @in_words
     def streamReader(self, schema: StructType) -> MqStreamReader | StreamReader:
-        """The reader of one query."""
         self._planned = True
         if self._is_stream:
             return StreamReader(parse_stream_options(self.options).streaming, schema)
@@ -103,10 +101,6 @@ class MqDataSource(DataSource):
 
     @in_words
     def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
-        """Refused: this is a source."""
         raise ConfigurationError(_NO_SINK)
 
-    @in_words
-    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:
-        """Refused: this is a source."""
-        raise ConfigurationError(_NO_SINK)
+    streamWriter = writer

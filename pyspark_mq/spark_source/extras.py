@@ -16,12 +16,9 @@ __all__ = ["check_installed", "redis_store_class"]
 def check_installed(options: Options) -> None:
     """Import the client libraries that the options ask for, so that a missing one is reported at `load()`.
 
-    Raises
-    ------
-    MissingExtraError
-        with the command that installs it
-    ConfigurationError
-        this system is none that the source runs on
+    Raises:
+        MissingExtraError: with the command that installs it.
+        ConfigurationError: this system is none that the source runs on.
     """
     session_class(options.settings.endpoint.protocol)
     if options.dedup_store != "checkpoint":
@@ -29,13 +26,7 @@ def check_installed(options: Options) -> None:
 
 
 def redis_store_class() -> type[RedisStore]:
-    """The store in Redis.
-
-    Raises
-    ------
-    MissingExtraError
-        with the command that installs it
-    """
+    """The store in Redis; raises a MissingExtraError with the command that installs its client."""
     from pyspark_mq.dedup.redis_store import RedisStore  # noqa: PLC0415 - an extra
 
     return RedisStore

@@ -13,6 +13,7 @@ import re
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -54,15 +55,11 @@ def open_folder(place: str, below: str = "") -> Folder:
     Args:
         place: as :func:`resolve` gives it.
         below: the name of a folder in it, which is the one to open.
-
-    Raises:
-        Exception: whatever `pyarrow.fs` has against the URI.
     """
     return _Remote(place, below) if is_uri(place) else _Local(Path(place, below))
 
 
 def is_uri(place: str) -> bool:
-    """Return whether a place is a URI, not a path."""
     return _URI.fullmatch(place) is not None
 
 
@@ -98,16 +95,12 @@ def _check_installed(scheme: str, place: str) -> None:
     name = _SYSTEMS.get(scheme)
     if name is None:
         raise ValueError(f"{shown_place(place)!r} is not accepted; accepted is {PLACES}")
-    try:
+    with suppress(ImportError):
         from pyarrow import fs  # noqa: PLC0415 - some installations are built without it
-    except ImportError:
-        found = False
-    else:
-        found = name in vars(fs)
-    if not found:
-        raise ValueError(
-            f"{shown_place(place)!r} needs {name} of pyarrow.fs, which this pyarrow has not: install another"
-        )
+
+        if name in vars(fs):
+            return
+    raise ValueError(f"{shown_place(place)!r} needs {name} of pyarrow.fs, which this pyarrow has not: install another")
 
 
 def shown_place(place: str) -> str:
@@ -150,9 +143,9 @@ class Folder(ABC):
     def write(self, name: str, data: bytes) -> None:
         """A new file: afterwards it is there as a whole, also after a loss of power."""
 
-    @abstractmethod
     def replace(self, name: str, data: bytes) -> None:
         """Another content for a file that is there."""
+        self.write(name, data)
 
     @abstractmethod
     def read(self, name: str) -> bytes:
@@ -190,9 +183,6 @@ class _Local(Folder):
             os.fsync(folder)
         finally:
             os.close(folder)
-
-    def replace(self, name: str, data: bytes) -> None:
-        self.write(name, data)
 
     def read(self, name: str) -> bytes:
         return (self._path / name).read_bytes()

@@ -38,8 +38,6 @@ Allocate = Callable[[int], pa.Buffer]
 _CONFIRMED = b"1"
 #: Files in memory for one epoch; a process may have 1,024 files of any kind by default.
 _FILES_MAX = 64
-#: A worker of Spark's is a child of the JVM, or of a daemon that is one (PythonWorkerFactory.scala).
-_GENERATIONS = 2
 
 
 class _Memory:
@@ -54,11 +52,7 @@ class _Memory:
 
     @contextmanager
     def opened(self, flags: int) -> Iterator[int]:
-        """Descriptor of the memory here.
-
-        Raises:
-            OSError: it is not there.
-        """
+        """Descriptor of the memory here; an OSError if it is not there."""
         # Whatever has come into its place must not be waited for.
         file = os.open(self.path, flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         try:
@@ -84,11 +78,7 @@ class _OwnMemory:
         self.shared = _Memory(self.file, name)
 
     def allocate(self, size: int) -> pa.Buffer:
-        """Allocate all of it, once.
-
-        Raises:
-            OSError: there is no room for it.
-        """
+        """Allocate all of it, once; an OSError if there is no room."""
         from mmap import mmap  # noqa: PLC0415 - planners import this module as well
 
         # Now: what is missing later ends the process.
@@ -171,11 +161,7 @@ class Handover:
         return self
 
     def partition(self, serialize: Callable[[Allocate], pa.Buffer]) -> InputPartition:
-        """Rows for a task.
-
-        Args:
-            serialize: writes them into memory that is made for them.
-        """
+        """Rows for a task; `serialize` writes them into memory that is made for them."""
         if self.same_jvm and len(self._kept) < _FILES_MAX:
             with contextlib.suppress(OSError):
                 return self._shared(serialize)
@@ -194,8 +180,9 @@ class Handover:
 
 
 def _ancestors() -> list[int]:
-    """The parent of this process and the parent of that, as far as they are known."""
-    found = [os.getppid()]
-    for _ in range(_GENERATIONS - 1):
-        found.append(parent_of(found[-1]))
-    return found
+    """The parent of this process and the parent of that, as far as they are known.
+
+    A worker of Spark's is a child of the JVM, or of a daemon that is one (PythonWorkerFactory.scala).
+    """
+    parent = os.getppid()
+    return [parent, parent_of(parent)]

@@ -16,6 +16,7 @@ import re
 import secrets
 import time
 from collections.abc import Collection, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +40,13 @@ _DIGEST_BYTES = 16
 #: own, as it is written before another was seen.
 _SYNCED = "synced.json"
 _TOKEN_BYTES = 4
+_MAKE_ROOM = "Make room and give the user of the driver the right to write there"
 
 
 class IdLog:
-    """Files of one source in a folder, which may have those of others too: a :class:`.JournalFiles`.
+    """Files of one source in a folder, which may have those of others too.
+
+    Its methods are described at :class:`.JournalFiles`.
 
     A file has in its name the token of the source and checkpoint it belongs to. So a new checkpoint over an old folder,
     and another source of a query, have files of their own. No file is ever replaced, as not every store can do that in
@@ -62,14 +66,11 @@ class IdLog:
     def __init__(self, place: str, destination: str, source: str = "") -> None:
         self._place = place
         self._destination = destination
-        self._folder: Folder | None = None
         own = source and above(place) is not None
         self.token = _digest(source.encode())[: 2 * _TOKEN_BYTES] if own else secrets.token_hex(_TOKEN_BYTES)
         #: Who notes what is synced, and has it begun?
         self._writer = secrets.token_hex(_TOKEN_BYTES)
         self._noting = False
-        #: Of the files there; None before that is asked first.
-        self._names: set[str] | None = None
         #: The file that was read or written last.
         self._last: tuple[str, Mapping[str, Any]] | None = None
 
@@ -81,7 +82,6 @@ class IdLog:
     # -- files of epochs
 
     def write(self, epoch: int, content: Mapping[str, Any]) -> str:
-        """Keep the file of an epoch, see :class:`.JournalFiles`."""
         data = json.dumps(content).encode()
         name = f"{self.token}-{epoch:012d}-{_digest(data)}.json"
         with self._or_say(
@@ -93,11 +93,6 @@ class IdLog:
         return name
 
     def read(self, file: str) -> Mapping[str, Any]:
-        """Look a file up, see :class:`.JournalFiles`.
-
-        Raises:
-            CheckpointError: it is not there, or not what was written.
-        """
         if self._last is not None and self._last[0] == file:
             return self._last[1]
         advice = (
@@ -118,102 +113,86 @@ class IdLog:
         return content
 
     def beside(self, file: str) -> str:
-        """Name the file beside that of an epoch, see :class:`.JournalFiles`."""
         return f"{_stem(file)}{_BESIDE}.json"
 
     def has(self, file: str) -> bool:
-        """Whether there is such a file, see :class:`.JournalFiles`."""
         with self._or_say(
             f"the file '{file}' cannot be looked up", "Have the folder readable for the user of the driver"
         ):
-            return file in self._listed()
+            return file in self._names
 
     def write_beside(self, file: str, content: Mapping[str, Any]) -> None:
-        """Keep the file beside that of an epoch, see :class:`.JournalFiles`."""
         name, data = self.beside(file), json.dumps(content).encode()
         with self._or_say(
             f"what is remembered beside '{file}' cannot be written",
-            "Nothing of the epoch was emitted. Make room and give the user of the driver the right to write there",
+            f"Nothing of the epoch was emitted. {_MAKE_ROOM}",
         ):
             self._write(name, data + b"\n" + _digest(_stem(file).encode() + data).encode())
 
     def note_acknowledged(self, file: str) -> None:
-        """Note that an epoch is about to be acknowledged, see :class:`.JournalFiles`."""
         with self._or_say(
             f"that the epoch of '{file}' is acknowledged cannot be noted",
-            "Nothing of it was acknowledged. Make room and give the user of the driver the right to write there",
+            f"Nothing of it was acknowledged. {_MAKE_ROOM}",
         ):
             self._write(f"{_stem(file)}{_ACKNOWLEDGED}", b"{}")
 
     def acknowledged(self, file: str) -> bool:
-        """Whether that was noted, see :class:`.JournalFiles`."""
         return self.has(f"{_stem(file)}{_ACKNOWLEDGED}")
 
     def given_up(self, file: str) -> Mapping[str, str]:
-        """Look up what an epoch was run without, see :class:`.JournalFiles`."""
         with self._or_say(
             f"what the epoch of '{file}' was run without cannot be looked up",
             "Have the folder readable for the user of the driver, or restore the file",
         ):
-            records = sorted(name for name in self._listed() if name.startswith(f"{_stem(file)}{_GIVEN_UP}"))
+            records = sorted(name for name in self._names if name.startswith(f"{_stem(file)}{_GIVEN_UP}"))
             # Each has what the one before has.
             found: Mapping[str, str] = json.loads(self._read_patiently(records[-1]))["queues"] if records else {}
         return found
 
     def give_up(self, file: str, ids: Mapping[str, str]) -> None:
-        """Write down what an epoch is run without, see :class:`.JournalFiles`."""
         with self._or_say(
             f"what the epoch of '{file}' is run without cannot be written down",
-            "Nothing of it was emitted or acknowledged. Make room and give the user of the driver the right to write "
-            "there",
+            f"Nothing of it was emitted or acknowledged. {_MAKE_ROOM}",
         ):
-            before = sum(name.startswith(f"{_stem(file)}{_GIVEN_UP}") for name in self._listed())
+            before = sum(name.startswith(f"{_stem(file)}{_GIVEN_UP}") for name in self._names)
             self._write(f"{_stem(file)}{_GIVEN_UP}-{before:06d}.json", json.dumps({"queues": dict(ids)}).encode())
 
     def remove(self, files: Collection[str]) -> None:
-        """Remove files of epochs, see :class:`.JournalFiles`."""
         for file in files:
-            for name in [name for name in self._listed() if name.startswith(_stem(file))]:
+            for name in [name for name in self._names if name.startswith(_stem(file))]:
                 self._remove(name)
 
     def remove_others(self, kept: Collection[str], epoch: int) -> None:
-        """Remove what crashes have left, see :class:`.JournalFiles`.
-
-        Files of later epochs are those of a future that this checkpoint, which was restored, does not know: they stay.
-        """
+        # Files of later epochs are of a future that this checkpoint, which was restored, does not know: they stay.
         with contextlib.suppress(Exception):
             self._remove_drafts()
         with contextlib.suppress(Exception):
             stems = set(map(_stem, kept))
-            for name in list(self._listed()):
+            for name in list(self._names):
                 found = _FILE.fullmatch(name)
-                if (
-                    found
-                    and found["token"] == self.token
-                    and int(found["epoch"]) <= epoch
-                    and found["stem"] not in stems
-                ):
+                ours = found is not None and found["token"] == self.token and int(found["epoch"]) <= epoch
+                if ours and _stem(name) not in stems:
                     self._remove(name)
 
     def _write(self, name: str, data: bytes) -> None:
-        if name not in self._listed():  # else it is the same, as its digest is in its name
-            self._opened().write(name, data)
-            self._listed().add(name)
+        if name not in self._names:  # else it is the same, as its digest is in its name
+            self._folder.write(name, data)
+            self._names.add(name)
 
     def _remove(self, name: str) -> None:
-        if name in self._listed():
+        if name in self._names:
             with contextlib.suppress(OSError):
-                self._opened().remove(name)
-                self._listed().discard(name)
+                self._folder.remove(name)
+                self._names.discard(name)
 
-    def _listed(self) -> set[str]:
-        if self._names is None:
-            self._names = set(self._opened().names())
-        return self._names
+    @cached_property
+    def _names(self) -> set[str]:
+        """Names of the files there."""
+        return set(self._folder.names())
 
     def _remove_drafts(self) -> None:
         """Remove what was begun to be written a day ago, in whatever process. What cannot be removed does no harm."""
-        folder, old_s = self._opened(), time.time() - _LEFT_S
+        folder, old_s = self._folder, time.time() - _LEFT_S
         for name, at_s in folder.written_s().items():
             if at_s < old_s and _DRAFT.fullmatch(name):
                 folder.remove(name)
@@ -221,12 +200,11 @@ class IdLog:
     # -- what is on the disks
 
     def note_synced(self, epoch: int) -> None:
-        """Note what is on the disks, see :class:`.JournalFiles`."""
         with self._or_say(
             f"that epoch {epoch} is on the disks cannot be noted",
-            "Nothing of it was acknowledged. Make room and give the user of the driver the right to write there",
+            f"Nothing of it was acknowledged. {_MAKE_ROOM}",
         ):
-            folder = self._opened()
+            folder = self._folder
             noted = self._note() if self._noting else None
             if noted is None or noted["writer"] == self._writer:
                 data = {"epoch": epoch, "boot": _boot(), "writer": self._writer}
@@ -239,12 +217,7 @@ class IdLog:
         )
 
     def lost_power(self, epoch: int) -> bool:
-        """Whether an epoch is another than the noted one, and the machine was started anew since.
-
-        Before Spark 4.2 numbers are times, and a clock may have gone back: which is later they do not say.
-
-        See :class:`.JournalFiles`. Without a note it is not known, and taken for no.
-        """
+        # Before Spark 4.2 numbers are times, and a clock may have gone back: which is later they do not say.
         noted = self._note()
         return noted is not None and bool(noted["epoch"] != epoch and noted["boot"] != _boot())
 
@@ -254,11 +227,10 @@ class IdLog:
         return None if noted is None else noted["epoch"]
 
     def forget_synced(self) -> None:
-        """Remove the note, see :class:`.JournalFiles`."""
         if is_uri(self._place):
             return
         with self._or_say("the note of what is on the disks cannot be removed", "Have the folder writable"):
-            folder = self._opened()
+            folder = self._folder
             if _SYNCED in folder.names():
                 folder.remove(_SYNCED)
                 os.sync()
@@ -268,7 +240,7 @@ class IdLog:
             f"the note of what is on the disks, '{_SYNCED}', cannot be read",
             "Have the folder readable for the user of the driver, or restore the file",
         ):
-            folder = self._opened()
+            folder = self._folder
             if _SYNCED not in folder.names():
                 return None
             noted = json.loads(folder.read(_SYNCED))
@@ -278,12 +250,12 @@ class IdLog:
         """The content of a file; a store that fails for a moment is asked again."""
         for rest_s in _RESTS_S:
             try:
-                return self._opened().read(name)
+                return self._folder.read(name)
             except FileNotFoundError:
                 raise
             except OSError:
                 time.sleep(rest_s)
-        return self._opened().read(name)
+        return self._folder.read(name)
 
     @contextlib.contextmanager
     def _or_say(self, problem: str, advice: str) -> Iterator[None]:
@@ -300,10 +272,9 @@ class IdLog:
             f"{self._destination}: the ID log in '{shown_place(self._place)}': {problem} ({reason}). {advice}"
         )
 
-    def _opened(self) -> Folder:
-        if self._folder is None:
-            self._folder = open_folder(self._place)
-        return self._folder
+    @cached_property
+    def _folder(self) -> Folder:
+        return open_folder(self._place)
 
 
 def _stem(file: str) -> str:

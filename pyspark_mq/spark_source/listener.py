@@ -95,8 +95,8 @@ class QueueListener(StreamingQueryListener):
                 raise ConfigurationError("give 'prometheus' or 'meter_provider', not both")
             meter_provider = serve(prometheus)
         self._log_every_s = log_every_s
-        self._metrics = Metrics.of(meter_provider)
-        self._spans = Spans.of(tracer_provider)
+        self._metrics = Metrics(meter_provider)
+        self._spans = Spans(tracer_provider)
         self._runs: dict[str, _Watched] = {}
         #: Spark Connect gives a listener its session, classic Spark does not.
         self._session = SparkSession.getActiveSession()
@@ -105,11 +105,9 @@ class QueueListener(StreamingQueryListener):
             _LOG.setLevel(logging.INFO)
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Called by Spark."""
         self._runs[str(event.runId)] = _Watched(_label(event.name, event.id), time.monotonic())
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        """Called by Spark."""
         progress = event.progress
         run = self._runs.setdefault(str(progress.runId), _Watched(_label(progress.name, progress.id), time.monotonic()))
         found = readings(progress)
@@ -138,7 +136,6 @@ class QueueListener(StreamingQueryListener):
             _LOG.warning("%s: %s message(s)", run.label, ", ".join(alarms))
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Called by Spark."""
         run = self._runs.get(str(event.runId))
         if run is None:
             return
@@ -152,7 +149,6 @@ class QueueListener(StreamingQueryListener):
         self._say(run)
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """Called by Spark."""
         run = self._runs.pop(str(event.runId), None)
         if self._log_every_s is None:
             return

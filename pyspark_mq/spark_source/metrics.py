@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -61,18 +62,14 @@ def serve(address: str) -> MeterProvider:
 class Metrics:
     """Counters, readings and durations as instruments. Does nothing without OpenTelemetry."""
 
-    @classmethod
-    def of(cls, provider: MeterProvider | None) -> Metrics:
+    def __init__(self, provider: MeterProvider | None) -> None:
+        self._installed = False
         try:
             from opentelemetry.metrics import get_meter  # noqa: PLC0415 - an extra
         except ModuleNotFoundError:
-            return cls(None)
-        return cls(get_meter("pyspark_mq", meter_provider=provider))
-
-    def __init__(self, meter: Any) -> None:
-        self._meter = meter
-        if meter is None:
             return
+        self._installed = True
+        meter = get_meter("pyspark_mq", meter_provider=provider)
         self._counters = {
             name: meter.create_counter(f"pyspark_mq.{_snake(name)}", "{message}", f"Counter '{name}' of the source")
             for name in Counters().report()
@@ -91,7 +88,7 @@ class Metrics:
 
     def add(self, label: str, now: Reading, grown: Mapping[str, int]) -> None:
         """Counts since the last progress, and readings of this moment."""
-        if self._meter is None:
+        if not self._installed:
             return
         attributes = {"query": label, "source": str(now.source), "messaging.destination.name": now.reads}
         for name, count in grown.items():
@@ -107,7 +104,7 @@ class Metrics:
 
     def durations(self, label: str, duration_ms: Mapping[str, int]) -> None:
         """Spark's times of a trigger."""
-        if self._meter is None:
+        if not self._installed:
             return
         for step, name in (*_STEPS.items(), ("triggerExecution", "trigger")):
             if step in duration_ms:
@@ -117,17 +114,13 @@ class Metrics:
 class Spans:
     """A trace for each epoch: the steps of its trigger, and its confirmation. Does nothing without OpenTelemetry."""
 
-    @classmethod
-    def of(cls, provider: TracerProvider | None) -> Spans:
-        try:
+    def __init__(self, provider: TracerProvider | None) -> None:
+        self._tracer: Any = None
+        with suppress(ModuleNotFoundError):
             from opentelemetry import trace  # noqa: PLC0415 - an extra
-        except ModuleNotFoundError:
-            return cls(None, None)
-        return cls(trace, trace.get_tracer("pyspark_mq", tracer_provider=provider))
 
-    def __init__(self, trace: Any, tracer: Any) -> None:
-        self._trace = trace
-        self._tracer = tracer
+            self._tracer = trace.get_tracer("pyspark_mq", tracer_provider=provider)
+            self._in_context = trace.set_span_in_context
 
     def trigger(
         self, label: str, epochs: OrderedDict[tuple[int, int], Any], progress: Any, found: list[Reading]
@@ -142,7 +135,7 @@ class Spans:
             if now.planned is not None:
                 counts |= {f"pyspark_mq.{now.source}.{name}": value for name, value in now.planned.items()}
         root = self._tracer.start_span("epoch", start_time=at_ns, attributes=counts)
-        context = self._trace.set_span_in_context(root)
+        context = self._in_context(root)
         end_ns = at_ns
         for name, start_ns, end_ns in _steps(at_ns, durations, found):
             self._tracer.start_span(name, context, start_time=start_ns).end(end_ns)

@@ -26,7 +26,6 @@ import re
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from pyspark_mq.errors import START_ANEW, CheckpointError
@@ -38,7 +37,7 @@ __all__ = ["VERSION", "OffsetCodec", "released"]
 
 VERSION = 4
 #: Of fields that are no text.
-_TYPES: Mapping[str, type] = MappingProxyType({"epoch": int, "crc": int})
+_TYPES: Mapping[str, type] = {"epoch": int, "crc": int}
 _FRESH = f"Restore the checkpoint, or {START_ANEW}"
 #: Longer texts, as they stand in JSON, are by their digests.
 _SOURCE_MAX, _IDS_MAX = 80, 40

@@ -5,12 +5,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import MappingProxyType
+from dataclasses import fields
 from typing import Any, ClassVar
 
 from pyspark_mq.errors import OptionError
-from pyspark_mq.sources.endpoint import Endpoint
-from pyspark_mq.sources.url import CONTROL, LOGIN, redact
+from pyspark_mq.sources.endpoint import Endpoint, Tls
+from pyspark_mq.sources.url import CONTROL, LOGIN, BrokerUrl, redact
 from pyspark_mq.spark_source.option_kinds import Kind
 from pyspark_mq.spark_source.option_table import Option
 
@@ -29,16 +29,14 @@ _IN_URL = "is a part of 'url', for example amqp://user:password@host:5672/vhost"
 _URL = "its name here is 'url'; several addresses have commas between them"
 _NO_GROUPS = "there are no consumer groups: a query goes on where its checkpoint is; leave it out"
 #: Names of other sources and of clients, in lower case -> what to write here.
-_ELSEWHERE: Mapping[str, str] = MappingProxyType(
-    {
-        **dict.fromkeys(("host", "hostname", "port", "vhost", "virtualhost", "virtual_host"), _IN_URL),
-        **dict.fromkeys(("brokerurl", "addresses", "uri", "kafka.bootstrap.servers"), _URL),
-        **dict.fromkeys(("groupidprefix", "group.id", "kafka.group.id"), _NO_GROUPS),
-        "user": "its name here is 'username'",
-        "ssl": "the URL says it, as amqps:// does, with 'tls.caFile' and 'tls.verify'",
-        "includeheaders": "headers are in column 'properties'; 'includeMetadata' adds all columns",
-    }
-)
+_ELSEWHERE: Mapping[str, str] = {
+    **dict.fromkeys(("host", "hostname", "port", "vhost", "virtualhost", "virtual_host"), _IN_URL),
+    **dict.fromkeys(("brokerurl", "addresses", "uri", "kafka.bootstrap.servers"), _URL),
+    **dict.fromkeys(("groupidprefix", "group.id", "kafka.group.id"), _NO_GROUPS),
+    "user": "its name here is 'username'",
+    "ssl": "the URL says it, as amqps:// does, with 'tls.caFile' and 'tls.verify'",
+    "includeheaders": "headers are in column 'properties'; 'includeMetadata' adds all columns",
+}
 
 
 class OptionParser:
@@ -69,17 +67,13 @@ class OptionParser:
     def elsewhere(self, name: str, value: str) -> str:
         """Return what to do about an option that is none of these but of something else; empty if it is unknown."""
         del value
-        kafka = (
-            "is of Kafka's clients; of a broker's 'url', 'username' and 'tls.*' say it"
-            if name.startswith("kafka.")
-            else ""
-        )
-        return _ELSEWHERE.get(name, kafka)
+        kafka = "is of Kafka's clients; of a broker's 'url', 'username' and 'tls.*' say it"
+        return _ELSEWHERE.get(name, kafka if name.startswith("kafka.") else "")
 
     def _unknown(self, name: str) -> str:
-        near = difflib.get_close_matches(name, [known.lower() for known in self.TABLE], n=1)
-        meant = next((known for known in self.TABLE if near and known.lower() == near[0]), None)
-        hint = f"; did you mean '{meant}'?" if meant else "."
+        names = {known.lower(): known for known in self.TABLE}
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"; did you mean '{names[near[0]]}'?" if near else "."
         return f"is unknown{hint} Accepted{self.OF} are {', '.join(self.TABLE)}"
 
     def _text(self, name: str) -> str | None:
@@ -104,6 +98,35 @@ class OptionParser:
         if value is None:
             raise OptionError(name, f"{text!r} is not accepted; accepted {kind.accepted}")
         return value
+
+    def _fields(self, of: type) -> dict[str, Any]:
+        """Values of the options that are fields as they are, whatever else is set."""
+        known = {one.name for one in fields(of)}
+        return {option.sets: self._value(name) for name, option in self.TABLE.items() if option.sets in known}
+
+    def _endpoint_at(self, urls: tuple[BrokerUrl, ...], *, secured: bool, **known: Any) -> Endpoint:
+        """The endpoint at these URLs, with login, TLS and times, and the other fields as they are `known`.
+
+        Files are read now, so that a wrong one fails load(). TLS is used somewhere if it is `secured`.
+        """
+        used = [name for name in self._values if name.startswith("tls.")]
+        if used and not secured:
+            raise OptionError(used[0], f"is set, but {urls[0]} is not a TLS URL; use {urls[0].partner}://")
+        ca, certificate, key = (self._text(name) for name in ("tls.caFile", "tls.certFile", "tls.keyFile"))
+        tls = Tls(ca, certificate, key, self._value("tls.verify"))
+        if secured:
+            tls.context()
+        endpoint = Endpoint(
+            urls=urls,
+            username=self._text("username"),
+            password=self._text("password"),
+            password_file=self._text("passwordFile"),
+            tls=tls,
+            **self._fields(Endpoint),
+            **known,
+        )
+        self._check_credentials(endpoint)
+        return endpoint
 
     def _check_credentials(self, endpoint: Endpoint) -> None:
         """Check that user and password go together, and that a file of the password can be read."""
@@ -135,8 +158,7 @@ def _redacted(text: str, given: Mapping[str, str]) -> str:
 def check_characters(name: str, value: str) -> None:
     """Refuse characters that end a text or a line of a protocol: they would add to it what nobody has meant.
 
-    Raises:
-        OptionError: the value has such a character; a secret is not shown.
+    A secret is not shown in the error.
     """
     shown = "" if name in _SECRET else f"{(redact(value) if name in _URLS else value)!r} "
     if name not in _ANY and LOGIN.search(value):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from pyspark_mq.dedup import OnMissing
 from pyspark_mq.sources.settings import Guarantee, OnUnreadable
@@ -53,12 +52,7 @@ class Option:
 
 
 _TABLE = (
-    Option(
-        "broker",
-        _READ,
-        "`rabbitmq`, `activemq` (Classic), `artemis`",
-        unset="required",
-    ),
+    Option("broker", _READ, "`rabbitmq`, `activemq` (Classic), `artemis`", unset="required"),
     Option(
         "url",
         _READ,
@@ -69,12 +63,7 @@ _TABLE = (
         "`,` `%2C`, `?` `%3F`, `#` `%23`",
         unset="required",
     ),
-    Option(
-        "protocol",
-        _READ,
-        "see [below](#protocols)",
-        unset="by broker and URL",
-    ),
+    Option("protocol", _READ, "see [below](#protocols)", unset="by broker and URL"),
     Option(
         "username",
         _READ,
@@ -138,11 +127,7 @@ _TABLE = (
         kind=duration_s(1),
         sets="management_interval_s",
     ),
-    Option(
-        "topic",
-        _READ,
-        "the topic, on RabbitMQ an existing exchange; see [topics](#topics)",
-    ),
+    Option("topic", _READ, "the topic, on RabbitMQ an existing exchange; see [topics](#topics)"),
     Option(
         "subscription",
         _READ,
@@ -326,11 +311,7 @@ _TABLE = (
         "`abfss://`, `hdfs://`); each character of a name is itself, as for Spark: `%20` is no space; see "
         "[the checkpoint](operate.md#the-checkpoint)",
     ),
-    Option(
-        "idLog",
-        _IDENTITY,
-        "another folder for them, written as there",
-    ),
+    Option("idLog", _IDENTITY, "another folder for them, written as there"),
     Option(
         "failOnDataLoss",
         _IDENTITY,
@@ -372,31 +353,11 @@ _TABLE = (
         kind=duration_s(0.1),
         sets="reconnect_timeout_s",
     ),
-    Option(
-        "tls.caFile",
-        _CONNECTION,
-        "PEM file of trusted authorities",
-        unset="the system's",
-    ),
-    Option(
-        "tls.certFile",
-        _CONNECTION,
-        "the client's certificate, PEM, for brokers that ask for one",
-    ),
-    Option(
-        "tls.keyFile",
-        _CONNECTION,
-        "its key, PEM, not encrypted",
-        unset="looked for in `tls.certFile`",
-    ),
-    Option(
-        "tls.verify",
-        _CONNECTION,
-        "`false` accepts any certificate and host name",
-        default="true",
-        kind=FLAG,
-    ),
+    Option("tls.caFile", _CONNECTION, "PEM file of trusted authorities", unset="the system's"),
+    Option("tls.certFile", _CONNECTION, "the client's certificate, PEM, for brokers that ask for one"),
+    Option("tls.keyFile", _CONNECTION, "its key, PEM, not encrypted", unset="looked for in `tls.certFile`"),
+    Option("tls.verify", _CONNECTION, "`false` accepts any certificate and host name", default="true", kind=FLAG),
 )
 
 #: By name, in the order of the error texts.
-OPTIONS: Mapping[str, Option] = MappingProxyType({option.name: option for option in _TABLE})
+OPTIONS: Mapping[str, Option] = {option.name: option for option in _TABLE}

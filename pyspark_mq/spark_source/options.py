@@ -12,8 +12,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from types import MappingProxyType
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -22,7 +21,7 @@ from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0
 from pyspark_mq.dedup import IdSource, OnMissing
 from pyspark_mq.errors import OptionError
 from pyspark_mq.sources.connections.protocols import SESSIONS
-from pyspark_mq.sources.endpoint import Endpoint, Tls
+from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.settings import CONNECTIONS_MAX, Guarantee, Settings
 from pyspark_mq.sources.url import ESCAPES, BrokerUrl, parse_urls, redact
 from pyspark_mq.spark_source.folders import ID_FOLDER, PLACES, above, below, is_uri, resolve, shown_place
@@ -33,12 +32,9 @@ from pyspark_mq.spark_source.option_table import OPTIONS
 if TYPE_CHECKING:
     from pyspark_mq.admin.http import Management
 
-__all__ = ["OPTION_NAMES", "Options", "parse_options"]
+__all__ = ["Options", "parse_options"]
 
 T = TypeVar("T")
-
-#: Every option, spelled as documented.
-OPTION_NAMES = tuple(OPTIONS)
 
 #: A comma between two names, and what is written for one within a name.
 _COMMA = re.compile(r"(?<!\\),")
@@ -50,8 +46,7 @@ _NO_OFFSETS = (
 _SIZE = "its name here is 'maxMessagesPerTrigger'"
 _BIND = "a query reads a queue: bind one to the exchange, and name it as 'queue'"
 #: Names of other sources, in lower case -> what to write of a queue.
-_ELSEWHERE: Mapping[str, str] = MappingProxyType(
-    {
+_ELSEWHERE: Mapping[str, str] = {
         **dict.fromkeys(
             ("startingoffsets", "endingoffsets", "startingtimestamp", "endingtimestamp", "startingoffsetsbytimestamp",
              "endingoffsetsbytimestamp"), _NO_OFFSETS,
@@ -68,8 +63,7 @@ _ELSEWHERE: Mapping[str, str] = MappingProxyType(
         "queuename": "its name here is 'queue'",
         "autoack": "'guarantee' says when messages are acknowledged",
         "durable": "a query declares no queue; leave it out",
-    }
-)  # fmt: skip
+    }  # fmt: skip
 _SHORT_STRING_BYTES = 255
 _SHOWN_CHARACTERS = 60
 
@@ -94,11 +88,7 @@ class Options:
     include_metadata: bool = False
 
     def check_place(self) -> None:
-        """See whether there is a place for message IDs, where they are needed.
-
-        Raises:
-            OptionError: there is none.
-        """
+        """Raise an OptionError if there is no place for message IDs, and they are needed."""
         if self.settings.guarantee.identifies and self.id_log is None:
             raise OptionError(
                 "checkpointLocation",
@@ -125,7 +115,6 @@ class _Parser(OptionParser):
     TABLE = OPTIONS
 
     def elsewhere(self, name: str, value: str) -> str:
-        """Return what to do about an option of something else: a path, streams, Kafka's source, or a client."""
         if name == "path":
             return f"{value!r}: a queue has no path; use .option('queue', {value!r}) and load() without an argument"
         if name == "stream":
@@ -133,26 +122,20 @@ class _Parser(OptionParser):
             return f"{value!r} is read with a URL {url}; of a queue it is 'queue'"
         return _ELSEWHERE.get(name) or super().elsewhere(name, value)
 
-    def _fields(self, of: type) -> dict[str, Any]:
-        """Values of the options that are fields as they are, whatever else is set."""
-        known = {one.name for one in fields(of)}
-        return {option.sets: self._value(name) for name, option in OPTIONS.items() if option.sets in known}
-
     # -- the whole
 
     def parse(self) -> Options:
         """All options, checked one by one and then against each other."""
-        broker = self._choice_of_broker()
+        self._required("broker", f"accepted are {', '.join(BROKERS)}")
+        broker: Broker = self._value("broker", choice(BROKERS))
         if not broker.proves_new:
             self._values.setdefault("onMissingMessageId", OnMissing.FAIL.value)
         guarantee: Guarantee = self._value("guarantee")
         endpoint = self._endpoint(broker, guarantee)
         prefetch_max = broker.prefetch_max[endpoint.protocol]
-        max_messages = self._max_messages(broker)
-        prefetch_is_shared = self._text("prefetch") is None
-        prefetch = min(2 * max_messages, prefetch_max)
-        if not prefetch_is_shared:
-            prefetch = self._value("prefetch", count(1, prefetch_max))
+        max_messages = self._value("maxMessagesPerTrigger") or broker.epoch_messages
+        own_prefetch = self._value("prefetch", count(1, prefetch_max))
+        prefetch = own_prefetch or min(2 * max_messages, prefetch_max)
         receivers = self._value("receivers")
         if receivers > 1 and not hasattr(os, "memfd_create"):
             problem = f"{receivers} needs files in memory (memfd_create), which this Python on {sys.platform} has not"
@@ -161,7 +144,7 @@ class _Parser(OptionParser):
         if consumers > 1 and endpoint.topic is not None:
             endpoint = self._shared(endpoint, consumers)
         queues = self._queues(consumers)
-        maximum = min(max_messages, prefetch * consumers * (1 if prefetch_is_shared else max(1, len(queues))))
+        maximum = min(max_messages, prefetch * consumers * (max(1, len(queues)) if own_prefetch else 1))
         settings = Settings(
             endpoint=endpoint,
             id_source=self._id_source(),
@@ -171,7 +154,7 @@ class _Parser(OptionParser):
             consumers=consumers,
             queues=queues,
             pattern=self._pattern(),
-            prefetch_is_shared=prefetch_is_shared,
+            prefetch_is_shared=own_prefetch is None,
             **self._fields(Settings),
         )
         id_log = self._id_log()
@@ -219,23 +202,20 @@ class _Parser(OptionParser):
         return text
 
     def _management(self, endpoint: Endpoint) -> Management | None:
-        given = self._text("managementUrl")
+        management, given = None, self._text("managementUrl")
         if given is not None:
             # It loads the web client of the standard library, for who asks for it.
             from pyspark_mq.admin.http import Management  # noqa: PLC0415
 
-        management = None if given is None else Management.of(given, endpoint)
+            management = Management.of(given, endpoint)
         if management is None and "managementInterval" in self._values:
             raise OptionError("managementInterval", "is set, and goes with 'managementUrl', which is not")
         if self._pattern() is None:
             if "queuePatternInterval" in self._values:
                 raise OptionError("queuePatternInterval", "is set, and goes with 'queuePattern', which is not")
         elif management is None:
-            listing = endpoint.broker.listing
-            example = "" if listing is None else f", for example {listing.url}"
-            raise OptionError(
-                "managementUrl", f"is required with 'queuePattern': the queues are looked up there{example}"
-            )
+            problem = "is required with 'queuePattern': the queues are looked up there"
+            raise OptionError("managementUrl", f"{problem}, for example {endpoint.broker.listing.url}")
         return management
 
     def _queues(self, consumers: int) -> tuple[str, ...]:
@@ -250,8 +230,9 @@ class _Parser(OptionParser):
         return tuple(names) if len(names) > 1 else ()
 
     def _consumers(self, endpoint: Endpoint, receivers: int) -> int:
-        if self._text("consumers") is not None:
-            return int(self._value("consumers"))
+        given: int | None = self._value("consumers")
+        if given is not None:
+            return given
         # A process without a connection has nothing to do. Those of a topic cannot share it everywhere, and how many
         # queues match a pattern is not known.
         if endpoint.topic is not None or self._text("queuePattern") is not None:
@@ -269,16 +250,6 @@ class _Parser(OptionParser):
         # Over AMQP 1.0 a shared subscription is another one than one that is not.
         return replace(endpoint, shared=endpoint.protocol == AMQP_1_0)
 
-    def _choice_of_broker(self) -> Broker:
-        self._required("broker", f"accepted are {', '.join(BROKERS)}")
-        found: Broker = self._value("broker", choice(BROKERS))
-        return found
-
-    def _max_messages(self, broker: Broker) -> int:
-        if self._text("maxMessagesPerTrigger") is None:
-            return broker.epoch_messages
-        return int(self._value("maxMessagesPerTrigger"))
-
     def _min_messages(self, maximum: int) -> int:
         minimum: int = self._value("minMessagesPerTrigger")
         if minimum > maximum:
@@ -289,23 +260,14 @@ class _Parser(OptionParser):
     def _endpoint(self, broker: Broker, guarantee: Guarantee) -> Endpoint:
         urls = parse_urls(self._required("url", "for example amqp://user:password@host:5672/vhost"))
         if urls[0].virtual_host != "/" and not broker.virtual_hosts:
-            path = urls[0].virtual_host
-            raise OptionError(
-                "url", f"{urls[0]} has the path '/{path}', but broker '{broker.name}' has no virtual hosts"
-            )
+            problem = f"{urls[0]} has the path '/{urls[0].virtual_host}'"
+            raise OptionError("url", f"{problem}, but broker '{broker.name}' has no virtual hosts")
         protocol = self._protocol(broker, urls[0])
-        endpoint = Endpoint(
-            broker=broker,
-            protocol=protocol,
-            urls=urls,
-            **self._destination(broker, protocol, guarantee),
-            username=self._text("username"),
-            password=self._text("password"),
-            password_file=self._text("passwordFile"),
-            tls=self._tls(urls),
-            **self._fields(Endpoint),
-        )
-        self._check_credentials(endpoint)
+        secured = urls[0].tls or (self._text("managementUrl") or "").lower().startswith("https:")
+        destination = self._destination(broker, protocol, guarantee)
+        endpoint = self._endpoint_at(urls, secured=secured, broker=broker, protocol=protocol, **destination)
+        if endpoint.tls.key_file is not None and endpoint.tls.cert_file is None:
+            raise OptionError("tls.keyFile", "is set without 'tls.certFile'")
         if protocol == AMQP_0_9_1:
             self._check_short_strings(endpoint)
         return endpoint
@@ -363,23 +325,6 @@ class _Parser(OptionParser):
         if selector is not None and not broker.selectors:
             raise OptionError("selector", f"broker '{broker.name}' has no selectors; filter in Spark instead")
         return {"queue": queue, "topic": topic, "subscription": subscription, "selector": selector}
-
-    def _tls(self, urls: tuple[BrokerUrl, ...]) -> Tls:
-        used = [name for name in self._values if name.startswith("tls.")]
-        secured = urls[0].tls or (self._text("managementUrl") or "").lower().startswith("https:")
-        if used and not secured:
-            raise OptionError(used[0], f"is set, but {urls[0]} is not a TLS URL; use {urls[0].partner}://")
-        if self._text("tls.keyFile") is not None and self._text("tls.certFile") is None:
-            raise OptionError("tls.keyFile", "is set without 'tls.certFile'")
-        tls = Tls(
-            ca_file=self._text("tls.caFile"),
-            cert_file=self._text("tls.certFile"),
-            key_file=self._text("tls.keyFile"),
-            verify=self._value("tls.verify"),
-        )
-        if secured:
-            tls.context()  # the files are read now, so that a wrong one is an error of load()
-        return tls
 
     def _id_source(self) -> IdSource:
         text = self._text("messageIdFrom") or ""

@@ -25,25 +25,12 @@ from pyspark_mq.spark_source.failures import in_words
 from pyspark_mq.spark_source.handover import Handover, Rows
 from pyspark_mq.spark_source.offset import OffsetCodec
 from pyspark_mq.spark_source.options import Options
+from pyspark_mq.spark_source.read_limits import ReadMaxRows, SupportsTriggerAvailableNow, is_unlimited
 from pyspark_mq.spark_source.schema import BatchBuilder
 
 if TYPE_CHECKING:
     from pyspark_mq.sources.connections.workers import Workers
     from pyspark_mq.sources.epochs import EpochSource
-
-try:
-    from pyspark.sql.streaming.datasource import (
-        ReadAllAvailable,
-        ReadMaxRows,
-        SupportsTriggerAvailableNow,
-    )
-except ImportError:  # before Spark 4.2: no limits, no AvailableNow, no `start` in latestOffset
-    if not TYPE_CHECKING:
-
-        class SupportsTriggerAvailableNow:
-            """Stands in for the mix-in that this Spark does not have."""
-
-        ReadAllAvailable = ReadMaxRows = None
 
 __all__ = ["MqStreamReader"]
 
@@ -61,13 +48,6 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     Spark makes readers in several processes and uses one of them for the query, so nothing is opened
     before the first call for offsets; and it pickles :meth:`read` with its reader for the
     executors, so a pickled reader is empty.
-
-    Parameters
-    ----------
-    options : Options
-        the query's options
-    schema : StructType
-        the columns to build
     """
 
     def __init__(self, options: Options, schema: StructType) -> None:
@@ -90,7 +70,6 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._epochs
 
     def _begin(self) -> EpochSource:
-        """This is the process that the query uses, and it is the source's own."""
         # Four processes that Spark starts have a reader, and one of them runs a source.
         from pyspark_mq.spark_source.source import begin_source  # noqa: PLC0415
 
@@ -99,7 +78,6 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @in_words
     def initialOffset(self) -> dict[str, Any]:
-        """The offset of a query that has read nothing."""
         return self._codec.encode(self._source().initial())
 
     def getDefaultReadLimit(self) -> Any:
@@ -115,7 +93,8 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
         """Settle the epoch that ends at `start` and plan the next one."""
         position = None if start is None else self._position(start)
-        latest = self._source().latest(position, self._limit(limit))
+        maximum = None if is_unlimited(limit) else getattr(limit, "max_rows", self._options.settings.max_messages)
+        latest = self._source().latest(position, Limit(maximum))
         if start is not None and latest == position:
             return start  # exactly: Spark compares text
         for offset, known in self._known:
@@ -123,11 +102,6 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return offset
         self._known.append((self._codec.encode(latest), latest))
         return self._known[-1][0]
-
-    def _limit(self, limit: Any) -> Limit:
-        if ReadAllAvailable is not None and isinstance(limit, ReadAllAvailable):
-            return Limit(None)
-        return Limit(getattr(limit, "max_rows", self._options.settings.max_messages))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Queues and counters. Spark shows them in the progress as the source's `latestOffset`."""
@@ -152,7 +126,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return []
         parts = self._options.num_partitions
         if parts is None:
-            parts = min(_default_partitions(), -(-len(sizes) // _ROWS_PER_TASK_MIN))
+            parts = min(os.cpu_count() or 1, -(-len(sizes) // _ROWS_PER_TASK_MIN))
         maximum = min(_PARTITION_BYTES_MAX, self._options.settings.max_partition_bytes)
         parts = min(len(sizes), max(parts, -(-sum(sizes) // maximum)))
         cuts = _cuts(sizes, parts, maximum)
@@ -233,8 +207,3 @@ def _between(runs: Sequence[Run], low: int, high: int) -> Iterator[Run]:
         if rows:
             yield Run(run.name, rows)
         low, high = low - len(run.rows), high - len(run.rows)
-
-
-def _default_partitions() -> int:
-    """Input partitions when the user names none: the cores of this machine."""
-    return os.cpu_count() or 1

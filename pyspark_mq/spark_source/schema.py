@@ -6,8 +6,7 @@ Deliveries are rows of Arrow blocks by the time they come here, in the types of 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 from pyspark.sql.types import (
@@ -26,7 +25,7 @@ from pyspark.sql.types import (
 from pyspark_mq.errors import SchemaError
 from pyspark_mq.sources.connections.block import Row, batches, block_schema
 
-__all__ = ["ALL_COLUMNS", "COLUMN_TEXTS", "SCHEMA", "BatchBuilder"]
+__all__ = ["ALL_COLUMNS", "COLUMNS", "SCHEMA", "BatchBuilder"]
 
 
 class _Column(NamedTuple):
@@ -43,79 +42,58 @@ class _Column(NamedTuple):
     asked_for: bool = False
 
 
-_COLUMNS: Mapping[str, _Column] = MappingProxyType(
-    {
-        "messageId": _Column(
-            StringType(),
-            "the ID as `messageIdFrom` says, in full. Null without an ID: do not merge by it unless all messages have "
-            "one",
-        ),
-        "body": _Column(BinaryType(), "the payload"),
-        "destination": _Column(
-            StringType(),
-            "the `queue` (or `topic`) that is read, not what it was published with",
-        ),
-        "properties": _Column(MapType(StringType(), StringType()), "as text; an empty map if there are none"),
-        "correlationId": _Column(StringType(), "what a producer set to pair answers with requests"),
-        "replyTo": _Column(StringType(), "where an answer is wanted"),
-        "contentType": _Column(StringType(), "MIME type of the body, if the producer says it"),
-        "type": _Column(StringType(), "what the producer calls this kind of message"),
-        "priority": _Column(IntegerType(), "as the broker sorts by it"),
-        "timestamp": _Column(TimestampType(), "null if absent or out of range"),
-        "expiration": _Column(
-            TimestampType(),
-            "null if absent. A time to live of the queue or a policy is not seen",
-        ),
-        "redelivered": _Column(
-            BooleanType(),
-            "what the broker says of this delivery. Brokers leave it out at times; nothing is decided by it",
-        ),
-        "deliveryCount": _Column(
-            IntegerType(),
-            "1 at the first delivery, null where the broker does not count, or beyond 2147483647",
-        ),
-        "routingKey": _Column(StringType(), "what it was published with", asked_for=True),
-        "exchange": _Column(StringType(), "where it was published; empty for the default exchange", asked_for=True),
-        "userId": _Column(StringType(), "who published it, as far as the broker checks or sets it", asked_for=True),
-        "appId": _Column(StringType(), "the application that published it, as that calls itself", asked_for=True),
-        "contentEncoding": _Column(
-            StringType(), "how the body is encoded, `gzip` for example; it is not decoded", asked_for=True
-        ),
-        "persistent": _Column(BooleanType(), "was the broker to keep it over a restart?", asked_for=True),
-        "groupId": _Column(StringType(), "the group of messages it belongs to", asked_for=True),
-        "groupSequence": _Column(LongType(), "its number within the group", asked_for=True),
-    }
-)
+COLUMNS: Mapping[str, _Column] = {
+    "messageId": _Column(
+        StringType(),
+        "the ID as `messageIdFrom` says, in full. Null without an ID: do not merge by it unless all messages have one",
+    ),
+    "body": _Column(BinaryType(), "the payload"),
+    "destination": _Column(StringType(), "the `queue` (or `topic`) that is read, not what it was published with"),
+    "properties": _Column(MapType(StringType(), StringType()), "as text; an empty map if there are none"),
+    "correlationId": _Column(StringType(), "what a producer set to pair answers with requests"),
+    "replyTo": _Column(StringType(), "where an answer is wanted"),
+    "contentType": _Column(StringType(), "MIME type of the body, if the producer says it"),
+    "type": _Column(StringType(), "what the producer calls this kind of message"),
+    "priority": _Column(IntegerType(), "as the broker sorts by it"),
+    "timestamp": _Column(TimestampType(), "null if absent or out of range"),
+    "expiration": _Column(TimestampType(), "null if absent. A time to live of the queue or a policy is not seen"),
+    "redelivered": _Column(
+        BooleanType(),
+        "what the broker says of this delivery. Brokers leave it out at times; nothing is decided by it",
+    ),
+    "deliveryCount": _Column(
+        IntegerType(),
+        "1 at the first delivery, null where the broker does not count, or beyond 2147483647",
+    ),
+    "routingKey": _Column(StringType(), "what it was published with", asked_for=True),
+    "exchange": _Column(StringType(), "where it was published; empty for the default exchange", asked_for=True),
+    "userId": _Column(StringType(), "who published it, as far as the broker checks or sets it", asked_for=True),
+    "appId": _Column(StringType(), "the application that published it, as that calls itself", asked_for=True),
+    "contentEncoding": _Column(
+        StringType(), "how the body is encoded, `gzip` for example; it is not decoded", asked_for=True
+    ),
+    "persistent": _Column(BooleanType(), "was the broker to keep it over a restart?", asked_for=True),
+    "groupId": _Column(StringType(), "the group of messages it belongs to", asked_for=True),
+    "groupSequence": _Column(LongType(), "its number within the group", asked_for=True),
+}
 
 #: All columns, in the documented order.
-ALL_COLUMNS = StructType([StructField(name, column.kind) for name, column in _COLUMNS.items()])
+ALL_COLUMNS = StructType([StructField(name, column.kind) for name, column in COLUMNS.items()])
 
 #: Those of a query that says nothing of columns.
-SCHEMA = StructType([field for field in ALL_COLUMNS if not _COLUMNS[field.name].asked_for])
+SCHEMA = StructType([field for field in ALL_COLUMNS if not COLUMNS[field.name].asked_for])
 
-#: What each of them is.
-COLUMN_TEXTS: Mapping[str, str] = MappingProxyType({name: column.text for name, column in _COLUMNS.items()})
-
-_TIMESTAMP = pa.timestamp("us", tz="UTC")
-
-
-def _map_type(kind: MapType) -> pa.DataType:
-    # Spark compares the types of record batches down to the nullability of map values.
-    value = pa.field("value", pa.string(), nullable=kind.valueContainsNull)
-    return pa.map_(pa.string(), value)
+_ARROW: Mapping[type[DataType], pa.DataType] = {
+    StringType: pa.string(), BinaryType: pa.binary(), BooleanType: pa.bool_(), IntegerType: pa.int32(),
+    LongType: pa.int64(), TimestampType: pa.timestamp("us", tz="UTC"),
+}  # fmt: skip
 
 
-_ARROW: Mapping[type[DataType], Callable[[Any], pa.DataType]] = MappingProxyType(
-    {
-        StringType: lambda _: pa.string(),
-        BinaryType: lambda _: pa.binary(),
-        BooleanType: lambda _: pa.bool_(),
-        IntegerType: lambda _: pa.int32(),
-        LongType: lambda _: pa.int64(),
-        TimestampType: lambda _: _TIMESTAMP,
-        MapType: _map_type,
-    }
-)
+def _arrow_type(kind: DataType) -> pa.DataType:
+    if isinstance(kind, MapType):
+        # Spark compares the types of record batches down to the nullability of map values.
+        return pa.map_(pa.string(), pa.field("value", pa.string(), nullable=kind.valueContainsNull))
+    return _ARROW[type(kind)]
 
 
 class BatchBuilder:
@@ -132,15 +110,10 @@ class BatchBuilder:
         for field in schema.fields:
             _check(field)
         if not schema.fields:
-            raise SchemaError(f"the schema is empty; choose from {', '.join(_COLUMNS)}")
+            raise SchemaError(f"the schema is empty; choose from {', '.join(COLUMNS)}")
         self._schema = pa.schema(
-            [pa.field(f.name, _ARROW[type(f.dataType)](f.dataType), nullable=f.nullable) for f in schema.fields]
+            [pa.field(f.name, _arrow_type(f.dataType), nullable=f.nullable) for f in schema.fields]
         )
-
-    @property
-    def names(self) -> list[str]:
-        """The columns, in order."""
-        return list(self._schema.names)
 
     @property
     def block_schema(self) -> pa.Schema:
@@ -168,11 +141,7 @@ class BatchBuilder:
     def serialize(
         self, batches: Iterable[pa.RecordBatch], allocate: Callable[[int], pa.Buffer] = pa.allocate_buffer
     ) -> pa.Buffer:
-        """The batches as an Arrow stream.
-
-        Args:
-            allocate: makes the memory that it is written into.
-        """
+        """The batches as an Arrow stream, in memory that `allocate` makes."""
         ready = list(batches)
         # Counted first: a stream of unknown size doubles its memory each time it is full, and copies what it has.
         counted = pa.MockOutputStream()
@@ -189,10 +158,10 @@ class BatchBuilder:
 
 
 def _check(field: StructField) -> None:
-    known = _COLUMNS.get(field.name)
+    known = COLUMNS.get(field.name)
     if known is None:
-        near = {name.lower(): name for name in _COLUMNS}.get(field.name.lower())
-        hint = f"; did you mean '{near}'?" if near else f"; the columns are {', '.join(_COLUMNS)}"
+        near = {name.lower(): name for name in COLUMNS}.get(field.name.lower())
+        hint = f"; did you mean '{near}'?" if near else f"; the columns are {', '.join(COLUMNS)}"
         raise SchemaError(f"the schema names column '{field.name}', which the source does not have{hint}")
     expected = known.kind
     if type(field.dataType) is not type(expected) or (

@@ -28,17 +28,7 @@ __all__ = ["begin_source"]
 
 
 def begin_source(options: Options, codec: OffsetCodec, schema: pa.Schema) -> tuple[EpochSource, Workers]:
-    """The source of a query, and who keeps its connections. It opens nothing yet.
-
-    Parameters
-    ----------
-    options : Options
-        the query's
-    codec : OffsetCodec
-        of its offsets
-    schema : pa.Schema
-        the columns of the blocks to make of deliveries
-    """
+    """The source of a query, and who keeps its connections. It opens nothing yet; `schema` is that of its blocks."""
     watch_parent()
     # Tens of thousands of deliveries are held at a time and none of them is part of a cycle, so
     # looking for cycles among them finds nothing and costs a tenth of the throughput.
@@ -66,7 +56,6 @@ def begin_source(options: Options, codec: OffsetCodec, schema: pa.Schema) -> tup
 
 
 def _store(options: Options, queue: Settings) -> SeenStore:
-    """The store of one queue of the query."""
     if options.dedup_store == "checkpoint":
         return CheckpointOnly()
     codec = OffsetCodec.of(queue)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
+from typing import NamedTuple
 
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.errors import OptionError
-from pyspark_mq.sources.endpoint import Endpoint, Tls
 from pyspark_mq.sources.url import parse_urls
-from pyspark_mq.spark_source.option_kinds import FLAG, choice, count, duration_s
+from pyspark_mq.spark_source.option_kinds import FLAG, choice, count
 from pyspark_mq.spark_source.option_parser import OptionParser, redacting
 from pyspark_mq.spark_source.option_table import OPTIONS, Option
 from pyspark_mq.streams.offsets import EARLIEST, LATEST, parse_places
@@ -51,25 +50,27 @@ _TABLE = (
     Option("endingTimestamp", _READ, "milliseconds since 1970: a batch ends before the first chunk that is not older",
            kind=_TIME_MS),
     Option("maxOffsetsPerTrigger", _SIZE, "offsets in an epoch, over all partitions; rounded up to the end of a chunk "
-           "in each", unset="no limit", kind=count(1)),
+           "in each", unset="no limit", kind=count(1), sets="max_offsets"),
     Option("minOffsetsPerTrigger", _SIZE, "wait for so many, unless `maxTriggerDelay` is over", unset="no minimum",
-           kind=count(1)),
+           kind=count(1), sets="min_offsets"),
     Option("minPartitions", _SIZE, "tasks of an epoch, at least", unset="one for each partition",
-           kind=count(1, 10_000)),
-    Option("maxRecordsPerPartition", _SIZE, "offsets that one task reads, at most", unset="no limit", kind=count(1)),
+           kind=count(1, 10_000), sets="min_partitions"),
+    Option("maxRecordsPerPartition", _SIZE, "offsets that one task reads, at most", unset="no limit", kind=count(1),
+           sets="max_records"),
     Option("failOnDataLoss", _READ, "`true`: what is lost is an error. `false`: it is logged, and what the driver sees "
-           "of it counted as `lost`", default="true", kind=FLAG),
+           "of it counted as `lost`", default="true", kind=FLAG, sets="fail_on_loss"),
     Option("onUnreadableMessage", _READ, "`fail`, or `row`: a row with the bytes as its body, and the reason in "
-           "`properties` under `unreadable`", default="fail", kind=choice({"fail": True, "row": False})),
+           "`properties` under `unreadable`", default="fail", kind=choice({"fail": True, "row": False}),
+           sets="unreadable_fails"),
 )  # fmt: skip
 
 #: By name.
-STREAM_OPTIONS: Mapping[str, Option] = MappingProxyType(
-    {option.name: option for option in (*_TABLE, *(OPTIONS[name] for name in _SHARED))}
-)
+STREAM_OPTIONS: Mapping[str, Option] = {
+    option.name: option for option in (*_TABLE, *(OPTIONS[name] for name in _SHARED))
+}
 
 
-class StreamOptions:
+class StreamOptions(NamedTuple):
     """All options of a query, typed.
 
     Attributes:
@@ -77,8 +78,9 @@ class StreamOptions:
         include_metadata: all columns, where the user gives no schema.
     """
 
-    def __init__(self, streaming: Settings, batch: Settings, *, include_metadata: bool) -> None:
-        self.streaming, self.batch, self.include_metadata = streaming, batch, include_metadata
+    streaming: Settings
+    batch: Settings
+    include_metadata: bool
 
 
 def is_stream(given: Mapping[str, str]) -> bool:
@@ -88,11 +90,7 @@ def is_stream(given: Mapping[str, str]) -> bool:
 
 
 def parse_stream_options(given: Mapping[str, str]) -> StreamOptions:
-    """Check and type the options.
-
-    Raises:
-        OptionError: with the name, the value, and what is accepted.
-    """
+    """Check and type the options, see :func:`.parse_options`."""
     with redacting(given):
         return _Parser(given).parse()
 
@@ -101,7 +99,6 @@ class _Parser(OptionParser):
     TABLE, OF = STREAM_OPTIONS, " of streams"
 
     def elsewhere(self, name: str, value: str) -> str:
-        """Return what to do about an option of a queue, of Kafka's source, or of a client."""
         queues = {known.lower(): known for known in OPTIONS}
         if name in queues:
             return _INSTEAD.get(queues[name], _NOTHING)
@@ -110,26 +107,19 @@ class _Parser(OptionParser):
     def parse(self) -> StreamOptions:
         self._required("broker", "accepted is rabbitmq, where streams are")
         self._value("broker", choice({"rabbitmq": True}))
-        return StreamOptions(
-            self._settings(LATEST), self._settings(EARLIEST), include_metadata=self._value("includeMetadata")
-        )
+        return StreamOptions(self._settings(LATEST), self._settings(EARLIEST), self._value("includeMetadata"))
 
     def _settings(self, default: int) -> Settings:
         low, high = self._value("minOffsetsPerTrigger"), self._value("maxOffsetsPerTrigger")
         if low is not None and high is not None and low > high:
             raise OptionError("minOffsetsPerTrigger", f"{low} can never be reached: 'maxOffsetsPerTrigger' is {high}")
+        urls = parse_urls(self._text("url") or "")
         return Settings(
-            endpoint=self._endpoint(),
+            endpoint=self._endpoint_at(urls, secured=urls[0].tls, broker=BROKERS["rabbitmq"], protocol="stream"),
             streams=self._streams(),
             starting=self._where("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp", default),
             ending=self._where("endingOffsets", "endingTimestamp", None, LATEST),
-            max_offsets=high,
-            min_offsets=low,
-            max_delay_s=self._value("maxTriggerDelay"),
-            min_partitions=self._value("minPartitions"),
-            max_records=self._value("maxRecordsPerPartition"),
-            fail_on_loss=self._value("failOnDataLoss"),
-            unreadable_fails=self._value("onUnreadableMessage"),
+            **self._fields(Settings),
         )
 
     def _streams(self) -> tuple[str, ...]:
@@ -151,28 +141,3 @@ class _Parser(OptionParser):
         if offsets in self._values and text.lower() not in {"earliest", "latest"}:
             return Where(EARLIEST if offsets == "startingOffsets" else LATEST, parse_places(offsets, text))
         return Where({"earliest": EARLIEST, "latest": LATEST}.get(text.lower(), default))
-
-    def _endpoint(self) -> Endpoint:
-        urls = parse_urls(self._text("url") or "")
-        tls_options = [name for name in self._values if name.startswith("tls.")]
-        if tls_options and not urls[0].tls:
-            raise OptionError(tls_options[0], f"is set, but {urls[0]} is not a TLS URL; use {urls[0].partner}://")
-        tls = Tls(
-            self._text("tls.caFile"), self._text("tls.certFile"), self._text("tls.keyFile"), self._value("tls.verify")
-        )
-        if urls[0].tls:
-            tls.context()
-        endpoint = Endpoint(
-            broker=BROKERS["rabbitmq"],
-            protocol="stream",
-            urls=urls,
-            username=self._text("username"),
-            password=self._text("password"),
-            password_file=self._text("passwordFile"),
-            tls=tls,
-            connect_timeout_s=self._value("connectTimeout"),
-            reconnect_timeout_s=self._value("reconnectTimeout"),
-            heartbeat_s=self._value("heartbeat", duration_s(1, 65_535)),
-        )
-        self._check_credentials(endpoint)
-        return endpoint

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
@@ -13,22 +12,12 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType, Tim
 from pyspark_mq.errors import SchemaError
 from pyspark_mq.sources.amqp10.arrays import COLUMN_TYPES, TIMESTAMP
 from pyspark_mq.spark_source.failures import in_words
+from pyspark_mq.spark_source.read_limits import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow, is_unlimited
 from pyspark_mq.spark_source.schema import ALL_COLUMNS, SCHEMA
-from pyspark_mq.streams.planner import Planned, Planner
+from pyspark_mq.streams.planner import Planner
+from pyspark_mq.streams.ranges import Range
 from pyspark_mq.streams.rows import range_batches
 from pyspark_mq.streams.settings import Settings
-
-if TYPE_CHECKING:
-    from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow
-else:
-    try:
-        from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow
-    except ImportError:  # before Spark 4.2: no limits, no AvailableNow
-
-        class SupportsTriggerAvailableNow:
-            """Stands in for the mix-in that this Spark does not have."""
-
-        ReadAllAvailable = ReadMaxRows = None
 
 __all__ = ["StreamBatchReader", "StreamReader", "arrow_schema", "stream_schema"]
 
@@ -36,10 +25,8 @@ __all__ = ["StreamBatchReader", "StreamReader", "arrow_schema", "stream_schema"]
 _OWN = {"partition": StringType(), "streamOffset": LongType(), "chunkTimestamp": TimestampType()}
 #: What only a delivery of a queue has.
 _OF_QUEUES = frozenset({"redelivered", "deliveryCount"})
-_TYPES = MappingProxyType(
-    {**COLUMN_TYPES, "destination": pa.string(), "partition": pa.string(), "streamOffset": pa.int64(),
-     "chunkTimestamp": TIMESTAMP}
-)  # fmt: skip
+_TYPES = {**COLUMN_TYPES, "destination": pa.string(), "partition": pa.string(), "streamOffset": pa.int64(),
+     "chunkTimestamp": TIMESTAMP}  # fmt: skip
 
 
 def stream_schema(*, include_metadata: bool) -> StructType:
@@ -50,13 +37,7 @@ def stream_schema(*, include_metadata: bool) -> StructType:
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """The columns of a query as Arrow has them.
-
-    Raises
-    ------
-    SchemaError
-        it names a column or a type that there is not
-    """
+    """The columns of a query as Arrow has them; a SchemaError if there is no such column, or not of that type."""
     known = {field.name: field.dataType for field in stream_schema(include_metadata=True)}
     fields = []
     for field in schema.fields:
@@ -75,11 +56,11 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 class _RangePartition(InputPartition):
     """Range that one task reads. Its text has no secret; what it carries has."""
 
-    def __init__(self, planned: Planned) -> None:
-        self.planned = planned
+    def __init__(self, wanted: Range) -> None:
+        self.wanted = wanted
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.planned.range})"
+        return f"_RangePartition({self.wanted})"
 
 
 class _Tasks:
@@ -98,47 +79,28 @@ class _Tasks:
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a range from a member of the stream."""
         assert isinstance(partition, _RangePartition)
-        planned = partition.planned
-        yield from range_batches(planned.range, planned.name, self._schema, unreadable_fails=self._unreadable_fails)
+        yield from range_batches(partition.wanted, self._schema, unreadable_fails=self._unreadable_fails)
 
 
 class StreamBatchReader(_Tasks, DataSourceReader):
-    """Reader of ranges of streams, once.
-
-    Parameters
-    ----------
-    settings : Settings
-        the query's options
-    schema : StructType
-        the columns to build
-    """
+    """Reader of ranges of streams, once."""
 
     @in_words
     def partitions(self) -> Sequence[InputPartition]:
         """One task for each partition of a stream, or more as the options say."""
-        return [_RangePartition(planned) for planned in self._planner.batch()]
+        return [_RangePartition(wanted) for wanted in self._planner.batch()]
 
 
 class StreamReader(_Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reader of the streams of one query, epoch by epoch. An offset is a place in each partition, and its own proof.
-
-    Parameters
-    ----------
-    settings : Settings
-        the query's options
-    schema : StructType
-        the columns to build
-    """
+    """Reader of the streams of one query, epoch by epoch. An offset is a place in each partition, and its own proof."""
 
     @in_words
     def initialOffset(self) -> dict[str, Any]:
-        """The offset of a query that has read nothing."""
         return self._planner.initial()
 
     def getDefaultReadLimit(self) -> Any:
         """`maxOffsetsPerTrigger`, if it is set."""
-        maximum = self._max_offsets
-        return ReadAllAvailable() if maximum is None else ReadMaxRows(maximum)
+        return ReadAllAvailable() if self._max_offsets is None else ReadMaxRows(self._max_offsets)
 
     @in_words
     def prepareForTriggerAvailableNow(self) -> None:
@@ -148,8 +110,7 @@ class StreamReader(_Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
     @in_words
     def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
         """Plan the next epoch."""
-        unlimited = ReadAllAvailable is not None and isinstance(limit, ReadAllAvailable)
-        return self._planner.latest(start, limited=not unlimited)
+        return self._planner.latest(start, limited=not is_unlimited(limit))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Counters. Spark shows them in the progress as the source's `latestOffset`."""
@@ -158,7 +119,7 @@ class StreamReader(_Tasks, DataSourceStreamReader, SupportsTriggerAvailableNow):
     @in_words
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The ranges of an epoch."""
-        return [_RangePartition(planned) for planned in self._planner.ranges(start, end)]
+        return [_RangePartition(wanted) for wanted in self._planner.ranges(start, end)]
 
     @in_words
     def commit(self, end: dict[str, Any]) -> None:

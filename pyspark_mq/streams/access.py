@@ -33,11 +33,6 @@ class Access:
     reconnect_timeout_s: float = 600.0
     heartbeat_s: float = 60.0
 
-    @property
-    def virtual_host(self) -> str:
-        """Virtual host of all URLs."""
-        return self.urls[0].virtual_host
-
     def context(self) -> ssl.SSLContext:
         """Make the TLS context."""
         context = ssl.create_default_context(cadata=self.ca)
@@ -57,11 +52,7 @@ class Access:
 
 
 def make_access(endpoint: Endpoint) -> Access:
-    """Read the files that the options name, as they are now.
-
-    Raises:
-        OptionError: one cannot be read.
-    """
+    """Read the files that the options name, as they are now; an OptionError if one cannot be read."""
     url = endpoint.urls[0]
     username, password = endpoint.credentials(url)
     tls = endpoint.tls

@@ -65,12 +65,10 @@ class Chunk(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The offset behind its last record."""
         return self.first + self.records
 
     @property
     def identity(self) -> Identity:
-        """Identity of this chunk."""
         return Identity(self.first, self.timestamp_ms, self.epoch, self.crc)
 
     def pieces(self) -> Iterator[tuple[bytes, list[int]]]:
@@ -109,7 +107,7 @@ class Chunk(NamedTuple):
                 continue
             if simple < at:
                 yield data[simple:at], _begins(data[simple:at])
-            plain, begins, at = _unpacked(data, at)
+            plain, begins, at = _unpacked_entry(data, at)
             yield plain, begins
             simple = at
         if simple < at:
@@ -119,12 +117,11 @@ class Chunk(NamedTuple):
 
 
 def _begins(data: bytes, count: int = 0) -> list[int]:
-    """Return where records begin; they may be so many of one size."""
+    """Where records begin, for :meth:`Chunk.pieces`; they may be so many of one size."""
     return _equal(data, count) or _walked(data)
 
 
 def _equal(data: bytes, count: int) -> list[int] | None:
-    """Return where records begin if all are of one size."""
     width, rest = divmod(len(data), count) if count else (0, 0)
     if rest or width < 4 or data[:4] != (width - 4).to_bytes(4, "big"):
         return None
@@ -134,7 +131,6 @@ def _equal(data: bytes, count: int) -> list[int] | None:
 
 
 def _walked(data: bytes) -> list[int]:
-    """Return where records begin."""
     begins, at, size = [4], 0, len(data)
     read = struct.Struct(">I").unpack_from
     append = begins.append
@@ -149,7 +145,7 @@ def _walked(data: bytes) -> list[int]:
     return begins
 
 
-def _unpacked(data: bytes, at: int) -> tuple[bytes, list[int], int]:
+def _unpacked_entry(data: bytes, at: int) -> tuple[bytes, list[int], int]:
     """The records of a packed entry, where they begin, and where it ends."""
     try:
         kind, records, plain_size, size = _SUB_ENTRY.unpack_from(data, at)

@@ -13,7 +13,7 @@ import ssl
 import struct
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
@@ -121,18 +121,17 @@ class Connection:
         if self.version < _VERSION_MIN:
             known = self.properties.get("version", "of an unknown version")
             raise ConfigurationError(
-                f"{self._url}: this is RabbitMQ {known!r}, which does not "
-                "tell where a stream is committed; streams are read from RabbitMQ 3.11 on"
+                f"{self._url}: this is RabbitMQ {known!r}, which does not tell where a stream is committed; streams "
+                "are read from RabbitMQ 3.11 on"
             )
         self.request(frames.SASL_HANDSHAKE, b"")
         secret = f"\0{self._access.username}\0{self._access.password}".encode()
         self.request(frames.SASL_AUTHENTICATE, frames.text("PLAIN") + frames.u32(len(secret)) + secret)
-        tune = self._await(frames.TUNE)
+        tune = self._await(lambda command, _: command == frames.TUNE)
         frame_bytes, heartbeat_s = tune.u32(), tune.u32()
-        wanted = min(filter(None, (heartbeat_s, int(self._access.heartbeat_s))))
-        self._heartbeat_s = wanted
-        self._send(frames.frame(frames.TUNE, frames.u32(frame_bytes) + frames.u32(wanted)))
-        opened = self.request(frames.OPEN, frames.text(self._access.virtual_host)).pairs()
+        self._heartbeat_s = wanted = min(filter(None, (heartbeat_s, int(self._access.heartbeat_s))))
+        self._send(frames.TUNE, frames.u32(frame_bytes) + frames.u32(wanted))
+        opened = self.request(frames.OPEN, frames.text(self._access.urls[0].virtual_host)).pairs()
         host, port = opened.get("advertised_host", ""), opened.get("advertised_port", "")
         #: Who this is, as the broker says; behind a balancer another than was asked for.
         self.advertised = Member(host, int(port[:9])) if host and port.isdecimal() else self.member
@@ -144,42 +143,38 @@ class Connection:
 
     # -- requests
 
-    def request(self, command: int, content: bytes) -> FieldReader:
+    def request(self, command: int, content: bytes, stream: str = "") -> FieldReader:
         """Ask, and wait for the answer; it is read from behind its code.
 
         Raises:
-            NoStream: there is none of that name, or not here.
+            NoStream: the `stream` that it is about does not exist, or not here.
             RefusedError: the broker says no, and will.
             Lost: the connection ended, or the broker cannot do it now.
         """
         self._last += 1
-        self._send(frames.frame(command, frames.u32(self._last) + content))
-        deadline = time.monotonic() + self._access.connect_timeout_s
-        while True:
-            answered, reader = self._answer(deadline)
-            if answered & ~frames.RESPONSE == command and answered != frames.TUNE and reader.u32() == self._last:
-                break
+        self._send(command, frames.u32(self._last) + content)
+
+        def is_answer(answered: int, fields: FieldReader) -> bool:
+            return answered & ~frames.RESPONSE == command and answered != frames.TUNE and fields.u32() == self._last
+
+        reader = self._await(is_answer)
         # Metadata has codes of its own.
         code = frames.OK if command == frames.METADATA else reader.u16()
         if code == frames.OK:
             return reader
-        raise self._refused(command, code)
-
-    def _refused(self, command: int, code: int) -> Exception:
-        reason = frames.REASONS.get(code, f"code {code}")
         if code in _STREAM_CODES:
-            return NoStream("", code)
+            raise NoStream(stream, code)
+        reason = frames.REASONS.get(code, f"code {code}")
         if code in _REFUSALS:
-            return RefusedError(
+            raise RefusedError(
                 f"{self._url} as user '{self._access.username}': {reason}; correct 'url', 'username' or 'password', "
                 "or give the user the permission to read it"
             )
-        return Lost(f"{self.place} refused command {command}: {reason}")
+        raise Lost(f"{self.place} refused command {command}: {reason}")
 
     def stats(self, stream: str) -> dict[str, int]:
         """Numbers of a stream: `first_chunk_id`, `committed_chunk_id`; -1 where there is none yet."""
-        with _about(stream):
-            answer = self.request(frames.STREAM_STATS, frames.text(stream))
+        answer = self.request(frames.STREAM_STATS, frames.text(stream), stream)
         found = dict(answer.array(lambda: (answer.text(), answer.i64())))
         if lacking := sorted(_NUMBERS - found.keys()):
             raise FrameError(f"statistics of stream '{stream}' without {', '.join(lacking)}")
@@ -194,11 +189,7 @@ class Connection:
         return answer.array(answer.text)
 
     def members(self, stream: str) -> list[Member]:
-        """The nodes that have a stream, the leader first; none while there is no leader and no replica.
-
-        Raises:
-            NoStream: there is no such stream.
-        """
+        """The nodes that have a stream, the leader first; none while there is no leader and no replica."""
         answer = self.request(frames.METADATA, frames.array([frames.text(stream)]))
         nodes = dict(answer.array(lambda: (answer.u16(), Member(answer.text(), answer.u32()))))
         found: list[Member] = []
@@ -218,7 +209,6 @@ class Connection:
 
         Raises:
             NoStream: there is none of that name here.
-            Lost: the connection ended.
         """
         number = self._next_subscription
         self._next_subscription = (number + 1) % _SUBSCRIPTIONS
@@ -229,8 +219,9 @@ class Connection:
             kind = frames.u16(_SINCE) + frames.u64(since_ms)
         # Without the selector chunks of the broker's own are left out, and no gap could be distinguished from loss.
         properties = frames.array([frames.text("chunk_selector") + frames.text("all")])
-        with _about(stream):
-            self.request(frames.SUBSCRIBE, frames.u8(number) + frames.text(stream) + kind + frames.u16(1) + properties)
+        credit = frames.u16(1)
+        content = frames.u8(number) + frames.text(stream) + kind + credit + properties
+        self.request(frames.SUBSCRIBE, content, stream)
         self._subscription = Subscription(self, number, stream)
         try:
             yield self._subscription
@@ -241,22 +232,18 @@ class Connection:
                     self.request(frames.UNSUBSCRIBE, frames.u8(number))
 
     def credit(self, number: int, count: int) -> None:
-        """Ask for more chunks."""
-        self._send(frames.frame(frames.CREDIT, frames.u8(number) + frames.u16(count)))
+        self._send(frames.CREDIT, frames.u8(number) + frames.u16(count))
 
     # -- frames
 
-    def _await(self, command: int) -> FieldReader:
+    def _await(self, is_answer: Callable[[int, FieldReader], bool]) -> FieldReader:
+        """The next frame that is an answer; its absence is the end."""
         deadline = time.monotonic() + self._access.connect_timeout_s
-        while True:
-            found, reader = self._answer(deadline)
-            if found == command:
-                return reader
-
-    def _answer(self, deadline: float) -> tuple[int, FieldReader]:
-        """The next frame, where its absence is the end."""
         try:
-            return self.receive(deadline)
+            while True:
+                command, reader = self.receive(deadline)
+                if is_answer(command, reader):
+                    return reader
         except TimeoutError as silent:
             self.broken = True
             raise Lost(str(silent)) from None
@@ -266,7 +253,6 @@ class Connection:
 
         Raises:
             TimeoutError: none came until then.
-            Lost: the connection ended.
         """
         try:
             return self._read_frame(deadline)
@@ -339,24 +325,21 @@ class Connection:
                 self._socket.settimeout(min(left_s, self._heartbeat_s / 2))
                 part = self._socket.recv(_RECEIVE_BYTES)
             except TimeoutError:
-                self._beat()
+                self._send(frames.HEARTBEAT, b"")
                 continue
             except OSError as failed:
                 raise Lost(f"{self.place}: {failed}") from None
             if not part:
                 raise Lost(f"{self.place} hung up")
             if time.monotonic() - self._sent_s > self._heartbeat_s / 2:
-                self._beat()
+                self._send(frames.HEARTBEAT, b"")
             return part
 
-    def _beat(self) -> None:
-        self._send(frames.frame(frames.HEARTBEAT, b""))
-
-    def _send(self, data: bytes) -> None:
+    def _send(self, command: int, content: bytes) -> None:
         assert self._socket is not None
         try:
             self._socket.settimeout(self._access.connect_timeout_s)
-            self._socket.sendall(data)
+            self._socket.sendall(frames.frame(command, content))
         except OSError as failed:
             self.broken = True
             raise Lost(f"{self.place}: {failed}") from None
@@ -384,11 +367,7 @@ class Subscription:
         self.ended = False
 
     def take(self, delivery: bytes) -> None:
-        """Keep a chunk, unless it is for another subscription, which has ended.
-
-        Raises:
-            FrameError: nobody asked for so many.
-        """
+        """Keep a chunk, unless it is for another subscription, which has ended; a FrameError without credit for it."""
         if delivery[:1] == frames.u8(self._number):
             if len(self._chunks) == self._open:
                 raise FrameError("more chunks than credit")
@@ -401,7 +380,6 @@ class Subscription:
             SubscriptionEnded: the broker has ended it.
             TimeoutError: nothing came for so long.
             ChunkError: what came is no chunk.
-            Lost: the connection ended.
         """
         deadline = time.monotonic() + wait_s
         while not self._chunks:
@@ -417,11 +395,3 @@ class Subscription:
         if self._open <= chunks // 2:
             self._connection.credit(self._number, chunks - self._open)
             self._open = chunks
-
-
-@contextmanager
-def _about(stream: str) -> Iterator[None]:
-    try:
-        yield
-    except NoStream as missing:
-        raise NoStream(stream, missing.code) from None

@@ -46,24 +46,8 @@ class FrameError(Lost):
 # -- writing
 
 
-def u8(value: int) -> bytes:
-    """Write a byte."""
-    return struct.pack(">B", value)
-
-
-def u16(value: int) -> bytes:
-    """Write two bytes."""
-    return struct.pack(">H", value)
-
-
-def u32(value: int) -> bytes:
-    """Write four bytes."""
-    return struct.pack(">I", value)
-
-
-def u64(value: int) -> bytes:
-    """Write eight bytes."""
-    return struct.pack(">Q", value)
+#: Numbers without a sign, of so many bits.
+u8, u16, u32, u64 = (struct.Struct(f">{size}").pack for size in "BHIQ")
 
 
 def text(value: str) -> bytes:
@@ -78,9 +62,8 @@ def array(items: Iterable[bytes]) -> bytes:
     return u32(len(written)) + b"".join(written)
 
 
-def frame(command: int, content: bytes, version: int = 1) -> bytes:
-    """Write a whole frame."""
-    return struct.pack(">IHH", len(content) + 4, command, version) + content
+def frame(command: int, content: bytes) -> bytes:
+    return struct.pack(">IHH", len(content) + 4, command, 1) + content
 
 
 # -- reading
@@ -97,11 +80,7 @@ class FieldReader:
         self._data, self._at = data, 0
 
     def raw(self, size: int) -> bytes:
-        """Take so many bytes.
-
-        Raises:
-            FrameError: the frame ends before.
-        """
+        """Take so many bytes; a FrameError if the frame ends before."""
         end = self._at + size
         if end > len(self._data):
             raise FrameError(f"a frame of {len(self._data)} bytes has no {size} bytes at {self._at}")
@@ -112,15 +91,12 @@ class FieldReader:
         return int.from_bytes(self.raw(size), "big", signed=signed)
 
     def u16(self) -> int:
-        """Two bytes."""
         return self._number(2)
 
     def u32(self) -> int:
-        """Four bytes."""
         return self._number(4)
 
     def i64(self) -> int:
-        """Eight bytes, signed."""
         return self._number(8, signed=True)
 
     def text(self) -> str:

@@ -38,11 +38,7 @@ class Place:
 
 
 def encode(of: str, places: Mapping[str, Place]) -> dict[str, Any]:
-    """The offset of places by partition.
-
-    Args:
-        of: what the query reads.
-    """
+    """The offset of places by partition, of a query that reads `of`."""
     at = {
         name: {"next": place.next, "chunk": None if place.chunk is None else list(place.chunk)}
         for name, place in sorted(places.items())

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from pyspark_mq.errors import DestinationError, OptionError
 from pyspark_mq.streams.access import Access, make_access
@@ -18,11 +18,12 @@ from pyspark_mq.streams.connection import Connection, Member, NoStream
 from pyspark_mq.streams.offsets import EARLIEST, LATEST, Place, decode, encode
 from pyspark_mq.streams.ranges import Range, loss
 from pyspark_mq.streams.settings import Settings, Where
-from pyspark_mq.streams.tail import End, chunk_since, chunk_with, end_of, first_of
+from pyspark_mq.streams.tail import chunk_since, chunk_with, end_of, first_of
 from pyspark_mq.streams.topology import located, persistently
 
-__all__ = ["Planned", "Planner"]
+__all__ = ["Planner"]
 
+A = ParamSpec("A")
 T = TypeVar("T")
 
 _log = logging.getLogger("pyspark_mq")
@@ -35,23 +36,8 @@ _BACK_S, _PAUSE_S = 10.0, 0.2
 _TRIES = 3
 
 
-class Planned(NamedTuple):
-    """The range that one task reads.
-
-    Attributes:
-        name: of the stream or super stream.
-    """
-
-    range: Range
-    name: str
-
-
 class Planner:
-    """Plans the epochs of one query. Used by one thread; connects when it is first asked.
-
-    Args:
-        settings: the options.
-    """
+    """Plans the epochs of one query. Used by one thread; connects when it is first asked."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -60,12 +46,12 @@ class Planner:
         self._members: dict[str, list[Member]] = {}
         self._looked_s = float("-inf")
         #: Ends that were read since partitions were looked at: a stream that is made again may have an end as before.
-        self._ends: dict[str, End] = {}
+        self._ends: dict[str, Place] = {}
         self._settled: set[str] = set()
         self._gone: set[str] = set()
-        self._bounds: dict[str, End] | None = None
+        self._bounds: dict[str, Place] | None = None
         #: Places that were compared, and the end of the stream at that time.
-        self._compared: dict[str, tuple[Place, End, int]] = {}
+        self._compared: dict[str, tuple[Place, Place, int]] = {}
         self._planned_s = time.monotonic()
         self._lost = self._planned = 0
         self._backlog: dict[str, int] = {}
@@ -111,17 +97,21 @@ class Planner:
                 gone, self._looked_s = missing.stream, float("-inf")
         raise loss(gone, "its nodes say that it exists, and when they are asked about it that it does not")
 
-    def _ask(self, partition: str, ask: Callable[[Connection], T]) -> T:
+    def _ask(
+        self, ask: Callable[Concatenate[Connection, str, A], T], partition: str, *given: A.args, **named: A.kwargs
+    ) -> T:
+        """Ask the members of a partition."""
         assert self._access is not None
-        return persistently(self._access, self._members.get(partition, ()), ask)
+        members = self._members.get(partition, ())
+        return persistently(self._access, members, lambda connection: ask(connection, partition, *given, **named))
 
-    def _end(self, partition: str, floor: int) -> End:
+    def _end(self, partition: str, floor: int) -> Place:
         """Return the committed end; one below the floor only when it has stayed there."""
         deadline = time.monotonic() + _BACK_S
         while True:
             known, settled = self._ends.get(partition), partition in self._settled
-            end = self._ask(partition, lambda connection: end_of(connection, partition, known, patient=not settled))  # noqa: B023
-            if end.identity is None or end.next >= floor or time.monotonic() > deadline:
+            end = self._ask(end_of, partition, known, patient=not settled)
+            if end.chunk is None or end.next >= floor or time.monotonic() > deadline:
                 self._ends[partition] = end
                 self._settled.add(partition)
                 return end
@@ -136,11 +126,11 @@ class Planner:
         places = self._steadily(lambda: self._resolved("startingOffsets", self._settings.starting))
         return encode(self._settings.of, places)
 
-    def batch(self) -> list[Planned]:
+    def batch(self) -> list[Range]:
         """The tasks of a batch from `startingOffsets` to `endingOffsets`."""
         return self._steadily(self._batch)
 
-    def _batch(self) -> list[Planned]:
+    def _batch(self) -> list[Range]:
         starting = self._resolved("startingOffsets", self._settings.starting)
         ending = self._resolved("endingOffsets", self._settings.ending)
         for partition, place in ending.items():
@@ -152,41 +142,35 @@ class Planner:
         for given in (where.offsets or {}, where.times_ms or {}):
             unknown = [name for name in given if name not in self._names]
             if unknown:
-                raise OptionError(
-                    option, f"names partition '{unknown[0]}', which is none of {', '.join(self._names)}; correct it"
-                )
+                problem = f"names partition '{unknown[0]}', which is none of {', '.join(self._names)}"
+                raise OptionError(option, f"{problem}; correct it")
         return {name: self._resolve(option, where, name) for name in self._names}
 
     def _resolve(self, option: str, where: Where, partition: str) -> Place:
         end = self._end(partition, 0)
         since_ms = (where.times_ms or {}).get(partition, where.since_ms)
         offset = (where.offsets or {}).get(partition, where.offset)
-        first = self._ask(partition, lambda connection: first_of(connection, partition))
-        if since_ms is not None and end.identity is not None:
+        first = self._ask(first_of, partition)
+        if since_ms is not None and end.chunk is not None:
             offset = LATEST
-            if end.identity.timestamp_ms >= since_ms:
-                offset = self._ask(partition, lambda connection: chunk_since(connection, partition, since_ms)).first
-        if offset == LATEST or end.identity is None:
+            if end.chunk.timestamp_ms >= since_ms:
+                offset = self._ask(chunk_since, partition, since_ms).first
+        if offset == LATEST or end.chunk is None:
             if offset > end.next:
                 raise OptionError(option, f"{offset} is behind the end of stream '{partition}', which has nothing yet")
-            return Place(end.next, end.identity)
+            return end
         if offset == EARLIEST:
             return Place(first)
         if offset > end.next:
-            raise OptionError(
-                option, f"{offset} is behind the end of stream '{partition}', which is {end.next}; correct it"
-            )
+            problem = f"{offset} is behind the end of stream '{partition}', which is {end.next}"
+            raise OptionError(option, f"{problem}; correct it")
         if offset < first:
-            self._note_loss(partition, f"offsets {offset} to {first - 1} of '{option}' are gone: retention took them",
-                            first - offset)  # fmt: skip
+            text = f"offsets {offset} to {first - 1} of '{option}' are gone: retention took them"
+            self._note_loss(partition, text, first - offset)
             return Place(first)
-        return self._place(partition, offset, first)
-
-    def _place(self, partition: str, offset: int, first: int) -> Place:
-        """The place at an offset, with the identity of the chunk before it where there is one."""
-        if offset <= first:
+        if offset == first:
             return Place(offset)
-        chunk = self._ask(partition, lambda connection: chunk_with(connection, partition, offset - 1))
+        chunk = self._ask(chunk_with, partition, offset - 1)
         return Place(offset, chunk.identity if chunk.first < offset else None)
 
     # -- epochs
@@ -203,8 +187,7 @@ class Planner:
     def _latest(self, start: dict[str, Any] | None, *, limited: bool) -> dict[str, Any]:
         if start is None:
             # Before Spark 4.2 nobody says where the epoch begins: it is compared when its tasks are planned.
-            ends = {name: self._end(name, 0) for name in self._names}
-            return encode(self._settings.of, {name: Place(end.next, end.identity) for name, end in ends.items()})
+            return encode(self._settings.of, {name: self._end(name, 0) for name in self._names})
         before = decode(self._settings.of, start)
         gone = [name for name in before if name not in self._names]
         for name in set(gone) - self._gone:
@@ -212,7 +195,7 @@ class Planner:
             self._note_loss(name, f"it was deleted; it was read up to offset {before[name].next}", 0)
         self._gone = set(gone)
         begins: dict[str, int] = {}
-        ends = {}
+        ends: dict[str, Place] = {}
         for name in self._names:
             # A partition that has come later is read from its first message.
             place = before.get(name, Place(0))
@@ -222,7 +205,7 @@ class Planner:
             begins[name] = self._begin(name, place, end)
             if self._bounds is not None and self._bounds[name].next < end.next:
                 end = self._bounds[name]
-            ends[name] = end if end.next > begins[name] else End(place.next, place.chunk)
+            ends[name] = end if end.next > begins[name] else place
         self._backlog = {name: max(0, end.next - begins[name]) for name, end in ends.items()}
         total = sum(self._backlog.values())
         if total == 0 or self._waits(total):
@@ -237,26 +220,21 @@ class Planner:
         return encode(self._settings.of, before | after)
 
     def _waits(self, total: int) -> bool:
-        """Whether there is too little yet."""
         minimum = self._settings.min_offsets
         if minimum is None or total >= minimum or self._bounds is not None:
             return False
         return time.monotonic() - self._planned_s < self._settings.max_delay_s
 
-    def _cut(self, partition: str, begin: int, end: End, limit: int | None, total: int) -> Place:
+    def _cut(self, partition: str, begin: int, end: Place, limit: int | None, total: int) -> Place:
         backlog = self._backlog[partition]
         if limit is None or total <= limit or backlog == 0:
-            return Place(end.next, end.identity)
+            return end
         at = begin + max(1, limit * backlog // total) - 1
-        chunk = self._ask(partition, lambda connection: chunk_with(connection, partition, at))
-        return Place(chunk.end, chunk.identity) if chunk.end < end.next else Place(end.next, end.identity)
+        chunk = self._ask(chunk_with, partition, at)
+        return Place(chunk.end, chunk.identity) if chunk.end < end.next else end
 
-    def _begin(self, partition: str, place: Place, end: End) -> int:
-        """The offset to go on from, when the stream was compared with the place.
-
-        Raises:
-            DataLossError: something was lost, and that is not to be accepted.
-        """
+    def _begin(self, partition: str, place: Place, end: Place) -> int:
+        """The offset to go on from, when the stream was compared with the place."""
         known = self._compared.get(partition)
         if known is not None and known[:2] == (place, end):
             return known[2]
@@ -264,22 +242,22 @@ class Planner:
         self._compared[partition] = place, end, begin
         return begin
 
-    def _compare(self, partition: str, place: Place, end: End) -> int:
-        if end.identity is None:
+    def _compare(self, partition: str, place: Place, end: Place) -> int:
+        if end.chunk is None:
             return place.next  # nothing, or not yet
         remade = "the stream was deleted and made again, or its end was rewritten"
-        first = self._ask(partition, lambda connection: first_of(connection, partition))
+        first = self._ask(first_of, partition)
         if end.next < place.next:
             self._note_loss(partition, f"its end is {end.next}, and it was read up to {place.next}: {remade}", 0)
             return first
         if place.chunk is not None and first <= place.chunk.chunk:
             chunk = place.chunk.chunk
-            found = end.identity
+            found = end.chunk
             if chunk != found.chunk:
-                found = self._ask(partition, lambda connection: chunk_with(connection, partition, chunk)).identity
+                found = self._ask(chunk_with, partition, chunk).identity
             if found != place.chunk:
                 # Retention may have taken it in between.
-                first = self._ask(partition, lambda connection: first_of(connection, partition))
+                first = self._ask(first_of, partition)
                 if first <= chunk:
                     text = f"before offset {place.next} is another chunk than was read, {found} for {place.chunk}"
                     self._note_loss(partition, f"{text}: {remade}", 0)
@@ -298,13 +276,13 @@ class Planner:
 
     # -- tasks
 
-    def ranges(self, start: dict[str, Any], end: dict[str, Any]) -> list[Planned]:
+    def ranges(self, start: dict[str, Any], end: dict[str, Any]) -> list[Range]:
         """Cut an epoch into what its tasks read."""
         if start == end:
             return []
         return self._steadily(lambda: self._ranges(decode(self._settings.of, start), decode(self._settings.of, end)))
 
-    def _ranges(self, before: Mapping[str, Place], after: Mapping[str, Place]) -> list[Planned]:
+    def _ranges(self, before: Mapping[str, Place], after: Mapping[str, Place]) -> list[Range]:
         begun: dict[str, Place] = {}
         for name, place in after.items():
             begun[name] = held = before.get(name, Place(0))
@@ -318,29 +296,21 @@ class Planner:
                 begun[name] = Place(self._begin(name, held, now))
         return self._split(begun, after)
 
-    def _split(self, begun: Mapping[str, Place], after: Mapping[str, Place]) -> list[Planned]:
+    def _split(self, begun: Mapping[str, Place], after: Mapping[str, Place]) -> list[Range]:
         sizes = {name: place.next - begun[name].next for name, place in after.items() if place.next > begun[name].next}
         total, settings = sum(sizes.values()), self._settings
-        access = self._access
-        assert access is not None
-        planned: list[Planned] = []
+        assert self._access is not None
+        planned: list[Range] = []
         for turn, (name, size) in enumerate(sizes.items()):
-            parts = 1
-            if settings.min_partitions is not None:
-                parts = max(parts, -(-settings.min_partitions * size // total))
-            if settings.max_records is not None:
-                parts = max(parts, -(-size // settings.max_records))
-            parts = min(parts, size)
-            begin, place = begun[name].next, after[name]
+            parts = -(-(settings.min_partitions or 1) * size // total)
+            parts = min(max(parts, -(-size // (settings.max_records or size))), size)
+            begin, place, members = begun[name].next, after[name], tuple(self._members.get(name, ()))
             for number in range(parts):
                 low, high = begin + size * number // parts, begin + size * (number + 1) // parts
                 planned.append(
-                    Planned(
-                        Range(
-                            name, low, high, place.chunk, tuple(self._members.get(name, ())), access,
-                            settings.fail_on_loss, turn + number,
-                        ),
-                        self._names[name],
+                    Range(
+                        name, self._names[name], low, high, place.chunk, members, self._access, settings.fail_on_loss,
+                        turn + number,
                     )
                 )  # fmt: skip
         return planned

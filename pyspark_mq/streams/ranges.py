@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -39,14 +40,16 @@ _CHUNKS_MAX = 64
 
 @dataclass(frozen=True)
 class Range:
-    """Offsets from `begin` to before `end` of a stream.
+    """Offsets from `begin` to before `end` of a stream, which one task reads.
 
     Attributes:
+        name: of the stream, or of the super stream that it is a partition of.
         proof: the chunk that the epoch ends with, or that has record `end - 1`; None for no proof.
         turn: where among the members to begin.
     """
 
     stream: str
+    name: str
     begin: int
     end: int
     proof: Identity | None
@@ -106,8 +109,8 @@ class _RangeReader:
                 with connected(wanted.access, member, url) as connection:
                     if self._next < wanted.end:
                         yield from self._subscribed(connection)
-                    if self._next >= wanted.end and not self._proved:
-                        self._prove(chunk_with(connection, wanted.stream, self._proof.chunk))
+                    if self._next >= wanted.end and not self._proved and wanted.proof is not None:
+                        self._prove(chunk_with(connection, wanted.stream, wanted.proof.chunk), wanted.proof)
                 continue
             except _Given:
                 return
@@ -122,11 +125,6 @@ class _RangeReader:
             fresh, turn = False, turn + 1
             pause_s = min(max(_PAUSE_S, 2 * pause_s), _PAUSE_MAX_S)
             time.sleep(pause_s)
-
-    @property
-    def _proof(self) -> Identity:
-        assert self._wanted.proof is not None
-        return self._wanted.proof
 
     def _failed(self, failed: Exception) -> None:
         """Decide whether to go on."""
@@ -169,7 +167,7 @@ class _RangeReader:
                 if self._next >= wanted.end:
                     return
                 if wanted.proof is not None and chunk.first <= wanted.proof.chunk < chunk.end:
-                    self._prove(chunk)
+                    self._prove(chunk, wanted.proof)
                 low, high = self._next - chunk.first, min(wanted.end, chunk.end) - chunk.first
                 self._next = chunk.first + high
                 self._tries, self._progress_s = 0, time.monotonic()
@@ -178,18 +176,12 @@ class _RangeReader:
                     self._progress_s = time.monotonic()  # whatever took the rows may have taken long
 
     def _chunk(self, connection: Connection, subscription: Subscription) -> Chunk:
-        """The next.
-
-        Raises:
-            Lost: there is none at this member now.
-        """
+        """The next chunk; Lost if there is none at this member now."""
         wanted = self._wanted
-        try:
+        with suppress(TimeoutError):
             return subscription.next(_WAIT_S)
-        except TimeoutError:
-            pass
         end = end_of(connection, wanted.stream)
-        if end.identity is not None and end.next < wanted.end:
+        if end.chunk is not None and end.next < wanted.end:
             self._tries += 1
             if self._tries >= _TRIES * len(candidates(wanted.access, wanted.members)):
                 self._lost(wanted.end, f"its end went back to {end.next}, behind which {wanted.end} was committed once")
@@ -203,31 +195,22 @@ class _RangeReader:
         self._lost(end, reason)
 
     def _lost(self, end: int, reason: str) -> None:
-        """Take the offsets up to `end` as lost.
-
-        Raises:
-            DataLossError: that is not to be accepted.
-        """
+        """Take the offsets up to `end` as lost; a DataLossError if that is not to be accepted."""
         text = f"offsets {self._next} to {end - 1} are gone: {reason}"
         if self._wanted.fail_on_loss:
             raise loss(self._wanted.stream, text)
-        _log.warning(
-            "stream '%s': %s; %d lost, as 'failOnDataLoss' is false", self._wanted.stream, text, end - self._next
-        )
+        lost = end - self._next
+        _log.warning("stream '%s': %s; %d lost, as 'failOnDataLoss' is false", self._wanted.stream, text, lost)
         self._next = end
 
-    def _prove(self, chunk: Chunk) -> None:
-        """Compare the chunk at the end with the one that was planned.
-
-        Raises:
-            DataLossError: it is another.
-        """
+    def _prove(self, chunk: Chunk, proof: Identity) -> None:
+        """Compare the chunk at the end with the one that was planned; a DataLossError if it is another."""
         self._proved = True
-        if chunk.identity == self._proof:
+        if chunk.identity == proof:
             return
         text = (
-            f"the chunk at offset {self._proof.chunk} is not the one that was planned, {chunk.identity} instead of "
-            f"{self._proof}: the stream was deleted and made again, its end was rewritten, "
+            f"the chunk at offset {proof.chunk} is not the one that was planned, {chunk.identity} instead of "
+            f"{proof}: the stream was deleted and made again, its end was rewritten, "
             "or retention has taken it since"
         )
         if self._wanted.fail_on_loss:

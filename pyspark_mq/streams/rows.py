@@ -23,21 +23,19 @@ _BATCH_BYTES, _BATCH_RECORDS = 4 << 20, 20_000
 _reader = SectionReader(counts_acquirers=False, names_annotations=True)
 
 
-def range_batches(wanted: Range, name: str, schema: pa.Schema, *, unreadable_fails: bool) -> Iterator[pa.RecordBatch]:
+def range_batches(wanted: Range, schema: pa.Schema, *, unreadable_fails: bool) -> Iterator[pa.RecordBatch]:
     """Read a range as record batches.
 
     Args:
-        name: of the stream or super stream, for column `destination`.
         schema: the columns.
         unreadable_fails: is a message that cannot be decoded an error, or a row with its bytes?
 
     Raises:
-        MessageError: a message cannot be decoded, or a chunk cannot be unpacked.
-        DataLossError, BrokerUnavailableError: see :func:`read_range`.
+        MessageError: a message cannot be decoded, or a chunk cannot be unpacked. See also :func:`read_range`.
     """
     pieces = (piece for part in read_range(wanted) for piece in _pieces(wanted.stream, part))
     for some in _together(pieces):
-        yield _batch(wanted, name, schema, some, unreadable_fails=unreadable_fails)
+        yield _batch(wanted, schema, some, unreadable_fails=unreadable_fails)
 
 
 class _Piece(NamedTuple):
@@ -51,7 +49,6 @@ class _Piece(NamedTuple):
 
 
 def _pieces(stream: str, part: Part) -> Iterator[_Piece]:
-    """The records of a part."""
     chunk, at = part.chunk, 0
     try:
         for data, begins in chunk.pieces():
@@ -82,9 +79,7 @@ def _together(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
         yield held
 
 
-def _batch(
-    wanted: Range, name: str, schema: pa.Schema, pieces: Sequence[_Piece], *, unreadable_fails: bool
-) -> pa.RecordBatch:
+def _batch(wanted: Range, schema: pa.Schema, pieces: Sequence[_Piece], *, unreadable_fails: bool) -> pa.RecordBatch:
     messages = _messages(pieces)
     counts = [len(piece.begins) for piece in pieces]
     firsts = np.array([piece.first for piece in pieces], np.int64)
@@ -103,7 +98,7 @@ def _batch(
         columns["chunkTimestamp"] = pa.array(times).cast(TIMESTAMP)
     if "streamOffset" in schema.names:
         columns["streamOffset"] = pa.array(offsets)
-    for column, text in (("destination", name), ("partition", wanted.stream)):
+    for column, text in (("destination", wanted.name), ("partition", wanted.stream)):
         if column in schema.names:
             columns[column] = pa.repeat(pa.scalar(text), len(offsets))
     arrays = [columns[field.name].cast(field.type) for field in schema]

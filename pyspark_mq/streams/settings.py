@@ -53,7 +53,6 @@ class Settings:
 
     @property
     def virtual_host(self) -> str:
-        """The virtual host of all URLs."""
         return self.endpoint.urls[0].virtual_host
 
     @property

@@ -7,12 +7,14 @@ may vanish when a leader is lost. -1 is "not yet", which lasts for a second behi
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
-from pyspark_mq.streams.chunk import Chunk, ChunkError, Identity
-from pyspark_mq.streams.connection import Connection, Lost, SubscriptionEnded
+from pyspark_mq.streams.chunk import Chunk, ChunkError
+from pyspark_mq.streams.connection import Connection, Lost, Subscription, SubscriptionEnded
+from pyspark_mq.streams.offsets import Place
 
-__all__ = ["End", "chunk_since", "chunk_with", "end_of", "first_of"]
+__all__ = ["chunk_since", "chunk_with", "end_of", "first_of"]
 
 #: A node that has just been started knows nothing for 0.1 to 0.7 s.
 _SETTLED_S, _PAUSE_S = 2.0, 0.1
@@ -20,25 +22,13 @@ _SETTLED_S, _PAUSE_S = 2.0, 0.1
 _CHUNK_S = 10.0
 
 
-class End(NamedTuple):
-    """The end of what is committed.
-
-    Attributes:
-        next: offset behind it.
-        identity: of the last chunk; None of a stream that has none.
-    """
-
-    next: int
-    identity: Identity | None
-
-
 def first_of(connection: Connection, stream: str) -> int:
     """The lowest offset that is there; 0 of an empty stream."""
     return max(0, connection.stats(stream)["first_chunk_id"])
 
 
-def end_of(connection: Connection, stream: str, known: End | None = None, *, patient: bool = False) -> End:
-    """The committed end.
+def end_of(connection: Connection, stream: str, known: Place | None = None, *, patient: bool = False) -> Place:
+    """The committed end; it has no chunk of a stream that has none.
 
     Args:
         known: the last that was found: if it is still that, nothing is read.
@@ -47,11 +37,11 @@ def end_of(connection: Connection, stream: str, known: End | None = None, *, pat
     stats = _settled(connection, stream) if patient else connection.stats(stream)
     last = stats["committed_chunk_id"]
     if last < 0:
-        return End(0, None)
-    if known is not None and known.identity is not None and known.identity.chunk == last:
+        return Place(0)
+    if known is not None and known.chunk is not None and known.chunk.chunk == last:
         return known
     chunk = chunk_with(connection, stream, last)
-    return End(chunk.end, chunk.identity)
+    return Place(chunk.end, chunk.identity)
 
 
 def _settled(connection: Connection, stream: str) -> dict[str, int]:
@@ -66,37 +56,27 @@ def _settled(connection: Connection, stream: str) -> dict[str, int]:
 
 
 def chunk_with(connection: Connection, stream: str, offset: int) -> Chunk:
-    """The chunk that has an offset which is committed; if retention has taken it, the first there is.
-
-    Raises:
-        Lost: it does not come, or is broken.
-    """
-    deadline = time.monotonic() + _CHUNK_S
-    try:
-        with connection.subscribed(stream, offset) as subscription:
-            while True:
-                chunk = subscription.next(deadline - time.monotonic())
-                # Where a replica lags, it begins with earlier ones.
-                if chunk.end > offset:
-                    return chunk
-                subscription.want(1)
-    except (SubscriptionEnded, TimeoutError, ChunkError) as failed:
-        raise Lost(f"the chunk of stream '{stream}' with offset {offset} did not come: {failed}") from None
+    """The chunk that has an offset which is committed; if retention has taken it, the first there is."""
+    problem = f"the chunk of stream '{stream}' with offset {offset} did not come"
+    # Where a replica lags, it begins with earlier ones.
+    return _first(connection.subscribed(stream, offset), lambda chunk: chunk.end > offset, problem)
 
 
 def chunk_since(connection: Connection, stream: str, since_ms: int) -> Chunk:
-    """The first chunk that is not older, where the last is not.
+    """The first chunk that is not older, where the last is not."""
+    subscribing = connection.subscribed(stream, since_ms=since_ms)
+    return _first(subscribing, lambda chunk: chunk.timestamp_ms >= since_ms, f"stream '{stream}' at {since_ms} ms")
 
-    Raises:
-        Lost: it does not come, or is broken.
-    """
+
+def _first(
+    subscribing: AbstractContextManager[Subscription], is_wanted: Callable[[Chunk], bool], problem: str
+) -> Chunk:
+    """A chunk that is known to be there; it is Lost if it does not come, or is broken."""
     deadline = time.monotonic() + _CHUNK_S
     try:
-        with connection.subscribed(stream, since_ms=since_ms) as subscription:
-            while True:
-                chunk = subscription.next(deadline - time.monotonic())
-                if chunk.timestamp_ms >= since_ms:
-                    return chunk
+        with subscribing as subscription:
+            while not is_wanted(chunk := subscription.next(deadline - time.monotonic())):
                 subscription.want(1)
+            return chunk
     except (SubscriptionEnded, TimeoutError, ChunkError) as failed:
-        raise Lost(f"stream '{stream}' at {since_ms} ms: {failed}") from None
+        raise Lost(f"{problem}: {failed}") from None

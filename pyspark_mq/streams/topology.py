@@ -42,11 +42,7 @@ def candidates(access: Access, members: Sequence[Member], turn: int = 0) -> list
 
 @contextmanager
 def connected(access: Access, member: Member, url: BrokerUrl) -> Iterator[Connection]:
-    """A connection to a node, kept or new; kept again if it is still good.
-
-    Raises:
-        Lost: it cannot be reached.
-    """
+    """A connection to a node, kept or new; kept again if it is still good. Lost if there is none."""
     kept = _KEPT.get((access, member))
     connection = kept.pop() if kept else Connection(access, member, url)
     try:

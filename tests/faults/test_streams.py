@@ -19,7 +19,7 @@ from pyspark_mq.sources.amqp10.sections import SectionReader
 from pyspark_mq.sources.url import parse_urls
 from pyspark_mq.streams import ranges
 from pyspark_mq.streams.connection import Member
-from pyspark_mq.streams.planner import Planned
+from pyspark_mq.streams.ranges import Range
 from pyspark_mq.streams.tail import end_of
 from pyspark_mq.streams.topology import forget_connections, persistently
 from testbed.brokers.rabbitmq import RabbitNode
@@ -53,17 +53,15 @@ def proxy(node: RabbitNode) -> Iterator[FaultProxy]:
     forget_connections()
 
 
-def through(proxy: FaultProxy, tasks: list[Planned], reconnect_timeout_s: float = 60.0) -> list[Planned]:
+def through(proxy: FaultProxy, tasks: list[Range], reconnect_timeout_s: float = 60.0) -> list[Range]:
     """The same tasks, whose way to the broker is the proxy."""
     member = Member("127.0.0.1", proxy.port)
     urls = parse_urls(f"rabbitmq-stream://guest:guest@127.0.0.1:{proxy.port}/")
     return [
-        planned._replace(
-            range=replace(
-                planned.range,
-                members=(member,),
-                access=replace(planned.range.access, urls=urls, reconnect_timeout_s=reconnect_timeout_s),
-            )
+        replace(
+            planned,
+            members=(member,),
+            access=replace(planned.access, urls=urls, reconnect_timeout_s=reconnect_timeout_s),
         )
         for planned in tasks
     ]
@@ -127,11 +125,11 @@ def test_the_leader_is_killed_in_the_middle_of_a_read(
     query = StreamQuery(",".join(member.stream_url() for member in cluster.members), stream)
     _, end, tasks = query.plan()
     (planned,) = tasks
-    assert len(planned.range.members) == len(cluster.members)
+    assert len(planned.members) == len(cluster.members)
     turn = 0 if reads == "the leader" else 1
-    leader = next(one for one in cluster.members if one.stream_port == planned.range.members[0].port)
+    leader = next(one for one in cluster.members if one.stream_port == planned.members[0].port)
     rows: list[bytes] = []
-    for part in ranges.read_range(replace(planned.range, turn=turn)):
+    for part in ranges.read_range(replace(planned, turn=turn)):
         ((plain, begins),) = part.chunk.pieces()
         messages = Messages(
             plain + PADDING, np.array(begins[part.low : part.high]), np.array(begins[part.low + 1 : part.high + 1]) - 4
@@ -154,7 +152,7 @@ def test_what_is_not_committed_is_in_no_epoch_until_it_is(cluster: RabbitCluster
     publish(cluster.members[0].stream_port, stream, [b"before"])
     query = StreamQuery(",".join(member.stream_url() for member in cluster.members), stream)
     (planned,) = query.plan()[2]
-    leader = next(one for one in cluster.members if one.stream_port == planned.range.members[0].port)
+    leader = next(one for one in cluster.members if one.stream_port == planned.members[0].port)
     others = [member for member in cluster.members if member is not leader]
     assert query.bodies() == [b"before"]
 
@@ -170,7 +168,7 @@ def test_what_is_not_committed_is_in_no_epoch_until_it_is(cluster: RabbitCluster
 
     def check() -> None:
         # Metadata wait for a majority of nodes on 4.3, and so does a plan; the leader itself tells where the end is.
-        place, access = Member("127.0.0.1", leader.stream_port), planned.range.access
+        place, access = Member("127.0.0.1", leader.stream_port), planned.access
         assert poll(lambda: persistently(access, [place], lambda one: one.stats(stream)["last_chunk_id"]) > 1, 30)
         assert persistently(access, [place], lambda one: end_of(one, stream)).next == 2
         at_once(*(member.start for member in others))
@@ -198,7 +196,7 @@ def test_a_tail_that_nobody_confirmed_is_gone_when_its_leader_comes_back_last(cl
         member.eval(SYNC)  # a node that forgets its part of what elects leaders has none elected
     query = StreamQuery(",".join(member.stream_url() for member in cluster.members), stream)
     (planned,) = query.plan()[2]
-    leader = next(one for one in cluster.members if one.stream_port == planned.range.members[0].port)
+    leader = next(one for one in cluster.members if one.stream_port == planned.members[0].port)
     others = [member for member in cluster.members if member is not leader]
 
     async def publish_alone() -> None:
@@ -207,7 +205,7 @@ def test_a_tail_that_nobody_confirmed_is_gone_when_its_leader_comes_back_last(cl
             for member in others:
                 member.kill()
             await producer.send_batch(stream, [AMQPMessage(body=b"never")] * 50)
-            place, access = Member("127.0.0.1", leader.stream_port), planned.range.access
+            place, access = Member("127.0.0.1", leader.stream_port), planned.access
             stats = lambda: persistently(access, [place], lambda one: one.stats(stream))  # noqa: E731
             assert await asyncio.to_thread(poll, lambda: stats()["last_chunk_id"] >= 2, 30)
             leader.kill()
@@ -224,8 +222,8 @@ def test_a_tail_that_nobody_confirmed_is_gone_when_its_leader_comes_back_last(cl
     assert [row["body"] for row in rows] == [b"confirmed", b"before", *[b"behind"] * (len(rows) - 2)]
     assert len(rows) > 2
     (planned,) = StreamQuery(leader.stream_url(), stream).plan()[2]
-    for turn in range(len(planned.range.members)):
-        again = query.read([planned._replace(range=replace(planned.range, turn=turn))])
+    for turn in range(len(planned.members)):
+        again = query.read([replace(planned, turn=turn)])
         assert again[: len(rows)] == rows
         assert {row["body"] for row in again[len(rows) :]} <= {b"behind"}
 
@@ -239,7 +237,7 @@ def test_a_replica_that_lags_behind_the_plan_gives_all_of_the_epoch(cluster: Rab
     query = StreamQuery(",".join(member.stream_url() for member in cluster.members), stream)
     (planned,) = query.plan()[2]
     query.epoch()
-    ports = [member.port for member in planned.range.members]
+    ports = [member.port for member in planned.members]
     replica = next(one for one in cluster.members if one.stream_port == ports[1])
     # All of the node but the process that writes its copy: it lets in readers, who find less than is committed.
     replica.eval(REPLICAS.format(call="sys:suspend"))
@@ -249,17 +247,17 @@ def test_a_replica_that_lags_behind_the_plan_gives_all_of_the_epoch(cluster: Rab
     place, rows = Member("127.0.0.1", replica.stream_port), []
 
     def read() -> None:
-        rows.extend(query.read([planned._replace(range=replace(planned.range, members=(place,), turn=0))]))
+        rows.extend(query.read([replace(planned, members=(place,), turn=0)]))
 
     reader = threading.Thread(target=read)
     reader.start()
     try:
         assert not poll(lambda: not reader.is_alive(), LAGS_S)
-        found = persistently(planned.range.access, [place], lambda one: end_of(one, stream)).next
+        found = persistently(planned.access, [place], lambda one: end_of(one, stream)).next
     finally:
         replica.eval(REPLICAS.format(call="sys:resume"))
         reader.join()
-    assert found < planned.range.end
+    assert found < planned.end
     assert [row["body"] for row in rows] == bodies[10:]
     assert query.read([planned]) == rows
 

@@ -244,7 +244,7 @@ def test_retention_while_a_reader_is_paused_is_an_error_with_the_offsets(
     publish(node.stream_port, stream, [bytes(1_000)] * 1_500, batch=10, arguments={**SMALL_SEGMENTS, **LARGE})
     query = StreamQuery(node.stream_url(), stream)
     (planned,) = query.plan()[2]
-    parts = ranges.read_range(planned.range)
+    parts = ranges.read_range(planned)
     read = next(parts)
     assert read.chunk.first == 0
     publish(node.stream_port, stream, [bytes(2_000)] * 3_000, batch=10)
@@ -269,7 +269,7 @@ def test_a_reader_that_is_paused_for_longer_than_the_heartbeat_goes_on(
     query = StreamQuery(node.stream_url(), stream, heartbeat="1s")
     (planned,) = query.plan()[2]
     offsets: list[int] = []
-    for number, part in enumerate(ranges.read_range(planned.range)):
+    for number, part in enumerate(ranges.read_range(planned)):
         offsets += range(part.chunk.first + part.low, part.chunk.first + part.high)
         if number == 1:
             time.sleep(5.0)

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
-from pyspark_mq.brokers.base import Broker
+from pyspark_mq.brokers.base import Broker, Listing
 from pyspark_mq.dedup import IdSource, Key, SeenStore, content_digest
 from pyspark_mq.errors import BrokerUnavailableError, DestinationError
 from pyspark_mq.sources.connections.decoder import ROW_BYTES, Decoder, Unreadable
@@ -63,6 +63,7 @@ MEMORY = Broker(
     ids_by_protocol=False,
     proves_new=True,
     delivery_limit_note="a message that was handed out too often is dead-lettered",
+    listing=Listing(url="http://host"),
 )
 
 

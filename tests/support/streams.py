@@ -13,7 +13,8 @@ from rstream import AMQPMessage, CompressionType, ConfirmationStatus, Producer, 
 
 from pyspark_mq.spark_source.stream_options import parse_stream_options
 from pyspark_mq.spark_source.stream_reader import arrow_schema, stream_schema
-from pyspark_mq.streams.planner import Planned, Planner
+from pyspark_mq.streams.planner import Planner
+from pyspark_mq.streams.ranges import Range
 from pyspark_mq.streams.rows import range_batches
 from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import NodeError
@@ -103,7 +104,7 @@ class StreamQuery:
         self._schema = arrow_schema(stream_schema(include_metadata=True))
         self.offset: dict[str, Any] | None = None
 
-    def plan(self) -> tuple[dict[str, Any], dict[str, Any], list[Planned]]:
+    def plan(self) -> tuple[dict[str, Any], dict[str, Any], list[Range]]:
         """Start, end and tasks of the next epoch, which is not run."""
         start = self.planner.initial() if self.offset is None else self.offset
         start = json.loads(json.dumps(start))
@@ -114,14 +115,12 @@ class StreamQuery:
         """Forget what was seen less than a second ago."""
         self.planner._looked_s = float("-inf")
 
-    def read(self, tasks: Sequence[Planned]) -> list[dict[str, Any]]:
+    def read(self, tasks: Sequence[Range]) -> list[dict[str, Any]]:
         """The rows of tasks."""
         batches = [
             batch
             for task in tasks
-            for batch in range_batches(
-                task.range, task.name, self._schema, unreadable_fails=self.settings.unreadable_fails
-            )
+            for batch in range_batches(task, self._schema, unreadable_fails=self.settings.unreadable_fails)
         ]
         rows: list[dict[str, Any]] = pa.Table.from_batches(batches, self._schema).to_pylist()
         return rows

@@ -145,7 +145,7 @@ DRIVER = Interpreter(
     "/env/bin/python", "3.11.7", "/env/bin/python",
     {"pyspark_mq": "0.1.0", "pyarrow": "20.0.0", "pyspark": "4.3.0", "pika": "1.4.4"},
 )  # fmt: skip
-MACHINE = Machine(DRIVER, replace(DRIVER, name="python"), "PYSPARK_PYTHON", 'openjdk version "17.0.15"', 17)
+MACHINE = Machine(DRIVER, replace(DRIVER, name="python"), "PYSPARK_PYTHON", 'openjdk version "17.0.15"')
 
 
 def judged(machine: Machine, check: str) -> Finding:
@@ -187,8 +187,8 @@ def spark(version: str, driver: Interpreter = DRIVER) -> Machine:
         (spark("4.1.0"), "spark", Level.OK, "4.1.0"),
         (spark("4.2.0"), "spark", Level.OK, "4.2.0"),
         (spark("5.0.0.dev1"), "spark", Level.WARNING, "newer"),
-        (replace(MACHINE, java="", java_major=0), "java", Level.PROBLEM, "no Java"),
-        (replace(MACHINE, java='openjdk version "11.0.2"', java_major=11), "java", Level.PROBLEM, "too old"),
+        (replace(MACHINE, java=""), "java", Level.PROBLEM, "no Java"),
+        (replace(MACHINE, java='openjdk version "11.0.2"'), "java", Level.PROBLEM, "too old"),
         (replace(MACHINE, driver=without("pyarrow")), "driver", Level.PROBLEM, "pyarrow cannot be imported"),
         (replace(MACHINE, worker=without("pyspark_mq")), "workers", Level.PROBLEM, "cannot import pyspark_mq"),
         (replace(MACHINE, worker=without("pyarrow"), chosen=""), "workers", Level.PROBLEM, "is not set"),

@@ -187,7 +187,7 @@ def test_the_package_names_what_it_has() -> None:
 
 def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
     provider = MeterProvider([PrometheusMetricReader()])
-    metrics = Metrics.of(provider)
+    metrics = Metrics(provider)
     reading = Reading(0, "queue 'q'", Counters())
     metrics.add("query 'x'", reading, _growth(None, reading))
     metrics.durations("query 'x'", {"triggerExecution": 5})

@@ -21,7 +21,8 @@ from pyspark_mq.errors import OptionError
 from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.settings import Guarantee, OnUnreadable, Settings
 from pyspark_mq.spark_source import option_table
-from pyspark_mq.spark_source.options import OPTION_NAMES, Options, parse_options
+from pyspark_mq.spark_source.option_table import OPTIONS as TABLE
+from pyspark_mq.spark_source.options import Options, parse_options
 from tests.support.certificates import Certificates, make_certificates
 
 OPTIONS_PAGE = Path(__file__).parents[2] / "docs" / "options.md"
@@ -317,7 +318,7 @@ REFUSED = [(name, text, accepted) for name, row in OPTIONS.items() for text, acc
 
 
 def test_the_options_are_these_in_this_order() -> None:
-    assert OPTION_NAMES == NAMES
+    assert tuple(TABLE) == NAMES
 
 
 def test_the_documentation_has_every_option_once_and_no_other() -> None:
@@ -851,7 +852,7 @@ def test_what_is_not_secret_is_shown() -> None:
 def test_a_url_in_the_wrong_place_does_not_show_its_password(url: str) -> None:
     right = {"broker": "rabbitmq", "url": "amqp://host", "queue": "q"}
     refused: list[OptionError] = []
-    for options in [*({**right, name: url} for name in OPTION_NAMES), {**right, url: "x"}]:
+    for options in [*({**right, name: url} for name in NAMES), {**right, url: "x"}]:
         try:
             parse_options(options)
         except OptionError as wrong:

@@ -70,7 +70,7 @@ def check_certificate(whose: str, end: datetime, now: datetime) -> Finding:
 
 
 def of_server(url: BrokerUrl, endpoint: Endpoint) -> datetime:
-    """Return when a broker's certificate expires.
+    """When a broker's certificate expires.
 
     Raises:
         OSError: there is no connection; an `ssl.SSLError` where the handshake fails.
@@ -84,12 +84,7 @@ def of_server(url: BrokerUrl, endpoint: Endpoint) -> datetime:
 
 
 def of_file(path: str) -> datetime:
-    """Return when the first certificate in a PEM file expires.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it has none.
-    """
+    """When the first certificate in a PEM file expires; a ValueError if it has none."""
     text = Path(path).read_text("ascii", errors="replace")
     start, end = text.find(ssl.PEM_HEADER), text.find(ssl.PEM_FOOTER)
     if start < 0 or end < 0:
@@ -98,11 +93,7 @@ def of_file(path: str) -> datetime:
 
 
 def valid_until(der: bytes) -> datetime:
-    """The field `notAfter`, in UTC.
-
-    Raises:
-        ValueError: these are not the bytes of a certificate.
-    """
+    """The field `notAfter`, in UTC; a ValueError if these are not the bytes of a certificate."""
     try:
         _, certificate, _ = _element(der)
         _, rest, _ = _element(certificate)

@@ -15,12 +15,7 @@ _CHECK = "hosting"
 
 
 def check_host(url: BrokerUrl, settings: Settings, *, asked: bool) -> Iterator[Finding]:
-    """Findings about a broker of a cloud; none about others.
-
-    Args:
-        url: the candidate.
-        asked: is there a `managementUrl`?
-    """
+    """Findings about a broker of a cloud, none about others; `asked` says whether there is a `managementUrl`."""
     host, endpoint = hosted_by(url.host), settings.endpoint
     if not host:
         return

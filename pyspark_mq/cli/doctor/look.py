@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pyspark_mq.admin import ask_beside, ask_queue, ask_server
 from pyspark_mq.admin.checks import Finding, Level, Sample, check_queue, check_sample
 from pyspark_mq.admin.http import Management
+from pyspark_mq.brokers.base import AMQP_1_0
 from pyspark_mq.brokers.facts import NOTHING_KNOWN, QueueFacts, version_of
 from pyspark_mq.cli.doctor.certificates import check_tls
 from pyspark_mq.cli.doctor.hosting import check_host
@@ -39,8 +40,6 @@ __all__ = ["check_version", "examine"]
 
 #: Of those that match a pattern, so many are looked at.
 _QUEUES_MAX = 20
-#: Over this protocol a wider window is more credit, and nothing that a broker may refuse.
-_BY_CREDIT = "amqp-1.0"
 
 
 def examine(options: Options, maximum: int, patience_s: float) -> Iterator[Section]:
@@ -95,16 +94,8 @@ def _management(management: Management) -> tuple[Finding, str]:
     except BrokerError as failed:
         advice = "without it, some settings of the queue are not known"
         return Finding(check, Level.WARNING, str(failed), advice), ""
-    username = management.user
-    user = "nobody named" if username is None else f"user '{username}'"
-    text = f"{management.url} answers {user}: {server.replace('/', ' ')}, {len(names)} queue(s)"
+    text = f"{management.url} answers {_who(management.user)}: {server.replace('/', ' ')}, {len(names)} queue(s)"
     return Finding(check, Level.OK, text), server
-
-
-def _how_to_know(settings: Settings) -> str:
-    listing = settings.endpoint.broker.listing
-    assert listing is not None, "every broker has one"
-    return f"give option 'managementUrl', such as {listing.url}, with a user who may look there"
 
 
 def _queues(options: Options) -> tuple[list[Settings], int]:
@@ -115,9 +106,8 @@ def _queues(options: Options) -> tuple[list[Settings], int]:
         if subscription is None or not settings.endpoint.broker.virtual_hosts:
             return [], 0
         # The subscription of an exchange is a queue of that name; to open the topic would make it.
-        return [
-            replace(settings, endpoint=replace(settings.endpoint, topic=None, subscription=None, queue=subscription))
-        ], 0
+        endpoint = replace(settings.endpoint, topic=None, subscription=None, queue=subscription)
+        return [replace(settings, endpoint=endpoint)], 0
     if settings.pattern is None:
         return list(settings.by_queue()), 0
     assert options.management is not None, "checked with the options"
@@ -148,11 +138,7 @@ class _Broker:
 
 
 def _broker(url: BrokerUrl, settings: Settings, server: str, management: Management | None) -> _Broker:
-    """Log in there.
-
-    Args:
-        server: what the management calls the broker, for one that does not report its version otherwise.
-    """
+    """Log in there; `server` is the management's name for the broker, for one that does not report its version."""
     endpoint = settings.endpoint
     findings = [*check_host(url, settings, asked=management is not None), *check_tls(url, endpoint)]
     if any(one.level is Level.PROBLEM for one in findings):
@@ -165,13 +151,13 @@ def _broker(url: BrokerUrl, settings: Settings, server: str, management: Managem
         greeting = session.open(url, endpoint.connect_timeout_s)
     except DestinationError:
         # The login is right; what is wrong with the queue is said there.
-        findings += [_login(endpoint, url)]
+        findings.append(_login(endpoint, url))
     except OptionError as wrong:
-        findings += [Finding("broker", Level.PROBLEM, str(wrong))]
+        findings.append(Finding("broker", Level.PROBLEM, str(wrong)))
     except BrokerUnavailableError as unavailable:
         return _Broker(url, findings, str(unavailable))
     except MqError as failed:
-        findings += [Finding("login", Level.PROBLEM, str(failed))]
+        findings.append(Finding("login", Level.PROBLEM, str(failed)))
     else:
         product_version = greeting.server if version_of(greeting.server) != (0, 0) else server or greeting.server
         findings += [_login(endpoint, url), check_version(product_version, endpoint)]
@@ -181,17 +167,15 @@ def _broker(url: BrokerUrl, settings: Settings, server: str, management: Managem
 
 
 def _login(endpoint: Endpoint, url: BrokerUrl) -> Finding:
-    username = endpoint.user(url)
-    who = "nobody named" if username is None else f"user '{username}'"
-    return Finding("login", Level.OK, f"{who}, over {endpoint.protocol}")
+    return Finding("login", Level.OK, f"{_who(endpoint.user(url))}, over {endpoint.protocol}")
+
+
+def _who(username: str | None) -> str:
+    return "nobody named" if username is None else f"user '{username}'"
 
 
 def check_version(server: str, endpoint: Endpoint) -> Finding:
-    """Check a broker's version for flaws over this protocol. Pure.
-
-    Args:
-        server: `product/version`, as the broker says it.
-    """
+    """Check a broker's version, in `product/version` as it says it, for flaws over this protocol. Pure."""
     check, (product, _, version) = "broker", server.partition("/")
     numbers = version_of(server)
     since, flaw = endpoint.broker.flaws.get(endpoint.protocol, ((0, 0), ""))
@@ -234,8 +218,7 @@ def _queue(
     greeting, sample = look.greeting, look.sample
     if greeting is not None:
         facts = facts.or_else(greeting.facts)
-        if greeting.depth is not None:
-            depth = greeting.depth
+        if (depth := greeting.depth) is not None:
             # Of this moment, which the management's report may not be.
             names = facts.consumer_names if len(facts.consumer_names or ()) == depth.other_consumers else None
             facts = replace(facts, ready=depth.ready, other_consumers=depth.other_consumers, consumer_names=names)
@@ -244,9 +227,8 @@ def _queue(
     checked = check_queue(facts, settings, to_know)
     if look.absent and of_topic:
         advice = "start the query, whose user needs the permissions to configure, write and read it"
-        return Section(
-            about, [Finding("read", Level.UNKNOWN, f"the query makes this subscription: {look.problem}", advice)]
-        )
+        text = f"the query makes this subscription: {look.problem}"
+        return Section(about, [Finding("read", Level.UNKNOWN, text, advice)])
     if look.problem:
         reads = Finding("read", Level.PROBLEM, look.problem)
         if greeting is None:
@@ -264,7 +246,9 @@ def _queue(
 def _ask(settings: Settings, management: Management | None) -> tuple[QueueFacts, str]:
     """Facts of a queue from the management, and what is missing for those that it does not report."""
     if management is None:
-        return ask_beside(settings.endpoint), _how_to_know(settings)
+        url = settings.endpoint.broker.listing.url
+        to_know = f"give option 'managementUrl', such as {url}, with a user who may look there"
+        return ask_beside(settings.endpoint), to_know
     try:
         facts = ask_queue(management, settings.endpoint.name)
     except BrokerError:
@@ -280,8 +264,9 @@ def _look(settings: Settings, maximum: int, patience_s: float) -> _Look:
         # Browsing may take another permission than reading.
         if not look.problem:
             return look
-    if maximum and _adds_consumers(settings):
-        # With a window that is widened, as it is after a restart. A broker that does not take that ends the session.
+    if maximum and endpoint.protocol != AMQP_1_0:
+        # With a window that is widened, as it is after a restart: a further consumer, but over AMQP 1.0, where it is
+        # more credit. A broker that does not take that ends the session.
         wide = _session(settings, maximum, patience_s, widens=True)
         if not wide.problem:
             return wide
@@ -313,8 +298,3 @@ def _session(
         session.close()
     rows = rows_of(settings, session.decoder, raws)
     return _Look(greeting, sample_of(rows, "browsed" if browses else "given back"))
-
-
-def _adds_consumers(settings: Settings) -> bool:
-    """Return whether a wider window takes a further session."""
-    return settings.endpoint.protocol != _BY_CREDIT

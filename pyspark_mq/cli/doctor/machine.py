@@ -14,7 +14,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from pyspark_mq import __version__
 from pyspark_mq.admin.checks import Finding, Level
@@ -89,14 +88,12 @@ class Machine:
         worker: the one that Spark would start for the source.
         chosen: the variable that names it; empty if none does.
         java: what `java -version` says first; empty if there is none.
-        java_major: its number; 0 if it cannot be read.
     """
 
     driver: Interpreter
     worker: Interpreter
     chosen: str
     java: str = ""
-    java_major: int = 0
 
 
 def look_at_machine() -> Machine:
@@ -104,42 +101,39 @@ def look_at_machine() -> Machine:
     driver = _ask(sys.executable, ("pyspark_mq", "pyarrow", "pyspark", _SPARK_FULL))
     chosen = next((name for name in (_DRIVER_PYTHON, _PYTHON) if name in os.environ), "")
     worker = _ask(os.environ.get(chosen, "python3"), ("pyspark_mq", "pyarrow"))
-    java, major = _java()
-    return Machine(driver, worker, chosen, java, major)
+    return Machine(driver, worker, chosen, _java())
 
 
 def _ask(name: str, modules: Sequence[str]) -> Interpreter:
     command = [name, "-c", _QUESTION, ",".join(modules), ",".join(_CLIENTS.values())]
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
-        )
-        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        done = _run(command)
+        return Interpreter(name, **json.loads(done.stdout.splitlines()[-1]))
     except (OSError, subprocess.SubprocessError) as failed:
         return Interpreter(name, problem=f"{type(failed).__name__}: {failed}")
     except (ValueError, IndexError):
         return Interpreter(name, problem=(done.stderr.strip().splitlines() or ["it says nothing"])[-1])
-    return Interpreter(name, found["python"], found["executable"], found["versions"], found["errors"])
 
 
-def _java() -> tuple[str, int]:
+def _java() -> str:
     """The Java that Spark's scripts would start."""
     home = os.environ.get("JAVA_HOME")
     program = str(Path(home, "bin", "java")) if home else shutil.which("java")
     if program is None:
-        return "", 0
+        return ""
     try:
-        done = subprocess.run(
-            [program, "-version"],
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False,
-        )  # fmt: skip
+        done = _run([program, "-version"])
     except (OSError, subprocess.SubprocessError):
-        return "", 0
+        return ""
     # Before it the virtual machine names the variables whose options it has picked up.
     lines = (done.stderr + done.stdout).splitlines()
-    version_line = next((line for line in lines if " version " in line), next(iter(lines), ""))
-    found = re.search(r'version "(?:1\.)?(\d+)', version_line)
-    return version_line, int(found[1]) if found else 0
+    return next((line for line in lines if " version " in line), next(iter(lines), ""))
+
+
+def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+    )
 
 
 def check_machine(machine: Machine, protocol: str, id_log: str | None, *, syncs: bool) -> list[Finding]:
@@ -189,7 +183,8 @@ def _java_finding(machine: Machine) -> Finding:
         return Finding(
             "java", Level.PROBLEM, text, "install Java 17 or 21, or set JAVA_HOME; Spark Connect needs none here"
         )
-    if machine.java_major and machine.java_major < _JAVA_FIRST:
+    major = re.search(r'version "(?:1\.)?(\d+)', machine.java)
+    if major is not None and int(major[1]) < _JAVA_FIRST:
         return Finding("java", Level.PROBLEM, f"{machine.java} is too old for Spark 4", "install Java 17 or 21")
     return Finding("java", Level.OK, machine.java)
 
@@ -197,9 +192,8 @@ def _java_finding(machine: Machine) -> Finding:
 def _driver(machine: Machine, protocol: str) -> Finding:
     driver = machine.driver
     client = _CLIENTS[protocol]
-    version = driver.versions.get(client)
     text = f"Python {driver.python} ({driver.executable}), pyspark-mq {__version__}, pyarrow "
-    text += f"{driver.versions.get('pyarrow', 'missing')}, {client} {version or 'missing'}"
+    text += f"{driver.versions.get('pyarrow', 'missing')}, {client} {driver.versions.get(client) or 'missing'}"
     missing = next((name for name in ("pyspark_mq", "pyarrow") if name in driver.errors), None)
     if missing is not None:
         return Finding(

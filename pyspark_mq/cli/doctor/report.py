@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from pyspark_mq.admin.checks import Finding, Level
@@ -35,7 +37,7 @@ def worst(sections: Sequence[Section]) -> Level:
 def written(section: Section) -> Iterator[str]:
     """A section as lines: problems first, and what is not known for the same reason together."""
     yield section.about
-    for finding in sorted(section.findings, key=lambda one: -_RANKS[one.level]):
+    for finding in sorted(section.findings, key=attrgetter("level"), reverse=True):
         if finding.level is not Level.UNKNOWN:
             yield from _lines(finding.level.word, f"{finding.check}: {finding.what}", finding.remedy)
     unknown = [one for one in section.findings if one.level is Level.UNKNOWN]
@@ -43,9 +45,6 @@ def written(section: Section) -> Iterator[str]:
         same = [one for one in unknown if one.remedy == remedy]
         yield from _lines(Level.UNKNOWN.word, "; ".join(_short(one) for one in same), remedy)
     yield ""
-
-
-_RANKS = {Level.PROBLEM: 3, Level.WARNING: 2, Level.OK: 1, Level.UNKNOWN: 0}
 
 
 def _short(finding: Finding) -> str:
@@ -63,10 +62,7 @@ def _lines(word: str, text: str, remedy: str) -> Iterator[str]:
 
 def summary(sections: Sequence[Section]) -> str:
     """Count the findings of each level, in words."""
-    counts = dict.fromkeys(Level, 0)
-    for section in sections:
-        for finding in section.findings:
-            counts[finding.level] += 1
+    counts = Counter(finding.level for section in sections for finding in section.findings)
     return (
         f"{counts[Level.PROBLEM]} problem(s), {counts[Level.WARNING]} warning(s), {counts[Level.UNKNOWN]} not known, "
         f"{counts[Level.OK]} ok"

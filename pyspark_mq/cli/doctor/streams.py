@@ -22,8 +22,9 @@ from pyspark_mq.sources.url import BrokerUrl, place_of
 from pyspark_mq.streams.access import Access, make_access
 from pyspark_mq.streams.chunk import Chunk, ChunkError
 from pyspark_mq.streams.connection import Connection, Lost, Member, NoStream
+from pyspark_mq.streams.offsets import Place
 from pyspark_mq.streams.settings import Settings
-from pyspark_mq.streams.tail import End, chunk_with, end_of, first_of
+from pyspark_mq.streams.tail import chunk_with, end_of, first_of
 from pyspark_mq.streams.topology import located, persistently
 
 __all__ = ["examine_streams"]
@@ -36,13 +37,7 @@ _CHUNKS = 20
 
 
 def examine_streams(settings: Settings, maximum: int, patience_s: float) -> Iterator[Section]:
-    """Look everywhere, section by section.
-
-    Args:
-        settings: of the query that would run.
-        maximum: messages to look at in each partition; 0 for none.
-        patience_s: for how long no chunk may come.
-    """
+    """Look everywhere, section by section; see :func:`pyspark_mq.cli.doctor.look.examine`."""
     yield Section("this machine", check_machine(look_at_machine(), "stream", None, syncs=False))
     try:
         access = make_access(settings.endpoint)
@@ -59,7 +54,6 @@ def examine_streams(settings: Settings, maximum: int, patience_s: float) -> Iter
 
 
 def _node(access: Access, url: BrokerUrl, settings: Settings) -> Iterator[Finding]:
-    """Findings about one URL."""
     for finding in check_tls(url, settings.endpoint):
         yield finding
         if finding.level is Level.PROBLEM:
@@ -102,7 +96,6 @@ def _unreached(member: Member, timeout_s: float) -> str:
 
 
 def _stream(access: Access, name: str, maximum: int, patience_s: float) -> Iterator[Section]:
-    """Look at each partition of a stream or super stream."""
     try:
         found = persistently(access, (), lambda connection: located(connection, name), access.connect_timeout_s)
     except (MqError, NoStream) as failed:
@@ -123,12 +116,11 @@ def _unread(failed: Exception) -> Finding:
 def _partition(
     access: Access, name: str, members: Sequence[Member], maximum: int, patience_s: float
 ) -> Iterator[Finding]:
-    """Findings about one stream."""
     yield _advertised(members, access)
 
-    def look(connection: Connection) -> tuple[End, Chunk | None, list[Chunk]]:
+    def look(connection: Connection) -> tuple[Place, Chunk | None, list[Chunk]]:
         end = end_of(connection, name, patient=True)
-        if end.identity is None:
+        if end.chunk is None:
             return end, None, []
         first = chunk_with(connection, name, first_of(connection, name))
         begin = max(first.first, end.next - maximum)
@@ -152,7 +144,6 @@ def _partition(
 
 
 def _last(connection: Connection, name: str, begin: int, end: int, patience_s: float) -> Iterator[Chunk]:
-    """Yield the last chunks."""
     with connection.subscribed(name, begin) as subscription, suppress(TimeoutError):
         for _ in range(_CHUNKS):
             chunk = subscription.next(patience_s)
@@ -163,7 +154,6 @@ def _last(connection: Connection, name: str, begin: int, end: int, patience_s: f
 
 
 def _contents(chunks: Sequence[Chunk]) -> Iterator[Finding]:
-    """Findings about messages that were looked at."""
     count = sum(chunk.records for chunk in chunks)
     if not count:
         yield Finding("chunks", Level.UNKNOWN, "none of the last offsets is of a message", "use --messages above 20")
@@ -190,5 +180,4 @@ def _contents(chunks: Sequence[Chunk]) -> Iterator[Finding]:
 
 
 def _cut(chunk: Chunk) -> list[bytes]:
-    """The messages of a chunk."""
     return [plain[begin : end - 4] for plain, begins in chunk.pieces() for begin, end in pairwise(begins)]

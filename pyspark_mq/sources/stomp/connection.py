@@ -110,7 +110,7 @@ class StompConnection(Session):
     def _log_in(self, url: BrokerUrl, deadline: float) -> None:
         self._url = url
         self._socket.dial(url, self.endpoint, deadline, _SPEAKS)
-        host = url.virtual_host if self._dialect.virtual_hosts else url.host
+        host = url.virtual_host if self.endpoint.broker.virtual_hosts else url.host
         self._transport = _Transport(host, url, self._socket.outgoing)
         # Questions are texts, which a length would make bytes of; nothing else with a body is sent.
         self._protocol = Protocol12(self._transport, auto_content_length=False)

@@ -98,7 +98,7 @@ def subscribe_error(reason: str, url: BrokerUrl, endpoint: Endpoint) -> Exceptio
         return exclusive
     if "exclusive" in lower or "in use" in lower:
         return SessionLostError(f"{endpoint.destination} is in use by another consumer ({reason})")
-    place = f"virtual host '{url.virtual_host}' of {url}" if dialect_of(endpoint).virtual_hosts else str(url)
+    place = f"virtual host '{url.virtual_host}' of {url}" if endpoint.broker.virtual_hosts else str(url)
     for words, text in _REFUSALS:
         if any(word in lower for word in words):
             return DestinationError(text.format(destination=endpoint.destination, place=place, reason=reason))

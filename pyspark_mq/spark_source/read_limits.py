@@ -1,0 +1,24 @@
+"""Limits of Spark's reads: what `latestOffset` is handed, and the mix-in for `Trigger.AvailableNow`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow
+else:
+    try:
+        from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow
+    except ImportError:  # before Spark 4.2: no limits, no AvailableNow, no `start` in latestOffset
+
+        class SupportsTriggerAvailableNow:
+            """Stands in for the mix-in that this Spark does not have."""
+
+        ReadAllAvailable = ReadMaxRows = None
+
+__all__ = ["ReadAllAvailable", "ReadMaxRows", "SupportsTriggerAvailableNow", "is_unlimited"]
+
+
+def is_unlimited(limit: Any) -> bool:
+    """Whether Spark asks for all there is."""
+    return ReadAllAvailable is not None and isinstance(limit, ReadAllAvailable)
