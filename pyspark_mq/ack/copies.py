@@ -233,7 +233,7 @@ class Copies:
             self._waiting.setdefault(digest, {})[key] = None
             self._note(key)
 
-    def settled_by(self, keys: Sequence[Any], look: Look) -> list[Any]:
+    def left_as(self, keys: Sequence[Any], look: Look) -> list[Any]:
         """Find out of messages that came before it was known what was left open, which of those each of them is.
 
         Returns:

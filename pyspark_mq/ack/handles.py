@@ -11,7 +11,7 @@ from itertools import compress
 from operator import itemgetter, not_
 from typing import Generic, TypeVar
 
-__all__ = ["Handles", "OpenDeliveries", "SessionAcks", "Settlement"]
+__all__ = ["Acknowledgements", "Handles", "OpenDeliveries", "SessionAcks"]
 
 K = TypeVar("K", bound=Hashable)  #: identity of a message
 
@@ -35,8 +35,8 @@ class SessionAcks:
 
 
 @dataclass(frozen=True, slots=True)
-class Settlement:
-    """Acknowledgements that are due, and the number under which to confirm them."""
+class Acknowledgements:
+    """Acknowledgements that are due, by session, and the number under which to confirm them."""
 
     number: int
     parts: tuple[SessionAcks, ...]

@@ -2,7 +2,7 @@
 
 Pure bookkeeping over the table of :mod:`pyspark_mq.ack.table`. Time is a number passed in,
 payloads are opaque, and nothing is sent from here: a method that makes acknowledgements due
-returns a :class:`Settlement` that says which.
+returns a :class:`Acknowledgements` that says which.
 
 The table decides, this module does what it says. Nearly every message is new, is planned with
 thousands of others and committed with them, so a state is a container: the buffer (RECEIVED), the
@@ -24,14 +24,14 @@ from pyspark_mq.ack.buffer import Buffer
 from pyspark_mq.ack.copies import Copies
 from pyspark_mq.ack.counters import Counters
 from pyspark_mq.ack.groups import Assigned, Delivered, Ended, Group, Whole
-from pyspark_mq.ack.handles import OpenDeliveries, SessionAcks, Settlement
+from pyspark_mq.ack.handles import Acknowledgements, OpenDeliveries, SessionAcks
 from pyspark_mq.ack.known import Known
 from pyspark_mq.ack.planned import Epoch, Planned, Taken
 from pyspark_mq.ack.settling import Settling
 from pyspark_mq.ack.table import Action, Event, State, step
 from pyspark_mq.errors import InternalError
 
-__all__ = ["Ledger", "SessionAcks", "Settlement"]
+__all__ = ["Acknowledgements", "Ledger", "SessionAcks"]
 
 K = TypeVar("K", bound=Hashable)  #: identity of a message
 P = TypeVar("P")  #: whatever the caller wants back when the message is emitted
@@ -175,7 +175,7 @@ class Ledger(Generic[K, P]):
         keys: Sequence[K],
         payloads: Sequence[P],
         elsewhere: Collection[K] = frozenset(),
-    ) -> Settlement | None:
+    ) -> Acknowledgements | None:
         """Take in deliveries of one session, in the order of arrival.
 
         Args:
@@ -312,7 +312,7 @@ class Ledger(Generic[K, P]):
         """
         planned: Epoch[K, P] = Epoch(epoch)
         if self._copies is not None:
-            keys = self._copies.settled_by(keys, self)
+            keys = self._copies.left_as(keys, self)
             keys = self._copies.held_as(keys, [*self.received.order, *self.planned.all_keys()], self)
         groups = self._by_state(keys)
         self._meet(Event.RESTORE_PLANNED, {state: Assigned(groups[state], planned) for state in groups})
@@ -323,7 +323,7 @@ class Ledger(Generic[K, P]):
         if self._copies is not None:
             self._copies.wait(self.planned.missing(epoch))
 
-    def restore_committed(self) -> Settlement | None:
+    def restore_committed(self) -> Acknowledgements | None:
         """Learn that more IDs are known as committed than before.
 
         Returns:
@@ -334,10 +334,10 @@ class Ledger(Generic[K, P]):
         here = {State.RECEIVED: list(self.received.order), State.PLANNED: self.planned.all_keys()}
         groups: dict[State, Group[K]] = {}
         for state, keys in here.items():
-            settled_by = keys if self._copies is None else self._copies.settled_by(keys, self)
-            known = self._known.among(settled_by)
+            messages = keys if self._copies is None else self._copies.left_as(keys, self)
+            known = self._known.among(messages)
             if known:
-                groups[state] = Group([key for key, one in zip(keys, settled_by, strict=True) if one in known])
+                groups[state] = Group([key for key, one in zip(keys, messages, strict=True) if one in known])
         return self._meet(Event.RESTORE_COMMITTED, groups)
 
     def _by_state(self, keys: Collection[K]) -> dict[State, dict[K, None]]:
@@ -355,7 +355,7 @@ class Ledger(Generic[K, P]):
 
     # -- phase two -------------------------------------------------------------------------
 
-    def commit(self, epoch: int, segment: int = 0) -> Settlement | None:
+    def commit(self, epoch: int, segment: int = 0) -> Acknowledgements | None:
         """Spark has committed an epoch: this one and no other, as numbers may be times of a clock that went back.
 
         Args:
@@ -369,18 +369,20 @@ class Ledger(Generic[K, P]):
         if ready is None:
             return None
         keys = ready.payloads
-        settlement = self._meet(Event.COMMIT, {State.PLANNED: Whole(keys, ready)}, segment)
+        due = self._meet(Event.COMMIT, {State.PLANNED: Whole(keys, ready)}, segment)
         if self._known is not None:
             self._known.put(segment, keys)
-        return settlement
+        return due
 
     def confirm(self, number: int, session: int, now_s: float) -> None:
-        """A session has answered, and so taken the acknowledgements of one settlement, if that is its number."""
+        """A session has answered, and so taken the acknowledgements of that number, if it has any."""
         self._count["settled"] += self.settling.confirm(number, session, now_s)
 
     # -- the engine: what the table says is done here, and nowhere else ----------------------
 
-    def _meet(self, event: Event, groups: Mapping[State, Group[K]], segment: int | None = None) -> Settlement | None:
+    def _meet(
+        self, event: Event, groups: Mapping[State, Group[K]], segment: int | None = None
+    ) -> Acknowledgements | None:
         """Have groups of messages, each in one state, meet an event.
 
         Args:
@@ -429,8 +431,8 @@ class Ledger(Generic[K, P]):
         if self._known is not None:
             self._leaving.update(dict.fromkeys(group.keys))
 
-    def _acknowledge(self, due: Sequence[tuple[Group[K], Taken[P]]], segment: int | None) -> Settlement | None:
-        """Make every handle of these messages due in one settlement, each session at its lowest cost (rule 3)."""
+    def _acknowledge(self, due: Sequence[tuple[Group[K], Taken[P]]], segment: int | None) -> Acknowledgements | None:
+        """Make every handle of these messages due, each session at its lowest cost (rule 3)."""
         group = due[0][0]
         keys: Collection[K]
         if isinstance(group, Delivered):
@@ -448,7 +450,7 @@ class Ledger(Generic[K, P]):
             return None
         self._numbers += 1
         self.settling.put(self._numbers, parts, segment)
-        return Settlement(self._numbers, tuple(acks for acks, _ in parts))
+        return Acknowledgements(self._numbers, tuple(acks for acks, _ in parts))
 
     def _take_handles(
         self, due: Sequence[tuple[Group[K], Taken[P]]]

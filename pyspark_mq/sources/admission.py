@@ -132,7 +132,7 @@ class Admission:
             for queue in ends.keys() - unread:
                 # It may be written to for ever; what it holds takes the room of others, and goes back when the run ends
                 # in any case.
-                if views[queue].received and not views[queue].has_open_epochs and ends[queue].settled():
+                if views[queue].received and not views[queue].has_open_epochs and not ends[queue].awaits_confirmation():
                     queue.disconnect()
                     ends[queue].finish()
             if any(views[queue].received for queue in unread):

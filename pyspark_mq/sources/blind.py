@@ -1,7 +1,7 @@
 """Spark before 4.2 plans blindly: `latestOffset` has no `start`.
 
 So it plans after a restart without showing what is committed, which it shows later: what was planned twice is taken out
-then. And it settles an epoch only after the next one is planned. (``MicroBatchExecution.scala`` and
+then. And it shows that an epoch is committed only after the next one is planned. (``MicroBatchExecution.scala`` and
 ``PythonMicroBatchStream.scala`` of 4.0 and 4.1.) Everything that follows from this is here, and in the file beside that
 of such an epoch (:meth:`.Memory.plan_beside`).
 """
@@ -38,7 +38,7 @@ class BlindPlanning:
             queue.take()
 
     def share_window(self, limit: Limit) -> Limit:
-        """Leave room in the windows for the next epoch beside the one that waits to be settled."""
+        """Leave room in the windows for the next epoch beside the one that waits to be acknowledged."""
         for queue in self._queues:
             queue.windows.enter(Moment.BLIND)
         windows = [queue.windows.total or queue.windows.next_total for queue in self._queues]
@@ -51,8 +51,8 @@ class BlindPlanning:
         The first answer of a process has to be one: Spark compares it with the committed offset, which the process does
         not know, and makes a batch of any other.
 
-        Or there is no room but that of an epoch which only the next one settles: a producer has sent its messages many
-        times and every window of a queue is taken, or the epoch is as large as may be held.
+        Or there is no room but that of an epoch which is acknowledged only behind the next one: a producer has sent its
+        messages many times and every window of a queue is taken, or the epoch is as large as may be held.
 
         Args:
             shown: by Spark.

@@ -14,7 +14,7 @@ it began with. ``SHOWING`` says what a call does first.
 
 *Where the epoch is that the call is about.* Of PAYLOAD and COMMIT that is the one at their position, of the others the
 last one here, from which it would go on. ``EPOCHS`` says what becomes of it. For one that is not here PAYLOAD is a
-replay, and COMMIT is nothing: what was not run here is not settled here (rule 16).
+replay, and COMMIT is nothing: what was not run here is not acknowledged here (rule 16).
 
 LATEST shows its position as COMMIT does, as Spark writes the commit log before it asks for the next offset: it is a
 COMMIT of that position first. ``EPOCHS`` has three kinds of it, by how that position stands to the last epoch here.
@@ -80,7 +80,7 @@ class First(Flag):
 class Epoch(Enum):
     """The place of an epoch, seen from this process."""
 
-    ELSEWHERE = "elsewhere"  #: of a former process, settled, or none
+    ELSEWHERE = "elsewhere"  #: of a former process, acknowledged, or none
     PLANNED = "planned"  #: here, and Spark has not asked for its payload
     BEGUN = "begun"  #: Spark has had its payload, and may ask for it again
 
@@ -92,7 +92,7 @@ class Act(Enum):
     PLAN = "plan"  #: the next one, if there is something for it
     REPLAY = "replay"  #: begin it as soon as its messages are here
     BEGIN = "begin"  #: keep what it emits until it is committed
-    SETTLE = "settle"  #: acknowledge it, and all before it
+    ACKNOWLEDGE = "acknowledge"  #: acknowledge it, and all before it
 
 
 _BOTH = First.FIND | First.LEARN
@@ -140,7 +140,7 @@ EPOCHS: Mapping[tuple[Call, Epoch], Act] = MappingProxyType(
         (Call.COMMIT, Epoch.ELSEWHERE): Act.NOTHING,
         # Committed and never begun: nobody has had its rows from here.
         (Call.COMMIT, Epoch.PLANNED): Act.NOTHING,
-        (Call.COMMIT, Epoch.BEGUN): Act.SETTLE,
+        (Call.COMMIT, Epoch.BEGUN): Act.ACKNOWLEDGE,
     }
 )
 

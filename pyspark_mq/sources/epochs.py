@@ -1,10 +1,10 @@
 """Epochs: the protocol between Spark's checkpoint and the broker, without Spark.
 
 One micro-batch is one epoch of a two-phase commit. :class:`EpochSource` is what Spark's calls come down to: plan,
-replay, settle. Which of them a call comes to is in the tables of :mod:`.calls`. Each queue has a :class:`.QueueReader`,
-which takes in what its sessions bring and has a ledger; an epoch goes over all queues, and :class:`.Admission` decides
-how much goes into it. All of it runs on the thread that Spark calls. Keepers work on beside it, so receiving and
-heartbeats go on while Spark is busy.
+replay, acknowledge. Which of them a call comes to is in the tables of :mod:`.calls`. Each queue has a
+:class:`.QueueReader`, which takes in what its sessions bring and has a ledger; an epoch goes over all queues, and
+:class:`.Admission` decides how much goes into it. All of it runs on the thread that Spark calls. Keepers work on
+beside it, so receiving and heartbeats go on while Spark is busy.
 
 Guarantee: with `exactly-once`, every message is in exactly one committed epoch, and an epoch that
 is asked for again after a crash has the same messages in the same order.
@@ -61,12 +61,12 @@ class _Asked:
 
 
 class EpochSource:
-    """Plans, replays and settles epochs for one query. Not thread-safe.
+    """Plans, replays and acknowledges epochs for one query. Not thread-safe.
 
     Args:
         settings: the query's.
         workers: who keep the connections.
-        make_store: where settled IDs of a queue are shared, beyond the checkpoint.
+        make_store: where committed IDs of a queue are shared, beyond the checkpoint.
         runtime: time and threads.
         list_queues: names of the queues there are, for option `queuePattern`.
         ask_depth: messages waiting in a queue, where no session learns it; None if nobody can be asked.
@@ -121,7 +121,7 @@ class EpochSource:
             Act.PLAN: self._plan,
             Act.REPLAY: self._begin_again,
             Act.BEGIN: self._begin,
-            Act.SETTLE: self._settle,
+            Act.ACKNOWLEDGE: self._acknowledge,
         }
 
     # -- Spark's calls, in its order -----------------------------------------------------------
@@ -337,7 +337,7 @@ class EpochSource:
         for queue in queues:
             queue.hold(end.epoch)
 
-    def _settle(self, asked: _Asked) -> None:
+    def _acknowledge(self, asked: _Asked) -> None:
         """Phase two of an epoch, and of those before it."""
         self._sync(asked.end)  # what is acknowledged is committed, and written by the sink
         for epoch in sorted(epoch for epoch in self._begun if epoch <= asked.end.epoch):

@@ -113,7 +113,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @in_words
     def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
-        """Settle the epoch that ends at `start` and plan the next one."""
+        """Acknowledge the epoch that ends at `start` and plan the next one."""
         position = None if start is None else self._position(start)
         latest = self._source().latest(position, self._limit(limit))
         if start is not None and latest == position:
@@ -192,7 +192,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @in_words
     def commit(self, end: dict[str, Any]) -> None:
-        """Settle up to `end`: cumulative, late, and lost in a crash; `latestOffset` does not wait for it."""
+        """Acknowledge up to `end`: cumulative, late, and lost in a crash; `latestOffset` does not wait for it."""
         self._source().commit(self._position(end))
 
     def stop(self) -> None:

@@ -62,8 +62,8 @@ def test_it_is_learnt_once_and_at_the_first_position_that_is_shown() -> None:
         assert show(call, shown) == (first, then)
 
 
-def test_only_what_was_begun_here_is_settled() -> None:
-    assert [pair for pair, act in EPOCHS.items() if act is Act.SETTLE] == [(Call.COMMIT, Epoch.BEGUN)]
+def test_only_what_was_begun_here_is_acknowledged() -> None:
+    assert [pair for pair, act in EPOCHS.items() if act is Act.ACKNOWLEDGE] == [(Call.COMMIT, Epoch.BEGUN)]
 
 
 @pytest.mark.parametrize(("start", "last", "kind"), [(3, 3, Call.LATEST), (2, 3, Call.BEHIND), (4, 3, Call.BEYOND)])
@@ -85,8 +85,8 @@ def seen(source: EpochSource) -> Iterator[list[str]]:
         (source._memory, "plan", "plan"),
         (source._replay, "run", "replay"),
         (source._memory, "plan_beside", "begin"),
-        (source._memory, "begin_commit", "settle"),
-        (source._queues, "forget_ended", "settled"),
+        (source._memory, "begin_commit", "acknowledge"),
+        (source._queues, "forget_ended", "acknowledged"),
     ]
 
     def watching(name: str, done: Callable[..., Any]) -> Callable[..., Any]:
@@ -163,7 +163,7 @@ def test_what_a_call_does_first(call: Call, shown: Shown) -> None:
 
 
 def epoch_at(epoch: Epoch, *, blind: bool = False) -> tuple[Scene, EpochSource, Position]:
-    """A source of which the last epoch is there: settled if elsewhere."""
+    """A source of which the last epoch is there: acknowledged if elsewhere."""
     scene, source = make()
     source.commit(NEW)
     end = source.latest(None if blind else NEW, LIMIT)
@@ -181,7 +181,7 @@ def acts(source: EpochSource, call: Callable[[], object]) -> list[str]:
     return [step for step in happened if step not in {"find", "learn"}]
 
 
-def check_latest_plans_behind_what_is_settled() -> None:
+def check_latest_plans_behind_what_is_acknowledged() -> None:
     scene, source, end = epoch_at(Epoch.ELSEWHERE)
     scene.publish(2)
     assert acts(source, lambda: source.latest(end, LIMIT)) == ["gather", "plan"]
@@ -194,10 +194,10 @@ def check_latest_repeats_what_was_never_begun() -> None:
     assert source._last == end
 
 
-def check_latest_settles_what_was_begun() -> None:
+def check_latest_acknowledges_what_was_begun() -> None:
     scene, source, end = epoch_at(Epoch.BEGUN)
     scene.publish(2)
-    assert acts(source, lambda: source.latest(end, LIMIT)) == ["settle", "settled", "gather", "plan"]
+    assert acts(source, lambda: source.latest(end, LIMIT)) == ["acknowledge", "acknowledged", "gather", "plan"]
 
 
 def check_from_behind_the_answer_is_the_last_one() -> None:
@@ -242,13 +242,17 @@ def check_a_payload_of_a_former_process_is_a_replay() -> None:
     assert ids_of(source.payload(NEW, end)) == scene.sent
 
 
-def check_only_what_was_begun_is_settled() -> None:
-    for epoch, expected in {Epoch.ELSEWHERE: [], Epoch.PLANNED: [], Epoch.BEGUN: ["settle", "settled"]}.items():
+def check_only_what_was_begun_is_acknowledged() -> None:
+    for epoch, expected in {
+        Epoch.ELSEWHERE: [],
+        Epoch.PLANNED: [],
+        Epoch.BEGUN: ["acknowledge", "acknowledged"],
+    }.items():
         _, source, end = epoch_at(epoch)
         assert acts(source, lambda source=source, end=end: source.commit(end)) == expected  # type: ignore[misc]
 
 
-def check_nothing_that_runs_is_settled_by_a_word_on_another_epoch() -> None:
+def check_nothing_that_runs_is_acknowledged_by_a_word_on_another_epoch() -> None:
     scene, source, running = epoch_at(Epoch.BEGUN, blind=True)
     scene.publish(2)
     scene.world.let_pass(1.0)
@@ -263,20 +267,20 @@ def check_nothing_that_runs_is_settled_by_a_word_on_another_epoch() -> None:
         lambda: source.commit(never_here),
     ):
         assert acts(source, call) == []
-    assert acts(source, lambda: source.commit(running)) == ["settle", "settled"]
+    assert acts(source, lambda: source.commit(running)) == ["acknowledge", "acknowledged"]
 
 
 CHECKS: list[Callable[[], None]] = [
-    check_latest_plans_behind_what_is_settled,
+    check_latest_plans_behind_what_is_acknowledged,
     check_latest_repeats_what_was_never_begun,
-    check_latest_settles_what_was_begun,
+    check_latest_acknowledges_what_was_begun,
     check_from_behind_the_answer_is_the_last_one,
     check_from_beyond_is_an_error,
     check_blindly_one_is_planned_beside_another_that_runs,
     check_a_payload_begins_what_was_planned,
     check_a_payload_of_a_former_process_is_a_replay,
-    check_only_what_was_begun_is_settled,
-    check_nothing_that_runs_is_settled_by_a_word_on_another_epoch,
+    check_only_what_was_begun_is_acknowledged,
+    check_nothing_that_runs_is_acknowledged_by_a_word_on_another_epoch,
 ]
 
 

@@ -71,10 +71,10 @@ class Life:
         self.tag += len(keys)
         self.ask(self.ledger.deliver(self.session, list(tags), keys, ["x"] * len(keys)))
 
-    def ask(self, settlement: Any) -> None:
-        if settlement is not None:
-            self.ledger.settling.asked(settlement.number, [part.session for part in settlement.parts], self.now_s)
-            self.last = settlement.number
+    def ask(self, due: Any) -> None:
+        if due is not None:
+            self.ledger.settling.asked(due.number, [part.session for part in due.parts], self.now_s)
+            self.last = due.number
 
     def run(self, size: int) -> None:
         """An epoch of new messages, acknowledged."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from operator import methodcaller
 from typing import Any
 
-from pyspark_mq.ack import Settlement
+from pyspark_mq.ack import Acknowledgements
 from pyspark_mq.sources.connections.events import (
     Confirmed,
     Delivered,
@@ -227,10 +227,10 @@ class Connections:
         if live is not None:
             self._workers.send(Ask(live.key, session, methodcaller(method, *arguments)))
 
-    def acknowledge(self, settlement: Settlement) -> None:
+    def acknowledge(self, due: Acknowledgements) -> None:
         """Have acknowledgements sent, each in the session it belongs to (rule 10)."""
-        for part in settlement.parts:
-            self._ask(part.session, "acknowledge", settlement.number, part.upto, part.singles)
+        for part in due.parts:
+            self._ask(part.session, "acknowledge", due.number, part.upto, part.singles)
 
     def ask_for_answers(self, number: int) -> None:
         """Have the broker confirm in each session, under that number, that it has got so far."""

@@ -57,7 +57,7 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """The broker took the acknowledgements of a settlement."""
+    """The broker took the acknowledgements of a number."""
 
     key: int
     session: int

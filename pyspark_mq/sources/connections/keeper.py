@@ -174,9 +174,9 @@ class SessionKeeper:
     def _attempt(self, url: BrokerUrl, timeout_s: float) -> tuple[Session, Greeting]:
         number = next(self._numbers)
 
-        def confirmed(settlement: int) -> None:
+        def confirmed(request: int) -> None:
             self._confirmed += 1
-            self._events.put(Confirmed(self._key, number, settlement))
+            self._events.put(Confirmed(self._key, number, request))
 
         sink = Sink(self._events.arrived, confirmed, lambda depth: self._events.put(DepthReported(self._key, depth)))
         session = self._session_class(self._endpoint, number, sink, self.begin.options, self._runtime.machine_s)

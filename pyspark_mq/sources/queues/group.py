@@ -213,7 +213,7 @@ class QueueGroup:
 
     @property
     def full(self) -> bool:
-        """Whether epochs that are not settled hold so many bytes that no session goes on."""
+        """Whether epochs that are not acknowledged hold so many bytes that no session goes on."""
         return self.paused and not self.buffered and not self._resumes
 
     @property

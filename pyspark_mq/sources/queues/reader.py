@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from pyspark_mq.ack import Ledger, Settlement
+from pyspark_mq.ack import Acknowledgements, Ledger
 from pyspark_mq.ack.copies import Copies
 from pyspark_mq.ack.counters import Counters
 from pyspark_mq.ack.known import Known
@@ -51,7 +51,7 @@ class QueueReader:
     Args:
         settings: the query's, with this queue as its endpoint.
         receivers: who keeps the connections.
-        store: where settled IDs of this queue are shared, beyond the checkpoint.
+        store: where committed IDs of this queue are shared, beyond the checkpoint.
         runtime: the clock.
         events: where those of this queue come in.
         check: finds what the log should say of the queue.
@@ -93,7 +93,7 @@ class QueueReader:
         self._runtime = runtime
         self._reconnects = 0
         self._deliveries = Deliveries(
-            settings, self.ledger, self.connections, store, self._settle, copies, runtime.timing.take_back_s
+            settings, self.ledger, self.connections, store, self._send, copies, runtime.timing.take_back_s
         )
         self.windows = Windows(settings, self.ledger, self.connections, self._deliveries)
         self._watches = QueueWatches(settings, self.ledger.settling, self.connections, self.windows, runtime.timing)
@@ -262,19 +262,19 @@ class QueueReader:
 
     def acknowledge(self, epoch: int, segment: int = 0) -> int | None:
         """Acknowledge an epoch; with guarantee `none` before Spark runs it. The number of that, if any is due."""
-        settlement = self.ledger.commit(epoch, segment)
+        due = self.ledger.commit(epoch, segment)
         gone = [rows for emitted, rows in self._emitted.items() if not self.is_open(emitted)]
         self._retained_bytes = sum(sum(sizes_of(rows)) for rows in gone)
-        return self._settle(settlement)
+        return self._send(due)
 
-    def _settle(self, settlement: Settlement | None) -> int | None:
-        """Have acknowledgements sent; their number."""
-        if settlement is None:
+    def _send(self, due: Acknowledgements | None) -> int | None:
+        """Send acknowledgements; their number, if any are due."""
+        if due is None:
             return None
         now_s = self._runtime.monotonic_s()
-        self.ledger.settling.asked(settlement.number, [part.session for part in settlement.parts], now_s)
-        self.connections.acknowledge(settlement)
-        return settlement.number
+        self.ledger.settling.asked(due.number, [part.session for part in due.parts], now_s)
+        self.connections.acknowledge(due)
+        return due.number
 
     # -- restart
 
@@ -289,7 +289,7 @@ class QueueReader:
         self.take()
         self._store.remember(key for key in recent if not is_content(key))
         self.ledger.recalled = len(recent)
-        self._settle(self.ledger.restore_committed())
+        self._send(self.ledger.restore_committed())
         if self._copies is not None:
             self._copies.shown = True
         self.windows.enter(Moment.UNPROVEN)
