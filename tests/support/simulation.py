@@ -293,7 +293,7 @@ class Query:
             self._consumers = type("QuerySession", (MemorySession,), {"broker": self.broker})
             make_store = None if self.store is None else self._store_of
             self._source = EpochSource(
-                self.settings, self._receivers(), make_store, self._process, self._list_queues,
+                self.settings, self._workers(), make_store, self._process, self._list_queues,
                 files=self._codec.log,
             )  # fmt: skip
             self.trace("start", self._source)
@@ -305,7 +305,7 @@ class Query:
             codec.log._folder = self.folder
         return codec
 
-    def _receivers(self) -> Workers:
+    def _workers(self) -> Workers:
         consumers = self._consumers
         assert consumers is not None
         assert self._process is not None

@@ -27,8 +27,8 @@ class Scene:
         self.queue = self.broker.declare(QUEUE)
         made = make_settings(**{"prefetch": 10, **settings})
         process, self.make = self.world.process(), memory_session(self.broker)
-        receivers = in_threads(lambda _: self.make, block_schema(pa.schema([("body", pa.binary())])), process)
-        self.connections = Connections(made, receivers, process, EventQueue())
+        workers = in_threads(lambda _: self.make, block_schema(pa.schema([("body", pa.binary())])), process)
+        self.connections = Connections(made, workers, process, EventQueue())
         self.connections.bound_bytes(2_000, resume=True)
         self.connections.start()
 

@@ -34,7 +34,7 @@ class QueueGroup:
 
     Args:
         settings: the query's.
-        receivers: who keeps the connections.
+        workers: who keep the connections.
         make_store: of one queue.
         runtime: time and threads.
         memory: what was committed of each.
@@ -44,14 +44,14 @@ class QueueGroup:
     def __init__(
         self,
         settings: Settings,
-        receivers: Workers,
+        workers: Workers,
         make_store: MakeStore,
         runtime: Runtime,
         memory: Memory,
         check: CheckFacts,
     ) -> None:
         self._settings = settings
-        self._receivers = receivers
+        self._workers = workers
         self._make_store = make_store
         self._runtime = runtime
         self._memory = memory
@@ -87,7 +87,7 @@ class QueueGroup:
         name, identifies = settings.endpoint.name, settings.guarantee.identifies
         queue = QueueReader(
             settings,
-            self._receivers,
+            self._workers,
             self._make_store(settings),
             self._runtime,
             EventQueue(self._arrived),

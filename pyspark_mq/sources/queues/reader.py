@@ -50,7 +50,7 @@ class QueueReader:
 
     Args:
         settings: the query's, with this queue as its endpoint.
-        receivers: who keeps the connections.
+        workers: who keep the connections.
         store: where committed IDs of this queue are shared, beyond the checkpoint.
         runtime: the clock.
         events: where those of this queue come in.
@@ -71,7 +71,7 @@ class QueueReader:
     def __init__(
         self,
         settings: Settings,
-        receivers: Workers,
+        workers: Workers,
         store: SeenStore,
         runtime: Runtime,
         events: EventQueue,
@@ -85,7 +85,7 @@ class QueueReader:
             grace_s=settings.settle_grace_s, known=known, copies=copies, weigh=lambda rows: sum(sizes_of(rows))
         )
         self.ledger.left = left
-        self.connections = Connections(settings, receivers, runtime, events)
+        self.connections = Connections(settings, workers, runtime, events)
         self.connected = Connected(settings, check)
         self._known, self._copies = known, copies
         self._last_question = 0
