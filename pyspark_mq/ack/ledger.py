@@ -23,7 +23,7 @@ from typing import Any, Generic, TypeVar
 from pyspark_mq.ack.buffer import Buffer
 from pyspark_mq.ack.copies import Copies
 from pyspark_mq.ack.counters import Counters
-from pyspark_mq.ack.groups import Assigned, Delivered, Ended, Group, Whole
+from pyspark_mq.ack.groups import Assigned, DeliveredGroup, Ended, Group, Whole
 from pyspark_mq.ack.handles import Acknowledgements, OpenDeliveries, SessionAcks
 from pyspark_mq.ack.known import Known
 from pyspark_mq.ack.planned import Epoch, Planned, Taken
@@ -83,8 +83,8 @@ class Ledger(Generic[K, P]):
         #: Action -> what has to meet it, and how it is done.
         self._act: Mapping[Action, tuple[type[Group[K]], Callable[[Any], None]]] = {
             Action.NOTHING: (Group, lambda _: None),
-            Action.KEEP: (Delivered, self._hold),
-            Action.BIND: (Delivered, self._bind),
+            Action.KEEP: (DeliveredGroup, self._hold),
+            Action.BIND: (DeliveredGroup, self._bind),
             Action.REPLAN: (Assigned, lambda _: None),
             Action.UNBIND: (Ended, self._unbind),
             Action.LEAVE: (Group, self._leave),
@@ -195,7 +195,7 @@ class Ledger(Generic[K, P]):
         self._count["received"] += len(keys)
         distinct = set(keys)
         if len(distinct) == len(keys) and not elsewhere and self.all_unseen(distinct):
-            return self._meet(Event.DELIVER, {State.UNSEEN: Delivered(keys, session, tags, payloads)})
+            return self._meet(Event.DELIVER, {State.UNSEEN: DeliveredGroup(keys, session, tags, payloads)})
         groups: dict[State, list[tuple[int, K, P]]] = {}
         unseen: set[K] = set()
         state_of = self.states(distinct)
@@ -209,7 +209,7 @@ class Ledger(Generic[K, P]):
         return self._meet(
             Event.DELIVER,
             {
-                state: Delivered(
+                state: DeliveredGroup(
                     [key for _, key, _ in groups[state]],
                     session,
                     [tag for tag, _, _ in groups[state]],
@@ -409,10 +409,10 @@ class Ledger(Generic[K, P]):
                 self._put_into(target, group, taken)
         return self._acknowledge(due, segment) if due else None
 
-    def _hold(self, group: Delivered[K, P]) -> None:
+    def _hold(self, group: DeliveredGroup[K, P]) -> None:
         self._open[group.session].hold(group.tags, group.keys)
 
-    def _bind(self, group: Delivered[K, P]) -> None:
+    def _bind(self, group: DeliveredGroup[K, P]) -> None:
         self._hold(group)
         others = self.planned.fill(group.keys, group.payloads)
         self._open.count_more(others)
@@ -435,7 +435,7 @@ class Ledger(Generic[K, P]):
         """Make every handle of these messages due, each session at its lowest cost (rule 3)."""
         group = due[0][0]
         keys: Collection[K]
-        if isinstance(group, Delivered):
+        if isinstance(group, DeliveredGroup):
             if len(due) > 1:
                 raise InternalError("deliveries of several states cannot be acknowledged together")
             upto, singles = self._open[group.session].split(group.tags)
@@ -481,7 +481,7 @@ class Ledger(Generic[K, P]):
         return Taken(unbound=group.epoch.unbound or bool(group.epoch.missing))
 
     def _put_into(self, target: State, group: Group[K], taken: Taken[P]) -> None:
-        if target is State.RECEIVED and isinstance(group, Delivered):
+        if target is State.RECEIVED and isinstance(group, DeliveredGroup):
             self.received.put(group.keys, group.payloads)
         elif target is State.PLANNED and isinstance(group, Assigned):
             self.planned.put(group.epoch, group.keys, taken)

@@ -38,7 +38,7 @@ __all__ = [
     "SHOWING",
     "Act",
     "Call",
-    "Epoch",
+    "EpochPlace",
     "First",
     "IllegalCallError",
     "Shown",
@@ -77,7 +77,7 @@ class First(Flag):
     LEARN = auto()  #: learn what a former process had committed (rule 5)
 
 
-class Epoch(Enum):
+class EpochPlace(Enum):
     """The place of an epoch, seen from this process."""
 
     ELSEWHERE = "elsewhere"  #: of a former process, acknowledged, or none
@@ -124,23 +124,23 @@ SHOWING: Mapping[tuple[Call, Shown], tuple[First, Shown]] = MappingProxyType(
 )
 
 #: (call, where its epoch is) -> what is done. A pair that is left out cannot come.
-EPOCHS: Mapping[tuple[Call, Epoch], Act] = MappingProxyType(
+EPOCHS: Mapping[tuple[Call, EpochPlace], Act] = MappingProxyType(
     {
-        (Call.LATEST, Epoch.ELSEWHERE): Act.PLAN,
-        (Call.LATEST, Epoch.PLANNED): Act.NOTHING,
-        (Call.BEHIND, Epoch.ELSEWHERE): Act.NOTHING,
-        (Call.BEHIND, Epoch.PLANNED): Act.NOTHING,
-        (Call.BEHIND, Epoch.BEGUN): Act.NOTHING,
-        (Call.BLIND, Epoch.ELSEWHERE): Act.PLAN,
-        (Call.BLIND, Epoch.PLANNED): Act.NOTHING,
-        (Call.BLIND, Epoch.BEGUN): Act.PLAN,
-        (Call.PAYLOAD, Epoch.ELSEWHERE): Act.REPLAY,
-        (Call.PAYLOAD, Epoch.PLANNED): Act.BEGIN,
-        (Call.PAYLOAD, Epoch.BEGUN): Act.NOTHING,
-        (Call.COMMIT, Epoch.ELSEWHERE): Act.NOTHING,
+        (Call.LATEST, EpochPlace.ELSEWHERE): Act.PLAN,
+        (Call.LATEST, EpochPlace.PLANNED): Act.NOTHING,
+        (Call.BEHIND, EpochPlace.ELSEWHERE): Act.NOTHING,
+        (Call.BEHIND, EpochPlace.PLANNED): Act.NOTHING,
+        (Call.BEHIND, EpochPlace.BEGUN): Act.NOTHING,
+        (Call.BLIND, EpochPlace.ELSEWHERE): Act.PLAN,
+        (Call.BLIND, EpochPlace.PLANNED): Act.NOTHING,
+        (Call.BLIND, EpochPlace.BEGUN): Act.PLAN,
+        (Call.PAYLOAD, EpochPlace.ELSEWHERE): Act.REPLAY,
+        (Call.PAYLOAD, EpochPlace.PLANNED): Act.BEGIN,
+        (Call.PAYLOAD, EpochPlace.BEGUN): Act.NOTHING,
+        (Call.COMMIT, EpochPlace.ELSEWHERE): Act.NOTHING,
         # Committed and never begun: nobody has had its rows from here.
-        (Call.COMMIT, Epoch.PLANNED): Act.NOTHING,
-        (Call.COMMIT, Epoch.BEGUN): Act.ACKNOWLEDGE,
+        (Call.COMMIT, EpochPlace.PLANNED): Act.NOTHING,
+        (Call.COMMIT, EpochPlace.BEGUN): Act.ACKNOWLEDGE,
     }
 )
 
@@ -159,7 +159,7 @@ def show(call: Call, shown: Shown) -> tuple[First, Shown]:
     return SHOWING[call, shown]
 
 
-def step(call: Call, epoch: Epoch) -> Act:
+def step(call: Call, epoch: EpochPlace) -> Act:
     """Return what a call does about its epoch.
 
     Raises:

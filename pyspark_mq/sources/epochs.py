@@ -28,7 +28,7 @@ from pyspark_mq.dedup import CheckpointOnly
 from pyspark_mq.errors import CheckpointError, InternalError
 from pyspark_mq.sources.admission import Admission
 from pyspark_mq.sources.blind import BlindPlanning
-from pyspark_mq.sources.calls import Act, Call, Epoch, First, IllegalCallError, Shown, latest_at, show, step
+from pyspark_mq.sources.calls import Act, Call, EpochPlace, First, IllegalCallError, Shown, latest_at, show, step
 from pyspark_mq.sources.connections.block import Run
 from pyspark_mq.sources.connections.workers import Workers
 from pyspark_mq.sources.journal.memory import Memory, NoMemory
@@ -255,10 +255,10 @@ class EpochSource:
 
     # -- epochs --------------------------------------------------------------------------------
 
-    def _where(self, end: Position) -> Epoch:
+    def _where(self, end: Position) -> EpochPlace:
         if end.epoch in self._begun:
-            return Epoch.BEGUN
-        return Epoch.PLANNED if self._queues.is_open(end.epoch) else Epoch.ELSEWHERE
+            return EpochPlace.BEGUN
+        return EpochPlace.PLANNED if self._queues.is_open(end.epoch) else EpochPlace.ELSEWHERE
 
     def _do(self, call: Call, asked: _Asked) -> None:
         """Carry out a call on its epoch.
@@ -323,7 +323,7 @@ class EpochSource:
         """Begin an epoch of a former process, as soon as its messages are here."""
         start, end = asked.start, asked.end
         self._sync(start)
-        if self._where(self._last) is not Epoch.PLANNED and (end.epoch > self._last.epoch or self._last == start):
+        if self._where(self._last) is not EpochPlace.PLANNED and (end.epoch > self._last.epoch or self._last == start):
             self._last = end  # Spark 4.0 has a bounded run plan its end before it shows what is open
         self._highest = max(self._highest, end.epoch)
         self._replay.run(start, end)

@@ -14,7 +14,7 @@ from pyspark_mq.sources.calls import (
     SHOWING,
     Act,
     Call,
-    Epoch,
+    EpochPlace,
     First,
     IllegalCallError,
     Shown,
@@ -33,17 +33,17 @@ NEW = Position(0)
 SHOWS = (Call.BOUND, Call.LATEST, Call.BLIND, Call.PAYLOAD, Call.COMMIT)
 NAMES = (Call.LATEST, Call.BEHIND, Call.BEYOND, Call.BLIND, Call.PAYLOAD, Call.COMMIT)
 #: What cannot come: Spark goes on from what is not here, or from an epoch that it has just shown as committed.
-ILLEGAL = {(Call.BEYOND, epoch) for epoch in Epoch} | {(Call.LATEST, Epoch.BEGUN)}
+ILLEGAL = {(Call.BEYOND, epoch) for epoch in EpochPlace} | {(Call.LATEST, EpochPlace.BEGUN)}
 
 
 def test_every_pair_is_decided() -> None:
     assert set(SHOWING) == {(call, shown) for call in SHOWS for shown in Shown}
-    assert set(EPOCHS) | ILLEGAL == {(call, epoch) for call in NAMES for epoch in Epoch}
+    assert set(EPOCHS) | ILLEGAL == {(call, epoch) for call in NAMES for epoch in EpochPlace}
     assert not set(EPOCHS) & ILLEGAL
 
 
 @pytest.mark.parametrize(("call", "epoch"), sorted(ILLEGAL, key=str))
-def test_an_illegal_pair_is_an_error_that_names_both(call: Call, epoch: Epoch) -> None:
+def test_an_illegal_pair_is_an_error_that_names_both(call: Call, epoch: EpochPlace) -> None:
     with pytest.raises(IllegalCallError, match=f"'{call.value}'.*'{epoch.value}'"):
         step(call, epoch)
 
@@ -63,7 +63,7 @@ def test_it_is_learnt_once_and_at_the_first_position_that_is_shown() -> None:
 
 
 def test_only_what_was_begun_here_is_acknowledged() -> None:
-    assert [pair for pair, act in EPOCHS.items() if act is Act.ACKNOWLEDGE] == [(Call.COMMIT, Epoch.BEGUN)]
+    assert [pair for pair, act in EPOCHS.items() if act is Act.ACKNOWLEDGE] == [(Call.COMMIT, EpochPlace.BEGUN)]
 
 
 @pytest.mark.parametrize(("start", "last", "kind"), [(3, 3, Call.LATEST), (2, 3, Call.BEHIND), (4, 3, Call.BEYOND)])
@@ -162,15 +162,15 @@ def test_what_a_call_does_first(call: Call, shown: Shown) -> None:
     check_first(call, shown)
 
 
-def epoch_at(epoch: Epoch, *, blind: bool = False) -> tuple[Scene, EpochSource, Position]:
+def epoch_at(epoch: EpochPlace, *, blind: bool = False) -> tuple[Scene, EpochSource, Position]:
     """A source of which the last epoch is there: acknowledged if elsewhere."""
     scene, source = make()
     source.commit(NEW)
     end = source.latest(None if blind else NEW, LIMIT)
     assert end.epoch > 0
-    if epoch is not Epoch.PLANNED:
+    if epoch is not EpochPlace.PLANNED:
         source.payload(NEW, end)
-    if epoch is Epoch.ELSEWHERE:
+    if epoch is EpochPlace.ELSEWHERE:
         source.commit(end)
     return scene, source, end
 
@@ -182,26 +182,26 @@ def acts(source: EpochSource, call: Callable[[], object]) -> list[str]:
 
 
 def check_latest_plans_behind_what_is_acknowledged() -> None:
-    scene, source, end = epoch_at(Epoch.ELSEWHERE)
+    scene, source, end = epoch_at(EpochPlace.ELSEWHERE)
     scene.publish(2)
     assert acts(source, lambda: source.latest(end, LIMIT)) == ["gather", "plan"]
 
 
 def check_latest_repeats_what_was_never_begun() -> None:
-    scene, source, end = epoch_at(Epoch.PLANNED)
+    scene, source, end = epoch_at(EpochPlace.PLANNED)
     scene.publish(2)
     assert acts(source, lambda: source.latest(end, LIMIT)) == []
     assert source._last == end
 
 
 def check_latest_acknowledges_what_was_begun() -> None:
-    scene, source, end = epoch_at(Epoch.BEGUN)
+    scene, source, end = epoch_at(EpochPlace.BEGUN)
     scene.publish(2)
     assert acts(source, lambda: source.latest(end, LIMIT)) == ["acknowledge", "acknowledged", "gather", "plan"]
 
 
 def check_from_behind_the_answer_is_the_last_one() -> None:
-    for epoch in Epoch:
+    for epoch in EpochPlace:
         scene, source, end = epoch_at(epoch)
         scene.publish(2)
         assert acts(source, lambda source=source: source.latest(NEW, LIMIT)) == []  # type: ignore[misc]
@@ -209,7 +209,7 @@ def check_from_behind_the_answer_is_the_last_one() -> None:
 
 
 def check_from_beyond_is_an_error() -> None:
-    for epoch in Epoch:
+    for epoch in EpochPlace:
         _, source, end = epoch_at(epoch)
         with pytest.raises(InternalError, match=f"goes on from epoch 99, the last here is {end.epoch}$"):
             source.latest(Position(99), LIMIT)
@@ -217,9 +217,9 @@ def check_from_beyond_is_an_error() -> None:
 
 def check_blindly_one_is_planned_beside_another_that_runs() -> None:
     for epoch, expected in {
-        Epoch.ELSEWHERE: ["gather", "plan"],
-        Epoch.PLANNED: [],
-        Epoch.BEGUN: ["gather", "plan"],
+        EpochPlace.ELSEWHERE: ["gather", "plan"],
+        EpochPlace.PLANNED: [],
+        EpochPlace.BEGUN: ["gather", "plan"],
     }.items():
         scene, source, _ = epoch_at(epoch, blind=True)
         scene.publish(2)
@@ -228,14 +228,14 @@ def check_blindly_one_is_planned_beside_another_that_runs() -> None:
 
 
 def check_a_payload_begins_what_was_planned() -> None:
-    scene, source, end = epoch_at(Epoch.PLANNED)
+    scene, source, end = epoch_at(EpochPlace.PLANNED)
     assert acts(source, lambda: source.payload(NEW, end)) == ["begin"]
     assert acts(source, lambda: source.payload(NEW, end)) == []
     assert ids_of(source.payload(NEW, end)) == scene.sent
 
 
 def check_a_payload_of_a_former_process_is_a_replay() -> None:
-    scene, _, end = epoch_at(Epoch.PLANNED)
+    scene, _, end = epoch_at(EpochPlace.PLANNED)
     scene.query.crash()
     source = scene.query.source
     assert acts(source, lambda: source.payload(NEW, end)) == ["replay", "begin"]
@@ -244,16 +244,16 @@ def check_a_payload_of_a_former_process_is_a_replay() -> None:
 
 def check_only_what_was_begun_is_acknowledged() -> None:
     for epoch, expected in {
-        Epoch.ELSEWHERE: [],
-        Epoch.PLANNED: [],
-        Epoch.BEGUN: ["acknowledge", "acknowledged"],
+        EpochPlace.ELSEWHERE: [],
+        EpochPlace.PLANNED: [],
+        EpochPlace.BEGUN: ["acknowledge", "acknowledged"],
     }.items():
         _, source, end = epoch_at(epoch)
         assert acts(source, lambda source=source, end=end: source.commit(end)) == expected  # type: ignore[misc]
 
 
 def check_nothing_that_runs_is_acknowledged_by_a_word_on_another_epoch() -> None:
-    scene, source, running = epoch_at(Epoch.BEGUN, blind=True)
+    scene, source, running = epoch_at(EpochPlace.BEGUN, blind=True)
     scene.publish(2)
     scene.world.let_pass(1.0)
     planned = source.latest(None, LIMIT)
