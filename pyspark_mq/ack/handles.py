@@ -49,14 +49,14 @@ class Handles(Generic[K]):
     loses its front again and again is searched through from there each time.
 
     Attributes:
-        barrier: from this tag on nothing may be acknowledged together with what is before it, as some deliveries
-            behind it are held by nobody and have to stay open; None if there is none.
+        cumulative_below: only what has a tag below this may be acknowledged cumulatively, as some deliveries from it on
+            are held by nobody and have to stay open; None for no bound.
     """
 
-    __slots__ = ("_keys", "_start", "_tags", "barrier")
+    __slots__ = ("_keys", "_start", "_tags", "cumulative_below")
 
     def __init__(self) -> None:
-        self.barrier: int | None = None
+        self.cumulative_below: int | None = None
         self._tags: array[int] = array("q")
         self._keys: list[K] = []
         self._start = 0
@@ -81,7 +81,7 @@ class Handles(Generic[K]):
         self._keys[at:] = [key for _, key in late]
 
     def take_front(self, wanted: Collection[K]) -> tuple[Sequence[K], int]:
-        """Take the deliveries of these messages up to the first of another one, or the barrier.
+        """Take the deliveries of these messages up to the first of another one, or to `cumulative_below`.
 
         Returns:
             their messages, and the last tag; 0 if there is none.
@@ -91,8 +91,8 @@ class Handles(Generic[K]):
             end = self._start
         while end < len(self._keys) and self._keys[end] in wanted:
             end += 1
-        if self.barrier is not None:
-            end = min(end, bisect_left(self._tags, self.barrier, self._start))
+        if self.cumulative_below is not None:
+            end = min(end, bisect_left(self._tags, self.cumulative_below, self._start))
         taken = self._keys[self._start : end]
         if not taken:
             return (), 0
@@ -114,10 +114,10 @@ class Handles(Generic[K]):
         return list(compress(keys, goes)), tuple(compress(tags, goes))
 
     def split(self, tags: Sequence[int]) -> tuple[int, tuple[int, ...]]:
-        """Split tags that are not held: the last below all held ones and the barrier, and those above."""
+        """Split tags that are not held: the last below all held ones and `cumulative_below`, and the others."""
         below = bisect_left(tags, self._tags[self._start]) if len(self) else len(tags)
-        if self.barrier is not None:
-            below = min(below, bisect_left(tags, self.barrier))
+        if self.cumulative_below is not None:
+            below = min(below, bisect_left(tags, self.cumulative_below))
         return (tags[below - 1] if below else 0), tuple(tags[below:])
 
 

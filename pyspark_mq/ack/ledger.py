@@ -242,7 +242,8 @@ class Ledger(Generic[K, P]):
         Until the session ends; only then it comes again.
         """
         handles = self._open[session]
-        handles.barrier = tag if handles.barrier is None else min(tag, handles.barrier)
+        bound = handles.cumulative_below
+        handles.cumulative_below = tag if bound is None else min(tag, bound)
 
     def lose(self, session: int) -> int:
         """Void every handle of a session that has ended (rule 6).

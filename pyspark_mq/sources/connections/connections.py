@@ -232,8 +232,8 @@ class Connections:
         for part in due.parts:
             self._ask(part.session, "acknowledge", due.number, part.upto, part.singles)
 
-    def ask_for_answers(self, number: int) -> None:
-        """Have the broker confirm in each session, under that number, that it has got so far."""
+    def send_barriers(self, number: int) -> None:
+        """Have a barrier sent in each session, which acknowledges nothing and is confirmed under that number."""
         for session in self._live:
             self._ask(session, "acknowledge", number, 0, ())
 

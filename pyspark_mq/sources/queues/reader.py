@@ -88,7 +88,7 @@ class QueueReader:
         self.connections = Connections(settings, workers, runtime, events)
         self.connected = Connected(settings, check)
         self._known, self._copies = known, copies
-        self._last_question = 0
+        self._last_barrier = 0
         self._store = store
         self._runtime = runtime
         self._reconnects = 0
@@ -162,7 +162,7 @@ class QueueReader:
                 self.last_sign_s = now_s
                 self._deliveries.enter(event, over_limit=self._replaying and self.held_bytes >= self._bytes_max)
             elif isinstance(event, Confirmed):
-                if event.number > 0:  # and not the answer to a mere question
+                if event.number > 0:  # and not a barrier alone
                     self.last_sign_s = now_s
                     self._watches.confirmed()
                 self.ledger.confirm(event.number, event.session, now_s)
@@ -174,9 +174,9 @@ class QueueReader:
         up = self.connections.complete and self.taking
         self.connected.look(self.connections.progress_s, up=up and not self.connections.broke_off)
         if self.ledger.settling.asks(now_s):  # nothing else is asked behind `settleGrace`: so confirmed is settled
-            self._last_question -= 1
-            self.ledger.settling.asked(self._last_question, self.connections.windows, now_s)
-            self.connections.ask_for_answers(self._last_question)
+            self._last_barrier -= 1
+            self.ledger.settling.asked(self._last_barrier, self.connections.windows, now_s)
+            self.connections.send_barriers(self._last_barrier)
         self.windows.look()
         if not self._replaying and not self.windows.replay_is_open:
             self._deliveries.take_back(now_s)
