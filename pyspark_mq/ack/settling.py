@@ -20,7 +20,7 @@ K = TypeVar("K", bound=Hashable)  #: identity of a message
 
 
 @dataclass(slots=True)
-class _Part(Generic[K]):
+class _Batch(Generic[K]):
     """Acknowledged messages of one session.
 
     Attributes:
@@ -43,34 +43,36 @@ class Settling(Generic[K]):
 
     def __init__(self, grace_s: float | None) -> None:
         self._grace_s = grace_s
-        self._parts: dict[tuple[int, int], _Part[K]] = {}
+        self._batches: dict[tuple[int, int], _Batch[K]] = {}
         #: Number and session -> when the broker was asked.
         self._asked: dict[tuple[int, int], float] = {}
 
     def __len__(self) -> int:
         """Messages that are not settled."""
-        return sum(len(part.keys) for part in self._parts.values())
+        return sum(len(batch.keys) for batch in self._batches.values())
 
     # -- looking
 
     def under_way(self, number: int | None = None) -> bool:
         """Whether the confirmation of these acknowledgements, or of any, can still come."""
         return any(
-            part.confirmed_s is None for (asked, _), part in self._parts.items() if number is None or asked == number
+            batch.confirmed_s is None
+            for (asked, _), batch in self._batches.items()
+            if number is None or asked == number
         )
 
     def holds(self, segment: int) -> bool:
         """Whether something of a segment is not settled."""
-        return any(part.segment == segment for part in self._parts.values())
+        return any(batch.segment == segment for batch in self._batches.values())
 
     def among(self, keys: Collection[K]) -> set[K]:
         """Return the messages of these that are not settled."""
         wanted = set(keys)
-        return {key for part in self._parts.values() for key in wanted.intersection(part.keys)}
+        return {key for batch in self._batches.values() for key in wanted.intersection(batch.keys)}
 
     def again(self) -> Iterator[K]:
         """Yield messages that came again and are not settled."""
-        return (key for part in self._parts.values() if part.segment is None for key in part.keys)
+        return (key for batch in self._batches.values() if batch.segment is None for key in batch.keys)
 
     def asks(self, now_s: float) -> bool:
         """Whether the broker has to be asked something, for its answer alone."""
@@ -79,8 +81,8 @@ class Settling(Generic[K]):
         asked_s: dict[int, float] = {}
         for (_, session), at_s in self._asked.items():
             asked_s[session] = max(at_s, asked_s.get(session, at_s))
-        for (_, session), part in self._parts.items():
-            due_s = None if part.confirmed_s is None else part.confirmed_s + self._grace_s
+        for (_, session), batch in self._batches.items():
+            due_s = None if batch.confirmed_s is None else batch.confirmed_s + self._grace_s
             if due_s is not None and due_s <= now_s and asked_s.get(session, due_s - 1) < due_s:
                 return True
         return False
@@ -90,7 +92,7 @@ class Settling(Generic[K]):
     def put(self, number: int, parts: Iterable[tuple[SessionAcks, Collection[K]]], segment: int | None) -> None:
         """Acknowledgements are due: in each session these, of these messages."""
         for acks, keys in parts:
-            self._parts[number, acks.session] = _Part(keys, acks.deliveries, segment)
+            self._batches[number, acks.session] = _Batch(keys, acks.deliveries, segment)
 
     def asked(self, number: int, sessions: Iterable[int], now_s: float) -> None:
         """Sessions are asked something that they answer behind all that they were asked before."""
@@ -100,28 +102,28 @@ class Settling(Generic[K]):
     def confirm(self, number: int, session: int, now_s: float) -> int:
         """A session has answered; how many deliveries it has confirmed by that."""
         asked_s = self._asked.pop((number, session), None)
-        part = self._parts.get((number, session))
+        batch = self._batches.get((number, session))
         confirmed = 0
-        if part is not None and part.confirmed_s is None:
-            part.confirmed_s, confirmed = now_s, part.deliveries
+        if batch is not None and batch.confirmed_s is None:
+            batch.confirmed_s, confirmed = now_s, batch.deliveries
         if self._grace_s is None:
-            self._parts.pop((number, session), None)
+            self._batches.pop((number, session), None)
         elif asked_s is not None:
-            for place, other in list(self._parts.items()):
+            for place, other in list(self._batches.items()):
                 done_s = None if other.confirmed_s is None else other.confirmed_s + self._grace_s
                 if place[1] == session and done_s is not None and done_s <= asked_s:
-                    del self._parts[place]
+                    del self._batches[place]
         return confirmed
 
     def lose(self, session: int) -> list[K]:
         """A session has ended; what it leaves."""
         for place in [place for place in self._asked if place[1] == session]:
             del self._asked[place]
-        ended = [place for place in self._parts if place[1] == session]
-        return [key for place in ended for key in self._parts.pop(place).keys]
+        ended = [place for place in self._batches if place[1] == session]
+        return [key for place in ended for key in self._batches.pop(place).keys]
 
     def merge(self, segments: Sequence[int], into: int) -> None:
-        """Segments have become one."""
-        for part in self._parts.values():
-            if part.segment in segments:
-                part.segment = into
+        """Segments have become batch."""
+        for batch in self._batches.values():
+            if batch.segment in segments:
+                batch.segment = into

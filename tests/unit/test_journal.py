@@ -95,7 +95,7 @@ class Life:
 
     def answer(self) -> None:
         """All is confirmed, and something that was asked behind the grace is answered."""
-        for number, _ in list(self.ledger.settling._parts):
+        for number, _ in list(self.ledger.settling._batches):
             self.ledger.confirm(number, self.session, self.now_s)
         self.now_s += GRACE_S
         self.ledger.settling.asked(-1, [self.session], self.now_s)
