@@ -9,7 +9,6 @@ of such an epoch (:meth:`.Memory.plan_beside`).
 from __future__ import annotations
 
 from pyspark_mq.sources.calls import Shown
-from pyspark_mq.sources.position import Limit
 from pyspark_mq.sources.queues.group import QueueGroup
 from pyspark_mq.sources.queues.windows import EPOCHS_IN_WINDOW, Moment
 from pyspark_mq.sources.runtime import Runtime
@@ -37,13 +36,13 @@ class BlindPlanning:
         for queue in self._queues:
             queue.take()
 
-    def share_window(self, limit: Limit) -> Limit:
+    def share_window(self, limit: int | None) -> int:
         """Leave room in the windows for the next epoch beside the one that waits to be acknowledged."""
         for queue in self._queues:
             queue.windows.enter(Moment.BLIND)
         windows = [queue.windows.total or queue.windows.next_total for queue in self._queues]
         maximum = max(1, sum(windows) // EPOCHS_IN_WINDOW)
-        return Limit(maximum if limit.messages is None else min(maximum, limit.messages))
+        return maximum if limit is None else min(maximum, limit)
 
     def needs_empty_epoch(self, shown: Shown, *, running: bool) -> bool:
         """Whether an epoch is due although it has no messages.

@@ -32,7 +32,7 @@ from pyspark_mq.sources.calls import Act, Call, EpochPlace, First, IllegalCallEr
 from pyspark_mq.sources.connections.block import Run
 from pyspark_mq.sources.connections.workers import Workers
 from pyspark_mq.sources.journal.memory import Memory, NoMemory
-from pyspark_mq.sources.position import JournalFiles, Limit, Position
+from pyspark_mq.sources.position import JournalFiles, Position
 from pyspark_mq.sources.queues.connected import CheckFacts
 from pyspark_mq.sources.queues.group import QueueGroup
 from pyspark_mq.sources.queues.matching import MatchingQueues
@@ -44,10 +44,7 @@ from pyspark_mq.sources.replay import Replay
 from pyspark_mq.sources.runtime import Runtime, Threads
 from pyspark_mq.sources.settings import Settings
 
-__all__ = ["EpochSource", "Limit", "Position", "Run"]
-
-
-_NO_LIMIT = Limit(None)
+__all__ = ["EpochSource", "Position", "Run"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +53,7 @@ class _Asked:
 
     start: Position
     end: Position
-    limit: Limit = _NO_LIMIT
+    limit: int | None = None
     blind: bool = False
 
 
@@ -136,12 +133,12 @@ class EpochSource:
         self._queues.start()
         self._admission.bound()
 
-    def latest(self, start: Position | None, limit: Limit) -> Position:
+    def latest(self, start: Position | None, limit: int | None) -> Position:
         """Phase two of the epoch that ends at `start`, then phase one of the next.
 
         Args:
             start: the last committed position; None where Spark does not say (:mod:`.blind`).
-            limit: how much to take.
+            limit: messages to take at most; None for all that can be had now.
 
         Returns:
             The end of a new epoch, or the last position if there is nothing new.
@@ -290,7 +287,7 @@ class EpochSource:
         limit = asked.limit
         if asked.blind:
             limit = self._blind.share_window(limit)
-        elif limit.messages is None:
+        elif limit is None:
             # The one epoch of this run, and everything before it is committed: take what there is.
             self._open_wide()
         sizes = self._admission.gather(limit)

@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_mq.errors import MessageError
 from pyspark_mq.sources.connections.block import Run, sizes_of, values_of
-from pyspark_mq.sources.position import Limit, Position
+from pyspark_mq.sources.position import Position
 from pyspark_mq.spark_source.failures import in_words
 from pyspark_mq.spark_source.handover import Handover, Rows
 from pyspark_mq.spark_source.offset import OffsetCodec
@@ -124,10 +124,11 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._known.append((self._codec.encode(latest), latest))
         return self._known[-1][0]
 
-    def _limit(self, limit: Any) -> Limit:
+    def _limit(self, limit: Any) -> int | None:
         if ReadAllAvailable is not None and isinstance(limit, ReadAllAvailable):
-            return Limit(None)
-        return Limit(getattr(limit, "max_rows", self._options.settings.max_messages))
+            return None
+        maximum: int = getattr(limit, "max_rows", self._options.settings.max_messages)
+        return maximum
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Queues and counters. Spark shows them in the progress as the source's `latestOffset`."""

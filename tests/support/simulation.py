@@ -24,7 +24,7 @@ from pyspark_mq.sources.connections.block import block_schema, values_of
 from pyspark_mq.sources.connections.processes.worker import in_processes
 from pyspark_mq.sources.connections.thread_worker import in_threads
 from pyspark_mq.sources.connections.workers import Workers
-from pyspark_mq.sources.epochs import EpochSource, Limit, Position, Run
+from pyspark_mq.sources.epochs import EpochSource, Position, Run
 from pyspark_mq.sources.queues.reader import QueueReader
 from pyspark_mq.sources.runtime import Runtime, Task
 from pyspark_mq.sources.settings import Settings
@@ -407,7 +407,7 @@ class Query:
     def _plan(self, batch: int, crash: At | None, most: int | None) -> bool:
         source = self.source
         self.trace("latest")
-        end = source.latest(self.position(batch - 1) if self.shows_start else None, Limit(most))
+        end = source.latest(self.position(batch - 1) if self.shows_start else None, most)
         # Before Spark 4.2 the source has not read another offset by now.
         offset = json.dumps(self._codec.encode(end))
         start = self.position(batch - 1)

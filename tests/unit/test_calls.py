@@ -22,12 +22,12 @@ from pyspark_mq.sources.calls import (
     show,
     step,
 )
-from pyspark_mq.sources.epochs import EpochSource, Limit, Position
+from pyspark_mq.sources.epochs import EpochSource, Position
 from pyspark_mq.sources.settings import Guarantee
 from tests.support.scene import Scene
 from tests.support.simulation import ids_of
 
-LIMIT = Limit(10)
+LIMIT = 10
 NEW = Position(0)
 #: Machines and the calls that each of them sees.
 SHOWS = (Call.BOUND, Call.LATEST, Call.BLIND, Call.PAYLOAD, Call.COMMIT)
