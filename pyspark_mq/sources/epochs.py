@@ -27,7 +27,7 @@ from pyspark_mq.ack.counters import Counters
 from pyspark_mq.dedup import CheckpointOnly
 from pyspark_mq.errors import CheckpointError, InternalError
 from pyspark_mq.sources.admission import Admission
-from pyspark_mq.sources.blind import BlindPlanning
+from pyspark_mq.sources.blind import NOT_SHOWN, limit_by_windows, needs_empty_epoch
 from pyspark_mq.sources.calls import Act, Call, EpochPlace, First, IllegalCallError, Shown, latest_at, show, step
 from pyspark_mq.sources.connections.block import Run
 from pyspark_mq.sources.connections.workers import Workers
@@ -103,7 +103,6 @@ class EpochSource:
         self._admission = Admission(settings, self._queues, self._runtime)
         self._timings = Timings(self._runtime)
         self._replay = Replay(settings, self._queues, self._runtime, self._memory)
-        self._blind = BlindPlanning(self._queues, self._runtime)
         self._shown = Shown.FRESH
         #: The end of the last epoch that is known here.
         self._last = Position(0)
@@ -146,7 +145,8 @@ class EpochSource:
         self._timings.asked()
         self._show(Call.BLIND if start is None else Call.LATEST, start or Position(0))
         if start is None:
-            self._blind.begin()
+            for queue in self._queues:
+                queue.take()  # nothing that Spark could show first comes before that
             call = Call.BLIND
         else:
             self._do(Call.COMMIT, _Asked(start, start))
@@ -286,18 +286,20 @@ class EpochSource:
             self._backlog.begin([queue.name for queue in self._queues if not queue.view.depths])
         limit = asked.limit
         if asked.blind:
-            limit = self._blind.share_window(limit)
+            limit = limit_by_windows(self._queues, limit)
         elif limit is None:
             # The one epoch of this run, and everything before it is committed: take what there is.
             self._open_wide()
         sizes = self._admission.gather(limit)
         self._timings.gathered()
-        if sizes or (asked.blind and self._blind.needs_empty_epoch(self._shown, running=bool(self._begun))):
+        if sizes or (asked.blind and needs_empty_epoch(self._queues, self._shown, running=bool(self._begun))):
             self._cut(sizes)
 
     def _cut(self, sizes: Mapping[QueueReader, int]) -> None:
-        epoch, blind = self._blind.number(self._highest, self._shown)
-        self._highest = epoch
+        blind = self._shown in NOT_SHOWN
+        # Spark compares offsets, so blindly it has to be another one than the committed one. That the clock is usually
+        # above all earlier numbers is of no importance (rule 16).
+        epoch = self._highest = max(self._highest + 1, self._runtime.utc_us() if blind else 0)
         bytes_before = self._queues.planned_bytes
         planned = {queue.name: queue.plan(epoch, sizes.get(queue, 0)) for queue in self._queues}
         self._admission.planned()
