@@ -8,6 +8,7 @@ broker died. What the end of a session cuts off is *left*: it may come again, ho
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -25,13 +26,13 @@ class _Batch(Generic[K]):
 
     Attributes:
         segment: the one that all of it was committed with; None for what came again.
-        confirmed_s: when the broker confirmed it.
+        answer_s: an answer to what is asked from then on settles it; infinity until the broker has confirmed it.
     """
 
     keys: Collection[K]
     deliveries: int
     segment: int | None
-    confirmed_s: float | None = None
+    answer_s: float = math.inf
 
 
 class Settling(Generic[K]):
@@ -56,7 +57,7 @@ class Settling(Generic[K]):
     def under_way(self, number: int | None = None) -> bool:
         """Whether the confirmation of these acknowledgements, or of any, can still come."""
         return any(
-            batch.confirmed_s is None
+            batch.answer_s == math.inf
             for (asked, _), batch in self._batches.items()
             if number is None or asked == number
         )
@@ -76,16 +77,13 @@ class Settling(Generic[K]):
 
     def asks(self, now_s: float) -> bool:
         """Whether the broker has to be asked something, for its answer alone."""
-        if self._grace_s is None:
-            return False
         asked_s: dict[int, float] = {}
         for (_, session), at_s in self._asked.items():
             asked_s[session] = max(at_s, asked_s.get(session, at_s))
-        for (_, session), batch in self._batches.items():
-            due_s = None if batch.confirmed_s is None else batch.confirmed_s + self._grace_s
-            if due_s is not None and due_s <= now_s and asked_s.get(session, due_s - 1) < due_s:
-                return True
-        return False
+        return any(
+            batch.answer_s <= now_s and asked_s.get(session, -math.inf) < batch.answer_s
+            for (_, session), batch in self._batches.items()
+        )
 
     # -- what happens
 
@@ -104,14 +102,13 @@ class Settling(Generic[K]):
         asked_s = self._asked.pop((number, session), None)
         batch = self._batches.get((number, session))
         confirmed = 0
-        if batch is not None and batch.confirmed_s is None:
-            batch.confirmed_s, confirmed = now_s, batch.deliveries
+        if batch is not None and batch.answer_s == math.inf:
+            batch.answer_s, confirmed = now_s + (self._grace_s or 0.0), batch.deliveries
         if self._grace_s is None:
             self._batches.pop((number, session), None)
         elif asked_s is not None:
             for place, other in list(self._batches.items()):
-                done_s = None if other.confirmed_s is None else other.confirmed_s + self._grace_s
-                if place[1] == session and done_s is not None and done_s <= asked_s:
+                if place[1] == session and other.answer_s <= asked_s:
                     del self._batches[place]
         return confirmed
 

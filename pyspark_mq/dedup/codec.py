@@ -226,7 +226,12 @@ def _decode_texts(count: int, reader: _Reader) -> list[str]:
 
 
 def _planes(data: bytes, width: int) -> bytes:
-    return np.frombuffer(data, np.uint8).reshape(-1, width).T.tobytes()
+    return _transposed(data, len(data) // width, width)
+
+
+def _transposed(data: bytes, rows: int, columns: int) -> bytes:
+    turned: bytes = np.frombuffer(data, np.uint8).reshape(rows, columns).T.tobytes()
+    return turned
 
 
 def _planes_of(kind: str, numbers: list[int]) -> bytes:
@@ -278,7 +283,7 @@ class _Reader:
         return int.from_bytes(self.take(4), "big")
 
     def planes(self, count: int, width: int) -> bytes:
-        return np.frombuffer(self.take(count * width), np.uint8).reshape(width, count).T.tobytes()
+        return _transposed(self.take(count * width), width, count)
 
     def numbers(self, kind: str, count: int) -> list[int]:
         values: list[int] = np.frombuffer(self.planes(count, np.dtype(kind).itemsize), kind).tolist()

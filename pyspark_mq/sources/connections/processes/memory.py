@@ -5,15 +5,13 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from collections.abc import Sequence
-from typing import Any
 
 import pyarrow as pa
 
 __all__ = ["read_file", "write_file"]
 
 
-def write_file(parts: Sequence[Any]) -> int:
+def write_file(data: bytes | memoryview) -> int:
     """The descriptor of a file without a name that holds these bytes.
 
     Raises:
@@ -21,13 +19,9 @@ def write_file(parts: Sequence[Any]) -> int:
     """
     file = os.memfd_create("pyspark-mq", os.MFD_CLOEXEC)
     try:
-        left = [memoryview(part).cast("B") for part in parts]
+        left = memoryview(data)
         while left:
-            written = os.writev(file, left)
-            while left and written >= len(left[0]):
-                written -= len(left.pop(0))
-            if left:
-                left[0] = left[0][written:]
+            left = left[os.write(file, left) :]
     except BaseException:
         os.close(file)
         raise

@@ -194,7 +194,7 @@ def send_event(channel: Channel, event: object) -> None:
     if message.size < _INLINE_BYTES:
         channel.send(rows, memoryview(message))
         return
-    file = write_file([memoryview(message)])
+    file = write_file(memoryview(message))
     try:
         channel.send(rows, file=file)
     finally:
