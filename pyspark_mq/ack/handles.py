@@ -65,7 +65,6 @@ class Handles(Generic[K]):
         return len(self._tags) - self._start
 
     def messages(self) -> list[K]:
-        """The message of each delivery."""
         return self._keys[self._start :]
 
     def hold(self, tags: Sequence[int], keys: Iterable[K]) -> None:
@@ -137,11 +136,9 @@ class OpenDeliveries(Generic[K]):
         return self._sessions[session]
 
     def open(self, session: int) -> None:
-        """A session has opened."""
         self._sessions[session] = Handles()
 
     def count_more(self, keys: Iterable[K]) -> None:
-        """Messages that have a handle have another one."""
         self._more.update(keys)
 
     def held(self, besides: int | None = None) -> set[K]:
@@ -149,7 +146,7 @@ class OpenDeliveries(Generic[K]):
         return {key for number, held in self._sessions.items() if number != besides for key in held.messages()}
 
     def close(self, session: int) -> int:
-        """A session is gone; how many of its handles were left."""
+        """Forget a session; return how many of its handles were left."""
         left = len(self._sessions.pop(session))
         counts = Counter(key for held in self._sessions.values() for key in held.messages())
         self._more = Counter({key: count - 1 for key, count in counts.items() if count > 1})

@@ -99,7 +99,6 @@ class Ledger(Generic[K, P]):
     # -- looking ---------------------------------------------------------------------------
 
     def state(self, key: K) -> State:
-        """Return the state of one message."""
         return self.states((key,))(key)
 
     def states(self, keys: Collection[K]) -> Callable[[K], State]:
@@ -117,7 +116,6 @@ class Ledger(Generic[K, P]):
 
     @property
     def counters(self) -> Counters:
-        """Counts until now."""
         return Counters(**self._count)
 
     @property
@@ -130,12 +128,10 @@ class Ledger(Generic[K, P]):
         return len(self._open[session])
 
     def unseen(self, keys: Collection[K]) -> Iterator[K]:
-        """Yield the keys that are not known here."""
         state_of = self.states(keys)
         yield from (key for key in keys if state_of(key) is State.UNSEEN)
 
     def all_unseen(self, keys: set[K]) -> bool:
-        """Whether none of these is known."""
         return (
             self.received.knows_none_of(keys)
             and self.planned.knows_none_of(keys)
@@ -144,12 +140,10 @@ class Ledger(Generic[K, P]):
         )
 
     def left_among(self, keys: Collection[K]) -> set[K]:
-        """Return those of these that ends of sessions or processes have left open."""
         left = set() if self._known is None else self._known.among(keys, self.left)
         return left | (self._leaving.keys() & keys)
 
     def settling_among(self, keys: Collection[K]) -> set[K]:
-        """Return those of these that are acknowledged and not settled."""
         return self.settling.among(keys)
 
     @property

@@ -88,17 +88,17 @@ class Settling(Generic[K]):
     # -- what happens
 
     def put(self, number: int, parts: Iterable[tuple[SessionAcks, Collection[K]]], segment: int | None) -> None:
-        """Acknowledgements are due: in each session these, of these messages."""
+        """Add acknowledgements that are due: in each session these, of these messages."""
         for acks, keys in parts:
             self._batches[number, acks.session] = _Batch(keys, acks.deliveries, segment)
 
     def asked(self, number: int, sessions: Iterable[int], now_s: float) -> None:
-        """Sessions are asked something that they answer behind all that they were asked before."""
+        """Take note that sessions are asked something which they answer behind all that they were asked before."""
         for session in sessions:
             self._asked[number, session] = now_s
 
     def confirm(self, number: int, session: int, now_s: float) -> int:
-        """A session has answered; how many deliveries it has confirmed by that."""
+        """Take note of an answer of a session; return how many deliveries it has confirmed by that."""
         asked_s = self._asked.pop((number, session), None)
         batch = self._batches.get((number, session))
         confirmed = 0
@@ -113,14 +113,14 @@ class Settling(Generic[K]):
         return confirmed
 
     def lose(self, session: int) -> list[K]:
-        """A session has ended; what it leaves."""
+        """Take note of the end of a session; return what it leaves."""
         for place in [place for place in self._asked if place[1] == session]:
             del self._asked[place]
         ended = [place for place in self._batches if place[1] == session]
         return [key for place in ended for key in self._batches.pop(place).keys]
 
     def merge(self, segments: Sequence[int], into: int) -> None:
-        """Segments have become batch."""
+        """Take note that segments have become one."""
         for batch in self._batches.values():
             if batch.segment in segments:
                 batch.segment = into

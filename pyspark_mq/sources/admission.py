@@ -33,13 +33,7 @@ _SIZING_ROWS = 1_000
 
 
 class Admission:
-    """Waits for messages and sizes epochs. Called by the query's thread alone.
-
-    Args:
-        settings: the query's.
-        queues: its queues.
-        runtime: the clock.
-    """
+    """Waits for messages and sizes epochs. Called by the query's thread alone."""
 
     def __init__(self, settings: Settings, queues: QueueGroup, runtime: Runtime) -> None:
         self._settings = settings

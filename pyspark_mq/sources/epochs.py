@@ -61,10 +61,7 @@ class EpochSource:
     """Plans, replays and acknowledges epochs for one query. Not thread-safe.
 
     Args:
-        settings: the query's.
-        workers: who keep the connections.
         make_store: where committed IDs of a queue are shared, beyond the checkpoint.
-        runtime: time and threads.
         list_queues: names of the queues there are, for option `queuePattern`.
         ask_depth: messages waiting in a queue, where no session learns it; None if nobody can be asked.
         files: of the journal; needed where messages have IDs.
@@ -204,7 +201,6 @@ class EpochSource:
             self._learn(known[0], open_)
 
     def _learn(self, start: Position, open_: Position | None) -> None:
-        """Learn what a former process left behind (rule 5)."""
         self._sync(start)  # a former process may have reported what no disk has yet
         self._highest = max(self._highest, start.epoch)
         if self._last.epoch == 0:
@@ -312,7 +308,6 @@ class EpochSource:
                 queue.acknowledge(epoch)
 
     def _begin(self, asked: _Asked) -> None:
-        """Begin an epoch that was planned here."""
         self._sync(asked.start)  # what is emitted is planned
         if asked.start.epoch == 0:
             self._open_wide()

@@ -72,8 +72,6 @@ class Connections:
 
     Args:
         settings: the query's, with this queue as its endpoint.
-        workers: who keep the connections.
-        runtime: the clock.
         events: where those of this queue come in.
 
     Attributes:
@@ -116,7 +114,6 @@ class Connections:
                 self._workers.send(Stop(key))
 
     def stop(self) -> None:
-        """Close the connections, all at once."""
         self.ask_to_stop()
         if self._started:
             self._workers.join(self._keepers)
@@ -211,7 +208,6 @@ class Connections:
 
     @property
     def paused(self) -> bool:
-        """Whether a session pauses because it has too many bytes."""
         return any(session.paused for session in self._live.values())
 
     @property
@@ -242,7 +238,6 @@ class Connections:
         self._ask(session, "end", why)
 
     def reject(self, session: int, tags: Sequence[int]) -> None:
-        """Have messages refused for good."""
         self._ask(session, "reject", tuple(tags))
 
     # -- how much
@@ -305,7 +300,6 @@ class Connections:
         return [depth.ready for depth in self._reported()]
 
     def _reported(self) -> list[QueueDepth]:
-        """The last report to each keeper, where there was one."""
         return [keeper.depth for keeper in self._keepers.values() if keeper.depth is not None]
 
     def depth_in(self, session: int) -> QueueDepth | None:

@@ -46,11 +46,8 @@ class SessionKeeper:
     """Keeper of one connection to the broker; `consumers` of them serve a queue.
 
     Args:
-        begin: what it is to keep.
-        session_class: of the protocol.
         events: where to report. Deliveries are not reported: they wait in the sink of the session.
         numbers: for sessions.
-        runtime: the clock, and what runs it.
 
     Attributes:
         begin: what it keeps.

@@ -69,13 +69,7 @@ FindSession: TypeAlias = Callable[[str], type[Session]]
 
 
 def in_threads(find_session: FindSession, schema: pa.Schema, runtime: Runtime) -> Workers:
-    """Return workers of this process: one thread takes from all keepers.
-
-    Args:
-        find_session: the session class of a protocol.
-        schema: of the blocks to make.
-        runtime: time and threads.
-    """
+    """Return workers of this process, which make blocks of that schema: one thread takes from all keepers."""
     one = partial(ThreadWorker, find_session, schema, runtime=runtime, now_s=runtime.monotonic_s, sessions=count(1))
     return Workers(lambda emit: [one(emit)], runtime)
 
@@ -84,7 +78,6 @@ class ThreadWorker(Worker):
     """One thread that takes from the keepers of this process.
 
     Args:
-        find_session: the session class of a protocol, by its name.
         schema: of the blocks to make.
         sessions: numbers for sessions, unique in the query.
     """

@@ -126,11 +126,9 @@ class Workers:
         return (0, self.now_s()) if route is None else route.worker.progress
 
     def now_s(self) -> float:
-        """Return the time on the clock of the workers."""
         return self._workers[0].now_s()
 
     def stop(self) -> None:
-        """Close all connections, all at once."""
         for worker in self._workers:
             worker.stop()
         for worker in self._workers:

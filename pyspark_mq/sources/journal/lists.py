@@ -111,7 +111,6 @@ class Journal:
 
     @property
     def left_numbers(self) -> list[int]:
-        """The numbers of left segments."""
         return [segment.number for segment in self.lists[Kind.LEFT]]
 
     def make(self, file: str, name: str, size: int) -> Segment:
@@ -119,7 +118,6 @@ class Journal:
         return Segment(next(self._numbers), file, name, size, size)
 
     def files(self) -> set[str]:
-        """Name the files that open segments are in."""
         return {segment.file for segments in self.lists.values() for segment in segments}
 
     # -- from list to list
@@ -168,7 +166,6 @@ class Journal:
         return segment.behind > _CONTENTS_LEFT or segment.since_s < self.connected_s - _CONTENTS_LEFT_S
 
     def drop(self, kind: Kind, segments: Iterable[Segment]) -> None:
-        """Close segments."""
         for segment in segments:
             self.lists[kind].remove(segment)
 

@@ -44,10 +44,6 @@ _ORDINAL_BITS = 60
 class Memory:
     """Memory of what was committed, over all queues of a query. Called by the query's thread.
 
-    Args:
-        settings: the query's.
-        files: of the journal.
-
     Attributes:
         left: the numbers of segments of IDs that were left, always the same list.
         forgotten: IDs that were forgotten although their messages may come again.
@@ -394,7 +390,6 @@ class Memory:
         return recent
 
     def _read(self, file: str, name: str) -> dict[str, list[Key]]:
-        """Read a segment: queue -> IDs, without what was given up of it."""
         return keys_of(self._texts(file, name), self._destination)
 
     def _load(self, kind: Kind, file: str, name: str, behind: int, since_s: float) -> None:
@@ -437,8 +432,7 @@ class NoMemory(Memory):
     """The memory of a query without IDs: it remembers nothing.
 
     Args:
-        settings: the query's.
-        files: of the journal, for what a raised guarantee would read; None if there is no place for them.
+        files: for what a raised guarantee would read; None if there is no place for them.
     """
 
     def __init__(self, settings: Settings, files: JournalFiles | None) -> None:
@@ -447,7 +441,6 @@ class NoMemory(Memory):
         self._place = files
 
     def plan(self, *_: Any, **__: Any) -> str:
-        """Name no file."""
         return ""
 
     def plan_beside(self, end: Position, ledgers: Mapping[str, Ledger[Key, Any]]) -> None:

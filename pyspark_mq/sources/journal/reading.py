@@ -19,7 +19,6 @@ def planned_in(files: JournalFiles, file: str, destination: str) -> dict[str, li
     """Read the IDs of an epoch: queue -> IDs in order, without those that it is run without.
 
     Args:
-        files: of the journal.
         file: of the epoch; empty for none.
         destination: what errors call what is read.
 

@@ -24,8 +24,7 @@ class EndOfRun:
     while a backlog flows, and no longer than ten minutes.
 
     Args:
-        queue: of the queue; every receiver of it is connected.
-        runtime: the clock.
+        queue: every receiver of it is connected.
     """
 
     def __init__(self, queue: QueueReader, runtime: Runtime) -> None:

@@ -42,8 +42,6 @@ class Deliveries:
 
     Args:
         settings: the query's, with this queue as its endpoint.
-        ledger: of the queue.
-        connections: of the queue.
         store: where committed IDs are shared, beyond the checkpoint.
         acknowledge: sends acknowledgements.
         copies: distinguishes messages that have no ID; None where none are distinguished.
@@ -86,11 +84,9 @@ class Deliveries:
         self.counted = {"redelivered": 0, "rejected": 0, "nameless": 0}
 
     def begin(self, session: int) -> None:
-        """A session has opened."""
         self.taken_in[session] = 0
 
     def end(self, session: int) -> None:
-        """A session has ended."""
         del self.taken_in[session]
         self._skipped.pop(session, None)
 
@@ -240,6 +236,5 @@ class Deliveries:
 def _without(
     places: Collection[int], tags: Sequence[int], keys: Sequence[Any], rows: Sequence[Row]
 ) -> tuple[list[int], list[Any], list[Row]]:
-    """The others, in order."""
     kept = [place for place in range(len(rows)) if place not in places]
     return [tags[place] for place in kept], [keys[place] for place in kept], [rows[place] for place in kept]

@@ -30,16 +30,7 @@ _BYTES_HELD_EPOCHS = 2
 
 
 class QueueGroup:
-    """The queues of a query, in their order. Called by the query's thread alone.
-
-    Args:
-        settings: the query's.
-        workers: who keep the connections.
-        make_store: of one queue.
-        runtime: time and threads.
-        memory: what was committed of each.
-        check: finds what the log should say of a queue.
-    """
+    """The queues of a query, in their order. Called by the query's thread alone."""
 
     def __init__(
         self,
@@ -130,7 +121,6 @@ class QueueGroup:
         return sum((queue.counters().counted() for queue in self._ended.values()), self._forgotten)
 
     def stop(self) -> None:
-        """Close all connections, all at once."""
         for queue in self.with_ended():
             queue.connections.ask_to_stop()
         for queue in self.with_ended():
@@ -193,7 +183,6 @@ class QueueGroup:
 
     @property
     def complete(self) -> bool:
-        """Whether every receiver is connected."""
         return all(queue.connections.complete for queue in self)
 
     @property
@@ -218,7 +207,6 @@ class QueueGroup:
 
     @property
     def received(self) -> int:
-        """Deliveries taken in so far."""
         return sum(queue.ledger.counters.received for queue in self)
 
     def unconfirmed(self) -> bool:

@@ -86,7 +86,6 @@ class QueueWatch:
 
     @property
     def begun(self) -> bool:
-        """Whether there was a first look."""
         return self._task is not None
 
     def look(self) -> list[str]:
@@ -129,7 +128,6 @@ class QueueWatch:
         return self._seen
 
     def stop(self) -> None:
-        """Look no more."""
         self._stopping.set()
 
     def _life(self) -> Iterator[float]:

@@ -50,11 +50,8 @@ class QueueReader:
 
     Args:
         settings: the query's, with this queue as its endpoint.
-        workers: who keep the connections.
         store: where committed IDs of this queue are shared, beyond the checkpoint.
-        runtime: the clock.
         events: where those of this queue come in.
-        check: finds what the log should say of the queue.
         known: IDs of committed messages; None for a guarantee without.
         copies: distinguishes messages that have no ID; None for a guarantee without.
         left: segments of IDs that were left open; the list changes.
@@ -75,10 +72,10 @@ class QueueReader:
         store: SeenStore,
         runtime: Runtime,
         events: EventQueue,
-        check: CheckFacts = lambda _facts, _settings: (),
-        known: Known[Key] | None = None,
-        copies: Copies | None = None,
-        left: Collection[int] = (),
+        check: CheckFacts,
+        known: Known[Key] | None,
+        copies: Copies | None,
+        left: Collection[int],
     ) -> None:
         self.settings = settings
         self.ledger: Ledger[Any, Row] = Ledger(
@@ -109,7 +106,6 @@ class QueueReader:
 
     @property
     def name(self) -> str:
-        """The bare name of the queue or topic."""
         return self.settings.endpoint.name
 
     @property
@@ -145,7 +141,6 @@ class QueueReader:
         self.ended |= ended
 
     def take(self) -> None:
-        """Take deliveries from now on."""
         self.taking = True
 
     # -- what happens
@@ -223,7 +218,6 @@ class QueueReader:
     # -- phase one
 
     def oldest(self, most: int) -> Iterator[Row]:
-        """Yield the oldest received messages, up to so many."""
         return iter(self.ledger.received.oldest(most))
 
     def plan(self, epoch: int, size: int) -> Sequence[Any]:

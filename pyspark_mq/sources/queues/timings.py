@@ -14,11 +14,7 @@ _EPOCHS_KEPT = 16
 
 
 class Timings:
-    """The last planned epoch, and the last one whose acknowledgements were confirmed.
-
-    Args:
-        runtime: the clock.
-    """
+    """The last planned epoch, and the last one whose acknowledgements were confirmed."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -48,9 +44,7 @@ class Timings:
         """Note that it is cut.
 
         Args:
-            epoch: its number.
-            messages: how many it has.
-            size: bytes of their bodies.
+            size: bytes of the bodies.
         """
         self._epoch = {
             "epoch": epoch,

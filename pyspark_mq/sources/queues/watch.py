@@ -71,7 +71,6 @@ class BacklogWatch:
         return self._seen.get(queue) if fresh else None
 
     def stop(self) -> None:
-        """Look no more."""
         self._stopping.set()
 
     def _life(self) -> Iterator[float]:
@@ -109,8 +108,6 @@ class QueueWatches:
 
     Args:
         settings: the query's, with this queue as its endpoint.
-        settling, connections, windows: of the queue.
-        timing: how long a broker may take.
     """
 
     def __init__(
@@ -131,11 +128,9 @@ class QueueWatches:
         self._warned: set[str] = set()
 
     def confirmed(self) -> None:
-        """Take note of a confirmation."""
         self._since_s.pop(_UNCONFIRMED, None)
 
     def forget(self, session: int) -> None:
-        """Forget a session that has ended."""
         self._since_s.pop(session, None)
 
     def look(self, now_s: float, *, up: bool) -> None:
@@ -165,7 +160,6 @@ class QueueWatches:
             )
 
     def _lasts(self, what: str | int, now_s: float, most_s: float, *, so: bool) -> bool:
-        """Whether something has been so for longer than that."""
         if not so:
             self._since_s.pop(what, None)
         return so and now_s - self._since_s.setdefault(what, now_s) > most_s

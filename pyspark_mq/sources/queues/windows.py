@@ -66,8 +66,6 @@ def window_of(size: Window, settings: Settings, *, planned: int, expected: int, 
     """Return the window of one session, in messages.
 
     Args:
-        size: by the table.
-        settings: the queue's.
         planned: messages of open epochs, in all sessions together.
         expected: the same, and those that are acknowledged and not settled.
         replays: an epoch of a former process is open. Until it is committed a session is handed what that needs, or a
@@ -88,12 +86,7 @@ def window_of(size: Window, settings: Settings, *, planned: int, expected: int, 
 
 
 class Windows:
-    """Keeps the sessions of one queue to the table.
-
-    Args:
-        settings: the queue's.
-        ledger, connections, deliveries: of the queue.
-    """
+    """Keeps the sessions of one queue to the table."""
 
     def __init__(
         self, settings: Settings, ledger: Ledger[Any, Any], connections: Connections, deliveries: Deliveries

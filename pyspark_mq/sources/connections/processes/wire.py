@@ -202,11 +202,7 @@ def send_event(channel: Channel, event: object) -> None:
 
 
 def read_event(frame: Frame, schema: pa.Schema) -> Any:
-    """Read an event. A block is read where it is: in a mapped file, or in the bytes that came.
-
-    Args:
-        schema: of the blocks.
-    """
+    """Read an event. A block of that schema is read where it is: in a mapped file, or in the bytes that came."""
     rows = frame.message
     if not isinstance(rows, _Rows):
         return rows

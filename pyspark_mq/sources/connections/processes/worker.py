@@ -123,8 +123,6 @@ def in_processes(size: int, schema: pa.Schema, runtime: Runtime, start: StartChi
     Args:
         size: how many processes; fewer if they have fewer connections to hold.
         schema: of the blocks to make.
-        runtime: time and threads.
-        start: starts a process.
     """
     hello, lives = Hello(schema, _LOG.getEffectiveLevel(), 0), count(1)
     return Workers(lambda emit: [ProcessWorker(start, emit, hello, lives, size, runtime) for _ in range(size)], runtime)
@@ -134,7 +132,6 @@ class ProcessWorker(Worker):
     """One process after another, and the keepers that were dealt to it.
 
     Args:
-        start: starts a process.
         hello: what a process is sent first, but for its sessions' numbers.
         lives: numbers for processes, unique in the query.
         size: how many such workers there are.
