@@ -17,9 +17,6 @@ P = TypeVar("P")  #: whatever the caller wants back when the message is emitted
 class Buffer(Generic[K, P]):
     """The messages in the order in which they came.
 
-    Args:
-        weigh: the bytes of payloads.
-
     Attributes:
         weight: bytes of all payloads.
         order: the messages, oldest first.

@@ -173,10 +173,7 @@ class Ledger(Generic[K, P]):
         """Take in deliveries of one session, in the order of arrival.
 
         Args:
-            session: an open session.
             tags: ascending, above all earlier tags of the session.
-            keys: the identity of each message.
-            payloads: what to keep for each.
             elsewhere: those that are not known here, and that somebody else has committed.
 
         Returns:
@@ -200,19 +197,11 @@ class Ledger(Generic[K, P]):
             if state is State.UNSEEN:
                 unseen.add(key)
             groups.setdefault(state, []).append(delivery)
-        return self._meet(
-            Event.DELIVER,
-            {
-                state: DeliveredGroup(
-                    [key for _, key, _ in groups[state]],
-                    session,
-                    [tag for tag, _, _ in groups[state]],
-                    [payload for _, _, payload in groups[state]],
-                )
-                for state in State
-                if state in groups
-            },
-        )
+        met: dict[State, Group[K]] = {}
+        for state in filter(groups.__contains__, State):
+            its_tags, its_keys, its_payloads = zip(*groups[state], strict=True)
+            met[state] = DeliveredGroup(its_keys, session, its_tags, its_payloads)
+        return self._meet(Event.DELIVER, met)
 
     def held(self, keys: Sequence[K], payloads: Sequence[P]) -> list[int]:
         """Return the places of payloads that are held here: the last :meth:`deliver` did not drop them."""

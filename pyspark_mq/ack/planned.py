@@ -14,7 +14,7 @@ P = TypeVar("P")  #: whatever the caller wants back when the message is emitted
 
 @dataclass(slots=True)
 class Epoch(Generic[K, P]):
-    """One of them.
+    """A planned epoch.
 
     Attributes:
         payloads: in planned order; None for what has not come yet.
@@ -47,11 +47,7 @@ class Taken(Generic[P]):
 
 
 class Planned(Generic[K, P]):
-    """All of them, by number and by message.
-
-    Args:
-        weigh: the bytes of payloads.
-    """
+    """Planned epochs, by number and by message."""
 
     def __init__(self, weigh: Callable[[Sequence[P]], int]) -> None:
         self._weigh = weigh

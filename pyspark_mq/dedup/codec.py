@@ -66,9 +66,9 @@ def encode_ids(keys: Sequence[Key]) -> str:
     if not keys:
         return ""
     kinds = _kinds(keys)
-    chunks = [len(keys).to_bytes(4, "big"), _column_of_kinds(kinds)]
-    present = set(kinds)
-    for kind in sorted(present):
+    present = sorted(set(kinds))
+    chunks = [len(keys).to_bytes(4, "big"), bytes([1, *present]) if len(present) == 1 else b"\0" + kinds]
+    for kind in present:
         members = list(keys) if len(present) == 1 else [
             key for key, its in zip(keys, kinds, strict=True) if its == kind
         ]  # fmt: skip
@@ -136,11 +136,6 @@ def _split(key: str) -> tuple[str, int]:
     if not digits:
         return key[:-1], 0
     return key[: -len(digits)], int(digits)
-
-
-def _column_of_kinds(kinds: bytes) -> bytes:
-    uniform = kinds.count(kinds[0]) == len(kinds)
-    return bytes([1, kinds[0]]) if uniform else b"\0" + kinds
 
 
 # -- columns ---------------------------------------------------------------------------------

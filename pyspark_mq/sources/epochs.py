@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from pyspark_mq.ack.counters import Counters
@@ -80,6 +79,7 @@ class EpochSource:
         check: CheckFacts = lambda _facts, _settings: (),
     ) -> None:
         self._settings = settings
+        self._destination = settings.destination
         self._files = files
         if settings.guarantee.identifies:
             assert files is not None, "guarantee 'exactly-once' needs a place for its files"
@@ -339,7 +339,7 @@ class EpochSource:
             segment = self._memory.begin_commit(epoch)
             waits = [queue.commit(epoch, segment.number) for queue in self._queues.with_ended()]
             self._memory.commit(segment)
-            self._timings.committed(epoch, partial(_any_of, waits))
+            self._timings.committed(epoch, waits)
         self._queues.forget_ended()
 
     # -- what it says of itself ----------------------------------------------------------------
@@ -358,11 +358,3 @@ class EpochSource:
     def report(self) -> dict[str, Any]:
         """The counters and the times of the last epochs, under their documented names."""
         return {"reads": self._destination, **self.counters().report(), **self._timings.report()}
-
-    @property
-    def _destination(self) -> str:
-        return self._settings.destination
-
-
-def _any_of(waits: Sequence[Callable[[], bool]]) -> bool:
-    return any(wait() for wait in waits)

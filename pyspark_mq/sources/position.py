@@ -90,7 +90,6 @@ def decode(text: str, destination: str) -> list[Key]:
     """Read the IDs of a piece of a file.
 
     Args:
-        text: the IDs, encoded.
         destination: what errors call the queue.
 
     Raises:

@@ -43,11 +43,7 @@ class Replay:
         self._memory = memory
 
     def run(self, start: Position, end: Position) -> None:
-        """Have the messages of an epoch in the ledgers again, as one planned epoch.
-
-        Args:
-            start: the committed position before it.
-            end: of the epoch.
+        """Have the messages of the epoch between two positions in the ledgers again, as one planned epoch.
 
         Raises:
             CheckpointError: it was planned at another broker, or has messages of a queue that the query does not read.

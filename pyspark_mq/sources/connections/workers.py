@@ -86,7 +86,6 @@ class Workers:
 
     Args:
         make: makes workers that emit there; they have one clock.
-        runtime: the clock, and waiting.
     """
 
     def __init__(self, make: Callable[[Emit], Sequence[Worker]], runtime: Runtime) -> None:

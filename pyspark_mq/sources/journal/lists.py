@@ -1,24 +1,13 @@
-"""The journal: which IDs are remembered, by names of files and by counts. Pure.
+"""The journal: which IDs are remembered, by names of files and by counts, as docs/design.md has it. Pure.
 
 Each epoch has a file, of one or more *segments* of IDs. These are known while their segment is open, and the file of
-each epoch names all that are. A segment is
-
-* *under way* from the commit of its epoch on, until what was acknowledged of it is settled, or left;
-* *settled* then: closed once more than `dedupWindow` IDs were settled behind it;
-* *left*, where its messages may come again, however late: at a restart what was under way, and in the files of later
-  epochs what ends of sessions have cut off, ID by ID. Closed once more than two million were left behind it, or
-  after a day of being connected.
-
-No clock of a broker is in it: nobody needs to know when a message can no longer come again, where its ID is remembered
-for a hundred times as long as any broker keeps one.
+each epoch names all that are.
 
 What is behind a segment is counted when it comes there, and written with its name: so a restart, or a segment of which
 little is left, changes nothing. An ID that is left again leaves the segment that it was in. It is behind those that are
 newer than that one from now on, and was behind the others before.
 
-A trickle would have a thousand names. When a list has more than its share, its eight smallest segments become one, at
-the place of the newest of them: the names are bounded, whatever the size of epochs, and epochs of a usual size are
-never written twice.
+When a list has more than its share, its eight smallest segments become one, at the place of the newest of them.
 """
 
 from __future__ import annotations

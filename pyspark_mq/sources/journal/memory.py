@@ -100,9 +100,7 @@ class Memory:
         """Write the file of an epoch; its name.
 
         Args:
-            epoch: its number.
             planned: of each queue the IDs, in order.
-            ledgers: of the queues that are read.
             begun: epochs that Spark has run, and of which it says only after this plan that they are committed.
             blind: was that not shown of any?
 

@@ -66,10 +66,8 @@ class QueueWatch:
 
     Args:
         pattern: regular expression for a whole name.
-        ask: all names that there are.
-        interval_s: between two looks.
+        ask: lists all names that there are.
         patience_s: how long the first answer is waited for.
-        runtime: the clock, and what the looks run on.
     """
 
     def __init__(

@@ -12,10 +12,8 @@ class QueueView:
     """A queue at one moment, for whoever decides how much to take of it.
 
     Attributes:
-        received: messages received and not planned.
-        weight: bytes that they take.
-        unacked: deliveries of the open sessions that are not acknowledged.
-        window: how many there may be.
+        received, weight: messages that are received and not planned, and their bytes.
+        unacked, window: deliveries of the open sessions that are not acknowledged, and how many there may be.
         blocked: whether nothing can come any more.
         depths: messages waiting at the broker, by its last report to each receiver; empty if it reports none.
         behind: whether more has come to a session than it has read.

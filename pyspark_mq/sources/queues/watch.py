@@ -34,7 +34,6 @@ class BacklogWatch:
         ask: messages waiting in a queue, None if it does not say.
         interval_s: how often to look. RabbitMQ renews what its API reports every five seconds
             (`collect_statistics_interval`).
-        runtime: what the looks run on.
     """
 
     def __init__(self, ask: Callable[[str], int | None], interval_s: float, runtime: Runtime) -> None:
@@ -50,11 +49,7 @@ class BacklogWatch:
         self._silent = False
 
     def begin(self, queues: Sequence[str]) -> None:
-        """Look from now on, beside the caller. May be called again.
-
-        Args:
-            queues: names of those to ask for.
-        """
+        """Look for these from now on, in the background. May be called again."""
         self._queues = queues
         if self._task is None and queues:
             self._task = self._runtime.spawn("pyspark-mq backlog", self._life(), self._stopping)

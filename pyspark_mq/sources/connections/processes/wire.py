@@ -44,8 +44,7 @@ class Frame:
     """A frame as it came.
 
     Attributes:
-        message: the object.
-        data: the bytes beside it.
+        data: beside the message.
         file: a descriptor, now to be closed by who received it; None if there is none.
     """
 
@@ -64,12 +63,6 @@ class _Pickler(pickle.Pickler):
 class _Unpickler(pickle.Unpickler):
     def persistent_load(self, name: str) -> Broker:
         return BROKERS[name]
-
-
-def _pickled(message: object) -> bytes:
-    buffer = io.BytesIO()
-    _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(message)
-    return buffer.getvalue()
 
 
 class Channel:
@@ -95,7 +88,9 @@ class Channel:
         Raises:
             OSError: the other side is gone.
         """
-        pickled = _pickled(message)
+        buffer = io.BytesIO()
+        _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(message)
+        pickled = buffer.getvalue()
         whole = b"".join((_head.pack(len(pickled), len(data), file is not None), pickled, data))
         sent = 0 if file is None else socket.send_fds(self._socket, [whole], [file])
         if sent < len(whole):
