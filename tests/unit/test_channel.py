@@ -11,8 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from pyspark_mq.brokers import BROKERS
-from pyspark_mq.sources.connections.processes.memory import write_file
-from pyspark_mq.sources.connections.processes.wire import Channel
+from pyspark_mq.sources.connections.processes.wire import Channel, write_file
 from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.url import parse_urls
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from pyspark_mq.ack import Acknowledgements, Ledger
@@ -33,16 +33,38 @@ from pyspark_mq.sources.connections.events import Confirmed, Delivered, EventQue
 from pyspark_mq.sources.connections.workers import Workers
 from pyspark_mq.sources.queues.connected import CheckFacts, Connected
 from pyspark_mq.sources.queues.deliveries import Deliveries
-from pyspark_mq.sources.queues.view import QueueView
 from pyspark_mq.sources.queues.watch import QueueWatches
 from pyspark_mq.sources.queues.windows import Moment, Windows
 from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.settings import Settings
 
-__all__ = ["MakeStore", "QueueReader"]
+__all__ = ["MakeStore", "QueueReader", "QueueView"]
 
 #: The store of one queue, by the queue's settings.
 MakeStore: TypeAlias = Callable[[Settings], SeenStore]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueView:
+    """A queue at one moment, for whoever decides how much to take of it.
+
+    Attributes:
+        received, weight: messages that are received and not planned, and their bytes.
+        unacked, window: deliveries of the open sessions that are not acknowledged, and how many there may be.
+        blocked: whether nothing can come any more.
+        depths: messages waiting at the broker, by its last report to each receiver; empty if it reports none.
+        behind: whether more has come to a session than it has read.
+        has_open_epochs: whether anything is planned or emitted that is not committed.
+    """
+
+    received: int
+    weight: int
+    unacked: int
+    window: int
+    blocked: bool
+    depths: tuple[int, ...]
+    behind: bool
+    has_open_epochs: bool
 
 
 class QueueReader:

@@ -7,8 +7,7 @@ every message: there is one ledger, and it sees sessions, handles and deliveries
 
 The parts:
 
-* :mod:`.wire`: what parent and child say to each other, over a Unix socket;
-* :mod:`.memory`: memory that both see;
+* :mod:`.wire`: what parent and child say to each other, over a Unix socket and in memory that both see;
 * :mod:`.child`: the child's side;
 * :mod:`.worker`: the parent's side.
 

@@ -25,9 +25,8 @@ import pyarrow as pa
 from pyspark_mq.brokers import BROKERS, Broker
 from pyspark_mq.sources.connections.block import Block, Metadata
 from pyspark_mq.sources.connections.events import Delivered
-from pyspark_mq.sources.connections.processes.memory import read_file, write_file
 
-__all__ = ["Channel", "Hello", "read_event", "send_event"]
+__all__ = ["Channel", "Hello", "read_event", "send_event", "write_file"]
 
 _head = Struct("=QQ?")
 _READ_BYTES = 256 << 10
@@ -148,6 +147,46 @@ class Channel:
             os.close(self._files.popleft())
 
 
+# -- files without a name -------------------------------------------------------------------------
+
+
+def write_file(data: bytes | memoryview) -> int:
+    """The descriptor of a file without a name that holds these bytes.
+
+    Raises:
+        OSError: there is no memory for it.
+    """
+    file = os.memfd_create("pyspark-mq", os.MFD_CLOEXEC)
+    try:
+        left = memoryview(data)
+        while left:
+            left = left[os.write(file, left) :]
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+def _read_file(file: int) -> pa.Buffer:
+    """The bytes of such a file, where they are: the file stays for as long as the buffer, or what refers to it.
+
+    Args:
+        file: a descriptor, closed here.
+
+    Raises:
+        OSError: there is no room for it.
+    """
+    try:
+        # Python's own mapping keeps a descriptor besides (until 3.13), of which a process has 1,024 by default.
+        with pa.memory_map(f"/proc/self/fd/{file}") as mapped:
+            return mapped.read_buffer()
+    except OSError as failed:
+        size, why = os.fstat(file).st_size, os.strerror(failed.errno or 0)
+        raise OSError(failed.errno, f"cannot map {size} bytes of messages: {why}") from None
+    finally:
+        os.close(file)
+
+
 # -- events --------------------------------------------------------------------------------------
 
 
@@ -201,6 +240,6 @@ def read_event(frame: Frame, schema: pa.Schema) -> Any:
     rows = frame.message
     if not isinstance(rows, _Rows):
         return rows
-    message = pa.py_buffer(frame.data) if frame.file is None else read_file(frame.file)
+    message = pa.py_buffer(frame.data) if frame.file is None else _read_file(frame.file)
     block = Block(pa.ipc.read_record_batch(message, schema), rows.sizes)
     return Delivered(rows.key, rows.session, rows.metadata, block)
