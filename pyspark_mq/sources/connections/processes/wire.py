@@ -181,8 +181,7 @@ def _read_file(file: int) -> pa.Buffer:
         with pa.memory_map(f"/proc/self/fd/{file}") as mapped:
             return mapped.read_buffer()
     except OSError as failed:
-        size, why = os.fstat(file).st_size, os.strerror(failed.errno or 0)
-        raise OSError(failed.errno, f"cannot map {size} bytes of messages: {why}") from None
+        raise OSError(f"cannot map {os.fstat(file).st_size} bytes of messages: {failed}") from None
     finally:
         os.close(file)
 
