@@ -198,7 +198,7 @@ class Ledger(Generic[K, P]):
                 unseen.add(key)
             groups.setdefault(state, []).append(delivery)
         met: dict[State, Group[K]] = {}
-        for state in filter(groups.__contains__, State):
+        for state in [state for state in State if state in groups]:
             its_tags, its_keys, its_payloads = zip(*groups[state], strict=True)
             met[state] = DeliveredGroup(its_keys, session, its_tags, its_payloads)
         return self._meet(Event.DELIVER, met)
