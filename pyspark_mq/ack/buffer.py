@@ -17,9 +17,6 @@ P = TypeVar("P")  #: whatever the caller wants back when the message is emitted
 class Buffer(Generic[K, P]):
     """The messages in the order in which they came.
 
-    Args:
-        weigh: the bytes of payloads.
-
     Attributes:
         weight: bytes of all payloads.
         order: the messages, oldest first.
@@ -38,11 +35,9 @@ class Buffer(Generic[K, P]):
         return key in self._payloads
 
     def knows_none_of(self, keys: set[K]) -> bool:
-        """Whether none of these is here."""
         return self._payloads.keys().isdisjoint(keys)
 
     def get(self, key: K) -> P | None:
-        """Return the payload of a message."""
         return self._payloads.get(key)
 
     def oldest(self, limit: int) -> Iterable[P]:
@@ -54,13 +49,12 @@ class Buffer(Generic[K, P]):
         self._payloads[key] = payload
 
     def put(self, keys: Collection[K], payloads: Sequence[P]) -> None:
-        """Messages come."""
         self._payloads.update(zip(keys, payloads, strict=True))
         self.weight += self._weigh(payloads)
         self.order.extend(keys)
 
     def take(self, keys: Collection[K]) -> tuple[list[P], int]:
-        """Messages go; their payloads, and the bytes of these."""
+        """Take messages out; return their payloads, and the bytes of these."""
         first = all(map(eq, keys, self.order))
         if first and len(keys) == len(self._payloads):
             held, weight = list(self._payloads.values()), self.weight

@@ -49,7 +49,7 @@ _NAMELESS = bytes(_DIGEST)
 _REPEATS_MAX = 65_536
 _MET_MAX = 1_000_000
 #: Settled contents in one segment, about.
-_MET_PART = 65_536
+_MET_SEGMENT = 65_536
 #: Entries until those are looked through that nobody needs any more.
 _ENTRIES_MIN = 4_096
 
@@ -103,7 +103,7 @@ class Copies:
         #: Settled contents, in numbered segments, and these from the oldest on.
         self._met: Known[Any] = Known(second)
         self._met_numbers = count()
-        self._met_parts: list[int] = []
+        self._met_segments: list[int] = []
         self._swept = _ENTRIES_MIN
         self.shown = False
         self.ambiguous = 0
@@ -233,7 +233,7 @@ class Copies:
             self._waiting.setdefault(digest, {})[key] = None
             self._note(key)
 
-    def settled_by(self, keys: Sequence[Any], look: Look) -> list[Any]:
+    def left_as(self, keys: Sequence[Any], look: Look) -> list[Any]:
         """Find out of messages that came before it was known what was left open, which of those each of them is.
 
         Returns:
@@ -319,14 +319,14 @@ class Copies:
 
     def meet(self, packed: Any) -> None:
         """Take note of settled contents: who comes again has an equal one."""
-        number, parts = next(self._met_numbers), self._met_parts
+        number, segments = next(self._met_numbers), self._met_segments
         self._met.add(number, packed)
-        parts.append(number)
+        segments.append(number)
         # Each is at least twice as large as the next, so a search looks into few, and each key moves seldom.
-        while len(parts) > 1 and self._met.size(parts[-2]) < min(_MET_PART, 2 * self._met.size(parts[-1])):
-            self._met.merge([parts.pop(-2), number], number)
-        while len(self._met) > _MET_MAX and len(parts) > 1:
-            self._met.forget(parts.pop(0))
+        while len(segments) > 1 and self._met.size(segments[-2]) < min(_MET_SEGMENT, 2 * self._met.size(segments[-1])):
+            self._met.merge([segments.pop(-2), number], number)
+        while len(self._met) > _MET_MAX and len(segments) > 1:
+            self._met.forget(segments.pop(0))
 
     def sweep(self, look: Look) -> None:
         """Forget what is noted of messages that are not known any more, if there is much."""

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from pyspark_mq.ack.planned import Epoch
 
-__all__ = ["Assigned", "Delivered", "Ended", "Group", "Whole"]
+__all__ = ["Assigned", "DeliveredGroup", "Ended", "Group", "Whole"]
 
 K = TypeVar("K", bound=Hashable)  #: identity of a message
 P = TypeVar("P")  #: whatever the caller wants back when the message is emitted
@@ -22,7 +22,7 @@ class Group(Generic[K]):
 
 
 @dataclass(slots=True)
-class Delivered(Group[K], Generic[K, P]):
+class DeliveredGroup(Group[K], Generic[K, P]):
     """Deliveries of one session: the handle and the payload of each."""
 
     session: int

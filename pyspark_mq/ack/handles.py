@@ -11,7 +11,7 @@ from itertools import compress
 from operator import itemgetter, not_
 from typing import Generic, TypeVar
 
-__all__ = ["Handles", "OpenDeliveries", "SessionAcks", "Settlement"]
+__all__ = ["Acknowledgements", "Handles", "OpenDeliveries", "SessionAcks"]
 
 K = TypeVar("K", bound=Hashable)  #: identity of a message
 
@@ -35,8 +35,8 @@ class SessionAcks:
 
 
 @dataclass(frozen=True, slots=True)
-class Settlement:
-    """Acknowledgements that are due, and the number under which to confirm them."""
+class Acknowledgements:
+    """Acknowledgements that are due, by session, and the number under which to confirm them."""
 
     number: int
     parts: tuple[SessionAcks, ...]
@@ -49,14 +49,14 @@ class Handles(Generic[K]):
     loses its front again and again is searched through from there each time.
 
     Attributes:
-        barrier: from this tag on nothing may be acknowledged together with what is before it, as some deliveries
-            behind it are held by nobody and have to stay open; None if there is none.
+        cumulative_below: only what has a tag below this may be acknowledged cumulatively, as some deliveries from it on
+            are held by nobody and have to stay open; None for no bound.
     """
 
-    __slots__ = ("_keys", "_start", "_tags", "barrier")
+    __slots__ = ("_keys", "_start", "_tags", "cumulative_below")
 
     def __init__(self) -> None:
-        self.barrier: int | None = None
+        self.cumulative_below: int | None = None
         self._tags: array[int] = array("q")
         self._keys: list[K] = []
         self._start = 0
@@ -65,7 +65,6 @@ class Handles(Generic[K]):
         return len(self._tags) - self._start
 
     def messages(self) -> list[K]:
-        """The message of each delivery."""
         return self._keys[self._start :]
 
     def hold(self, tags: Sequence[int], keys: Iterable[K]) -> None:
@@ -81,7 +80,7 @@ class Handles(Generic[K]):
         self._keys[at:] = [key for _, key in late]
 
     def take_front(self, wanted: Collection[K]) -> tuple[Sequence[K], int]:
-        """Take the deliveries of these messages up to the first of another one, or the barrier.
+        """Take the deliveries of these messages up to the first of another one, or to `cumulative_below`.
 
         Returns:
             their messages, and the last tag; 0 if there is none.
@@ -91,8 +90,8 @@ class Handles(Generic[K]):
             end = self._start
         while end < len(self._keys) and self._keys[end] in wanted:
             end += 1
-        if self.barrier is not None:
-            end = min(end, bisect_left(self._tags, self.barrier, self._start))
+        if self.cumulative_below is not None:
+            end = min(end, bisect_left(self._tags, self.cumulative_below, self._start))
         taken = self._keys[self._start : end]
         if not taken:
             return (), 0
@@ -114,10 +113,10 @@ class Handles(Generic[K]):
         return list(compress(keys, goes)), tuple(compress(tags, goes))
 
     def split(self, tags: Sequence[int]) -> tuple[int, tuple[int, ...]]:
-        """Split tags that are not held: the last below all held ones and the barrier, and those above."""
+        """Split tags that are not held: the last below all held ones and `cumulative_below`, and the others."""
         below = bisect_left(tags, self._tags[self._start]) if len(self) else len(tags)
-        if self.barrier is not None:
-            below = min(below, bisect_left(tags, self.barrier))
+        if self.cumulative_below is not None:
+            below = min(below, bisect_left(tags, self.cumulative_below))
         return (tags[below - 1] if below else 0), tuple(tags[below:])
 
 
@@ -137,11 +136,9 @@ class OpenDeliveries(Generic[K]):
         return self._sessions[session]
 
     def open(self, session: int) -> None:
-        """A session has opened."""
         self._sessions[session] = Handles()
 
     def count_more(self, keys: Iterable[K]) -> None:
-        """Messages that have a handle have another one."""
         self._more.update(keys)
 
     def held(self, besides: int | None = None) -> set[K]:
@@ -149,7 +146,7 @@ class OpenDeliveries(Generic[K]):
         return {key for number, held in self._sessions.items() if number != besides for key in held.messages()}
 
     def close(self, session: int) -> int:
-        """A session is gone; how many of its handles were left."""
+        """Forget a session; return how many of its handles were left."""
         left = len(self._sessions.pop(session))
         counts = Counter(key for held in self._sessions.values() for key in held.messages())
         self._more = Counter({key: count - 1 for key, count in counts.items() if count > 1})

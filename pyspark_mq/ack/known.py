@@ -62,14 +62,12 @@ class Known(Generic[K]):
         return sum(packed.live for packed in self._segments.values())
 
     def size(self, segment: int) -> int:
-        """Return how many IDs a segment has."""
         packed = self._segments.get(segment)
         return 0 if packed is None else packed.live
 
     # -- looking
 
     def knows_none_of(self, keys: Collection[K]) -> bool:
-        """Whether none of these is known."""
         return next(self._find(keys, self._segments), None) is None
 
     def among(self, keys: Collection[K], segments: Iterable[int] | None = None) -> set[K]:
@@ -122,7 +120,6 @@ class Known(Generic[K]):
         return taken
 
     def forget(self, segment: int) -> None:
-        """Forget a whole segment."""
         self._segments.pop(segment, None)
         if self._marked > 2 * len(self):
             self._make_filter()

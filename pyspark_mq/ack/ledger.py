@@ -2,7 +2,7 @@
 
 Pure bookkeeping over the table of :mod:`pyspark_mq.ack.table`. Time is a number passed in,
 payloads are opaque, and nothing is sent from here: a method that makes acknowledgements due
-returns a :class:`Settlement` that says which.
+returns a :class:`Acknowledgements` that says which.
 
 The table decides, this module does what it says. Nearly every message is new, is planned with
 thousands of others and committed with them, so a state is a container: the buffer (RECEIVED), the
@@ -23,15 +23,15 @@ from typing import Any, Generic, TypeVar
 from pyspark_mq.ack.buffer import Buffer
 from pyspark_mq.ack.copies import Copies
 from pyspark_mq.ack.counters import Counters
-from pyspark_mq.ack.groups import Assigned, Delivered, Ended, Group, Whole
-from pyspark_mq.ack.handles import OpenDeliveries, SessionAcks, Settlement
+from pyspark_mq.ack.groups import Assigned, DeliveredGroup, Ended, Group, Whole
+from pyspark_mq.ack.handles import Acknowledgements, OpenDeliveries, SessionAcks
 from pyspark_mq.ack.known import Known
 from pyspark_mq.ack.planned import Epoch, Planned, Taken
 from pyspark_mq.ack.settling import Settling
 from pyspark_mq.ack.table import Action, Event, State, step
 from pyspark_mq.errors import InternalError
 
-__all__ = ["Ledger", "SessionAcks", "Settlement"]
+__all__ = ["Acknowledgements", "Ledger", "SessionAcks"]
 
 K = TypeVar("K", bound=Hashable)  #: identity of a message
 P = TypeVar("P")  #: whatever the caller wants back when the message is emitted
@@ -83,8 +83,8 @@ class Ledger(Generic[K, P]):
         #: Action -> what has to meet it, and how it is done.
         self._act: Mapping[Action, tuple[type[Group[K]], Callable[[Any], None]]] = {
             Action.NOTHING: (Group, lambda _: None),
-            Action.KEEP: (Delivered, self._hold),
-            Action.BIND: (Delivered, self._bind),
+            Action.KEEP: (DeliveredGroup, self._hold),
+            Action.BIND: (DeliveredGroup, self._bind),
             Action.REPLAN: (Assigned, lambda _: None),
             Action.UNBIND: (Ended, self._unbind),
             Action.LEAVE: (Group, self._leave),
@@ -99,7 +99,6 @@ class Ledger(Generic[K, P]):
     # -- looking ---------------------------------------------------------------------------
 
     def state(self, key: K) -> State:
-        """Return the state of one message."""
         return self.states((key,))(key)
 
     def states(self, keys: Collection[K]) -> Callable[[K], State]:
@@ -117,7 +116,6 @@ class Ledger(Generic[K, P]):
 
     @property
     def counters(self) -> Counters:
-        """Counts until now."""
         return Counters(**self._count)
 
     @property
@@ -130,12 +128,10 @@ class Ledger(Generic[K, P]):
         return len(self._open[session])
 
     def unseen(self, keys: Collection[K]) -> Iterator[K]:
-        """Yield the keys that are not known here."""
         state_of = self.states(keys)
         yield from (key for key in keys if state_of(key) is State.UNSEEN)
 
     def all_unseen(self, keys: set[K]) -> bool:
-        """Whether none of these is known."""
         return (
             self.received.knows_none_of(keys)
             and self.planned.knows_none_of(keys)
@@ -144,12 +140,10 @@ class Ledger(Generic[K, P]):
         )
 
     def left_among(self, keys: Collection[K]) -> set[K]:
-        """Return those of these that ends of sessions or processes have left open."""
         left = set() if self._known is None else self._known.among(keys, self.left)
         return left | (self._leaving.keys() & keys)
 
     def settling_among(self, keys: Collection[K]) -> set[K]:
-        """Return those of these that are acknowledged and not settled."""
         return self.settling.among(keys)
 
     @property
@@ -175,14 +169,11 @@ class Ledger(Generic[K, P]):
         keys: Sequence[K],
         payloads: Sequence[P],
         elsewhere: Collection[K] = frozenset(),
-    ) -> Settlement | None:
+    ) -> Acknowledgements | None:
         """Take in deliveries of one session, in the order of arrival.
 
         Args:
-            session: an open session.
             tags: ascending, above all earlier tags of the session.
-            keys: the identity of each message.
-            payloads: what to keep for each.
             elsewhere: those that are not known here, and that somebody else has committed.
 
         Returns:
@@ -195,7 +186,7 @@ class Ledger(Generic[K, P]):
         self._count["received"] += len(keys)
         distinct = set(keys)
         if len(distinct) == len(keys) and not elsewhere and self.all_unseen(distinct):
-            return self._meet(Event.DELIVER, {State.UNSEEN: Delivered(keys, session, tags, payloads)})
+            return self._meet(Event.DELIVER, {State.UNSEEN: DeliveredGroup(keys, session, tags, payloads)})
         groups: dict[State, list[tuple[int, K, P]]] = {}
         unseen: set[K] = set()
         state_of = self.states(distinct)
@@ -206,19 +197,11 @@ class Ledger(Generic[K, P]):
             if state is State.UNSEEN:
                 unseen.add(key)
             groups.setdefault(state, []).append(delivery)
-        return self._meet(
-            Event.DELIVER,
-            {
-                state: Delivered(
-                    [key for _, key, _ in groups[state]],
-                    session,
-                    [tag for tag, _, _ in groups[state]],
-                    [payload for _, _, payload in groups[state]],
-                )
-                for state in State
-                if state in groups
-            },
-        )
+        met: dict[State, Group[K]] = {}
+        for state in [state for state in State if state in groups]:
+            its_tags, its_keys, its_payloads = zip(*groups[state], strict=True)
+            met[state] = DeliveredGroup(its_keys, session, its_tags, its_payloads)
+        return self._meet(Event.DELIVER, met)
 
     def held(self, keys: Sequence[K], payloads: Sequence[P]) -> list[int]:
         """Return the places of payloads that are held here: the last :meth:`deliver` did not drop them."""
@@ -242,7 +225,8 @@ class Ledger(Generic[K, P]):
         Until the session ends; only then it comes again.
         """
         handles = self._open[session]
-        handles.barrier = tag if handles.barrier is None else min(tag, handles.barrier)
+        bound = handles.cumulative_below
+        handles.cumulative_below = tag if bound is None else min(tag, bound)
 
     def lose(self, session: int) -> int:
         """Void every handle of a session that has ended (rule 6).
@@ -312,7 +296,7 @@ class Ledger(Generic[K, P]):
         """
         planned: Epoch[K, P] = Epoch(epoch)
         if self._copies is not None:
-            keys = self._copies.settled_by(keys, self)
+            keys = self._copies.left_as(keys, self)
             keys = self._copies.held_as(keys, [*self.received.order, *self.planned.all_keys()], self)
         groups = self._by_state(keys)
         self._meet(Event.RESTORE_PLANNED, {state: Assigned(groups[state], planned) for state in groups})
@@ -323,7 +307,7 @@ class Ledger(Generic[K, P]):
         if self._copies is not None:
             self._copies.wait(self.planned.missing(epoch))
 
-    def restore_committed(self) -> Settlement | None:
+    def restore_committed(self) -> Acknowledgements | None:
         """Learn that more IDs are known as committed than before.
 
         Returns:
@@ -334,10 +318,10 @@ class Ledger(Generic[K, P]):
         here = {State.RECEIVED: list(self.received.order), State.PLANNED: self.planned.all_keys()}
         groups: dict[State, Group[K]] = {}
         for state, keys in here.items():
-            settled_by = keys if self._copies is None else self._copies.settled_by(keys, self)
-            known = self._known.among(settled_by)
+            messages = keys if self._copies is None else self._copies.left_as(keys, self)
+            known = self._known.among(messages)
             if known:
-                groups[state] = Group([key for key, one in zip(keys, settled_by, strict=True) if one in known])
+                groups[state] = Group([key for key, one in zip(keys, messages, strict=True) if one in known])
         return self._meet(Event.RESTORE_COMMITTED, groups)
 
     def _by_state(self, keys: Collection[K]) -> dict[State, dict[K, None]]:
@@ -355,7 +339,7 @@ class Ledger(Generic[K, P]):
 
     # -- phase two -------------------------------------------------------------------------
 
-    def commit(self, epoch: int, segment: int = 0) -> Settlement | None:
+    def commit(self, epoch: int, segment: int = 0) -> Acknowledgements | None:
         """Spark has committed an epoch: this one and no other, as numbers may be times of a clock that went back.
 
         Args:
@@ -369,18 +353,20 @@ class Ledger(Generic[K, P]):
         if ready is None:
             return None
         keys = ready.payloads
-        settlement = self._meet(Event.COMMIT, {State.PLANNED: Whole(keys, ready)}, segment)
+        due = self._meet(Event.COMMIT, {State.PLANNED: Whole(keys, ready)}, segment)
         if self._known is not None:
             self._known.put(segment, keys)
-        return settlement
+        return due
 
     def confirm(self, number: int, session: int, now_s: float) -> None:
-        """A session has answered, and so taken the acknowledgements of one settlement, if that is its number."""
+        """A session has answered, and so taken the acknowledgements of that number, if it has any."""
         self._count["settled"] += self.settling.confirm(number, session, now_s)
 
     # -- the engine: what the table says is done here, and nowhere else ----------------------
 
-    def _meet(self, event: Event, groups: Mapping[State, Group[K]], segment: int | None = None) -> Settlement | None:
+    def _meet(
+        self, event: Event, groups: Mapping[State, Group[K]], segment: int | None = None
+    ) -> Acknowledgements | None:
         """Have groups of messages, each in one state, meet an event.
 
         Args:
@@ -407,10 +393,10 @@ class Ledger(Generic[K, P]):
                 self._put_into(target, group, taken)
         return self._acknowledge(due, segment) if due else None
 
-    def _hold(self, group: Delivered[K, P]) -> None:
+    def _hold(self, group: DeliveredGroup[K, P]) -> None:
         self._open[group.session].hold(group.tags, group.keys)
 
-    def _bind(self, group: Delivered[K, P]) -> None:
+    def _bind(self, group: DeliveredGroup[K, P]) -> None:
         self._hold(group)
         others = self.planned.fill(group.keys, group.payloads)
         self._open.count_more(others)
@@ -429,11 +415,11 @@ class Ledger(Generic[K, P]):
         if self._known is not None:
             self._leaving.update(dict.fromkeys(group.keys))
 
-    def _acknowledge(self, due: Sequence[tuple[Group[K], Taken[P]]], segment: int | None) -> Settlement | None:
-        """Make every handle of these messages due in one settlement, each session at its lowest cost (rule 3)."""
+    def _acknowledge(self, due: Sequence[tuple[Group[K], Taken[P]]], segment: int | None) -> Acknowledgements | None:
+        """Make every handle of these messages due, each session at its lowest cost (rule 3)."""
         group = due[0][0]
         keys: Collection[K]
-        if isinstance(group, Delivered):
+        if isinstance(group, DeliveredGroup):
             if len(due) > 1:
                 raise InternalError("deliveries of several states cannot be acknowledged together")
             upto, singles = self._open[group.session].split(group.tags)
@@ -448,7 +434,7 @@ class Ledger(Generic[K, P]):
             return None
         self._numbers += 1
         self.settling.put(self._numbers, parts, segment)
-        return Settlement(self._numbers, tuple(acks for acks, _ in parts))
+        return Acknowledgements(self._numbers, tuple(acks for acks, _ in parts))
 
     def _take_handles(
         self, due: Sequence[tuple[Group[K], Taken[P]]]
@@ -479,7 +465,7 @@ class Ledger(Generic[K, P]):
         return Taken(unbound=group.epoch.unbound or bool(group.epoch.missing))
 
     def _put_into(self, target: State, group: Group[K], taken: Taken[P]) -> None:
-        if target is State.RECEIVED and isinstance(group, Delivered):
+        if target is State.RECEIVED and isinstance(group, DeliveredGroup):
             self.received.put(group.keys, group.payloads)
         elif target is State.PLANNED and isinstance(group, Assigned):
             self.planned.put(group.epoch, group.keys, taken)

@@ -14,7 +14,7 @@ P = TypeVar("P")  #: whatever the caller wants back when the message is emitted
 
 @dataclass(slots=True)
 class Epoch(Generic[K, P]):
-    """One of them.
+    """A planned epoch.
 
     Attributes:
         payloads: in planned order; None for what has not come yet.
@@ -47,11 +47,7 @@ class Taken(Generic[P]):
 
 
 class Planned(Generic[K, P]):
-    """All of them, by number and by message.
-
-    Args:
-        weigh: the bytes of payloads.
-    """
+    """Planned epochs, by number and by message."""
 
     def __init__(self, weigh: Callable[[Sequence[P]], int]) -> None:
         self._weigh = weigh
@@ -65,16 +61,13 @@ class Planned(Generic[K, P]):
         return key in self._epoch_of
 
     def get(self, key: K) -> Epoch[K, P] | None:
-        """The epoch of a message."""
         return self._epoch_of.get(key)
 
     def knows_none_of(self, keys: set[K]) -> bool:
-        """Whether none of these is planned."""
         return self._epoch_of.keys().isdisjoint(keys)
 
     @property
     def weight(self) -> int:
-        """Bytes of the payloads that are there."""
         return sum(epoch.weight for epoch in self.epochs.values())
 
     def keys(self, epoch: int) -> tuple[K, ...]:
@@ -83,7 +76,6 @@ class Planned(Generic[K, P]):
         return () if found is None else tuple(found.payloads)
 
     def all_keys(self) -> list[K]:
-        """The messages of all epochs."""
         return list(self._epoch_of)
 
     def payloads(self, epoch: int) -> list[P]:
@@ -95,7 +87,6 @@ class Planned(Generic[K, P]):
         return [key for key, payload in self.epochs[epoch].payloads.items() if payload is None]
 
     def put(self, epoch: Epoch[K, P], keys: Collection[K], taken: Taken[P]) -> None:
-        """Add messages to an epoch, behind those that it has."""
         epoch.payloads.update(zip(keys, taken.payloads, strict=True))
         epoch.missing += taken.missing
         epoch.weight += taken.weight
@@ -103,7 +94,6 @@ class Planned(Generic[K, P]):
         self._epoch_of.update(dict.fromkeys(keys, epoch))
 
     def take(self, keys: Iterable[K]) -> Taken[P]:
-        """Take messages out of their epochs."""
         taken: list[P | None] = []
         total = Taken(taken)
         for key in keys:
@@ -119,7 +109,6 @@ class Planned(Generic[K, P]):
         return total
 
     def take_whole(self, epoch: Epoch[K, P]) -> None:
-        """All messages of an epoch leave."""
         if len(epoch.payloads) == len(self._epoch_of):
             self._epoch_of = {}
             return

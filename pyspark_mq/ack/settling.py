@@ -8,6 +8,7 @@ broker died. What the end of a session cuts off is *left*: it may come again, ho
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -20,18 +21,18 @@ K = TypeVar("K", bound=Hashable)  #: identity of a message
 
 
 @dataclass(slots=True)
-class _Part(Generic[K]):
+class _Batch(Generic[K]):
     """Acknowledged messages of one session.
 
     Attributes:
         segment: the one that all of it was committed with; None for what came again.
-        confirmed_s: when the broker confirmed it.
+        answer_s: an answer to what is asked from then on settles it; infinity until the broker has confirmed it.
     """
 
     keys: Collection[K]
     deliveries: int
     segment: int | None
-    confirmed_s: float | None = None
+    answer_s: float = math.inf
 
 
 class Settling(Generic[K]):
@@ -43,85 +44,83 @@ class Settling(Generic[K]):
 
     def __init__(self, grace_s: float | None) -> None:
         self._grace_s = grace_s
-        self._parts: dict[tuple[int, int], _Part[K]] = {}
+        self._batches: dict[tuple[int, int], _Batch[K]] = {}
         #: Number and session -> when the broker was asked.
         self._asked: dict[tuple[int, int], float] = {}
 
     def __len__(self) -> int:
         """Messages that are not settled."""
-        return sum(len(part.keys) for part in self._parts.values())
+        return sum(len(batch.keys) for batch in self._batches.values())
 
     # -- looking
 
     def under_way(self, number: int | None = None) -> bool:
         """Whether the confirmation of these acknowledgements, or of any, can still come."""
         return any(
-            part.confirmed_s is None for (asked, _), part in self._parts.items() if number is None or asked == number
+            batch.answer_s == math.inf
+            for (asked, _), batch in self._batches.items()
+            if number is None or asked == number
         )
 
     def holds(self, segment: int) -> bool:
         """Whether something of a segment is not settled."""
-        return any(part.segment == segment for part in self._parts.values())
+        return any(batch.segment == segment for batch in self._batches.values())
 
     def among(self, keys: Collection[K]) -> set[K]:
         """Return the messages of these that are not settled."""
         wanted = set(keys)
-        return {key for part in self._parts.values() for key in wanted.intersection(part.keys)}
+        return {key for batch in self._batches.values() for key in wanted.intersection(batch.keys)}
 
     def again(self) -> Iterator[K]:
         """Yield messages that came again and are not settled."""
-        return (key for part in self._parts.values() if part.segment is None for key in part.keys)
+        return (key for batch in self._batches.values() if batch.segment is None for key in batch.keys)
 
     def asks(self, now_s: float) -> bool:
         """Whether the broker has to be asked something, for its answer alone."""
-        if self._grace_s is None:
-            return False
         asked_s: dict[int, float] = {}
         for (_, session), at_s in self._asked.items():
             asked_s[session] = max(at_s, asked_s.get(session, at_s))
-        for (_, session), part in self._parts.items():
-            due_s = None if part.confirmed_s is None else part.confirmed_s + self._grace_s
-            if due_s is not None and due_s <= now_s and asked_s.get(session, due_s - 1) < due_s:
-                return True
-        return False
+        return any(
+            batch.answer_s <= now_s and asked_s.get(session, -math.inf) < batch.answer_s
+            for (_, session), batch in self._batches.items()
+        )
 
     # -- what happens
 
     def put(self, number: int, parts: Iterable[tuple[SessionAcks, Collection[K]]], segment: int | None) -> None:
-        """Acknowledgements are due: in each session these, of these messages."""
+        """Add acknowledgements that are due: in each session these, of these messages."""
         for acks, keys in parts:
-            self._parts[number, acks.session] = _Part(keys, acks.deliveries, segment)
+            self._batches[number, acks.session] = _Batch(keys, acks.deliveries, segment)
 
     def asked(self, number: int, sessions: Iterable[int], now_s: float) -> None:
-        """Sessions are asked something that they answer behind all that they were asked before."""
+        """Take note that sessions are asked something which they answer behind all that they were asked before."""
         for session in sessions:
             self._asked[number, session] = now_s
 
     def confirm(self, number: int, session: int, now_s: float) -> int:
-        """A session has answered; how many deliveries it has confirmed by that."""
+        """Take note of an answer of a session; return how many deliveries it has confirmed by that."""
         asked_s = self._asked.pop((number, session), None)
-        part = self._parts.get((number, session))
+        batch = self._batches.get((number, session))
         confirmed = 0
-        if part is not None and part.confirmed_s is None:
-            part.confirmed_s, confirmed = now_s, part.deliveries
+        if batch is not None and batch.answer_s == math.inf:
+            batch.answer_s, confirmed = now_s + (self._grace_s or 0.0), batch.deliveries
         if self._grace_s is None:
-            self._parts.pop((number, session), None)
+            self._batches.pop((number, session), None)
         elif asked_s is not None:
-            for place, other in list(self._parts.items()):
-                done_s = None if other.confirmed_s is None else other.confirmed_s + self._grace_s
-                if place[1] == session and done_s is not None and done_s <= asked_s:
-                    del self._parts[place]
+            for place, other in list(self._batches.items()):
+                if place[1] == session and other.answer_s <= asked_s:
+                    del self._batches[place]
         return confirmed
 
     def lose(self, session: int) -> list[K]:
-        """A session has ended; what it leaves."""
+        """Take note of the end of a session; return what it leaves."""
         for place in [place for place in self._asked if place[1] == session]:
             del self._asked[place]
-        ended = [place for place in self._parts if place[1] == session]
-        return [key for place in ended for key in self._parts.pop(place).keys]
+        ended = [place for place in self._batches if place[1] == session]
+        return [key for place in ended for key in self._batches.pop(place).keys]
 
     def merge(self, segments: Sequence[int], into: int) -> None:
-        """Segments have become one."""
-        for part in self._parts.values():
-            if part.segment in segments:
-                part.segment = into
+        """Take note that segments have become one."""
+        for batch in self._batches.values():
+            if batch.segment in segments:
+                batch.segment = into

@@ -20,11 +20,12 @@ from __future__ import annotations
 
 import re
 import zlib
-from array import array
 from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Sequence
 from itertools import repeat
+
+import numpy as np
 
 from pyspark_mq.dedup.identity import CONTENT_BYTES, DIGEST_BYTES, Key
 
@@ -65,9 +66,9 @@ def encode_ids(keys: Sequence[Key]) -> str:
     if not keys:
         return ""
     kinds = _kinds(keys)
-    chunks = [len(keys).to_bytes(4, "big"), _column_of_kinds(kinds)]
-    present = set(kinds)
-    for kind in sorted(present):
+    present = sorted(set(kinds))
+    chunks = [len(keys).to_bytes(4, "big"), bytes([1, *present]) if len(present) == 1 else b"\0" + kinds]
+    for kind in present:
         members = list(keys) if len(present) == 1 else [
             key for key, its in zip(keys, kinds, strict=True) if its == kind
         ]  # fmt: skip
@@ -137,11 +138,6 @@ def _split(key: str) -> tuple[str, int]:
     return key[: -len(digits)], int(digits)
 
 
-def _column_of_kinds(kinds: bytes) -> bytes:
-    uniform = kinds.count(kinds[0]) == len(kinds)
-    return bytes([1, kinds[0]]) if uniform else b"\0" + kinds
-
-
 # -- columns ---------------------------------------------------------------------------------
 
 
@@ -164,7 +160,7 @@ def _decode_members(kind: int, count: int, reader: _Reader) -> list[Key]:
         return _decode_uuids(kind, count, reader)
     if kind in _WIDTHS:
         width = _WIDTHS[kind]
-        data = _unplanes(reader.take(count * width), width)
+        data = reader.planes(count, width)
         return [data[at : at + width] for at in range(0, len(data), width)]
     if kind == _COUNTED:
         return _decode_counted(count, reader)
@@ -175,7 +171,7 @@ def _decode_members(kind: int, count: int, reader: _Reader) -> list[Key]:
 
 def _decode_uuids(kind: int, count: int, reader: _Reader) -> list[Key]:
     prefix, dashed, upper, _ = _UUIDS[kind]
-    text = _unplanes(reader.take(count * _UUID_BYTES), _UUID_BYTES).hex()
+    text = reader.planes(count, _UUID_BYTES).hex()
     if upper:
         text = text.upper()
     plain = [text[at : at + 32] for at in range(0, len(text), 32)]
@@ -187,8 +183,8 @@ def _decode_uuids(kind: int, count: int, reader: _Reader) -> list[Key]:
 def _encode_counted(members: list[str]) -> bytes:
     prefixes: dict[str, int] = {}
     last: list[int] = []
-    indices = array("I")
-    steps = array("q")
+    indices: list[int] = []
+    steps: list[int] = []
     for member in members:
         prefix, number = _split(member)
         index = prefixes.setdefault(prefix, len(prefixes))
@@ -198,14 +194,14 @@ def _encode_counted(members: list[str]) -> bytes:
         steps.append(number - last[index])
         last[index] = number
     table = _encode_texts(list(prefixes))
-    return b"".join([len(prefixes).to_bytes(4, "big"), table, _planes(_little(indices), 4), _planes(_little(steps), 8)])
+    return b"".join([len(prefixes).to_bytes(4, "big"), table, _planes_of("<u4", indices), _planes_of("<i8", steps)])
 
 
 def _decode_counted(count: int, reader: _Reader) -> list[Key]:
     table_size = reader.number()
     prefixes = _decode_texts(table_size, reader)
-    indices = _from_little("I", _unplanes(reader.take(count * 4), 4))
-    steps = _from_little("q", _unplanes(reader.take(count * 8), 8))
+    indices = reader.numbers("<u4", count)
+    steps = reader.numbers("<i8", count)
     last = [0] * table_size
     keys: list[Key] = []
     for index, step in zip(indices, steps, strict=True):
@@ -217,38 +213,25 @@ def _decode_counted(count: int, reader: _Reader) -> list[Key]:
 def _encode_texts(texts: list[str]) -> bytes:
     # Text decoded from a broker has no lone surrogates, but a user's own property may.
     encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
-    return _planes(_little(array("I", map(len, encoded))), 4) + b"".join(encoded)
+    return _planes_of("<u4", list(map(len, encoded))) + b"".join(encoded)
 
 
 def _decode_texts(count: int, reader: _Reader) -> list[str]:
-    lengths = _from_little("I", _unplanes(reader.take(count * 4), 4))
-    return [reader.take(length).decode("utf-8", "surrogatepass") for length in lengths]
-
-
-def _little(values: array[int]) -> bytes:
-    if array("H", [1]).tobytes() == b"\0\1":  # a big-endian machine reads offsets of the other
-        values = array(values.typecode, values)
-        values.byteswap()
-    return values.tobytes()
-
-
-def _from_little(typecode: str, data: bytes) -> array[int]:
-    values = array(typecode, data)
-    if array("H", [1]).tobytes() == b"\0\1":
-        values.byteswap()
-    return values
+    return [reader.take(length).decode("utf-8", "surrogatepass") for length in reader.numbers("<u4", count)]
 
 
 def _planes(data: bytes, width: int) -> bytes:
-    return b"".join(data[plane::width] for plane in range(width))
+    return _transposed(data, len(data) // width, width)
 
 
-def _unplanes(data: bytes, width: int) -> bytes:
-    count = len(data) // width
-    whole = bytearray(len(data))
-    for plane in range(width):
-        whole[plane::width] = data[plane * count : (plane + 1) * count]
-    return bytes(whole)
+def _transposed(data: bytes, rows: int, columns: int) -> bytes:
+    turned: bytes = np.frombuffer(data, np.uint8).reshape(rows, columns).T.tobytes()
+    return turned
+
+
+def _planes_of(kind: str, numbers: list[int]) -> bytes:
+    values = np.array(numbers, kind)
+    return _planes(values.tobytes(), values.itemsize)
 
 
 # -- the container -----------------------------------------------------------------------------
@@ -293,6 +276,13 @@ class _Reader:
 
     def number(self) -> int:
         return int.from_bytes(self.take(4), "big")
+
+    def planes(self, count: int, width: int) -> bytes:
+        return _transposed(self.take(count * width), width, count)
+
+    def numbers(self, kind: str, count: int) -> list[int]:
+        values: list[int] = np.frombuffer(self.planes(count, np.dtype(kind).itemsize), kind).tolist()
+        return values
 
     def kinds(self, count: int) -> bytes:
         if self.take(1) != b"\1":

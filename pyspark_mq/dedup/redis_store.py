@@ -1,6 +1,6 @@
-"""Settled IDs in Redis: shared by queries, and safe from the loss of a checkpoint.
+"""Committed IDs in Redis: shared by queries, and safe from the loss of a checkpoint.
 
-One sorted set for each thing that is read, members are keys, scores are the order of settling.
+One sorted set for each thing that is read, members are keys, scores are the order of commits.
 A set keeps `window` members; every call is one round trip for a whole epoch.
 
 A member is one type byte and the key, so that text and digests cannot meet.
@@ -37,7 +37,7 @@ _CHUNK = 10_000
 
 
 class RedisStore(SeenStore):
-    """Settled IDs in one sorted set, which several queries may share.
+    """Committed IDs in one sorted set, which several queries may share.
 
     Args:
         url: ``redis://user:password@host:port/db`` or ``rediss://…``.

@@ -1,7 +1,7 @@
-"""Contract of a store of settled IDs beside the checkpoint.
+"""Contract of a store of committed IDs beside the checkpoint.
 
 The checkpoint alone makes a query exactly-once. A shared store adds what a checkpoint cannot
-know: IDs settled by another query on the same queue, or by this one before its checkpoint
+know: IDs committed by another query on the same queue, or by this one before its checkpoint
 was lost.
 """
 

@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, islice
 
 from pyspark_mq.sources.connections.block import sizes_of
-from pyspark_mq.sources.position import Limit
 from pyspark_mq.sources.queues.available_now import EndOfRun
 from pyspark_mq.sources.queues.group import QueueGroup
 from pyspark_mq.sources.queues.reader import QueueReader
@@ -34,13 +33,7 @@ _SIZING_ROWS = 1_000
 
 
 class Admission:
-    """Waits for messages and sizes epochs. Called by the query's thread alone.
-
-    Args:
-        settings: the query's.
-        queues: its queues.
-        runtime: the clock.
-    """
+    """Waits for messages and sizes epochs. Called by the query's thread alone."""
 
     def __init__(self, settings: Settings, queues: QueueGroup, runtime: Runtime) -> None:
         self._settings = settings
@@ -60,7 +53,7 @@ class Admission:
         self._planned_s = self._runtime.monotonic_s()
         self._received_before = self._queues.received
 
-    def gather(self, limit: Limit) -> dict[QueueReader, int]:
+    def gather(self, limit: int | None) -> dict[QueueReader, int]:
         """Wait for the messages of the next epoch.
 
         Returns:
@@ -123,7 +116,7 @@ class Admission:
                 queue.recount_ready()
         self._ends = {queue: EndOfRun(queue, self._runtime) for queue in self._queues}
 
-    def _gather_bounded(self, limit: Limit, ends: Mapping[QueueReader, EndOfRun]) -> dict[QueueReader, int]:
+    def _gather_bounded(self, limit: int | None, ends: Mapping[QueueReader, EndOfRun]) -> dict[QueueReader, int]:
         for end in ends.values():
             end.begin()
         while unread := [queue for queue, end in ends.items() if end.left > 0 and not queue.ended]:
@@ -132,7 +125,7 @@ class Admission:
             for queue in ends.keys() - unread:
                 # It may be written to for ever; what it holds takes the room of others, and goes back when the run ends
                 # in any case.
-                if views[queue].received and not views[queue].has_open_epochs and ends[queue].settled():
+                if views[queue].received and not views[queue].has_open_epochs and not ends[queue].awaits_confirmation():
                     queue.disconnect()
                     ends[queue].finish()
             if any(views[queue].received for queue in unread):
@@ -154,7 +147,7 @@ class Admission:
         """With nothing new to read, leave nothing unacknowledged behind."""
         self._wait_while(self._queues.unconfirmed, self._timing.confirm_s, self._timing.confirm_step_s)
 
-    def _fill(self, limit: Limit) -> None:
+    def _fill(self, limit: int | None) -> None:
         """Let the epoch grow while a backlog keeps flowing in."""
         now_s = self._runtime.monotonic_s()
         if self._planned_s > -math.inf:
@@ -169,9 +162,9 @@ class Admission:
             self._queues.pump()
             came = self._queues.received - before
 
-    def _could_grow(self, limit: Limit, came: float) -> bool:
+    def _could_grow(self, limit: int | None, came: float) -> bool:
         buffered = self._queues.buffered
-        maximum = sum(queue.settings.prefetch for queue in self._queues) if limit.messages is None else limit.messages
+        maximum = sum(queue.settings.prefetch for queue in self._queues) if limit is None else limit
         if not buffered or buffered >= maximum or self._queues.buffered_bytes >= self._settings.max_bytes:
             return False
         # The rest of a window is for what comes while the epoch runs: with all of it in one epoch the broker would
@@ -196,20 +189,18 @@ class Admission:
 
     # -- how many
 
-    def _sizes(self, limit: Limit, some: Mapping[QueueReader, int]) -> dict[QueueReader, int]:
+    def _sizes(self, limit: int | None, some: Mapping[QueueReader, int]) -> dict[QueueReader, int]:
         """Share the next epoch: messages of each queue, at least one if there is any.
 
         Args:
-            limit: over all of them.
+            limit: messages over all of them; None for all that there are.
             some: how many are there of each.
         """
         names = list(some)
         turn = self._turn % len(names) if names else 0
         queues = [queue for queue in names[turn:] + names[:turn] if some[queue]]
         wanted = [some[queue] for queue in queues]
-        sizes = dict(
-            zip(queues, fair_shares(sum(wanted) if limit.messages is None else limit.messages, wanted), strict=True)
-        )
+        sizes = dict(zip(queues, fair_shares(sum(wanted) if limit is None else limit, wanted), strict=True))
         max_bytes = self._settings.max_bytes
         if self._queues.buffered_bytes > max_bytes:
             rooms = fair_shares(max_bytes, [queue.view.weight for queue in queues])
@@ -218,7 +209,7 @@ class Admission:
                 sizes[queues[0]] = max(1, sizes[queues[0]])
         return {queue: sizes[queue] for queue in names if sizes.get(queue)}
 
-    def _worth_it(self, size: int, limit: Limit) -> bool:
+    def _worth_it(self, size: int, limit: int | None) -> bool:
         """`minMessagesPerTrigger`, `maxTriggerDelay`: a small epoch waits, but not for ever, nor for what cannot come.
 
         And not in a run of one epoch (`Trigger.Once`), as with Spark's own source for Kafka (KafkaMicroBatchStream).
@@ -234,7 +225,7 @@ class Admission:
             or size < self._queues.buffered  # as many bytes as an epoch may have
             or now - self._waiting_since_s >= self._settings.max_delay_s
             or self._queues.paused
-            or limit.messages is None
+            or limit is None
             or any(queue.view.blocked for queue in self._queues)
         ):
             self._waiting_since_s = None

@@ -14,7 +14,7 @@ it began with. ``SHOWING`` says what a call does first.
 
 *Where the epoch is that the call is about.* Of PAYLOAD and COMMIT that is the one at their position, of the others the
 last one here, from which it would go on. ``EPOCHS`` says what becomes of it. For one that is not here PAYLOAD is a
-replay, and COMMIT is nothing: what was not run here is not settled here (rule 16).
+replay, and COMMIT is nothing: what was not run here is not acknowledged here (rule 16).
 
 LATEST shows its position as COMMIT does, as Spark writes the commit log before it asks for the next offset: it is a
 COMMIT of that position first. ``EPOCHS`` has three kinds of it, by how that position stands to the last epoch here.
@@ -38,7 +38,7 @@ __all__ = [
     "SHOWING",
     "Act",
     "Call",
-    "Epoch",
+    "EpochPlace",
     "First",
     "IllegalCallError",
     "Shown",
@@ -77,10 +77,10 @@ class First(Flag):
     LEARN = auto()  #: learn what a former process had committed (rule 5)
 
 
-class Epoch(Enum):
+class EpochPlace(Enum):
     """The place of an epoch, seen from this process."""
 
-    ELSEWHERE = "elsewhere"  #: of a former process, settled, or none
+    ELSEWHERE = "elsewhere"  #: of a former process, acknowledged, or none
     PLANNED = "planned"  #: here, and Spark has not asked for its payload
     BEGUN = "begun"  #: Spark has had its payload, and may ask for it again
 
@@ -92,7 +92,7 @@ class Act(Enum):
     PLAN = "plan"  #: the next one, if there is something for it
     REPLAY = "replay"  #: begin it as soon as its messages are here
     BEGIN = "begin"  #: keep what it emits until it is committed
-    SETTLE = "settle"  #: acknowledge it, and all before it
+    ACKNOWLEDGE = "acknowledge"  #: acknowledge it, and all before it
 
 
 _BOTH = First.FIND | First.LEARN
@@ -124,23 +124,23 @@ SHOWING: Mapping[tuple[Call, Shown], tuple[First, Shown]] = MappingProxyType(
 )
 
 #: (call, where its epoch is) -> what is done. A pair that is left out cannot come.
-EPOCHS: Mapping[tuple[Call, Epoch], Act] = MappingProxyType(
+EPOCHS: Mapping[tuple[Call, EpochPlace], Act] = MappingProxyType(
     {
-        (Call.LATEST, Epoch.ELSEWHERE): Act.PLAN,
-        (Call.LATEST, Epoch.PLANNED): Act.NOTHING,
-        (Call.BEHIND, Epoch.ELSEWHERE): Act.NOTHING,
-        (Call.BEHIND, Epoch.PLANNED): Act.NOTHING,
-        (Call.BEHIND, Epoch.BEGUN): Act.NOTHING,
-        (Call.BLIND, Epoch.ELSEWHERE): Act.PLAN,
-        (Call.BLIND, Epoch.PLANNED): Act.NOTHING,
-        (Call.BLIND, Epoch.BEGUN): Act.PLAN,
-        (Call.PAYLOAD, Epoch.ELSEWHERE): Act.REPLAY,
-        (Call.PAYLOAD, Epoch.PLANNED): Act.BEGIN,
-        (Call.PAYLOAD, Epoch.BEGUN): Act.NOTHING,
-        (Call.COMMIT, Epoch.ELSEWHERE): Act.NOTHING,
+        (Call.LATEST, EpochPlace.ELSEWHERE): Act.PLAN,
+        (Call.LATEST, EpochPlace.PLANNED): Act.NOTHING,
+        (Call.BEHIND, EpochPlace.ELSEWHERE): Act.NOTHING,
+        (Call.BEHIND, EpochPlace.PLANNED): Act.NOTHING,
+        (Call.BEHIND, EpochPlace.BEGUN): Act.NOTHING,
+        (Call.BLIND, EpochPlace.ELSEWHERE): Act.PLAN,
+        (Call.BLIND, EpochPlace.PLANNED): Act.NOTHING,
+        (Call.BLIND, EpochPlace.BEGUN): Act.PLAN,
+        (Call.PAYLOAD, EpochPlace.ELSEWHERE): Act.REPLAY,
+        (Call.PAYLOAD, EpochPlace.PLANNED): Act.BEGIN,
+        (Call.PAYLOAD, EpochPlace.BEGUN): Act.NOTHING,
+        (Call.COMMIT, EpochPlace.ELSEWHERE): Act.NOTHING,
         # Committed and never begun: nobody has had its rows from here.
-        (Call.COMMIT, Epoch.PLANNED): Act.NOTHING,
-        (Call.COMMIT, Epoch.BEGUN): Act.SETTLE,
+        (Call.COMMIT, EpochPlace.PLANNED): Act.NOTHING,
+        (Call.COMMIT, EpochPlace.BEGUN): Act.ACKNOWLEDGE,
     }
 )
 
@@ -159,7 +159,7 @@ def show(call: Call, shown: Shown) -> tuple[First, Shown]:
     return SHOWING[call, shown]
 
 
-def step(call: Call, epoch: Epoch) -> Act:
+def step(call: Call, epoch: EpochPlace) -> Act:
     """Return what a call does about its epoch.
 
     Raises:

@@ -1,10 +1,10 @@
 """Epochs: the protocol between Spark's checkpoint and the broker, without Spark.
 
 One micro-batch is one epoch of a two-phase commit. :class:`EpochSource` is what Spark's calls come down to: plan,
-replay, settle. Which of them a call comes to is in the tables of :mod:`.calls`. Each queue has a :class:`.QueueReader`,
-which takes in what its sessions bring and has a ledger; an epoch goes over all queues, and :class:`.Admission` decides
-how much goes into it. All of it runs on the thread that Spark calls. Keepers work on beside it, so receiving and
-heartbeats go on while Spark is busy.
+replay, acknowledge. Which of them a call comes to is in the tables of :mod:`.calls`. Each queue has a
+:class:`.QueueReader`, which takes in what its sessions bring and has a ledger; an epoch goes over all queues, and
+:class:`.Admission` decides how much goes into it. All of it runs on the thread that Spark calls. Keepers work on
+beside it, so receiving and heartbeats go on while Spark is busy.
 
 Guarantee: with `exactly-once`, every message is in exactly one committed epoch, and an epoch that
 is asked for again after a crash has the same messages in the same order.
@@ -20,19 +20,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from pyspark_mq.ack.counters import Counters
 from pyspark_mq.dedup import CheckpointOnly
 from pyspark_mq.errors import CheckpointError, InternalError
 from pyspark_mq.sources.admission import Admission
-from pyspark_mq.sources.blind import BlindPlanning
-from pyspark_mq.sources.calls import Act, Call, Epoch, First, IllegalCallError, Shown, latest_at, show, step
+from pyspark_mq.sources.blind import NOT_SHOWN, limit_by_windows, needs_empty_epoch
+from pyspark_mq.sources.calls import Act, Call, EpochPlace, First, IllegalCallError, Shown, latest_at, show, step
 from pyspark_mq.sources.connections.block import Run
 from pyspark_mq.sources.connections.workers import Workers
 from pyspark_mq.sources.journal.memory import Memory, NoMemory
-from pyspark_mq.sources.position import JournalFiles, Limit, Position
+from pyspark_mq.sources.position import JournalFiles, Position
 from pyspark_mq.sources.queues.connected import CheckFacts
 from pyspark_mq.sources.queues.group import QueueGroup
 from pyspark_mq.sources.queues.matching import MatchingQueues
@@ -44,10 +43,7 @@ from pyspark_mq.sources.replay import Replay
 from pyspark_mq.sources.runtime import Runtime, Threads
 from pyspark_mq.sources.settings import Settings
 
-__all__ = ["EpochSource", "Limit", "Position", "Run"]
-
-
-_NO_LIMIT = Limit(None)
+__all__ = ["EpochSource", "Position", "Run"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +52,15 @@ class _Asked:
 
     start: Position
     end: Position
-    limit: Limit = _NO_LIMIT
+    limit: int | None = None
     blind: bool = False
 
 
 class EpochSource:
-    """Plans, replays and settles epochs for one query. Not thread-safe.
+    """Plans, replays and acknowledges epochs for one query. Not thread-safe.
 
     Args:
-        settings: the query's.
-        workers: who keep the connections.
-        make_store: where settled IDs of a queue are shared, beyond the checkpoint.
-        runtime: time and threads.
+        make_store: where committed IDs of a queue are shared, beyond the checkpoint.
         list_queues: names of the queues there are, for option `queuePattern`.
         ask_depth: messages waiting in a queue, where no session learns it; None if nobody can be asked.
         files: of the journal; needed where messages have IDs.
@@ -86,6 +79,7 @@ class EpochSource:
         check: CheckFacts = lambda _facts, _settings: (),
     ) -> None:
         self._settings = settings
+        self._destination = settings.destination
         self._files = files
         if settings.guarantee.identifies:
             assert files is not None, "guarantee 'exactly-once' needs a place for its files"
@@ -106,7 +100,6 @@ class EpochSource:
         self._admission = Admission(settings, self._queues, self._runtime)
         self._timings = Timings(self._runtime)
         self._replay = Replay(settings, self._queues, self._runtime, self._memory)
-        self._blind = BlindPlanning(self._queues, self._runtime)
         self._shown = Shown.FRESH
         #: The end of the last epoch that is known here.
         self._last = Position(0)
@@ -121,7 +114,7 @@ class EpochSource:
             Act.PLAN: self._plan,
             Act.REPLAY: self._begin_again,
             Act.BEGIN: self._begin,
-            Act.SETTLE: self._settle,
+            Act.ACKNOWLEDGE: self._acknowledge,
         }
 
     # -- Spark's calls, in its order -----------------------------------------------------------
@@ -136,12 +129,12 @@ class EpochSource:
         self._queues.start()
         self._admission.bound()
 
-    def latest(self, start: Position | None, limit: Limit) -> Position:
+    def latest(self, start: Position | None, limit: int | None) -> Position:
         """Phase two of the epoch that ends at `start`, then phase one of the next.
 
         Args:
             start: the last committed position; None where Spark does not say (:mod:`.blind`).
-            limit: how much to take.
+            limit: messages to take at most; None for all that can be had now.
 
         Returns:
             The end of a new epoch, or the last position if there is nothing new.
@@ -149,7 +142,8 @@ class EpochSource:
         self._timings.asked()
         self._show(Call.BLIND if start is None else Call.LATEST, start or Position(0))
         if start is None:
-            self._blind.begin()
+            for queue in self._queues:
+                queue.take()  # nothing that Spark could show first comes before that
             call = Call.BLIND
         else:
             self._do(Call.COMMIT, _Asked(start, start))
@@ -207,7 +201,6 @@ class EpochSource:
             self._learn(known[0], open_)
 
     def _learn(self, start: Position, open_: Position | None) -> None:
-        """Learn what a former process left behind (rule 5)."""
         self._sync(start)  # a former process may have reported what no disk has yet
         self._highest = max(self._highest, start.epoch)
         if self._last.epoch == 0:
@@ -255,10 +248,10 @@ class EpochSource:
 
     # -- epochs --------------------------------------------------------------------------------
 
-    def _where(self, end: Position) -> Epoch:
+    def _where(self, end: Position) -> EpochPlace:
         if end.epoch in self._begun:
-            return Epoch.BEGUN
-        return Epoch.PLANNED if self._queues.is_open(end.epoch) else Epoch.ELSEWHERE
+            return EpochPlace.BEGUN
+        return EpochPlace.PLANNED if self._queues.is_open(end.epoch) else EpochPlace.ELSEWHERE
 
     def _do(self, call: Call, asked: _Asked) -> None:
         """Carry out a call on its epoch.
@@ -289,18 +282,20 @@ class EpochSource:
             self._backlog.begin([queue.name for queue in self._queues if not queue.view.depths])
         limit = asked.limit
         if asked.blind:
-            limit = self._blind.share_window(limit)
-        elif limit.messages is None:
+            limit = limit_by_windows(self._queues, limit)
+        elif limit is None:
             # The one epoch of this run, and everything before it is committed: take what there is.
             self._open_wide()
         sizes = self._admission.gather(limit)
         self._timings.gathered()
-        if sizes or (asked.blind and self._blind.needs_empty_epoch(self._shown, running=bool(self._begun))):
+        if sizes or (asked.blind and needs_empty_epoch(self._queues, self._shown, running=bool(self._begun))):
             self._cut(sizes)
 
     def _cut(self, sizes: Mapping[QueueReader, int]) -> None:
-        epoch, blind = self._blind.number(self._highest, self._shown)
-        self._highest = epoch
+        blind = self._shown in NOT_SHOWN
+        # Spark compares offsets, so blindly it has to be another one than the committed one. That the clock is usually
+        # above all earlier numbers is of no importance (rule 16).
+        epoch = self._highest = max(self._highest + 1, self._runtime.utc_us() if blind else 0)
         bytes_before = self._queues.planned_bytes
         planned = {queue.name: queue.plan(epoch, sizes.get(queue, 0)) for queue in self._queues}
         self._admission.planned()
@@ -313,7 +308,6 @@ class EpochSource:
                 queue.acknowledge(epoch)
 
     def _begin(self, asked: _Asked) -> None:
-        """Begin an epoch that was planned here."""
         self._sync(asked.start)  # what is emitted is planned
         if asked.start.epoch == 0:
             self._open_wide()
@@ -323,7 +317,7 @@ class EpochSource:
         """Begin an epoch of a former process, as soon as its messages are here."""
         start, end = asked.start, asked.end
         self._sync(start)
-        if self._where(self._last) is not Epoch.PLANNED and (end.epoch > self._last.epoch or self._last == start):
+        if self._where(self._last) is not EpochPlace.PLANNED and (end.epoch > self._last.epoch or self._last == start):
             self._last = end  # Spark 4.0 has a bounded run plan its end before it shows what is open
         self._highest = max(self._highest, end.epoch)
         self._replay.run(start, end)
@@ -337,7 +331,7 @@ class EpochSource:
         for queue in queues:
             queue.hold(end.epoch)
 
-    def _settle(self, asked: _Asked) -> None:
+    def _acknowledge(self, asked: _Asked) -> None:
         """Phase two of an epoch, and of those before it."""
         self._sync(asked.end)  # what is acknowledged is committed, and written by the sink
         for epoch in sorted(epoch for epoch in self._begun if epoch <= asked.end.epoch):
@@ -345,7 +339,7 @@ class EpochSource:
             segment = self._memory.begin_commit(epoch)
             waits = [queue.commit(epoch, segment.number) for queue in self._queues.with_ended()]
             self._memory.commit(segment)
-            self._timings.committed(epoch, partial(_any_of, waits))
+            self._timings.committed(epoch, waits)
         self._queues.forget_ended()
 
     # -- what it says of itself ----------------------------------------------------------------
@@ -364,11 +358,3 @@ class EpochSource:
     def report(self) -> dict[str, Any]:
         """The counters and the times of the last epochs, under their documented names."""
         return {"reads": self._destination, **self.counters().report(), **self._timings.report()}
-
-    @property
-    def _destination(self) -> str:
-        return self._settings.destination
-
-
-def _any_of(waits: Sequence[Callable[[], bool]]) -> bool:
-    return any(wait() for wait in waits)

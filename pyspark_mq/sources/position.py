@@ -1,4 +1,4 @@
-"""The end of an epoch, as the offset names it; how much an epoch may hold; and where the journal is kept. Pure."""
+"""The end of an epoch, as the offset names it, and where the journal is kept. Pure."""
 
 from __future__ import annotations
 
@@ -12,22 +12,11 @@ from typing import Any, Protocol
 from pyspark_mq.dedup import CodecError, Key, decode_ids
 from pyspark_mq.errors import START_ANEW, CheckpointError
 
-__all__ = ["JournalFiles", "Limit", "Position", "decode", "shortened"]
+__all__ = ["JournalFiles", "Position", "decode", "shortened"]
 
 #: Longer texts of an offset are by their digests, and of the texts themselves so much is shown.
 _TEXT_MAX, _SHOWN, _DIGEST_BYTES = 48, 12, 16
 _PLAIN = re.compile(r"[^ !#-\[\]-~]")
-
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """Limit of the next epoch.
-
-    Attributes:
-        messages: at most so many; None for all that can be had now.
-    """
-
-    messages: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +90,6 @@ def decode(text: str, destination: str) -> list[Key]:
     """Read the IDs of a piece of a file.
 
     Args:
-        text: the IDs, encoded.
         destination: what errors call the queue.
 
     Raises:

@@ -34,14 +34,7 @@ _IDS_SHOWN = 10
 
 
 class Replay:
-    """Replays epochs for one query. Called by the query's thread, which waits here for as long as `replayTimeout`.
-
-    Args:
-        settings: the query's.
-        queues: that it reads.
-        runtime: the clock.
-        memory: what was planned.
-    """
+    """Replays epochs for one query. Called by the query's thread, which waits here for as long as `replayTimeout`."""
 
     def __init__(self, settings: Settings, queues: QueueGroup, runtime: Runtime, memory: Memory) -> None:
         self._settings = settings
@@ -50,11 +43,7 @@ class Replay:
         self._memory = memory
 
     def run(self, start: Position, end: Position) -> None:
-        """Have the messages of an epoch in the ledgers again, as one planned epoch.
-
-        Args:
-            start: the committed position before it.
-            end: of the epoch.
+        """Have the messages of the epoch between two positions in the ledgers again, as one planned epoch.
 
         Raises:
             CheckpointError: it was planned at another broker, or has messages of a queue that the query does not read.
@@ -87,12 +76,7 @@ class Replay:
             queue.connected.expect_broker(end.broker_id)
 
     def _check_all_are_read(self, end: Position, planned: Mapping[str, Sequence[Key]]) -> None:
-        """An open epoch with messages of a queue that is gone cannot be replayed.
-
-        Args:
-            end: of the epoch.
-            planned: what is left of it, by queue.
-        """
+        """An open epoch with messages of a queue that is gone cannot be replayed."""
         gone = {name: keys for name, keys in planned.items() if keys and self._queues.get(name) is None}
         if not gone:
             return

@@ -89,7 +89,6 @@ class BrokerUrl:
 
     @property
     def tls(self) -> bool:
-        """Whether the scheme asks for TLS."""
         return SCHEMES[self.scheme].tls
 
     @property

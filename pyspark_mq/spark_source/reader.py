@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_mq.errors import MessageError
 from pyspark_mq.sources.connections.block import Run, sizes_of, values_of
-from pyspark_mq.sources.position import Limit, Position
+from pyspark_mq.sources.position import Position
 from pyspark_mq.spark_source.failures import in_words
 from pyspark_mq.spark_source.handover import Handover, Rows
 from pyspark_mq.spark_source.offset import OffsetCodec
@@ -91,10 +91,10 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @in_words
     def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
-        """Settle the epoch that ends at `start` and plan the next one."""
+        """Acknowledge the epoch that ends at `start` and plan the next one."""
         position = None if start is None else self._position(start)
         maximum = None if is_unlimited(limit) else getattr(limit, "max_rows", self._options.settings.max_messages)
-        latest = self._source().latest(position, Limit(maximum))
+        latest = self._source().latest(position, maximum)
         if start is not None and latest == position:
             return start  # exactly: Spark compares text
         for offset, known in self._known:
@@ -166,7 +166,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @in_words
     def commit(self, end: dict[str, Any]) -> None:
-        """Settle up to `end`: cumulative, late, and lost in a crash; `latestOffset` does not wait for it."""
+        """Acknowledge up to `end`: cumulative, late, and lost in a crash; `latestOffset` does not wait for it."""
         self._source().commit(self._position(end))
 
     def stop(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from pyspark_mq.ack import SessionAcks, Settlement
+from pyspark_mq.ack import Acknowledgements, SessionAcks
 from pyspark_mq.brokers.base import AMQP_0_9_1
 from pyspark_mq.errors import MessageError, MqError, RefusedError
 from pyspark_mq.sources.connections.block import Row, sizes_of, values_of
@@ -101,7 +101,7 @@ def test_what_two_processes_receive_is_taken_once_and_acknowledged_where_it_came
     assert sorted(scene.bodies()) == sorted(sent)
     assert len(scene.events_of(Opened)) == 2
     parts = [SessionAcks(session, tags[-1], (), len(tags)) for session, tags in scene.tags.items()]
-    scene.connections.acknowledge(Settlement(7, tuple(parts)))
+    scene.connections.acknowledge(Acknowledgements(7, tuple(parts)))
     assert scene.until(lambda: len(scene.events_of(Confirmed)) == len(parts))
     assert {(event.session, event.number) for event in scene.events_of(Confirmed)} == {
         (session, 7) for session in scene.tags
@@ -125,7 +125,7 @@ def test_a_killed_process_ends_its_sessions_and_another_takes_its_place(cell: Li
     assert scene.until(lambda: len(scene.rows) >= 100)
     assert sorted(scene.bodies()) == sorted(sent)
     # What is asked for in the session that is gone is done in no other (rule 10).
-    scene.connections.acknowledge(Settlement(1, (SessionAcks(lost.session, 100, (), 100),)))
+    scene.connections.acknowledge(Acknowledgements(1, (SessionAcks(lost.session, 100, (), 100),)))
     assert not scene.until(lambda: bool(scene.events_of(Confirmed)), 1)
     assert cell.total() == 100
     scene.connections.stop()

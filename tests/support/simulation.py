@@ -24,7 +24,7 @@ from pyspark_mq.sources.connections.block import block_schema, values_of
 from pyspark_mq.sources.connections.processes.worker import in_processes
 from pyspark_mq.sources.connections.thread_worker import in_threads
 from pyspark_mq.sources.connections.workers import Workers
-from pyspark_mq.sources.epochs import EpochSource, Limit, Position, Run
+from pyspark_mq.sources.epochs import EpochSource, Position, Run
 from pyspark_mq.sources.queues.reader import QueueReader
 from pyspark_mq.sources.runtime import Runtime, Task
 from pyspark_mq.sources.settings import Settings
@@ -293,7 +293,7 @@ class Query:
             self._consumers = type("QuerySession", (MemorySession,), {"broker": self.broker})
             make_store = None if self.store is None else self._store_of
             self._source = EpochSource(
-                self.settings, self._receivers(), make_store, self._process, self._list_queues,
+                self.settings, self._workers(), make_store, self._process, self._list_queues,
                 files=self._codec.log,
             )  # fmt: skip
             self.trace("start", self._source)
@@ -305,7 +305,7 @@ class Query:
             codec.log._folder = self.folder
         return codec
 
-    def _receivers(self) -> Workers:
+    def _workers(self) -> Workers:
         consumers = self._consumers
         assert consumers is not None
         assert self._process is not None
@@ -407,7 +407,7 @@ class Query:
     def _plan(self, batch: int, crash: At | None, most: int | None) -> bool:
         source = self.source
         self.trace("latest")
-        end = source.latest(self.position(batch - 1) if self.shows_start else None, Limit(most))
+        end = source.latest(self.position(batch - 1) if self.shows_start else None, most)
         # Before Spark 4.2 the source has not read another offset by now.
         offset = json.dumps(self._codec.encode(end))
         start = self.position(batch - 1)

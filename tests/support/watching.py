@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pyspark_mq.ack.handles import Settlement
+from pyspark_mq.ack.handles import Acknowledgements
 from pyspark_mq.dedup import key_text
 from pyspark_mq.sources.connections.events import Lost, Opened
 from pyspark_mq.sources.epochs import EpochSource
@@ -94,9 +94,9 @@ def _watch_queue(reader: QueueReader, slots: dict[tuple[str, int], int], tell: T
             unsettled.setdefault(session, {})[tag] = key_text(key)
             tell("deliver", (name, slots[name, session]), (name, key_text(key)))
 
-    def acknowledged(settlement: Settlement) -> None:
+    def acknowledged(due: Acknowledgements) -> None:
         # What the broker takes them for: all up to a tag, and others one by one.
-        for part in settlement.parts:
+        for part in due.parts:
             mine = unsettled.get(part.session, {})
             for tag in [tag for tag in mine if tag <= part.upto or tag in part.singles]:
                 tell("acknowledge", (name, slots[name, part.session]), (name, mine.pop(tag)))

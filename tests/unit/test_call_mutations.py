@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pyspark_mq.sources import calls
-from pyspark_mq.sources.calls import EPOCHS, SHOWING, Act, Call, Epoch, First, Shown
+from pyspark_mq.sources.calls import EPOCHS, SHOWING, Act, Call, EpochPlace, First, Shown
 from tests.unit.test_calls import CHECKS, NAMES, SHOWS, check_first, test_every_pair_is_decided
 
 FIRSTS = (First.NOTHING, First.FIND, First.LEARN, First.FIND | First.LEARN)
@@ -57,10 +57,10 @@ def test_every_change_of_what_comes_first_is_noticed(call: Call, shown: Shown) -
 # LATEST meets nothing that is begun, as the COMMIT before it settles that: no check can notice a row there.
 @pytest.mark.parametrize(
     ("call", "epoch"),
-    [(call, epoch) for call in NAMES for epoch in Epoch if (call, epoch) != (Call.LATEST, Epoch.BEGUN)],
+    [(call, epoch) for call in NAMES for epoch in EpochPlace if (call, epoch) != (Call.LATEST, EpochPlace.BEGUN)],
     ids=lambda one: one.value,
 )
-def test_every_change_of_what_becomes_of_an_epoch_is_noticed(call: Call, epoch: Epoch) -> None:
+def test_every_change_of_what_becomes_of_an_epoch_is_noticed(call: Call, epoch: EpochPlace) -> None:
     pair = call, epoch
     mutants: dict[str, Any] = {act.value: {**EPOCHS, pair: act} for act in Act if EPOCHS.get(pair) is not act}
     if pair in EPOCHS:

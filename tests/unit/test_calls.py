@@ -14,7 +14,7 @@ from pyspark_mq.sources.calls import (
     SHOWING,
     Act,
     Call,
-    Epoch,
+    EpochPlace,
     First,
     IllegalCallError,
     Shown,
@@ -22,28 +22,28 @@ from pyspark_mq.sources.calls import (
     show,
     step,
 )
-from pyspark_mq.sources.epochs import EpochSource, Limit, Position
+from pyspark_mq.sources.epochs import EpochSource, Position
 from pyspark_mq.sources.settings import Guarantee
 from tests.support.scene import Scene
 from tests.support.simulation import ids_of
 
-LIMIT = Limit(10)
+LIMIT = 10
 NEW = Position(0)
 #: Machines and the calls that each of them sees.
 SHOWS = (Call.BOUND, Call.LATEST, Call.BLIND, Call.PAYLOAD, Call.COMMIT)
 NAMES = (Call.LATEST, Call.BEHIND, Call.BEYOND, Call.BLIND, Call.PAYLOAD, Call.COMMIT)
 #: What cannot come: Spark goes on from what is not here, or from an epoch that it has just shown as committed.
-ILLEGAL = {(Call.BEYOND, epoch) for epoch in Epoch} | {(Call.LATEST, Epoch.BEGUN)}
+ILLEGAL = {(Call.BEYOND, epoch) for epoch in EpochPlace} | {(Call.LATEST, EpochPlace.BEGUN)}
 
 
 def test_every_pair_is_decided() -> None:
     assert set(SHOWING) == {(call, shown) for call in SHOWS for shown in Shown}
-    assert set(EPOCHS) | ILLEGAL == {(call, epoch) for call in NAMES for epoch in Epoch}
+    assert set(EPOCHS) | ILLEGAL == {(call, epoch) for call in NAMES for epoch in EpochPlace}
     assert not set(EPOCHS) & ILLEGAL
 
 
 @pytest.mark.parametrize(("call", "epoch"), sorted(ILLEGAL, key=str))
-def test_an_illegal_pair_is_an_error_that_names_both(call: Call, epoch: Epoch) -> None:
+def test_an_illegal_pair_is_an_error_that_names_both(call: Call, epoch: EpochPlace) -> None:
     with pytest.raises(IllegalCallError, match=f"'{call.value}'.*'{epoch.value}'"):
         step(call, epoch)
 
@@ -62,8 +62,8 @@ def test_it_is_learnt_once_and_at_the_first_position_that_is_shown() -> None:
         assert show(call, shown) == (first, then)
 
 
-def test_only_what_was_begun_here_is_settled() -> None:
-    assert [pair for pair, act in EPOCHS.items() if act is Act.SETTLE] == [(Call.COMMIT, Epoch.BEGUN)]
+def test_only_what_was_begun_here_is_acknowledged() -> None:
+    assert [pair for pair, act in EPOCHS.items() if act is Act.ACKNOWLEDGE] == [(Call.COMMIT, EpochPlace.BEGUN)]
 
 
 @pytest.mark.parametrize(("start", "last", "kind"), [(3, 3, Call.LATEST), (2, 3, Call.BEHIND), (4, 3, Call.BEYOND)])
@@ -85,8 +85,8 @@ def seen(source: EpochSource) -> Iterator[list[str]]:
         (source._memory, "plan", "plan"),
         (source._replay, "run", "replay"),
         (source._memory, "plan_beside", "begin"),
-        (source._memory, "begin_commit", "settle"),
-        (source._queues, "forget_ended", "settled"),
+        (source._memory, "begin_commit", "acknowledge"),
+        (source._queues, "forget_ended", "acknowledged"),
     ]
 
     def watching(name: str, done: Callable[..., Any]) -> Callable[..., Any]:
@@ -162,15 +162,15 @@ def test_what_a_call_does_first(call: Call, shown: Shown) -> None:
     check_first(call, shown)
 
 
-def epoch_at(epoch: Epoch, *, blind: bool = False) -> tuple[Scene, EpochSource, Position]:
-    """A source of which the last epoch is there: settled if elsewhere."""
+def epoch_at(epoch: EpochPlace, *, blind: bool = False) -> tuple[Scene, EpochSource, Position]:
+    """A source of which the last epoch is there: acknowledged if elsewhere."""
     scene, source = make()
     source.commit(NEW)
     end = source.latest(None if blind else NEW, LIMIT)
     assert end.epoch > 0
-    if epoch is not Epoch.PLANNED:
+    if epoch is not EpochPlace.PLANNED:
         source.payload(NEW, end)
-    if epoch is Epoch.ELSEWHERE:
+    if epoch is EpochPlace.ELSEWHERE:
         source.commit(end)
     return scene, source, end
 
@@ -181,27 +181,27 @@ def acts(source: EpochSource, call: Callable[[], object]) -> list[str]:
     return [step for step in happened if step not in {"find", "learn"}]
 
 
-def check_latest_plans_behind_what_is_settled() -> None:
-    scene, source, end = epoch_at(Epoch.ELSEWHERE)
+def check_latest_plans_behind_what_is_acknowledged() -> None:
+    scene, source, end = epoch_at(EpochPlace.ELSEWHERE)
     scene.publish(2)
     assert acts(source, lambda: source.latest(end, LIMIT)) == ["gather", "plan"]
 
 
 def check_latest_repeats_what_was_never_begun() -> None:
-    scene, source, end = epoch_at(Epoch.PLANNED)
+    scene, source, end = epoch_at(EpochPlace.PLANNED)
     scene.publish(2)
     assert acts(source, lambda: source.latest(end, LIMIT)) == []
     assert source._last == end
 
 
-def check_latest_settles_what_was_begun() -> None:
-    scene, source, end = epoch_at(Epoch.BEGUN)
+def check_latest_acknowledges_what_was_begun() -> None:
+    scene, source, end = epoch_at(EpochPlace.BEGUN)
     scene.publish(2)
-    assert acts(source, lambda: source.latest(end, LIMIT)) == ["settle", "settled", "gather", "plan"]
+    assert acts(source, lambda: source.latest(end, LIMIT)) == ["acknowledge", "acknowledged", "gather", "plan"]
 
 
 def check_from_behind_the_answer_is_the_last_one() -> None:
-    for epoch in Epoch:
+    for epoch in EpochPlace:
         scene, source, end = epoch_at(epoch)
         scene.publish(2)
         assert acts(source, lambda source=source: source.latest(NEW, LIMIT)) == []  # type: ignore[misc]
@@ -209,7 +209,7 @@ def check_from_behind_the_answer_is_the_last_one() -> None:
 
 
 def check_from_beyond_is_an_error() -> None:
-    for epoch in Epoch:
+    for epoch in EpochPlace:
         _, source, end = epoch_at(epoch)
         with pytest.raises(InternalError, match=f"goes on from epoch 99, the last here is {end.epoch}$"):
             source.latest(Position(99), LIMIT)
@@ -217,9 +217,9 @@ def check_from_beyond_is_an_error() -> None:
 
 def check_blindly_one_is_planned_beside_another_that_runs() -> None:
     for epoch, expected in {
-        Epoch.ELSEWHERE: ["gather", "plan"],
-        Epoch.PLANNED: [],
-        Epoch.BEGUN: ["gather", "plan"],
+        EpochPlace.ELSEWHERE: ["gather", "plan"],
+        EpochPlace.PLANNED: [],
+        EpochPlace.BEGUN: ["gather", "plan"],
     }.items():
         scene, source, _ = epoch_at(epoch, blind=True)
         scene.publish(2)
@@ -228,28 +228,32 @@ def check_blindly_one_is_planned_beside_another_that_runs() -> None:
 
 
 def check_a_payload_begins_what_was_planned() -> None:
-    scene, source, end = epoch_at(Epoch.PLANNED)
+    scene, source, end = epoch_at(EpochPlace.PLANNED)
     assert acts(source, lambda: source.payload(NEW, end)) == ["begin"]
     assert acts(source, lambda: source.payload(NEW, end)) == []
     assert ids_of(source.payload(NEW, end)) == scene.sent
 
 
 def check_a_payload_of_a_former_process_is_a_replay() -> None:
-    scene, _, end = epoch_at(Epoch.PLANNED)
+    scene, _, end = epoch_at(EpochPlace.PLANNED)
     scene.query.crash()
     source = scene.query.source
     assert acts(source, lambda: source.payload(NEW, end)) == ["replay", "begin"]
     assert ids_of(source.payload(NEW, end)) == scene.sent
 
 
-def check_only_what_was_begun_is_settled() -> None:
-    for epoch, expected in {Epoch.ELSEWHERE: [], Epoch.PLANNED: [], Epoch.BEGUN: ["settle", "settled"]}.items():
+def check_only_what_was_begun_is_acknowledged() -> None:
+    for epoch, expected in {
+        EpochPlace.ELSEWHERE: [],
+        EpochPlace.PLANNED: [],
+        EpochPlace.BEGUN: ["acknowledge", "acknowledged"],
+    }.items():
         _, source, end = epoch_at(epoch)
         assert acts(source, lambda source=source, end=end: source.commit(end)) == expected  # type: ignore[misc]
 
 
-def check_nothing_that_runs_is_settled_by_a_word_on_another_epoch() -> None:
-    scene, source, running = epoch_at(Epoch.BEGUN, blind=True)
+def check_nothing_that_runs_is_acknowledged_by_a_word_on_another_epoch() -> None:
+    scene, source, running = epoch_at(EpochPlace.BEGUN, blind=True)
     scene.publish(2)
     scene.world.let_pass(1.0)
     planned = source.latest(None, LIMIT)
@@ -263,20 +267,20 @@ def check_nothing_that_runs_is_settled_by_a_word_on_another_epoch() -> None:
         lambda: source.commit(never_here),
     ):
         assert acts(source, call) == []
-    assert acts(source, lambda: source.commit(running)) == ["settle", "settled"]
+    assert acts(source, lambda: source.commit(running)) == ["acknowledge", "acknowledged"]
 
 
 CHECKS: list[Callable[[], None]] = [
-    check_latest_plans_behind_what_is_settled,
+    check_latest_plans_behind_what_is_acknowledged,
     check_latest_repeats_what_was_never_begun,
-    check_latest_settles_what_was_begun,
+    check_latest_acknowledges_what_was_begun,
     check_from_behind_the_answer_is_the_last_one,
     check_from_beyond_is_an_error,
     check_blindly_one_is_planned_beside_another_that_runs,
     check_a_payload_begins_what_was_planned,
     check_a_payload_of_a_former_process_is_a_replay,
-    check_only_what_was_begun_is_settled,
-    check_nothing_that_runs_is_settled_by_a_word_on_another_epoch,
+    check_only_what_was_begun_is_acknowledged,
+    check_nothing_that_runs_is_acknowledged_by_a_word_on_another_epoch,
 ]
 
 

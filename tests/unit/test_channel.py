@@ -11,8 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from pyspark_mq.brokers import BROKERS
-from pyspark_mq.sources.connections.processes.memory import write_file
-from pyspark_mq.sources.connections.processes.wire import Channel
+from pyspark_mq.sources.connections.processes.wire import Channel, write_file
 from pyspark_mq.sources.endpoint import Endpoint
 from pyspark_mq.sources.url import parse_urls
 
@@ -43,7 +42,7 @@ def test_files_come_with_their_frames(ends: tuple[Channel, Channel]) -> None:
     near, far = ends
     for number in range(10):
         if number % 3:
-            file = write_file([b"a file of ", memoryview(str(number).encode())])
+            file = write_file(b"a file of %d" % number)
             near.send(number, b"beside", file)
             os.close(file)
         else:
@@ -60,10 +59,10 @@ def test_files_come_with_their_frames(ends: tuple[Channel, Channel]) -> None:
 
 
 def test_a_file_larger_than_one_write_is_whole() -> None:
-    parts = [os.urandom(3 << 20), b"", os.urandom(5)]
-    file = write_file(parts)
+    whole = os.urandom((3 << 20) + 5)
+    file = write_file(whole)
     try:
-        assert os.pread(file, 4 << 20, 0) == b"".join(parts)
+        assert os.pread(file, 4 << 20, 0) == whole
     finally:
         os.close(file)
 

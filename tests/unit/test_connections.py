@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pyspark_mq.ack import SessionAcks, Settlement
+from pyspark_mq.ack import Acknowledgements, SessionAcks
 from pyspark_mq.errors import DestinationError
 from pyspark_mq.sources.connections.block import block_schema
 from pyspark_mq.sources.connections.connections import Connections
@@ -27,8 +27,8 @@ class Scene:
         self.queue = self.broker.declare(QUEUE)
         made = make_settings(**{"prefetch": 10, **settings})
         process, self.make = self.world.process(), memory_session(self.broker)
-        receivers = in_threads(lambda _: self.make, block_schema(pa.schema([("body", pa.binary())])), process)
-        self.connections = Connections(made, receivers, process, EventQueue())
+        workers = in_threads(lambda _: self.make, block_schema(pa.schema([("body", pa.binary())])), process)
+        self.connections = Connections(made, workers, process, EventQueue())
         self.connections.bound_bytes(2_000, resume=True)
         self.connections.start()
 
@@ -127,10 +127,10 @@ def test_acknowledgements_go_to_the_session_they_are_for_or_nowhere() -> None:
     scene.publish(4)
     (opened,) = scene.run()
     session = opened.session
-    scene.connections.acknowledge(Settlement(1, (SessionAcks(session + 1, 4, (), 4),)))
+    scene.connections.acknowledge(Acknowledgements(1, (SessionAcks(session + 1, 4, (), 4),)))
     scene.run()
     assert scene.queue.acknowledged == []
-    scene.connections.acknowledge(Settlement(2, (SessionAcks(session, 2, (4,), 3),)))
+    scene.connections.acknowledge(Acknowledgements(2, (SessionAcks(session, 2, (4,), 3),)))
     (confirmed,) = scene.run()
     assert (confirmed.number, confirmed.session) == (2, session)
     assert [message.id for message in scene.queue.acknowledged] == ["id-0", "id-1", "id-3"]

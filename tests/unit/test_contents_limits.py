@@ -12,7 +12,6 @@ from pyspark_mq.ack.copies import Copies
 from pyspark_mq.ack.known import Known
 from pyspark_mq.ack.table import State
 from pyspark_mq.dedup import IdSource, second_hash
-from pyspark_mq.sources.position import Limit
 from tests.support.engine import At
 from tests.support.simulation import _identities
 from tests.unit.test_contents import Contents
@@ -330,7 +329,7 @@ def test_a_bounded_run_of_spark_4_0_plans_before_it_replays(most: int, *, proves
     one.trigger(At.AFTER_OFFSET_LOG)
     one.publish("d")
     source = query.source
-    planned = source.latest(None, Limit(most))
+    planned = source.latest(None, most)
     one.trigger()
     start = query.position(0)
     source.commit(start)

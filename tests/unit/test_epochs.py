@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from pyspark_mq.errors import CheckpointError, DataLossError, MessageError
-from pyspark_mq.sources.epochs import Limit
 from pyspark_mq.sources.journal import lists
 from pyspark_mq.sources.settings import Guarantee, OnUnreadable
 from pyspark_mq.sources.url import parse_urls
@@ -64,8 +63,8 @@ def test_an_epoch_that_was_planned_and_not_begun_is_returned_again(guarantee: Gu
     scene = Scene(max_messages=5, guarantee=guarantee)
     scene.publish(20)
     source = scene.query.source
-    first = source.latest(source.initial(), Limit(5))
-    assert source.latest(source.initial(), Limit(5)) == first
+    first = source.latest(source.initial(), 5)
+    assert source.latest(source.initial(), 5) == first
 
 
 # -- what is acknowledged, and when ---------------------------------------------------------------
@@ -84,7 +83,7 @@ def test_a_commit_of_an_epoch_that_was_not_run_here_settles_nothing() -> None:
     scene = Scene(max_messages=5)
     scene.publish(5)
     source = scene.query.source
-    end = source.latest(source.initial(), Limit(5))
+    end = source.latest(source.initial(), 5)
     source.commit(end)
     scene.world.let_pass(1)
     assert scene.queue.acknowledged == []
@@ -120,7 +119,7 @@ def test_before_spark_4_2_a_bounded_run_may_plan_before_it_replays() -> None:
         scene.query.trigger(At.AFTER_OFFSET_LOG)
     scene.publish(10)
     source = scene.query.source
-    planned = source.latest(None, Limit(100))
+    planned = source.latest(None, 100)
     assert scene.query.trigger() == 10
     assert scene.query.emitted == scene.sent[:10]
     start = scene.query.position(0)
@@ -834,9 +833,9 @@ def test_an_old_range_that_is_asked_for_again_does_not_set_the_source_back() -> 
     scene.query.crash()
     start, end, last = (scene.query.position(batch) for batch in (0, 1, 2))
     source = scene.query.source
-    assert source.latest(last, Limit(10)) == last
+    assert source.latest(last, 10) == last
     source.payload(start, end)
-    assert source.latest(last, Limit(10)) == last
+    assert source.latest(last, 10) == last
 
 
 def test_the_log_says_so_once_where_no_confirmation_comes_for_long(caplog: pytest.LogCaptureFixture) -> None:

@@ -15,7 +15,6 @@ from pyspark_mq.ack import Ledger
 from pyspark_mq.dedup import Key
 from pyspark_mq.errors import CheckpointError, MqError
 from pyspark_mq.sources.connections.processes.wire import Hello
-from pyspark_mq.sources.epochs import Limit
 from pyspark_mq.sources.journal import lists, memory
 from pyspark_mq.sources.journal.memory import Memory
 from pyspark_mq.sources.journal.reading import keys_of, texts_of
@@ -42,7 +41,7 @@ def planned_before_it_replays(skew_s: float) -> tuple[Scene, list[str]]:
     scene.publish(10)
     scene.query.skew_s = skew_s
     source = scene.query.source
-    end = source.latest(None, Limit(100))
+    end = source.latest(None, 100)
     assert scene.query.trigger() == 10
     start = scene.query.position(0)
     source.commit(start)

@@ -71,10 +71,10 @@ class Life:
         self.tag += len(keys)
         self.ask(self.ledger.deliver(self.session, list(tags), keys, ["x"] * len(keys)))
 
-    def ask(self, settlement: Any) -> None:
-        if settlement is not None:
-            self.ledger.settling.asked(settlement.number, [part.session for part in settlement.parts], self.now_s)
-            self.last = settlement.number
+    def ask(self, due: Any) -> None:
+        if due is not None:
+            self.ledger.settling.asked(due.number, [part.session for part in due.parts], self.now_s)
+            self.last = due.number
 
     def run(self, size: int) -> None:
         """An epoch of new messages, acknowledged."""
@@ -95,7 +95,7 @@ class Life:
 
     def answer(self) -> None:
         """All is confirmed, and something that was asked behind the grace is answered."""
-        for number, _ in list(self.ledger.settling._parts):
+        for number, _ in list(self.ledger.settling._batches):
             self.ledger.confirm(number, self.session, self.now_s)
         self.now_s += GRACE_S
         self.ledger.settling.asked(-1, [self.session], self.now_s)

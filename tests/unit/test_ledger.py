@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyspark_mq.ack import TRANSITIONS, Event, IllegalEventError, Ledger, SessionAcks, Settlement, State, table
+from pyspark_mq.ack import TRANSITIONS, Acknowledgements, Event, IllegalEventError, Ledger, SessionAcks, State, table
 from pyspark_mq.ack.known import Known
 from pyspark_mq.dedup import second_hash
 
@@ -23,7 +23,7 @@ def known(ledger: Ledger[str, str]) -> Known[str]:
     return ledger._known
 
 
-def deliver(ledger: Ledger[str, str], keys: str, session: int = 1, first: int = 1) -> Settlement | None:
+def deliver(ledger: Ledger[str, str], keys: str, session: int = 1, first: int = 1) -> Acknowledgements | None:
     """Deliver one message per letter; tags count from `first`."""
     tags = list(range(first, first + len(keys)))
     return ledger.deliver(session, tags, list(keys), [f"{key}@{session}" for key in keys])
@@ -36,17 +36,17 @@ def planned(keys: str) -> Ledger[str, str]:
     return ledger
 
 
-def committed(keys: str) -> tuple[Ledger[str, str], Settlement]:
+def committed(keys: str) -> tuple[Ledger[str, str], Acknowledgements]:
     """A ledger that has committed one epoch, into segment 1."""
     ledger = planned(keys)
-    settlement = ledger.commit(1, segment=1)
-    assert settlement is not None
-    return ledger, settlement
+    due = ledger.commit(1, segment=1)
+    assert due is not None
+    return ledger, due
 
 
-def settle(ledger: Ledger[str, str], settlement: Settlement | None, session: int = 1, now_s: float = 0) -> None:
-    assert settlement is not None
-    ledger.confirm(settlement.number, session, now_s)
+def settle(ledger: Ledger[str, str], due: Acknowledgements | None, session: int = 1, now_s: float = 0) -> None:
+    assert due is not None
+    ledger.confirm(due.number, session, now_s)
     ledger.settling.asked(-1, [session], now_s + GRACE_S)
     ledger.confirm(-1, session, now_s + GRACE_S)
 
@@ -72,9 +72,9 @@ def test_what_was_passed_over_is_covered_by_no_acknowledgement() -> None:
     ledger.pass_over(1, 3)
     deliver(ledger, "cd", first=5)
     ledger.plan(1, 4)
-    settlement = ledger.commit(1)
-    assert settlement is not None
-    assert settlement.parts == (SessionAcks(session=1, upto=2, singles=(5, 6), deliveries=4),)
+    due = ledger.commit(1)
+    assert due is not None
+    assert due.parts == (SessionAcks(session=1, upto=2, singles=(5, 6), deliveries=4),)
     dropped = deliver(ledger, "ad", first=7)
     assert dropped is not None
     assert dropped.parts == (SessionAcks(session=1, upto=0, singles=(7, 8), deliveries=2),)
@@ -93,9 +93,9 @@ def test_a_commit_acknowledges_up_to_the_last_delivery_of_the_epoch_and_no_furth
     ledger = make()
     deliver(ledger, "abcde")
     ledger.plan(1, 3)
-    settlement = ledger.commit(1)
-    assert settlement is not None
-    assert settlement.parts == (SessionAcks(session=1, upto=3, singles=(), deliveries=3),)
+    due = ledger.commit(1)
+    assert due is not None
+    assert due.parts == (SessionAcks(session=1, upto=3, singles=(), deliveries=3),)
     assert ledger.unacked == 2
 
 
@@ -103,9 +103,9 @@ def test_an_unacknowledged_message_in_front_of_the_epoch_is_never_covered() -> N
     ledger = make()
     ledger.restore_planned(1, ["c", "d"])
     deliver(ledger, "abcde")
-    settlement = ledger.commit(1)
-    assert settlement is not None
-    assert settlement.parts == (SessionAcks(session=1, upto=0, singles=(3, 4), deliveries=2),)
+    due = ledger.commit(1)
+    assert due is not None
+    assert due.parts == (SessionAcks(session=1, upto=0, singles=(3, 4), deliveries=2),)
 
 
 def test_a_producers_duplicate_is_dropped_counted_and_acknowledged_with_the_first() -> None:
@@ -113,17 +113,17 @@ def test_a_producers_duplicate_is_dropped_counted_and_acknowledged_with_the_firs
     deliver(ledger, "abcab")
     assert ledger.counters.duplicates_dropped == 2
     ledger.plan(1, 2)
-    settlement = ledger.commit(1)
-    assert settlement is not None
-    assert settlement.parts == (SessionAcks(session=1, upto=2, singles=(4, 5), deliveries=4),)
+    due = ledger.commit(1)
+    assert due is not None
+    assert due.parts == (SessionAcks(session=1, upto=2, singles=(4, 5), deliveries=4),)
     assert ledger.state("c") is State.RECEIVED
 
 
 def test_a_duplicate_of_a_committed_message_is_acknowledged_on_sight() -> None:
     ledger, _ = committed("ab")
-    settlement = deliver(ledger, "xb", first=3)
-    assert settlement is not None
-    assert settlement.parts == (SessionAcks(session=1, upto=0, singles=(4,), deliveries=1),)
+    due = deliver(ledger, "xb", first=3)
+    assert due is not None
+    assert due.parts == (SessionAcks(session=1, upto=0, singles=(4,), deliveries=1),)
     assert len(ledger.received) == 1
 
 
@@ -143,9 +143,9 @@ def test_what_comes_again_in_a_new_session_is_acknowledged_under_its_new_handle(
     ledger.lose(1)
     ledger.open_session(2)
     deliver(ledger, "ab", session=2)
-    settlement = ledger.commit(1)
-    assert settlement is not None
-    assert settlement.parts == (SessionAcks(session=2, upto=2, singles=(), deliveries=2),)
+    due = ledger.commit(1)
+    assert due is not None
+    assert due.parts == (SessionAcks(session=2, upto=2, singles=(), deliveries=2),)
 
 
 def test_an_epoch_committed_while_disconnected_is_acknowledged_when_it_comes_again() -> None:
@@ -153,9 +153,9 @@ def test_an_epoch_committed_while_disconnected_is_acknowledged_when_it_comes_aga
     ledger.lose(1)
     assert ledger.commit(1) is None
     ledger.open_session(2)
-    settlement = deliver(ledger, "abc", session=2)
-    assert settlement is not None
-    assert settlement.parts == (SessionAcks(session=2, upto=2, singles=(), deliveries=2),)
+    due = deliver(ledger, "abc", session=2)
+    assert due is not None
+    assert due.parts == (SessionAcks(session=2, upto=2, singles=(), deliveries=2),)
     assert len(ledger.received) == 1
 
 
@@ -163,12 +163,12 @@ def test_an_epoch_committed_while_disconnected_is_acknowledged_when_it_comes_aga
 
 
 def test_an_answer_settles_that_was_asked_for_after_the_grace() -> None:
-    ledger, settlement = committed("ab")
+    ledger, due = committed("ab")
     settling = ledger.settling
     assert settling.under_way()
     assert not settling.asks(1e9)
-    ledger.confirm(settlement.number, 1, now_s=10)
-    ledger.confirm(settlement.number, 1, now_s=11)
+    ledger.confirm(due.number, 1, now_s=10)
+    ledger.confirm(due.number, 1, now_s=11)
     assert not settling.under_way()
     assert (ledger.counters.settled, ledger.expected) == (2, 2)
     assert [settling.asks(10 + GRACE_S - 0.1), settling.asks(10 + GRACE_S)] == [False, True]
@@ -188,12 +188,12 @@ def test_an_answer_settles_that_was_asked_for_after_the_grace() -> None:
 
 @pytest.mark.parametrize("confirmed", [False, True])
 def test_an_end_leaves_what_is_not_settled(confirmed: bool) -> None:
-    ledger, settlement = committed("ab")
+    ledger, due = committed("ab")
     if confirmed:
-        ledger.confirm(settlement.number, 1, now_s=0)
+        ledger.confirm(due.number, 1, now_s=0)
     ledger.settling.asked(8, [1], GRACE_S)
     ledger.lose(1)
-    ledger.confirm(settlement.number, 1, now_s=0)
+    ledger.confirm(due.number, 1, now_s=0)
     ledger.confirm(8, 1, now_s=1e9)
     assert ledger.counters.settled == (2 if confirmed else 0)
     assert (ledger.leaving, ledger.expected, ledger.settling.holds(1)) == (2, 0, False)
@@ -202,9 +202,9 @@ def test_an_end_leaves_what_is_not_settled(confirmed: bool) -> None:
 
 
 def test_the_end_of_another_session_leaves_nothing_and_its_answers_settle_nothing() -> None:
-    ledger, settlement = committed("ab")
+    ledger, due = committed("ab")
     ledger.open_session(2)
-    ledger.confirm(settlement.number, 1, now_s=0)
+    ledger.confirm(due.number, 1, now_s=0)
     ledger.settling.asked(8, [2], 1e9)
     ledger.confirm(8, 2, now_s=1e9)
     assert ledger.settling.asks(GRACE_S)
@@ -220,8 +220,8 @@ def test_of_two_sessions_that_have_a_message_the_end_of_one_leaves_it() -> None:
     ledger = planned("a")
     ledger.open_session(2)
     deliver(ledger, "a", session=2)
-    settlement = ledger.commit(1)
-    settle(ledger, settlement, session=2)
+    due = ledger.commit(1)
+    settle(ledger, due, session=2)
     ledger.lose(2)
     assert ledger.leaving == 0
     ledger.lose(1)
@@ -233,9 +233,9 @@ def test_what_is_committed_without_a_handle_is_left_alone() -> None:
     ledger.lose(1)
     ledger.open_session(2)
     deliver(ledger, "b", session=2)
-    settlement = ledger.commit(1)
+    due = ledger.commit(1)
     assert ledger.take_leaving() == ["a", "c"]
-    settle(ledger, settlement, session=2)
+    settle(ledger, due, session=2)
     ledger.lose(2)
     assert ledger.leaving == 0
 
@@ -272,16 +272,16 @@ def test_what_leaves_is_known_while_no_segment_has_it() -> None:
     ledger.lose(1)
     known(ledger).forget(1)
     ledger.open_session(2)
-    settlement = deliver(ledger, "ac", session=2)
-    assert settlement is not None
-    assert settlement.parts[0].upto == 1
+    due = deliver(ledger, "ac", session=2)
+    assert due is not None
+    assert due.parts[0].upto == 1
     assert ledger.take_leaving() == ["a", "b"]
     assert states(ledger, "ab") == {State.UNSEEN}
 
 
 def test_what_was_left_and_comes_again_is_left_again_and_nothing_else_is() -> None:
-    ledger, settlement = committed("ab")
-    settle(ledger, settlement)
+    ledger, due = committed("ab")
+    settle(ledger, due)
     known(ledger).put(2, "cd")
     ledger.left = [2]
     assert deliver(ledger, "adad", first=3) is not None
@@ -301,8 +301,8 @@ def test_what_came_again_and_is_not_settled_is_left_before_its_segment_is_closed
 
 
 def test_what_comes_again_and_again_adds_nothing_to_what_is_not_settled() -> None:
-    ledger, settlement = committed("a")
-    settle(ledger, settlement)
+    ledger, due = committed("a")
+    settle(ledger, due)
     for tag in range(2, 200):
         again = deliver(ledger, "a", first=tag)
         assert again is not None
@@ -313,20 +313,20 @@ def test_what_comes_again_and_again_adds_nothing_to_what_is_not_settled() -> Non
 
 
 def test_a_segment_that_became_a_part_of_another_is_held_by_that() -> None:
-    ledger, settlement = committed("ab")
+    ledger, due = committed("ab")
     ledger.settling.merge([1, 3], 4)
     assert (ledger.settling.holds(1), ledger.settling.holds(4)) == (False, True)
     ledger.settling.merge([5], 6)
     assert ledger.settling.holds(4)
-    settle(ledger, settlement)
+    settle(ledger, due)
     assert not ledger.settling.holds(4)
 
 
 def test_what_somebody_else_has_committed_is_acknowledged_and_not_known_here() -> None:
     ledger = make()
-    settlement = ledger.deliver(1, [1, 2], ["a", "b"], ["a", "b"], elsewhere={"a"})
-    assert settlement is not None
-    assert settlement.parts == (SessionAcks(session=1, upto=1, singles=(), deliveries=1),)
+    due = ledger.deliver(1, [1, 2], ["a", "b"], ["a", "b"], elsewhere={"a"})
+    assert due is not None
+    assert due.parts == (SessionAcks(session=1, upto=1, singles=(), deliveries=1),)
     assert (ledger.state("a"), ledger.state("b")) == (State.UNSEEN, State.RECEIVED)
     assert ledger.counters.duplicates_dropped == 1
 
@@ -338,14 +338,14 @@ def test_a_message_held_in_two_sessions_is_acknowledged_in_both() -> None:
     ledger = planned("ab")
     ledger.open_session(2)
     deliver(ledger, "b", session=2)
-    settlement = ledger.commit(1)
-    assert settlement is not None
-    assert [(part.session, part.upto) for part in settlement.parts] == [(1, 2), (2, 1)]
-    ledger.confirm(settlement.number, 2, now_s=0)
-    assert not ledger.settling.under_way(settlement.number + 1)
-    assert ledger.settling.under_way(settlement.number)
-    ledger.confirm(settlement.number, 1, now_s=0)
-    assert not ledger.settling.under_way(settlement.number)
+    due = ledger.commit(1)
+    assert due is not None
+    assert [(part.session, part.upto) for part in due.parts] == [(1, 2), (2, 1)]
+    ledger.confirm(due.number, 2, now_s=0)
+    assert not ledger.settling.under_way(due.number + 1)
+    assert ledger.settling.under_way(due.number)
+    ledger.confirm(due.number, 1, now_s=0)
+    assert not ledger.settling.under_way(due.number)
     assert ledger.counters.settled == 3
 
 
@@ -363,9 +363,9 @@ def test_a_replay_waits_for_exactly_the_planned_and_keeps_their_order() -> None:
     ledger = make()
     known(ledger).put(1, "z")
     ledger.restore_planned(7, ["c", "a", "b"])
-    settlement = deliver(ledger, "zxab")
-    assert settlement is not None
-    assert settlement.parts[0].upto == 1
+    due = deliver(ledger, "zxab")
+    assert due is not None
+    assert due.parts[0].upto == 1
     assert ledger.planned.missing(7) == ["c"]
     deliver(ledger, "c", first=5)
     assert ledger.planned.epochs[7].missing == 0
@@ -390,9 +390,9 @@ def test_ids_learnt_as_committed_after_they_were_planned_are_taken_out_and_ackno
     deliver(ledger, "abcd")
     ledger.plan(1, 2)
     known(ledger).put(1, "acq")
-    settlement = ledger.restore_committed()
-    assert settlement is not None
-    assert settlement.parts == (SessionAcks(session=1, upto=1, singles=(3,), deliveries=2),)
+    due = ledger.restore_committed()
+    assert due is not None
+    assert due.parts == (SessionAcks(session=1, upto=1, singles=(3,), deliveries=2),)
     assert ledger.planned.payloads(1) == ["b@1"]
     assert len(ledger.received) == 1
 
@@ -449,10 +449,10 @@ def test_without_remembering_a_committed_message_is_forgotten_and_a_confirmation
     ledger = make(known=None)
     deliver(ledger, "ab")
     ledger.plan(1, 2)
-    settlement = ledger.commit(1)
-    assert settlement is not None
+    due = ledger.commit(1)
+    assert due is not None
     assert states(ledger, "ab") == {State.UNSEEN}
-    ledger.confirm(settlement.number, 1, now_s=0)
+    ledger.confirm(due.number, 1, now_s=0)
     assert (ledger.expected, ledger.settling.asks(1e9)) == (0, False)
     deliver(ledger, "c", first=3)
     ledger.plan(2, 1)
@@ -475,9 +475,9 @@ def test_an_epoch_left_open_takes_its_messages_back_from_wherever_they_are() -> 
     assert (ledger.received.weight, ledger.planned.weight) == (6, 12)
     deliver(ledger, "x", first=7)
     assert ledger.planned.payloads(1) == ["e@1", "x@1", "b@1"]
-    settlement = ledger.commit(1)
-    assert settlement is not None
-    assert settlement.parts == (SessionAcks(session=1, upto=0, singles=(2, 5, 7), deliveries=3),)
+    due = ledger.commit(1)
+    assert due is not None
+    assert due.parts == (SessionAcks(session=1, upto=0, singles=(2, 5, 7), deliveries=3),)
     assert states(ledger, "ac") == {State.PLANNED}
     assert states(ledger, "df") == {State.RECEIVED}
 

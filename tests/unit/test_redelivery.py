@@ -12,7 +12,6 @@ from pyspark_mq.dedup import Key
 from pyspark_mq.errors import DataLossError
 from pyspark_mq.sources.journal.memory import Memory
 from pyspark_mq.sources.journal.reading import remembered_in
-from pyspark_mq.sources.position import Limit
 from pyspark_mq.sources.url import parse_urls
 from tests.support.engine import At, Crashed
 from tests.support.memory import MemoryBroker, MemoryQueue, Message
@@ -347,7 +346,7 @@ def test_several_machines_that_died_may_each_have_left_a_window(machines: int) -
     scene.queue.weather.tells_depth = False
     scene.publish(3_000)
     for _ in range(machines - 1):
-        scene.query.source.latest(scene.query.source.initial(), Limit(20))
+        scene.query.source.latest(scene.query.source.initial(), 20)
         scene.query.crash(unnoticed_s=25.0)
     scene.query.trigger()
     committed = set(scene.query.emitted)

@@ -17,7 +17,7 @@ from pyspark_mq.sources.connections.processes.worker import ChildProcess, in_pro
 from pyspark_mq.sources.connections.requests import Begin, Limits
 from pyspark_mq.sources.connections.session import SessionOptions
 from pyspark_mq.sources.connections.thread_worker import in_threads
-from pyspark_mq.sources.epochs import EpochSource, Limit
+from pyspark_mq.sources.epochs import EpochSource
 from pyspark_mq.sources.runtime import Threads
 from pyspark_mq.spark_source.offset import OffsetCodec
 from pyspark_mq.spark_source.options import parse_options
@@ -46,16 +46,16 @@ def test_all_connections_of_a_query_are_closed_at_the_same_time(queues: int, con
             super().close()
 
     consumer = type("SlowSession", (Slow,), {"broker": broker})
-    receivers = in_threads(lambda _: consumer, SCHEMA, Threads())
+    workers = in_threads(lambda _: consumer, SCHEMA, Threads())
     settings = make_settings(queues=names if queues > 1 else None, consumers=consumers)
     if queues == 1:
         broker.declare("orders")
     log = OffsetCodec.of(settings, str(tmp_path)).log
-    source = EpochSource(settings, receivers, runtime=Threads(), files=log)
-    source.latest(source.initial(), Limit(10))
+    source = EpochSource(settings, workers, runtime=Threads(), files=log)
+    source.latest(source.initial(), 10)
     assert poll(lambda: all(queue.connections.complete for queue in source._queues if queue.pump() is None), 10)
     source.stop()
-    receivers.stop()
+    workers.stop()
     assert not broken
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pyspark_mq.sources.epochs import Limit, Position
+from pyspark_mq.sources.epochs import Position
 from tests.support.memory import MemoryBroker
 from tests.support.simulation import QUEUE, Query, World, ids_of, make_settings, only
 
@@ -119,7 +119,7 @@ def plan(scene: Scene, start: Position) -> Position:
     """The next epoch, when there is one."""
     end = start
     while end == start:
-        end = scene.query.source.latest(start, Limit(10_000))
+        end = scene.query.source.latest(start, 10_000)
     return end
 
 

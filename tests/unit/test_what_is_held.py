@@ -131,11 +131,11 @@ def test_the_end_of_a_session_takes_back_its_deliveries_and_nothing_else() -> No
 
 def test_queues_that_come_and_go_leave_nothing_with_the_processes() -> None:
     scene = Scene("a", "b", processes=2)
-    receivers = scene.query.source._queues._receivers
+    workers = scene.query.source._queues._workers
     for reader in scene.readers:
         reader.stop()
         reader.stop()
-    assert not receivers._routes
+    assert not workers._routes
 
 
 # -- ends of processes -------------------------------------------------------------------------------

@@ -73,14 +73,13 @@ class Backoff:
             BrokerUnavailableError: it has gone on for too long.
         """
         self._since_s = since_s if self._since_s is None else self._since_s
-        limits = self._endpoint
         pause_s = self._next_s * self._runtime.jitter()
         self._next_s = min(self._next_s * 2, _BACKOFF_LAST_S)
         if self._runtime.monotonic_s() + pause_s - self._since_s > self.patience_s:
             option = "connectTimeout" if self.first else "reconnectTimeout"
             text = (
-                f"{limits.destination}: no broker could be used within {option}={self.patience_s:g}s "
-                f"({', '.join(map(str, limits.urls))}); last problem: {_said(problem)}. Nothing is lost: "
+                f"{self._endpoint.destination}: no broker could be used within {option}={self.patience_s:g}s "
+                f"({', '.join(map(str, self._endpoint.urls))}); last problem: {_said(problem)}. Nothing is lost: "
                 "unacknowledged messages stay in the queue. Restart the query when the broker is back, or raise "
                 f"'{option}'"
             )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from operator import methodcaller
 from typing import Any
 
-from pyspark_mq.ack import Settlement
+from pyspark_mq.ack import Acknowledgements
 from pyspark_mq.sources.connections.events import (
     Confirmed,
     Delivered,
@@ -72,8 +72,6 @@ class Connections:
 
     Args:
         settings: the query's, with this queue as its endpoint.
-        workers: who keep the connections.
-        runtime: the clock.
         events: where those of this queue come in.
 
     Attributes:
@@ -116,7 +114,6 @@ class Connections:
                 self._workers.send(Stop(key))
 
     def stop(self) -> None:
-        """Close the connections, all at once."""
         self.ask_to_stop()
         if self._started:
             self._workers.join(self._keepers)
@@ -211,7 +208,6 @@ class Connections:
 
     @property
     def paused(self) -> bool:
-        """Whether a session pauses because it has too many bytes."""
         return any(session.paused for session in self._live.values())
 
     @property
@@ -227,13 +223,13 @@ class Connections:
         if live is not None:
             self._workers.send(Ask(live.key, session, methodcaller(method, *arguments)))
 
-    def acknowledge(self, settlement: Settlement) -> None:
+    def acknowledge(self, due: Acknowledgements) -> None:
         """Have acknowledgements sent, each in the session it belongs to (rule 10)."""
-        for part in settlement.parts:
-            self._ask(part.session, "acknowledge", settlement.number, part.upto, part.singles)
+        for part in due.parts:
+            self._ask(part.session, "acknowledge", due.number, part.upto, part.singles)
 
-    def ask_for_answers(self, number: int) -> None:
-        """Have the broker confirm in each session, under that number, that it has got so far."""
+    def send_barriers(self, number: int) -> None:
+        """Have a barrier sent in each session, which acknowledges nothing and is confirmed under that number."""
         for session in self._live:
             self._ask(session, "acknowledge", number, 0, ())
 
@@ -242,7 +238,6 @@ class Connections:
         self._ask(session, "end", why)
 
     def reject(self, session: int, tags: Sequence[int]) -> None:
-        """Have messages refused for good."""
         self._ask(session, "reject", tuple(tags))
 
     # -- how much
@@ -305,7 +300,6 @@ class Connections:
         return [depth.ready for depth in self._reported()]
 
     def _reported(self) -> list[QueueDepth]:
-        """The last report to each keeper, where there was one."""
         return [keeper.depth for keeper in self._keepers.values() if keeper.depth is not None]
 
     def depth_in(self, session: int) -> QueueDepth | None:

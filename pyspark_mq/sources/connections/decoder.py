@@ -41,10 +41,8 @@ class Unreadable:
     """A delivery that could not be decoded. It is open like any other, to be acknowledged or rejected.
 
     Attributes:
-        tag: its handle.
         known: what can be read of it, by the names that the protocol has for them.
         data: the bytes that could not be read.
-        error: why not.
     """
 
     tag: int

@@ -57,7 +57,7 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """The broker took the acknowledgements of a settlement."""
+    """The broker took the acknowledgements that were asked for under a number."""
 
     key: int
     session: int

@@ -46,14 +46,10 @@ class SessionKeeper:
     """Keeper of one connection to the broker; `consumers` of them serve a queue.
 
     Args:
-        begin: what it is to keep.
-        session_class: of the protocol.
         events: where to report. Deliveries are not reported: they wait in the sink of the session.
         numbers: for sessions.
-        runtime: the clock, and what runs it.
 
     Attributes:
-        begin: what it keeps.
         stopping: set once it is to stop.
         ended: every event of it was emitted, and nothing comes any more.
     """
@@ -143,20 +139,20 @@ class SessionKeeper:
 
     def _establish(self, backoff: Backoff) -> Generator[float, None, tuple[Session, Greeting] | None]:
         """Open a session at whichever candidate answers first; None when stopped meanwhile."""
-        limits = self._endpoint
+        endpoint = self._endpoint
         began_s = self._runtime.monotonic_s()
         while not self.stopping.is_set():
             tried_s = self._runtime.monotonic_s() - began_s
             try:
                 left_s = backoff.patience_s - tried_s
-                opened = self._attempt(next(self._urls), max(0.1, min(left_s, limits.connect_timeout_s)))
+                opened = self._attempt(next(self._urls), max(0.1, min(left_s, endpoint.connect_timeout_s)))
             except BrokerUnavailableError as unavailable:
                 problem: MqError = unavailable
             except RefusedError as refused:
                 # A broker that is just starting or stopping may refuse a login it has accepted
                 # before; one that still does after `connectTimeout` means it. Where the secret is in a file, it is
                 # one that is being replaced, on both sides.
-                patience_s = limits.connect_timeout_s if limits.password_file is None else backoff.patience_s
+                patience_s = endpoint.connect_timeout_s if endpoint.password_file is None else backoff.patience_s
                 if backoff.first or tried_s > patience_s:
                     raise
                 problem = refused
@@ -174,9 +170,9 @@ class SessionKeeper:
     def _attempt(self, url: BrokerUrl, timeout_s: float) -> tuple[Session, Greeting]:
         number = next(self._numbers)
 
-        def confirmed(settlement: int) -> None:
+        def confirmed(request: int) -> None:
             self._confirmed += 1
-            self._events.put(Confirmed(self._key, number, settlement))
+            self._events.put(Confirmed(self._key, number, request))
 
         sink = Sink(self._events.arrived, confirmed, lambda depth: self._events.put(DepthReported(self._key, depth)))
         session = self._session_class(self._endpoint, number, sink, self.begin.options, self._runtime.machine_s)

@@ -22,7 +22,6 @@ class MessageIds:
     """Identity of raw deliveries. Pure.
 
     Attributes:
-        source: where IDs are found.
         on_missing: what is done with a message that has none.
         exact: IDs distinguish messages; with the lower guarantees they are just a column.
         unreadable_rows: a message that cannot be decoded becomes a row.
@@ -88,8 +87,6 @@ class MessageIds:
         """Check whether messages without an ID may be rejected.
 
         Args:
-            destination: what errors call the queue.
-            missing: how many there are.
             first: the tag of the first.
             hidden: what hides the broker's ID there.
 

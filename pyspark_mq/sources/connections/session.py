@@ -155,7 +155,6 @@ class Sink:
         self.wake()
 
     def wake(self) -> None:
-        """Wake the other thread."""
         if not self.arrived.is_set():
             self.arrived.set()
 
@@ -191,11 +190,8 @@ class Session(ABC):
     """One session, not opened yet; see the contract at the top of this module.
 
     Args:
-        endpoint: where to.
         number: of this session, unique in the process.
         sink: where deliveries and answers go.
-        options: the choices.
-        now_s: the clock, in seconds.
     """
 
     decoder: ClassVar[Decoder]

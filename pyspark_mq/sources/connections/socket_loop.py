@@ -56,7 +56,6 @@ class SocketLoop:
 
     @property
     def connected(self) -> bool:
-        """Whether there is a socket."""
         return self._socket is not None
 
     def dial(self, url: BrokerUrl, endpoint: Endpoint, deadline: float, speaks: str) -> None:
@@ -155,7 +154,6 @@ class SocketLoop:
             pass
 
     def close(self) -> None:
-        """Close the connection as it is."""
         for opened in (self._socket, self._wakeup_read, self._wakeup_write):
             if opened is not None:
                 opened.close()

@@ -69,13 +69,7 @@ FindSession: TypeAlias = Callable[[str], type[Session]]
 
 
 def in_threads(find_session: FindSession, schema: pa.Schema, runtime: Runtime) -> Workers:
-    """Return workers of this process: one thread takes from all keepers.
-
-    Args:
-        find_session: the session class of a protocol.
-        schema: of the blocks to make.
-        runtime: time and threads.
-    """
+    """Return workers of this process, which make blocks of that schema: one thread takes from all keepers."""
     one = partial(ThreadWorker, find_session, schema, runtime=runtime, now_s=runtime.monotonic_s, sessions=count(1))
     return Workers(lambda emit: [one(emit)], runtime)
 
@@ -84,11 +78,7 @@ class ThreadWorker(Worker):
     """One thread that takes from the keepers of this process.
 
     Args:
-        find_session: the session class of a protocol, by its name.
         schema: of the blocks to make.
-        emit: called with every event, on the worker's thread.
-        runtime: what keepers run on.
-        now_s: the clock of progress marks.
         sessions: numbers for sessions, unique in the query.
     """
 
@@ -101,8 +91,8 @@ class ThreadWorker(Worker):
         now_s: Callable[[], float],
         sessions: Iterator[int],
     ) -> None:
-        self._find_session, self._schema, self._emit, self._runtime = find_session, schema, emit, runtime
-        self._now_s, self._numbers = now_s, sessions
+        super().__init__(emit, runtime, now_s)
+        self._find_session, self._schema, self._numbers = find_session, schema, sessions
         self._events = EventQueue()
         self._keepers: dict[int, SessionKeeper] = {}
         #: Key -> its session whose opening was emitted and whose end was not, and the status that was emitted last.
@@ -117,7 +107,7 @@ class ThreadWorker(Worker):
 
     def send(self, message: ToWorker) -> None:
         if self._task is None:
-            self._progress = (0, self._now_s())
+            self._progress = (0, self.now_s())
             self._task = self._runtime.spawn("pyspark-mq worker", self._life(), self._events.arrived)
         self._task.check()
         keeper = self._keepers.get(message.key)
@@ -144,15 +134,6 @@ class ThreadWorker(Worker):
         self._keepers[begin.key] = keeper
         keeper.start()
 
-    @property
-    def progress(self) -> tuple[int, float]:
-        if self._task is not None:
-            self._task.check()
-        return self._progress
-
-    def now_s(self) -> float:
-        return self._now_s()
-
     def stop(self) -> None:
         self._ending = True
         for keeper in list(self._keepers.values()):
@@ -163,7 +144,7 @@ class ThreadWorker(Worker):
 
     def _life(self) -> Iterator[float]:
         """Go round until it is to end; yield how long to rest, in seconds."""
-        said_s = self._now_s()
+        said_s = self.now_s()
         while self._keepers or not self._ending:
             began_s = self._look()
             self._events.arrived.clear()
@@ -175,14 +156,14 @@ class ThreadWorker(Worker):
                 self._emit(Progress(began_s, broke_off))
             if rows:
                 round_s = _ROUND_S if rows < _LARGE_ROUND_ROWS else _LARGE_ROUND_S
-                self._runtime.sleep(max(0.0, began_s + round_s - self._now_s()))
+                self._runtime.sleep(max(0.0, began_s + round_s - self.now_s()))
                 yield 0.0
             else:
-                yield max(0.0, said_s + _PROGRESS_S - self._now_s())
+                yield max(0.0, said_s + _PROGRESS_S - self.now_s())
 
     def _look(self) -> float:
         """Look at the clock; whoever finds it much later than the last time has stood still."""
-        now_s = self._now_s()
+        now_s = self.now_s()
         self._broke_off = self._broke_off or now_s - self._looked_s > _BREAK_S
         self._looked_s = now_s
         return now_s

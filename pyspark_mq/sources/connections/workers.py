@@ -31,22 +31,30 @@ class Worker(ABC):
     """A thread or a process that keeps sessions.
 
     Nothing is in flight unseen: what a session has taken in was emitted, or lies behind the worker's progress mark.
+
+    Args:
+        emit: called with the events of its keepers, on one thread.
+        runtime: time and threads.
+        now_s: the clock of progress marks.
     """
 
     _task: Task | None = None
+    #: Number of times it has stood still, and its progress mark.
+    _progress = (0, -math.inf)
+
+    def __init__(self, emit: Emit, runtime: Runtime, now_s: Callable[[], float]) -> None:
+        self._emit, self._runtime, self.now_s = emit, runtime, now_s
 
     @abstractmethod
     def send(self, message: ToWorker) -> None:
         """Ask for something. Never blocks. Raises an MqError if it has died."""
 
     @property
-    @abstractmethod
     def progress(self) -> tuple[int, float]:
         """Number of times it has stood still, and its progress mark. Raises an MqError if it has died."""
-
-    @abstractmethod
-    def now_s(self) -> float:
-        """The time on its clock."""
+        if self._task is not None:
+            self._task.check()
+        return self._progress
 
     @abstractmethod
     def stop(self) -> None:
@@ -78,7 +86,6 @@ class Workers:
 
     Args:
         make: makes workers that emit there; they have one clock.
-        runtime: the clock, and waiting.
     """
 
     def __init__(self, make: Callable[[Emit], Sequence[Worker]], runtime: Runtime) -> None:
@@ -118,11 +125,9 @@ class Workers:
         return (0, self.now_s()) if route is None else route.worker.progress
 
     def now_s(self) -> float:
-        """Return the time on the clock of the workers."""
         return self._workers[0].now_s()
 
     def stop(self) -> None:
-        """Close all connections, all at once."""
         for worker in self._workers:
             worker.stop()
         for worker in self._workers:

@@ -1,24 +1,13 @@
-"""The journal: which IDs are remembered, by names of files and by counts. Pure.
+"""The journal: which IDs are remembered, by names of files and by counts, as docs/design.md has it. Pure.
 
-Each epoch has a file with its IDs. A *segment* is a part of a file; its IDs are known while it is open, and the file of
-each epoch names all that are. A segment is
-
-* *under way* from the commit of its epoch on, until what was acknowledged of it is settled, or left;
-* *settled* then: closed once more than `dedupWindow` IDs were settled behind it;
-* *left*, where its messages may come again, however late: at a restart what was under way, and in the files of later
-  epochs what ends of sessions have cut off, ID by ID. Closed once more than two million were left behind it, or
-  after a day of being connected.
-
-No clock of a broker is in it: nobody needs to know when a message can no longer come again, where its ID is remembered
-for a hundred times as long as any broker keeps one.
+Each epoch has a file, of one or more *segments* of IDs. These are known while their segment is open, and the file of
+each epoch names all that are.
 
 What is behind a segment is counted when it comes there, and written with its name: so a restart, or a segment of which
 little is left, changes nothing. An ID that is left again leaves the segment that it was in. It is behind those that are
 newer than that one from now on, and was behind the others before.
 
-A trickle would have a thousand names. When a list has more than its share, its eight smallest segments become one, at
-the place of the newest of them: the names are bounded, whatever the size of epochs, and epochs of a usual size are
-never written twice.
+When a list has more than its share, its eight smallest segments become one, at the place of the newest of them.
 """
 
 from __future__ import annotations
@@ -31,7 +20,7 @@ from itertools import count
 
 __all__ = ["KEPT_EPOCHS", "PLANNED", "Journal", "Kind", "Segment"]
 
-#: The part of a file that its epoch is in.
+#: The segment of a file that has its epoch.
 PLANNED = "planned"
 #: Files are kept for so many plans behind the last that names them. Spark keeps a hundred offsets by default
 #: (`spark.sql.streaming.minBatchesToRetain`).
@@ -64,7 +53,7 @@ class Segment:
 
     Attributes:
         number: of this process alone.
-        file, part: where they are.
+        file, name: where they are.
         size: how many; of a left one those that were not left again since.
         written: how many there are in the file.
         behind: IDs that came into the same list behind it.
@@ -75,7 +64,7 @@ class Segment:
 
     number: int
     file: str
-    part: str
+    name: str
     size: int
     written: int
     behind: int = 0
@@ -83,9 +72,9 @@ class Segment:
     contents: bool = False
     stale: bool = False
 
-    def name(self, kind: Kind) -> list[object]:
-        """The segment as files name it."""
-        return [self.file, self.part, kind.value, self.behind, round(self.since_s)]
+    def reference(self, kind: Kind) -> list[object]:
+        """The segment as later files name it."""
+        return [self.file, self.name, kind.value, self.behind, round(self.since_s)]
 
 
 @dataclass
@@ -111,15 +100,13 @@ class Journal:
 
     @property
     def left_numbers(self) -> list[int]:
-        """The numbers of left segments."""
         return [segment.number for segment in self.lists[Kind.LEFT]]
 
-    def make(self, file: str, part: str, size: int) -> Segment:
+    def make(self, file: str, name: str, size: int) -> Segment:
         """Make a segment that is in no list yet."""
-        return Segment(next(self._numbers), file, part, size, size)
+        return Segment(next(self._numbers), file, name, size, size)
 
     def files(self) -> set[str]:
-        """Name the files that open segments are in."""
         return {segment.file for segments in self.lists.values() for segment in segments}
 
     # -- from list to list
@@ -168,7 +155,6 @@ class Journal:
         return segment.behind > _CONTENTS_LEFT or segment.since_s < self.connected_s - _CONTENTS_LEFT_S
 
     def drop(self, kind: Kind, segments: Iterable[Segment]) -> None:
-        """Close segments."""
         for segment in segments:
             self.lists[kind].remove(segment)
 
@@ -182,14 +168,14 @@ class Journal:
         smallest = sorted(segments, key=lambda segment: segment.size)[:_MERGED]
         return [segment for segment in segments if segment in smallest]
 
-    def merge(self, kind: Kind, parts: Sequence[Segment], into: Segment) -> None:
+    def merge(self, kind: Kind, group: Sequence[Segment], into: Segment) -> None:
         """Put one segment in the place of the newest of several."""
-        newest = parts[-1]
+        newest = group[-1]
         into.behind, into.since_s = newest.behind, newest.since_s
-        into.contents = any(part.contents for part in parts)
+        into.contents = any(segment.contents for segment in group)
         segments = self.lists[kind]
         segments[segments.index(newest)] = into
-        self.drop(kind, parts[:-1])
+        self.drop(kind, group[:-1])
 
     # -- files
 

@@ -1,11 +1,11 @@
 """The memory of a query: the journal, its files, and the IDs that are known of each queue.
 
-What an epoch's file has: ``planned`` and other segments in ``parts`` (for each a mapping of queues to IDs, encoded in
-pieces); in ``open`` the segments of earlier files, and of this one, whose IDs are remembered; ``gone``, the files to be
-removed later; ``connected`` seconds; ``queues``, the names that were read. ``nonce`` is of the process: an epoch that
-is planned again behind a checkpoint that was restored inherits nothing of the one that it was before. ``blind`` is true
-where Spark (before 4.2) had not shown what is committed: such a file names no segment, and the file beside it does.
-Parts of that are named as parts of the epoch's own file.
+What an epoch's file has: in ``parts`` its segments, ``planned`` and others (for each a mapping of queues to IDs,
+encoded in pieces); in ``open`` the segments of earlier files, and of this one, whose IDs are remembered; ``gone``, the
+files to be removed later; ``connected`` seconds; ``queues``, the names that were read. ``nonce`` is of the process: an
+epoch that is planned again behind a checkpoint that was restored inherits nothing of the one that it was before.
+``blind`` is true where Spark (before 4.2) had not shown what is committed: such a file names no segment, and the file
+beside it does. Segments of that are named as segments of the epoch's own file.
 
 Written once, durable before the offset that names it is returned.
 """
@@ -43,10 +43,6 @@ _ORDINAL_BITS = 60
 
 class Memory:
     """Memory of what was committed, over all queues of a query. Called by the query's thread.
-
-    Args:
-        settings: the query's.
-        files: of the journal.
 
     Attributes:
         left: the numbers of segments of IDs that were left, always the same list.
@@ -104,18 +100,16 @@ class Memory:
         """Write the file of an epoch; its name.
 
         Args:
-            epoch: its number.
             planned: of each queue the IDs, in order.
-            ledgers: of the queues that are read.
             begun: epochs that Spark has run, and of which it says only after this plan that they are committed.
             blind: was that not shown of any?
 
         Raises:
             CheckpointError: it cannot be written.
         """
-        parts = {PLANNED: {queue: [encode_ids(keys)] for queue, keys in planned.items() if keys}}
+        texts = {PLANNED: {queue: [encode_ids(keys)] for queue, keys in planned.items() if keys}}
         before = [self._open[number] for number in begun if number in self._open]
-        content, mine = self._compose(parts, ledgers, before)
+        content, mine = self._compose(texts, ledgers, before)
         content |= {"queues": list(planned), "blind": blind}
         file = self._files.write(epoch, content)
         self._written(file, mine, [*before, file])
@@ -145,7 +139,7 @@ class Memory:
 
     def _compose(
         self,
-        parts: dict[str, dict[str, list[str]]],
+        texts: dict[str, dict[str, list[str]]],
         ledgers: Mapping[str, Ledger[Key, Any]],
         begun: Collection[str],
         prefix: str = "",
@@ -153,8 +147,8 @@ class Memory:
         """Settle, leave, close and merge; what a file has to say of it, and the segments that are in that file.
 
         Args:
-            parts: of the file. Those of left IDs, and of merged segments, are added.
-            prefix: how their names begin.
+            texts: of the file's segments, by name. Those of left IDs, and of merged segments, are added.
+            prefix: how names begin that are added.
         """
         journal = self._journal
         for segment in list(journal.lists[Kind.UNDER_WAY]):
@@ -163,22 +157,22 @@ class Memory:
         settled = journal.over(Kind.SETTLED)
         for ledger in ledgers.values():
             ledger.leave_again([segment.number for segment in settled])
-        mine = self._leave(parts, ledgers, prefix)
+        mine = self._leave(texts, ledgers, prefix)
         left = journal.over(Kind.LEFT)
         self._count_forgotten(left)
         self._close(Kind.SETTLED, settled)
         self._close(Kind.LEFT, [*left, *(one for one in journal.lists[Kind.LEFT] if not one.size and one not in left)])
         for kind in Kind:
             while group := journal.to_merge(kind):
-                mine.append(self._merge(kind, group, parts, ledgers, prefix))
+                mine.append(self._merge(kind, group, texts, ledgers, prefix))
         self.left[:] = journal.left_numbers
-        named = [one.name(kind) for kind, segments in journal.lists.items() for one in segments]
+        named = [one.reference(kind) for kind, segments in journal.lists.items() for one in segments]
         named += [[file, PLANNED, Kind.UNDER_WAY.value, 0, 0] for file in begun]
         gone = journal.forget_files(self._named, begun)
         self._files.remove(gone)
         content = {
             "open": named,
-            "parts": parts,
+            "parts": texts,
             "connected": round(journal.connected_s, 1),
             "gone": list(journal.gone),
             "nonce": self._nonce,
@@ -210,14 +204,14 @@ class Memory:
         self._named = {*self._journal.files(), *others}
 
     def _leave(
-        self, parts: dict[str, dict[str, list[str]]], ledgers: Mapping[str, Ledger[Key, Any]], prefix: str
+        self, texts: dict[str, dict[str, list[str]]], ledgers: Mapping[str, Ledger[Key, Any]], prefix: str
     ) -> list[Segment]:
         """Give what ends of sessions have left a segment of its own."""
         leaving = {queue: keys for queue, ledger in ledgers.items() if (keys := ledger.take_leaving())}
         if not leaving:
             return []
         segment = self._journal.make("", f"{prefix}{Kind.LEFT.value}", sum(map(len, leaving.values())))
-        parts[segment.part] = {queue: [encode_ids(keys)] for queue, keys in leaving.items()}
+        texts[segment.name] = {queue: [encode_ids(keys)] for queue, keys in leaving.items()}
         self._leave_as(segment, leaving)
         return [segment]
 
@@ -249,15 +243,15 @@ class Memory:
         self,
         kind: Kind,
         group: Sequence[Segment],
-        parts: dict[str, dict[str, list[str]]],
+        texts: dict[str, dict[str, list[str]]],
         ledgers: Mapping[str, Ledger[Key, Any]],
         prefix: str,
     ) -> Segment:
         numbers = [segment.number for segment in group]
         merged: dict[str, list[str]] = {}
         for segment in group:
-            texts = self._texts(segment.file, segment.part) if segment.file else parts[segment.part]
-            for queue, pieces in texts.items():
+            own = self._texts(segment.file, segment.name) if segment.file else texts[segment.name]
+            for queue, pieces in own.items():
                 merged.setdefault(queue, []).extend(pieces)
         live, written = (sum(getattr(segment, what) for segment in group) for what in ("size", "written"))
         if live <= _DECODED_MAX or 2 * live < written or any(segment.stale for segment in group):
@@ -266,8 +260,8 @@ class Memory:
                 known = self.known(queue).among(keys, numbers)
                 merged[queue] = [encode_ids([key for key in keys if key in known])]
             written = live
-        into = self._journal.make("", f"{prefix}{kind.value} {len(parts)}", written)
-        parts[into.part] = merged
+        into = self._journal.make("", f"{prefix}{kind.value} {len(texts)}", written)
+        texts[into.name] = merged
         for known_ids in self._known.values():
             known_ids.merge(numbers, into.number)
         for ledger in ledgers.values():
@@ -279,8 +273,8 @@ class Memory:
     def _size(self, segment: Segment) -> int:
         return sum(known.size(segment.number) for known in self._known.values())
 
-    def _texts(self, file: str, part: str) -> Mapping[str, Sequence[str]]:
-        return texts_of(self._files, file, part, self._destination)
+    def _texts(self, file: str, name: str) -> Mapping[str, Sequence[str]]:
+        return texts_of(self._files, file, name, self._destination)
 
     def _decode(self, text: str) -> list[Key]:
         return decode(text, self._destination)
@@ -368,19 +362,19 @@ class Memory:
         journal = self._journal
         journal.connected_s = max(journal.connected_s, content["connected"])
         journal.gone.extend(content["gone"])
-        under_way = [(file or own, part) for file, part, kind, *_ in content["open"] if kind == Kind.UNDER_WAY.value]
+        under_way = [(file or own, name) for file, name, kind, *_ in content["open"] if kind == Kind.UNDER_WAY.value]
         if committed:
             under_way.append((own, PLANNED))
-        for file, part, name, behind, since_s in content["open"]:
-            if (kind := Kind(name)) is not Kind.UNDER_WAY:
-                self._load(kind, file or own, part, behind, since_s)
+        for file, name, kind_name, behind, since_s in content["open"]:
+            if (kind := Kind(kind_name)) is not Kind.UNDER_WAY:
+                self._load(kind, file or own, name, behind, since_s)
         recent: dict[str, list[Key]] = {}
-        for file, part in under_way:
-            keys = self._read(file, part)
+        for file, name in under_way:
+            keys = self._read(file, name)
             count = sum(map(len, keys.values()))
             if count:
-                self._leave_as(journal.make(file, part, count), keys)
-            never = part == PLANNED and any_repeats(keys.values())
+                self._leave_as(journal.make(file, name, count), keys)
+            never = name == PLANNED and any_repeats(keys.values())
             never = never and not self._files.acknowledged(file)
             if never:
                 self._files.note_acknowledged(file)  # or each further process would expect them once more
@@ -393,13 +387,12 @@ class Memory:
         self.left[:] = journal.left_numbers
         return recent
 
-    def _read(self, file: str, part: str) -> dict[str, list[Key]]:
-        """Read a segment: queue -> IDs, without what was given up of it."""
-        return keys_of(self._texts(file, part), self._destination)
+    def _read(self, file: str, name: str) -> dict[str, list[Key]]:
+        return keys_of(self._texts(file, name), self._destination)
 
-    def _load(self, kind: Kind, file: str, part: str, behind: int, since_s: float) -> None:
-        found = self._read(file, part)
-        segment = self._journal.make(file, part, sum(map(len, found.values())))
+    def _load(self, kind: Kind, file: str, name: str, behind: int, since_s: float) -> None:
+        found = self._read(file, name)
+        segment = self._journal.make(file, name, sum(map(len, found.values())))
         segment.behind, segment.since_s = behind, since_s
         forgets = kind is Kind.SETTLED or self._journal.outlived(segment)
         for queue, keys in found.items():
@@ -437,8 +430,7 @@ class NoMemory(Memory):
     """The memory of a query without IDs: it remembers nothing.
 
     Args:
-        settings: the query's.
-        files: of the journal, for what a raised guarantee would read; None if there is no place for them.
+        files: for what a raised guarantee would read; None if there is no place for them.
     """
 
     def __init__(self, settings: Settings, files: JournalFiles | None) -> None:
@@ -447,7 +439,6 @@ class NoMemory(Memory):
         self._place = files
 
     def plan(self, *_: Any, **__: Any) -> str:
-        """Name no file."""
         return ""
 
     def plan_beside(self, end: Position, ledgers: Mapping[str, Ledger[Key, Any]]) -> None:

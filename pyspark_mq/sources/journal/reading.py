@@ -11,7 +11,7 @@ from pyspark_mq.sources.position import JournalFiles, decode
 
 __all__ = ["BESIDE", "keys_of", "planned_in", "remembered_in", "texts_of"]
 
-#: How names of parts begin that are in the file beside that of their epoch.
+#: How names of segments begin that are in the file beside that of their epoch.
 BESIDE = "beside: "
 
 
@@ -19,7 +19,6 @@ def planned_in(files: JournalFiles, file: str, destination: str) -> dict[str, li
     """Read the IDs of an epoch: queue -> IDs in order, without those that it is run without.
 
     Args:
-        files: of the journal.
         file: of the epoch; empty for none.
         destination: what errors call what is read.
 
@@ -44,11 +43,11 @@ def remembered_in(files: JournalFiles, file: str) -> dict[str, int]:
     return {kind.value: kinds.count(kind.value) for kind in Kind}
 
 
-def texts_of(files: JournalFiles, file: str, part: str, destination: str) -> Mapping[str, Sequence[str]]:
+def texts_of(files: JournalFiles, file: str, name: str, destination: str) -> Mapping[str, Sequence[str]]:
     """Read a segment: queue -> IDs, encoded in pieces; without what was given up of it."""
-    content = files.read(files.beside(file) if part.startswith(BESIDE) else file)
-    texts: Mapping[str, Sequence[str]] = content["parts"].get(part, {})
-    given_up = files.given_up(file) if part == PLANNED else {}
+    content = files.read(files.beside(file) if name.startswith(BESIDE) else file)
+    texts: Mapping[str, Sequence[str]] = content["parts"].get(name, {})
+    given_up = files.given_up(file) if name == PLANNED else {}
     if not given_up:
         return texts
     left: dict[str, list[str]] = {}

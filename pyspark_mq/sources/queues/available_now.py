@@ -24,8 +24,7 @@ class EndOfRun:
     while a backlog flows, and no longer than ten minutes.
 
     Args:
-        queue: of the queue; every receiver of it is connected.
-        runtime: the clock.
+        queue: every receiver of it is connected.
     """
 
     def __init__(self, queue: QueueReader, runtime: Runtime) -> None:
@@ -41,7 +40,7 @@ class EndOfRun:
         others = queue.connections.other_consumers > 0
         self._held_by_others = queue.settings.prefetch * queue.settings.consumers if others else 0
         self._finished = self._said = False
-        self._settling_since_s: float | None = None
+        self._unconfirmed_since_s: float | None = None
         self._taken = 0
         self._run_began_s = self._mark_s = runtime.monotonic_s()
         self._mark_received = 0
@@ -75,18 +74,18 @@ class EndOfRun:
         counted = self._queue.ledger.counters
         return counted.planned + counted.rebound + counted.duplicates_dropped + self._queue.counters().rejected
 
-    def settled(self) -> bool:
-        """Whether no acknowledgement is to be waited for any more.
+    def awaits_confirmation(self) -> bool:
+        """Whether a confirmation is still to be waited for.
 
-        A confirmation may lie behind messages for which there is no room. What is not is left to the next run.
+        It may lie behind messages for which there is no room; then it is left to the next run.
         """
         now_s = self._runtime.monotonic_s()
         if not self._queue.ledger.settling.under_way():
-            self._settling_since_s = None
-            return True
-        if self._settling_since_s is None:
-            self._settling_since_s = now_s
-        return now_s - self._settling_since_s >= self._timing.bounded_confirm_s
+            self._unconfirmed_since_s = None
+            return False
+        if self._unconfirmed_since_s is None:
+            self._unconfirmed_since_s = now_s
+        return now_s - self._unconfirmed_since_s < self._timing.bounded_confirm_s
 
     def finish(self) -> None:
         """The queue is not read on, whatever comes again of it."""

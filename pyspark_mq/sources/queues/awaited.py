@@ -14,9 +14,7 @@ class Awaited:
     """Planned messages of one epoch, until they are there.
 
     Args:
-        queue: of the messages.
-        epoch: planned by a former process.
-        keys: their IDs in order.
+        keys: IDs in order.
         gap_s: nothing comes for so long, and the window is doubled.
     """
 
@@ -38,7 +36,6 @@ class Awaited:
         return self.queue.ledger.planned.epochs[self._epoch].missing
 
     def missing_ids(self) -> list[Key]:
-        """Return the IDs of those that are missing."""
         return self.queue.ledger.planned.missing(self._epoch)
 
     @property
@@ -57,5 +54,4 @@ class Awaited:
             self._gap_s *= 2
 
     def give_up(self) -> None:
-        """Run the epoch without those that are missing (rule 9)."""
         self.queue.ledger.abandon(self._epoch)

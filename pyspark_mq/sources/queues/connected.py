@@ -28,7 +28,6 @@ class Connected:
 
     Args:
         settings: the query's, with this queue as its endpoint.
-        check: finds what the log should say of the queue.
 
     Attributes:
         broker_id: the name the broker gives itself; empty while unknown.

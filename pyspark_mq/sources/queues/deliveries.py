@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any
 from weakref import ref
 
-from pyspark_mq.ack import Ledger, Settlement
+from pyspark_mq.ack import Acknowledgements, Ledger
 from pyspark_mq.ack.copies import Copies
 from pyspark_mq.dedup import OnMissing, SeenStore, is_content
 from pyspark_mq.dedup.identity import CONTENT_DIGEST_BYTES
@@ -42,10 +42,8 @@ class Deliveries:
 
     Args:
         settings: the query's, with this queue as its endpoint.
-        ledger: of the queue.
-        connections: of the queue.
-        store: where settled IDs are shared, beyond the checkpoint.
-        settle: has acknowledgements sent.
+        store: where committed IDs are shared, beyond the checkpoint.
+        acknowledge: sends acknowledgements.
         copies: distinguishes messages that have no ID; None where none are distinguished.
         take_back_s: wait for confirmations for so long before what was skipped is asked for again.
 
@@ -60,7 +58,7 @@ class Deliveries:
         ledger: Ledger[Any, Row],
         connections: Connections,
         store: SeenStore,
-        settle: Callable[[Settlement | None], object],
+        acknowledge: Callable[[Acknowledgements | None], object],
         copies: Copies | None,
         take_back_s: float,
     ) -> None:
@@ -71,7 +69,7 @@ class Deliveries:
         self._ledger = ledger
         self._connections = connections
         self._store = store
-        self._settle = settle
+        self._acknowledge = acknowledge
         self._copies = copies
         self._take_back_s = take_back_s
         #: It was said that there are messages without an ID.
@@ -81,16 +79,14 @@ class Deliveries:
         self._small: list[tuple[ref[Block], list[tuple[Any, int]]]] = []
         #: Deliveries that a replay had no use for, by session.
         self._skipped: dict[int, int] = {}
-        self._settling_since_s: float | None = None
+        self._unconfirmed_since_s: float | None = None
         self.taken_in: dict[int, int] = {}
         self.counted = {"redelivered": 0, "rejected": 0, "nameless": 0}
 
     def begin(self, session: int) -> None:
-        """A session has opened."""
         self.taken_in[session] = 0
 
     def end(self, session: int) -> None:
-        """A session has ended."""
         del self.taken_in[session]
         self._skipped.pop(session, None)
 
@@ -125,11 +121,11 @@ class Deliveries:
         if self._exact:
             if over_limit:
                 tags, keys, rows = self._only_known(session, tags, keys, rows)
-            # Those that are not known here and were settled by somebody else.
+            # Those that are not known here and were committed by somebody else.
             elsewhere = self._store.known(key for key in self._ledger.unseen(keys) if not is_content(key))
         ledger = self._ledger
         buffered = len(ledger.received)
-        self._settle(ledger.deliver(session, tags, keys, rows, elsewhere))
+        self._acknowledge(ledger.deliver(session, tags, keys, rows, elsewhere))
         if len(ledger.received) - buffered < len(block):
             kept = [(keys[place], rows[place]) for place in ledger.held(keys, rows)]
             if _KEPT_PARTS * sum(block.sizes[row] for _, (_, row) in kept) < sum(block.sizes):
@@ -219,18 +215,18 @@ class Deliveries:
         return _without(places, tags, keys, rows)
 
     def take_back(self, now_s: float) -> None:
-        """Have what was skipped handed out again: the replay it was in the way of is settled, or about to be.
+        """Have what was skipped handed out again: the replay it was in the way of is acknowledged, or about to be.
 
         Only the end of a session does that on every broker.
         """
         if not self._skipped:
-            self._settling_since_s = None
+            self._unconfirmed_since_s = None
             return
-        if self._settling_since_s is None:
-            self._settling_since_s = now_s
+        if self._unconfirmed_since_s is None:
+            self._unconfirmed_since_s = now_s
         # Under load something is always unconfirmed; and over STOMP RabbitMQ confirms nothing behind what was skipped
         # over.
-        if self._ledger.settling.under_way() and now_s - self._settling_since_s < self._take_back_s:
+        if self._ledger.settling.under_way() and now_s - self._unconfirmed_since_s < self._take_back_s:
             return
         for session, number in list(self._skipped.items()):
             del self._skipped[session]
@@ -240,6 +236,5 @@ class Deliveries:
 def _without(
     places: Collection[int], tags: Sequence[int], keys: Sequence[Any], rows: Sequence[Row]
 ) -> tuple[list[int], list[Any], list[Row]]:
-    """The others, in order."""
     kept = [place for place in range(len(rows)) if place not in places]
     return [tags[place] for place in kept], [keys[place] for place in kept], [rows[place] for place in kept]

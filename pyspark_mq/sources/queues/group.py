@@ -30,28 +30,19 @@ _BYTES_HELD_EPOCHS = 2
 
 
 class QueueGroup:
-    """The queues of a query, in their order. Called by the query's thread alone.
-
-    Args:
-        settings: the query's.
-        receivers: who keeps the connections.
-        make_store: of one queue.
-        runtime: time and threads.
-        memory: what was committed of each.
-        check: finds what the log should say of a queue.
-    """
+    """The queues of a query, in their order. Called by the query's thread alone."""
 
     def __init__(
         self,
         settings: Settings,
-        receivers: Workers,
+        workers: Workers,
         make_store: MakeStore,
         runtime: Runtime,
         memory: Memory,
         check: CheckFacts,
     ) -> None:
         self._settings = settings
-        self._receivers = receivers
+        self._workers = workers
         self._make_store = make_store
         self._runtime = runtime
         self._memory = memory
@@ -87,7 +78,7 @@ class QueueGroup:
         name, identifies = settings.endpoint.name, settings.guarantee.identifies
         queue = QueueReader(
             settings,
-            self._receivers,
+            self._workers,
             self._make_store(settings),
             self._runtime,
             EventQueue(self._arrived),
@@ -130,7 +121,6 @@ class QueueGroup:
         return sum((queue.counters().counted() for queue in self._ended.values()), self._forgotten)
 
     def stop(self) -> None:
-        """Close all connections, all at once."""
         for queue in self.with_ended():
             queue.connections.ask_to_stop()
         for queue in self.with_ended():
@@ -193,7 +183,6 @@ class QueueGroup:
 
     @property
     def complete(self) -> bool:
-        """Whether every receiver is connected."""
         return all(queue.connections.complete for queue in self)
 
     @property
@@ -213,12 +202,11 @@ class QueueGroup:
 
     @property
     def full(self) -> bool:
-        """Whether epochs that are not settled hold so many bytes that no session goes on."""
+        """Whether epochs that are not acknowledged hold so many bytes that no session goes on."""
         return self.paused and not self.buffered and not self._resumes
 
     @property
     def received(self) -> int:
-        """Deliveries taken in so far."""
         return sum(queue.ledger.counters.received for queue in self)
 
     def unconfirmed(self) -> bool:

@@ -22,7 +22,6 @@ class MatchingQueues(QueueGroup):
     """The queues that match, as far as this user can read them. Called by the query's thread alone.
 
     Args:
-        list_queues: names of the queues there are.
         group: the arguments of :class:`.QueueGroup`.
     """
 
@@ -43,7 +42,6 @@ class MatchingQueues(QueueGroup):
         self._refused: set[str] = set()
 
     def find(self, *known: Position) -> None:
-        """Have a reader for each queue that matches by now."""
         self.forget_ended()  # one that has come back is read by a new reader
         destination, most = self._settings.destination, self._most
         if self._watch.begun:
@@ -94,6 +92,5 @@ class MatchingQueues(QueueGroup):
         return True
 
     def stop(self) -> None:
-        """Look no more, and close all connections."""
         self._watch.stop()
         super().stop()

@@ -66,10 +66,8 @@ class QueueWatch:
 
     Args:
         pattern: regular expression for a whole name.
-        ask: all names that there are.
-        interval_s: between two looks.
+        ask: lists all names that there are.
         patience_s: how long the first answer is waited for.
-        runtime: the clock, and what the looks run on.
     """
 
     def __init__(
@@ -86,7 +84,6 @@ class QueueWatch:
 
     @property
     def begun(self) -> bool:
-        """Whether there was a first look."""
         return self._task is not None
 
     def look(self) -> list[str]:
@@ -129,7 +126,6 @@ class QueueWatch:
         return self._seen
 
     def stop(self) -> None:
-        """Look no more."""
         self._stopping.set()
 
     def _life(self) -> Iterator[float]:

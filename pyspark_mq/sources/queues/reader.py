@@ -19,10 +19,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from pyspark_mq.ack import Ledger, Settlement
+from pyspark_mq.ack import Acknowledgements, Ledger
 from pyspark_mq.ack.copies import Copies
 from pyspark_mq.ack.counters import Counters
 from pyspark_mq.ack.known import Known
@@ -33,16 +33,38 @@ from pyspark_mq.sources.connections.events import Confirmed, Delivered, EventQue
 from pyspark_mq.sources.connections.workers import Workers
 from pyspark_mq.sources.queues.connected import CheckFacts, Connected
 from pyspark_mq.sources.queues.deliveries import Deliveries
-from pyspark_mq.sources.queues.view import QueueView
 from pyspark_mq.sources.queues.watch import QueueWatches
 from pyspark_mq.sources.queues.windows import Moment, Windows
 from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.settings import Settings
 
-__all__ = ["MakeStore", "QueueReader"]
+__all__ = ["MakeStore", "QueueReader", "QueueView"]
 
 #: The store of one queue, by the queue's settings.
 MakeStore: TypeAlias = Callable[[Settings], SeenStore]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueView:
+    """A queue at one moment, for whoever decides how much to take of it.
+
+    Attributes:
+        received, weight: messages that are received and not planned, and their bytes.
+        unacked, window: deliveries of the open sessions that are not acknowledged, and how many there may be.
+        blocked: whether nothing can come any more.
+        depths: messages waiting at the broker, by its last report to each receiver; empty if it reports none.
+        behind: whether more has come to a session than it has read.
+        has_open_epochs: whether anything is planned or emitted that is not committed.
+    """
+
+    received: int
+    weight: int
+    unacked: int
+    window: int
+    blocked: bool
+    depths: tuple[int, ...]
+    behind: bool
+    has_open_epochs: bool
 
 
 class QueueReader:
@@ -50,11 +72,8 @@ class QueueReader:
 
     Args:
         settings: the query's, with this queue as its endpoint.
-        receivers: who keeps the connections.
-        store: where settled IDs of this queue are shared, beyond the checkpoint.
-        runtime: the clock.
+        store: where committed IDs of this queue are shared, beyond the checkpoint.
         events: where those of this queue come in.
-        check: finds what the log should say of the queue.
         known: IDs of committed messages; None for a guarantee without.
         copies: distinguishes messages that have no ID; None for a guarantee without.
         left: segments of IDs that were left open; the list changes.
@@ -71,29 +90,29 @@ class QueueReader:
     def __init__(
         self,
         settings: Settings,
-        receivers: Workers,
+        workers: Workers,
         store: SeenStore,
         runtime: Runtime,
         events: EventQueue,
-        check: CheckFacts = lambda _facts, _settings: (),
-        known: Known[Key] | None = None,
-        copies: Copies | None = None,
-        left: Collection[int] = (),
+        check: CheckFacts,
+        known: Known[Key] | None,
+        copies: Copies | None,
+        left: Collection[int],
     ) -> None:
         self.settings = settings
         self.ledger: Ledger[Any, Row] = Ledger(
             grace_s=settings.settle_grace_s, known=known, copies=copies, weigh=lambda rows: sum(sizes_of(rows))
         )
         self.ledger.left = left
-        self.connections = Connections(settings, receivers, runtime, events)
+        self.connections = Connections(settings, workers, runtime, events)
         self.connected = Connected(settings, check)
         self._known, self._copies = known, copies
-        self._last_question = 0
+        self._last_barrier = 0
         self._store = store
         self._runtime = runtime
         self._reconnects = 0
         self._deliveries = Deliveries(
-            settings, self.ledger, self.connections, store, self._settle, copies, runtime.timing.take_back_s
+            settings, self.ledger, self.connections, store, self._send, copies, runtime.timing.take_back_s
         )
         self.windows = Windows(settings, self.ledger, self.connections, self._deliveries)
         self._watches = QueueWatches(settings, self.ledger.settling, self.connections, self.windows, runtime.timing)
@@ -109,7 +128,6 @@ class QueueReader:
 
     @property
     def name(self) -> str:
-        """The bare name of the queue or topic."""
         return self.settings.endpoint.name
 
     @property
@@ -145,7 +163,6 @@ class QueueReader:
         self.ended |= ended
 
     def take(self) -> None:
-        """Take deliveries from now on."""
         self.taking = True
 
     # -- what happens
@@ -162,7 +179,7 @@ class QueueReader:
                 self.last_sign_s = now_s
                 self._deliveries.enter(event, over_limit=self._replaying and self.held_bytes >= self._bytes_max)
             elif isinstance(event, Confirmed):
-                if event.number > 0:  # and not the answer to a mere question
+                if event.number > 0:  # and not a barrier alone
                     self.last_sign_s = now_s
                     self._watches.confirmed()
                 self.ledger.confirm(event.number, event.session, now_s)
@@ -174,9 +191,9 @@ class QueueReader:
         up = self.connections.complete and self.taking
         self.connected.look(self.connections.progress_s, up=up and not self.connections.broke_off)
         if self.ledger.settling.asks(now_s):  # nothing else is asked behind `settleGrace`: so confirmed is settled
-            self._last_question -= 1
-            self.ledger.settling.asked(self._last_question, self.connections.windows, now_s)
-            self.connections.ask_for_answers(self._last_question)
+            self._last_barrier -= 1
+            self.ledger.settling.asked(self._last_barrier, self.connections.windows, now_s)
+            self.connections.send_barriers(self._last_barrier)
         self.windows.look()
         if not self._replaying and not self.windows.replay_is_open:
             self._deliveries.take_back(now_s)
@@ -223,7 +240,6 @@ class QueueReader:
     # -- phase one
 
     def oldest(self, most: int) -> Iterator[Row]:
-        """Yield the oldest received messages, up to so many."""
         return iter(self.ledger.received.oldest(most))
 
     def plan(self, epoch: int, size: int) -> Sequence[Any]:
@@ -262,19 +278,19 @@ class QueueReader:
 
     def acknowledge(self, epoch: int, segment: int = 0) -> int | None:
         """Acknowledge an epoch; with guarantee `none` before Spark runs it. The number of that, if any is due."""
-        settlement = self.ledger.commit(epoch, segment)
+        due = self.ledger.commit(epoch, segment)
         gone = [rows for emitted, rows in self._emitted.items() if not self.is_open(emitted)]
         self._retained_bytes = sum(sum(sizes_of(rows)) for rows in gone)
-        return self._settle(settlement)
+        return self._send(due)
 
-    def _settle(self, settlement: Settlement | None) -> int | None:
-        """Have acknowledgements sent; their number."""
-        if settlement is None:
+    def _send(self, due: Acknowledgements | None) -> int | None:
+        """Send acknowledgements; their number, if any are due."""
+        if due is None:
             return None
         now_s = self._runtime.monotonic_s()
-        self.ledger.settling.asked(settlement.number, [part.session for part in settlement.parts], now_s)
-        self.connections.acknowledge(settlement)
-        return settlement.number
+        self.ledger.settling.asked(due.number, [part.session for part in due.parts], now_s)
+        self.connections.acknowledge(due)
+        return due.number
 
     # -- restart
 
@@ -289,7 +305,7 @@ class QueueReader:
         self.take()
         self._store.remember(key for key in recent if not is_content(key))
         self.ledger.recalled = len(recent)
-        self._settle(self.ledger.restore_committed())
+        self._send(self.ledger.restore_committed())
         if self._copies is not None:
             self._copies.shown = True
         self.windows.enter(Moment.UNPROVEN)

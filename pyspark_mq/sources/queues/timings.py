@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pyspark_mq.sources.runtime import Runtime
 
@@ -14,18 +14,14 @@ _EPOCHS_KEPT = 16
 
 
 class Timings:
-    """The last planned epoch, and the last one whose acknowledgements were confirmed.
-
-    Args:
-        runtime: the clock.
-    """
+    """The last planned epoch, and the last one whose acknowledgements were confirmed."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._asked_s = self._gathered_s = 0.0
         self._asked_at_ms = 0
         self._epoch: dict[str, int] | None = None
-        self._committed: deque[tuple[int, float, Callable[[], bool]]] = deque(maxlen=_EPOCHS_KEPT)
+        self._committed: deque[tuple[int, float, Sequence[Callable[[], bool]]]] = deque(maxlen=_EPOCHS_KEPT)
         self._confirmed: dict[str, int] | None = None
 
     def asked(self) -> None:
@@ -36,7 +32,7 @@ class Timings:
     def gathered(self) -> None:
         """Note that its messages are here, and the epochs that are confirmed by now."""
         self._gathered_s = self._runtime.monotonic_s()
-        while self._committed and not self._committed[0][2]():
+        while self._committed and not any(waits() for waits in self._committed[0][2]):
             epoch, since_s, _ = self._committed.popleft()
             self._confirmed = {
                 "epoch": epoch,
@@ -45,13 +41,7 @@ class Timings:
             }
 
     def planned(self, epoch: int, messages: int, size: int) -> None:
-        """Note that it is cut.
-
-        Args:
-            epoch: its number.
-            messages: how many it has.
-            size: bytes of their bodies.
-        """
+        """Note that it is cut, with bodies of so many bytes."""
         self._epoch = {
             "epoch": epoch,
             "messages": messages,
@@ -61,11 +51,11 @@ class Timings:
             "planMs": _ms(self._runtime.monotonic_s() - self._gathered_s),
         }
 
-    def committed(self, epoch: int, under_way: Callable[[], bool]) -> None:
+    def committed(self, epoch: int, under_way: Sequence[Callable[[], bool]]) -> None:
         """Note that Spark has committed it, and it is acknowledged.
 
         Args:
-            under_way: can the confirmation of that still come?
+            under_way: can confirmations of that still come, in each queue?
         """
         self._committed.append((epoch, self._runtime.monotonic_s(), under_way))
 

@@ -34,7 +34,6 @@ class BacklogWatch:
         ask: messages waiting in a queue, None if it does not say.
         interval_s: how often to look. RabbitMQ renews what its API reports every five seconds
             (`collect_statistics_interval`).
-        runtime: what the looks run on.
     """
 
     def __init__(self, ask: Callable[[str], int | None], interval_s: float, runtime: Runtime) -> None:
@@ -50,11 +49,7 @@ class BacklogWatch:
         self._silent = False
 
     def begin(self, queues: Sequence[str]) -> None:
-        """Look from now on, beside the caller. May be called again.
-
-        Args:
-            queues: names of those to ask for.
-        """
+        """Look for these from now on, in the background. May be called again."""
         self._queues = queues
         if self._task is None and queues:
             self._task = self._runtime.spawn("pyspark-mq backlog", self._life(), self._stopping)
@@ -71,7 +66,6 @@ class BacklogWatch:
         return self._seen.get(queue) if fresh else None
 
     def stop(self) -> None:
-        """Look no more."""
         self._stopping.set()
 
     def _life(self) -> Iterator[float]:
@@ -109,8 +103,6 @@ class QueueWatches:
 
     Args:
         settings: the query's, with this queue as its endpoint.
-        settling, connections, windows: of the queue.
-        timing: how long a broker may take.
     """
 
     def __init__(
@@ -131,11 +123,9 @@ class QueueWatches:
         self._warned: set[str] = set()
 
     def confirmed(self) -> None:
-        """Take note of a confirmation."""
         self._since_s.pop(_UNCONFIRMED, None)
 
     def forget(self, session: int) -> None:
-        """Forget a session that has ended."""
         self._since_s.pop(session, None)
 
     def look(self, now_s: float, *, up: bool) -> None:
@@ -165,7 +155,6 @@ class QueueWatches:
             )
 
     def _lasts(self, what: str | int, now_s: float, most_s: float, *, so: bool) -> bool:
-        """Whether something has been so for longer than that."""
         if not so:
             self._since_s.pop(what, None)
         return so and now_s - self._since_s.setdefault(what, now_s) > most_s

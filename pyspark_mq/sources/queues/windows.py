@@ -22,7 +22,7 @@ __all__ = ["EPOCHS_IN_WINDOW", "WINDOWS", "Moment", "Window", "Windows", "window
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: So many epochs share a window: one runs, or waits to be settled, while the next is filled.
+#: So many epochs share a window: one runs, or waits to be acknowledged, while the next is filled.
 EPOCHS_IN_WINDOW = 2
 #: Until the first epoch after a restart is committed, beside what is expected again.
 _FEW = 2_000
@@ -45,7 +45,7 @@ class Moment(Enum):
     REPLAY = "replay"  #: an epoch that a former process left open is expected
     NO_CRASH_LOOP = "no crash loop"  #: there was no former process, or all that it planned is committed
     COMMITTED = "committed"  #: an epoch of this process is
-    BLIND = "blind"  #: Spark before 4.2 plans an epoch before it settles the one before
+    BLIND = "blind"  #: Spark before 4.2 plans an epoch before it shows that the one before is committed
 
 
 #: Moment -> the window of sessions to be opened, and what those that are open have at least. None leaves it.
@@ -66,8 +66,6 @@ def window_of(size: Window, settings: Settings, *, planned: int, expected: int, 
     """Return the window of one session, in messages.
 
     Args:
-        size: by the table.
-        settings: the queue's.
         planned: messages of open epochs, in all sessions together.
         expected: the same, and those that are acknowledged and not settled.
         replays: an epoch of a former process is open. Until it is committed a session is handed what that needs, or a
@@ -88,12 +86,7 @@ def window_of(size: Window, settings: Settings, *, planned: int, expected: int, 
 
 
 class Windows:
-    """Keeps the sessions of one queue to the table.
-
-    Args:
-        settings: the queue's.
-        ledger, connections, deliveries: of the queue.
-    """
+    """Keeps the sessions of one queue to the table."""
 
     def __init__(
         self, settings: Settings, ledger: Ledger[Any, Any], connections: Connections, deliveries: Deliveries

@@ -7,8 +7,7 @@ every message: there is one ledger, and it sees sessions, handles and deliveries
 
 The parts:
 
-* :mod:`.wire`: what parent and child say to each other, over a Unix socket;
-* :mod:`.memory`: memory that both see;
+* :mod:`.wire`: what parent and child say to each other, over a Unix socket and in memory that both see;
 * :mod:`.child`: the child's side;
 * :mod:`.worker`: the parent's side.
 
@@ -18,10 +17,8 @@ What must hold, and why it does:
 :mod:`pyspark_mq.sources.connections.thread_worker` keeps. Numbers of sessions are unique over all children, and a
 request for one that has ended is dropped.
 
-**Nothing is in flight unseen.** As with one process: the child's progress mark counts, and not the clock. From its
-start until it has said something there is no progress.
-
-**Bytes.** As with one process: the child's session counts what arrived, and learns from the parent what was taken.
+**Nothing is in flight unseen.** The child's progress mark counts, and not the clock. From its start until it has said
+something there is no progress.
 
 **Memory.** A block lives as long as one of its rows is referred to. Where most of what came together was dropped, what
 is kept is copied, so what is dropped takes no room for long.

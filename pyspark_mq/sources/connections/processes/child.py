@@ -45,11 +45,7 @@ class _Forward(logging.Handler):
 
 
 def main(descriptor: int) -> None:
-    """Serve the parent at the other end of a socket, until it is gone.
-
-    Args:
-        descriptor: of the socket.
-    """
+    """Serve the parent at the other end of a socket, until it is gone."""
     # Ctrl-C goes to all processes of a terminal; this one ends with its parent.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     watch_parent()

@@ -25,9 +25,8 @@ import pyarrow as pa
 from pyspark_mq.brokers import BROKERS, Broker
 from pyspark_mq.sources.connections.block import Block, Metadata
 from pyspark_mq.sources.connections.events import Delivered
-from pyspark_mq.sources.connections.processes.memory import read_file, write_file
 
-__all__ = ["Channel", "Hello", "read_event", "send_event"]
+__all__ = ["Channel", "Hello", "read_event", "send_event", "write_file"]
 
 _head = Struct("=QQ?")
 _READ_BYTES = 256 << 10
@@ -44,8 +43,7 @@ class Frame:
     """A frame as it came.
 
     Attributes:
-        message: the object.
-        data: the bytes beside it.
+        data: beside the message.
         file: a descriptor, now to be closed by who received it; None if there is none.
     """
 
@@ -64,12 +62,6 @@ class _Pickler(pickle.Pickler):
 class _Unpickler(pickle.Unpickler):
     def persistent_load(self, name: str) -> Broker:
         return BROKERS[name]
-
-
-def _pickled(message: object) -> bytes:
-    buffer = io.BytesIO()
-    _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(message)
-    return buffer.getvalue()
 
 
 class Channel:
@@ -95,7 +87,9 @@ class Channel:
         Raises:
             OSError: the other side is gone.
         """
-        pickled = _pickled(message)
+        buffer = io.BytesIO()
+        _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(message)
+        pickled = buffer.getvalue()
         whole = b"".join((_head.pack(len(pickled), len(data), file is not None), pickled, data))
         sent = 0 if file is None else socket.send_fds(self._socket, [whole], [file])
         if sent < len(whole):
@@ -153,6 +147,45 @@ class Channel:
             os.close(self._files.popleft())
 
 
+# -- files without a name -------------------------------------------------------------------------
+
+
+def write_file(data: bytes | memoryview) -> int:
+    """The descriptor of a file without a name that holds these bytes.
+
+    Raises:
+        OSError: there is no memory for it.
+    """
+    file = os.memfd_create("pyspark-mq", os.MFD_CLOEXEC)
+    try:
+        left = memoryview(data)
+        while left:
+            left = left[os.write(file, left) :]
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+def _read_file(file: int) -> pa.Buffer:
+    """The bytes of such a file, where they are: the file stays for as long as the buffer, or what refers to it.
+
+    Args:
+        file: a descriptor, closed here.
+
+    Raises:
+        OSError: there is no room for it.
+    """
+    try:
+        # Python's own mapping keeps a descriptor besides (until 3.13), of which a process has 1,024 by default.
+        with pa.memory_map(f"/proc/self/fd/{file}") as mapped:
+            return mapped.read_buffer()
+    except OSError as failed:
+        raise OSError(f"cannot map {os.fstat(file).st_size} bytes of messages: {failed}") from None
+    finally:
+        os.close(file)
+
+
 # -- events --------------------------------------------------------------------------------------
 
 
@@ -194,7 +227,7 @@ def send_event(channel: Channel, event: object) -> None:
     if message.size < _INLINE_BYTES:
         channel.send(rows, memoryview(message))
         return
-    file = write_file([memoryview(message)])
+    file = write_file(memoryview(message))
     try:
         channel.send(rows, file=file)
     finally:
@@ -202,14 +235,10 @@ def send_event(channel: Channel, event: object) -> None:
 
 
 def read_event(frame: Frame, schema: pa.Schema) -> Any:
-    """Read an event. A block is read where it is: in a mapped file, or in the bytes that came.
-
-    Args:
-        schema: of the blocks.
-    """
+    """Read an event. A block of that schema is read where it is: in a mapped file, or in the bytes that came."""
     rows = frame.message
     if not isinstance(rows, _Rows):
         return rows
-    message = pa.py_buffer(frame.data) if frame.file is None else read_file(frame.file)
+    message = pa.py_buffer(frame.data) if frame.file is None else _read_file(frame.file)
     block = Block(pa.ipc.read_record_batch(message, schema), rows.sizes)
     return Delivered(rows.key, rows.session, rows.metadata, block)

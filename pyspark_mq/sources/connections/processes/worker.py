@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import queue
 import signal
 import socket
@@ -124,8 +123,6 @@ def in_processes(size: int, schema: pa.Schema, runtime: Runtime, start: StartChi
     Args:
         size: how many processes; fewer if they have fewer connections to hold.
         schema: of the blocks to make.
-        runtime: time and threads.
-        start: starts a process.
     """
     hello, lives = Hello(schema, _LOG.getEffectiveLevel(), 0), count(1)
     return Workers(lambda emit: [ProcessWorker(start, emit, hello, lives, size, runtime) for _ in range(size)], runtime)
@@ -135,20 +132,16 @@ class ProcessWorker(Worker):
     """One process after another, and the keepers that were dealt to it.
 
     Args:
-        start: starts a process.
-        emit: called with the events of its keepers, on the thread that reads.
         hello: what a process is sent first, but for its sessions' numbers.
         lives: numbers for processes, unique in the query.
         size: how many such workers there are.
-        runtime: time and threads.
     """
 
     def __init__(
         self, start: StartChild, emit: Emit, hello: Hello, lives: Iterator[int], size: int, runtime: Runtime
     ) -> None:
-        self._progress = (0, -math.inf)
-        self._start, self._emit, self._hello, self._lives = start, emit, hello, lives
-        self._size, self._runtime = size, runtime
+        super().__init__(emit, runtime, runtime.machine_s)
+        self._start, self._hello, self._lives, self._size = start, hello, lives, size
         self._lock = threading.Lock()
         #: Keepers that have begun and were not asked to stop, with their newest limits.
         self._begun: dict[int, Begin] = {}
@@ -181,13 +174,6 @@ class ProcessWorker(Worker):
         if self._task is None:
             self._task = self._runtime.spawn("pyspark-mq process", self._life(), self._stopping)
         self._task.check()
-
-    @property
-    def progress(self) -> tuple[int, float]:
-        return self._progress
-
-    def now_s(self) -> float:
-        return self._runtime.machine_s()
 
     def stop(self) -> None:
         self._stopping.set()
@@ -231,7 +217,7 @@ class ProcessWorker(Worker):
         silent = False
         try:
             # From now on until something is heard, there is no progress.
-            self._progress = (self._progress[0], self._runtime.machine_s())
+            self._progress = (self._progress[0], self.now_s())
             with self._lock:
                 self._child = child
                 for begin in self._begun.values():
