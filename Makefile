@@ -59,7 +59,7 @@ compare: ready ## The same faults for this source, Flink's RMQSource and Hazelca
 power: ready ## Cut the power of a disk below a query and below brokers, as root; ARGS="--settle-after synced --cuts 10 --page"
 	$(BIN)/python -m testbed.power $(ARGS)
 
-bench: ready ## Measure beside bare clients, PerfTest and Hazelcast, or a part of it: ARGS="growth --page"
+bench: ready ## Measure beside bare clients, PerfTest, Flink and Hazelcast, or a part of it: ARGS="growth --page"
 	$(BIN)/python -m benchmarks $(ARGS)
 
 docs: ready-python ## Write the tables from the code, and a site from docs/ into build/site; a broken link is an error

@@ -19,6 +19,7 @@ from benchmarks.contenders import (
     BARE,
     CEILING,
     CEILINGS,
+    FLINK,
     GUARANTEES,
     HAZELCAST,
     KINDS,
@@ -35,8 +36,8 @@ from benchmarks.contenders import (
 from benchmarks.drains import (
     BareDrain,
     Drain,
-    HazelcastDrain,
-    HazelcastMember,
+    Member,
+    MemberDrain,
     OurDrain,
     PerfTestDrain,
     RateDrain,
@@ -95,7 +96,7 @@ class Pace:
 
 
 class Bench:
-    """Everything that lives longer than a turn: Spark, Hazelcast's member; made when first needed.
+    """Everything that lives longer than a turn: Spark, the JVMs of Hazelcast and Flink; made when first needed.
 
     Args:
         options: of our source.
@@ -112,11 +113,11 @@ class Bench:
         self._say = say
         self._pace = pace
         self._spark: Any = None
-        self._hazelcast: HazelcastMember | None = None
+        self._members: dict[str, Member] = {}
 
     def close(self) -> None:
-        if self._hazelcast is not None:
-            self._hazelcast.close()
+        for member in self._members.values():
+            member.close()
         if self._spark is not None:
             self._spark.stop()
 
@@ -165,13 +166,16 @@ class Bench:
     def _prepare(self, contender: Contender) -> None:
         if contender.kind in {OURS, RATE} and self._spark is None:
             self._spark = make_session()
-        if contender.kind == HAZELCAST and (self._hazelcast is None or not self._hazelcast.running):
-            self._hazelcast = HazelcastMember()
+        make = {HAZELCAST: Member.hazelcast, FLINK: Member.flink}.get(contender.kind)
+        known = self._members.get(contender.kind)
+        if make is not None and (known is None or not known.running):
+            self._members[contender.kind] = make()
 
     def _drain(self, arena: Arena, contender: Contender, queue: str, messages: int) -> Drain:
         if contender.kind == HAZELCAST:
-            assert self._hazelcast is not None
-            return HazelcastDrain(self._hazelcast, contender, arena.node, queue, messages)
+            return MemberDrain.of_hazelcast(self._members[HAZELCAST], contender, arena.node, queue, messages)
+        if contender.kind == FLINK:
+            return MemberDrain.of_flink(self._members[FLINK], arena.node, queue, messages)
         if contender.kind == RATE:
             return RateDrain(self._spark, messages)
         url = arena.node.url(protocol_of_url(contender))

@@ -14,6 +14,7 @@ __all__ = [
     "CEILINGS",
     "CONTENDERS",
     "EXACTLY_ONCE",
+    "FLINK",
     "GUARANTEES",
     "HAZELCAST",
     "KINDS",
@@ -28,8 +29,9 @@ __all__ = [
     "order_of",
 ]
 
-OURS, BARE, CEILING, PERF_TEST, HAZELCAST, RATE = "ours", "bare", "ceiling", "perftest", "hazelcast", "rate"
-KINDS = (OURS, BARE, CEILING, PERF_TEST, HAZELCAST, RATE)
+OURS, BARE, CEILING, PERF_TEST, FLINK, HAZELCAST, RATE = KINDS = (
+    "ours", "bare", "ceiling", "perftest", "flink", "hazelcast", "rate",
+)  # fmt: skip
 EXACTLY_ONCE, AT_LEAST_ONCE, NONE = GUARANTEES = ("exactly-once", "at-least-once", "none")
 PROTOCOLS = (AMQP_0_9_1, STOMP, AMQP_1_0)
 _JMS = "JMS"
@@ -76,7 +78,7 @@ class Contender:
             return f"bare {_CLIENTS[self.protocol]}"
         if self.kind == HAZELCAST:
             return f"Hazelcast JMS, {self.consumers} consumer{'s' if self.consumers > 1 else ''}"
-        return "RabbitMQ PerfTest" if self.kind == PERF_TEST else "Spark rate-micro-batch"
+        return {PERF_TEST: "RabbitMQ PerfTest", FLINK: "Flink RMQSource", RATE: "Spark rate-micro-batch"}[self.kind]
 
     def messages(self, wanted: int) -> int:
         """Of a turn when `wanted` are asked for: whole thousands, as PerfTest acknowledges by the thousand."""
@@ -133,6 +135,7 @@ CONTENDERS: tuple[Contender, ...] = (
     Contender("rabbitmq", OURS, AMQP_0_9_1, guarantee=NONE),
     Contender("rabbitmq", CEILING, AMQP_0_9_1),
     Contender("rabbitmq", PERF_TEST, AMQP_0_9_1),
+    Contender("rabbitmq", FLINK, AMQP_0_9_1, share=0.5),
     *_of_broker("activemq", (STOMP, AMQP_1_0), 0.25, 0.15),
     # As many that each has a steady rate: with fewer ours had one epoch, and Hazelcast a first second.
     *_of_broker("artemis", (STOMP, AMQP_1_0), 1.0, 1.0),
@@ -151,7 +154,7 @@ def choose(
     Args:
         brokers: in the order wanted.
         kinds: of :data:`KINDS`.
-        protocols: of ours, bare clients, ceilings and PerfTest.
+        protocols: of ours, bare clients, ceilings, PerfTest and Flink.
         guarantees: of ours.
         ceilings: unacknowledged messages of each.
     """

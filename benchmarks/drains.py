@@ -23,16 +23,17 @@ from benchmarks.figures import Epoch, epoch_of, steady_rate
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from testbed.brokers.java import PASSWORD, USER, JavaNode
 from testbed.brokers.node import Node
-from testbed.comparison.readers import HAZELCAST_OPTIONS
+from testbed.comparison.readers import FLINK_OPTIONS, FLINK_PROJECT, HAZELCAST_OPTIONS
 from testbed.distributions import Distribution, fetch, find_java, run_to_end
 from testbed.process import NodeError, poll
 
-__all__ = ["BareDrain", "Drain", "DrainError", "HazelcastDrain", "HazelcastMember", "OurDrain", "PerfTestDrain",
+__all__ = ["BareDrain", "Drain", "DrainError", "Member", "MemberDrain", "OurDrain", "PerfTestDrain",
            "QueryDrain", "RateDrain", "check_child", "close_child", "interval_rates", "make_session",
            "protocol_of_url", "spawn"]  # fmt: skip
 
 _ROOT = Path(__file__).resolve().parent.parent
-_PROJECT = Path(__file__).resolve().parent / "hazelcast"
+_HAZELCAST_PROJECT = Path(__file__).resolve().parent / "hazelcast"
+_ERRORS_ONLY = "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"
 _BUILD_TIMEOUT_S = 300.0
 _STOP_TIMEOUT_S = 30.0
 _PROGRESS_POLL_S = 0.05
@@ -167,28 +168,44 @@ def interval_rates(said: str) -> list[float]:
     return [rate for rate in found if rate > 0]
 
 
-# -- Hazelcast --------------------------------------------------------------------------------
+# -- Hazelcast and Flink ----------------------------------------------------------------------
 
 
-class HazelcastMember:
-    """A member in a JVM of its own, for all its turns: from the second on it is warm."""
+class Member:
+    """A JVM that runs one job after the other: from the second on it is warm.
 
-    def __init__(self) -> None:
-        classes = _build_hazelcast()
+    Args:
+        name: of what runs in it.
+        project: where Maven builds its program.
+        main: class of the program, which says when it is ready, takes a line for each job and a further one to end it.
+        options: of the JVM.
+    """
+
+    def __init__(self, name: str, project: Path, main: str, options: Sequence[str]) -> None:
+        classes = _build(project)
         path = os.pathsep.join([str(classes), str(classes.parent / "lib" / "*")])
-        self._child = spawn([find_java(), *HAZELCAST_OPTIONS, "-cp", path, "JmsDrain"])
+        self.name = name
+        self._child = spawn([find_java(), *options, "-cp", path, main])
         if self._answer() != "ready":
-            raise DrainError("Hazelcast did not start")
+            raise DrainError(f"{name} did not start")
+
+    @classmethod
+    def hazelcast(cls) -> Member:
+        return cls("Hazelcast", _HAZELCAST_PROJECT, "JmsDrain", HAZELCAST_OPTIONS)
+
+    @classmethod
+    def flink(cls) -> Member:
+        return cls("Flink", FLINK_PROJECT, "FlinkDrain", [*FLINK_OPTIONS, _ERRORS_ONLY])
 
     def begin(self, words: Sequence[str]) -> None:
-        """Start a job: broker, url, user, password, queue, messages, consumers."""
+        """Start a job."""
         self._say(" ".join(words))
 
     def received(self) -> None:
         """Wait for the messages of the job."""
         answer = self._answer()
         if answer != "received":
-            raise DrainError(f"Hazelcast: {answer}")
+            raise DrainError(f"{self.name}: {answer}")
 
     def stop(self) -> None:
         """End the job."""
@@ -201,7 +218,7 @@ class HazelcastMember:
 
     def check(self) -> None:
         """Raises a DrainError if the process has ended."""
-        check_child(self._child, "Hazelcast")
+        check_child(self._child, self.name)
 
     @property
     def running(self) -> bool:
@@ -221,19 +238,33 @@ class HazelcastMember:
         return self._child.stdout.readline().strip()
 
 
-class HazelcastDrain(Drain):
-    """A job of Hazelcast's JMS source, exactly-once, a snapshot each second: the last one comes late."""
+class MemberDrain(Drain):
+    """A job of a member, exactly-once, with a snapshot each second: the last one comes late.
+
+    Args:
+        words: of the job, as the program of the member takes them.
+    """
 
     waits_to_settle = True
 
-    def __init__(self, member: HazelcastMember, contender: Contender, node: Node, queue: str, messages: int) -> None:
+    def __init__(self, member: Member, words: Sequence[str]) -> None:
+        self._member, self._words = member, words
+
+    @classmethod
+    def of_hazelcast(cls, member: Member, contender: Contender, node: Node, queue: str, messages: int) -> MemberDrain:
         if isinstance(node, JavaNode):
             url, user, password = node.jms_url(), USER, PASSWORD
         else:
             parts = urlsplit(node.url(AMQP_0_9_1))
             url, user, password = node.url(AMQP_0_9_1) + "%2F", parts.username or "", parts.password or ""
-        self._member = member
-        self._words = [family(contender.broker), url, user, password, queue, str(messages), str(contender.consumers)]
+        said = str(messages), str(contender.consumers)
+        return cls(member, [family(contender.broker), url, user, password, queue, *said])
+
+    @classmethod
+    def of_flink(cls, member: Member, node: Node, queue: str, messages: int) -> MemberDrain:
+        parts = urlsplit(node.url(AMQP_0_9_1))
+        login = parts.hostname or "", str(parts.port), parts.username or "", parts.password or ""
+        return cls(member, [*login, queue, str(messages), tempfile.mkdtemp(prefix="flink-")])
 
     def start(self) -> None:
         self._member.begin(self._words)
@@ -253,8 +284,8 @@ class HazelcastDrain(Drain):
 
 
 @functools.cache
-def _build_hazelcast() -> Path:
-    """The folder of the compiled program, its libraries beside it.
+def _build(project: Path) -> Path:
+    """The folder of the compiled programs, their libraries beside it.
 
     Raises:
         NodeError: Maven or a compiler is missing, or nothing can be downloaded.
@@ -262,14 +293,14 @@ def _build_hazelcast() -> Path:
     maven = shutil.which("mvn")
     if maven is None:
         raise NodeError("Maven is not installed; install it with: apt-get install maven openjdk-17-jdk-headless")
-    command = [maven, "--quiet", "--batch-mode", "--file", str(_PROJECT / "pom.xml"), "compile"]
+    command = [maven, "--quiet", "--batch-mode", "--file", str(project / "pom.xml"), "compile"]
     try:
         code, said = run_to_end(command, _BUILD_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        raise NodeError(f"Maven did not build {_PROJECT} in {_BUILD_TIMEOUT_S:g} s") from None
+        raise NodeError(f"Maven did not build {project} in {_BUILD_TIMEOUT_S:g} s") from None
     if code != 0:
-        raise NodeError(f"Maven could not build {_PROJECT}; is Maven Central reachable? It said:\n{said[-2000:]}")
-    return _PROJECT / "target" / "classes"
+        raise NodeError(f"Maven could not build {project}; is Maven Central reachable? It said:\n{said[-2000:]}")
+    return project / "target" / "classes"
 
 
 # -- Spark ------------------------------------------------------------------------------------

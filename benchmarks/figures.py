@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from benchmarks.contenders import BARE, CEILING, HAZELCAST, OURS, PERF_TEST, Contender, Shape
+from benchmarks.contenders import BARE, CEILING, FLINK, HAZELCAST, OURS, PERF_TEST, Contender, Shape
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 
 __all__ = [
@@ -172,7 +172,7 @@ def _to_the_limit(figures: Sequence[Figures], broker: str) -> list[tuple[str, fl
     rate = plain[0].best_known_rate
     found = [
         (f"{name}: ours / {other.contender.name}", rate / other.best_known_rate)
-        for kind in (CEILING, PERF_TEST)
+        for kind in (CEILING, PERF_TEST, FLINK)
         for other in sorted(find(figures, broker, kind), key=lambda one: one.contender.unacknowledged)
     ]
     return found + [

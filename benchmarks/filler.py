@@ -1,6 +1,7 @@
-"""A producer for large backlogs of RabbitMQ: `python -m benchmarks.filler URL QUEUE BYTES HEADERS MESSAGES`.
+"""A producer for large backlogs of RabbitMQ: `python -m benchmarks.filler URL QUEUE BYTES HEADERS CORRELATED MESSAGES`.
 
-Persistent messages with random UUIDs as IDs, confirmed; HEADERS is `yes` or `no`. It ends by itself.
+Persistent messages with random UUIDs as IDs, confirmed. HEADERS is `yes` or `no`, and so is CORRELATED, for UUIDs as
+correlation IDs, too. It ends by itself.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ HEADERS = {"tenant": "north-7", "trace-id": "4bf92f3577b34da6a3ce929d0e0e4736", 
 FILL_RATE_MIN = 4_000
 
 
-def command(url: str, queue: str, shape: Shape, messages: int) -> list[str]:
+def command(url: str, queue: str, shape: Shape, messages: int, *, correlated: bool) -> list[str]:
     """What runs it."""
-    headers = "yes" if shape.headers else "no"
-    return [sys.executable, "-m", "benchmarks.filler", url, queue, str(shape.body_bytes), headers, str(messages)]
+    flags = ["yes" if flag else "no" for flag in (shape.headers, correlated)]
+    return [sys.executable, "-m", "benchmarks.filler", url, queue, str(shape.body_bytes), *flags, str(messages)]
 
 
 def bodies(size: int, messages: int) -> Iterator[bytes]:
@@ -39,16 +40,17 @@ def ids(messages: int) -> Iterator[str]:
     return (str(uuid.uuid4()) for _ in range(messages))
 
 
-def main(url: str, queue: str, size: int, headers: bool, messages: int) -> None:
+def main(url: str, queue: str, size: int, headers: bool, correlated: bool, messages: int) -> None:
     """Publish; returns when all are confirmed."""
     import pika
 
+    fixed = {"delivery_mode": 2, "headers": HEADERS if headers else None}
     told = (
-        (body, pika.BasicProperties(message_id=key, delivery_mode=2, headers=HEADERS if headers else None))
+        (body, pika.BasicProperties(message_id=key, correlation_id=key if correlated else None, **fixed))
         for body, key in zip(bodies(size, messages), ids(messages), strict=True)
     )
     publish_confirmed(pika.URLParameters(url), queue, told, timeout_s=60 + messages / FILL_RATE_MIN)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4] == "yes", int(sys.argv[5]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4] == "yes", sys.argv[5] == "yes", int(sys.argv[6]))

@@ -284,7 +284,8 @@ def _queue_options(count: int) -> dict[str, str]:
 def _fill_queue(node: RabbitNode, count: int) -> str:
     queue = f"queue-{count}-{time.monotonic_ns()}"
     node.declare(queue)
-    subprocess.run(filler.command(node.url(AMQP_0_9_1), queue, _SHAPE, count), check=True, timeout=_TIMEOUT_S)
+    command = filler.command(node.url(AMQP_0_9_1), queue, _SHAPE, count, correlated=False)
+    subprocess.run(command, check=True, timeout=_TIMEOUT_S)
     return queue
 
 

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.contenders import Contender, Shape
+from benchmarks.contenders import FLINK, Contender, Shape
 from benchmarks.cpu import Usage, difference, tree_usage
 from benchmarks.drains import Drain, DrainError, spawn
 from benchmarks.figures import Turn
@@ -62,21 +62,24 @@ class Arena:
         """A new durable queue with persistent messages and random UUIDs; its name.
 
         The UUIDs are the IDs; where the broker gives its own (STOMP on ActiveMQ brokers) they are correlation IDs.
+        For Flink they are both.
         """
         queue = f"bench-{uuid.uuid4().hex[:8]}"
         self.node.declare(queue, **self._quorum)
         if messages:
-            self.fill(queue, shape, messages, self._publishing_protocol(contender))
+            protocol = self._publishing_protocol(contender)
+            self.fill(queue, shape, messages, protocol, correlated=contender.kind == FLINK)
         if not poll(lambda: self.node.counts(queue).ready == messages, _FIRST_TIMEOUT_S, interval_s=0.1):
             raise NodeError(f"{queue} has {self.node.counts(queue)}, not {messages}")
         time.sleep(_REST_S)
         return queue
 
-    def fill(self, queue: str, shape: Shape, messages: int, protocol: str) -> None:
+    def fill(self, queue: str, shape: Shape, messages: int, protocol: str, *, correlated: bool = False) -> None:
         """Publish so many more; returns when they are confirmed."""
-        if messages > _FILL_BY_ONE and isinstance(self.node, RabbitNode):
+        if isinstance(self.node, RabbitNode) and (correlated or messages > _FILL_BY_ONE):
             shares = (messages // 2, messages - messages // 2)
-            producers = [spawn(command(self.node.url(), queue, shape, share), subprocess.DEVNULL) for share in shares]
+            commands = [command(self.node.url(), queue, shape, share, correlated=correlated) for share in shares]
+            producers = [spawn(words, subprocess.DEVNULL) for words in commands]
             failed = [code for producer in producers if (code := producer.wait())]
             if failed:
                 raise NodeError(f"a producer ended with {failed[0]}")

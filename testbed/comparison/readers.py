@@ -25,9 +25,19 @@ from testbed.process import NodeError, poll
 from testbed.storm.audit import committed_files, marks
 from testbed.storm.storm import Job
 
-__all__ = ["HAZELCAST_OPTIONS", "FlinkReader", "HazelcastReader", "JavaReader", "OurReader"]
+__all__ = [
+    "FLINK_OPTIONS",
+    "FLINK_PROJECT",
+    "HAZELCAST_OPTIONS",
+    "FlinkReader",
+    "HazelcastReader",
+    "JavaReader",
+    "OurReader",
+]
 
 _HERE = Path(__file__).resolve().parent
+#: Also has the program of the benchmark.
+FLINK_PROJECT = _HERE / "flink"
 _BUILD_TIMEOUT_S = 600.0
 _STOP_TIMEOUT_S = 20.0
 #: A member that has just come is given what is backed up on it; until then the other one has the only copy.
@@ -43,7 +53,7 @@ HAZELCAST_OPTIONS = (
     "--add-opens=jdk.management/com.sun.management.internal=ALL-UNNAMED",
 )
 #: What Flink's own configuration opens for Java 17.
-_FLINK_OPTIONS = tuple(
+FLINK_OPTIONS = tuple(
     f"--add-opens=java.base/{package}=ALL-UNNAMED"
     for package in (
         *("java.io", "java.lang", "java.lang.reflect", "java.net", "java.nio", "java.text", "java.time", "java.util"),
@@ -198,7 +208,7 @@ class FlinkReader(JavaReader):
     title = "Flink RMQSource"
     project = "flink"
     main = "FlinkJob"
-    java_options = _FLINK_OPTIONS
+    java_options = FLINK_OPTIONS
 
     def arguments(self) -> list[list[str]]:
         """Host, port, queue, output, checkpoints."""
