@@ -110,7 +110,7 @@ def _changed(rng: random.Random, data: bytes) -> bytes:
 
 def _read(pieces: list[bytes], together_min: int, dialect: StompDialect) -> tuple[list[Any], list[bytes], list[Any]]:
     """What a session has of a stream: its inbox, how each is acknowledged, and what is no message."""
-    reader = FrameReader(together_min)
+    reader = FrameReader(together_min, dialect.last_header)
     inbox: list[Any] = []
     handles: list[bytes] = []
     others: list[Any] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.dedup import IdSource, id_keys
+from pyspark_mq.sources.stomp.batch import Frames
 from pyspark_mq.sources.stomp.decoder import StompDecoder
 from pyspark_mq.sources.stomp.frames import Frame, FrameError, FrameReader, UnreadableHeaders
 from pyspark_mq.sources.stomp.headers import parse, text, value
@@ -268,3 +270,37 @@ def test_priority_and_text() -> None:
     assert column("priority", "activemq", priority="high") is None
     assert column("type", "activemq", type="caf\udce9") == "caf\\xe9"
     assert column("contentType", "activemq") is None
+
+
+def together(data: bytes, last: str = "") -> list[Frames]:
+    return [item for item in FrameReader(100, last).feed(data) if isinstance(item, Frames)]
+
+
+def test_messages_that_have_a_header_twice_are_looked_at_together() -> None:
+    # As Artemis sends them whose producer has set `destination-type`.
+    data = (
+        b"".join(b"MESSAGE\nkind:%d\nack:no\nkind:x\nack:%d\n\n%d\0\n" % (n, n, n) for n in range(200)) + b"MESSAGE\n"
+    )
+    (found,) = together(data, "ack")
+    assert found.values("kind") == found.values("ack") == [b"%d" % number for number in range(200)]
+    assert found.values("other") == [b""] * 200
+
+
+def test_a_long_name_takes_no_memory_for_each_message() -> None:
+    data = b"MESSAGE\n" + b"n" * 100_000 + b":1\n\n\0\n" + b"MESSAGE\na:1\n\n\0\n" * 5_000 + b"MESSAGE\n"
+    tracemalloc.start()
+    try:
+        assert len(frames(data)) == 5_001
+        plain = tracemalloc.get_traced_memory()[1]
+        tracemalloc.reset_peak()
+        # It is one by itself, and those behind it are not looked at until as many were taken one by one.
+        assert sum(len(one.kinds) for one in together(data)) > 4_000
+        assert tracemalloc.get_traced_memory()[1] < 4 * plain
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_batch_keeps_the_bytes_of_its_messages_alone() -> None:
+    messages = b"MESSAGE\na:1\n\n\0\n" * 150
+    (found,) = together(messages + b"\n" * 200_000)
+    assert len(found.data) < len(messages)

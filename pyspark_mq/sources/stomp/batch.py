@@ -39,8 +39,12 @@ _LAST = b"\0\n"
 _EOL, _NUL, _RETURN = b"\n\0\r"
 _LENGTH = "content-length"
 _DIGITS_MAX = 9
-#: Layouts of headers that are looked for, and headers of one.
-_LAYOUTS_MAX, _HEADERS_MAX = 4, 64
+#: With larger frames, on average, it takes longer to look for the ends of lines in bodies than it saves.
+_FRAME_BYTES_MAX = 2_048
+#: Layouts of headers that are looked for, and the share of the frames that each has to have at least.
+_LAYOUTS_MAX, _SHARE_MIN = 3, 8
+#: Headers of a layout, and bytes of a name: as many are copied for each message.
+_HEADERS_MAX, _NAME_BYTES_MAX = 64, 256
 
 
 class Field(NamedTuple):
@@ -257,7 +261,7 @@ class MessageBatch(RawBatch):
             if not len(rows):
                 continue
             columns = []
-            for name in reversed(layout):  # in the order of `parse`
+            for name in dict.fromkeys(reversed(layout)):  # in the order of `parse`
                 if name in hidden or name.startswith(prefixes):
                     continue
                 if name not in made:
@@ -273,45 +277,49 @@ class MessageBatch(RawBatch):
         return pa.concat_arrays(parts).take(pa.array(np.argsort(np.concatenate(places))))
 
 
-def find_frames(data: bytes, at: int, least: int) -> tuple[Frames, int] | None:
-    """Find MESSAGE frames that follow each other, each as a whole.
+def find_frames(data: bytes, at: int, least: int, most: int, last: str) -> tuple[Frames | None, int]:
+    """Find MESSAGE frames that follow each other, each as a whole, and look like one of few layouts.
 
     Args:
         data: as it was read.
-        at: where the first begins.
-        least: how many there have to be; one or more.
+        at: where the first begins. It ends `len(frames.data)` bytes on, with its NUL.
+        least, most: fewer are not looked at, and no more, which bounds what it takes.
+        last: the header of which the last entry counts; empty for none.
 
     Returns:
-        the frames, and what is behind the NUL of the last; None if there are fewer.
+        the frames, None if the first is not to be taken; and how many there seem to be, up to `most`.
     """
     starts = [at]
-    find, append = data.find, starts.append
-    while (found := find(_BETWEEN, at)) >= 0:
-        at = found + 2
-        append(at)
+    find, append, place = data.find, starts.append, at
+    while len(starts) <= most and (found := find(_BETWEEN, place)) >= 0:
+        place = found + 2
+        append(place)
     begins = np.array(starts)
     ends = begins[1:] - 2
     # Behind a text more of it may come, so the last of all needs a length.
-    ends_here = data.endswith(_LAST)
+    ends_here = len(starts) <= most and data.endswith(_LAST)
     if ends_here:
         ends = np.append(ends, len(data) - 2)
-    if len(ends) < least:
-        return None
-    return _Finder(data, begins[: len(ends)], ends, ends_here=ends_here).found(least)
+    count = len(ends)
+    if count < least or int(ends[-1]) - at > count * _FRAME_BYTES_MAX:
+        return None, count
+    piece = data[at : int(ends[-1]) + 1]
+    return _Finder(piece, begins[:count] - at, ends - at, last, ends_here=ends_here).found(), count
 
 
 class _Finder:
     """Frames that may be in a piece of memory: where they begin, and where the NUL of each would be."""
 
-    def __init__(self, data: bytes, begins: Any, ends: Any, *, ends_here: bool) -> None:
-        self._data, self._begins, self._ends, self._ends_here = data, begins, ends, ends_here
+    def __init__(self, data: bytes, begins: Any, ends: Any, last: str, *, ends_here: bool) -> None:
+        self._data, self._begins, self._ends = data, begins, ends
+        self._last, self._ends_here = last, ends_here
         self._octets = np.frombuffer(data, np.uint8)
         self._lines = np.flatnonzero(self._octets == _EOL)
         #: The number of the end of each first line.
         self._first = np.searchsorted(self._lines, begins + len(_COMMAND))
         self._returns = np.flatnonzero(self._octets == _RETURN) if b"\r" in data else None
 
-    def found(self, least: int) -> tuple[Frames, int] | None:
+    def found(self) -> Frames | None:
         count = len(self._ends)
         spans = np.empty((4, count), np.int64)
         spans[0], spans[3] = self._begins + len(_COMMAND), self._ends
@@ -320,19 +328,43 @@ class _Finder:
         left = np.arange(count)
         while len(left) and len(groups) < _LAYOUTS_MAX and (layout := self._layout(int(left[0]))) is not None:
             bounds, good = self._like(layout, left)
-            if not good[0]:
+            if not good[0] or good.sum() * _SHARE_MIN < count:
                 break
             rows, left = left[good], left[~good]
             bounds = bounds[:, good]
             kinds[rows] = len(groups)
             spans[1, rows], spans[2, rows] = bounds[-2] + 1, bounds[-1] + 1
             groups.append((layout, rows, bounds))
+        if not len(left):
+            return Frames(self._data, spans, [group[0] for group in groups], kinds, self._fields(groups))
         # All before the first that is left.
-        count = int(left[0]) if len(left) else count
-        if count < least:
+        first = int(left[0])
+        if not first:
             return None
-        found = Frames(self._data, spans, [layout for layout, _, _ in groups], kinds, _fields(groups, len(kinds)))
-        return found if count == len(kinds) else found.taken(slice(count)), int(self._ends[count - 1]) + 1
+        found = Frames(self._data, spans, [group[0] for group in groups], kinds, self._fields(groups))
+        return found.taken(slice(first))._replace(data=self._data[: int(self._ends[first - 1]) + 1])
+
+    def _fields(self, groups: Sequence[tuple[tuple[str, ...], Any, Any]]) -> dict[str, Field]:
+        """Return headers, of layouts with their rows and the ends of their lines."""
+        if len(groups) == 1:
+            ((layout, _, bounds),) = groups
+            numbers = {name: self._number(layout, name) for name in layout}
+            return {name: Field(bounds[n] + len(name) + 2, bounds[n + 1], None) for name, n in numbers.items()}
+        count = len(self._ends)
+        fields: dict[str, Field] = {}
+        for name in dict.fromkeys(name for layout, _, _ in groups for name in layout):
+            begins, ends, present = np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, bool)
+            for layout, rows, bounds in groups:
+                if name in layout:
+                    number = self._number(layout, name)
+                    begins[rows], ends[rows] = bounds[number] + len(name) + 2, bounds[number + 1]
+                    present[rows] = True
+            fields[name] = Field(begins, ends, None if present.all() else present)
+        return fields
+
+    def _number(self, layout: tuple[str, ...], name: str) -> int:
+        """Return the line of the entry that counts of a header."""
+        return len(layout) - 1 - layout[::-1].index(name) if name == self._last else layout.index(name)
 
     def _layout(self, row: int) -> tuple[str, ...] | None:
         """Return the names of a frame's headers; None if it has to be looked at alone."""
@@ -340,9 +372,15 @@ class _Finder:
         end = self._data.find(b"\n\n", begin - 1, int(self._ends[row]))
         lines = self._data[begin:end].split(b"\n") if end > begin else []
         names = [line.partition(b":")[0] for line in lines if b":" in line]
-        distinct_names = len(set(names)) == len(lines) and b"" not in names and len(lines) <= _HEADERS_MAX
-        plain = all(name.isascii() and b"\\" not in name for name in names)
-        return tuple(name.decode() for name in names) if lines and distinct_names and plain else None
+        are_plain = all(
+            0 < len(name) <= _NAME_BYTES_MAX and name.isascii() and b"\\" not in name and b"\0" not in name
+            for name in names
+        )
+        return (
+            tuple(name.decode() for name in names)
+            if 0 < len(lines) == len(names) <= _HEADERS_MAX and are_plain
+            else None
+        )
 
     def _like(self, layout: tuple[str, ...], rows: Any) -> tuple[Any, Any]:
         """Compare frames with a layout.
@@ -388,23 +426,6 @@ class _Finder:
             good &= ~within | ((digits >= 0) & (digits <= 9))
             sizes += np.where(within, digits * 10**place, 0)
         return sizes, good
-
-
-def _fields(groups: Sequence[tuple[tuple[str, ...], Any, Any]], count: int) -> dict[str, Field]:
-    """Return headers of so many frames, of layouts with their rows and the ends of their lines."""
-    if len(groups) == 1:
-        ((layout, _, bounds),) = groups
-        return {name: Field(bounds[n] + len(name) + 2, bounds[n + 1], None) for n, name in enumerate(layout)}
-    fields: dict[str, Field] = {}
-    for name in dict.fromkeys(name for layout, _, _ in groups for name in layout):
-        begins, ends, present = np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, bool)
-        for layout, rows, bounds in groups:
-            if name in layout:
-                number = layout.index(name)
-                begins[rows], ends[rows] = bounds[number] + len(name) + 2, bounds[number + 1]
-                present[rows] = True
-        fields[name] = Field(begins, ends, None if present.all() else present)
-    return fields
 
 
 def _counts_between(places: Any, begins: Any, ends: Any) -> Any:

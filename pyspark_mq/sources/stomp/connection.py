@@ -74,7 +74,7 @@ class StompConnection(Session):
         self._socket = SocketLoop(self.now_s)
         self._transport: Any = None
         self._protocol: Any = None
-        self._reader = FrameReader(TOGETHER_MIN)
+        self._reader = FrameReader(TOGETHER_MIN, self._dialect.last_header)
         self._connected = False
         self._server = ""
         self._end: Exception | None = None

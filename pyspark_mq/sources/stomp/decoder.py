@@ -375,8 +375,10 @@ def _together(raws: Sequence[Raw]) -> Sequence[Raw]:
         return raws
     # As frames again, and behind them the beginning of another one.
     data = b"".join(part for raw in raws for part in (b"MESSAGE", raw[1], b"\n", raw[2], b"\0\n")) + b"MESSAGE\n"
-    found = find_frames(data, 0, len(raws))
-    return raws if found is None else MessageBatch(found[0], np.array([raw[0] for raw in raws]), raws[0][3])
+    found, _ = find_frames(data, 0, len(raws), len(raws), _dialect(raws).last_header)
+    if found is None or len(found.kinds) < len(raws):
+        return raws
+    return MessageBatch(found, np.array([raw[0] for raw in raws]), _dialect(raws))
 
 
 def _unreadable(raw: Raw, block: UnreadableHeaders) -> Unreadable:

@@ -44,6 +44,10 @@ _ENDS_OF_LINES = re.compile(rb"[\r\n]*")
 #: What is mostly behind a text: RabbitMQ, ActiveMQ Classic and Artemis end a frame with a line feed.
 _NEXT_MESSAGE = (b"\nMESSAGE\n", b"MESSAGE\n")
 _SHOWN_BYTES = 40
+#: Of a read that what is left of the one before is put in front of.
+_JOINED_MIN = 16 << 10
+#: Messages that are tried to be looked at together at a time, and that are taken one by one behind failures.
+_WINDOW_MAX, _PAUSE_MAX = 1_000, 10_000
 _LENGTH_DIGITS_MAX = 15
 _NUL = 0
 _COLON = ord(":")
@@ -74,10 +78,13 @@ class FrameReader:
 
     Args:
         together_min: so many messages or more that have come at once are looked at together; 0 for never.
+        last: the header of which the last entry counts; empty for none.
     """
 
-    def __init__(self, together_min: int = 0) -> None:
-        self._together_min = together_min
+    def __init__(self, together_min: int = 0, last: str = "") -> None:
+        self._together_min, self._last = together_min, last
+        #: How many are tried at a time; how many are taken one by one before it is tried again, and after a failure.
+        self._window, self._alone, self._pause = _WINDOW_MAX, 0, together_min
         #: The start of an incomplete frame.
         self._buffer = bytearray()
         #: Of that frame, once they are complete: command, headers, where the body is and where it ends, -1 at a NUL.
@@ -99,7 +106,7 @@ class FrameReader:
         """
         if not self._buffer:
             return self._cut(data)
-        if len(self._buffer) <= len(data) and not self._malformed:
+        if max(_JOINED_MIN, len(self._buffer)) <= len(data) and not self._malformed:
             # Messages are looked at together from the first on. To do it again takes no longer than what has come.
             data = bytes(self._buffer) + data
             self._buffer.clear()
@@ -148,8 +155,7 @@ class FrameReader:
     def _cut(self, data: bytes) -> Iterator[Frame | Frames]:
         """The frames in these bytes; what is left goes to the buffer."""
         find, starts, length = data.find, data.startswith, len(data)
-        position = alone = 0
-        pause = least = self._together_min
+        position = 0
         returned = find(b"\r")
         try:
             while position < length:
@@ -159,17 +165,13 @@ class FrameReader:
                 if 0 <= returned < position:
                     returned = find(b"\r", position)
                 is_message = starts(_FIRST_LINE, position)
-                if is_message and least and not alone:
-                    together = find_frames(data, position, least)
-                    if together is not None:
+                if is_message and self._together_min:
+                    if not self._alone and (together := self._together(data, position)) is not None:
                         self.spoken = True
-                        position = together[1]
-                        yield together[0]
+                        position += len(together.data)
+                        yield together
                         continue
-                    # So long it is not tried again: twice as long each time, as it may be in vain.
-                    alone = pause
-                    pause *= 2
-                alone -= alone > 0
+                    self._alone -= 1
                 found = find(b"\n\n", position) if is_message else -1
                 end = -1
                 if found >= 0 and not 0 <= returned < found:
@@ -187,6 +189,27 @@ class FrameReader:
                 yield MESSAGE, headers, data[found + 2 : end]
         finally:
             self._keep(data, position)
+
+    def _together(self, data: bytes, position: int) -> Frames | None:
+        """Return messages that are looked at together from there on; None if the next is to be taken alone.
+
+        What it takes to try is in proportion to what comes of it: as many are tried as twice those of the last time,
+        and each failure in a row doubles how long it is not tried again.
+        """
+        least = self._together_min
+        found, tried = find_frames(data, position, least, self._window, self._last)
+        count = 0 if found is None else len(found.kinds)
+        if count >= least:
+            self._window = min(_WINDOW_MAX, 2 * max(count, least))
+            if count == tried:
+                self._pause = least
+            else:  # the next is another one
+                self._alone = 1
+            return found
+        self._window, self._alone = 2 * least, max(1, tried)
+        if tried >= least:
+            self._alone, self._pause = self._pause, min(_PAUSE_MAX, 2 * self._pause)
+        return None
 
     def _keep(self, data: bytes, position: int) -> None:
         """The rest, with what is known of it counted from there."""
