@@ -21,8 +21,10 @@ from pyspark_mq.sources.connections.decoder import UNREADABLE_PROPERTY
 
 __all__ = [
     "FIELDS",
+    "FLAGS_BYTES",
     "INTEGERS",
     "LONG_STRING",
+    "MORE_FLAGS",
     "SIZES",
     "TABLE",
     "TEXT",
@@ -61,9 +63,9 @@ FIELDS = {
     "cluster_id": TEXT,
 }
 _NAMES = tuple(FIELDS)
-_FLAGS_SIZE = 2
+FLAGS_BYTES = 2
 #: The lowest bit says that there is another word of flags.
-_MORE = 1
+MORE_FLAGS = 1
 #: Tables and arrays within each other; RabbitMQ's own are three deep. To read and to write one level takes two calls,
 #: and the interpreter ends at a thousand, of which whoever asks for the column has taken some.
 _DEPTH_MAX = 64
@@ -80,7 +82,7 @@ class _Way:
     __slots__ = ("start", "steps")
 
     def __init__(self, steps: list[int]) -> None:
-        self.start = _FLAGS_SIZE
+        self.start = FLAGS_BYTES
         while steps and steps[0] > 0:
             self.start += steps.pop(0)
         self.steps = tuple(steps)
@@ -126,7 +128,7 @@ def check(raws: list[Raw]) -> list[tuple[int, str]]:
         way = _ways.get(block[:2])
         try:
             if way is None:
-                if block[1] & _MORE:
+                if block[1] & MORE_FLAGS:
                     block = _plain_flags(block)
                     raws[place] = (*raw[:2], block, *raw[3:])
                 way = _ways[block[:2]] = _Way(_steps(int.from_bytes(block[:2], "big")))
@@ -173,9 +175,9 @@ def is_table(table: bytes) -> bool:
 
 def _plain_flags(block: bytes) -> bytes:
     at = 1
-    while block[at] & _MORE:
-        at += _FLAGS_SIZE
-    return bytes((block[0], block[1] & ~_MORE)) + block[at + 1 :]
+    while block[at] & MORE_FLAGS:
+        at += FLAGS_BYTES
+    return bytes((block[0], block[1] & ~MORE_FLAGS)) + block[at + 1 :]
 
 
 #: Octets of values that have a size, by their type. Types: RabbitMQ's, which differ from section 4.2.1.
@@ -223,7 +225,7 @@ def unreadable(raw: Raw, error: str) -> UnreadableRaw:
 def _readable(block: bytes, error: str) -> bytes:
     """The fields that can be read, with the reason in place of the headers."""
     flags = int.from_bytes(block[:2], "big")
-    kept, fields, at = 0, [], _FLAGS_SIZE
+    kept, fields, at = 0, [], FLAGS_BYTES
     for bit, kind in enumerate(FIELDS.values()):
         if kind == TABLE:
             kept |= 0x8000 >> bit
@@ -346,7 +348,7 @@ def lasting(block: bytes, known: dict[bytes, bytes]) -> bytes:
     flags = int.from_bytes(block[:2], "big")
     if not flags & (_HEADERS_FLAG | _EXPIRATION_FLAG):
         return block
-    fields, at = [], _FLAGS_SIZE
+    fields, at = [], FLAGS_BYTES
     for bit, kind in enumerate(FIELDS.values()):
         flag = 0x8000 >> bit
         if not flags & flag:

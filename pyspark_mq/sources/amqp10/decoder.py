@@ -327,7 +327,7 @@ class Amqp10Decoder(Decoder):
 
     def bodies(self, raws: Sequence[Raw]) -> list[bytes]:
         if _is_batch(raws):
-            return list(raws.bodies().to_pylist())
+            return list(raws.body_column().to_pylist())
         return [raw.body for raw in raws]
 
     def sizes(self, raws: Sequence[Raw]) -> list[int]:

@@ -156,7 +156,7 @@ def make_block(decoder: Decoder, raws: Sequence[Any], ids: MessageIds, schema: p
     ready = decoder.batch(raws, schema.names)
     columns: dict[str, Callable[[Any], Any]] = {
         _ID: lambda _: ids.texts(values),
-        "body": lambda ready: ready.bodies() if isinstance(ready, RawBatch) else _bodies(decoder.bodies(ready)),
+        "body": lambda ready: ready.body_column() if isinstance(ready, RawBatch) else _bodies(decoder.bodies(ready)),
         **decoder.columns,
     }
     arrays = [

@@ -79,7 +79,7 @@ class RawBatch(Sequence[Any]):
         """The deliveries one by one, for what cannot be looked at together."""
 
     @abstractmethod
-    def bodies(self) -> Any:
+    def body_column(self) -> Any:
         """Return bodies as an array of Arrow."""
 
 
