@@ -20,10 +20,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_mq.sources.amqp10.arrays import COLUMN_TYPES, TIMESTAMP, arrays_of, unreadable
+from pyspark_mq.sources.amqp10.arrays import COLUMN_TYPES, TIMESTAMP, arrays_of
 from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder, Named, Raw
 from pyspark_mq.sources.amqp10.sections import SectionReader
-from pyspark_mq.sources.amqp10.walk import Walked, prefix_of, walk
+from pyspark_mq.sources.amqp10.walk import Walk, Walked, prefix_of
 from pyspark_mq.sources.connections.decoder import Unreadable
 from pyspark_mq.sources.connections.spans import binary, decimals, distinct, is_ascii, text
 
@@ -76,8 +76,10 @@ class Group(NamedTuple):
     begins: Any
     ends: Any
 
-    def column(self, name: str) -> pa.Array:
-        """The column of that name, which is not `body`."""
+    def column(self, name: str, data: bytes = b"") -> pa.Array:
+        """The column of that name; for `body` of the messages in that memory."""
+        if name == "body":
+            return binary(data, self.begins, self.ends)
         if name in self.columns:
             return self.columns[name]
         kind, value, count = COLUMN_TYPES[name], self.constants.get(name), len(self.rows)
@@ -110,22 +112,17 @@ def message_columns(
 ) -> tuple[dict[str, pa.Array], list[Unreadable]]:
     """The columns of these names, and the messages that cannot be read, by their numbers."""
     groups, left = walked_groups(messages, reader)
-    parts = [(group.rows, {name: column_of(group, name, messages.data) for name in names}) for group in groups]
+    parts = [(group.rows, {name: group.column(name, messages.data) for name in names}) for group in groups]
     malformed: list[Unreadable] = []
     if len(left) or not parts:
         raws = [reader.read(int(row), data) for row, data in zip(left, messages.taken(left).cut(), strict=True)]
-        malformed = unreadable(raws)
+        malformed = Amqp10Decoder().unreadable(raws)
         parts.append((left, arrays_of(raws, names)))
     if len(parts) == 1:
         return parts[0][1], malformed
     order = pa.array(np.argsort(np.concatenate([rows for rows, _ in parts])))
     merged = {name: pa.concat_arrays([columns[name] for _, columns in parts]).take(order) for name in names}
     return merged, malformed
-
-
-def column_of(group: Group, name: str, data: bytes) -> pa.Array:
-    """A column of a group, also of bodies."""
-    return binary(data, group.begins, group.ends) if name == "body" else group.column(name)
 
 
 def walked_groups(messages: Messages, reader: SectionReader) -> tuple[list[Group], Any]:
@@ -160,7 +157,7 @@ def _walked(messages: Messages, reader: SectionReader) -> Group | None:
     if known is None:
         return None
     size, like, ttl_ms = known
-    walked = walk(messages.data, messages.begins, messages.ends, first[:size])
+    walked = Walk(messages.data, messages.begins, messages.ends, first[:size]).walked()
     if not walked.rows.any():
         return None
     source = _Source(messages.data, walked)

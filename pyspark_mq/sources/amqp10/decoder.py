@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, TypeGuar
 from uuid import UUID
 
 from pyspark_mq.dedup import IdSource, content_digest
-from pyspark_mq.sources.amqp10.encoding import EncodingError, Pairs, list_at, map_at, read_map
+from pyspark_mq.sources.amqp10.encoding import EncodingError, Pairs, bare_message_at, read_map
 from pyspark_mq.sources.connections.decoder import (
     ROW_BYTES,
     UNREADABLE_PROPERTY,
@@ -262,20 +262,12 @@ def _named(raw: Raw, known: dict[object, bytes]) -> bytes:
     return b"%d %s%s" % (len(written), written, fields)
 
 
-#: Sections that differ between deliveries of a message, at its beginning (3.2.1 to 3.2.3), and where each ends.
-_PASSING = ((b"\x00\x53\x70", list_at), (b"\x00\x53\x71", map_at), (b"\x00\x53\x72", map_at))
-
-
 def lasting(data: bytes) -> bytes:
     """Leave out of an encoded message what differs between its deliveries, as far as that can be read."""
-    at = 0
     try:
-        for mark, end_of in _PASSING:
-            if data[at : at + len(mark)] == mark:
-                at = end_of(data, at + len(mark))[2]
+        return data[bare_message_at(data) :]
     except (EncodingError, IndexError):
         return data
-    return data[at:]
 
 
 def _unreadable(raw: Raw) -> Unreadable:

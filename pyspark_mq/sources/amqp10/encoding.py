@@ -15,7 +15,10 @@ from struct import Struct
 from typing import Any
 from uuid import UUID
 
-__all__ = ["EncodingError", "Pairs", "Values", "body_of", "check_map", "list_at", "map_at", "plain_at", "read_map"]
+__all__ = [
+    "EncodingError", "Pairs", "Values", "bare_message_at", "body_of", "check_map", "list_at", "map_at", "plain_at",
+    "read_map",
+]  # fmt: skip
 
 _DESCRIBED = 0x00
 _NULL = 0x40
@@ -293,6 +296,23 @@ def _compound(data: bytes, at: int, short: int, long: int) -> tuple[int, int, in
     if not begin <= end <= len(data):
         raise EncodingError(f"the value at byte {at} is cut off")
     return begin, count, end
+
+
+#: Header and annotations (3.2.1 to 3.2.3), and what reads where each ends.
+_BEFORE_BARE = ((b"\x00\x53\x70", list_at), (b"\x00\x53\x71", map_at), (b"\x00\x53\x72", map_at))
+
+
+def bare_message_at(data: bytes) -> int:
+    """Return where the bare message begins (3.2), behind what differs between deliveries.
+
+    Raises:
+        EncodingError, IndexError: header or annotations cannot be read.
+    """
+    at = 0
+    for mark, end_of in _BEFORE_BARE:
+        if data.startswith(mark, at):
+            at = end_of(data, at + len(mark))[2]
+    return at
 
 
 def check_map(data: bytes, at: int, key_code: int = _STRING8) -> int:
