@@ -22,15 +22,22 @@ from pyspark_mq.sources.amqp091.properties import (
     headers,
     lasting,
 )
-from pyspark_mq.sources.connections.decoder import ROW_BYTES, Column, Decoder, Picked, Unreadable, column_of
+from pyspark_mq.sources.connections.decoder import (
+    INT32_MAX,
+    INT64_MAX,
+    ROW_BYTES,
+    Column,
+    Decoder,
+    Picked,
+    Unreadable,
+    column_of,
+)
 from pyspark_mq.sources.connections.spans import numbers
 
 __all__ = ["Amqp091Decoder", "as_text"]
 
 _MICROSECONDS = 1_000_000
-_INT64_MAX = 2**63 - 1
-_SECONDS_MAX = _INT64_MAX // _MICROSECONDS
-_INT32_MAX = 2**31 - 1
+_SECONDS_MAX = INT64_MAX // _MICROSECONDS
 #: To be copied once more would take a message of so many bytes longer than all else.
 _LARGE_BYTES = 256 << 10
 #: Python refuses to convert thousands of digits.
@@ -161,7 +168,7 @@ def _expiration_us(lifetime: object, published_us: int | None) -> int | None:
     if published_us is None or not isinstance(lifetime, str) or not lifetime.isdecimal():
         return None
     moment = published_us + int(lifetime) * 1000
-    return moment if moment <= _INT64_MAX else None
+    return moment if moment <= INT64_MAX else None
 
 
 def _expirations_of(batch: DeliveryBatch) -> Picked | None:
@@ -188,7 +195,7 @@ def _delivery_counts_of(batch: DeliveryBatch) -> Picked:
 
 def _counted(count: object) -> int | None:
     # On a classic queue a producer may have put anything there.
-    return count + 1 if _is_count(count) and count < _INT32_MAX else None
+    return count + 1 if _is_count(count) and count < INT32_MAX else None
 
 
 def _persistent(raws: Sequence[Raw]) -> list[bool | None]:
@@ -224,7 +231,7 @@ def _sequence(value: object) -> int | None:
     # Clients that write JMS properties into headers write it as a number or as text.
     if isinstance(value, str) and value.isdecimal() and len(value) < _DIGITS_MAX:
         value = int(value)
-    return value if _is_count(value) and value <= _INT64_MAX else None
+    return value if _is_count(value) and value <= INT64_MAX else None
 
 
 def _is_count(value: object) -> TypeGuard[int]:

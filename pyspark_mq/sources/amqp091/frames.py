@@ -8,6 +8,7 @@ out here, and everything else goes to pika, in order. Frames: AMQP 0-9-1, 2.3.5 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import lru_cache
 from struct import Struct
 from struct import error as struct_error
@@ -50,18 +51,16 @@ class FrameError(Exception):
     """Malformed or forbidden frames: the connection cannot be read on."""
 
 
+@dataclass(slots=True)
 class _Open:
     """A delivery of which a part has come."""
 
-    __slots__ = ("left", "parts", "properties", "redelivered", "tag", "where")
-
-    def __init__(self, tag: int, redelivered: bool, where: bytes) -> None:
-        self.tag = tag
-        self.redelivered = redelivered
-        self.where = where
-        self.properties: bytes | None = None
-        self.left = 0
-        self.parts: list[bytes] = []
+    tag: int
+    redelivered: bool
+    where: bytes
+    properties: bytes | None = None
+    left: int = 0
+    parts: list[bytes] = field(default_factory=list)
 
 
 class DeliveryReader:
@@ -204,35 +203,28 @@ class DeliveryReader:
 
     def _take(self, kind: int, channel: int, frame: bytes) -> bool:
         """Take a frame that is not the first of a delivery; return whether it belongs to none."""
-        if channel != self._channel or self._open is None:
+        opened = self._open
+        if channel != self._channel or opened is None:
             self._hand_over()
             self._pass_on(frame)
             return True
-        if kind == _HEADER and self._open.properties is None:
-            *_, class_id, _, self._open.left = _content_head(frame)
+        if kind == _HEADER and opened.properties is None:
+            *_, class_id, _, opened.left = _content_head(frame)
             if class_id != _BASIC:
                 raise FrameError(f"a content header of class {class_id} follows a delivery")
-            self._open.properties = frame[_CONTENT_HEAD:-1]
-            self._finish()
-        elif kind == _BODY and self._open.properties is not None:
-            self._open.left -= len(frame) - _FRAMING
-            if self._open.left < 0:
+            opened.properties = frame[_CONTENT_HEAD:-1]
+        elif kind == _BODY and opened.properties is not None:
+            opened.left -= len(frame) - _FRAMING
+            if opened.left < 0:
                 raise FrameError("the body of a delivery is longer than announced")
-            self._open.parts.append(frame[_HEAD:-1])
-            self._finish()
+            opened.parts.append(frame[_HEAD:-1])
         else:
             raise FrameError(f"a frame of type {kind} interrupts a delivery")
+        if not opened.left:
+            self._open = None
+            body = b"".join(opened.parts)
+            self._found.append((opened.tag, opened.redelivered, opened.properties, body, opened.where))
         return False
-
-    def _finish(self) -> None:
-        opened = self._open
-        assert opened is not None
-        assert opened.properties is not None
-        if opened.left:
-            return
-        self._open = None
-        body = b"".join(opened.parts)
-        self._found.append((opened.tag, opened.redelivered, opened.properties, body, opened.where))
 
 
 # -- deliveries that are looked at together ---------------------------------------------------------

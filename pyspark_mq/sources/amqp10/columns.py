@@ -24,7 +24,7 @@ from pyspark_mq.sources.amqp10.arrays import COLUMN_TYPES, TIMESTAMP, arrays_of
 from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder, Named, Raw
 from pyspark_mq.sources.amqp10.sections import SectionReader
 from pyspark_mq.sources.amqp10.walk import Walk, Walked, prefix_of
-from pyspark_mq.sources.connections.decoder import Unreadable
+from pyspark_mq.sources.connections.decoder import INT64_MAX, Unreadable
 from pyspark_mq.sources.connections.spans import binary, decimals, distinct, is_ascii, text
 
 __all__ = ["PADDING", "Group", "Messages", "message_columns", "walked_groups"]
@@ -35,7 +35,6 @@ PADDING = bytes(16)
 _WALKED_MIN = 16
 #: Beginnings that are looked for; messages with others are read one by one.
 _ROUNDS = 4
-_MAX_MS = (2**63 - 1) // 1000
 
 
 class Messages(NamedTuple):
@@ -164,8 +163,8 @@ def _walked(messages: Messages, reader: SectionReader) -> Group | None:
     columns, rows = _columns(source, like, ttl_ms), np.flatnonzero(walked.rows)
     if source.malformed.any():
         raise _MalformedError(rows[source.malformed])
-    begins, ends = walked.body_begins, walked.body_begins + walked.body_lengths
-    return Group(rows, columns, _constants(like), begins, ends)
+    constants = {name: Amqp10Decoder.columns[name]([like])[0] for name in _OF_THE_BEGINNING}
+    return Group(rows, columns, constants, walked.body_begins, walked.body_begins + walked.body_lengths)
 
 
 class _MalformedError(Exception):
@@ -225,11 +224,6 @@ _NO_SYMBOLS = np.zeros(1, bool)
 _OF_THE_BEGINNING = ("priority", "persistent", "exchange", "routingKey", "redelivered", "deliveryCount")
 
 
-def _constants(like: Raw) -> Mapping[str, object]:
-    """Return what messages that begin like this one all have."""
-    return {name: Amqp10Decoder.columns[name]([like])[0] for name in _OF_THE_BEGINNING}
-
-
 def _columns(source: _Source, like: Raw, ttl_ms: int) -> dict[str, pa.Array]:
     walked = source.walked
     # All texts are looked at, asked for or not: one that is none makes its message unreadable.
@@ -271,7 +265,7 @@ def _times(walked: Walked, ttl_ms: int) -> tuple[pa.Array, pa.Array]:
 
 
 def _timestamps(milliseconds: Any) -> pa.Array:
-    valid = (milliseconds > 0) & (milliseconds <= _MAX_MS)
+    valid = (milliseconds > 0) & (milliseconds <= INT64_MAX // 1000)
     return pa.array(np.where(valid, milliseconds, 0) * 1000, mask=~valid).cast(TIMESTAMP)
 
 

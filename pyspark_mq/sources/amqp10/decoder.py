@@ -20,6 +20,8 @@ from uuid import UUID
 from pyspark_mq.dedup import IdSource, content_digest
 from pyspark_mq.sources.amqp10.encoding import EncodingError, Pairs, bare_message_at, read_map
 from pyspark_mq.sources.connections.decoder import (
+    INT32_MAX,
+    INT64_MAX,
     ROW_BYTES,
     UNREADABLE_PROPERTY,
     Column,
@@ -43,8 +45,6 @@ JMS_KIND = "x-opt-jms-msg-type"
 ROUTING = ("x-exchange", "x-routing-key")
 #: Annotations of dead letters, of RabbitMQ 4 and of 3 ("Dead Letter Exchanges", "Effects on Messages").
 DEATHS = ("x-opt-deaths", "x-death")
-_INT64_MAX = 2**63 - 1
-_INT32_MAX = 2**31 - 1
 
 #: Priority, time to live in milliseconds, deliveries before, redelivered, durable.
 Header: TypeAlias = "tuple[int, int, int, bool, bool]"
@@ -211,7 +211,7 @@ def _id(value: object) -> object:
 
 
 def _timestamp_us(milliseconds: int) -> int | None:
-    return milliseconds * 1000 if 0 < milliseconds <= _INT64_MAX // 1000 else None
+    return milliseconds * 1000 if 0 < milliseconds <= INT64_MAX // 1000 else None
 
 
 def _read_properties(properties: Mapping[str, object] | bytes | None) -> Mapping[str, object]:
@@ -289,7 +289,7 @@ _COLUMNS: Mapping[str, Column] = {
     "redelivered": lambda raws: [raw.redelivered for raw in raws],
     # A redelivery without a count: the broker does not count. The header is a uint, the column is signed.
     "deliveryCount": lambda raws: [
-        raw.deliveries + 1 if (raw.deliveries or not raw.redelivered) and raw.deliveries < _INT32_MAX else None
+        raw.deliveries + 1 if (raw.deliveries or not raw.redelivered) and raw.deliveries < INT32_MAX else None
         for raw in raws
     ],
     "routingKey": lambda raws: [raw.routing[1] for raw in raws],

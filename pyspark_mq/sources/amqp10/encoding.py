@@ -53,10 +53,6 @@ def _boolean(data: bytes) -> bool:
     return data[0] == 1
 
 
-def _char(data: bytes) -> str:
-    return data.decode("utf-32-be")
-
-
 def _decimal(exponent_bits: int, digits: int) -> Callable[[bytes], Decimal]:
     """Decimals as binary integers (1.6.15 to 1.6.17; IEEE 754-2008, 3.5.2).
 
@@ -103,7 +99,7 @@ _FIXED: dict[int, tuple[int, Callable[[bytes], Any]]] = {
     0x70: (4, _number(">I")),
     0x71: (4, _number(">i")),
     0x72: (4, _number(">f")),
-    0x73: (4, _char),
+    0x73: (4, lambda data: data.decode("utf-32-be")),
     0x74: (4, _decimal(8, 7)),
     0x80: (8, _number(">Q")),
     0x81: (8, _number(">q")),

@@ -26,13 +26,18 @@ from pyspark_mq.dedup import IdSource
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["ROW_BYTES", "UNREADABLE_PROPERTY", "Column", "Decoder", "Picked", "RawBatch", "Unreadable", "column_of"]
+__all__ = [
+    "INT32_MAX", "INT64_MAX", "ROW_BYTES", "UNREADABLE_PROPERTY", "Column", "Decoder", "Picked", "RawBatch",
+    "Unreadable", "column_of",
+]  # fmt: skip
 
 #: Name in `properties` under which the row of an unreadable message says why it is one.
 UNREADABLE_PROPERTY = "unreadable"
 #: Bytes that a delivery takes beside what is in it: its place in a block, in the ledger and in an epoch. Measured: 290
 #: of one that is received, 330 of one that is planned.
 ROW_BYTES = 330
+#: The largest numbers that columns have.
+INT32_MAX, INT64_MAX = 2**31 - 1, 2**63 - 1
 _SHOWN_CHARACTERS = 200
 
 
