@@ -215,11 +215,16 @@ def _persistent_of(batch: DeliveryBatch) -> Any:
 def _of_place(part: int) -> Column:
     """Return a column of exchanges, or of routing keys."""
 
+    def of_each(raws: Sequence[Raw]) -> list[str | None]:
+        # Of messages that follow one another many were published at the same place.
+        known = {where: _routing(where)[part] for where in {raw[4] for raw in raws}}
+        return [known[raw[4]] for raw in raws]
+
     def of_batch(batch: DeliveryBatch) -> Picked:
         places, rows = batch.places()
         return Picked([_routing(where)[part] for where in places], rows)
 
-    return column_of(lambda raws: [where[part] for where in _routings(raws)], of_batch)
+    return column_of(of_each, of_batch)
 
 
 def _of_header(name: bytes, meaning: Callable[[object], Any]) -> Column:
@@ -339,12 +344,6 @@ def _unreadable(raw: UnreadableRaw) -> Unreadable:
     fields = {"message id": _message_id, "correlation id": _correlation_id, "type": _type}
     known |= {name: as_text(field.texts([raw])[0]) for name, field in fields.items()}
     return Unreadable(tag, {name: value for name, value in known.items() if value is not None}, encoded, error)
-
-
-def _routings(raws: Sequence[Raw]) -> list[tuple[str | None, str | None]]:
-    # Of messages that follow one another many were published at the same place.
-    meanings = {where: _routing(where) for where in {raw[4] for raw in raws}}
-    return [meanings[raw[4]] for raw in raws]
 
 
 def _routing(where: bytes) -> tuple[str | None, str | None]:

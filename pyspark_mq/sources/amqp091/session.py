@@ -383,7 +383,7 @@ class Amqp091Session(Session):
             self._drop_socket(connection)
 
     def _drop_socket(self, connection: Any) -> None:
-        """A connection that did not close in time must not hold its messages hostage."""
+        """Cut a connection that did not close in time, which would go on holding its messages."""
         transport = getattr(connection, "_transport", None)
         if transport is not None and not connection.is_closed:
             with suppress(Exception):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from decimal import Decimal
+from operator import methodcaller
 from struct import Struct
 from typing import Any
 from uuid import UUID
@@ -99,7 +100,7 @@ _FIXED: dict[int, tuple[int, Callable[[bytes], Any]]] = {
     0x70: (4, _number(">I")),
     0x71: (4, _number(">i")),
     0x72: (4, _number(">f")),
-    0x73: (4, lambda data: data.decode("utf-32-be")),
+    0x73: (4, methodcaller("decode", "utf-32-be")),
     0x74: (4, _decimal(8, 7)),
     0x80: (8, _number(">Q")),
     0x81: (8, _number(">q")),
@@ -113,21 +114,10 @@ _FIXED: dict[int, tuple[int, Callable[[bytes], Any]]] = {
 _WIDTHS = tuple(-1 if code not in _FIXED or code in {0x56, 0x73} else _FIXED[code][0] for code in range(256))
 
 
-def _string(data: bytes) -> str:
-    return str(data, "utf-8")
-
-
-def _symbol(data: bytes) -> str:
-    return str(data, "ascii")
-
-
 _VARIABLE: dict[int, Callable[[bytes], Any]] = {
-    _STRING8: _string,
-    _STRING32: _string,
-    _SYMBOL8: _symbol,
-    _SYMBOL32: _symbol,
-    _BINARY8: bytes,
-    _BINARY32: bytes,
+    **dict.fromkeys((_STRING8, _STRING32), methodcaller("decode", "utf-8")),
+    **dict.fromkeys((_SYMBOL8, _SYMBOL32), methodcaller("decode", "ascii")),
+    **dict.fromkeys((_BINARY8, _BINARY32), bytes),
 }
 
 

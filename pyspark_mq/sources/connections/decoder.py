@@ -18,7 +18,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 from pyspark_mq.dedup import IdSource
@@ -137,12 +136,11 @@ class Decoder(ABC):
             if not is_batch:
                 yield list(some)
                 continue
-            sized = [(sum(batch.sizes), batch) for batch in some]
-            ends = accumulate(size for size, _ in sized)
-            parts = [(end // bytes_max, batch) for end, (_, batch) in zip(ends, sized, strict=True)]
-            for _, part in groupby(parts, itemgetter(0)):
-                batches = [batch for _, batch in part]
-                yield batches[0].of(batches)
+            batches = list(some)
+            ends = accumulate(sum(batch.sizes) for batch in batches)
+            for _, part in groupby(zip(ends, batches, strict=True), lambda pair: pair[0] // bytes_max):
+                neighbours = [batch for _, batch in part]
+                yield neighbours[0].of(neighbours)
 
     @abstractmethod
     def tags(self, raws: Sequence[Any]) -> list[int]:
