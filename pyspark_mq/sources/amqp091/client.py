@@ -95,14 +95,14 @@ class Loop(IOLoop):  # type: ignore[misc]
 class Answer:
     """A callback that keeps what it was given and stops the loop."""
 
+    came = False
+    value: Any = None
+
     def __init__(self, loop: IOLoop) -> None:
         self._loop = loop
-        self.came = False
-        self.value: Any = None
 
     def __call__(self, value: object) -> None:
-        self.came = True
-        self.value = value
+        self.came, self.value = True, value
         self._loop.stop()
 
 

@@ -132,51 +132,38 @@ def walked_groups(messages: Messages, reader: SectionReader) -> tuple[list[Group
     for _ in range(_ROUNDS):
         if len(rows) < _WALKED_MIN:
             break
-        try:
-            group = _walked(messages.taken(rows), reader)
-        except _MalformedError as malformed:
-            others.append(rows[malformed.rows])
-            rows = np.delete(rows, malformed.rows)
-            continue
-        if group is None:
+        group, done = _walked(messages.taken(rows), reader)
+        if not len(done):
             break
-        groups.append(group._replace(rows=rows[group.rows]))
-        rows = np.delete(rows, group.rows)
+        if group is None:
+            others.append(rows[done])
+        else:
+            groups.append(group._replace(rows=rows[done]))
+        rows = np.delete(rows, done)
     return groups, np.sort(np.concatenate([rows, *others]))
 
 
-def _walked(messages: Messages, reader: SectionReader) -> Group | None:
-    """Walk messages that begin as the first does; None if none can be.
+def _walked(messages: Messages, reader: SectionReader) -> tuple[Group | None, Any]:
+    """Walk messages that begin as the first does.
 
-    Raises:
-        _MalformedError: one of them is not to be walked.
+    Returns:
+        them, and their numbers. If there are some whose texts may be none, or with names of properties that repeat:
+        None, and the numbers of those; what that means is for others to say. No numbers if none can be walked.
     """
     first = messages.data[messages.begins[0] : messages.ends[0]]
     known = prefix_of(first, reader.scanner)
     if known is None:
-        return None
+        return None, ()
     size, like, ttl_ms = known
     walked = Walk(messages.data, messages.begins, messages.ends, first[:size]).walked()
     if not walked.rows.any():
-        return None
+        return None, ()
     source = _Source(messages.data, walked)
     columns, rows = _columns(source, like, ttl_ms), np.flatnonzero(walked.rows)
     if source.malformed.any():
-        raise _MalformedError(rows[source.malformed])
+        return None, rows[source.malformed]
     constants = {name: Amqp10Decoder.columns[name]([like])[0] for name in _OF_THE_BEGINNING}
-    return Group(rows, columns, constants, walked.body_begins, walked.body_begins + walked.body_lengths)
-
-
-class _MalformedError(Exception):
-    """Texts may be none, or names of properties repeat: what that means is for others to say.
-
-    Args:
-        rows: the messages.
-    """
-
-    def __init__(self, rows: Any) -> None:
-        self.rows = rows
-        super().__init__(rows)
+    return Group(rows, columns, constants, walked.body_begins, walked.body_begins + walked.body_lengths), rows
 
 
 class _Source:
