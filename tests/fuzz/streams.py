@@ -21,8 +21,9 @@ import pyarrow as pa
 import zstandard
 from rstream.schema import Deliver
 
-from pyspark_mq.sources.amqp10.arrays import COLUMN_TYPES, arrays_of, unreadable
+from pyspark_mq.sources.amqp10.arrays import COLUMN_TYPES, arrays_of
 from pyspark_mq.sources.amqp10.columns import message_columns
+from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder
 from pyspark_mq.sources.amqp10.sections import SectionReader
 from pyspark_mq.streams.chunk import ChunkError, read_chunk
 from tests.support.stream_messages import FORMS, joined, message, mutated
@@ -153,7 +154,7 @@ def _columns(rng: random.Random) -> int:
     found, bad = message_columns(joined(messages), _NAMES, reader)
     raws = [reader.read(number, data) for number, data in enumerate(messages)]
     expected = arrays_of(raws, _NAMES)
-    wrong = [(one.tag, str(one.error)) for one in unreadable(raws)]
+    wrong = [(one.tag, str(one.error)) for one in Amqp10Decoder().unreadable(raws)]
     assert [(one.tag, str(one.error)) for one in bad] == wrong, f"unreadable of {messages!r}"
     for name in _NAMES:
         found[name].validate(full=True)

@@ -398,7 +398,7 @@ def same_columns(raws: list[Any], plain: list[Delivery]) -> None:
         assert decoder.tags(given_raws) == [one.tag for one in plain]
         assert decoder.bodies(given_raws) == [one.body for one in plain]
         if isinstance(given_raws, MessageBatch):
-            assert given_raws.bodies().to_pylist() == [one.body for one in plain]
+            assert given_raws.body_column().to_pylist() == [one.body for one in plain]
         for source in SOURCES:
             assert decoder.ids(given_raws, source) == [one.id(source.kind, source.name) for one in plain]
         assert decoder.hidden(given_raws) == [name for one in plain for name in one.hidden]

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspark_mq.sources.amqp10.arrays import COLUMN_TYPES, arrays_of, unreadable
+from pyspark_mq.sources.amqp10.arrays import COLUMN_TYPES, arrays_of
 from pyspark_mq.sources.amqp10.columns import message_columns, walked_groups
+from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder
 from pyspark_mq.sources.amqp10.sections import SectionReader
 from tests.support.stream_messages import FORMS, joined, message, mutated
 
@@ -26,7 +27,7 @@ def assert_as_read(messages: Sequence[bytes], reader: SectionReader) -> None:
     found, odd = message_columns(joined(messages), NAMES, reader)
     raws = [reader.read(number, data) for number, data in enumerate(messages)]
     expected = arrays_of(raws, NAMES)
-    assert [one.tag for one in odd] == [one.tag for one in unreadable(raws)]
+    assert [one.tag for one in odd] == [one.tag for one in Amqp10Decoder().unreadable(raws)]
     for name in NAMES:
         found[name].validate(full=True)
         assert found[name].equals(expected[name]), name

@@ -1,28 +1,27 @@
 """Deliveries of AMQP 0-9-1 in one piece of memory, which are looked at together.
 
-What begins at a position of each is looked at with one operation of NumPy over all: frames, when they arrive, and
-fields of their properties, when a column asks for them. A delivery is an object only for who asks for it alone.
+What begins at a position of each is looked at with one operation of NumPy over all, when a column asks for it. A
+delivery is an object only for who asks for it alone.
 
-What is taken is what :mod:`pyspark_mq.sources.amqp091.frames` and :mod:`pyspark_mq.sources.amqp091.properties` take,
-and less of it: a method, a header and one body frame behind each other, and properties that can be read. All else is
-left to those. So this never decides that a frame or a message is broken.
+What is taken is what :mod:`pyspark_mq.sources.amqp091.properties` takes, and less of it: properties that can be read.
+All else is left to that. So this never decides that a message is broken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, lru_cache
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import groupby
-from struct import Struct
-from struct import error as struct_error
 from typing import Any, NamedTuple, overload
 
 import numpy as np
 
 from pyspark_mq.sources.amqp091.properties import (
     FIELDS,
+    FLAGS_BYTES,
     INTEGERS,
     LONG_STRING,
+    MORE_FLAGS,
     SIZES,
     TABLE,
     TEXT,
@@ -33,17 +32,10 @@ from pyspark_mq.sources.amqp091.properties import (
 from pyspark_mq.sources.connections.decoder import ROW_BYTES, Picked, RawBatch
 from pyspark_mq.sources.connections.spans import Views, binary, decimals, distinct, is_ascii, maps, text
 
-__all__ = ["DeliveryBatch", "find_batch"]
+__all__ = ["DeliveryBatch"]
 
-_METHOD, _HEADER, _BODY, _END = 1, 2, 3, 0xCE
-_DELIVER, _BASIC = 0x003C003C, 0x3C
-#: Of a frame: all but its payload. Of a content header's payload: all but the properties; with flags it has two more.
-_FRAMING, _CONTENT = 8, 12
-#: The least properties: a word of flags. Its lowest bit says that there is another one.
-_FLAGS, _MORE = 2, 1
-
-#: Of the method of a delivery: its arguments are three short strings and nine octets.
-_METHOD_BYTES_MAX = 4 + 3 * 256 + 9
+#: Place of the headers.
+_HEADERS = list(FIELDS).index("headers")
 #: Headers of a message that are looked at together, and for how many deliveries each it is worth it.
 _HEADERS_MAX, _ROWS_PER_HEADER = 64, 8
 
@@ -136,8 +128,7 @@ class DeliveryBatch(RawBatch):
 
     # -- parts
 
-    def bodies(self) -> Any:
-        """Return bodies as an array of Arrow."""
+    def body_column(self) -> Any:
         return binary(self.data, self.spans[2], self.spans[3])
 
     def places(self) -> tuple[list[bytes], Any]:
@@ -152,10 +143,10 @@ class DeliveryBatch(RawBatch):
     def _walked(self) -> tuple[dict[int, _Field], Any]:
         """The fields that are there, by their places, and whether each delivery's are within its properties."""
         views, (at, ends) = self._views, self.spans[:2]
-        flags = views.at(at, _FLAGS)
+        flags = views.at(at, FLAGS_BYTES)
         together = int(np.bitwise_or.reduce(flags))
         found: dict[int, _Field] = {}
-        at = at + _FLAGS
+        at = at + FLAGS_BYTES
         for place, kind in enumerate(FIELDS.values()):
             bit = 0x8000 >> place
             if not together & bit:
@@ -167,14 +158,14 @@ class DeliveryBatch(RawBatch):
                 found[place], at = _Field(begin, end, None), end
             else:
                 found[place], at = _Field(begin, end, present), np.where(present, end, at)
-        return found, (flags & _MORE == 0) & (at <= ends)
+        return found, (flags & MORE_FLAGS == 0) & (at <= ends)
 
     def sound(self) -> DeliveryBatch:
         """Return those before the first whose properties cannot be read."""
         fields, good = self._walked
         if not good.all():
             return self[: int(np.argmin(good))].sound()
-        if TABLES in fields and self._headers is None:
+        if _HEADERS in fields and self._headers is None:
             tables, rows = self.tables
             broken = [number for number, table in enumerate(tables) if not is_table(table)]
             if broken:
@@ -188,7 +179,7 @@ class DeliveryBatch(RawBatch):
     @cached_property
     def tables(self) -> tuple[list[bytes], Any]:
         """Header tables without their lengths, empty where there is none, as :func:`.distinct` returns them."""
-        field = self._walked[0].get(TABLES)
+        field = self._walked[0].get(_HEADERS)
         if field is None:
             return [b""], np.zeros(len(self), np.int64)
         ends = field.ends if field.present is None else np.where(field.present, field.ends, field.begins)
@@ -197,7 +188,7 @@ class DeliveryBatch(RawBatch):
     @cached_property
     def _headers(self) -> list[_Header] | None:
         """The headers, if all deliveries have the same ones of the same types in the same order."""
-        field = self._walked[0].get(TABLES)
+        field = self._walked[0].get(_HEADERS)
         if field is None or field.present is not None:
             return None
         views, at = self._views, field.begins
@@ -224,7 +215,7 @@ class DeliveryBatch(RawBatch):
 
     def lacks(self, header: bytes) -> bool:
         """Whether it is known that no delivery has a header."""
-        if TABLES not in self._walked[0]:
+        if _HEADERS not in self._walked[0]:
             return True
         return self._headers is not None and all(header != one.name for one in self._headers)
 
@@ -279,77 +270,3 @@ class DeliveryBatch(RawBatch):
     def nothing(self) -> Picked:
         """Return a column of nulls."""
         return Picked([None], np.zeros(len(self), np.int64))
-
-
-#: Place of the headers.
-TABLES = list(FIELDS).index("headers")
-
-
-def find_batch(data: bytes, at: int, channel: int, least: int) -> tuple[DeliveryBatch, int] | None:
-    """Find deliveries that follow each other, each as a whole.
-
-    Args:
-        data: frames, as they were read.
-        at: where the first begins.
-        channel: of the deliveries.
-        least: how many there have to be; one or more.
-
-    Returns:
-        the deliveries, and where the next frame begins; None if there are fewer.
-    """
-    starts, end = _starts(data, at)
-    if len(starts) < least:
-        return None
-    start, views = np.array(starts), Views(data)
-    ends = np.append(start[1:], end)
-    header = start + _FRAMING + views.at(start + 3, 4)
-    body = header + _FRAMING + views.at(header + 3, 4)
-    consumer = start + 11
-    delivery = consumer + 1 + views.at(consumer, 1)
-    good = _framed(views, start, header, _METHOD, channel) & (views.at(start + 7, 4) == _DELIVER)
-    good &= _framed(views, header, body, _HEADER, channel) & (views.at(header + 7, 2) == _BASIC)
-    good &= _framed(views, body, ends, _BODY, channel) & (body + _FRAMING + views.at(body + 3, 4) == ends)
-    good &= (delivery + 9 < header) & (body - header >= _FRAMING + _CONTENT + _FLAGS)
-    count = len(good) if good.all() else int(np.argmin(good))
-    if count < least:
-        return None
-    properties = header + 7 + _CONTENT
-    spans = np.stack([properties, body - 1, body + 7, ends - 1, delivery + 9, header - 1])[:, :count]
-    tags = views.at(delivery[:count], 8).astype(np.int64)
-    redelivered = views.at(delivery[:count] + 8, 1) & 1 == 1
-    found = DeliveryBatch(data, tags, redelivered, spans).sound()
-    return (found, int(ends[len(found) - 1])) if len(found) >= least else None
-
-
-def _framed(views: Views, begins: Any, ends: Any, kind: int, channel: int) -> Any:
-    """Whether frames of a kind begin there, and have their last octet before where the next begins."""
-    return (views.at(begins, 1) == kind) & (views.at(begins + 1, 2) == channel) & (views.at(ends - 1, 1) == _END)
-
-
-def _starts(data: bytes, at: int) -> tuple[list[int], int]:
-    """Return where deliveries begin if all are of the common form, and where the last one ends."""
-    starts: list[int] = []
-    append, size = starts.append, len(data)
-    method, lengths = 0, _lengths(0)
-    try:
-        while True:
-            found, properties, body = lengths(data, at + 3)
-            if found != method:
-                if found > _METHOD_BYTES_MAX:
-                    break
-                method, lengths = found, _lengths(found)
-                continue
-            end = at + method + properties + body + 3 * _FRAMING
-            if end > size:
-                break
-            append(at)
-            at = end
-    except struct_error:
-        pass
-    return starts, at
-
-
-@lru_cache(_METHOD_BYTES_MAX)
-def _lengths(method: int) -> Callable[[bytes, int], tuple[Any, ...]]:
-    """Return what reads how long method, header and body of a delivery are, if the method is that long."""
-    return Struct(f">I{method + 4}xI4xQ").unpack_from

@@ -47,7 +47,6 @@ class Loop(IOLoop):  # type: ignore[misc]
         self._watch()
 
     def release(self) -> None:
-        """Read again."""
         self._holding = False
         self._watch()
         while self._late:
@@ -55,7 +54,7 @@ class Loop(IOLoop):  # type: ignore[misc]
 
     @property
     def behind(self) -> bool:
-        """Have bytes come that were not read? For any thread."""
+        """Whether bytes have come that were not read. For any thread."""
         return any(unread_bytes(fd) for fd in list(self._wanted))
 
     def _watch(self) -> None:
@@ -66,8 +65,6 @@ class Loop(IOLoop):  # type: ignore[misc]
         return events & ~IOLoop.READ | IOLoop.ERROR | _HANG_UP if self._holding else events
 
     def add_handler(self, fd: int, handler: Callable[[int, int], None], events: int) -> None:
-        """Watch a socket."""
-
         def handle(fd: int, events: int) -> None:
             if self._holding and events & ~IOLoop.WRITE:
                 self._hung_up()
@@ -78,12 +75,10 @@ class Loop(IOLoop):  # type: ignore[misc]
         super().add_handler(fd, handle, self._now(events))
 
     def update_handler(self, fd: int, events: int) -> None:
-        """Watch it for something else."""
         self._wanted[fd] = events
         super().update_handler(fd, self._now(events))
 
     def remove_handler(self, fd: int) -> None:
-        """Watch it no more."""
         self._wanted.pop(fd, None)
         super().remove_handler(fd)
 
@@ -100,14 +95,14 @@ class Loop(IOLoop):  # type: ignore[misc]
 class Answer:
     """A callback that keeps what it was given and stops the loop."""
 
+    came = False
+    value: Any = None
+
     def __init__(self, loop: IOLoop) -> None:
         self._loop = loop
-        self.came = False
-        self.value: Any = None
 
     def __call__(self, value: object) -> None:
-        self.came = True
-        self.value = value
+        self.came, self.value = True, value
         self._loop.stop()
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeGuard
 
 import numpy as np
 
@@ -22,14 +22,22 @@ from pyspark_mq.sources.amqp091.properties import (
     headers,
     lasting,
 )
-from pyspark_mq.sources.connections.decoder import ROW_BYTES, Column, Decoder, Picked, Unreadable, column_of
+from pyspark_mq.sources.connections.decoder import (
+    INT32_MAX,
+    INT64_MAX,
+    ROW_BYTES,
+    Column,
+    Decoder,
+    Picked,
+    Unreadable,
+    column_of,
+)
 from pyspark_mq.sources.connections.spans import numbers
 
 __all__ = ["Amqp091Decoder", "as_text"]
 
 _MICROSECONDS = 1_000_000
-_INT64_MAX = 2**63 - 1
-_INT32_MAX = 2**31 - 1
+_SECONDS_MAX = INT64_MAX // _MICROSECONDS
 #: To be copied once more would take a message of so many bytes longer than all else.
 _LARGE_BYTES = 256 << 10
 #: Python refuses to convert thousands of digits.
@@ -47,7 +55,7 @@ def as_text(value: object) -> str | None:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, datetime):
-        return _utc(value).isoformat()
+        return (value if value.tzinfo else value.replace(tzinfo=timezone.utc)).isoformat()
     if isinstance(value, dict | list):
         return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False)
     return f"{value:d}" if isinstance(value, int) else str(value)
@@ -65,22 +73,13 @@ def _plain(value: object) -> object:
     return int(value) if isinstance(value, int) else as_text(value)
 
 
-def _utc(moment: datetime) -> datetime:
-    return moment.replace(tzinfo=timezone.utc) if moment.tzinfo is None else moment
-
-
 _message_id = Field("message_id")
 _correlation_id = Field("correlation_id")
-_reply_to = Field("reply_to")
-_content_type = Field("content_type")
 _type = Field("type")
 _priority = Field("priority")
 _timestamp = Field("timestamp")
 _expiration = Field("expiration")
 _headers = Field("headers")
-_user_id = Field("user_id")
-_app_id = Field("app_id")
-_content_encoding = Field("content_encoding")
 _delivery_mode = Field("delivery_mode")
 #: By the options of IDs.
 _ID_FIELDS = {"message-id": _message_id, "correlation-id": _correlation_id}
@@ -93,12 +92,30 @@ _DELIVERY_COUNT = b"x-delivery-count"
 _DEATHS = b"x-death"
 
 
-def _texts(field: Field) -> Column:
+def _texts(name: str) -> Column:
+    """Return a column of a field of short strings."""
+    field = Field(name)
+
     def texts(raws: Sequence[Raw]) -> list[Any]:
         values = field.texts(raws)
         return [as_text(value) for value in values] if bytes in set(map(type, values)) else values
 
     return column_of(texts, lambda batch: batch.texts(field.place))
+
+
+def _numbers(field: Field, alone: Column, together: Callable[[Any, Any], Any]) -> Column:
+    """Return a column that is made of a field of numbers.
+
+    Args:
+        alone: as of :func:`.column_of`.
+        together: makes it of the numbers of a batch, and of which deliveries have one.
+    """
+
+    def of_batch(batch: DeliveryBatch) -> Any:
+        found = batch.numbers(field.place)
+        return batch.nothing() if found is None else together(*found)
+
+    return column_of(alone, of_batch)
 
 
 def _of_table(meaning: Callable[[bytes], Any]) -> Column:
@@ -132,17 +149,12 @@ def _properties(raws: Sequence[Raw]) -> Any:
 def _timestamps_us(raws: Sequence[Raw]) -> list[int | None]:
     # Seconds by the specification (section 4.2.5.4); producers that put milliseconds there get
     # a date far in the future, as in every other client. What does not fit the column is null.
-    maximum = _INT64_MAX // _MICROSECONDS
     seconds = _timestamp.numbers(raws)
-    return [None if value is None or value > maximum else value * _MICROSECONDS for value in seconds]
+    return [None if value is None or value > _SECONDS_MAX else value * _MICROSECONDS for value in seconds]
 
 
-def _timestamps_of(batch: DeliveryBatch) -> Any:
-    found = batch.numbers(_timestamp.place)
-    if found is None:
-        return batch.nothing()
-    seconds, present = found
-    fits = present & (seconds <= _INT64_MAX // _MICROSECONDS)
+def _timestamps_of(seconds: Any, present: Any) -> Any:
+    fits = present & (seconds <= _SECONDS_MAX)
     return numbers(np.where(fits, seconds, 0).astype(np.int64) * _MICROSECONDS, fits)
 
 
@@ -153,13 +165,10 @@ def _expirations_us(raws: Sequence[Raw]) -> list[int | None]:
 def _expiration_us(lifetime: object, published_us: int | None) -> int | None:
     # The property is a time to live in milliseconds as text, counted from publishing, so a
     # moment in time follows only if the producer also said when that was.
-    if published_us is None or not isinstance(lifetime, str):
-        return None
-    # Python refuses to convert thousands of digits; a short string has 255.
-    if not lifetime.isdecimal():
+    if published_us is None or not isinstance(lifetime, str) or not lifetime.isdecimal():
         return None
     moment = published_us + int(lifetime) * 1000
-    return moment if moment <= _INT64_MAX else None
+    return moment if moment <= INT64_MAX else None
 
 
 def _expirations_of(batch: DeliveryBatch) -> Picked | None:
@@ -186,8 +195,7 @@ def _delivery_counts_of(batch: DeliveryBatch) -> Picked:
 
 def _counted(count: object) -> int | None:
     # On a classic queue a producer may have put anything there.
-    counts = isinstance(count, int) and not isinstance(count, bool) and 0 <= count < _INT32_MAX
-    return count + 1 if counts else None  # type: ignore[operator]
+    return count + 1 if _is_count(count) and count < INT32_MAX else None
 
 
 def _persistent(raws: Sequence[Raw]) -> list[bool | None]:
@@ -204,19 +212,19 @@ def _persistent_of(batch: DeliveryBatch) -> Any:
     return [False] * len(batch) if found is None else numbers((found[0] == _PERSISTENT) & found[1])
 
 
-def _priorities_of(batch: DeliveryBatch) -> Any:
-    found = batch.numbers(_priority.place)
-    return batch.nothing() if found is None else numbers(*found)
-
-
 def _of_place(part: int) -> Column:
     """Return a column of exchanges, or of routing keys."""
+
+    def of_each(raws: Sequence[Raw]) -> list[str | None]:
+        # Of messages that follow one another many were published at the same place.
+        known = {where: _routing(where)[part] for where in {raw[4] for raw in raws}}
+        return [known[raw[4]] for raw in raws]
 
     def of_batch(batch: DeliveryBatch) -> Picked:
         places, rows = batch.places()
         return Picked([_routing(where)[part] for where in places], rows)
 
-    return column_of(lambda raws: [where[part] for where in _routings(raws)], of_batch)
+    return column_of(of_each, of_batch)
 
 
 def _of_header(name: bytes, meaning: Callable[[object], Any]) -> Column:
@@ -228,8 +236,11 @@ def _sequence(value: object) -> int | None:
     # Clients that write JMS properties into headers write it as a number or as text.
     if isinstance(value, str) and value.isdecimal() and len(value) < _DIGITS_MAX:
         value = int(value)
-    whole = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _INT64_MAX
-    return value if whole else None  # type: ignore[return-value]
+    return value if _is_count(value) and value <= INT64_MAX else None
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _together_if_readable(items: Sequence[Raw | DeliveryBatch]) -> Sequence[Raw]:
@@ -268,7 +279,6 @@ class Amqp091Decoder(Decoder):
         return list(raws.tags.tolist()) if isinstance(raws, DeliveryBatch) else [raw[0] for raw in raws]
 
     def bodies(self, raws: Sequence[Raw]) -> list[bytes]:
-        """Bodies, put together of their frames."""
         return [raw[3] for raw in raws]
 
     def sizes(self, raws: Sequence[Raw]) -> list[int]:
@@ -307,20 +317,20 @@ class Amqp091Decoder(Decoder):
     columns: ClassVar[Mapping[str, Callable[[Sequence[Raw]], list[Any]]]] = MappingProxyType(
         {
             "properties": _properties,
-            "correlationId": _texts(_correlation_id),
-            "replyTo": _texts(_reply_to),
-            "contentType": _texts(_content_type),
-            "type": _texts(_type),
-            "priority": column_of(_priority.numbers, _priorities_of),
-            "timestamp": column_of(_timestamps_us, _timestamps_of),
+            "correlationId": _texts("correlation_id"),
+            "replyTo": _texts("reply_to"),
+            "contentType": _texts("content_type"),
+            "type": _texts("type"),
+            "priority": _numbers(_priority, _priority.numbers, numbers),
+            "timestamp": _numbers(_timestamp, _timestamps_us, _timestamps_of),
             "expiration": column_of(_expirations_us, _expirations_of),
             "redelivered": column_of(lambda raws: [raw[1] for raw in raws], lambda batch: batch.redelivered.tolist()),
             "deliveryCount": column_of(_delivery_counts, _delivery_counts_of),
             "routingKey": _of_place(1),
             "exchange": _of_place(0),
-            "userId": _texts(_user_id),
-            "appId": _texts(_app_id),
-            "contentEncoding": _texts(_content_encoding),
+            "userId": _texts("user_id"),
+            "appId": _texts("app_id"),
+            "contentEncoding": _texts("content_encoding"),
             "persistent": column_of(_persistent, _persistent_of),
             "groupId": _of_header(b"JMSXGroupID", as_text),
             "groupSequence": _of_header(b"JMSXGroupSeq", _sequence),
@@ -334,12 +344,6 @@ def _unreadable(raw: UnreadableRaw) -> Unreadable:
     fields = {"message id": _message_id, "correlation id": _correlation_id, "type": _type}
     known |= {name: as_text(field.texts([raw])[0]) for name, field in fields.items()}
     return Unreadable(tag, {name: value for name, value in known.items() if value is not None}, encoded, error)
-
-
-def _routings(raws: Sequence[Raw]) -> list[tuple[str | None, str | None]]:
-    # Of messages that follow one another many were published at the same place.
-    meanings = {where: _routing(where) for where in {raw[4] for raw in raws}}
-    return [meanings[raw[4]] for raw in raws]
 
 
 def _routing(where: bytes) -> tuple[str | None, str | None]:

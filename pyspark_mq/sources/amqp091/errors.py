@@ -43,12 +43,12 @@ def _causes(error: object) -> list[BaseException]:
 
 def reason_of(error: object) -> str:
     """The most telling words among the causes."""
-    for cause in reversed(_causes(error)):
+    causes = _causes(error)
+    for cause in reversed(causes):
         if isinstance(cause, ConnectionClosedByBroker | ChannelClosedByBroker):
             return f"{cause.reply_code} {cause.reply_text}"
         if str(cause) and not isinstance(cause, AMQPConnectionError):
             return f"{type(cause).__name__}: {cause}"
-    causes = _causes(error)
     return (str(causes[-1]) or type(causes[-1]).__name__) if causes else str(error)
 
 
@@ -60,7 +60,7 @@ def was_stated(error: object) -> bool:
 
 def connect_error(error: object, url: BrokerUrl, endpoint: Endpoint) -> MqError:
     """The error of this package for a failed attempt to connect."""
-    causes = _causes(error)
+    causes, reason = _causes(error), reason_of(error)
     for cause in causes:
         if isinstance(cause, ssl.SSLError):
             return tls_error(cause, url)
@@ -69,20 +69,18 @@ def connect_error(error: object, url: BrokerUrl, endpoint: Endpoint) -> MqError:
         if alert is not None:
             return tls_error(alert[1], url)
         if isinstance(cause, ProbableAuthenticationError) or _closed_with(cause, 403):
-            user = endpoint.user(url)
             return RefusedError(
-                f"{url}: the broker refused the login of user '{user or 'guest'}'; check options "
-                f"'username' and 'password' or those in 'url' ({reason_of(error)})"
+                f"{url}: the broker refused the login of user '{endpoint.user(url) or 'guest'}'; check options "
+                f"'username' and 'password' or those in 'url' ({reason})"
             )
         if isinstance(cause, ProbableAccessDeniedError) or _closed_with(cause, 530):
-            reason = reason_of(error)
             if "is down" in reason:
                 break
             return RefusedError(
                 f"{url}: the broker refused virtual host '{url.virtual_host}'; check the path of "
                 f"'url' (%2F is '/') and the user's permissions ({reason})"
             )
-    return BrokerUnavailableError(f"{url}: {reason_of(error)}{handshake_hint(causes, url)}")
+    return BrokerUnavailableError(f"{url}: {reason}{handshake_hint(causes, url)}")
 
 
 def _closed_with(cause: BaseException, code: int) -> bool:

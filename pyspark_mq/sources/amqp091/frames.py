@@ -8,16 +8,22 @@ out here, and everything else goes to pika, in order. Frames: AMQP 0-9-1, 2.3.5 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
 from struct import Struct
 from struct import error as struct_error
+from typing import Any
 
-from pyspark_mq.sources.amqp091.batch import DeliveryBatch, find_batch
-from pyspark_mq.sources.amqp091.properties import Raw
+import numpy as np
 
-__all__ = ["FRAME_BYTES_MIN", "DeliveryReader", "FrameError"]
+from pyspark_mq.sources.amqp091.batch import DeliveryBatch
+from pyspark_mq.sources.amqp091.properties import FLAGS_BYTES, Raw
+from pyspark_mq.sources.connections.spans import Views
+
+__all__ = ["DeliveryReader", "FrameError"]
 
 #: The least that may be negotiated as the largest frame (AMQP 0-9-1, constant frame-min-size).
-FRAME_BYTES_MIN = 4096
+_FRAME_BYTES_MIN = 4096
 
 _METHOD, _HEADER, _BODY, _END = 1, 2, 3, 0xCE
 #: Class basic, method deliver.
@@ -32,6 +38,8 @@ _frame_head = Struct(">BHI").unpack_from  # type, channel, size
 _content_head = Struct(">BHIHHQ").unpack_from  # the same, then class, weight, body size
 _tag_and_bits = Struct(">QB").unpack_from
 _TAG_AND_BITS = 9
+#: Of the method of a delivery: its arguments are three short strings and nine octets.
+_METHOD_BYTES_MAX = 4 + 3 * 256 + _TAG_AND_BITS
 #: Fewer deliveries are cut out faster one by one; a read has that many if there are so many bytes for each.
 _TOGETHER_MIN, _DELIVERY_BYTES = 64, 100
 #: A delivery that has not come as a whole is left for the next read, which may have it among others, if it takes no
@@ -43,18 +51,16 @@ class FrameError(Exception):
     """Malformed or forbidden frames: the connection cannot be read on."""
 
 
+@dataclass(slots=True)
 class _Open:
     """A delivery of which a part has come."""
 
-    __slots__ = ("left", "parts", "properties", "redelivered", "tag", "where")
-
-    def __init__(self, tag: int, redelivered: bool, where: bytes) -> None:
-        self.tag = tag
-        self.redelivered = redelivered
-        self.where = where
-        self.properties: bytes | None = None
-        self.left = 0
-        self.parts: list[bytes] = []
+    tag: int
+    redelivered: bool
+    where: bytes
+    properties: bytes | None = None
+    left: int = 0
+    parts: list[bytes] = field(default_factory=list)
 
 
 class DeliveryReader:
@@ -81,7 +87,7 @@ class DeliveryReader:
     ) -> None:
         self._together_min = together_min
         self._channel = channel
-        self._payload_max = max(frame_bytes_max, FRAME_BYTES_MIN) - _FRAMING
+        self._payload_max = max(frame_bytes_max, _FRAME_BYTES_MIN) - _FRAMING
         self._deliver = deliver
         self._pass_on = pass_on
         self._open: _Open | None = None
@@ -127,8 +133,13 @@ class DeliveryReader:
         at, begun, together = 0, -1, size >= self._together_min * _DELIVERY_BYTES
         while True:
             if together and self._open is None and data[at + 7 : at + 11] == _DELIVER:
-                after = self._take_together(data, at)
-                at, together = after, after > at
+                found = _find_batch(data, at, own, self._together_min)
+                if found is None:
+                    together = False
+                else:
+                    self._hand_over()
+                    self._deliver(found[0])
+                    at = found[1]
             if size - at < _HEAD:
                 self._need = _HEAD
                 return self._left(begun, at)
@@ -176,15 +187,6 @@ class DeliveryReader:
         self._open = _Open(tag, bits & 1 == 1, where)
         return at
 
-    def _take_together(self, data: bytes, at: int) -> int:
-        """Take deliveries that are looked at together; return where those end."""
-        found = find_batch(data, at, self._channel, self._together_min)
-        if found is None:
-            return at
-        self._hand_over()
-        self._deliver(found[0])
-        return found[1]
-
     def _left(self, begun: int, at: int) -> int:
         """Return where what is left begins.
 
@@ -201,32 +203,101 @@ class DeliveryReader:
 
     def _take(self, kind: int, channel: int, frame: bytes) -> bool:
         """Take a frame that is not the first of a delivery; return whether it belongs to none."""
-        if channel != self._channel or self._open is None:
+        opened = self._open
+        if channel != self._channel or opened is None:
             self._hand_over()
             self._pass_on(frame)
             return True
-        if kind == _HEADER and self._open.properties is None:
-            _, _, _, class_id, _, self._open.left = _content_head(frame)
+        if kind == _HEADER and opened.properties is None:
+            *_, class_id, _, opened.left = _content_head(frame)
             if class_id != _BASIC:
                 raise FrameError(f"a content header of class {class_id} follows a delivery")
-            self._open.properties = frame[_CONTENT_HEAD:-1]
-            self._finish()
-        elif kind == _BODY and self._open.properties is not None:
-            self._open.left -= len(frame) - _FRAMING
-            if self._open.left < 0:
+            opened.properties = frame[_CONTENT_HEAD:-1]
+        elif kind == _BODY and opened.properties is not None:
+            opened.left -= len(frame) - _FRAMING
+            if opened.left < 0:
                 raise FrameError("the body of a delivery is longer than announced")
-            self._open.parts.append(frame[_HEAD:-1])
-            self._finish()
+            opened.parts.append(frame[_HEAD:-1])
         else:
             raise FrameError(f"a frame of type {kind} interrupts a delivery")
+        if not opened.left:
+            self._open = None
+            body = b"".join(opened.parts)
+            self._found.append((opened.tag, opened.redelivered, opened.properties, body, opened.where))
         return False
 
-    def _finish(self) -> None:
-        opened = self._open
-        assert opened is not None
-        assert opened.properties is not None
-        if opened.left:
-            return
-        self._open = None
-        body = b"".join(opened.parts)
-        self._found.append((opened.tag, opened.redelivered, opened.properties, body, opened.where))
+
+# -- deliveries that are looked at together ---------------------------------------------------------
+
+
+def _find_batch(data: bytes, at: int, channel: int, least: int) -> tuple[DeliveryBatch, int] | None:
+    """Find deliveries that follow each other, each of a method, a header and one body frame.
+
+    Anything else is left to :class:`DeliveryReader`: this never decides that a frame is broken.
+
+    Args:
+        data: frames, as they were read.
+        at: where the first begins.
+        channel: of the deliveries.
+        least: how many there have to be; one or more.
+
+    Returns:
+        the deliveries, and where the next frame begins; None if there are fewer.
+    """
+    starts, end = _starts(data, at)
+    if len(starts) < least:
+        return None
+    start, views = np.array(starts), Views(data)
+    ends = np.append(start[1:], end)
+    header = start + _FRAMING + views.at(start + 3, 4)
+    body = header + _FRAMING + views.at(header + 3, 4)
+    consumer = start + 11
+    delivery = consumer + 1 + views.at(consumer, 1)
+    delivers = views.at(start + _HEAD, 4) == int.from_bytes(_DELIVER, "big")
+    good = _framed(views, start, header, _METHOD, channel) & delivers
+    good &= _framed(views, header, body, _HEADER, channel) & (views.at(header + _HEAD, 2) == _BASIC)
+    good &= _framed(views, body, ends, _BODY, channel) & (body + _FRAMING + views.at(body + 3, 4) == ends)
+    good &= (delivery + _TAG_AND_BITS < header) & (body - header > _CONTENT_HEAD + FLAGS_BYTES)
+    count = len(good) if good.all() else int(np.argmin(good))
+    if count < least:
+        return None
+    bounds = (header + _CONTENT_HEAD, body - 1, body + _HEAD, ends - 1, delivery + _TAG_AND_BITS, header - 1)
+    spans = np.stack(bounds)[:, :count]
+    tags = views.at(delivery[:count], 8).astype(np.int64)
+    redelivered = views.at(delivery[:count] + 8, 1) & 1 == 1
+    found = DeliveryBatch(data, tags, redelivered, spans).sound()
+    return (found, int(ends[len(found) - 1])) if len(found) >= least else None
+
+
+def _framed(views: Views, begins: Any, ends: Any, kind: int, channel: int) -> Any:
+    """Whether frames of a kind begin there, and have their last octet before where the next begins."""
+    return (views.at(begins, 1) == kind) & (views.at(begins + 1, 2) == channel) & (views.at(ends - 1, 1) == _END)
+
+
+def _starts(data: bytes, at: int) -> tuple[list[int], int]:
+    """Return where deliveries begin if all are of the common form, and where the last one ends."""
+    starts: list[int] = []
+    append, size = starts.append, len(data)
+    method, lengths = 0, _lengths(0)
+    try:
+        while True:
+            found, properties, body = lengths(data, at + 3)
+            if found != method:
+                if found > _METHOD_BYTES_MAX:
+                    break
+                method, lengths = found, _lengths(found)
+                continue
+            end = at + method + properties + body + 3 * _FRAMING
+            if end > size:
+                break
+            append(at)
+            at = end
+    except struct_error:
+        pass
+    return starts, at
+
+
+@lru_cache(_METHOD_BYTES_MAX)
+def _lengths(method: int) -> Callable[[bytes, int], tuple[Any, ...]]:
+    """Return what reads how long method, header and body of a delivery are, if the method is that long."""
+    return Struct(f">I{method + 4}xI4xQ").unpack_from

@@ -21,8 +21,10 @@ from pyspark_mq.sources.connections.decoder import UNREADABLE_PROPERTY
 
 __all__ = [
     "FIELDS",
+    "FLAGS_BYTES",
     "INTEGERS",
     "LONG_STRING",
+    "MORE_FLAGS",
     "SIZES",
     "TABLE",
     "TEXT",
@@ -61,9 +63,11 @@ FIELDS = {
     "cluster_id": TEXT,
 }
 _NAMES = tuple(FIELDS)
-_FLAGS_SIZE = 2
+#: Flag and kind of each.
+_FLAGGED = [(0x8000 >> place, kind) for place, kind in enumerate(FIELDS.values())]
+FLAGS_BYTES = 2
 #: The lowest bit says that there is another word of flags.
-_MORE = 1
+MORE_FLAGS = 1
 #: Tables and arrays within each other; RabbitMQ's own are three deep. To read and to write one level takes two calls,
 #: and the interpreter ends at a thousand, of which whoever asks for the column has taken some.
 _DEPTH_MAX = 64
@@ -71,7 +75,7 @@ _DEPTH_MAX = 64
 
 def _steps(flags: int) -> list[int]:
     """The fields that these flags announce."""
-    return [kind for bit, kind in enumerate(FIELDS.values()) if flags & (0x8000 >> bit)]
+    return [kind for flag, kind in _FLAGGED if flags & flag]
 
 
 class _Way:
@@ -80,7 +84,7 @@ class _Way:
     __slots__ = ("start", "steps")
 
     def __init__(self, steps: list[int]) -> None:
-        self.start = _FLAGS_SIZE
+        self.start = FLAGS_BYTES
         while steps and steps[0] > 0:
             self.start += steps.pop(0)
         self.steps = tuple(steps)
@@ -126,7 +130,7 @@ def check(raws: list[Raw]) -> list[tuple[int, str]]:
         way = _ways.get(block[:2])
         try:
             if way is None:
-                if block[1] & _MORE:
+                if block[1] & MORE_FLAGS:
                     block = _plain_flags(block)
                     raws[place] = (*raw[:2], block, *raw[3:])
                 way = _ways[block[:2]] = _Way(_steps(int.from_bytes(block[:2], "big")))
@@ -172,15 +176,16 @@ def is_table(table: bytes) -> bool:
 
 
 def _plain_flags(block: bytes) -> bytes:
+    """The same without the further words of flags."""
     at = 1
-    while block[at] & _MORE:
-        at += _FLAGS_SIZE
-    return bytes((block[0], block[1] & ~_MORE)) + block[at + 1 :]
+    while block[at] & MORE_FLAGS:
+        at += FLAGS_BYTES
+    return bytes((block[0], block[1] & ~MORE_FLAGS)) + block[at + 1 :]
 
 
 #: Octets of values that have a size, by their type. Types: RabbitMQ's, which differ from section 4.2.1.
 SIZES = dict(zip(b"tbBsuUIilLfdDTV", (1, 1, 1, 2, 2, 2, 4, 4, 8, 8, 4, 8, 5, 8, 0), strict=True))
-LONG_STRING, _BYTES, _ARRAY, _FIELD_TABLE = b"SxAF"
+_LONG = LONG_STRING, _BYTES, _ARRAY, _FIELD_TABLE = b"SxAF"
 
 
 def _check_table(block: bytes, at: int, end: int, depth: int) -> None:
@@ -196,7 +201,7 @@ def _check_value(block: bytes, at: int, end: int, depth: int) -> int:
     size = SIZES.get(kind)
     if size is not None:
         return at + 1 + size
-    if kind not in b"SxAF":
+    if kind not in _LONG:
         raise ValueError(f"a value is of type {chr(kind)!r}, which there is not")
     start = at + 5
     at = start + int.from_bytes(block[at + 1 : start], "big")
@@ -223,18 +228,18 @@ def unreadable(raw: Raw, error: str) -> UnreadableRaw:
 def _readable(block: bytes, error: str) -> bytes:
     """The fields that can be read, with the reason in place of the headers."""
     flags = int.from_bytes(block[:2], "big")
-    kept, fields, at = 0, [], _FLAGS_SIZE
-    for bit, kind in enumerate(FIELDS.values()):
+    kept, fields, at = 0, [], FLAGS_BYTES
+    for flag, kind in _FLAGGED:
         if kind == TABLE:
-            kept |= 0x8000 >> bit
+            kept |= flag
             fields.append(_reason(error))
-        if not flags & (0x8000 >> bit):
+        if not flags & flag:
             continue
         end = _end(block, at, [kind]) if at < len(block) else len(block) + 1
         if end > len(block):
             flags = 0
         elif kind != TABLE:
-            kept |= 0x8000 >> bit
+            kept |= flag
             fields.append(block[at:end])
         at = end
     return kept.to_bytes(2, "big") + b"".join(fields)
@@ -277,7 +282,7 @@ class Field:
 
     def __init__(self, name: str) -> None:
         self.place = _NAMES.index(name)
-        self._kind = FIELDS[name]
+        self._flag, self._kind = _FLAGGED[self.place]
         self._ways: dict[bytes, _Way | None] = {}
 
     def texts(self, raws: Sequence[Raw]) -> list[Any]:
@@ -311,7 +316,7 @@ class Field:
     def _nowhere(self, raws: Sequence[Raw]) -> bool:
         """Return whether no delivery has the field. Most producers set the same fields in all messages."""
         flags = raws.flags if isinstance(raws, FlaggedDeliveries) else _flags_of(raws)
-        return not flags & (0x8000 >> self.place)
+        return not flags & self._flag
 
     def _starts(self, raws: Sequence[Raw]) -> Iterator[int]:
         """Yield where the field begins in each block; 0 where it is missing."""
@@ -321,19 +326,16 @@ class Field:
             try:
                 way = ways[block[:2]]
             except KeyError:
-                way = ways[block[:2]] = self._way(int.from_bytes(block[:2], "big"))
+                flags = int.from_bytes(block[:2], "big")
+                before = flags & ~(0xFFFF >> self.place)
+                way = ways[block[:2]] = _Way(_steps(before)) if flags & self._flag else None
             yield 0 if way is None else _end(block, way.start, way.steps)
-
-    def _way(self, flags: int) -> _Way | None:
-        if not flags & (0x8000 >> self.place):
-            return None
-        return _Way(_steps(flags & ~(0xFFFF >> self.place)))
 
 
 # -- what stays the same --------------------------------------------------------------------------
 
-_HEADERS_FLAG = 0x8000 >> _NAMES.index("headers")
 _EXPIRATION_FLAG = 0x8000 >> _NAMES.index("expiration")
+_CHANGING = 0x8000 >> _NAMES.index("headers") | _EXPIRATION_FLAG
 
 
 def lasting(block: bytes, known: dict[bytes, bytes]) -> bytes:
@@ -344,11 +346,10 @@ def lasting(block: bytes, known: dict[bytes, bytes]) -> bytes:
         known: results for header tables, to be used again for other blocks.
     """
     flags = int.from_bytes(block[:2], "big")
-    if not flags & (_HEADERS_FLAG | _EXPIRATION_FLAG):
+    if not flags & _CHANGING:
         return block
-    fields, at = [], _FLAGS_SIZE
-    for bit, kind in enumerate(FIELDS.values()):
-        flag = 0x8000 >> bit
+    fields, at = [], FLAGS_BYTES
+    for flag, kind in _FLAGGED:
         if not flags & flag:
             continue
         end = _end(block, at, [kind])

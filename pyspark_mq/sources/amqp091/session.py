@@ -14,7 +14,6 @@ a whole window, and pika sends a declare only when the one before is answered.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -65,9 +64,10 @@ class Amqp091Session(Session):
         self._queue = self.endpoint.queue or ""
         self._consumer_tags: list[str] = []
         self._started = 0
-        # What the consumers may hold; the widest window they ever had; deliveries so far; was one given back?
+        # What the consumers may hold; the widest window they ever had; the newest delivery.
         self._window = self._granted = self._last_tag = 0
-        self._settled = self._reading_one = False
+        #: Was any acknowledged, or rejected?
+        self._acknowledged = self._reading_one = False
         self._end: object = None
         #: Acknowledgements without a barrier yet; those that the barrier under way is for, None if there is none.
         self._unconfirmed: list[int] = []
@@ -92,8 +92,8 @@ class Amqp091Session(Session):
         except SessionLostError:
             raise connect_error(self._end, url, self.endpoint) from None
         except TimeoutError:
-            hint = handshake_hint((), url)
-            raise BrokerUnavailableError(f"{url}: no answer within {timeout_s:.0f} s{hint}") from None
+            text = f"{url}: no answer within {timeout_s:.0f} s{handshake_hint((), url)}"
+            raise BrokerUnavailableError(text) from None
         try:
             depth = self._open_queue(deadline)
         except SessionLostError:
@@ -130,14 +130,10 @@ class Amqp091Session(Session):
 
     def _field(self, name: str) -> str:
         """A property of the server, as text; empty if there is none."""
-        properties = getattr(self._pika, "server_properties", None) or {}
-        return as_text(properties.get(name)) or ""
+        assert self._pika is not None
+        return as_text((self._pika.server_properties or {}).get(name)) or ""
 
     def _parameters(self, url: BrokerUrl, timeout_s: float) -> pika.ConnectionParameters:
-        tls = self.endpoint.tls
-        options: dict[str, Any] = {}
-        if url.tls:
-            options["ssl_options"] = pika.SSLOptions(tls.context(), url.host)
         # pika gives each address of a host the whole time: one that swallows everything leaves the others none.
         addresses = 1
         with suppress(OSError):
@@ -150,11 +146,8 @@ class Amqp091Session(Session):
             heartbeat=round(self.endpoint.heartbeat_s),
             socket_timeout=timeout_s / max(1, addresses),
             stack_timeout=timeout_s,
-            client_properties={
-                "product": "pyspark-mq",
-                "connection_name": f"pyspark-mq {self.endpoint.destination}",
-            },
-            **options,
+            client_properties={"product": "pyspark-mq", "connection_name": f"pyspark-mq {self.endpoint.destination}"},
+            ssl_options=pika.SSLOptions(self.endpoint.tls.context(), url.host) if url.tls else None,
         )
 
     def _credentials(self, url: BrokerUrl) -> Any:
@@ -172,9 +165,8 @@ class Amqp091Session(Session):
         assert self._pika is not None
         self._channel = self._pika.channel(on_open_callback=opened)
         self._channel.add_on_close_callback(lambda _, error: self._ended(error))
-        self._channel.add_on_cancel_callback(
-            lambda _: self._ended(SessionLostError("the broker cancelled the consumer"))
-        )
+        cancelled = SessionLostError("the broker cancelled the consumer")
+        self._channel.add_on_cancel_callback(lambda _: self._ended(cancelled))
         self._until(opened, deadline)
         if self.endpoint.topic is not None:
             self._bind_topic(self.endpoint.topic, deadline)
@@ -182,16 +174,10 @@ class Amqp091Session(Session):
 
     def _bind_topic(self, topic: str, deadline: float) -> None:
         """A topic is an exchange; its durable subscription is a queue bound to it."""
-        durable = self.endpoint.subscription is not None
+        name = self.endpoint.subscription
+        kind = {"durable": name is not None, "exclusive": name is None, "auto_delete": name is None}
         self._call(deadline, self._channel.exchange_declare, topic, passive=True)
-        declared = self._call(
-            deadline,
-            self._channel.queue_declare,
-            self.endpoint.subscription or "",
-            durable=durable,
-            exclusive=not durable,
-            auto_delete=not durable,
-        )
+        declared = self._call(deadline, self._channel.queue_declare, name or "", **kind)
         self._queue = declared.method.queue
         self._call(deadline, self._channel.queue_bind, self._queue, topic, routing_key="#")
 
@@ -203,8 +189,7 @@ class Amqp091Session(Session):
         return answer.value
 
     def _depth(self, frame: Any, own: int) -> QueueDepth:
-        counted = frame.method.consumer_count
-        return QueueDepth(frame.method.message_count, counted - own, own)
+        return QueueDepth(frame.method.message_count, frame.method.consumer_count - own, own)
 
     def _until(self, answer: Answer, deadline: float) -> None:
         while not answer.came:
@@ -227,28 +212,22 @@ class Amqp091Session(Session):
         (measured on RabbitMQ 3.10). What the first was handed comes first again, so a replay finds it at once and is
         not handed all the rest to get to it.
         """
-        if self._settled or self._last_tag < self._granted:
-            self._add(window - self._window)
+        if self._acknowledged or self._last_tag < self._granted:
+            self.extend(window)
             return
         for tag in self._consumer_tags:
             self._channel.basic_cancel(tag)
         self._consumer_tags.clear()
         self._window = 0
-        self._add(window)
+        self.extend(window)
 
     def extend(self, window: int) -> None:
-        """Widen by a further consumer for the difference, always."""
-        self._add(window - self._window)
-
-    def _add(self, window: int) -> None:
-        """Consumers for so many messages more: one, or as many as it takes."""
+        """Widen by a further consumer for the difference, always; or by as many as it takes."""
         assert self._pika is not None
         maximum = self.endpoint.broker.prefetch_max[AMQP_0_9_1]
         if not self._granted and not self._pika.read_deliveries(self._channel.channel_number, self._deliver):
             _LOG.info("pika %s decodes each delivery here: it has no place where bytes can be taken", pika.__version__)
-        while window > 0:
-            part = min(window, maximum)
-            window -= part
+        while (part := min(window - self._window, maximum)) > 0:
             self._window += part
             self._granted += part
             # RabbitMQ applies this to each consumer started later on the channel (global=False).
@@ -260,7 +239,12 @@ class Amqp091Session(Session):
     def _deliver(self, raws: list[Raw] | DeliveryBatch) -> None:
         """Take deliveries in, in order."""
         if isinstance(raws, list):
-            self._check(raws)
+            for place, error in check(raws):
+                raws[place] = unreadable(raws[place], error)
+                if not self.options.keeps_unreadable:
+                    self._ended(self._refuse(self.decoder.unreadable([raws[place]])[0]))
+                    del raws[place:]
+                    break
         if not raws:
             return
         first, last = raws[0][0], raws[-1][0]
@@ -273,15 +257,10 @@ class Amqp091Session(Session):
         self._last_tag = last
         self.sink.count(len(raws), sum(self.decoder.sizes(raws)))
         if self.sink.full and (not self.paused or self._reading_one):
-            self._pause()
-
-    def _check(self, raws: list[Raw]) -> None:
-        for place, error in check(raws):
-            raws[place] = unreadable(raws[place], error)
-            if not self.options.keeps_unreadable:
-                self._ended(self._refuse(self.decoder.unreadable([raws[place]])[0]))
-                del raws[place:]
-                return
+            # Cancelling would cost deliveries, and have the broker count a consumer less while it holds messages.
+            self.paused = True
+            self._reading_one = False
+            self._loop.hold()
 
     def _ask_for_stream(self) -> None:
         """Refuse a stream. A queue may have messages that were copied from one, so the broker is asked.
@@ -304,12 +283,6 @@ class Amqp091Session(Session):
         """A delivery that pika has decoded."""
         where = b"".join(method.encode())[10 + len(method.consumer_tag.encode()) :]
         self._deliver([(method.delivery_tag, method.redelivered, b"".join(properties.encode()), body, where)])
-
-    def _pause(self) -> None:
-        # Cancelling would cost deliveries, and have the broker count a consumer less while it holds messages.
-        self.paused = True
-        self._reading_one = False
-        self._loop.hold()
 
     def _resume(self) -> None:
         self.paused = self._reading_one = False
@@ -354,13 +327,13 @@ class Amqp091Session(Session):
         self._loop.stop()
 
     def wake(self) -> None:
-        with contextlib.suppress(Exception):  # the loop is closed: nobody is left to be woken
+        with suppress(Exception):  # the loop is closed: nobody is left to be woken
             self._loop.add_callback_threadsafe(self._loop.stop)
 
-    # -- settling
+    # -- acknowledging
 
     def acknowledge(self, number: int, upto: int, singles: Sequence[int]) -> None:
-        self._settled = self._settled or upto > 0 or bool(singles)
+        self._acknowledged = self._acknowledged or upto > 0 or bool(singles)
         if upto:
             self._channel.basic_ack(upto, multiple=True)
         for tag in singles:
@@ -373,9 +346,8 @@ class Amqp091Session(Session):
         if self._confirming is not None:
             return
         self._confirming, self._unconfirmed = self._unconfirmed, []
-        self._channel.queue_declare(
-            self._queue, passive=True, callback=partial(self._answered, len(self._consumer_tags))
-        )
+        answered = partial(self._answered, len(self._consumer_tags))
+        self._channel.queue_declare(self._queue, passive=True, callback=answered)
 
     def _answered(self, own: int, frame: Any) -> None:
         confirmed, self._confirming = self._confirming or [], None
@@ -387,7 +359,7 @@ class Amqp091Session(Session):
 
     def reject(self, tags: Sequence[int]) -> None:
         """Dead-lettered if the queue has a dead-letter exchange."""
-        self._settled = True
+        self._acknowledged = True
         for tag in tags:
             self._channel.basic_reject(tag, requeue=False)
 
@@ -411,10 +383,10 @@ class Amqp091Session(Session):
             self._drop_socket(connection)
 
     def _drop_socket(self, connection: Any) -> None:
-        """A connection that did not close in time must not hold its messages hostage."""
+        """Cut a connection that did not close in time, which would go on holding its messages."""
         transport = getattr(connection, "_transport", None)
         if transport is not None and not connection.is_closed:
-            with contextlib.suppress(Exception):
+            with suppress(Exception):
                 transport.abort()
                 # A callback of the loop closes the socket.
                 self._loop.add_callback_threadsafe(self._loop.stop)

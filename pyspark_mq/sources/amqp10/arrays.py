@@ -6,17 +6,17 @@ and leaves the others to this.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import accumulate, chain
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
 import pyarrow as pa
 
 from pyspark_mq.dedup import IdSource, id_text
-from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder, Raw, UnreadableRaw
-from pyspark_mq.sources.connections.decoder import Unreadable
+from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder, Raw
+from pyspark_mq.sources.connections.block import array_of
+from pyspark_mq.sources.connections.decoder import Column
 
-__all__ = ["COLUMN_TYPES", "TIMESTAMP", "arrays_of", "unreadable"]
+__all__ = ["COLUMN_TYPES", "TIMESTAMP", "arrays_of"]
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 #: Columns of a message, by its bytes alone.
@@ -45,31 +45,13 @@ COLUMN_TYPES: Mapping[str, pa.DataType] = MappingProxyType(
     }
 )
 _decoder = Amqp10Decoder()
-_MESSAGE_ID = IdSource("message-id")
-
-
-def unreadable(raws: Sequence[Raw]) -> list[Unreadable]:
-    """Select those that cannot be read."""
-    return _decoder.unreadable([raw for raw in raws if type(raw) is UnreadableRaw])
+_MADE: Mapping[str, Column] = {
+    "messageId": lambda raws: [id_text(value) for value in _decoder.ids(raws, IdSource("message-id"))],
+    "body": _decoder.bodies,
+    **Amqp10Decoder.columns,
+}
 
 
 def arrays_of(raws: Sequence[Raw], names: Collection[str]) -> dict[str, pa.Array]:
     """The columns of these names."""
-    made: dict[str, Callable[[], pa.Array]] = {
-        "messageId": lambda: pa.array(map(id_text, _decoder.ids(raws, _MESSAGE_ID)), pa.string()),
-        "body": lambda: pa.array(_decoder.bodies(raws), pa.binary()),
-        "properties": lambda: _maps(_decoder.columns["properties"](raws)),
-    }
-    return {name: made[name]() if name in made else _column(raws, name) for name in names}
-
-
-def _column(raws: Sequence[Raw], name: str) -> pa.Array:
-    values, kind = _decoder.columns[name](raws), COLUMN_TYPES[name]
-    return pa.array(values, pa.int64()).cast(kind) if pa.types.is_timestamp(kind) else pa.array(values, kind)
-
-
-def _maps(values: Sequence[list[tuple[str, str | None]]]) -> pa.Array:
-    ends = pa.array(accumulate(map(len, values), initial=0), pa.int32())
-    flat = [*chain.from_iterable(values)]
-    keys, items = pa.array([key for key, _ in flat], pa.string()), pa.array([item for _, item in flat], pa.string())
-    return pa.MapArray.from_arrays(ends, keys, items)
+    return {name: array_of(_MADE[name](raws), COLUMN_TYPES[name]) for name in names}

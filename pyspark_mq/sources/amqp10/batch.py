@@ -86,8 +86,7 @@ class EncodedBatch(RawBatch):
         """Bytes of each message."""
         return list((self.messages.ends - self.messages.begins).tolist())
 
-    def bodies(self) -> Any:
-        """Return bodies as an array of Arrow."""
+    def body_column(self) -> Any:
         return binary(self.messages.data, self.group.begins, self.group.ends)
 
     def column(self, name: str) -> pa.Array:

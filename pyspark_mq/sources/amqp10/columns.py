@@ -20,11 +20,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_mq.sources.amqp10.arrays import COLUMN_TYPES, TIMESTAMP, arrays_of, unreadable
+from pyspark_mq.sources.amqp10.arrays import COLUMN_TYPES, TIMESTAMP, arrays_of
 from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder, Named, Raw
 from pyspark_mq.sources.amqp10.sections import SectionReader
-from pyspark_mq.sources.amqp10.walk import Walked, prefix_of, walk
-from pyspark_mq.sources.connections.decoder import Unreadable
+from pyspark_mq.sources.amqp10.walk import Walk, Walked, prefix_of
+from pyspark_mq.sources.connections.decoder import INT64_MAX, Unreadable
 from pyspark_mq.sources.connections.spans import binary, decimals, distinct, is_ascii, text
 
 __all__ = ["PADDING", "Group", "Messages", "message_columns", "walked_groups"]
@@ -35,7 +35,6 @@ PADDING = bytes(16)
 _WALKED_MIN = 16
 #: Beginnings that are looked for; messages with others are read one by one.
 _ROUNDS = 4
-_MAX_MS = (2**63 - 1) // 1000
 
 
 class Messages(NamedTuple):
@@ -76,8 +75,10 @@ class Group(NamedTuple):
     begins: Any
     ends: Any
 
-    def column(self, name: str) -> pa.Array:
-        """The column of that name, which is not `body`."""
+    def column(self, name: str, data: bytes = b"") -> pa.Array:
+        """The column of that name; for `body` of the messages in that memory."""
+        if name == "body":
+            return binary(data, self.begins, self.ends)
         if name in self.columns:
             return self.columns[name]
         kind, value, count = COLUMN_TYPES[name], self.constants.get(name), len(self.rows)
@@ -110,22 +111,17 @@ def message_columns(
 ) -> tuple[dict[str, pa.Array], list[Unreadable]]:
     """The columns of these names, and the messages that cannot be read, by their numbers."""
     groups, left = walked_groups(messages, reader)
-    parts = [(group.rows, {name: column_of(group, name, messages.data) for name in names}) for group in groups]
+    parts = [(group.rows, {name: group.column(name, messages.data) for name in names}) for group in groups]
     malformed: list[Unreadable] = []
     if len(left) or not parts:
         raws = [reader.read(int(row), data) for row, data in zip(left, messages.taken(left).cut(), strict=True)]
-        malformed = unreadable(raws)
+        malformed = Amqp10Decoder().unreadable(raws)
         parts.append((left, arrays_of(raws, names)))
     if len(parts) == 1:
         return parts[0][1], malformed
     order = pa.array(np.argsort(np.concatenate([rows for rows, _ in parts])))
     merged = {name: pa.concat_arrays([columns[name] for _, columns in parts]).take(order) for name in names}
     return merged, malformed
-
-
-def column_of(group: Group, name: str, data: bytes) -> pa.Array:
-    """A column of a group, also of bodies."""
-    return binary(data, group.begins, group.ends) if name == "body" else group.column(name)
 
 
 def walked_groups(messages: Messages, reader: SectionReader) -> tuple[list[Group], Any]:
@@ -136,51 +132,38 @@ def walked_groups(messages: Messages, reader: SectionReader) -> tuple[list[Group
     for _ in range(_ROUNDS):
         if len(rows) < _WALKED_MIN:
             break
-        try:
-            group = _walked(messages.taken(rows), reader)
-        except _MalformedError as malformed:
-            others.append(rows[malformed.rows])
-            rows = np.delete(rows, malformed.rows)
-            continue
-        if group is None:
+        group, done = _walked(messages.taken(rows), reader)
+        if not len(done):
             break
-        groups.append(group._replace(rows=rows[group.rows]))
-        rows = np.delete(rows, group.rows)
+        if group is None:
+            others.append(rows[done])
+        else:
+            groups.append(group._replace(rows=rows[done]))
+        rows = np.delete(rows, done)
     return groups, np.sort(np.concatenate([rows, *others]))
 
 
-def _walked(messages: Messages, reader: SectionReader) -> Group | None:
-    """Walk messages that begin as the first does; None if none can be.
+def _walked(messages: Messages, reader: SectionReader) -> tuple[Group | None, Any]:
+    """Walk messages that begin as the first does.
 
-    Raises:
-        _MalformedError: one of them is not to be walked.
+    Returns:
+        them, and their numbers. If there are some whose texts may be none, or with names of properties that repeat:
+        None, and the numbers of those; what that means is for others to say. No numbers if none can be walked.
     """
     first = messages.data[messages.begins[0] : messages.ends[0]]
     known = prefix_of(first, reader.scanner)
     if known is None:
-        return None
+        return None, ()
     size, like, ttl_ms = known
-    walked = walk(messages.data, messages.begins, messages.ends, first[:size])
+    walked = Walk(messages.data, messages.begins, messages.ends, first[:size]).walked()
     if not walked.rows.any():
-        return None
+        return None, ()
     source = _Source(messages.data, walked)
     columns, rows = _columns(source, like, ttl_ms), np.flatnonzero(walked.rows)
     if source.malformed.any():
-        raise _MalformedError(rows[source.malformed])
-    begins, ends = walked.body_begins, walked.body_begins + walked.body_lengths
-    return Group(rows, columns, _constants(like), begins, ends)
-
-
-class _MalformedError(Exception):
-    """Texts may be none, or names of properties repeat: what that means is for others to say.
-
-    Args:
-        rows: the messages.
-    """
-
-    def __init__(self, rows: Any) -> None:
-        self.rows = rows
-        super().__init__(rows)
+        return None, rows[source.malformed]
+    constants = {name: Amqp10Decoder.columns[name]([like])[0] for name in _OF_THE_BEGINNING}
+    return Group(rows, columns, constants, walked.body_begins, walked.body_begins + walked.body_lengths), rows
 
 
 class _Source:
@@ -228,11 +211,6 @@ _NO_SYMBOLS = np.zeros(1, bool)
 _OF_THE_BEGINNING = ("priority", "persistent", "exchange", "routingKey", "redelivered", "deliveryCount")
 
 
-def _constants(like: Raw) -> Mapping[str, object]:
-    """Return what messages that begin like this one all have."""
-    return {name: Amqp10Decoder.columns[name]([like])[0] for name in _OF_THE_BEGINNING}
-
-
 def _columns(source: _Source, like: Raw, ttl_ms: int) -> dict[str, pa.Array]:
     walked = source.walked
     # All texts are looked at, asked for or not: one that is none makes its message unreadable.
@@ -274,7 +252,7 @@ def _times(walked: Walked, ttl_ms: int) -> tuple[pa.Array, pa.Array]:
 
 
 def _timestamps(milliseconds: Any) -> pa.Array:
-    valid = (milliseconds > 0) & (milliseconds <= _MAX_MS)
+    valid = (milliseconds > 0) & (milliseconds <= INT64_MAX // 1000)
     return pa.array(np.where(valid, milliseconds, 0) * 1000, mask=~valid).cast(TIMESTAMP)
 
 

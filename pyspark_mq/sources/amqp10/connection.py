@@ -59,7 +59,6 @@ class Amqp10Connection(Session):
         self._end: str | None = None
         self._stated = False
         self._trickles = False
-        self._received_s = 0.0
         self._refused: ssl.SSLError | None = None
 
     # -- what the session does
@@ -113,9 +112,6 @@ class Amqp10Connection(Session):
         if subscription is None or self.endpoint.shared:
             return f"pyspark-mq-{id(self):x}-{time.time_ns():x}"
         return f"pyspark-mq.{subscription}"
-
-    def _version(self) -> str:
-        return self._property("version")
 
     def _property(self, name: str) -> str:
         """A property of the connection that the broker gave; empty if there is none."""
@@ -199,7 +195,7 @@ class Amqp10Connection(Session):
 
     def _receive(self) -> None:
         """Read what there is, up to a bound so that requests are not kept waiting."""
-        transport, taken = self._transport, 0
+        transport, taken, before_s = self._transport, 0, self._socket.received_s
         while taken < _READ_BYTES:
             capacity = transport.capacity()
             if capacity < 0:
@@ -223,10 +219,7 @@ class Amqp10Connection(Session):
             self._take_deliveries()
             if not transport.capacity():
                 break
-        now_s = self.now_s()
-        self._trickles = 0 < taken < _LITTLE_BYTES and now_s - self._received_s < _SHORTLY_S
-        if taken:
-            self._received_s = now_s
+        self._trickles = 0 < taken < _LITTLE_BYTES and self._socket.received_s - before_s < _SHORTLY_S
 
     @property
     def behind(self) -> bool:
@@ -236,16 +229,11 @@ class Amqp10Connection(Session):
         self._socket.wake()
 
     def close(self) -> None:
-        if self._socket.connected:
+        if self._socket.connected and self._end is None:
+            # Closing a link would end a durable subscription; the end of the connection does not.
+            self._window, self._link = 0, None
             with contextlib.suppress(Exception):  # the session is over, whatever the other side says
-                self._say_goodbye()
+                self._proton.close()
+                closed = self.now_s() + _CLOSE_TIMEOUT_S
+                self._until(lambda: bool(self._proton.state & Endpoint.REMOTE_CLOSED), closed)
         self._socket.close()
-
-    def _say_goodbye(self) -> None:
-        if self._end is not None:
-            return
-        # Closing a link would end a durable subscription; the end of the connection does not.
-        self._window = 0
-        self._link = None
-        self._proton.close()
-        self._until(lambda: bool(self._proton.state & Endpoint.REMOTE_CLOSED), self.now_s() + _CLOSE_TIMEOUT_S)

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, TypeGuar
 from uuid import UUID
 
 from pyspark_mq.dedup import IdSource, content_digest
-from pyspark_mq.sources.amqp10.encoding import EncodingError, Pairs, list_at, map_at, read_map
+from pyspark_mq.sources.amqp10.encoding import EncodingError, Pairs, bare_message_at, read_map
 from pyspark_mq.sources.connections.decoder import (
+    INT32_MAX,
+    INT64_MAX,
     ROW_BYTES,
     UNREADABLE_PROPERTY,
     Column,
@@ -43,8 +45,6 @@ JMS_KIND = "x-opt-jms-msg-type"
 ROUTING = ("x-exchange", "x-routing-key")
 #: Annotations of dead letters, of RabbitMQ 4 and of 3 ("Dead Letter Exchanges", "Effects on Messages").
 DEATHS = ("x-opt-deaths", "x-death")
-_INT64_MAX = 2**63 - 1
-_INT32_MAX = 2**31 - 1
 
 #: Priority, time to live in milliseconds, deliveries before, redelivered, durable.
 Header: TypeAlias = "tuple[int, int, int, bool, bool]"
@@ -211,7 +211,7 @@ def _id(value: object) -> object:
 
 
 def _timestamp_us(milliseconds: int) -> int | None:
-    return milliseconds * 1000 if 0 < milliseconds <= _INT64_MAX // 1000 else None
+    return milliseconds * 1000 if 0 < milliseconds <= INT64_MAX // 1000 else None
 
 
 def _read_properties(properties: Mapping[str, object] | bytes | None) -> Mapping[str, object]:
@@ -262,20 +262,12 @@ def _named(raw: Raw, known: dict[object, bytes]) -> bytes:
     return b"%d %s%s" % (len(written), written, fields)
 
 
-#: Sections that differ between deliveries of a message, at its beginning (3.2.1 to 3.2.3), and where each ends.
-_PASSING = ((b"\x00\x53\x70", list_at), (b"\x00\x53\x71", map_at), (b"\x00\x53\x72", map_at))
-
-
 def lasting(data: bytes) -> bytes:
     """Leave out of an encoded message what differs between its deliveries, as far as that can be read."""
-    at = 0
     try:
-        for mark, end_of in _PASSING:
-            if data[at : at + len(mark)] == mark:
-                at = end_of(data, at + len(mark))[2]
+        return data[bare_message_at(data) :]
     except (EncodingError, IndexError):
         return data
-    return data[at:]
 
 
 def _unreadable(raw: Raw) -> Unreadable:
@@ -297,7 +289,7 @@ _COLUMNS: Mapping[str, Column] = {
     "redelivered": lambda raws: [raw.redelivered for raw in raws],
     # A redelivery without a count: the broker does not count. The header is a uint, the column is signed.
     "deliveryCount": lambda raws: [
-        raw.deliveries + 1 if (raw.deliveries or not raw.redelivered) and raw.deliveries < _INT32_MAX else None
+        raw.deliveries + 1 if (raw.deliveries or not raw.redelivered) and raw.deliveries < INT32_MAX else None
         for raw in raws
     ],
     "routingKey": lambda raws: [raw.routing[1] for raw in raws],
@@ -327,7 +319,7 @@ class Amqp10Decoder(Decoder):
 
     def bodies(self, raws: Sequence[Raw]) -> list[bytes]:
         if _is_batch(raws):
-            return list(raws.bodies().to_pylist())
+            return list(raws.body_column().to_pylist())
         return [raw.body for raw in raws]
 
     def sizes(self, raws: Sequence[Raw]) -> list[int]:

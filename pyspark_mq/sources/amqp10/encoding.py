@@ -11,11 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from decimal import Decimal
+from operator import methodcaller
 from struct import Struct
 from typing import Any
 from uuid import UUID
 
-__all__ = ["EncodingError", "Pairs", "Values", "body_of", "check_map", "list_at", "map_at", "plain_at", "read_map"]
+__all__ = [
+    "EncodingError", "Pairs", "Values", "bare_message_at", "body_of", "check_map", "list_at", "map_at", "plain_at",
+    "read_map",
+]  # fmt: skip
 
 _DESCRIBED = 0x00
 _NULL = 0x40
@@ -48,10 +52,6 @@ def _boolean(data: bytes) -> bool:
     if data[0] > 1:
         raise EncodingError(f"a boolean is 0x{data[0]:02x}")
     return data[0] == 1
-
-
-def _char(data: bytes) -> str:
-    return data.decode("utf-32-be")
 
 
 def _decimal(exponent_bits: int, digits: int) -> Callable[[bytes], Decimal]:
@@ -100,7 +100,7 @@ _FIXED: dict[int, tuple[int, Callable[[bytes], Any]]] = {
     0x70: (4, _number(">I")),
     0x71: (4, _number(">i")),
     0x72: (4, _number(">f")),
-    0x73: (4, _char),
+    0x73: (4, methodcaller("decode", "utf-32-be")),
     0x74: (4, _decimal(8, 7)),
     0x80: (8, _number(">Q")),
     0x81: (8, _number(">q")),
@@ -114,21 +114,10 @@ _FIXED: dict[int, tuple[int, Callable[[bytes], Any]]] = {
 _WIDTHS = tuple(-1 if code not in _FIXED or code in {0x56, 0x73} else _FIXED[code][0] for code in range(256))
 
 
-def _string(data: bytes) -> str:
-    return str(data, "utf-8")
-
-
-def _symbol(data: bytes) -> str:
-    return str(data, "ascii")
-
-
 _VARIABLE: dict[int, Callable[[bytes], Any]] = {
-    _STRING8: _string,
-    _STRING32: _string,
-    _SYMBOL8: _symbol,
-    _SYMBOL32: _symbol,
-    _BINARY8: bytes,
-    _BINARY32: bytes,
+    **dict.fromkeys((_STRING8, _STRING32), methodcaller("decode", "utf-8")),
+    **dict.fromkeys((_SYMBOL8, _SYMBOL32), methodcaller("decode", "ascii")),
+    **dict.fromkeys((_BINARY8, _BINARY32), bytes),
 }
 
 
@@ -293,6 +282,23 @@ def _compound(data: bytes, at: int, short: int, long: int) -> tuple[int, int, in
     if not begin <= end <= len(data):
         raise EncodingError(f"the value at byte {at} is cut off")
     return begin, count, end
+
+
+#: Header and annotations (3.2.1 to 3.2.3), and what reads where each ends.
+_BEFORE_BARE = ((b"\x00\x53\x70", list_at), (b"\x00\x53\x71", map_at), (b"\x00\x53\x72", map_at))
+
+
+def bare_message_at(data: bytes) -> int:
+    """Return where the bare message begins (3.2), behind what differs between deliveries.
+
+    Raises:
+        EncodingError, IndexError: header or annotations cannot be read.
+    """
+    at = 0
+    for mark, end_of in _BEFORE_BARE:
+        if data.startswith(mark, at):
+            at = end_of(data, at + len(mark))[2]
+    return at
 
 
 def check_map(data: bytes, at: int, key_code: int = _STRING8) -> int:

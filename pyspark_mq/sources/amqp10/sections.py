@@ -98,21 +98,11 @@ class SectionReader:
     def decode(self, tag: int, data: bytes) -> Raw:
         """Decode a message without the scan."""
         try:
-            found = read_sections(
+            header, message_id, properties, application, named, routing, value, described = read_sections(
                 data, counts_acquirers=self._counts_acquirers, names_annotations=self._names_annotations
             )
-            body = json_text(found.value).encode() if found.described else body_bytes(found.value)
-            return make_raw(
-                tag,
-                body,
-                found.message_id,
-                found.header,
-                found.properties,
-                found.application,
-                found.named,
-                found.routing,
-                len(data),
-            )
+            body = json_text(value).encode() if described else body_bytes(value)
+            return make_raw(tag, body, message_id, header, properties, application, named, routing, len(data))
         except Exception as broken:  # noqa: BLE001 - whatever it is, it is of this message
             return _unreadable(tag, data, broken)
 

@@ -24,17 +24,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any, ClassVar
 
-from proton import (
-    UNDESCRIBED,
-    Array,
-    Data,
-    Described,
-    Endpoint,
-    Link,
-    ProtonException,
-    Terminus,
-    symbol,
-)
+from proton import UNDESCRIBED, Array, Data, Described, Endpoint, Link, ProtonException, Terminus, symbol
 
 from pyspark_mq.brokers.facts import of_rabbitmq, version_of
 from pyspark_mq.errors import BrokerUnavailableError
@@ -107,7 +97,7 @@ class Amqp10Session(Amqp10Connection):
             what = f"{self.endpoint.destination} did not answer" if known else "no answer"
             doubt = "" if known else hint(url, SPEAKS)
             raise BrokerUnavailableError(f"{url}: {what} within {timeout_s:.0f} s{doubt}") from None
-        server = f"{self._property('product')}/{self._version()}"
+        server = f"{self._property('product')}/{self._property('version')}"
         if info is None:
             return Greeting(url, broker_id or "", None, server=server)
         facts = of_rabbitmq(info.reported, version_of(server))
@@ -115,21 +105,21 @@ class Amqp10Session(Amqp10Connection):
 
     def _ask_queue(self, deadline: float) -> QueueInfo | None:
         """Facts of the queue, if the broker reports them."""
-        if self.endpoint.queue is None or not self._dialect.answers(self._version()):
+        if self.endpoint.queue is None or not self._dialect.answers(self._property("version")):
             return None
         assert self._session is not None
         self._management = management = ManagementLinks(self._session, self.endpoint.queue)
         management.ask()
-        answers: list[QueueInfo] = []
+        info: QueueInfo | None = None
 
         def answered() -> bool:
-            info = management.answer()
-            answers.extend([info] if info is not None else [])
+            nonlocal info
+            info = management.answer() or info
             return not management.asked or management.refused
 
         with contextlib.suppress(TimeoutError):
             self._until(answered, min(deadline, self.now_s() + _ASK_TIMEOUT_S))
-        return answers[-1] if answers else None
+        return info
 
     def _depth(self, info: QueueInfo) -> QueueDepth:
         # A link is a consumer, also without credit; and a barrier for a moment.
@@ -155,8 +145,7 @@ class Amqp10Session(Amqp10Connection):
         if self.options.browses:
             source.distribution_mode = Terminus.DIST_MODE_COPY
         if endpoint.selector is not None:
-            selector = Described(symbol(_SELECTOR), endpoint.selector)
-            source.filter.put_dict({symbol("selector"): selector})
+            source.filter.put_dict({symbol("selector"): Described(symbol(_SELECTOR), endpoint.selector)})
         link.snd_settle_mode = Link.SND_UNSETTLED
         link.rcv_settle_mode = Link.RCV_FIRST
         link.open()
@@ -165,7 +154,7 @@ class Amqp10Session(Amqp10Connection):
     def _address(self) -> str:
         if self.endpoint.topic is not None:
             return self._dialect.topic_address(self.endpoint.topic)
-        return self._dialect.queue_address(self.endpoint.name, self._version())
+        return self._dialect.queue_address(self.endpoint.name, self._property("version"))
 
     def _attached(self) -> bool:
         # A refused link is attached without a source and then detached (AMQP 1.0, 2.6.3).
@@ -177,8 +166,6 @@ class Amqp10Session(Amqp10Connection):
             self._end = "the broker does not know selectors"
             raise SessionLostError(self._end)
         return True
-
-    # -- errors
 
     # -- one turn of the loop
 
@@ -198,8 +185,7 @@ class Amqp10Session(Amqp10Connection):
         if oldest is not None and self._deliveries.taken_back(oldest):
             self._ended("the broker took messages back that were not acknowledged in time")
             self._stated = True
-        link, session = self._link, self._session
-        for place in (link, session, self._proton):
+        for place in (self._link, self._session, self._proton):
             if place is not None and place.state & Endpoint.REMOTE_CLOSED:
                 self._ended("closed by the broker")
         if self._transport.condition is not None:
@@ -262,7 +248,7 @@ class Amqp10Session(Amqp10Connection):
         except (UnicodeDecodeError, ProtonException) as error:
             self._ended(f"{type(error).__name__}: {error}")  # the next turn raises it
 
-    # -- settling
+    # -- acknowledging
 
     def acknowledge(self, number: int, upto: int, singles: Sequence[int]) -> None:
         """Neighbours leave as one disposition with a range."""

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pyspark_mq.sources.amqp10.decoder import Raw
-from pyspark_mq.sources.amqp10.encoding import EncodingError, list_at, map_at
+from pyspark_mq.sources.amqp10.encoding import EncodingError, bare_message_at
 from pyspark_mq.sources.amqp10.scan import Scanner
 from pyspark_mq.sources.connections.spans import Views
 
-__all__ = ["Field", "Pairs", "Walked", "prefix_of", "walk"]
+__all__ = ["Field", "Pairs", "Walk", "Walked", "prefix_of"]
 
-_HEADER, _DELIVERY, _ANNOTATIONS, _PROPERTIES, _APPLICATION, _DATA, _VALUE = 0x70, 0x71, 0x72, 0x73, 0x74, 0x75, 0x77
+_PROPERTIES, _APPLICATION, _DATA, _VALUE = 0x73, 0x74, 0x75, 0x77
 _MARK_BYTES = 3
 #: A longer beginning is compared byte by byte for nothing.
 _PREFIX_BYTES_MAX = 512
@@ -78,10 +78,7 @@ def prefix_of(message: bytes, scanner: Scanner) -> tuple[int, Raw, int] | None:
     None if the scanner does not take it.
     """
     try:
-        at = 0
-        for mark, end_of in ((_HEADER, list_at), (_DELIVERY, map_at), (_ANNOTATIONS, map_at)):
-            if message[at : at + _MARK_BYTES] == bytes((0, 0x53, mark)):
-                at = end_of(message, at + _MARK_BYTES)[2]
+        at = bare_message_at(message)
     except (EncodingError, IndexError):
         return None
     if at > _PREFIX_BYTES_MAX:
@@ -90,17 +87,14 @@ def prefix_of(message: bytes, scanner: Scanner) -> tuple[int, Raw, int] | None:
     return None if like is None else (at, like, max(0, like.expires_ms - 1))
 
 
-def walk(data: bytes, begins: Any, ends: Any, prefix: bytes) -> Walked:
-    """Walk messages.
+class Walk:
+    """The walk over some messages.
 
     Args:
         data: their bytes, and 16 more that are of no message.
         prefix: what those begin with that are walked.
     """
-    return _Walk(data, begins, ends, prefix).walked()
 
-
-class _Walk:
     def __init__(self, data: bytes, begins: Any, ends: Any, prefix: bytes) -> None:
         self._views, self._ends = Views(data), ends
         self._ok = ends - begins >= len(prefix) + _MARK_BYTES
@@ -125,6 +119,7 @@ class _Walk:
         return self._ok & inside & (self._byte(at) == 0) & (self._byte(at + 1) == 0x53) & (self._byte(at + 2) == mark)
 
     def walked(self) -> Walked:
+        """Walk the messages. May be called once."""
         fields = self._properties()
         pairs, owners = self._application()
         begins, lengths, texts = self._body()

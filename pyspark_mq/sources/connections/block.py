@@ -30,6 +30,7 @@ __all__ = [
     "Metadata",
     "Row",
     "Run",
+    "array_of",
     "batches",
     "block_schema",
     "joined",
@@ -156,11 +157,11 @@ def make_block(decoder: Decoder, raws: Sequence[Any], ids: MessageIds, schema: p
     ready = decoder.batch(raws, schema.names)
     columns: dict[str, Callable[[Any], Any]] = {
         _ID: lambda _: ids.texts(values),
-        "body": lambda ready: ready.bodies() if isinstance(ready, RawBatch) else _bodies(decoder.bodies(ready)),
+        "body": lambda ready: ready.body_column() if isinstance(ready, RawBatch) else _bodies(decoder.bodies(ready)),
         **decoder.columns,
     }
     arrays = [
-        _array(columns[field.name](ready), field.type) if field.name in columns else pa.nulls(len(raws), field.type)
+        array_of(columns[field.name](ready), field.type) if field.name in columns else pa.nulls(len(raws), field.type)
         for field in schema
     ]
     batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
@@ -200,12 +201,12 @@ def _bodies(bodies: Sequence[bytes]) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), len(bodies), buffers)
 
 
-def _array(values: Any, kind: pa.DataType) -> pa.Array:
+def array_of(values: Any, kind: pa.DataType) -> pa.Array:
     """Values as :attr:`.Decoder.columns` has them as an array of a type."""
     if isinstance(values, Picked):
         if values.values == [None]:
             return pa.nulls(len(values.rows), kind)
-        return _array(values.values, kind).take(pa.array(values.rows))
+        return array_of(values.values, kind).take(pa.array(values.rows))
     if isinstance(values, pa.Array):
         return values if values.type == kind else values.cast(kind)
     if pa.types.is_map(kind):

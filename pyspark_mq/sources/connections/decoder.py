@@ -18,7 +18,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 from pyspark_mq.dedup import IdSource
@@ -26,13 +25,18 @@ from pyspark_mq.dedup import IdSource
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["ROW_BYTES", "UNREADABLE_PROPERTY", "Column", "Decoder", "Picked", "RawBatch", "Unreadable", "column_of"]
+__all__ = [
+    "INT32_MAX", "INT64_MAX", "ROW_BYTES", "UNREADABLE_PROPERTY", "Column", "Decoder", "Picked", "RawBatch",
+    "Unreadable", "column_of",
+]  # fmt: skip
 
 #: Name in `properties` under which the row of an unreadable message says why it is one.
 UNREADABLE_PROPERTY = "unreadable"
 #: Bytes that a delivery takes beside what is in it: its place in a block, in the ledger and in an epoch. Measured: 290
 #: of one that is received, 330 of one that is planned.
 ROW_BYTES = 330
+#: The largest numbers that columns have.
+INT32_MAX, INT64_MAX = 2**31 - 1, 2**63 - 1
 _SHOWN_CHARACTERS = 200
 
 
@@ -79,7 +83,7 @@ class RawBatch(Sequence[Any]):
         """The deliveries one by one, for what cannot be looked at together."""
 
     @abstractmethod
-    def bodies(self) -> Any:
+    def body_column(self) -> Any:
         """Return bodies as an array of Arrow."""
 
 
@@ -132,12 +136,11 @@ class Decoder(ABC):
             if not is_batch:
                 yield list(some)
                 continue
-            sized = [(sum(batch.sizes), batch) for batch in some]
-            ends = accumulate(size for size, _ in sized)
-            parts = [(end // bytes_max, batch) for end, (_, batch) in zip(ends, sized, strict=True)]
-            for _, part in groupby(parts, itemgetter(0)):
-                batches = [batch for _, batch in part]
-                yield batches[0].of(batches)
+            batches = list(some)
+            ends = accumulate(sum(batch.sizes) for batch in batches)
+            for _, part in groupby(zip(ends, batches, strict=True), lambda pair: pair[0] // bytes_max):
+                neighbours = [batch for _, batch in part]
+                yield neighbours[0].of(neighbours)
 
     @abstractmethod
     def tags(self, raws: Sequence[Any]) -> list[int]:

@@ -41,15 +41,12 @@ from pyspark_mq.sources.url import BrokerUrl
 
 __all__ = ["COPIED", "TRANSIT_S", "Greeting", "QueueDepth", "Session", "SessionLostError", "SessionOptions", "Sink"]
 
-#: How long a broker may take to hand out what is ready. On one machine it is milliseconds; paging and a busy
-#: broker make it more.
+#: How long a broker may take to hand out what is ready: on one machine milliseconds, more with paging or under load.
 TRANSIT_S = 0.5
 #: A broker that cannot write for a while gives up the connection, and everything handed out over it counts as
 #: delivered once more: RabbitMQ (`tcp_listen_options.send_timeout`, 15 s) and ActiveMQ Classic over STOMP after
 #: 30 s. So a session that does not read while paused takes one delivery at this interval.
 KEEP_ALIVE_READ_S = 5.0
-
-
 #: What else a message with the offset of a stream may be, where the broker cannot be asked.
 COPIED = (
     ". If it is a queue with messages that were copied from a stream, read it with protocol amqp-0-9-1, or have them "

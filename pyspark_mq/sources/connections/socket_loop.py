@@ -100,7 +100,10 @@ class SocketLoop:
             False if the connection has ended, as far as that is seen without reading.
         """
         assert self._socket is not None
-        self._watch(self._socket, reading=reading)
+        watched = (select.POLLIN if reading else _HANG_UP) | (select.POLLOUT if self.outgoing else 0)
+        if watched != self._watched:
+            self._watched = watched
+            self._poll.register(self._socket, watched)
         if reading and isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
             timeout_s = 0.0  # TLS holds decrypted bytes the kernel does not know of
         events = dict(self._poll.poll(math.ceil(max(0.0, timeout_s) * 1000)))
@@ -109,12 +112,6 @@ class SocketLoop:
             with contextlib.suppress(BlockingIOError):
                 self._wakeup_read.recv(_WOKEN_BYTES)
         return reading or not any(event & ~select.POLLOUT for event in events.values())
-
-    def _watch(self, connected: socket.socket, *, reading: bool) -> None:
-        events = (select.POLLIN if reading else _HANG_UP) | (select.POLLOUT if self.outgoing else 0)
-        if events != self._watched:
-            self._watched = events
-            self._poll.register(connected, events)
 
     def read(self, maximum: int) -> bytes | None:
         """Read at most so many bytes; None for nothing now, no bytes for the end of the connection.

@@ -186,7 +186,7 @@ class MessageBatch(RawBatch):
 
     # -- columns
 
-    def bodies(self) -> Any:
+    def body_column(self) -> Any:
         """Return bodies as an array of Arrow."""
         return binary(self.frames.data, self.frames.spans[2], self.frames.spans[3])
 
