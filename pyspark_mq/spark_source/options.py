@@ -47,23 +47,23 @@ _SIZE = "its name here is 'maxMessagesPerTrigger'"
 _BIND = "a query reads a queue: bind one to the exchange, and name it as 'queue'"
 #: Names of other sources, in lower case -> what to write of a queue.
 _ELSEWHERE: Mapping[str, str] = {
-        **dict.fromkeys(
-            ("startingoffsets", "endingoffsets", "startingtimestamp", "endingtimestamp", "startingoffsetsbytimestamp",
-             "endingoffsetsbytimestamp"), _NO_OFFSETS,
-        ),
-        **dict.fromkeys(("maxoffsetspertrigger", "maxrecordspertrigger", "batchsize"), _SIZE),
-        **dict.fromkeys(("exchange", "routingkey", "routing_key"), _BIND),
-        "subscribe": "its name here is 'queue', or 'topic' for a durable subscription",
-        "subscribepattern": "its name here is 'queuePattern'",
-        "assign": "a queue has no partitions: name it as 'queue'",
-        "minoffsetspertrigger": "its name here is 'minMessagesPerTrigger'",
-        "minpartitions": "its name here is 'numPartitions'",
-        "maxrecordsperpartition": "'numPartitions' says how many tasks an epoch has",
-        "destination": "its name here is 'queue' or 'topic'",
-        "queuename": "its name here is 'queue'",
-        "autoack": "'guarantee' says when messages are acknowledged",
-        "durable": "a query declares no queue; leave it out",
-    }  # fmt: skip
+    **dict.fromkeys(
+        ("startingoffsets", "endingoffsets", "startingtimestamp", "endingtimestamp", "startingoffsetsbytimestamp",
+         "endingoffsetsbytimestamp"), _NO_OFFSETS,
+    ),
+    **dict.fromkeys(("maxoffsetspertrigger", "maxrecordspertrigger", "batchsize"), _SIZE),
+    **dict.fromkeys(("exchange", "routingkey", "routing_key"), _BIND),
+    "subscribe": "its name here is 'queue', or 'topic' for a durable subscription",
+    "subscribepattern": "its name here is 'queuePattern'",
+    "assign": "a queue has no partitions: name it as 'queue'",
+    "minoffsetspertrigger": "its name here is 'minMessagesPerTrigger'",
+    "minpartitions": "its name here is 'numPartitions'",
+    "maxrecordsperpartition": "'numPartitions' says how many tasks an epoch has",
+    "destination": "its name here is 'queue' or 'topic'",
+    "queuename": "its name here is 'queue'",
+    "autoack": "'guarantee' says when messages are acknowledged",
+    "durable": "a query declares no queue; leave it out",
+}  # fmt: skip
 _SHORT_STRING_BYTES = 255
 _SHOWN_CHARACTERS = 60
 

@@ -117,7 +117,7 @@ class Chunk(NamedTuple):
 
 
 def _begins(data: bytes, count: int = 0) -> list[int]:
-    """Where records begin, for :meth:`Chunk.pieces`; they may be so many of one size."""
+    """Return where records begin, for :meth:`Chunk.pieces`; they may be so many of one size."""
     return _equal(data, count) or _walked(data)
 
 

@@ -70,7 +70,7 @@ def check_certificate(whose: str, end: datetime, now: datetime) -> Finding:
 
 
 def of_server(url: BrokerUrl, endpoint: Endpoint) -> datetime:
-    """When a broker's certificate expires.
+    """Return when a broker's certificate expires.
 
     Raises:
         OSError: there is no connection; an `ssl.SSLError` where the handshake fails.
@@ -84,7 +84,7 @@ def of_server(url: BrokerUrl, endpoint: Endpoint) -> datetime:
 
 
 def of_file(path: str) -> datetime:
-    """When the first certificate in a PEM file expires; a ValueError if it has none."""
+    """Return when the first certificate in a PEM file expires; a ValueError if it has none."""
     text = Path(path).read_text("ascii", errors="replace")
     start, end = text.find(ssl.PEM_HEADER), text.find(ssl.PEM_FOOTER)
     if start < 0 or end < 0:

@@ -29,7 +29,7 @@ from pyspark_mq.sources.amqp091.properties import (
     Raw,
     is_table,
 )
-from pyspark_mq.sources.connections.decoder import ROW_BYTES, Picked, RawBatch
+from pyspark_mq.sources.connections.decoder import ROW_BYTES, RawBatch
 from pyspark_mq.sources.connections.spans import Views, binary, decimals, distinct, is_ascii, maps, text
 
 __all__ = ["DeliveryBatch"]
@@ -266,7 +266,3 @@ class DeliveryBatch(RawBatch):
         size = list(FIELDS.values())[place]
         present = np.ones(len(self), bool) if field.present is None else field.present
         return self._views.at(field.begins, size), present
-
-    def nothing(self) -> Picked:
-        """Return a column of nulls."""
-        return Picked([None], np.zeros(len(self), np.int64))

@@ -176,7 +176,7 @@ def is_table(table: bytes) -> bool:
 
 
 def _plain_flags(block: bytes) -> bytes:
-    """The same without the further words of flags."""
+    """Return a block of properties without the further words of flags."""
     at = 1
     while block[at] & MORE_FLAGS:
         at += FLAGS_BYTES

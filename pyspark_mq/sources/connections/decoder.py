@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate, groupby
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
+import numpy as np
+
 from pyspark_mq.dedup import IdSource
 
 if TYPE_CHECKING:
@@ -64,6 +66,18 @@ def _shortened(text: str) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
 
 
+class Picked(NamedTuple):
+    """A column of which many rows have the same value.
+
+    Attributes:
+        values: those that there are.
+        rows: the number of its value for each row, an array of whole numbers.
+    """
+
+    values: list[Any]
+    rows: Any
+
+
 class RawBatch(Sequence[Any]):
     """Several raw deliveries in a row, in the form in which they are looked at together. Slices are batches, too."""
 
@@ -86,6 +100,10 @@ class RawBatch(Sequence[Any]):
     def body_column(self) -> Any:
         """Return bodies as an array of Arrow."""
 
+    def nothing(self) -> Picked:
+        """Return a column of nulls."""
+        return Picked([None], np.zeros(len(self), np.int64))
+
 
 #: A column, see :attr:`Decoder.columns`.
 Column: TypeAlias = "Callable[[Sequence[Any]], Any]"
@@ -106,18 +124,6 @@ def column_of(alone: Column, together: Callable[[Any], Any]) -> Column:
         return alone(raws.alone) if found is None else found
 
     return column
-
-
-class Picked(NamedTuple):
-    """A column of which many rows have the same value.
-
-    Attributes:
-        values: those that there are.
-        rows: the number of its value for each row, an array of whole numbers.
-    """
-
-    values: list[Any]
-    rows: Any
 
 
 class Decoder(ABC):

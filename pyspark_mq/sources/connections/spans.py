@@ -79,12 +79,8 @@ def numbers(values: Any, valid: Any | None = None) -> pa.Array:
 
 
 def distinct(found: pa.Array) -> tuple[list[Any], Any]:
-    """Return the values that differ, in the order of their first places, and for each place the number of its value.
-
-    Args:
-        found: without nulls.
-    """
-    encoded = found.dictionary_encode()
+    """Return the values that differ, in the order of their first places, and for each place the number of its value."""
+    encoded = found.dictionary_encode(null_encoding="encode")
     return encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
 
 

@@ -6,14 +6,15 @@ begin and end is known then, and a column is made of the memory when it is asked
 
 What is taken is what :mod:`pyspark_mq.sources.stomp.frames` takes, and less of it: whole MESSAGE frames that follow
 each other, each behind one line feed, with a length that agrees, or a text without NUL that another frame follows;
-headers with names in ASCII, none of them twice; no carriage return before the body. All else is left to that module.
-So this never decides that a frame or a message is broken.
+headers with short names in ASCII; no carriage return before the body. All else is left to that module. So this never
+decides that a frame or a message is broken.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, TypeAlias, overload
 
 import numpy as np
@@ -21,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_mq.brokers.base import StompDialect
-from pyspark_mq.sources.connections.decoder import ROW_BYTES, Picked, RawBatch
+from pyspark_mq.sources.connections.decoder import ROW_BYTES, RawBatch
 from pyspark_mq.sources.connections.spans import binary, distinct, maps, text
 
 __all__ = ["TOGETHER_MIN", "Frames", "MessageBatch", "Raw", "find_frames"]
@@ -58,6 +59,15 @@ class Field(NamedTuple):
     begins: Any
     ends: Any
     present: Any | None
+
+    @classmethod
+    def of(cls, count: int, parts: Sequence[tuple[Any, Field]]) -> Field:
+        """Make one of so many messages of parts, each with the places of its messages."""
+        begins, ends, present = np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, bool)
+        for places, part in parts:
+            begins[places], ends[places] = part.begins, part.ends
+            present[places] = True if part.present is None else part.present
+        return cls(begins, ends, None if present.all() else present)
 
 
 class Frames(NamedTuple):
@@ -114,27 +124,23 @@ class Frames(NamedTuple):
                 start, end = end, end + len(part.data)
             starts.append(start)
         layouts = list(dict.fromkeys(layout for part in parts for layout in part.layouts))
+        bounds = [0, *accumulate(len(part.kinds) for part in parts)]
+        rows = [slice(low, high) for low, high in pairwise(bounds)]
+        fields = {
+            name: Field.of(
+                bounds[-1],
+                [
+                    (places, Field(begins + start, ends + start, present))
+                    for places, start, part in zip(rows, starts, parts, strict=True)
+                    if name in part.fields
+                    for begins, ends, present in [part.fields[name]]
+                ],
+            )
+            for name in dict.fromkeys(name for layout in layouts for name in layout)
+        }
         kinds = [np.array([layouts.index(layout) for layout in part.layouts])[part.kinds] for part in parts]
         spans = [part.spans + start for part, start in zip(parts, starts, strict=True)]
-        fields = {name: _joined(name, parts, starts) for name in dict.fromkeys(name for one in layouts for name in one)}
         return cls(b"".join(pieces), np.concatenate(spans, axis=1), layouts, np.concatenate(kinds), fields)
-
-
-def _joined(name: str, parts: Sequence[Frames], starts: Sequence[int]) -> Field:
-    counts = [len(part.kinds) for part in parts]
-    found = [
-        part.fields.get(name) or Field(np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, bool))
-        for part, count in zip(parts, counts, strict=True)
-    ]
-    begins = np.concatenate([field.begins + start for field, start in zip(found, starts, strict=True)])
-    ends = np.concatenate([field.ends + start for field, start in zip(found, starts, strict=True)])
-    if all(field.present is None for field in found):
-        return Field(begins, ends, None)
-    present = [
-        np.ones(count, bool) if field.present is None else field.present
-        for field, count in zip(found, counts, strict=True)
-    ]
-    return Field(begins, ends, np.concatenate(present))
 
 
 class MessageBatch(RawBatch):
@@ -194,10 +200,6 @@ class MessageBatch(RawBatch):
         """Whether any delivery has a header."""
         return name in self.frames.fields
 
-    def nothing(self) -> Picked:
-        """Return a column of nulls."""
-        return Picked([None], np.zeros(len(self), np.int64))
-
     def _written(self, name: str) -> pa.Array:
         """Return a header as it is written, null where there is none."""
         field = self.frames.fields.get(name)
@@ -235,17 +237,9 @@ class MessageBatch(RawBatch):
         return pc.equal(self._written(name), pa.scalar(value)).fill_null(False)
 
     def distinct(self, name: str) -> tuple[list[str | None], Any] | None:
-        """Return a header as :func:`.distinct` does, with None for those without; None if one has to be looked at."""
+        """Return a header as :func:`.distinct` does; None if one has to be looked at alone."""
         found = self.texts(name)
-        if found is None:
-            return None
-        if found.null_count == len(found):
-            return [None], np.zeros(len(found), np.int64)
-        if not found.null_count:
-            return distinct(found)
-        encoded = found.dictionary_encode()
-        known = encoded.dictionary.to_pylist()
-        return [*known, None], encoded.indices.fill_null(len(known)).to_numpy()
+        return None if found is None else distinct(found)
 
     def others(self, hidden: Collection[str], prefixes: tuple[str, ...]) -> pa.Array | None:
         """Return headers but some as maps of texts; None if those have to be looked at one by one.
@@ -335,32 +329,26 @@ class _Finder:
             kinds[rows] = len(groups)
             spans[1, rows], spans[2, rows] = bounds[-2] + 1, bounds[-1] + 1
             groups.append((layout, rows, bounds))
-        if not len(left):
-            return Frames(self._data, spans, [group[0] for group in groups], kinds, self._fields(groups))
         # All before the first that is left.
-        first = int(left[0])
+        first = int(left[0]) if len(left) else count
         if not first:
             return None
-        found = Frames(self._data, spans, [group[0] for group in groups], kinds, self._fields(groups))
+        found = Frames(self._data, spans, [layout for layout, _, _ in groups], kinds, self._fields(groups))
+        if first == count:
+            return found
         return found.taken(slice(first))._replace(data=self._data[: int(self._ends[first - 1]) + 1])
 
     def _fields(self, groups: Sequence[tuple[tuple[str, ...], Any, Any]]) -> dict[str, Field]:
         """Return headers, of layouts with their rows and the ends of their lines."""
+        found: dict[str, list[tuple[Any, Field]]] = {}
+        for layout, rows, bounds in groups:
+            for name in dict.fromkeys(layout):
+                number = self._number(layout, name)
+                field = Field(bounds[number] + len(name) + 2, bounds[number + 1], None)
+                found.setdefault(name, []).append((rows, field))
         if len(groups) == 1:
-            ((layout, _, bounds),) = groups
-            numbers = {name: self._number(layout, name) for name in layout}
-            return {name: Field(bounds[n] + len(name) + 2, bounds[n + 1], None) for name, n in numbers.items()}
-        count = len(self._ends)
-        fields: dict[str, Field] = {}
-        for name in dict.fromkeys(name for layout, _, _ in groups for name in layout):
-            begins, ends, present = np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, bool)
-            for layout, rows, bounds in groups:
-                if name in layout:
-                    number = self._number(layout, name)
-                    begins[rows], ends[rows] = bounds[number] + len(name) + 2, bounds[number + 1]
-                    present[rows] = True
-            fields[name] = Field(begins, ends, None if present.all() else present)
-        return fields
+            return {name: field for name, [(_, field)] in found.items()}
+        return {name: Field.of(len(self._ends), parts) for name, parts in found.items()}
 
     def _number(self, layout: tuple[str, ...], name: str) -> int:
         """Return the line of the entry that counts of a header."""
@@ -376,11 +364,9 @@ class _Finder:
             0 < len(name) <= _NAME_BYTES_MAX and name.isascii() and b"\\" not in name and b"\0" not in name
             for name in names
         )
-        return (
-            tuple(name.decode() for name in names)
-            if 0 < len(lines) == len(names) <= _HEADERS_MAX and are_plain
-            else None
-        )
+        if not are_plain or not 0 < len(lines) == len(names) <= _HEADERS_MAX:
+            return None
+        return tuple(name.decode() for name in names)
 
     def _like(self, layout: tuple[str, ...], rows: Any) -> tuple[Any, Any]:
         """Compare frames with a layout.

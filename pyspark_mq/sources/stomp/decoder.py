@@ -14,6 +14,8 @@ import pyarrow.compute as pc
 from pyspark_mq.brokers.base import PASSING_HEADERS, PASSING_PREFIXES, StompDialect
 from pyspark_mq.dedup import IdSource, content_digest
 from pyspark_mq.sources.connections.decoder import (
+    INT32_MAX,
+    INT64_MAX,
     ROW_BYTES,
     UNREADABLE_PROPERTY,
     Column,
@@ -29,12 +31,10 @@ from pyspark_mq.sources.stomp.headers import as_text, as_texts, parse, searchabl
 __all__ = ["StompDecoder", "whole_number"]
 
 _MESSAGE_ID = IdSource("message-id")
-_INT32_MAX = 2**31 - 1
 #: For so many columns each header is searched for.
 _SEARCHED_MAX = 3
 #: Larger deliveries that have come one by one are not copied to be looked at together.
 _COPIED_MAX = 4 << 20
-_INT64_MAX = 2**63 - 1
 
 #: The exchange of destinations that name none (RabbitMQ's documentation, "STOMP", "Destinations").
 _EXCHANGES = {"queue": "", "topic": "amq.topic"}
@@ -131,23 +131,23 @@ def _properties_of(batch: MessageBatch) -> Any:
 
 def _timestamps_us(raws: Sequence[Raw]) -> list[int | None]:
     unit = _dialect(raws).timestamp_us
-    moments = _numbers(raws, "timestamp", _INT64_MAX // unit)
+    moments = _numbers(raws, "timestamp", INT64_MAX // unit)
     return [None if moment is None else moment * unit for moment in moments]
 
 
 def _timestamps_of(batch: MessageBatch) -> Any:
     unit = batch.dialect.timestamp_us
-    moments = batch.numbers("timestamp", _INT64_MAX // unit)
+    moments = batch.numbers("timestamp", INT64_MAX // unit)
     return None if moments is None else pc.multiply(moments, unit)
 
 
 def _expirations_us(raws: Sequence[Raw]) -> list[int | None]:
     expires_header = _dialect(raws).expires_header
     if expires_header:
-        moments = _numbers(raws, expires_header, _INT64_MAX // 1000)
+        moments = _numbers(raws, expires_header, INT64_MAX // 1000)
         return [moment * 1000 if moment else None for moment in moments]
     # A time to live in milliseconds, counted from publishing, as in AMQP 0-9-1.
-    lives = _numbers(raws, "expiration", _INT64_MAX // 1000)
+    lives = _numbers(raws, "expiration", INT64_MAX // 1000)
     return [_sum_us(published, life) for published, life in zip(_timestamps_us(raws), lives, strict=True)]
 
 
@@ -155,7 +155,7 @@ def _expirations_of(batch: MessageBatch) -> Any:
     expires_header = batch.dialect.expires_header
     if not expires_header:
         return None if batch.has("expiration") and batch.has("timestamp") else batch.nothing()
-    moments = batch.numbers(expires_header, _INT64_MAX // 1000)
+    moments = batch.numbers(expires_header, INT64_MAX // 1000)
     return None if moments is None else pc.multiply(pc.if_else(pc.equal(moments, 0), None, moments), 1000)
 
 
@@ -163,7 +163,7 @@ def _sum_us(published_us: int | None, lives_ms: int | None) -> int | None:
     if published_us is None or lives_ms is None:
         return None
     moment = published_us + lives_ms * 1000
-    return moment if moment <= _INT64_MAX else None
+    return moment if moment <= INT64_MAX else None
 
 
 _redelivered = column_of(
@@ -184,7 +184,7 @@ def _delivery_counts(raws: Sequence[Raw]) -> list[int | None]:
     count_header = _dialect(raws).count_header
     if not count_header:
         return [None] * len(raws)
-    counts = _numbers(raws, count_header, _INT32_MAX - 1)
+    counts = _numbers(raws, count_header, INT32_MAX - 1)
     return [
         counted + 1 if counted is not None else None if again else 1
         for counted, again in zip(counts, _redelivered(raws), strict=True)
@@ -194,7 +194,7 @@ def _delivery_counts(raws: Sequence[Raw]) -> list[int | None]:
 def _delivery_counts_of(batch: MessageBatch) -> Any:
     if not batch.dialect.count_header:
         return batch.nothing()
-    counts = batch.numbers(batch.dialect.count_header, _INT32_MAX - 1)
+    counts = batch.numbers(batch.dialect.count_header, INT32_MAX - 1)
     if counts is None:
         return None
     uncounted = pc.if_else(_redelivered(batch), pa.scalar(None, pa.int64()), 1)
@@ -233,35 +233,35 @@ def _routing(destination: str | None) -> tuple[str | None, str | None]:
     return None, None
 
 
-def _first_of(names: str, found: Callable[[Any, str], Any]) -> Column:
+def _long_numbers(raws: Sequence[Raw], name: str) -> list[int | None]:
+    return _numbers(raws, name, INT64_MAX)
+
+
+def _first_of(
+    names: str,
+    alone: Callable[[Sequence[Raw], str], list[Any]],
+    together: Callable[[MessageBatch, str], Any],
+) -> Column:
     """Make a column of the first of several headers that has a value.
 
     Args:
         names: what the dialect calls them.
-        found: a header of deliveries, or of a batch.
+        alone, together: a header of deliveries, and of a batch; see :func:`.column_of`.
     """
 
     def of_each(raws: Sequence[Raw]) -> list[Any]:
         column: list[Any] = [None] * len(raws)
         for name in reversed(getattr(_dialect(raws), names)):
-            column = [old if new is None else new for new, old in zip(found(raws, name), column, strict=True)]
+            column = [old if new is None else new for new, old in zip(alone(raws, name), column, strict=True)]
         return column
 
     def of_batch(batch: MessageBatch) -> Any:
-        columns = [found(batch, name) for name in getattr(batch.dialect, names) if batch.has(name)]
+        columns = [together(batch, name) for name in getattr(batch.dialect, names) if batch.has(name)]
         if not columns:
             return batch.nothing()
         return None if any(column is None for column in columns) else pc.coalesce(*columns)
 
     return column_of(of_each, of_batch)
-
-
-def _header_texts(raws: Any, name: str) -> Any:
-    return raws.texts(name) if isinstance(raws, MessageBatch) else _shown_texts(raws, name)
-
-
-def _long_numbers(raws: Any, name: str) -> Any:
-    return raws.numbers(name, _INT64_MAX) if isinstance(raws, MessageBatch) else _numbers(raws, name, _INT64_MAX)
 
 
 def _of_some(column: Column) -> Column:
@@ -317,10 +317,8 @@ class StompDecoder(Decoder):
     def unmarked(self, raws: Sequence[Raw]) -> list[bool]:
         if not raws:
             return []
-        again = _redelivered(raws)
-        if isinstance(again, pa.Array):
-            again = again.to_pylist()
-        return [not redelivered and _DEATHS not in raw[1] for redelivered, raw in zip(again, raws, strict=True)]
+        alone = list(raws)
+        return [not again and _DEATHS not in raw[1] for again, raw in zip(_redelivered(alone), alone, strict=True)]
 
     def hidden(self, raws: Sequence[Raw]) -> list[str]:
         if not raws or _dialect(raws).own_id is None:
@@ -348,8 +346,8 @@ class StompDecoder(Decoder):
                 "contentType": _text_column("content-type"),
                 "type": _text_column("type"),
                 "priority": column_of(
-                    lambda raws: _numbers(raws, "priority", _INT32_MAX),
-                    lambda batch: batch.numbers("priority", _INT32_MAX),
+                    lambda raws: _numbers(raws, "priority", INT32_MAX),
+                    lambda batch: batch.numbers("priority", INT32_MAX),
                 ),
                 "timestamp": column_of(_timestamps_us, _timestamps_of),
                 "expiration": column_of(_expirations_us, _expirations_of),
@@ -357,12 +355,14 @@ class StompDecoder(Decoder):
                 "deliveryCount": column_of(_delivery_counts, _delivery_counts_of),
                 "routingKey": _routing_column(1),
                 "exchange": _routing_column(0),
-                "userId": _first_of("user_id", _header_texts),
-                "appId": _first_of("app_id", _header_texts),
-                "contentEncoding": _first_of("content_encoding", _header_texts),
+                "userId": _first_of("user_id", _shown_texts, MessageBatch.texts),
+                "appId": _first_of("app_id", _shown_texts, MessageBatch.texts),
+                "contentEncoding": _first_of("content_encoding", _shown_texts, MessageBatch.texts),
                 "persistent": column_of(_persistent, lambda batch: batch.are("persistent", b"true")),
-                "groupId": _first_of("group_id", _header_texts),
-                "groupSequence": _first_of("group_sequence", _long_numbers),
+                "groupId": _first_of("group_id", _shown_texts, MessageBatch.texts),
+                "groupSequence": _first_of(
+                    "group_sequence", _long_numbers, lambda batch, name: batch.numbers(name, INT64_MAX)
+                ),
             }.items()
         }
     )
