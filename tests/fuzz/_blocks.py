@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import pyarrow as pa
@@ -12,7 +13,7 @@ from pyspark_mq.sources.connections.decoder import Decoder
 from pyspark_mq.sources.connections.message_id import MessageIds
 from pyspark_mq.spark_source.schema import ALL_COLUMNS, BatchBuilder
 
-__all__ = ["block_rows"]
+__all__ = ["block_rows", "same_rows"]
 
 _SCHEMA = BatchBuilder(ALL_COLUMNS).block_schema
 
@@ -48,3 +49,15 @@ def block_rows(decoder: Decoder, items: list[Any], ids: MessageIds, bytes_max: i
             for place, row in enumerate(pa.table(columns).to_pylist())
         ]  # fmt: skip
     return rows
+
+
+def same_rows(one: list[dict[str, Any]], other: list[dict[str, Any]], left_out: Collection[str], of: object) -> None:
+    """Compare rows of blocks, but for some columns.
+
+    Raises:
+        AssertionError: they differ; it says in what, and of what they are.
+    """
+    for mine, theirs in zip(one, other, strict=True):
+        pairs = [(name, str(value), str(theirs[name])) for name, value in mine.items() if name not in left_out]
+        differs = [pair for pair in pairs if pair[1] != pair[2]]
+        assert not differs, f"{differs}: {mine} of {of}"

@@ -19,7 +19,7 @@ from pyspark_mq.sources.amqp091.decoder import Amqp091Decoder
 from pyspark_mq.sources.amqp091.frames import DeliveryReader, FrameError
 from pyspark_mq.sources.amqp091.properties import UnreadableRaw, check, unreadable
 from pyspark_mq.sources.connections.message_id import MessageIds
-from tests.fuzz._blocks import block_rows
+from tests.fuzz._blocks import block_rows, same_rows
 from tests.fuzz.amqp091 import FIELDS, SHORTS, TYPES, Made
 
 __all__ = ["run"]
@@ -127,10 +127,7 @@ def _case(rng: random.Random) -> Counter[str]:
     bytes_max = rng.choice((_SMALL, 4 << 20))
     left_out = {"size"} if UnreadableRaw in map(type, alone[0]) or bytes_max == _SMALL else set()
     made = [block_rows(_DECODER, items, ids, bytes_max) for items in (together[0], alone[0])]
-    for one, other in zip(*made, strict=True):
-        pairs = [(name, str(value), str(other[name])) for name, value in one.items() if name not in left_out]
-        differs = [pair for pair in pairs if pair[1] != pair[2]]
-        assert not differs, f"{differs}: {wrong}"
+    same_rows(*made, left_out, wrong)
     batched = sum(len(item) for item in together[0] if isinstance(item, DeliveryBatch))
     return Counter({"changed" if changes else "whole": len(turns), "together": batched})
 

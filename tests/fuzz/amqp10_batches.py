@@ -16,7 +16,7 @@ from pyspark_mq.sources.amqp10.batch import EncodedBatch, find_batches
 from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder, UnreadableRaw
 from pyspark_mq.sources.amqp10.sections import SectionReader
 from pyspark_mq.sources.connections.message_id import MessageIds
-from tests.fuzz._blocks import block_rows
+from tests.fuzz._blocks import block_rows, same_rows
 from tests.fuzz.amqp10 import generated
 from tests.support.stream_messages import FORMS, message, mutated
 
@@ -58,10 +58,7 @@ def _case(rng: random.Random) -> Counter[str]:
     parts = len(list(_DECODER.gather(together, bytes_max)))
     left_out = {"size"} if UnreadableRaw in map(type, alone) or parts > 1 or bytes_max == _SMALL else set()
     made = [block_rows(_DECODER, items, ids, bytes_max) for items in (together, alone)]
-    for one, other in zip(*made, strict=True):
-        pairs = [(name, str(value), str(other[name])) for name, value in one.items() if name not in left_out]
-        differs = [pair for pair in pairs if pair[1] != pair[2]]
-        assert not differs, f"{differs}: {one} of {forms}, IDs by {ids.source}"
+    same_rows(*made, left_out, f"{forms}, IDs by {ids.source}")
     batched = sum(len(item) for item in together if isinstance(item, EncodedBatch))
     return Counter({"changed" if share else "whole": len(alone), "together": batched})
 
