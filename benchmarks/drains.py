@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import re
-import shutil
 import statistics
 import subprocess
 import sys
@@ -23,9 +21,9 @@ from benchmarks.figures import Epoch, epoch_of, steady_rate
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from testbed.brokers.java import PASSWORD, USER, JavaNode
 from testbed.brokers.node import Node
-from testbed.comparison.readers import FLINK_OPTIONS, FLINK_PROJECT, HAZELCAST_OPTIONS
-from testbed.distributions import Distribution, fetch, find_java, run_to_end
-from testbed.process import NodeError, poll
+from testbed.comparison.readers import FLINK_OPTIONS, FLINK_PROJECT, HAZELCAST_OPTIONS, build_project
+from testbed.distributions import Distribution, fetch, find_java
+from testbed.process import poll
 
 __all__ = ["BareDrain", "Drain", "DrainError", "Member", "MemberDrain", "OurDrain", "PerfTestDrain",
            "QueryDrain", "RateDrain", "check_child", "close_child", "interval_rates", "make_session",
@@ -34,7 +32,6 @@ __all__ = ["BareDrain", "Drain", "DrainError", "Member", "MemberDrain", "OurDrai
 _ROOT = Path(__file__).resolve().parent.parent
 _HAZELCAST_PROJECT = Path(__file__).resolve().parent / "hazelcast"
 _ERRORS_ONLY = "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"
-_BUILD_TIMEOUT_S = 300.0
 _STOP_TIMEOUT_S = 30.0
 _PROGRESS_POLL_S = 0.05
 _RATE_EPOCH_ROWS = 50_000
@@ -182,9 +179,10 @@ class Member:
     """
 
     def __init__(self, name: str, project: Path, main: str, options: Sequence[str]) -> None:
-        classes = _build(project)
+        classes = build_project(project)
         path = os.pathsep.join([str(classes), str(classes.parent / "lib" / "*")])
         self.name = name
+        self._folder = tempfile.TemporaryDirectory()
         self._child = spawn([find_java(), *options, "-cp", path, main])
         if self._answer() != "ready":
             raise DrainError(f"{name} did not start")
@@ -224,9 +222,15 @@ class Member:
     def running(self) -> bool:
         return self._child.poll() is None
 
+    @property
+    def folder(self) -> str:
+        """For what its jobs keep; it is gone with the process."""
+        return self._folder.name
+
     def close(self) -> None:
         """End the process."""
         close_child(self._child)
+        self._folder.cleanup()
 
     def _say(self, line: str) -> None:
         assert self._child.stdin is not None
@@ -264,7 +268,7 @@ class MemberDrain(Drain):
     def of_flink(cls, member: Member, node: Node, queue: str, messages: int) -> MemberDrain:
         parts = urlsplit(node.url(AMQP_0_9_1))
         login = parts.hostname or "", str(parts.port), parts.username or "", parts.password or ""
-        return cls(member, [*login, queue, str(messages), tempfile.mkdtemp(prefix="flink-")])
+        return cls(member, [*login, queue, str(messages), member.folder])
 
     def start(self) -> None:
         self._member.begin(self._words)
@@ -281,26 +285,6 @@ class MemberDrain(Drain):
     def end(self) -> tuple[int | None, float | None]:
         self._member.stop()
         return None, None
-
-
-@functools.cache
-def _build(project: Path) -> Path:
-    """The folder of the compiled programs, their libraries beside it.
-
-    Raises:
-        NodeError: Maven or a compiler is missing, or nothing can be downloaded.
-    """
-    maven = shutil.which("mvn")
-    if maven is None:
-        raise NodeError("Maven is not installed; install it with: apt-get install maven openjdk-17-jdk-headless")
-    command = [maven, "--quiet", "--batch-mode", "--file", str(project / "pom.xml"), "compile"]
-    try:
-        code, said = run_to_end(command, _BUILD_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        raise NodeError(f"Maven did not build {project} in {_BUILD_TIMEOUT_S:g} s") from None
-    if code != 0:
-        raise NodeError(f"Maven could not build {project}; is Maven Central reachable? It said:\n{said[-2000:]}")
-    return project / "target" / "classes"
 
 
 # -- Spark ------------------------------------------------------------------------------------

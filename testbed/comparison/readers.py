@@ -33,6 +33,7 @@ __all__ = [
     "HazelcastReader",
     "JavaReader",
     "OurReader",
+    "build_project",
 ]
 
 _HERE = Path(__file__).resolve().parent
@@ -60,6 +61,28 @@ FLINK_OPTIONS = tuple(
         *("java.util.concurrent", "java.util.concurrent.atomic", "java.util.concurrent.locks", "sun.nio.ch"),
     )
 )
+
+
+def build_project(project: Path) -> Path:
+    """Build the program of a folder by Maven, if it has to be.
+
+    Returns:
+        the folder of its classes. The folder `lib` beside that has what it needs.
+
+    Raises:
+        NodeError: Maven or a compiler is missing, or it cannot be built.
+    """
+    maven = shutil.which("mvn")
+    if maven is None:
+        raise NodeError("Maven is not installed; install it with: apt-get install maven openjdk-17-jdk-headless")
+    command = [maven, "--quiet", "--batch-mode", "--file", str(project / "pom.xml"), "compile"]
+    try:
+        code, said = run_to_end(command, _BUILD_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        raise NodeError(f"Maven did not build {project.name} in {_BUILD_TIMEOUT_S:g} s") from None
+    if code != 0:
+        raise NodeError(f"Maven could not build {project.name}; is Maven Central reachable? It said:\n{said[-2000:]}")
+    return project / "target" / "classes"
 
 
 @dataclass
@@ -104,15 +127,7 @@ class JavaReader(Job):
         Raises:
             NodeError: it cannot be built.
         """
-        maven = shutil.which("mvn")
-        if maven is None:
-            raise NodeError("Maven is not installed; install it with: apt-get install maven openjdk-17-jdk-headless")
-        command = [maven, "--quiet", "--batch-mode", "--file", str(_HERE / self.project / "pom.xml"), "compile"]
-        code, said = run_to_end(command, _BUILD_TIMEOUT_S)
-        if code != 0:
-            raise NodeError(
-                f"Maven could not build {self.project}; is Maven Central reachable? It said:\n{said[-2000:]}"
-            )
+        build_project(_HERE / self.project)
 
     # -- what differs
 
