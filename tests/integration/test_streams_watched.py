@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,8 +86,10 @@ def test_the_doctor_names_what_is_wrong_with_a_node(
 
 
 def test_the_doctor_says_that_an_advertised_host_is_not_reached(
-    stream: str, capsys: pytest.CaptureFixture[str]
+    stream: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Else the Python of the PATH is a problem of this machine, which has no pyspark-mq.
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     with RabbitNode(
         version="4.3", plugins=("rabbitmq_stream",), config={"stream.advertised_host": "no.such.host"}
     ) as node:
