@@ -9,7 +9,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-__all__ = ["Counters"]
+__all__ = ["READINGS", "Counters"]
+
+#: Those that are readings of a moment, and may fall.
+READINGS = ("unacked", "buffered", "carried", "remembered", "backlog")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,7 @@ class Counters:
         replays: epochs of a former process that were asked for again.
         lost: planned messages given up (`failOnDataLoss=false`, or released).
         forgotten: IDs forgotten although their messages may come again: more than two million, or a day is over.
-        unacked: now: deliveries for which no acknowledgement was sent yet.
+        unacked: now: deliveries for which no acknowledgement is due yet.
         buffered: now: messages received and not planned.
         carried: now: messages a new session may be handed again: planned, or acknowledged and not settled.
         remembered: now: IDs of committed messages that are known, whatever becomes of theirs.
@@ -67,7 +70,7 @@ class Counters:
 
     def counted(self) -> Counters:
         """Counters of a queue that is gone: totals stay, gauges are 0."""
-        return replace(self, unacked=0, buffered=0, carried=0, remembered=0, backlog=0)
+        return replace(self, **dict.fromkeys(READINGS, 0))
 
     @classmethod
     def of(cls, report: Mapping[str, Any]) -> Counters:

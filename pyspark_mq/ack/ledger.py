@@ -120,11 +120,11 @@ class Ledger(Generic[K, P]):
 
     @property
     def unacked(self) -> int:
-        """Deliveries of the open sessions for which no acknowledgement was asked yet."""
+        """Deliveries of the open sessions for which no acknowledgement is due yet."""
         return len(self._open)
 
     def unacked_in(self, session: int) -> int:
-        """Return how many deliveries of one open session no acknowledgement was asked for yet."""
+        """Return how many deliveries of one open session no acknowledgement is due yet."""
         return len(self._open[session])
 
     def unseen(self, keys: Collection[K]) -> Iterator[K]:

@@ -212,8 +212,8 @@ _TABLE = (
         "maxPartitionBytes",
         _SIZE,
         "bytes of rows that one task may carry where rows travel inside tasks, as on clusters. Keep it below "
-        "`spark.rpc.message.maxSize` (128 MiB by default). Epochs are split into partitions accordingly; a single "
-        "message that is larger is an error",
+        "`spark.rpc.message.maxSize` (128 MiB by default). Partitions are split at 32 MiB, or at this if that is less; "
+        "a single message that is larger is an error",
         default="120m",
         kind=SIZE_BYTES,
         sets="max_partition_bytes",

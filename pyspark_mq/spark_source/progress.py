@@ -9,10 +9,7 @@ from typing import Any
 
 from pyspark_mq.ack.counters import Counters
 
-__all__ = ["NOW", "Reading", "readings"]
-
-#: Counters that are readings of a moment.
-NOW = ("unacked", "buffered", "carried", "backlog")
+__all__ = ["Reading", "readings"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,7 +166,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @in_words
     def commit(self, end: dict[str, Any]) -> None:
-        """Acknowledge up to `end`: cumulative, late, and lost in a crash; `latestOffset` does not wait for it."""
+        """Acknowledge up to `end`. Spark may call this late or not at all; `latestOffset` proves the same."""
         self._source().commit(self._position(end))
 
     def stop(self) -> None:

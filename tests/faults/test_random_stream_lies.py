@@ -16,6 +16,7 @@ import pytest
 
 from pyspark_mq.errors import BrokerUnavailableError, MqError
 from tests.faults.test_stream_lies import log_of, quick  # noqa: F401 - a fixture
+from tests.support.effort import part_of
 from tests.support.stream_peer import Lies, Link, Log, StreamPeer, deliver_frame, frame, text
 from tests.support.streams import StreamQuery
 
@@ -192,13 +193,13 @@ def run(seed: int, *, fails: bool, log: pytest.LogCaptureFixture | None = None) 
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(part_of(8)))
 def test_what_is_emitted_is_what_the_stream_had(seed: int) -> None:
     run(seed, fails=True)
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(part_of(8)))
 def test_what_is_not_emitted_is_in_the_log(seed: int, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         run(seed, fails=False, log=caplog)

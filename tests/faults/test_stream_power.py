@@ -19,6 +19,7 @@ from tests.plugin import missing
 from tests.support.streams import StreamQuery, numbered, publish
 
 
+@pytest.mark.whole
 @pytest.mark.skipif(os.geteuid() != 0, reason="to mount a disk takes root")
 @pytest.mark.timeout(300)
 def test_a_loss_of_power_is_never_silent(tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ def through(proxy: FaultProxy, tasks: list[Range], reconnect_timeout_s: float = 
     ]
 
 
+@pytest.mark.whole
 def test_a_connection_that_is_cut_behind_any_byte_costs_no_row_and_doubles_none(
     node: RabbitNode, proxy: FaultProxy
 ) -> None:

@@ -36,6 +36,7 @@ def bodies(chance: random.Random) -> list[bytes]:
     return [*2 * [b"few %d" % number for number in range(20)], b"one", b"one", *some]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("seed", [1])
 def test_a_storm_over_contents(cell: LiveCell, seed: int) -> None:
     chance = random.Random(seed)

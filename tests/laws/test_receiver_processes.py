@@ -155,8 +155,8 @@ def test_all_that_was_received_and_not_taken_counts_wherever_it_is(cell: LiveCel
     scene.start(allowed)
     assert scene.until(lambda: scene.connections.paused, 30, taking=False)
     assert not scene.until(lambda: False, 1, taking=False)  # what is on its way arrives
-    # All that is read at once goes into the inbox: pika reads until it has 100 KiB, in pieces of 64.
-    beyond = 9 * size
+    # All that is read at once goes into the inbox: pika reads until it has 100 KiB or more, in pieces of 256.
+    beyond = (100 << 10) + (256 << 10)
     assert allowed < scene.connections.untaken * size <= allowed + beyond
     assert scene.connections.late is False
     while len(scene.rows) < 200:

@@ -33,9 +33,10 @@ from pyspark_mq.dedup import IdSource, id_keys
 from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder, Raw, UnreadableRaw
 from pyspark_mq.sources.amqp10.scan import Scanner
 from pyspark_mq.sources.amqp10.sections import SectionReader
+from tests.support.effort import part_of
 
 #: The same examples in every run, whatever the speed of the machine.
-DETERMINISTIC = settings(derandomize=True, deadline=None, max_examples=300)
+DETERMINISTIC = settings(derandomize=True, deadline=None, max_examples=part_of(300))
 DECODER = Amqp10Decoder()
 SOURCES = [IdSource("message-id"), IdSource("correlation-id"), IdSource("property", "a"), IdSource("content")]
 

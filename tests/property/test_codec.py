@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 
 from pyspark_mq.dedup import CodecError, Key, decode_ids, encode_ids
 from pyspark_mq.dedup.identity import DIGEST_BYTES
+from tests.support.effort import part_of
 
 #: The same examples in every run, whatever the speed of the machine.
-DETERMINISTIC = settings(derandomize=True, deadline=None, max_examples=100)
+DETERMINISTIC = settings(derandomize=True, deadline=None, max_examples=part_of(100))
 
 # -- any list ---------------------------------------------------------------------------------
 
@@ -270,7 +271,7 @@ def test_a_damaged_text_decodes_or_is_refused(text: str) -> None:
     assert_decodes_or_is_refused(text)
 
 
-@settings(DETERMINISTIC, max_examples=250)
+@settings(DETERMINISTIC, max_examples=part_of(250))
 @given(damaged_insides())
 def test_a_text_damaged_before_compression_decodes_or_is_refused(text: str) -> None:
     assert_decodes_or_is_refused(text)

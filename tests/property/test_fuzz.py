@@ -7,9 +7,10 @@ import time
 import pytest
 
 from tests.fuzz.__main__ import names, turn
+from tests.support.effort import part_of
 
 _SEED = 1
-_SECONDS = 5.0
+_SECONDS = part_of(20) / 4
 
 
 @pytest.mark.parametrize("name", names())

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from pyspark_mq.ack.known import Known
+from tests.support.effort import part_of
 
 #: Integers that are so far apart have the same hash.
 PERIOD = 2**61 - 1
@@ -68,5 +69,7 @@ class KnownMachine(RuleBasedStateMachine):
         assert len(self.known) == sum(map(len, self.model.values()))
 
 
-KnownMachine.TestCase.settings = settings(derandomize=True, deadline=None, max_examples=150, stateful_step_count=30)
+KnownMachine.TestCase.settings = settings(
+    derandomize=True, deadline=None, max_examples=part_of(150), stateful_step_count=30
+)
 TestKnown = KnownMachine.TestCase

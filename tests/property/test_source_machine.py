@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from pyspark_mq.sources.settings import Guarantee
+from tests.support.effort import part_of
 from tests.support.engine import At, Crashed
 from tests.support.memory import MemoryBroker, MemoryQueue, MemoryStore, Weather
 from tests.support.simulation import QUEUE, Query, World, make_settings
@@ -53,6 +54,8 @@ class SourceMachine(RuleBasedStateMachine):
         self.repeated: set[str] = set()
         self.query: Query | None = None
         self.named = True
+        #: When the processes that receive were killed last.
+        self.killed_s = [-math.inf] * 3
 
     @initialize(
         consumers=st.integers(1, 3),
@@ -248,7 +251,9 @@ class SourceMachine(RuleBasedStateMachine):
 
     @rule()
     def the_processes_that_receive_are_killed(self) -> None:
-        if self.q.source is not None and self.q.played is not None:
+        """But not five times in a row before they have lived for long: that ends the query (`_BAD_LIVES_MAX`)."""
+        if self.q.source is not None and self.q.played is not None and self.killed_s[0] < self.world.now_s - 60.0:
+            self.killed_s = [*self.killed_s[1:], self.world.now_s]
             self.q.played.kill()
 
     @rule(count=st.integers(1, 10), seconds=st.sampled_from([1.0, 30.0]))
@@ -329,7 +334,7 @@ class SourceMachine(RuleBasedStateMachine):
 
 
 SourceMachine.TestCase.settings = settings(
-    max_examples=60 if settings.get_current_profile_name() == "all" else 20,
+    max_examples=part_of(60),
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],

@@ -24,9 +24,10 @@ from pyspark_mq.sources.stomp.batch import Frames, MessageBatch
 from pyspark_mq.sources.stomp.decoder import StompDecoder
 from pyspark_mq.sources.stomp.frames import FrameError, FrameReader, UnreadableHeaders
 from pyspark_mq.sources.stomp.headers import parse, value
+from tests.support.effort import part_of
 from tests.support.stomp_oracle import Delivery, cut_by_stomp_py, headers_of
 
-EXAMPLES = 400 if settings.get_current_profile_name() == "all" else 150
+EXAMPLES = part_of(400)
 #: Names with a meaning, names that begin or end like them, and names that are no text or escaped.
 NAMES = [
     b"ack", b"amqp-message-id", b"message-id", b"correlation-id", b"content-type", b"type", b"priority", b"timestamp",
@@ -279,7 +280,7 @@ def test_of_a_stream_that_ends_anywhere_the_frames_that_have_ended(
     assert not refused
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=part_of(200), deadline=None)
 @given(streams(), st.sampled_from(STRANGERS), st.data())
 def test_what_is_no_frame_is_refused_behind_the_frames_before_it(
     given: tuple[list[Written], list[bytes], list[bytes]], stranger: bytes, data: st.DataObject

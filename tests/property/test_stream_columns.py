@@ -13,6 +13,7 @@ from pyspark_mq.sources.amqp10.arrays import COLUMN_TYPES, arrays_of
 from pyspark_mq.sources.amqp10.columns import message_columns, walked_groups
 from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder
 from pyspark_mq.sources.amqp10.sections import SectionReader
+from tests.support.effort import part_of
 from tests.support.stream_messages import FORMS, joined, message, mutated
 
 NAMES = list(COLUMN_TYPES)
@@ -42,7 +43,7 @@ def test_messages_of_a_form_have_the_columns_of_the_scanner(form: str, seed: int
 
 
 @pytest.mark.parametrize("form", FORMS)
-@settings(derandomize=True, deadline=None, max_examples=40)
+@settings(derandomize=True, deadline=None, max_examples=part_of(40))
 @given(seed=st.integers(0, 2**32))
 def test_broken_messages_have_the_columns_of_the_scanner(form: str, seed: int) -> None:
     rng = random.Random(seed)
@@ -50,7 +51,7 @@ def test_broken_messages_have_the_columns_of_the_scanner(form: str, seed: int) -
     assert_as_scanned([one if rng.random() < 0.5 else mutated(rng, one) for one in messages])
 
 
-@settings(derandomize=True, deadline=None, max_examples=100)
+@settings(derandomize=True, deadline=None, max_examples=part_of(100))
 @given(st.lists(st.binary(max_size=40), min_size=16, max_size=40))
 def test_any_bytes_have_the_columns_of_the_scanner(messages: list[bytes]) -> None:
     assert_as_scanned(messages)
@@ -64,7 +65,7 @@ def test_messages_as_most_are_take_the_walk(form: str) -> None:
     assert len(left) < 300
 
 
-@settings(derandomize=True, deadline=None, max_examples=200)
+@settings(derandomize=True, deadline=None, max_examples=part_of(200))
 @given(seed=st.integers(0, 2**32), changed=st.booleans())
 def test_the_scan_has_what_is_decoded_in_full(seed: int, changed: bool) -> None:
     rng = random.Random(seed)

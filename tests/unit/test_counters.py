@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pyspark_mq.ack import Ledger
-from pyspark_mq.ack.counters import Counters
+from pyspark_mq.ack.counters import READINGS, Counters
 
 OPTIONS_PAGE = Path(__file__).parents[2] / "docs" / "options.md"
 NAMES = [field.name for field in fields(Counters)]
@@ -35,6 +35,10 @@ def test_a_report_is_read_back() -> None:
 
 def test_every_counter_has_a_line_in_the_docstring() -> None:
     assert re.findall(r"^ +(\w+): \w", str(Counters.__doc__), re.MULTILINE) == NAMES
+
+
+def test_what_the_docstring_calls_of_now_is_a_reading() -> None:
+    assert tuple(re.findall(r"^ +(\w+): now: ", str(Counters.__doc__), re.MULTILINE)) == READINGS
 
 
 def test_the_ledger_counts_under_the_same_names() -> None:

@@ -24,6 +24,7 @@ from pyspark_mq.spark_source import option_table
 from pyspark_mq.spark_source.option_table import OPTIONS as TABLE
 from pyspark_mq.spark_source.options import Options, parse_options
 from tests.support.certificates import Certificates, make_certificates
+from tests.support.effort import part_of
 
 OPTIONS_PAGE = Path(__file__).parents[2] / "docs" / "options.md"
 
@@ -1035,7 +1036,7 @@ ODD_TEXTS = st.one_of(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=part_of(500), deadline=None)
 @given(st.dictionaries(st.sampled_from(NAMES), ODD_TEXTS, max_size=5), st.sampled_from(["queue", "topic", "none"]))
 @example({"checkpointLocation": "A://["}, "queue")
 def test_whatever_is_given_is_taken_or_refused_in_words(options: dict[str, str], reads: str) -> None:

@@ -73,6 +73,7 @@ def test_they_may_come_as_slowly_as_that(rate: float) -> None:
     scene.assert_exactly_once()
 
 
+@pytest.mark.whole
 def test_a_link_on_which_a_window_takes_minutes_does_not_double_what_a_half_open_connection_held() -> None:
     # What the dead connection held comes behind a window that is on its way.
     scene = Scene(max_messages=500, prefetch=4_000, dedup_window=0)
@@ -460,7 +461,7 @@ def test_a_backlog_of_which_everything_is_flagged_leaves_few_names(
     assert len(scene.query.emitted) >= 15_000
 
 
-@pytest.mark.parametrize("life_s", [60.0, 20.0])
+@pytest.mark.parametrize("life_s", [pytest.param(60.0, marks=pytest.mark.whole), 20.0])
 def test_one_session_of_two_that_gets_everything_leaves_few_names(
     life_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -489,7 +490,10 @@ def test_one_session_of_two_that_gets_everything_leaves_few_names(
     assert len(scene.query.emitted) >= 15_000
 
 
-@pytest.mark.parametrize(("life_s", "batch_s"), [(5.0, 10.0), (2.0, 5.0), (20.0, 30.0), (60.0, 90.0)])
+@pytest.mark.parametrize(
+    ("life_s", "batch_s"),
+    [(5.0, 10.0), (60.0, 90.0), *(pytest.param(*s, marks=pytest.mark.whole) for s in ((2.0, 5.0), (20.0, 30.0)))],
+)
 def test_connections_that_live_shorter_than_a_batch_do_not_stop_the_stream_and_leave_few_names(
     life_s: float, batch_s: float
 ) -> None:

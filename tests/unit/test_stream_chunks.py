@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyspark_mq.streams.chunk import HEADER_BYTES, ChunkError, Identity, read_chunk
+from tests.support.effort import part_of
 
-FIXED = settings(derandomize=True, deadline=None, max_examples=200)
+FIXED = settings(derandomize=True, deadline=None, max_examples=part_of(200))
 RECORDS = st.lists(st.binary(max_size=30), min_size=1, max_size=8)
 PACK = {
     0: bytes,

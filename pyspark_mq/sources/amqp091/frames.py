@@ -195,7 +195,7 @@ class DeliveryReader:
             at: where the first frame begins that has not come as a whole.
         """
         again, self._again = self._again, False
-        # Once is enough: -1, and 0 if the delivery there was left before.
+        # Nothing is to be left (-1), or it was left before (then it is at 0).
         if self._open is None or begun < again or at - begun + self._need > _LEFT_BYTES_MAX:
             return at
         self._open, self._need, self._again = None, at - begun + self._need, True

@@ -2,7 +2,7 @@
 
 An encoded block of properties has flags for fourteen fields, and then those fields that are there, in order, without
 gaps (AMQP 0-9-1, 4.2.6.1). So where a field begins follows from the flags and the lengths before it. Each block is
-checked once, when it arrives (:func:`check`); everything else here relies on that.
+checked once, when it arrives (:func:`check`, or :meth:`.DeliveryBatch.sound`); everything else here relies on that.
 
 Values are those that pika has for them, with two exceptions: it makes whole numbers of floating point ones, and fails
 on dates beyond the year 9999, which is what milliseconds are where seconds belong; those are the number here.

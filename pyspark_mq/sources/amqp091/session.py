@@ -64,7 +64,7 @@ class Amqp091Session(Session):
         self._queue = self.endpoint.queue or ""
         self._consumer_tags: list[str] = []
         self._started = 0
-        # What the consumers may hold; the widest window they ever had; the newest delivery.
+        # What the consumers may hold; what all there ever were were allowed together; the newest delivery.
         self._window = self._granted = self._last_tag = 0
         #: Was any acknowledged, or rejected?
         self._acknowledged = self._reading_one = False
@@ -225,8 +225,10 @@ class Amqp091Session(Session):
         """Widen by a further consumer for the difference, always; or by as many as it takes."""
         assert self._pika is not None
         maximum = self.endpoint.broker.prefetch_max[AMQP_0_9_1]
-        if not self._granted and not self._pika.read_deliveries(self._channel.channel_number, self._deliver):
-            _LOG.info("pika %s decodes each delivery here: it has no place where bytes can be taken", pika.__version__)
+        if not self._granted:  # from the first on, deliveries are taken out of the bytes before pika decodes them
+            taken = self._pika.read_deliveries(self._channel.channel_number, self._deliver)
+            if not taken:
+                _LOG.info("pika %s decodes each delivery here: it has no place to take bytes", pika.__version__)
         while (part := min(window - self._window, maximum)) > 0:
             self._window += part
             self._granted += part
@@ -339,10 +341,13 @@ class Amqp091Session(Session):
         for tag in singles:
             self._channel.basic_ack(tag)
         self._unconfirmed.append(number)
-        self.ask_depth()
+        self._send_barrier()
 
     def ask_depth(self) -> None:
-        """Ask by a barrier, unless one is under way, whose answer reports the depth as well."""
+        self._send_barrier()  # its answer reports the depth as well
+
+    def _send_barrier(self) -> None:
+        """Send a barrier, unless one is under way."""
         if self._confirming is not None:
             return
         self._confirming, self._unconfirmed = self._unconfirmed, []
@@ -355,7 +360,7 @@ class Amqp091Session(Session):
             self.sink.confirmed(number)
         self.sink.reported(self._depth(frame, own))
         if self._unconfirmed:
-            self.ask_depth()
+            self._send_barrier()
 
     def reject(self, tags: Sequence[int]) -> None:
         """Dead-lettered if the queue has a dead-letter exchange."""

@@ -84,7 +84,7 @@ class SessionStatus:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A session has ended, and what it had received and not emitted is gone."""
+    """A session has ended, and what of it was not taken in is gone."""
 
     key: int
     session: int

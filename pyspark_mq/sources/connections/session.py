@@ -12,8 +12,8 @@ other threads.
 What may block: `open` for its timeout, `run` for its timeout, `close` for a moment. Requests only write down what the
 next `run` sends.
 
-A message that comes goes into the inbox of the :class:`Sink`, which another thread empties. An append to a deque is all
-that happens per message on the receiving side.
+A message that comes is checked, and goes as it is into the inbox of the :class:`Sink`. Another thread empties that, and
+decodes.
 
 What survives a crash: nothing. The broker hands out again what was not acknowledged.
 

@@ -51,8 +51,7 @@ __all__ = ["FindSession", "ThreadWorker", "in_threads"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: Each block has a price: behind a round with deliveries the next is begun so long after its beginning, no sooner; and
-#: later behind one with so many that somebody waits for more than the next.
+#: Rounds with deliveries begin so far apart, and large ones farther: each block has a fixed cost.
 _ROUND_S = 0.02
 _LARGE_ROUND_S = 0.06
 _LARGE_ROUND_ROWS = 200
@@ -170,7 +169,7 @@ class ThreadWorker(Worker):
 
     def _round(self) -> int:
         """Emit everything that is there; return how many deliveries that was."""
-        # Behind the end of its session, which a connection that closes slowly reports late.
+        # Looked at before the events: `Stopped` comes behind `Lost`, which a slow close reports late.
         ended = [key for key, keeper in list(self._keepers.items()) if keeper.stopping.is_set() and keeper.ended]
         rows = sum(map(self._pass_on, self._events.take()))
         for key, session in list(self._open.items()):

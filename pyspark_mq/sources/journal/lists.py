@@ -83,7 +83,7 @@ class Journal:
 
     Attributes:
         window: `dedupWindow`.
-        most_left: IDs behind a left segment until it closes.
+        maximum_left: IDs behind a left segment until it closes.
         connected_s: seconds for which every connection of the query was up, over all its processes.
         lists: each from the oldest on.
         gone: files that are no longer named, by the plan that was the last to name them, the oldest first.

@@ -5,7 +5,7 @@ encoded in pieces); in ``open`` the segments of earlier files, and of this one, 
 files to be removed later; ``connected`` seconds; ``queues``, the names that were read. ``nonce`` is of the process: an
 epoch that is planned again behind a checkpoint that was restored inherits nothing of the one that it was before.
 ``blind`` is true where Spark (before 4.2) had not shown what is committed: such a file names no segment, and the file
-beside it does. Segments of that are named as segments of the epoch's own file.
+beside it does, whose segments are referred to under the epoch's file.
 
 Written once, durable before the offset that names it is returned.
 """
@@ -297,7 +297,7 @@ class Memory:
         return self._journal.make(file, PLANNED, 0)
 
     def commit(self, segment: Segment) -> None:
-        """Take note that the ledgers have put the IDs of an epoch into a segment."""
+        """Take note that an epoch's IDs are in a segment. Nothing is written: Spark's log has it."""
         segment.size = segment.written = self._size(segment)
         if segment.size:
             self._journal.commit(segment)

@@ -190,7 +190,7 @@ class QueueReader:
         now_s = self._runtime.monotonic_s()
         up = self.connections.complete and self.taking
         self.connected.look(self.connections.progress_s, up=up and not self.connections.broke_off)
-        if self.ledger.settling.asks(now_s):  # nothing else is asked behind `settleGrace`: so confirmed is settled
+        if self.ledger.settling.asks(now_s):  # nothing was asked since the grace ended, and an answer settles
             self._last_barrier -= 1
             self.ledger.settling.asked(self._last_barrier, self.connections.windows, now_s)
             self.connections.send_barriers(self._last_barrier)

@@ -1,0 +1,14 @@
+"""How much a test tries: all of it with `--all`, and a fourth in `make test`."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+
+__all__ = ["part_of"]
+
+_PART = 1 if settings.get_current_profile_name() == "all" else 4
+
+
+def part_of(examples: int) -> int:
+    """Return how many examples of so many are tried."""
+    return max(1, examples // _PART)
