@@ -11,6 +11,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from testbed.process import poll
 from tests.support.checks import bodies, total
 from tests.support.engine import full_epochs
 
+_WHOLE = partial(pytest.param, marks=pytest.mark.whole)
 ALL_COLUMNS = {
     "messageId": "string",
     "body": "binary",
@@ -192,6 +194,7 @@ def test_epochs_keep_to_the_limits(spark: Any, rabbit: RabbitNode, tmp_path: Pat
     assert set(job.partitions) == {3}
 
 
+@pytest.mark.whole
 def test_epochs_keep_to_the_limit_in_bytes(spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str) -> None:
     rabbit.publish(name, [bytes(300_000)] * 7)
     job = Job(spark, tmp_path, rabbit, name, **full_epochs(7), maxBytesPerTrigger="1m")
@@ -249,6 +252,7 @@ def test_available_now_without_its_functions_takes_an_epoch_in_every_second_run(
 
 
 @full_api
+@pytest.mark.whole
 def test_available_now_replays_what_an_earlier_run_left_open(
     spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str
 ) -> None:
@@ -297,7 +301,10 @@ def test_a_batch_that_failed_is_replayed_with_the_same_rows(
     seen: list[list[str]] = []
 
     def break_once(frame: Any, batch: int) -> None:
-        seen.append([row.messageId for row in frame.collect()])
+        rows = frame.collect()
+        if not rows:
+            return  # the first batch of a query, where the broker is slow
+        seen.append([row.messageId for row in rows])
         if len(seen) == 1:
             raise RuntimeError("the sink broke")
 
@@ -310,7 +317,7 @@ def test_a_batch_that_failed_is_replayed_with_the_same_rows(
     assert seen == [sent, sent]
 
 
-@pytest.mark.parametrize("epoch", [0, 2], ids=["its rows in the task", "its rows in memory"])
+@pytest.mark.parametrize("epoch", [_WHOLE(0), 2], ids=["its rows in the task", "its rows in memory"])
 def test_a_failed_task_is_tried_again_from_the_same_payload(
     spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str, epoch: int
 ) -> None:
@@ -475,7 +482,7 @@ def test_spark_calls_in_the_order_the_test_engine_does(spark: Any, tmp_path: Pat
     assert calls[:5] == expected
 
 
-@pytest.mark.parametrize("guarantee", ["at-least-once", "none"])
+@pytest.mark.parametrize("guarantee", [_WHOLE("at-least-once"), "none"])
 def test_the_lower_guarantees_need_no_ids(
     spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str, guarantee: str
 ) -> None:
@@ -500,6 +507,7 @@ def test_odd_messages_become_correct_rows(spark: Any, rabbit: RabbitNode, tmp_pa
     assert [len(row.body) for row in job.rows] == [0, 3, 5, 1_000]
 
 
+@pytest.mark.whole
 def test_a_body_of_50_megabytes(spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str) -> None:
     big = os.urandom(1 << 20) * 50
     rabbit.publish(name, [b"before", big, b"after"])
@@ -509,6 +517,7 @@ def test_a_body_of_50_megabytes(spark: Any, rabbit: RabbitNode, tmp_path: Path, 
     assert bytes(job.rows[1].body) == big
 
 
+@pytest.mark.whole
 def test_an_id_of_a_megabyte(spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str) -> None:
     ids = ["a" * (1 << 16) + str(number) for number in range(3)]
     for value in [*ids, ids[0]]:
@@ -555,7 +564,7 @@ def test_a_message_without_an_id_is_rejected_to_the_dead_letters(
     assert poll(lambda: rabbit.counts(dead).ready == 1, 30)
 
 
-@pytest.mark.parametrize("source", ["correlation-id", "property:order", "json:$.order.id"])
+@pytest.mark.parametrize("source", ["correlation-id", _WHOLE("property:order"), _WHOLE("json:$.order.id")])
 def test_ids_from_elsewhere_drop_duplicates(
     spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str, source: str
 ) -> None:
@@ -639,6 +648,7 @@ def test_a_checkpoint_of_another_queue_is_refused(spark: Any, rabbit: RabbitNode
     rabbit.delete(other)
 
 
+@pytest.mark.whole
 def test_a_checkpoint_of_another_broker_is_refused(spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str) -> None:
     rabbit.publish(name, bodies(3))
     Job(spark, tmp_path, rabbit, name).run(3)
@@ -650,6 +660,7 @@ def test_a_checkpoint_of_another_broker_is_refused(spark: Any, rabbit: RabbitNod
         assert poll(lambda: other.counts(name).ready == 3, 30)
 
 
+@pytest.mark.whole
 def test_an_offset_edited_by_hand_is_refused(spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str) -> None:
     rabbit.publish(name, bodies(3))
     Job(spark, tmp_path, rabbit, name, **full_epochs(3)).run(3)
@@ -671,6 +682,7 @@ def test_a_queue_deleted_under_the_query_is_named(spark: Any, rabbit: RabbitNode
     assert f"queue '{name}' does not exist" in str(query.exception())
 
 
+@pytest.mark.whole
 def test_a_full_disk_at_the_broker_does_not_stop_reading(spark: Any, tmp_path: Path) -> None:
     with RabbitNode() as full:
         full.declare("q")

@@ -38,8 +38,7 @@ def test_a_batch_that_is_written_again_changes_nothing(
     given = {"broker": "rabbitmq", "url": rabbit.url(), "checkpointLocation": str(tmp_path / "checkpoint")}
     messages = spark.readStream.format("mq").options(**given, queue=queue).load()
     code = block(PAGE, "import sqlite3")
-    code = code.replace('"checkpoint"', repr(str(tmp_path / "checkpoint")))  # Spark has a folder of its own
-    names: dict[str, Any] = {"messages": messages}
+    names: dict[str, Any] = {"messages": messages, "checkpoint": given["checkpointLocation"]}
     exec(compile(code, PAGE, "exec"), names)
     names["query"].awaitTermination(120)
     assert names["query"].exception() is None
@@ -68,7 +67,7 @@ def test_what_is_published_to_a_queue_has_the_ids_of_its_rows(spark: Any, rabbit
     given = {"broker": "rabbitmq", "url": rabbit.url(), "checkpointLocation": checkpoint}
     messages = spark.readStream.format("mq").options(**given, queue=queue).load()
     names: dict[str, Any] = {"messages": messages, "checkpoint": checkpoint, "pika": pika, "url": rabbit.url()}
-    code = block(PAGE, "def publish(batch, batch_id):").replace('"invoices"', repr(target))
+    code = block(PAGE, "import pika").replace('"invoices"', repr(target))
     exec(compile(code, PAGE, "exec"), names)
     try:
         assert poll(lambda: total(rabbit, target) == 10 or not names["query"].isActive, 90)
