@@ -23,7 +23,7 @@ import zlib
 from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Sequence
-from itertools import repeat
+from typing import NamedTuple
 
 import numpy as np
 
@@ -43,18 +43,27 @@ _COUNTER_DIGITS_MAX = 18
 _RAW, _COUNTED, _DIGEST, _CONTENT = 0, 1, 2, 3
 #: Kinds of bytes, and how many a key has.
 _WIDTHS = {_DIGEST: DIGEST_BYTES, _CONTENT: CONTENT_BYTES}
-_HEX = "[0-9a-f]"
-_DASHED = f"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}"
-#: kind -> (prefix, dashed, upper case, pattern of one ID)
-_UUIDS: dict[int, tuple[str, bool, bool, re.Pattern[str]]] = {
-    10: ("", True, False, re.compile(_DASHED)),
-    11: ("ID:", True, False, re.compile(f"ID:{_DASHED}")),
-    12: ("", False, False, re.compile(f"{_HEX}{{32}}")),
-    13: ("", True, True, re.compile(_DASHED.replace("a-f", "A-F"))),
+
+
+class _Uuid(NamedTuple):
+    """A form of UUIDs: `form` has an `x` for each digit."""
+
+    form: str
+    digits: str = "0123456789abcdef"
+
+    @property
+    def pattern(self) -> re.Pattern[str]:
+        return re.compile(self.form.replace("x", f"[{self.digits}]"))
+
+
+_UUIDS = {
+    10: _Uuid("xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx"),
+    11: _Uuid("ID:xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx"),
+    12: _Uuid("x" * 32),
+    13: _Uuid("xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx", "0123456789ABCDEF"),
 }
-
-
-_UUID_LENGTHS = frozenset({32, 36, 39})
+_UUID_PATTERNS = {kind: uuid.pattern for kind, uuid in _UUIDS.items()}
+_UUID_LENGTHS = frozenset(len(uuid.form) for uuid in _UUIDS.values())
 
 
 class CodecError(ValueError):
@@ -65,6 +74,9 @@ def encode_ids(keys: Sequence[Key]) -> str:
     """IDs to ASCII text without quotes or backslashes; :func:`decode_ids` is the inverse."""
     if not keys:
         return ""
+    first = _kind(keys[0])
+    if first in _UUIDS and (uuids := _uuids(first, keys)) is not None:  # nearly always all have one form
+        return _packed([len(keys).to_bytes(4, "big"), bytes([1, first]), uuids])
     kinds = _kinds(keys)
     present = sorted(set(kinds))
     chunks = [len(keys).to_bytes(4, "big"), bytes([1, *present]) if len(present) == 1 else b"\0" + kinds]
@@ -73,6 +85,10 @@ def encode_ids(keys: Sequence[Key]) -> str:
             key for key, its in zip(keys, kinds, strict=True) if its == kind
         ]  # fmt: skip
         chunks.append(_encode_members(kind, members))
+    return _packed(chunks)
+
+
+def _packed(chunks: list[bytes]) -> str:
     return b64encode(_pack(b"".join(chunks))).decode("ascii")
 
 
@@ -102,10 +118,6 @@ def decode_ids(text: str) -> list[Key]:
 
 def _kinds(keys: Sequence[Key]) -> bytes:
     """The kind of each ID, decided so that the whole list becomes short."""
-    if all(map(isinstance, keys, repeat(str))):
-        for kind, (_, _, _, pattern) in _UUIDS.items():
-            if pattern.fullmatch(keys[0]) and all(map(pattern.fullmatch, keys)):  # type: ignore[arg-type]
-                return bytes([kind]) * len(keys)
     kinds = bytearray(map(_kind, keys))
     counted = [index for index, kind in enumerate(kinds) if kind == _COUNTED]
     stems = [keys[index].rstrip(_DIGITS) for index in counted]  # type: ignore[arg-type]
@@ -121,7 +133,7 @@ def _kind(key: Key) -> int:
     if isinstance(key, bytes):
         return _CONTENT if len(key) == CONTENT_BYTES else _DIGEST
     if len(key) in _UUID_LENGTHS:
-        for kind, (_, _, _, pattern) in _UUIDS.items():
+        for kind, pattern in _UUID_PATTERNS.items():
             if pattern.fullmatch(key):
                 return kind
     return _COUNTED if key[-1:] in _DIGITS and _split(key)[1] >= 0 else _RAW
@@ -143,16 +155,32 @@ def _split(key: str) -> tuple[str, int]:
 
 def _encode_members(kind: int, members: list[Key]) -> bytes:
     if kind in _UUIDS:
-        prefix, dashed, _, _ = _UUIDS[kind]
-        text = "".join(members)  # type: ignore[arg-type]
-        if prefix:
-            text = text.replace(prefix, "")
-        return _planes(bytes.fromhex(text.replace("-", "") if dashed else text), _UUID_BYTES)
+        uuids = _uuids(kind, members)
+        assert uuids is not None, "they have the form of this kind"
+        return uuids
     if kind in _WIDTHS:
         return _planes(b"".join(members), _WIDTHS[kind])  # type: ignore[arg-type]
     if kind == _COUNTED:
         return _encode_counted(members)  # type: ignore[arg-type]
     return _encode_texts(members)  # type: ignore[arg-type]
+
+
+def _uuids(kind: int, keys: Sequence[Key]) -> bytes | None:
+    """Return UUIDs in planes; None if one has another form."""
+    form, digits = _UUIDS[kind]
+    if set(map(type, keys)) != {str} or set(map(len, keys)) != {len(form)}:
+        return None
+    text = "".join(keys)  # type: ignore[arg-type]
+    if not text.isascii():
+        return None
+    signs = np.frombuffer(text.encode(), np.uint8).reshape(-1, len(form)).T
+    places = [place for place, sign in enumerate(form) if sign == "x"]
+    if any((signs[place] != ord(sign)).any() for place, sign in enumerate(form) if sign != "x"):
+        return None
+    values = np.full(256, 255, np.uint8)
+    values[np.frombuffer(digits.encode(), np.uint8)] = np.arange(16)
+    nibbles = values[signs[places]]
+    return None if (nibbles > 15).any() else (nibbles[::2] << 4 | nibbles[1::2]).tobytes()
 
 
 def _decode_members(kind: int, count: int, reader: _Reader) -> list[Key]:
@@ -170,14 +198,15 @@ def _decode_members(kind: int, count: int, reader: _Reader) -> list[Key]:
 
 
 def _decode_uuids(kind: int, count: int, reader: _Reader) -> list[Key]:
-    prefix, dashed, upper, _ = _UUIDS[kind]
-    text = reader.planes(count, _UUID_BYTES).hex()
-    if upper:
-        text = text.upper()
-    plain = [text[at : at + 32] for at in range(0, len(text), 32)]
-    if not dashed:
-        return [prefix + h for h in plain]
-    return [f"{prefix}{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-{h[20:]}" for h in plain]
+    form, digits = _UUIDS[kind]
+    data = np.frombuffer(reader.take(count * _UUID_BYTES), np.uint8).reshape(_UUID_BYTES, count)
+    signs = np.empty((count, len(form)), np.uint8)
+    signs[:] = np.frombuffer(form.encode(), np.uint8)
+    values = np.frombuffer(digits.encode(), np.uint8)
+    places = [place for place, sign in enumerate(form) if sign == "x"]
+    signs[:, places[::2]], signs[:, places[1::2]] = values[data >> 4].T, values[data & 15].T
+    text, size = signs.tobytes().decode("ascii"), len(form)
+    return [text[at : at + size] for at in range(0, len(text), size)]
 
 
 def _encode_counted(members: list[str]) -> bytes:
