@@ -54,7 +54,7 @@ class Settling(Generic[K]):
 
     # -- looking
 
-    def under_way(self, number: int | None = None) -> bool:
+    def unconfirmed(self, number: int | None = None) -> bool:
         """Whether the confirmation of these acknowledgements, or of any, can still come."""
         return any(
             batch.answer_s == math.inf

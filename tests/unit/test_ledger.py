@@ -165,11 +165,11 @@ def test_an_epoch_committed_while_disconnected_is_acknowledged_when_it_comes_aga
 def test_an_answer_settles_that_was_asked_for_after_the_grace() -> None:
     ledger, due = committed("ab")
     settling = ledger.settling
-    assert settling.under_way()
+    assert settling.unconfirmed()
     assert not settling.asks(1e9)
     ledger.confirm(due.number, 1, now_s=10)
     ledger.confirm(due.number, 1, now_s=11)
-    assert not settling.under_way()
+    assert not settling.unconfirmed()
     assert (ledger.counters.settled, ledger.expected) == (2, 2)
     assert [settling.asks(10 + GRACE_S - 0.1), settling.asks(10 + GRACE_S)] == [False, True]
     settling.asked(8, [1], 10 + GRACE_S - 0.1)
@@ -342,10 +342,10 @@ def test_a_message_held_in_two_sessions_is_acknowledged_in_both() -> None:
     assert due is not None
     assert [(part.session, part.upto) for part in due.parts] == [(1, 2), (2, 1)]
     ledger.confirm(due.number, 2, now_s=0)
-    assert not ledger.settling.under_way(due.number + 1)
-    assert ledger.settling.under_way(due.number)
+    assert not ledger.settling.unconfirmed(due.number + 1)
+    assert ledger.settling.unconfirmed(due.number)
     ledger.confirm(due.number, 1, now_s=0)
-    assert not ledger.settling.under_way(due.number)
+    assert not ledger.settling.unconfirmed(due.number)
     assert ledger.counters.settled == 3
 
 

@@ -80,7 +80,7 @@ class EndOfRun:
         It may lie behind messages for which there is no room; then it is left to the next run.
         """
         now_s = self._runtime.monotonic_s()
-        if not self._queue.ledger.settling.under_way():
+        if not self._queue.ledger.settling.unconfirmed():
             self._unconfirmed_since_s = None
             return False
         if self._unconfirmed_since_s is None:

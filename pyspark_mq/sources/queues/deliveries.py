@@ -226,7 +226,7 @@ class Deliveries:
             self._unconfirmed_since_s = now_s
         # Under load something is always unconfirmed; and over STOMP RabbitMQ confirms nothing behind what was skipped
         # over.
-        if self._ledger.settling.under_way() and now_s - self._unconfirmed_since_s < self._take_back_s:
+        if self._ledger.settling.unconfirmed() and now_s - self._unconfirmed_since_s < self._take_back_s:
             return
         for session, number in list(self._skipped.items()):
             del self._skipped[session]

@@ -211,7 +211,7 @@ class QueueGroup:
 
     def unconfirmed(self) -> bool:
         """Whether an acknowledgement is under way whose confirmation can still come."""
-        return any(queue.ledger.settling.under_way() for queue in self)
+        return any(queue.ledger.settling.unconfirmed() for queue in self)
 
     @property
     def paused(self) -> bool:

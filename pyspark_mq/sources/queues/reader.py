@@ -274,7 +274,7 @@ class QueueReader:
         self.windows.enter(Moment.COMMITTED)
         self._emitted.pop(epoch, None)
         number = self.acknowledge(epoch, segment)
-        return lambda: number is not None and self.ledger.settling.under_way(number)
+        return lambda: number is not None and self.ledger.settling.unconfirmed(number)
 
     def acknowledge(self, epoch: int, segment: int = 0) -> int | None:
         """Acknowledge an epoch; with guarantee `none` before Spark runs it. The number of that, if any is due."""

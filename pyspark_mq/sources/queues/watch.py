@@ -145,7 +145,7 @@ class QueueWatches:
                 self.forget(session)
                 why = f"{ready} messages wait by the broker's word, and none came for {self._timing.silence_s:.0f} s"
                 self._connections.renew(session, why)
-        if self._lasts(_UNCONFIRMED, now_s, self._timing.confirmation_s, so=self._settling.under_way()):
+        if self._lasts(_UNCONFIRMED, now_s, self._timing.confirmation_s, so=self._settling.unconfirmed()):
             self._warn(
                 _UNCONFIRMED,
                 f"messages were acknowledged, and the broker has confirmed none for {self._timing.confirmation_s:.0f} "
