@@ -30,7 +30,7 @@ demo-cluster: ready-demo ## The same on a standalone cluster of Spark: two worke
 	$(BIN)/python -m testbed.demo --cluster $(if $(BROKER),--broker $(BROKER)) $(if $(PROTOCOL),--protocol $(PROTOCOL)) $(ARGS)
 
 test: ready ## Run every test once, against brokers of their own: each law on each protocol, in minutes
-	$(BIN)/python -m pytest --numprocesses 6 --dist loadgroup --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 5 --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 test-all: ready ## Run every test on every broker and protocol
 	$(BIN)/python -m pytest --numprocesses 4 --dist loadgroup --no-loadscope-reorder --all $(ARGS)

@@ -166,9 +166,14 @@ def _limit_s(item: pytest.Item) -> float:
 
 
 def _shared(item: pytest.Item) -> str:
-    """What shares a broker or Spark stays together, also when tests are run side by side."""
-    rest = "spark" if "spark" in getattr(item, "fixturenames", ()) else item.nodeid.partition("::")[0]
-    return _cell(item) or rest
+    """What shares a broker or Spark stays together, also when tests are run side by side.
+
+    There are two Sparks: one after the other, all of these tests would take longer than the rest.
+    """
+    module = item.nodeid.partition("::")[0]
+    if "spark" in getattr(item, "fixturenames", ()):
+        return "spark" if module.endswith("test_spark.py") else "another spark"
+    return _cell(item) or module
 
 
 def _cell(item: pytest.Item) -> str:
