@@ -124,7 +124,7 @@ class Ledger(Generic[K, P]):
         return len(self._open)
 
     def unacked_in(self, session: int) -> int:
-        """Return how many deliveries of one open session no acknowledgement is due yet."""
+        """Return for how many deliveries of one open session no acknowledgement is due yet."""
         return len(self._open[session])
 
     def unseen(self, keys: Collection[K]) -> Iterator[K]:

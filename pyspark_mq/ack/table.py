@@ -65,7 +65,7 @@ class Event(Enum):
     DELIVER = "deliver"  #: a delivery with its ID arrives, first or again
     PLAN = "plan"  #: it is cut into an epoch
     COMMIT = "commit"  #: Spark proves that its epoch is committed
-    LOSE = "lose"  #: the session that held its handle is gone; one that is received has no other
+    LOSE = "lose"  #: its handle is gone with its session; a received message has no other
     ABANDON = "abandon"  #: it did not come back for its replay (rule 9) and the user goes on
     RESTORE_PLANNED = "restore planned"  #: found as planned in the file of an open epoch
     RESTORE_COMMITTED = "restore committed"  #: found in the file of a committed epoch

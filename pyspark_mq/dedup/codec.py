@@ -52,8 +52,9 @@ class _Uuid(NamedTuple):
     digits: str = "0123456789abcdef"
 
     @property
-    def pattern(self) -> re.Pattern[str]:
-        return re.compile(self.form.replace("x", f"[{self.digits}]"))
+    def places(self) -> list[int]:
+        """The places of the digits."""
+        return [place for place, sign in enumerate(self.form) if sign == "x"]
 
 
 _UUIDS = {
@@ -62,7 +63,7 @@ _UUIDS = {
     12: _Uuid("x" * 32),
     13: _Uuid("xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx", "0123456789ABCDEF"),
 }
-_UUID_PATTERNS = {kind: uuid.pattern for kind, uuid in _UUIDS.items()}
+_UUID_PATTERNS = {kind: re.compile(form.replace("x", f"[{digits}]")) for kind, (form, digits) in _UUIDS.items()}
 _UUID_LENGTHS = frozenset(len(uuid.form) for uuid in _UUIDS.values())
 
 
@@ -74,21 +75,19 @@ def encode_ids(keys: Sequence[Key]) -> str:
     """IDs to ASCII text without quotes or backslashes; :func:`decode_ids` is the inverse."""
     if not keys:
         return ""
+    chunks = [len(keys).to_bytes(4, "big")]
     first = _kind(keys[0])
     if first in _UUIDS and (uuids := _uuids(first, keys)) is not None:  # nearly always all have one form
-        return _packed([len(keys).to_bytes(4, "big"), bytes([1, first]), uuids])
-    kinds = _kinds(keys)
-    present = sorted(set(kinds))
-    chunks = [len(keys).to_bytes(4, "big"), bytes([1, *present]) if len(present) == 1 else b"\0" + kinds]
-    for kind in present:
-        members = list(keys) if len(present) == 1 else [
-            key for key, its in zip(keys, kinds, strict=True) if its == kind
-        ]  # fmt: skip
-        chunks.append(_encode_members(kind, members))
-    return _packed(chunks)
-
-
-def _packed(chunks: list[bytes]) -> str:
+        chunks += [bytes([1, first]), uuids]
+    else:
+        kinds = _kinds(keys)
+        present = sorted(set(kinds))
+        chunks.append(bytes([1, *present]) if len(present) == 1 else b"\0" + kinds)
+        for kind in present:
+            members = list(keys) if len(present) == 1 else [
+                key for key, its in zip(keys, kinds, strict=True) if its == kind
+            ]  # fmt: skip
+            chunks.append(_encode_members(kind, members))
     return b64encode(_pack(b"".join(chunks))).decode("ascii")
 
 
@@ -174,12 +173,11 @@ def _uuids(kind: int, keys: Sequence[Key]) -> bytes | None:
     if not text.isascii():
         return None
     signs = np.frombuffer(text.encode(), np.uint8).reshape(-1, len(form)).T
-    places = [place for place, sign in enumerate(form) if sign == "x"]
     if any((signs[place] != ord(sign)).any() for place, sign in enumerate(form) if sign != "x"):
         return None
     values = np.full(256, 255, np.uint8)
     values[np.frombuffer(digits.encode(), np.uint8)] = np.arange(16)
-    nibbles = values[signs[places]]
+    nibbles = values[signs[_UUIDS[kind].places]]
     return None if (nibbles > 15).any() else (nibbles[::2] << 4 | nibbles[1::2]).tobytes()
 
 
@@ -203,7 +201,7 @@ def _decode_uuids(kind: int, count: int, reader: _Reader) -> list[Key]:
     signs = np.empty((count, len(form)), np.uint8)
     signs[:] = np.frombuffer(form.encode(), np.uint8)
     values = np.frombuffer(digits.encode(), np.uint8)
-    places = [place for place, sign in enumerate(form) if sign == "x"]
+    places = _UUIDS[kind].places
     signs[:, places[::2]], signs[:, places[1::2]] = values[data >> 4].T, values[data & 15].T
     text, size = signs.tobytes().decode("ascii"), len(form)
     return [text[at : at + size] for at in range(0, len(text), size)]

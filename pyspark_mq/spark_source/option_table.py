@@ -109,8 +109,8 @@ _TABLE = (
     Option(
         "managementUrl",
         _READ,
-        "required with `queuePattern`; asked for the [backlog](#counters) where no session is told, and by the command "
-        "[`doctor`](command-line.md#doctor-what-is-wrong-before-a-query-meets-it): the HTTP API of RabbitMQ "
+        "required with `queuePattern`; asked for the [backlog](#counters) where no session reports it, and by the "
+        "command [`doctor`](command-line.md#doctor-what-is-wrong-before-a-query-meets-it): the HTTP API of RabbitMQ "
         "(`http://host:15672`, plugin `rabbitmq_management`), "
         "or Jolokia of the console of ActiveMQ Classic (`http://host:8161/api/jolokia`) or Artemis "
         "(`http://host:8161/console/jolokia`). User and password are those in it, or else those of the connection; "
@@ -187,7 +187,7 @@ _TABLE = (
         "fails with an error that names the message, and it stays in the queue. `reject`: refused for good, as with "
         "`onMissingMessageId`; what is around it is emitted. `row`: a row with the bytes that could not be read as "
         "its body, the reason in `properties` under `unreadable`, and null where nothing is known; without a readable "
-        "ID its bytes tell it apart",
+        "ID it is known by its bytes",
         default="fail",
         kind=member(OnUnreadable),
         sets="on_unreadable",

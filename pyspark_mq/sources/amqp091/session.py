@@ -64,7 +64,7 @@ class Amqp091Session(Session):
         self._queue = self.endpoint.queue or ""
         self._consumer_tags: list[str] = []
         self._started = 0
-        # What the consumers may hold; what all there ever were were allowed together; the newest delivery.
+        # What the consumers may hold; the sum of all windows so far; the newest delivery.
         self._window = self._granted = self._last_tag = 0
         #: Was any acknowledged, or rejected?
         self._acknowledged = self._reading_one = False

@@ -22,8 +22,7 @@ __all__ = ["EPOCHS_IN_WINDOW", "WINDOWS", "Moment", "Window", "Windows", "window
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: So many epochs share a window, and are its least messages: one runs, or waits to be acknowledged, while the next is
-#: filled.
+#: Epochs that share a window, and its least messages: one runs, or waits to be acknowledged, while the next is filled.
 EPOCHS_IN_WINDOW = 2
 #: Until the first epoch after a restart is committed, beside what is expected again.
 _FEW = 2_000
