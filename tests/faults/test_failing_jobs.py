@@ -10,6 +10,7 @@ import pytest
 from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import poll
 from tests.support.checks import bodies
+from tests.support.effort import with_all
 from tests.support.engine import At, Crashed, Engine
 
 MESSAGES = 10_000
@@ -20,7 +21,7 @@ SLOW_START = 2_000
 
 @pytest.mark.parametrize(
     ("available_now", "epoch"),
-    [(True, 2_000), *(pytest.param(run, EPOCH, marks=pytest.mark.whole) for run in (True, False))],
+    [(True, 2_000), *(with_all(run, EPOCH) for run in (True, False))],
 )
 def test_failing_jobs_do_not_empty_a_queue_with_a_delivery_limit(
     rabbit: RabbitNode, name: str, available_now: bool, epoch: int

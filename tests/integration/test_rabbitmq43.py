@@ -15,6 +15,7 @@ from testbed.process import poll
 from tests.plugin import Nodes
 from tests.support.cells import Cell, LiveCell
 from tests.support.checks import assert_exactly_once
+from tests.support.effort import with_all
 from tests.support.engine import At, Crashed, full_epochs
 
 EPOCH = 20
@@ -68,7 +69,7 @@ def test_a_message_that_is_not_acknowledged_in_time_costs_the_session_and_nothin
 
 
 @protocols
-@pytest.mark.parametrize("at", [At.AFTER_OFFSET_LOG, pytest.param(At.AFTER_COMMIT_LOG, marks=pytest.mark.whole)])
+@pytest.mark.parametrize("at", [At.AFTER_OFFSET_LOG, with_all(At.AFTER_COMMIT_LOG)])
 def test_a_restart_waits_for_what_the_queue_holds_back(delayed: LiveCell, at: At) -> None:
     sent = delayed.publish(2 * EPOCH)
     with delayed.engine(maxMessagesPerTrigger=EPOCH, settleGrace="500ms") as run:

@@ -11,7 +11,6 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,9 @@ from pyspark_mq.cli.main import main
 from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import poll
 from tests.support.checks import bodies, total
+from tests.support.effort import with_all
 from tests.support.engine import full_epochs
 
-_WHOLE = partial(pytest.param, marks=pytest.mark.whole)
 ALL_COLUMNS = {
     "messageId": "string",
     "body": "binary",
@@ -317,7 +316,7 @@ def test_a_batch_that_failed_is_replayed_with_the_same_rows(
     assert seen == [sent, sent]
 
 
-@pytest.mark.parametrize("epoch", [_WHOLE(0), 2], ids=["its rows in the task", "its rows in memory"])
+@pytest.mark.parametrize("epoch", [with_all(0), 2], ids=["its rows in the task", "its rows in memory"])
 def test_a_failed_task_is_tried_again_from_the_same_payload(
     spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str, epoch: int
 ) -> None:
@@ -482,7 +481,7 @@ def test_spark_calls_in_the_order_the_test_engine_does(spark: Any, tmp_path: Pat
     assert calls[:5] == expected
 
 
-@pytest.mark.parametrize("guarantee", [_WHOLE("at-least-once"), "none"])
+@pytest.mark.parametrize("guarantee", [with_all("at-least-once"), "none"])
 def test_the_lower_guarantees_need_no_ids(
     spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str, guarantee: str
 ) -> None:
@@ -564,7 +563,7 @@ def test_a_message_without_an_id_is_rejected_to_the_dead_letters(
     assert poll(lambda: rabbit.counts(dead).ready == 1, 30)
 
 
-@pytest.mark.parametrize("source", ["correlation-id", _WHOLE("property:order"), _WHOLE("json:$.order.id")])
+@pytest.mark.parametrize("source", ["correlation-id", with_all("property:order"), with_all("json:$.order.id")])
 def test_ids_from_elsewhere_drop_duplicates(
     spark: Any, rabbit: RabbitNode, tmp_path: Path, name: str, source: str
 ) -> None:

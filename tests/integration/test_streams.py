@@ -29,6 +29,7 @@ from testbed.brokers.rabbitmq import RabbitNode
 from testbed.process import NodeError, poll
 from tests.plugin import missing
 from tests.support.certificates import Certificates
+from tests.support.effort import with_all
 from tests.support.engine import Engine, ReaderError
 from tests.support.pages import block
 from tests.support.streams import StreamQuery, delete, make_super_stream, numbered, publish, with_client
@@ -304,7 +305,7 @@ def first_offset(node: RabbitNode, stream: str) -> int:
     return persistently(access, (), lambda connection: connection.stats(stream)["first_chunk_id"])
 
 
-@pytest.mark.parametrize("count", [pytest.param(50, marks=pytest.mark.whole), 100, 500])
+@pytest.mark.parametrize("count", [with_all(50), 100, 500])
 def test_a_stream_that_was_made_again_is_an_error(node: RabbitNode, stream: str, count: int) -> None:
     publish(node.stream_port, stream, numbered(0, 100))
     query, lenient = (StreamQuery(node.stream_url(), stream, failOnDataLoss=fails) for fails in ("true", "false"))

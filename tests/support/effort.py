@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import pytest
 from hypothesis import settings
 
-__all__ = ["part_of"]
+__all__ = ["part_of", "with_all"]
+
+#: A parameter of a test that is left to `--all`.
+with_all = partial(pytest.param, marks=pytest.mark.whole)
 
 _PART = 1 if settings.get_current_profile_name() == "all" else 4
 

@@ -148,7 +148,7 @@ RUN_BY: dict[str, dict[str, str]] = {
             "integration/test_sinks_with_jars.py::test_the_code_of_the_page_writes_each_delta_table_once"
         ),
         "import sqlite3": "integration/test_write.py::test_a_batch_that_is_written_again_changes_nothing",
-        "import pika": ("integration/test_write.py::test_what_is_published_to_a_queue_has_the_ids_of_its_rows"),
+        "import pika": "integration/test_write.py::test_what_is_published_to_a_queue_has_the_ids_of_its_rows",
         "def merge(batch, batch_id):": (
             "integration/test_sinks_with_jars.py::test_the_code_of_the_page_merges_each_message_once"
         ),

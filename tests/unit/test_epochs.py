@@ -12,6 +12,7 @@ from pyspark_mq.errors import CheckpointError, DataLossError, MessageError
 from pyspark_mq.sources.journal import lists
 from pyspark_mq.sources.settings import Guarantee, OnUnreadable
 from pyspark_mq.sources.url import parse_urls
+from tests.support.effort import with_all
 from tests.support.engine import At, Crashed
 from tests.support.memory import MemorySession, MemoryStore
 from tests.support.scene import Scene
@@ -329,7 +330,7 @@ def test_a_pause_hides_the_consumer_but_not_what_it_holds() -> None:
 
 @pytest.mark.parametrize(
     ("period_s", "consumers"),
-    [(2.0, 1), *(pytest.param(s, n, marks=pytest.mark.whole) for s, n in ((0.3, 2), (1.0, 2), (7.0, 2), (31.0, 1)))],
+    [(2.0, 1), *(with_all(s, n) for s, n in ((0.3, 2), (1.0, 2), (7.0, 2), (31.0, 1)))],
 )
 def test_few_names_are_remembered_for_any_period_of_reconnects(period_s: float, consumers: int) -> None:
     scene = Scene(max_messages=20, prefetch=40, dedup_window=100, consumers=consumers, reconnect_timeout_s=1e6)
@@ -344,10 +345,10 @@ def test_few_names_are_remembered_for_any_period_of_reconnects(period_s: float, 
     scene.assert_exactly_once()
 
 
-@pytest.mark.parametrize("away_s", [pytest.param(0.0, marks=pytest.mark.whole), 0.3])
+@pytest.mark.parametrize("away_s", [with_all(0.0), 0.3])
 @pytest.mark.parametrize(
     ("period_s", "gets_on"),
-    [(2.1, True), *(pytest.param(s, s > 2, marks=pytest.mark.whole) for s in (1.3, 1.6, 2.5))],
+    [(2.1, True), *(with_all(s, s > 2) for s in (1.3, 1.6, 2.5))],
 )
 def test_a_backlog_and_connections_that_break_before_it_is_known_what_came_again(
     period_s: float, gets_on: bool, away_s: float
@@ -660,7 +661,7 @@ def tell_delay(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     monkeypatch.setattr(MemorySession, "open", telling)
 
 
-@pytest.mark.parametrize("tells", [pytest.param(True, marks=pytest.mark.whole), False])
+@pytest.mark.parametrize("tells", [with_all(True), False])
 def test_a_replay_asks_for_no_more_while_the_broker_says_that_it_holds_its_messages_back(
     tells: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from pyspark_mq.errors import DataLossError
 from pyspark_mq.sources.journal.memory import Memory
 from pyspark_mq.sources.journal.reading import remembered_in
 from pyspark_mq.sources.url import parse_urls
+from tests.support.effort import with_all
 from tests.support.engine import At, Crashed
 from tests.support.memory import MemoryBroker, MemoryQueue, Message
 from tests.support.scene import Scene
@@ -443,9 +444,7 @@ def cut_every(scene: Scene, life_s: float) -> None:
     scene.world.at(life_s, cut)
 
 
-@pytest.mark.parametrize(
-    ("life_s", "batch_s", "late_s"), [(30.0, 1.0, 2.0), pytest.param(150.0, 10.0, 10.0, marks=pytest.mark.whole)]
-)
+@pytest.mark.parametrize(("life_s", "batch_s", "late_s"), [(30.0, 1.0, 2.0), with_all(150.0, 10.0, 10.0)])
 def test_a_backlog_of_which_everything_is_flagged_leaves_few_names(
     life_s: float, batch_s: float, late_s: float
 ) -> None:
@@ -461,7 +460,7 @@ def test_a_backlog_of_which_everything_is_flagged_leaves_few_names(
     assert len(scene.query.emitted) >= 15_000
 
 
-@pytest.mark.parametrize("life_s", [pytest.param(60.0, marks=pytest.mark.whole), 20.0])
+@pytest.mark.parametrize("life_s", [with_all(60.0), 20.0])
 def test_one_session_of_two_that_gets_everything_leaves_few_names(
     life_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -492,7 +491,7 @@ def test_one_session_of_two_that_gets_everything_leaves_few_names(
 
 @pytest.mark.parametrize(
     ("life_s", "batch_s"),
-    [(5.0, 10.0), (60.0, 90.0), *(pytest.param(*s, marks=pytest.mark.whole) for s in ((2.0, 5.0), (20.0, 30.0)))],
+    [(5.0, 10.0), (60.0, 90.0), *(with_all(*s) for s in ((2.0, 5.0), (20.0, 30.0)))],
 )
 def test_connections_that_live_shorter_than_a_batch_do_not_stop_the_stream_and_leave_few_names(
     life_s: float, batch_s: float

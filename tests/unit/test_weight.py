@@ -86,19 +86,19 @@ def kept() -> int:
     return tracemalloc.get_traced_memory()[0] + pa.total_allocated_bytes()
 
 
-def weigh(protocol: str, shape: Shape, rows: int) -> tuple[int, int, int]:
+def weigh(protocol: str, shape: Shape, count: int) -> tuple[int, int, int]:
     """What so many messages count for, what is kept of them when they are received, and when they are planned."""
     decoder, make = MAKERS[protocol]
     before = kept()
     ledger: Ledger[Any, Any] = Ledger(grace_s=5.0, weigh=lambda rows: sum(sizes_of(rows)))
     ledger.open_session(1)
-    raws = [make(tag, uuid.uuid4().hex.rjust(shape.id_length, "x"), shape) for tag in range(1, rows + 1)]
+    raws = [make(tag, uuid.uuid4().hex.rjust(shape.id_length, "x"), shape) for tag in range(1, count + 1)]
     metadata, block = make_block(decoder, raws, IDS, BUILDER.block_schema)
     ledger.deliver(1, metadata.tags, metadata.keys, block.rows)
     weight = ledger.received.weight
     del raws, metadata, block
     received = kept() - before
-    ledger.plan(1, rows)
+    ledger.plan(1, count)
     return weight, received, kept() - before
 
 
