@@ -117,6 +117,7 @@ def test_a_property_in_the_place_of_the_length_makes_one_message_unreadable(leng
     beats = [b"\n"] * 3 if length == b"999999" else []
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("pyspark_mq.sources.stomp.connection._BEAT_S", APART_S / 2)
+        patched.setattr("pyspark_mq.sources.connections.socket_loop._SHORTLY_S", 0.0)  # else beats are read together
         odd, good = received([head + b"text\0" + follow, *beats], 2)
     assert (type(odd[1]), odd[2], good[2]) == (UnreadableHeaders, b"text", b"next")
 

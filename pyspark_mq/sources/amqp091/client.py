@@ -11,7 +11,7 @@ from pika.adapters.select_connection import IOLoop, SelectConnection
 from pyspark_mq.sources.amqp091.batch import DeliveryBatch
 from pyspark_mq.sources.amqp091.frames import DeliveryReader
 from pyspark_mq.sources.amqp091.properties import Raw
-from pyspark_mq.sources.connections.socket_loop import unread_bytes
+from pyspark_mq.sources.connections.socket_loop import ReadPace, unread_bytes
 
 __all__ = ["Answer", "Connection", "Loop"]
 
@@ -114,6 +114,7 @@ class Connection(SelectConnection):  # type: ignore[misc]
     """
 
     _reader: DeliveryReader | None = None
+    _pace: ReadPace
     _frame_buffer: bytes
     bytes_received: int
 
@@ -122,6 +123,7 @@ class Connection(SelectConnection):  # type: ignore[misc]
         if not _HAS_SEAM or not isinstance(getattr(self, "_frame_buffer", None), bytes):
             return False
         self._reader = DeliveryReader(channel, self.params.frame_max, deliver, super()._on_data_available)
+        self._pace = ReadPace()
         self._transport._MAX_RECV_BYTES = _READ_BYTES  # noqa: SLF001 - it has no other name
         begun, self._frame_buffer = self._frame_buffer, b""
         if begun:
@@ -137,6 +139,8 @@ class Connection(SelectConnection):  # type: ignore[misc]
         before = self.bytes_received
         reader.feed(data_in)
         self.bytes_received = before + len(data_in)
+        self._pace.read(len(data_in))
+        self._pace.rest()
 
 
 #: What :class:`Connection` relies on; pika 1.3.2 and 1.4.4 have it.

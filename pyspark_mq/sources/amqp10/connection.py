@@ -30,11 +30,6 @@ __all__ = ["UNREADABLE", "UNREADABLE_ERRORS", "Amqp10Connection"]
 #: Small frames make the incoming window, which counts frames, a fine measure of bytes.
 _FRAME_BYTES = 16 << 10
 _READ_BYTES = 256 << 10
-#: ActiveMQ Classic sends message by message: each would wake us, for ten times what it takes to read it. Once little
-#: has come (bytes) so shortly after what came before, what else comes in so short a time is read with the next.
-_LITTLE_BYTES = 4 << 10
-_SHORTLY_S = 0.005
-_GATHER_S = 0.002
 _CLOSE_TIMEOUT_S = 1.0
 #: What a broker says of itself is made into objects when it is asked for: texts, which are UTF-8 (1.6.20), and maps,
 #: whose keys are symbols (2.8.12). Others may be no keys of a dictionary.
@@ -58,7 +53,6 @@ class Amqp10Connection(Session):
         self._window = 0
         self._end: str | None = None
         self._stated = False
-        self._trickles = False
         self._refused: ssl.SSLError | None = None
 
     # -- what the session does
@@ -169,8 +163,6 @@ class Amqp10Connection(Session):
             if next_s:
                 timeout_s = min(timeout_s, next_s - self.now_s())
             self._socket.wait(timeout_s)
-            if self._trickles and self._window:
-                time.sleep(_GATHER_S)
             try:
                 self._receive()
             finally:
@@ -195,7 +187,7 @@ class Amqp10Connection(Session):
 
     def _receive(self) -> None:
         """Read what there is, up to a bound so that requests are not kept waiting."""
-        transport, taken, before_s = self._transport, 0, self._socket.received_s
+        transport, taken = self._transport, 0
         while taken < _READ_BYTES:
             capacity = transport.capacity()
             if capacity < 0:
@@ -219,7 +211,6 @@ class Amqp10Connection(Session):
             self._take_deliveries()
             if not transport.capacity():
                 break
-        self._trickles = 0 < taken < _LITTLE_BYTES and self._socket.received_s - before_s < _SHORTLY_S
 
     @property
     def behind(self) -> bool:

@@ -22,14 +22,39 @@ from pyspark_mq.errors import BrokerUnavailableError, MqError
 from pyspark_mq.sources.endpoint import Endpoint, tls_error
 from pyspark_mq.sources.url import BrokerUrl
 
-__all__ = ["SocketLoop", "addresses_of", "connect", "dial_error", "hint", "unread_bytes"]
+__all__ = ["ReadPace", "SocketLoop", "addresses_of", "connect", "dial_error", "hint", "unread_bytes"]
 
 _SEND_BYTES = 64 * 1024
 _WOKEN_BYTES = 4096
+#: Brokers send message by message, or a few, and a read costs more than a message in it. Once so few bytes have come so
+#: shortly after what came before, what else comes in so short a time is read with the next.
+_FEW_BYTES = 32 << 10
+_SHORTLY_S = 0.005
+_GATHER_S = 0.002
 #: The other side is gone; noticed even while nothing is read. Linux only.
 _HANG_UP = getattr(select, "POLLRDHUP", 0)
 #: What a socket that does not block says when it could do nothing now; TLS may want the other direction first.
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+class ReadPace:
+    """The pace of reading a socket: a moment's rest where bytes come in small pieces, for fewer and larger reads."""
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
+        self._read_s = -math.inf
+        self._rests = False
+
+    def read(self, count: int) -> None:
+        """Take note that so many bytes were read."""
+        now_s = self._now_s()
+        self._rests = 0 < count < _FEW_BYTES and now_s - self._read_s < _SHORTLY_S
+        self._read_s = now_s
+
+    def rest(self) -> None:
+        """Let more come before the next read, if the last one was worth little."""
+        if self._rests:
+            time.sleep(_GATHER_S)
 
 
 class SocketLoop:
@@ -46,6 +71,7 @@ class SocketLoop:
         self.outgoing = bytearray()
         self.woken = False
         self.sent_s = self.received_s = 0.0
+        self._pace = ReadPace(now_s)
         self._socket: socket.socket | None = None
         self._wakeup_read, self._wakeup_write = socket.socketpair()
         for end in (self._wakeup_read, self._wakeup_write):
@@ -111,6 +137,8 @@ class SocketLoop:
             self.woken = True
             with contextlib.suppress(BlockingIOError):
                 self._wakeup_read.recv(_WOKEN_BYTES)
+        elif reading and events:
+            self._pace.rest()
         return reading or not any(event & ~select.POLLOUT for event in events.values())
 
     def read(self, maximum: int) -> bytes | None:
@@ -126,6 +154,7 @@ class SocketLoop:
             return None
         if data:
             self.received_s = self._now_s()
+        self._pace.read(len(data))
         return data
 
     @property
