@@ -90,6 +90,7 @@ class IdLog:
             "user of the driver the right to write there",
         ):
             self._write(name, data)
+        self._last = name, content
         return name
 
     def read(self, file: str) -> Mapping[str, Any]:
