@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import logging
 import math
-from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate, islice
+from itertools import islice
 
-from pyspark_mq.sources.connections.block import sizes_of
+import numpy as np
+
+from pyspark_mq.sources.connections.block import BlockRows
 from pyspark_mq.sources.queues.available_now import EndOfRun
 from pyspark_mq.sources.queues.group import QueueGroup
 from pyspark_mq.sources.queues.reader import QueueReader
@@ -241,12 +242,12 @@ def _fitting(queue: QueueReader, maximum: int, max_bytes: int) -> int:
     taken = held = 0
     rows = queue.oldest(maximum)
     while chunk := list(islice(rows, _SIZING_ROWS)):
-        ends = list(accumulate(sizes_of(chunk), initial=held))[1:]
-        fit = bisect_right(ends, max_bytes)
+        ends = held + np.cumsum(BlockRows.of(chunk).sizes)
+        fit = int(ends.searchsorted(max_bytes, "right"))
         taken += fit
         if fit < len(chunk):
             break
-        held = ends[-1]
+        held = int(ends[-1])
     return taken
 
 

@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from pyspark_mq.errors import MessageError
-from pyspark_mq.sources.connections.block import Run, sizes_of, values_of
+from pyspark_mq.sources.connections.block import Run
 from pyspark_mq.sources.position import Position
 from pyspark_mq.spark_source.failures import in_words
 from pyspark_mq.spark_source.handover import Handover, Rows
@@ -121,14 +122,14 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._partitions[1]
 
     def _split(self, runs: Sequence[Run], handover: Handover) -> list[InputPartition]:
-        sizes = [size for run in runs for size in sizes_of(run.rows)]
-        if not sizes:
+        if not runs:
             return []
+        sizes = np.concatenate([run.rows.sizes for run in runs])
         parts = self._options.num_partitions
         if parts is None:
             parts = min(os.cpu_count() or 1, -(-len(sizes) // _ROWS_PER_TASK_MIN))
         maximum = min(_PARTITION_BYTES_MAX, self._options.settings.max_partition_bytes)
-        parts = min(len(sizes), max(parts, -(-sum(sizes) // maximum)))
+        parts = min(len(sizes), max(parts, -(-int(sizes.sum()) // maximum)))
         cuts = _cuts(sizes, parts, maximum)
         return [one for cut in cuts for one in self._partitions_of([*_between(runs, *cut)], handover)]
 
@@ -147,7 +148,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             halves = (0, count // 2), (count // 2, count)
             return [one for half in halves for one in self._partitions_of([*_between(runs, *half)], handover)]
         shows_id = "messageId" in self._builder.block_schema.names
-        which = f" with the ID {values_of(runs[0].rows, 'messageId')[0]!r}" if shows_id else ""
+        which = f" with the ID {runs[0].rows.values('messageId')[0]!r}" if shows_id else ""
         raise MessageError(
             f"'{runs[0].name}' holds a message{which} whose row takes {partition.stream.size:,} bytes, and a task "
             f"may carry {bound:,} (option 'maxPartitionBytes'). It was not acknowledged. Raise "
@@ -186,24 +187,23 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return position
 
 
-def _cuts(sizes: Sequence[int], parts: int, maximum: int) -> list[tuple[int, int]]:
+def _cuts(sizes: Any, parts: int, maximum: int) -> list[tuple[int, int]]:
     """Ranges of about equal rows, each of at most so many bytes unless one message is more."""
     rows_max = -(-len(sizes) // parts)
+    sums = np.append(0, np.cumsum(sizes))
     cuts: list[tuple[int, int]] = []
-    low = held = 0
-    for at, size in enumerate(sizes):
-        if at > low and (at - low >= rows_max or held + size > maximum):
-            cuts.append((low, at))
-            low, held = at, 0
-        held += size
-    cuts.append((low, len(sizes)))
+    low = 0
+    while low < len(sizes):
+        fitting = int(sums.searchsorted(sums[low] + maximum, "right")) - 1
+        cuts.append((low, min(low + rows_max, max(low + 1, fitting), len(sizes))))
+        low = cuts[-1][1]
     return cuts
 
 
 def _between(runs: Sequence[Run], low: int, high: int) -> Iterator[Run]:
     """The rows of an epoch in this range."""
     for run in runs:
-        rows = run.rows[max(0, low) : max(0, high)]
+        rows = run.rows.between(low, high)
         if rows:
             yield Run(run.name, rows)
         low, high = low - len(run.rows), high - len(run.rows)

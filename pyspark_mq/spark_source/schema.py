@@ -5,7 +5,7 @@ Deliveries are rows of Arrow blocks by the time they come here, in the types of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -23,7 +23,7 @@ from pyspark.sql.types import (
 )
 
 from pyspark_mq.errors import SchemaError
-from pyspark_mq.sources.connections.block import Row, batches, block_schema
+from pyspark_mq.sources.connections.block import BlockRows, block_schema
 
 __all__ = ["ALL_COLUMNS", "COLUMNS", "SCHEMA", "BatchBuilder"]
 
@@ -120,14 +120,14 @@ class BatchBuilder:
         """The columns of blocks that batches are built from."""
         return block_schema(self._schema)
 
-    def build(self, rows: Sequence[Row], destination: str) -> Iterator[pa.RecordBatch]:
+    def build(self, rows: BlockRows, destination: str) -> Iterator[pa.RecordBatch]:
         """Batches of deliveries, in order.
 
         Args:
             rows: of blocks that have at least the columns of :attr:`block_schema`.
             destination: value of the column of that name.
         """
-        for batch in batches(rows):
+        for batch in rows.batches():
             yield pa.RecordBatch.from_arrays(
                 [
                     pa.repeat(pa.scalar(destination), batch.num_rows)

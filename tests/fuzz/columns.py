@@ -23,7 +23,7 @@ from pyspark_mq.sources.amqp091.decoder import Amqp091Decoder
 from pyspark_mq.sources.amqp091.properties import check, unreadable
 from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder
 from pyspark_mq.sources.amqp10.sections import SectionReader
-from pyspark_mq.sources.connections.block import Block, make_block
+from pyspark_mq.sources.connections.block import Block, BlockRows, make_block
 from pyspark_mq.sources.connections.decoder import Decoder
 from pyspark_mq.sources.connections.message_id import MessageIds
 from pyspark_mq.sources.stomp.decoder import StompDecoder
@@ -178,7 +178,7 @@ class _Law:
         block.batch.validate(full=True)
         message = pa.py_buffer(block.batch.serialize())
         arrived = Block(pa.ipc.read_record_batch(message, _BUILDER.block_schema), block.sizes)
-        (built,) = [batch for batch in _BUILDER.build(arrived.rows, "q") if batch.num_rows == len(raws)]
+        (built,) = [batch for batch in _BUILDER.build(BlockRows.of(arrived.rows), "q") if batch.num_rows == len(raws)]
         built.validate(full=True)
         assert list(metadata.unreadable.values()) == decoder.unreadable(raws)
         for odd in decoder.unreadable(raws):

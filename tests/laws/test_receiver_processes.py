@@ -15,7 +15,7 @@ import pytest
 from pyspark_mq.ack import Acknowledgements, SessionAcks
 from pyspark_mq.brokers.base import AMQP_0_9_1
 from pyspark_mq.errors import MessageError, MqError, RefusedError
-from pyspark_mq.sources.connections.block import Row, sizes_of, values_of
+from pyspark_mq.sources.connections.block import BlockRows, Row
 from pyspark_mq.sources.connections.connections import Connections
 from pyspark_mq.sources.connections.decoder import UNREADABLE_PROPERTY, Unreadable
 from pyspark_mq.sources.connections.events import Confirmed, Delivered, EventQueue, Lost, Opened
@@ -74,7 +74,7 @@ class Scene:
         return [event for event in self.events if isinstance(event, kind)]
 
     def bodies(self) -> list[str]:
-        return [body.decode() for body in values_of(self.rows, "body")]
+        return [body.decode() for body in BlockRows.of(self.rows).values("body")]
 
 
 @pytest.fixture
@@ -278,7 +278,7 @@ def test_a_message_that_cannot_be_decoded_is_named_or_taken_in(cell: LiveCell, p
     assert keeping.until(lambda: len(keeping.rows) == 7)
     (odd,) = keeping.unreadable
     assert "odd" in str(odd)
-    assert UNREADABLE_PROPERTY in dict(values_of(keeping.rows, "properties")[3])
+    assert UNREADABLE_PROPERTY in dict(BlockRows.of(keeping.rows).values("properties")[3])
     del keeping.rows[3]
     assert keeping.bodies() == before + after
     keeping.connections.stop()
@@ -340,8 +340,8 @@ def test_bodies_of_any_size_come_in_order_and_whole(cell: LiveCell, pool: Worker
     scene = Scene(cell, pool, consumers=1)
     scene.start()
     assert scene.until(lambda: len(scene.rows) == len(sizes))
-    assert values_of(scene.rows, "body") == bodies
-    assert all(size < weight < size + 1_000 for size, weight in zip(sizes, sizes_of(scene.rows), strict=True))
+    assert BlockRows.of(scene.rows).values("body") == bodies
+    assert all(size < weight < size + 1_000 for size, weight in zip(sizes, BlockRows.of(scene.rows).sizes, strict=True))
     scene.connections.stop()
 
 

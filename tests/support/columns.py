@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from pyspark_mq.dedup import IdSource, OnMissing
-from pyspark_mq.sources.connections.block import make_block
+from pyspark_mq.sources.connections.block import BlockRows, make_block
 from pyspark_mq.sources.connections.decoder import Decoder
 from pyspark_mq.sources.connections.message_id import MessageIds
 from pyspark_mq.spark_source.schema import BatchBuilder
@@ -21,7 +21,7 @@ BY_MESSAGE_ID = MessageIds(IdSource("message-id"), OnMissing.FAIL, exact=False, 
 def built(builder: BatchBuilder, raws: Sequence[Any], decoder: Decoder, ids: MessageIds = BY_MESSAGE_ID) -> pa.Table:
     """All of them, checked as far as Arrow can."""
     _, block = make_block(decoder, raws, ids, builder.block_schema)
-    batches = list(builder.build(block.rows, "orders"))
+    batches = list(builder.build(BlockRows.of(block.rows), "orders"))
     with pa.ipc.open_stream(builder.serialize(batches)) as stream:
         table = stream.read_all()
     table.validate(full=True)

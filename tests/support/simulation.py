@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from pyspark_mq.dedup import SeenStore
 from pyspark_mq.errors import BrokerUnavailableError
-from pyspark_mq.sources.connections.block import block_schema, values_of
+from pyspark_mq.sources.connections.block import block_schema
 from pyspark_mq.sources.connections.processes.worker import in_processes
 from pyspark_mq.sources.connections.thread_worker import in_threads
 from pyspark_mq.sources.connections.workers import Workers
@@ -206,12 +206,12 @@ def make_settings(**changes: Any) -> Settings:
 
 def ids_of(runs: Sequence[Run]) -> list[str]:
     """Column `messageId` of what an epoch emits."""
-    return [found for run in runs for found in values_of(run.rows, "messageId")]
+    return [found for run in runs for found in run.rows.values("messageId")]
 
 
 def _identities(run: Run) -> list[str]:
     """The ID of each row, or its body where it has none."""
-    pairs = zip(values_of(run.rows, "messageId"), values_of(run.rows, "body"), strict=True)
+    pairs = zip(run.rows.values("messageId"), run.rows.values("body"), strict=True)
     return [body.decode().strip() if found is None else found for found, body in pairs]
 
 

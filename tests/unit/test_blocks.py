@@ -15,14 +15,11 @@ from hypothesis import strategies as st
 from pyspark_mq.dedup import IdSource, Key, OnMissing, id_keys
 from pyspark_mq.sources.connections.block import (
     Block,
+    BlockRows,
     Metadata,
     Row,
-    batches,
     block_schema,
-    joined,
     make_block,
-    sizes_of,
-    values_of,
 )
 from pyspark_mq.sources.connections.decoder import ROW_BYTES
 from pyspark_mq.sources.connections.events import Delivered
@@ -74,7 +71,7 @@ def bytes_of(value: object) -> int:
 
 def weighed(rows: Sequence[Row], keys: Sequence[Key | None]) -> list[int]:
     """What each row is to count for: its values, and its key, which is a copy of the ID where there is one."""
-    columns = {name: values_of(rows, name) for name in rows[0][0].batch.schema.names}
+    columns = {name: BlockRows.of(rows).values(name) for name in rows[0][0].batch.schema.names}
     if any(columns["messageId"]):
         copies = [bytes_of(text) for text in columns["messageId"]]
     else:
@@ -87,10 +84,10 @@ def weighed(rows: Sequence[Row], keys: Sequence[Key | None]) -> list[int]:
 def assert_same(sample: Sample, places: Sequence[int], rows: Sequence[Row]) -> None:
     """Rows say what the deliveries at these places say, by the decoder's own columns."""
     raws = [sample.raws[place] for place in places]
-    assert values_of(rows, "body") == sample.decoder.bodies(raws)
+    assert BlockRows.of(rows).values("body") == sample.decoder.bodies(raws)
     for name, make in sample.decoder.columns.items():
-        assert values_of(rows, name) == list(make(raws)), name
-    table = pa.Table.from_batches(BUILDER.build(rows, "orders"))
+        assert BlockRows.of(rows).values(name) == list(make(raws)), name
+    table = pa.Table.from_batches(BUILDER.build(BlockRows.of(rows), "orders"))
     table.validate(full=True)
     assert table.num_rows == len(rows)
     assert set(table.column("destination").to_pylist()) <= {"orders"}
@@ -110,7 +107,7 @@ def test_a_block_says_what_the_deliveries_say(sample: Sample, source: IdSource, 
     assert list(metadata.tags) == decoder.tags(raws)
     keys = [*decoder.digests(raws)] if source == CONTENT else id_keys(decoder.ids(raws, source))
     assert metadata.keys == keys
-    assert sizes_of(block.rows) == weighed(block.rows, keys)
+    assert [*block.sizes] == weighed(block.rows, keys)
     assert metadata.redelivered == sum(decoder.columns["redelivered"](raws))
     assert list(metadata.unreadable.values()) == decoder.unreadable(raws)
     assert [metadata.tags[row] for row in metadata.unreadable] == [odd.tag for odd in decoder.unreadable(raws)]
@@ -127,14 +124,18 @@ def test_any_rows_of_any_blocks_in_any_order_say_what_their_deliveries_say(sampl
     places = data.draw(st.lists(st.integers(0, 2 * count - 1), min_size=1, max_size=12))
     some = [rows[place] for place in places]
     assert_same(sample, [place % count for place in places], some)
-    block = joined(some)
+    block = BlockRows.of(some).joined()
     assert_same(sample, [place % count for place in places], block.rows)
-    assert sizes_of(block.rows) == sizes_of(some)
+    assert [*block.sizes] == BlockRows.of(some).sizes.tolist()
+    low, high = sorted(data.draw(st.tuples(st.integers(-1, len(some)), st.integers(0, len(some) + 1))))
+    between = BlockRows.of(some).between(low, high)
+    assert between.values("body") == BlockRows.of(some[max(0, low) : high]).values("body")
+    assert len(between) == len(some[max(0, low) : high])
 
 
 def test_no_rows_make_no_batch() -> None:
-    assert list(batches([])) == []
-    assert sizes_of([]) == values_of([], "body") == []
+    assert list(BlockRows.of([]).batches()) == []
+    assert BlockRows.of([]).sizes.tolist() == BlockRows.of([]).values("body") == []
 
 
 def test_a_column_that_nobody_asked_for_is_not_made() -> None:
@@ -143,7 +144,7 @@ def test_a_column_that_nobody_asked_for_is_not_made() -> None:
     _, block = make_block(sample.decoder, sample.raws, ids_by(MESSAGE_ID), block_schema(query))
     # The timestamp is: a bounded run may end by it.
     assert block.batch.schema.names == ["messageId", "type", "timestamp"]
-    assert max(sizes_of(block.rows)) < max(block_of(sample)[1].sizes)
+    assert max(block.sizes) < max(block_of(sample)[1].sizes)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 400, 700])
@@ -151,7 +152,7 @@ def test_small_batches_are_put_together_and_nothing_is_changed(rows: int) -> Non
     raws = [amqp091(tag, str(tag).encode(), message_id=str(tag)) for tag in range(1, rows + 1)]
     decoder = SAMPLES["amqp-0-9-1"].decoder
     blocks = [make_block(decoder, [raw], ids_by(MESSAGE_ID), BUILDER.block_schema)[1] for raw in raws]
-    found = list(batches([row for block in blocks for row in block.rows]))
+    found = list(BlockRows.of([row for block in blocks for row in block.rows]).batches())
     assert len(found) <= 1 + rows // 500
     assert [body for batch in found for body in batch.column("body").to_pylist()] == decoder.bodies(raws)
 
@@ -173,7 +174,7 @@ def test_a_block_of_another_process_is_read_where_it_is_and_goes_with_its_last_r
     last = rows[-1]
     del rows
     assert mappings() == before + 1
-    assert values_of([last], "body") == [b"x" * 1_000]
+    assert BlockRows.of([last]).values("body") == [b"x" * 1_000]
     del last
     assert mappings() == before
 
@@ -181,13 +182,13 @@ def test_a_block_of_another_process_is_read_where_it_is_and_goes_with_its_last_r
 def test_what_is_made_of_a_block_does_not_keep_it() -> None:
     before = mappings()
     rows = sent(LARGE).block.rows
-    few = joined(rows[5:7])
-    stream = BUILDER.serialize(BUILDER.build(rows, "orders"))
+    few = BlockRows.of(rows[5:7]).joined()
+    stream = BUILDER.serialize(BUILDER.build(BlockRows.of(rows), "orders"))
     del rows
     assert len(stream) > 1_999_000
     assert mappings() == before
-    assert values_of(few.rows, "messageId") == ["6", "7"]
-    assert values_of(few.rows, "body") == [b"x" * 1_000] * 2
+    assert BlockRows.of(few.rows).values("messageId") == ["6", "7"]
+    assert BlockRows.of(few.rows).values("body") == [b"x" * 1_000] * 2
 
 
 def test_no_file_is_left_open() -> None:

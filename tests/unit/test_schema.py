@@ -39,7 +39,7 @@ from pyspark_mq.dedup import IdSource, id_keys
 from pyspark_mq.errors import SchemaError
 from pyspark_mq.sources.amqp091.decoder import Amqp091Decoder, as_text
 from pyspark_mq.sources.amqp091.properties import Raw, check
-from pyspark_mq.sources.connections.block import make_block
+from pyspark_mq.sources.connections.block import BlockRows, make_block
 from pyspark_mq.sources.connections.decoder import Decoder
 from pyspark_mq.spark_source.schema import ALL_COLUMNS, SCHEMA, BatchBuilder
 from tests.support import columns
@@ -226,7 +226,7 @@ def test_columns_that_nobody_asked_for_are_not_decoded() -> None:
 def test_a_batch_is_the_same_after_its_way_to_the_executor() -> None:
     builder = BatchBuilder(SCHEMA)
     _, block = make_block(DECODER, [FULL, EMPTY], columns.BY_MESSAGE_ID, builder.block_schema)
-    (batch,) = builder.build(block.rows, "orders")
+    (batch,) = builder.build(BlockRows.of(block.rows), "orders")
     with pa.ipc.open_stream(builder.serialize([batch])) as stream:
         (arrived,) = list(stream)
     assert arrived.equals(batch, check_metadata=True)

@@ -139,5 +139,5 @@ def test_what_was_dropped_takes_no_room_for_as_long_as_what_came_with_it(new: in
     runs = source.payload(first, second)
     assert ids_of(runs) == scene.sent[1_000:]
     assert source.counters().duplicates_dropped == 1_000
-    blocks = {id(block): block for run in runs for block, _ in run.rows}
+    blocks = {id(block): block for run in runs for block, _ in run.rows.stretches}
     assert sum(map(len, blocks.values())) <= 2 * new + 200

@@ -21,7 +21,7 @@ from pyspark_mq.errors import MessageError
 from pyspark_mq.sources.amqp091.decoder import Amqp091Decoder
 from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder
 from pyspark_mq.sources.amqp10.sections import SectionReader
-from pyspark_mq.sources.connections.block import Run, make_block, sizes_of
+from pyspark_mq.sources.connections.block import BlockRows, Run, make_block
 from pyspark_mq.sources.connections.decoder import Decoder
 from pyspark_mq.sources.connections.message_id import MessageIds
 from pyspark_mq.sources.stomp.decoder import StompDecoder
@@ -90,7 +90,7 @@ def weigh(protocol: str, shape: Shape, count: int) -> tuple[int, int, int]:
     """What so many messages count for, what is kept of them when they are received, and when they are planned."""
     decoder, make = MAKERS[protocol]
     before = kept()
-    ledger: Ledger[Any, Any] = Ledger(grace_s=5.0, weigh=lambda rows: sum(sizes_of(rows)))
+    ledger: Ledger[Any, Any] = Ledger(grace_s=5.0, weigh=lambda rows: BlockRows.of(rows).weight)
     ledger.open_session(1)
     raws = [make(tag, uuid.uuid4().hex.rjust(shape.id_length, "x"), shape) for tag in range(1, count + 1)]
     metadata, block = make_block(decoder, raws, IDS, BUILDER.block_schema)
@@ -132,7 +132,7 @@ def test_a_row_in_a_task_takes_no_more_than_it_counts_for(protocol: str) -> None
     for shape in SHAPES.values():
         raws = [make(tag, f"{tag}".rjust(shape.id_length, "x"), shape) for tag in range(1, ROWS + 1)]
         _, block = make_block(decoder, raws, IDS, BUILDER.block_schema)
-        stream = BUILDER.serialize(BUILDER.build(block.rows, "orders"), pa.allocate_buffer)
+        stream = BUILDER.serialize(BUILDER.build(BlockRows.of(block.rows), "orders"), pa.allocate_buffer)
         assert stream.size <= sum(block.sizes)
 
 
@@ -145,7 +145,7 @@ def partitions(shape: Shape, count: int, **options: str) -> list[Rows]:
     reader = MqStreamReader(parse_options(given), SCHEMA)
     raws = [amqp091(tag, f"id-{tag}", shape) for tag in range(1, count + 1)]
     _, block = make_block(Amqp091Decoder(), raws, IDS, BUILDER.block_schema)
-    made = reader._split([Run("orders", block.rows)], Handover())
+    made = reader._split([Run("orders", BlockRows.of(block.rows))], Handover())
     assert all(isinstance(one, Rows) for one in made)
     return made  # type: ignore[return-value]
 
@@ -178,7 +178,7 @@ def test_an_epoch_of_many_queues_is_split_as_each_takes_something_besides() -> N
         _, block = make_block(
             Amqp091Decoder(), [amqp091(1, f"id-{number}", SHAPES["nothing"])], IDS, BUILDER.block_schema
         )
-        runs.append(Run(f"queue-{number}", block.rows))
+        runs.append(Run(f"queue-{number}", BlockRows.of(block.rows)))
     made = reader._split(runs, Handover())
     assert len(made) > 1
     ids = []

@@ -6,13 +6,14 @@ the ledger holds. Beside a new block goes what has to be known of each delivery 
 :class:`Metadata`.
 
 A block lives as long as one of its rows is referred to. So that a block of which hardly anything is kept does not stay
-for that, and so that a trickle of small ones does not take more than it is worth, :func:`joined` makes a new one.
+for that, and so that a trickle of small ones does not take more than it is worth, :meth:`BlockRows.joined` makes a new
+one.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, groupby, repeat
 from operator import itemgetter
@@ -27,17 +28,14 @@ from pyspark_mq.sources.connections.message_id import MessageIds
 
 __all__ = [
     "Block",
+    "BlockRows",
     "Metadata",
     "Row",
     "Run",
     "array_of",
-    "batches",
     "block_schema",
-    "joined",
     "make_block",
-    "sizes_of",
     "use_little_memory",
-    "values_of",
 ]
 
 #: Columns that every block has: the end of a bounded run may depend on it.
@@ -114,7 +112,7 @@ class Run(NamedTuple):
     """
 
     name: str
-    rows: list[Row]
+    rows: BlockRows
 
 
 def use_little_memory() -> None:
@@ -229,54 +227,88 @@ def _map_array(values: Sequence[list[tuple[str, str | None]] | None], kind: pa.D
 # -- rows of any blocks --------------------------------------------------------------------------
 
 
-def _runs(rows: Sequence[Row]) -> Iterator[tuple[Block, Sequence[int]]]:
-    """Neighbours of one block with their numbers; a range where those are in order without a gap."""
-    for block, group in groupby(rows, itemgetter(0)):
-        numbers = [number for _, number in group]
-        whole = range(numbers[0], numbers[0] + len(numbers))
-        yield block, whole if numbers[-1] == whole[-1] and numbers == [*whole] else numbers
+class BlockRows:
+    """BlockRows of any blocks in order, as stretches of neighbours: what is asked of them is asked of each block once.
 
+    Args:
+        stretches: a block each, and numbers of its rows; a range where those are in order without a gap.
+    """
 
-def sizes_of(rows: Sequence[Row]) -> list[int]:
-    """Bytes that each takes."""
-    found: list[int] = []
-    for block, numbers in _runs(rows):
-        if isinstance(numbers, range):
-            found += block.sizes[numbers.start : numbers.stop]
-        else:
-            found += map(block.sizes.__getitem__, numbers)
-    return found
+    __slots__ = ("_count", "stretches")
 
+    def __init__(self, stretches: Sequence[tuple[Block, Sequence[int]]]) -> None:
+        self.stretches = stretches
+        self._count = sum(len(numbers) for _, numbers in stretches)
 
-def _batch_of(block: Block, numbers: Sequence[int]) -> pa.RecordBatch:
-    if isinstance(numbers, range):
-        return block.batch.slice(numbers.start, len(numbers))
-    return block.batch.take(pa.array(numbers, pa.int64()))
+    @classmethod
+    def of(cls, rows: Iterable[Row]) -> BlockRows:
+        stretches: list[tuple[Block, Sequence[int]]] = []
+        for block, group in groupby(rows, itemgetter(0)):
+            numbers = [number for _, number in group]
+            whole = range(numbers[0], numbers[0] + len(numbers))
+            stretches.append((block, whole if numbers[-1] == whole[-1] and numbers == [*whole] else numbers))
+        return cls(stretches)
 
+    def __len__(self) -> int:
+        return self._count
 
-def values_of(rows: Sequence[Row], name: str) -> list[Any]:
-    """A column of them; timestamps in microseconds since 1970."""
-    found: list[Any] = []
-    for block, numbers in _runs(rows):
-        column = _batch_of(block, numbers).column(name)
-        found += (column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column).to_pylist()
-    return found
+    def between(self, low: int, high: int) -> BlockRows:
+        """Return those from the place `low` on, and before the place `high`."""
+        found: list[tuple[Block, Sequence[int]]] = []
+        for block, numbers in self.stretches:
+            if part := numbers[max(0, low) : max(0, high)]:
+                found.append((block, part))
+            low, high = low - len(numbers), high - len(numbers)
+        return BlockRows(found)
 
+    @property
+    def sizes(self) -> Any:
+        """The bytes that each takes, an array."""
+        parts = [np.empty(0, np.int64)]
+        for block, numbers in self.stretches:
+            sizes = np.frombuffer(block.sizes, np.int64)
+            parts.append(sizes[numbers.start : numbers.stop] if isinstance(numbers, range) else sizes[numbers])
+        return np.concatenate(parts)
 
-def batches(rows: Sequence[Row]) -> Iterator[pa.RecordBatch]:
-    """Yield rows in order as record batches. Large ones are slices; small ones that follow each other are one."""
-    small: list[pa.RecordBatch] = []
-    count = 0
-    for block, numbers in _runs(rows):
-        batch = _batch_of(block, numbers)
-        if count + len(numbers) < _BATCH_ROWS_MIN:
-            small.append(batch)
-            count += len(numbers)
-            continue
-        yield _concatenated([*small, batch])
-        small, count = [], 0
-    if small:
-        yield _concatenated(small)
+    @property
+    def weight(self) -> int:
+        """The bytes that all take."""
+        return int(self.sizes.sum())
+
+    def values(self, name: str) -> list[Any]:
+        """Return a column; timestamps in microseconds since 1970."""
+        found: list[Any] = []
+        for batch in self._parts():
+            column = batch.column(name)
+            found += (column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column).to_pylist()
+        return found
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield them as record batches. Large ones are slices; small ones that follow each other are one."""
+        small: list[pa.RecordBatch] = []
+        count = 0
+        for batch in self._parts():
+            if count + len(batch) < _BATCH_ROWS_MIN:
+                small.append(batch)
+                count += len(batch)
+                continue
+            yield _concatenated([*small, batch])
+            small, count = [], 0
+        if small:
+            yield _concatenated(small)
+
+    def joined(self) -> Block:
+        """Make a block of its own with these rows: it shares no memory with theirs."""
+        # By their numbers: a slice would go on referring to what it is a slice of.
+        parts = [block.batch.take(pa.array(numbers, pa.int64())) for block, numbers in self.stretches]
+        return Block(_concatenated(parts), array("q", self.sizes.tobytes()))
+
+    def _parts(self) -> Iterator[pa.RecordBatch]:
+        for block, numbers in self.stretches:
+            if isinstance(numbers, range):
+                yield block.batch.slice(numbers.start, len(numbers))
+            else:
+                yield block.batch.take(pa.array(numbers, pa.int64()))
 
 
 def _concatenated(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
@@ -284,10 +316,3 @@ def _concatenated(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
         return parts[0]
     (batch,) = pa.Table.from_batches(parts).combine_chunks().to_batches()
     return batch
-
-
-def joined(rows: Sequence[Row]) -> Block:
-    """A block of its own with these rows, in order: it shares no memory with theirs."""
-    # By their numbers: a slice would go on referring to what it is a slice of.
-    parts = [block.batch.take(pa.array(numbers, pa.int64())) for block, numbers in _runs(rows)]
-    return Block(_concatenated(parts), array("q", sizes_of(rows)))

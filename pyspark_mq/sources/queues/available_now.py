@@ -6,7 +6,7 @@ import logging
 import math
 from itertools import takewhile
 
-from pyspark_mq.sources.connections.block import values_of
+from pyspark_mq.sources.connections.block import BlockRows
 from pyspark_mq.sources.queues.reader import QueueReader
 from pyspark_mq.sources.runtime import Runtime
 
@@ -101,7 +101,7 @@ class EndOfRun:
         if left < math.inf:
             return min(size, max(0, int(left)))
         now_us, takes_unknown = self._runtime.utc_us(), self._takes_unknown()
-        stamps = values_of(list(self._queue.ledger.received.oldest(size)), "timestamp")
+        stamps = BlockRows.of(self._queue.ledger.received.oldest(size)).values("timestamp")
 
         def belongs(stamp: int | None) -> bool:
             # One from the future says nothing but that somebody's clock is wrong.

@@ -12,7 +12,7 @@ from pyspark_mq.ack import Acknowledgements, Ledger
 from pyspark_mq.ack.copies import Copies
 from pyspark_mq.dedup import OnMissing, SeenStore, is_content
 from pyspark_mq.dedup.identity import CONTENT_DIGEST_BYTES
-from pyspark_mq.sources.connections.block import Block, Row, joined
+from pyspark_mq.sources.connections.block import Block, BlockRows, Row
 from pyspark_mq.sources.connections.connections import Connections
 from pyspark_mq.sources.connections.events import Delivered
 from pyspark_mq.sources.connections.message_id import MessageIds
@@ -163,7 +163,7 @@ class Deliveries:
         """Hold rows of a block of their own in place of these, where they are held at all."""
         places = self._ledger.held([key for key, _ in pairs], [row for _, row in pairs])
         if places:
-            block = joined([pairs[place][1] for place in places])
+            block = BlockRows.of(pairs[place][1] for place in places).joined()
             self._ledger.exchange([pairs[place][0] for place in places], block.rows)
 
     def _refused(self, event: Delivered) -> dict[int, str]:

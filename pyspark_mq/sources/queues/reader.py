@@ -27,7 +27,7 @@ from pyspark_mq.ack.copies import Copies
 from pyspark_mq.ack.counters import Counters
 from pyspark_mq.ack.known import Known
 from pyspark_mq.dedup import Key, SeenStore, is_content
-from pyspark_mq.sources.connections.block import Row, sizes_of
+from pyspark_mq.sources.connections.block import BlockRows, Row
 from pyspark_mq.sources.connections.connections import DEPTH_AGE_MAX_S, Connections
 from pyspark_mq.sources.connections.events import Confirmed, Delivered, EventQueue, Lost, Opened
 from pyspark_mq.sources.connections.workers import Workers
@@ -101,7 +101,7 @@ class QueueReader:
     ) -> None:
         self.settings = settings
         self.ledger: Ledger[Any, Row] = Ledger(
-            grace_s=settings.settle_grace_s, known=known, copies=copies, weigh=lambda rows: sum(sizes_of(rows))
+            grace_s=settings.settle_grace_s, known=known, copies=copies, weigh=lambda rows: BlockRows.of(rows).weight
         )
         self.ledger.left = left
         self.connections = Connections(settings, workers, runtime, events)
@@ -117,7 +117,7 @@ class QueueReader:
         self.windows = Windows(settings, self.ledger, self.connections, self._deliveries)
         self._watches = QueueWatches(settings, self.ledger.settling, self.connections, self.windows, runtime.timing)
         #: Epochs that Spark has asked the payload of and not committed: what they emit, as it may ask again.
-        self._emitted: dict[int, list[Row]] = {}
+        self._emitted: dict[int, BlockRows] = {}
         self._retained_bytes = 0
         self._bytes_max = float(settings.max_bytes)
         #: Whether nothing but planned messages is wanted. The others are skipped when they are too much.
@@ -260,11 +260,11 @@ class QueueReader:
     def hold(self, epoch: int) -> None:
         """Keep what an epoch emits until it is committed: Spark may ask for it again."""
         if self.is_open(epoch):
-            self._emitted[epoch] = self.ledger.planned.payloads(epoch)
+            self._emitted[epoch] = BlockRows.of(self.ledger.planned.payloads(epoch))
 
-    def emitted(self, epoch: int) -> list[Row]:
+    def emitted(self, epoch: int) -> BlockRows:
         """The rows that are kept of an epoch, in planned order."""
-        return self._emitted.get(epoch, [])
+        return self._emitted.get(epoch, BlockRows([]))
 
     # -- phase two
 
@@ -280,7 +280,7 @@ class QueueReader:
         """Acknowledge an epoch; with guarantee `none` before Spark runs it. The number of that, if any is due."""
         due = self.ledger.commit(epoch, segment)
         gone = [rows for emitted, rows in self._emitted.items() if not self.is_open(emitted)]
-        self._retained_bytes = sum(sum(sizes_of(rows)) for rows in gone)
+        self._retained_bytes = sum(rows.weight for rows in gone)
         return self._send(due)
 
     def _send(self, due: Acknowledgements | None) -> int | None:
