@@ -135,11 +135,11 @@ class Connection(SelectConnection):  # type: ignore[misc]
         if reader is None:
             super()._on_data_available(data_in)
             return
+        self._pace.read(len(data_in), self._transport._sock)  # noqa: SLF001 - it has no other name
         # pika counts what it takes off its buffer, to know whether the broker lives.
         before = self.bytes_received
         reader.feed(data_in)
         self.bytes_received = before + len(data_in)
-        self._pace.read(len(data_in))
         self._pace.rest()
 
 

@@ -38,21 +38,29 @@ _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class ReadPace:
-    """The pace of reading a socket: a moment's rest where bytes come in small pieces, for fewer and larger reads."""
+    """The pace of reading a socket: a moment's rest where bytes come in small pieces, for fewer and larger reads.
+
+    It rests only behind a read that took all there was: TLS gives out a record at a time, however many have come.
+    """
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
         self._read_s = -math.inf
+        self._bytes = 0
         self._rests = False
 
-    def read(self, count: int) -> None:
-        """Take note that so many bytes were read."""
+    def read(self, count: int, opened: socket.socket) -> None:
+        """Take note that so many bytes were read, a moment ago."""
         now_s = self._now_s()
-        self._rests = 0 < count < _FEW_BYTES and now_s - self._read_s < _SHORTLY_S
-        self._read_s = now_s
+        self._bytes += count
+        self._rests = False
+        if _unread(opened):
+            return
+        self._rests = 0 < self._bytes < _FEW_BYTES and now_s - self._read_s < _SHORTLY_S
+        self._read_s, self._bytes = now_s, 0
 
     def rest(self) -> None:
-        """Let more come before the next read, if the last one was worth little."""
+        """Let more come before the next read, if the last ones were worth little."""
         if self._rests:
             time.sleep(_GATHER_S)
 
@@ -130,8 +138,8 @@ class SocketLoop:
         if watched != self._watched:
             self._watched = watched
             self._poll.register(self._socket, watched)
-        if reading and isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
-            timeout_s = 0.0  # TLS holds decrypted bytes the kernel does not know of
+        if reading and _pending(self._socket):
+            timeout_s = 0.0
         events = dict(self._poll.poll(math.ceil(max(0.0, timeout_s) * 1000)))
         if events.pop(self._wakeup_read.fileno(), 0):
             self.woken = True
@@ -154,7 +162,7 @@ class SocketLoop:
             return None
         if data:
             self.received_s = self._now_s()
-        self._pace.read(len(data))
+        self._pace.read(len(data), self._socket)
         return data
 
     @property
@@ -223,6 +231,15 @@ def unread_bytes(descriptor: int) -> int:
     with contextlib.suppress(OSError, ValueError):  # closed meanwhile, by the thread that reads
         fcntl.ioctl(descriptor, termios.FIONREAD, found)
     return found[0]
+
+
+def _pending(opened: socket.socket) -> int:
+    """Bytes that TLS holds decrypted, and the kernel does not know of."""
+    return opened.pending() if isinstance(opened, ssl.SSLSocket) else 0
+
+
+def _unread(opened: socket.socket) -> int:
+    return _pending(opened) or unread_bytes(opened.fileno())
 
 
 def _left_s(deadline: float, now_s: Callable[[], float]) -> float:
