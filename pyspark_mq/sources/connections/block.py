@@ -13,6 +13,7 @@ one.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, groupby, repeat
@@ -234,11 +235,11 @@ class BlockRows:
         stretches: a block each, and numbers of its rows; a range where those are in order without a gap.
     """
 
-    __slots__ = ("_count", "stretches")
+    __slots__ = ("_ends", "stretches")
 
     def __init__(self, stretches: Sequence[tuple[Block, Sequence[int]]]) -> None:
         self.stretches = stretches
-        self._count = sum(len(numbers) for _, numbers in stretches)
+        self._ends = list(accumulate(len(numbers) for _, numbers in stretches))
 
     @classmethod
     def of(cls, rows: Iterable[Row]) -> BlockRows:
@@ -250,15 +251,18 @@ class BlockRows:
         return cls(stretches)
 
     def __len__(self) -> int:
-        return self._count
+        return self._ends[-1] if self._ends else 0
 
     def between(self, low: int, high: int) -> BlockRows:
         """Return those from the place `low` on, and before the place `high`."""
+        low, high = max(0, low), min(high, len(self))
+        if low >= high:
+            return BlockRows([])
+        first, last = bisect_right(self._ends, low), bisect_left(self._ends, high)
         found: list[tuple[Block, Sequence[int]]] = []
-        for block, numbers in self.stretches:
-            if part := numbers[max(0, low) : max(0, high)]:
-                found.append((block, part))
-            low, high = low - len(numbers), high - len(numbers)
+        for (block, numbers), end in zip(self.stretches[first : last + 1], self._ends[first : last + 1], strict=True):
+            begin = end - len(numbers)
+            found.append((block, numbers[max(0, low - begin) : high - begin]))
         return BlockRows(found)
 
     @property
