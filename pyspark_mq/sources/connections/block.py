@@ -229,7 +229,7 @@ def _map_array(values: Sequence[list[tuple[str, str | None]] | None], kind: pa.D
 
 
 class BlockRows:
-    """BlockRows of any blocks in order, as stretches of neighbours: what is asked of them is asked of each block once.
+    """Rows of any blocks in order, as stretches of neighbours: what is asked of them is asked of each block once.
 
     Args:
         stretches: a block each, and numbers of its rows; a range where those are in order without a gap.

@@ -62,6 +62,7 @@ class ReadPace:
     def rest(self) -> None:
         """Let more come before the next read, if the last ones were worth little."""
         if self._rests:
+            self._rests = False
             time.sleep(_GATHER_S)
 
 
@@ -145,7 +146,7 @@ class SocketLoop:
             self.woken = True
             with contextlib.suppress(BlockingIOError):
                 self._wakeup_read.recv(_WOKEN_BYTES)
-        elif reading and events:
+        elif any(event & select.POLLIN for event in events.values()):
             self._pace.rest()
         return reading or not any(event & ~select.POLLOUT for event in events.values())
 
