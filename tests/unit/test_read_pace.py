@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -17,25 +16,27 @@ PIECE = 16 << 10  # of TLS, a record
 class Reader:
     """One end of a connection, whose reads and rests are counted."""
 
-    def __init__(self, ends: tuple[socket.socket, socket.socket]) -> None:
+    def __init__(self, ends: tuple[socket.socket, socket.socket], rests: list[float]) -> None:
         self.near, self.far = ends
+        self.rests = rests
         self.now_s = 0.0
         self.pace = ReadPace(lambda: self.now_s)
 
     def read(self, after_s: float = 0.001) -> bool:
-        """Read a piece; return whether a rest is due behind it."""
+        """Read a piece; return whether it was rested behind it."""
         self.now_s += after_s
         self.pace.read(len(self.near.recv(PIECE)), self.near)
-        began_s = time.monotonic()
+        before = len(self.rests)
         self.pace.rest()
-        return time.monotonic() - began_s >= 0.05
+        return len(self.rests) > before
 
 
 @pytest.fixture
 def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
-    monkeypatch.setattr(socket_loop, "_GATHER_S", 0.05)
+    rests: list[float] = []
+    monkeypatch.setattr(socket_loop.time, "sleep", rests.append)
     ends = socket.socketpair()
-    yield Reader(ends)
+    yield Reader(ends, rests)
     for end in ends:
         end.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -115,17 +116,19 @@ class Connection(SelectConnection):  # type: ignore[misc]
 
     _reader: DeliveryReader | None = None
     _pace: ReadPace
+    _socket: socket.socket
     _frame_buffer: bytes
     bytes_received: int
 
     def read_deliveries(self, channel: int, deliver: Callable[[list[Raw] | DeliveryBatch], None]) -> bool:
         """From now on have deliveries on that channel handed over as they are; False if that is not possible."""
-        if not _HAS_SEAM or not isinstance(getattr(self, "_frame_buffer", None), bytes):
+        begun, opened = getattr(self, "_frame_buffer", None), getattr(self._transport, "_sock", None)
+        if not _HAS_SEAM or not isinstance(begun, bytes) or not isinstance(opened, socket.socket):
             return False
         self._reader = DeliveryReader(channel, self.params.frame_max, deliver, super()._on_data_available)
-        self._pace = ReadPace()
+        self._pace, self._socket = ReadPace(), opened
         self._transport._MAX_RECV_BYTES = _READ_BYTES  # noqa: SLF001 - it has no other name
-        begun, self._frame_buffer = self._frame_buffer, b""
+        self._frame_buffer = b""
         if begun:
             self._on_data_available(begun)
         return True
@@ -135,7 +138,7 @@ class Connection(SelectConnection):  # type: ignore[misc]
         if reader is None:
             super()._on_data_available(data_in)
             return
-        self._pace.read(len(data_in), self._transport._sock)  # noqa: SLF001 - it has no other name
+        self._pace.read(len(data_in), self._socket)
         # pika counts what it takes off its buffer, to know whether the broker lives.
         before = self.bytes_received
         reader.feed(data_in)

@@ -54,7 +54,7 @@ class ReadPace:
         now_s = self._now_s()
         self._bytes += count
         self._rests = False
-        if _unread(opened):
+        if _pending(opened) or unread_bytes(opened.fileno()):
             return
         self._rests = 0 < self._bytes < _FEW_BYTES and now_s - self._read_s < _SHORTLY_S
         self._read_s, self._bytes = now_s, 0
@@ -237,10 +237,6 @@ def unread_bytes(descriptor: int) -> int:
 def _pending(opened: socket.socket) -> int:
     """Bytes that TLS holds decrypted, and the kernel does not know of."""
     return opened.pending() if isinstance(opened, ssl.SSLSocket) else 0
-
-
-def _unread(opened: socket.socket) -> int:
-    return _pending(opened) or unread_bytes(opened.fileno())
 
 
 def _left_s(deadline: float, now_s: Callable[[], float]) -> float:
