@@ -17,9 +17,9 @@ from testbed.distributions import KAFKA_JARS, SPARK_OF_JARS, fetch
 from testbed.process import NodeError, poll
 from testbed.storm.audit import verdict
 from tests.plugin import missing
-from tests.spark_matrix import spark_python
 from tests.support.delta import Commits
 from tests.support.pages import block
+from tests.support.real_spark import real_spark
 from tests.support.sink_jobs import SinkJob, drained, emptied, killed
 
 try:
@@ -46,11 +46,7 @@ pytestmark = [pytest.mark.whole, pytest.mark.timeout(900)]  # the first time tha
 @pytest.fixture(scope="module")
 def python() -> Path:
     """The interpreter with the Spark that the jars are for."""
-    try:
-        return spark_python(SPARK_OF_JARS)
-    except NodeError as absent:
-        missing(str(absent))
-        raise
+    return real_spark(SPARK_OF_JARS)
 
 
 @pytest.fixture

@@ -12,21 +12,11 @@ from pathlib import Path
 import pytest
 
 from testbed.brokers.rabbitmq import RabbitNode
-from testbed.process import NodeError
 from testbed.spark.versions import settles_at_once
-from tests.plugin import missing
-from tests.spark_matrix import spark_python
+from tests.support.real_spark import real_spark
 from tests.support.spark_driver import POINTS, DriverMatrix
 from tests.support.stream_driver import StreamDriver
 from tests.support.streams import stream_node
-
-
-def real_spark(version: str) -> Path:
-    """Return the interpreter of an environment with that Spark."""
-    try:
-        return spark_python(version)
-    except NodeError as absent:
-        missing(str(absent))
 
 
 @pytest.mark.whole
