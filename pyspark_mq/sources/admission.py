@@ -1,7 +1,8 @@
 """Admission: how long messages are waited for, and how many the next epoch takes.
 
-A trigger has a price whatever its size: planning, two logs and the start of tasks. So while a backlog flows in an epoch
-is given time to grow; a trickle is not delayed. A bounded run
+An epoch takes what came while the one before ran, as with Spark's own source for Kafka: a slow sink has large epochs.
+It is not kept until it is larger. The window stands still meanwhile, which costs more than the price of a trigger:
+a fifth of the rate on quorum queues, and nothing is gained where the broker is slower. A bounded run
 (`Trigger.AvailableNow`) has an end for each queue besides, and gives no empty answer before they are reached, as that
 ends the query.
 
@@ -21,7 +22,6 @@ from pyspark_mq.sources.connections.block import BlockRows
 from pyspark_mq.sources.queues.available_now import EndOfRun
 from pyspark_mq.sources.queues.group import QueueGroup
 from pyspark_mq.sources.queues.reader import QueueReader
-from pyspark_mq.sources.queues.windows import EPOCHS_IN_WINDOW
 from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.settings import Settings
 
@@ -42,17 +42,13 @@ class Admission:
         self._runtime, self._timing = runtime, runtime.timing
         self._waiting_since_s: float | None = None
         self._ends: dict[QueueReader, EndOfRun] | None = None
-        self._planned_s = -math.inf
         self._awaited = False
-        self._received_before = 0
         #: Which queue comes first, where not all can.
         self._turn = 0
 
     def planned(self) -> None:
-        """Take note that an epoch is planned, and its trigger begins."""
+        """Take note that an epoch is planned."""
         self._turn += 1
-        self._planned_s = self._runtime.monotonic_s()
-        self._received_before = self._queues.received
 
     def gather(self, limit: int | None) -> dict[QueueReader, int]:
         """Wait for the messages of the next epoch.
@@ -68,7 +64,6 @@ class Admission:
             self._wait(self._timing.idle_s)
         if not self._queues.buffered:
             self._await_confirmations()
-        self._fill(limit)
         sizes = self._sizes(limit, {queue: queue.view.received for queue in self._queues})
         return sizes if self._worth_it(sum(sizes.values()), limit) else {}
 
@@ -100,6 +95,15 @@ class Admission:
             self._timing.first_s,
         )
 
+    def await_all(self) -> None:
+        """Wait until nothing comes any more, or no more can: a run of one epoch takes what there is."""
+        deadline = self._runtime.monotonic_s() + self._timing.once_s
+        before = 0
+        while before < self._queues.buffered and not self._queues.paused and self._runtime.monotonic_s() < deadline:
+            before = self._queues.buffered
+            self._runtime.sleep(self._timing.empty_s)
+            self._queues.pump()
+
     # -- a bounded run
 
     def bound(self) -> None:
@@ -130,7 +134,6 @@ class Admission:
                     queue.disconnect()
                     ends[queue].finish()
             if any(views[queue].received for queue in unread):
-                self._fill(limit)
                 some = {queue: int(min(queue.view.received, ends[queue].left)) for queue in unread}
                 sizes = {queue: ends[queue].fitting(size) for queue, size in self._sizes(limit, some).items()}
                 if any(sizes.values()):
@@ -147,46 +150,6 @@ class Admission:
     def _await_confirmations(self) -> None:
         """With nothing new to read, leave nothing unacknowledged behind."""
         self._wait_while(self._queues.unconfirmed, self._timing.confirm_s, self._timing.confirm_step_s)
-
-    def _fill(self, limit: int | None) -> None:
-        """Let the epoch grow while a backlog keeps flowing in."""
-        now_s = self._runtime.monotonic_s()
-        if self._planned_s > -math.inf:
-            until_s = self._planned_s + self._timing.fill_s
-            since_s = max(now_s - self._planned_s, self._timing.fill_step_s)
-            came = (self._queues.received - self._received_before) * self._timing.fill_step_s / since_s
-        else:
-            until_s, came = now_s + self._timing.first_fill_s, self._timing.fill_step_messages
-        while self._could_grow(limit, came) and self._runtime.monotonic_s() < until_s:
-            before = self._queues.received
-            self._runtime.sleep(self._timing.fill_step_s)
-            self._queues.pump()
-            came = self._queues.received - before
-
-    def _could_grow(self, limit: int | None, came: float) -> bool:
-        buffered = self._queues.buffered
-        maximum = sum(queue.settings.prefetch for queue in self._queues) if limit is None else limit
-        if not buffered or buffered >= maximum or self._queues.buffered_bytes >= self._settings.max_bytes:
-            return False
-        # The rest of a window is for what comes while the epoch runs: with all of it in one epoch the broker would
-        # stand still until that is acknowledged.
-        epochs = 1 if self._settings.guarantee.acknowledges_first else EPOCHS_IN_WINDOW
-        growing = [
-            queue
-            for queue, view in [(queue, queue.view) for queue in self._queues]
-            if epochs * view.received < view.window > view.unacked
-        ]
-        for queue in growing:
-            queue.refresh_depth()
-        views = [queue.view for queue in growing]
-        if any(any(view.depths) for view in views):
-            return True
-        unreported = [view for view in views if not view.depths]
-        if not unreported:
-            return False
-        # A first epoch can wait for a broker that begins slowly; a trickle could not.
-        enough = 1 if self._planned_s == -math.inf else self._timing.fill_step_messages
-        return came >= enough or any(view.behind for view in unreported)
 
     # -- how many
 

@@ -9,7 +9,7 @@ __all__ = ["Timing"]
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds, and the two counts that decide with them.
+    """Seconds, and a count that decides with them.
 
     What an option sets is not here: `connectTimeout` and `reconnectTimeout` bound the wait for connections,
     `maxTriggerDelay` that for `minMessagesPerTrigger`, `settleGrace` when an answer settles.
@@ -24,18 +24,6 @@ class Timing:
     leader_s: float = 1.0
     #: The first messages of a queue that is not empty are waited for.
     first_s: float = 2.0
-    #: While a backlog waits at the broker, an epoch is filled until so long after the last one: five times what a
-    #: trigger without rows takes on a machine with cores to spare. Where one takes longer, it is filled meanwhile. (A
-    #: price learnt from the triggers before gave the same epochs and rates, also beside busy processes and with a slow
-    #: broker.)
-    fill_s: float = 1.25
-    #: The first one for so long: the processes that run it are not there yet.
-    first_fill_s: float = 3.0
-    #: It is looked at so often: each look takes the interpreter away from the receiving thread.
-    fill_step_s: float = 0.05
-    #: Where the broker does not report a backlog, there is one while so many come with each look, or while more has
-    #: come than was read.
-    fill_step_messages: int = 100
     #: With nothing else to do, confirmations are waited for, and looked for so often.
     confirm_s: float = 5.0
     confirm_step_s: float = 0.005
@@ -44,6 +32,8 @@ class Timing:
     empty_s: float = 0.3
     #: ... and where the broker does not report how many messages it has: nothing may come for this long.
     quiet_s: float = 3.0
+    #: A run of one epoch waits no longer, though more keeps coming.
+    once_s: float = 10.0
     #: A queue that is read to its end is not read on while a confirmation may come, for so long.
     bounded_confirm_s: float = 1.0
     #: It gives up what the broker reports and does not hand out: a paused queue, another active consumer.
@@ -76,4 +66,4 @@ class Timing:
     @property
     def plan_max_s(self) -> float:
         """The longest that `latestOffset` takes, in seconds, of a query that runs on and whose connections are up."""
-        return max(self.first_s + self.first_fill_s, self.idle_s + self.confirm_s + self.fill_s)
+        return max(self.first_s, self.idle_s + self.confirm_s)

@@ -12,7 +12,7 @@ from pika.adapters.select_connection import IOLoop, SelectConnection
 from pyspark_mq.sources.amqp091.batch import DeliveryBatch
 from pyspark_mq.sources.amqp091.frames import DeliveryReader
 from pyspark_mq.sources.amqp091.properties import Raw
-from pyspark_mq.sources.connections.socket_loop import ReadPace, unread_bytes
+from pyspark_mq.sources.connections.socket_loop import ReadPace
 
 __all__ = ["Answer", "Connection", "Loop"]
 
@@ -52,11 +52,6 @@ class Loop(IOLoop):  # type: ignore[misc]
         self._watch()
         while self._late:
             self.add_callback_threadsafe(self._late.pop(0))
-
-    @property
-    def behind(self) -> bool:
-        """Whether bytes have come that were not read. For any thread."""
-        return any(unread_bytes(fd) for fd in list(self._wanted))
 
     def _watch(self) -> None:
         for fd, events in self._wanted.items():

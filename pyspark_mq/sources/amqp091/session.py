@@ -290,10 +290,6 @@ class Amqp091Session(Session):
         self.paused = self._reading_one = False
         self._loop.release()
 
-    @property
-    def behind(self) -> bool:
-        return self._loop.behind
-
     def run(self, timeout_s: float) -> None:
         self._raise_if_ended()
         if self.paused and self._pika is not None:

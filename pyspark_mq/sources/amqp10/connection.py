@@ -212,10 +212,6 @@ class Amqp10Connection(Session):
             if not transport.capacity():
                 break
 
-    @property
-    def behind(self) -> bool:
-        return self._socket.behind
-
     def wake(self) -> None:
         self._socket.wake()
 

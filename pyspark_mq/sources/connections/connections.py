@@ -64,7 +64,6 @@ class _OpenSession:
     window: int
     bytes_taken: int = 0
     paused: bool = False
-    behind: bool = False
 
 
 class Connections:
@@ -163,8 +162,7 @@ class Connections:
         elif isinstance(event, DepthReported):
             self._note_depth(event.key, event.depth)
         elif isinstance(event, SessionStatus) and event.session in self._live:
-            session = self._live[event.session]
-            session.paused, session.behind = event.paused, event.behind
+            self._live[event.session].paused = event.paused
 
     def _taken(self, event: Delivered) -> Delivered:
         self._live[event.session].bytes_taken += sum(event.block.sizes)
@@ -209,11 +207,6 @@ class Connections:
     @property
     def paused(self) -> bool:
         return any(session.paused for session in self._live.values())
-
-    @property
-    def behind(self) -> bool:
-        """Whether a session has unread bytes. Then more waits at the broker, or on its way."""
-        return any(session.behind for session in self._live.values())
 
     # -- requests
 

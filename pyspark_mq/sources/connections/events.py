@@ -79,7 +79,6 @@ class SessionStatus:
     key: int
     session: int
     paused: bool
-    behind: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -224,11 +224,6 @@ class Session(ABC):
         """Paused, and due to take one delivery all the same. Pausing again puts off the next one."""
         return self._paused and self.now_s() >= self._keep_alive_read_s
 
-    @property
-    def behind(self) -> bool:
-        """Whether the socket has unread bytes. For any thread; False where that is unknown."""
-        return False
-
     @abstractmethod
     def open(self, url: BrokerUrl, timeout_s: float) -> Greeting:
         """Connect, log in, find the queue. Consumes nothing yet. Blocks up to `timeout_s`.

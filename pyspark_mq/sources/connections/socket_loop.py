@@ -166,12 +166,6 @@ class SocketLoop:
         self._pace.read(len(data), self._socket)
         return data
 
-    @property
-    def behind(self) -> bool:
-        """Whether the kernel holds unread bytes. For any thread."""
-        opened = self._socket
-        return opened is not None and unread_bytes(opened.fileno()) > 0
-
     def write(self) -> None:
         """Send as much of `outgoing` as goes now.
 

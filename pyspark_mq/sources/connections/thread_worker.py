@@ -220,7 +220,7 @@ class ThreadWorker(Worker):
         return rows
 
     def _emit_status(self, key: int, session: Session) -> None:
-        status = SessionStatus(key, session.number, session.paused, session.behind or bool(session.sink.inbox))
+        status = SessionStatus(key, session.number, session.paused)
         if status != self._status.get(key):
             self._status[key] = status
             self._emit(status)

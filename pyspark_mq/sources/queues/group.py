@@ -205,10 +205,6 @@ class QueueGroup:
         """Whether epochs that are not acknowledged hold so many bytes that no session goes on."""
         return self.paused and not self.buffered and not self._resumes
 
-    @property
-    def received(self) -> int:
-        return sum(queue.ledger.counters.received for queue in self)
-
     def unconfirmed(self) -> bool:
         """Whether an acknowledgement is under way whose confirmation can still come."""
         return any(queue.ledger.settling.unconfirmed() for queue in self)

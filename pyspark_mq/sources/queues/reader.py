@@ -50,20 +50,15 @@ class QueueView:
 
     Attributes:
         received, weight: messages that are received and not planned, and their bytes.
-        unacked, window: deliveries of the open sessions that are not acknowledged, and how many there may be.
         blocked: whether nothing can come any more.
         depths: messages waiting at the broker, by its last report to each receiver; empty if it reports none.
-        behind: whether more has come to a session than it has read.
         has_open_epochs: whether anything is planned or emitted that is not committed.
     """
 
     received: int
     weight: int
-    unacked: int
-    window: int
     blocked: bool
     depths: tuple[int, ...]
-    behind: bool
     has_open_epochs: bool
 
 
@@ -142,11 +137,8 @@ class QueueReader:
         return QueueView(
             received=len(received),
             weight=received.weight,
-            unacked=self.ledger.unacked,
-            window=self.windows.total,
             blocked=self.windows.blocked,
             depths=tuple(connections.depths()),
-            behind=connections.behind,
             has_open_epochs=self.has_open_epochs,
         )
 

@@ -256,9 +256,5 @@ class StompConnection(Session):
             self._end = SessionLostError(reason, stated=stated)
             self._end.__cause__ = cause
 
-    @property
-    def behind(self) -> bool:
-        return self._socket.behind
-
     def wake(self) -> None:
         self._socket.wake()
