@@ -1,8 +1,9 @@
 """Admission: how long messages are waited for, and how many the next epoch takes.
 
-An epoch takes what came while the one before ran, as with Spark's own source for Kafka: a slow sink has large epochs.
-It is not kept until it is larger. The window stands still meanwhile, which costs more than the price of a trigger:
-a fifth of the rate on quorum queues, and nothing is gained where the broker is slower. A bounded run
+An epoch takes what came while the one before ran, as with Spark's own source for Kafka. It is not kept until it is
+larger: the window stands still meanwhile, which costs a fifth of the rate on quorum queues, and where the broker is
+slower nothing is gained. Nothing has come before the first epoch of a process, so that waits: its broker hands out a
+window, which ages a process that dies behind that epoch, again and again, by what it did not take. A bounded run
 (`Trigger.AvailableNow`) has an end for each queue besides, and gives no empty answer before they are reached, as that
 ends the query.
 
@@ -22,6 +23,7 @@ from pyspark_mq.sources.connections.block import BlockRows
 from pyspark_mq.sources.queues.available_now import EndOfRun
 from pyspark_mq.sources.queues.group import QueueGroup
 from pyspark_mq.sources.queues.reader import QueueReader
+from pyspark_mq.sources.queues.windows import EPOCHS_IN_WINDOW
 from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.settings import Settings
 
@@ -43,27 +45,35 @@ class Admission:
         self._waiting_since_s: float | None = None
         self._ends: dict[QueueReader, EndOfRun] | None = None
         self._awaited = False
+        #: No epoch is planned here yet.
+        self._first = True
         #: Which queue comes first, where not all can.
         self._turn = 0
 
     def planned(self) -> None:
         """Take note that an epoch is planned."""
         self._turn += 1
+        self._first = False
 
-    def gather(self, limit: int | None) -> dict[QueueReader, int]:
+    def gather(self, limit: int | None, *, all_: bool) -> dict[QueueReader, int]:
         """Wait for the messages of the next epoch.
+
+        Args:
+            limit: how many it may take; None for all that there are.
+            all_: it is the one epoch of a run (`Trigger.Once`).
 
         Returns:
             how many it takes of each queue; empty if there is nothing to plan now.
         """
         if self._ends is not None:
             return self._gather_bounded(limit, self._ends)
+        for queue in self._queues:
+            queue.refresh_depth(self._timing.depth_s)
         if not self._queues.buffered:
-            for queue in self._queues:
-                queue.refresh_depth(self._timing.idle_depth_s)
             self._wait(self._timing.idle_s)
         if not self._queues.buffered:
             self._await_confirmations()
+        self._await_more(limit, all_=all_)
         sizes = self._sizes(limit, {queue: queue.view.received for queue in self._queues})
         return sizes if self._worth_it(sum(sizes.values()), limit) else {}
 
@@ -94,15 +104,6 @@ class Admission:
             lambda: not self._queues.buffered and any(queue.connected.ready_at_first != 0 for queue in self._queues),
             self._timing.first_s,
         )
-
-    def await_all(self) -> None:
-        """Wait until nothing comes any more, or no more can: a run of one epoch takes what there is."""
-        deadline = self._runtime.monotonic_s() + self._timing.once_s
-        before = 0
-        while before < self._queues.buffered and not self._queues.paused and self._runtime.monotonic_s() < deadline:
-            before = self._queues.buffered
-            self._runtime.sleep(self._timing.empty_s)
-            self._queues.pump()
 
     # -- a bounded run
 
@@ -146,6 +147,39 @@ class Admission:
         return {}
 
     # -- waiting
+
+    def _await_more(self, limit: int | None, *, all_: bool) -> None:
+        """Wait while more comes, or waits at the broker, where what is here is less than an epoch should have."""
+        timing, queues = self._timing, self._queues
+        windows = sum(queue.windows.total for queue in queues)
+        if all_:
+            longest_s, enough = timing.once_s, windows
+        elif self._first:
+            longest_s, enough = timing.first_fill_s, windows // EPOCHS_IN_WINDOW
+        elif queues.paused:
+            # For bytes: a share that nobody else needs is lifted when it is looked at.
+            longest_s, enough = timing.share_s, windows // EPOCHS_IN_WINDOW
+        else:
+            return
+        enough = enough if limit is None else min(enough, limit)
+        now_s = came_s = self._runtime.monotonic_s()
+        until_s = now_s + longest_s
+        while (
+            0 < (before := queues.buffered) < enough
+            and queues.buffered_bytes < self._settings.max_bytes
+            and now_s < until_s
+            and (now_s < came_s + timing.empty_s or any(map(self._has_more, queues)))
+        ):
+            self._runtime.sleep(timing.step_s)
+            queues.pump()
+            now_s = self._runtime.monotonic_s()
+            came_s = now_s if queues.buffered > before else came_s
+
+    @staticmethod
+    def _has_more(queue: QueueReader) -> bool:
+        """Whether the broker says that more waits, and may hand it out."""
+        queue.refresh_depth()
+        return not queue.view.blocked and any(queue.view.depths)
 
     def _await_confirmations(self) -> None:
         """With nothing new to read, leave nothing unacknowledged behind."""

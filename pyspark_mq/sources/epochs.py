@@ -286,9 +286,7 @@ class EpochSource:
         elif limit is None:
             # The one epoch of this run, and everything before it is committed: take what there is.
             self._open_wide()
-        if asked.limit is None:
-            self._admission.await_all()
-        sizes = self._admission.gather(limit)
+        sizes = self._admission.gather(limit, all_=asked.limit is None)
         self._timings.gathered()
         if sizes or (asked.blind and needs_empty_epoch(self._queues, self._shown, running=bool(self._begun))):
             self._cut(sizes)

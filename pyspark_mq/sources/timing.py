@@ -18,12 +18,18 @@ class Timing:
     #: An idle call waits for the first message. Spark asks again at once, some ninety times a second otherwise, and
     #: each time passes the whole offset back and forth.
     idle_s: float = 0.1
-    #: An idle query asks how many messages wait.
-    idle_depth_s: float = 5.0
+    #: It is asked so often how many messages wait.
+    depth_s: float = 5.0
     #: A bounded run that finds an empty queue makes sure of it: one without a leader says that it is empty.
     leader_s: float = 1.0
     #: The first messages of a queue that is not empty are waited for.
     first_s: float = 2.0
+    #: The first epoch is filled for so long while more waits or comes; the processes that run it are not there yet.
+    first_fill_s: float = 3.0
+    #: An epoch for so long that is small as a session had its share of the bytes.
+    share_s: float = 1.25
+    #: What came is looked at so often: each look takes the interpreter away from the receiving thread.
+    step_s: float = 0.05
     #: With nothing else to do, confirmations are waited for, and looked for so often.
     confirm_s: float = 5.0
     confirm_step_s: float = 0.005
@@ -32,7 +38,7 @@ class Timing:
     empty_s: float = 0.3
     #: ... and where the broker does not report how many messages it has: nothing may come for this long.
     quiet_s: float = 3.0
-    #: A run of one epoch waits no longer, though more keeps coming.
+    #: A run of one epoch waits for more no longer.
     once_s: float = 10.0
     #: A queue that is read to its end is not read on while a confirmation may come, for so long.
     bounded_confirm_s: float = 1.0
@@ -66,4 +72,4 @@ class Timing:
     @property
     def plan_max_s(self) -> float:
         """The longest that `latestOffset` takes, in seconds, of a query that runs on and whose connections are up."""
-        return max(self.first_s, self.idle_s + self.confirm_s)
+        return max(self.first_s + self.first_fill_s, self.idle_s + self.confirm_s + self.share_s)

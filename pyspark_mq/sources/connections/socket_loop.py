@@ -22,7 +22,7 @@ from pyspark_mq.errors import BrokerUnavailableError, MqError
 from pyspark_mq.sources.endpoint import Endpoint, tls_error
 from pyspark_mq.sources.url import BrokerUrl
 
-__all__ = ["ReadPace", "SocketLoop", "addresses_of", "connect", "dial_error", "hint", "unread_bytes"]
+__all__ = ["ReadPace", "SocketLoop", "addresses_of", "connect", "dial_error", "hint"]
 
 _SEND_BYTES = 64 * 1024
 _WOKEN_BYTES = 4096
@@ -54,7 +54,7 @@ class ReadPace:
         now_s = self._now_s()
         self._bytes += count
         self._rests = False
-        if _pending(opened) or unread_bytes(opened.fileno()):
+        if _pending(opened) or _unread_bytes(opened.fileno()):
             return
         self._rests = 0 < self._bytes < _FEW_BYTES and now_s - self._read_s < _SHORTLY_S
         self._read_s, self._bytes = now_s, 0
@@ -220,7 +220,7 @@ def addresses_of(host: str, port: int) -> list[tuple[Any, ...]]:
     return [*socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
 
 
-def unread_bytes(descriptor: int) -> int:
+def _unread_bytes(descriptor: int) -> int:
     """Bytes that have come to a socket and were not read; 0 if it is closed."""
     found = array("i", [0])
     with contextlib.suppress(OSError, ValueError):  # closed meanwhile, by the thread that reads
