@@ -21,6 +21,7 @@ from proton import Session as ProtonSession
 from pyspark_mq.brokers.base import Amqp10Dialect
 from pyspark_mq.errors import MqError
 from pyspark_mq.sources.amqp10.errors import SPEAKS, open_error
+from pyspark_mq.sources.amqp10.transfers import Transfers
 from pyspark_mq.sources.connections.session import Session, SessionLostError
 from pyspark_mq.sources.connections.socket_loop import SocketLoop, dial_error
 from pyspark_mq.sources.url import BrokerUrl
@@ -46,6 +47,8 @@ class Amqp10Connection(Session):
         assert dialect is not None, "an option of the source names this protocol for a broker without it"
         self._dialect: Amqp10Dialect = dialect
         self._socket = SocketLoop(self.now_s)
+        self._link_name = self.endpoint.subscription or f"pyspark-mq-{self.number}"
+        self._transfers = Transfers(self._link_name, _FRAME_BYTES)
         self._transport = Transport(Transport.CLIENT)
         self._proton = ProtonConnection()
         self._session: ProtonSession | None = None
@@ -187,30 +190,23 @@ class Amqp10Connection(Session):
 
     def _receive(self) -> None:
         """Read what there is, up to a bound so that requests are not kept waiting."""
-        transport, taken = self._transport, 0
-        while taken < _READ_BYTES:
+        transport = self._transport
+        data = self._socket.read(_READ_BYTES) if transport.capacity() >= 0 else b""
+        if data is None:
+            return
+        if not data:
+            transport.close_tail()
+            self._ended("the broker closed the connection")
+            return
+        left = memoryview(self._transfers.cut(data, take=not self.paused))
+        while left:
             capacity = transport.capacity()
-            if capacity < 0:
+            if capacity <= 0:
                 self._ended("the broker closed the connection")
                 return
-            if capacity > 0:
-                maximum = min(capacity, _READ_BYTES)
-                data = self._socket.read(maximum)
-                if data is None:
-                    break
-                if not data:
-                    transport.close_tail()
-                    self._ended("the broker closed the connection")
-                    return
-                transport.push(data)
-                taken += len(data)
-                self._take_deliveries()
-                if len(data) < maximum:
-                    break  # that was all, or TLS has more, of which the next wait knows
-                continue
-            self._take_deliveries()
-            if not transport.capacity():
-                break
+            transport.push(bytes(left[:capacity]))
+            left = left[capacity:]
+        self._take_deliveries()
 
     def wake(self) -> None:
         self._socket.wake()

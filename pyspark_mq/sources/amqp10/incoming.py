@@ -12,6 +12,7 @@ A handle stands for a delivery from when it was taken until it is settled here; 
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -44,10 +45,11 @@ class Incoming:
 
     Args:
         link: a receiver.
+        taken: payloads that proton was not handed (:attr:`.Transfers.taken`); None if it was handed all.
     """
 
-    def __init__(self, link: Receiver) -> None:
-        self._link = link
+    def __init__(self, link: Receiver, taken: deque[bytes | None] | None = None) -> None:
+        self._link, self._taken = link, deque() if taken is None else taken
         self._pointer = link._impl  # noqa: SLF001 - the one place that goes below the classes
         self._partial = bytearray()
         self._buffer = ffi.new("char[]", _BUFFER_BYTES)
@@ -60,6 +62,7 @@ class Incoming:
         Raises:
             LinkException: proton cannot read a delivery.
         """
+        payloads = self._taken
         link, buffer, nothing = self._pointer, self._buffer, ffi.NULL
         current, pending, partial = lib.pn_link_current, lib.pn_delivery_pending, lib.pn_delivery_partial
         aborted, receive, advance, unpack = lib.pn_delivery_aborted, lib.pn_link_recv, lib.pn_link_advance, ffi.unpack
@@ -70,16 +73,24 @@ class Incoming:
                 lib.pn_delivery_settle(delivery)
                 continue
             size = pending(delivery)
+            if payloads and not partial(delivery) and (payload := payloads.popleft()) is not None:
+                if size or self._partial:
+                    raise LinkException(f"proton has {size} bytes of a delivery whose payload was taken")
+                advance(link)
+                yield delivery, payload
+                continue
             if partial(delivery) or self._partial or not 0 < size <= _BUFFER_BYTES:
                 whole = self._whole(self._read(size), partial(delivery))
                 if whole is None:
-                    return
+                    break
             else:
                 if receive(link, buffer, size) != size:
                     raise LinkException(f"proton announced {size} bytes of a delivery and gave others")
                 whole = unpack(buffer, size)
             advance(link)
             yield delivery, whole
+        if payloads:
+            raise LinkException(f"proton has not the deliveries of {len(payloads)} payloads that were taken")
 
     def _whole(self, data: bytes | bytearray, partial: bool) -> bytes | None:
         """A message of which this is a part, or all; None if there is more to come."""

@@ -131,7 +131,7 @@ class Amqp10Session(Amqp10Connection):
         session.incoming_capacity = _INCOMING_BYTES
         session.open()
         endpoint, dialect = self.endpoint, self._dialect
-        link = session.receiver(endpoint.subscription or f"pyspark-mq-{self.number}")
+        link = session.receiver(self._link_name)
         source = link.source
         source.address = self._address()
         capabilities = [dialect.capabilities[endpoint.topic is not None]] if dialect.capabilities else []
@@ -149,7 +149,7 @@ class Amqp10Session(Amqp10Connection):
         link.snd_settle_mode = Link.SND_UNSETTLED
         link.rcv_settle_mode = Link.RCV_FIRST
         link.open()
-        self._session, self._link, self._incoming = session, link, Incoming(link)
+        self._session, self._link, self._incoming = session, link, Incoming(link, self._transfers.taken)
 
     def _address(self) -> str:
         if self.endpoint.topic is not None:
