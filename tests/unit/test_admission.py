@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+import contextlib
+from itertools import count, pairwise
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from pyspark_mq.sources.epochs import EpochSource
 from pyspark_mq.sources.position import Position
 from pyspark_mq.sources.timing import Timing
+from tests.support.engine import At, Crashed
 from tests.support.memory import MemoryBroker, numbered
 from tests.support.scene import Scene
 from tests.support.simulation import Query, World, make_settings
@@ -138,3 +140,72 @@ def test_no_call_for_an_epoch_takes_longer_than_the_page_of_times_says(
         scene.query.trigger()
     scene.world.cancel()
     assert 0.0 < max(took_s) <= Timing().plan_max_s
+
+
+def test_processes_that_die_behind_their_first_commit_get_on_and_age_nothing_unread(world: World) -> None:
+    """Each hands its whole window back, so what it took has to be a part of that worth the name."""
+    query = query_of(world, max_messages=1_000, prefetch=1_000)
+    query.queue.weather.delivery_limit, query.queue.weather.link_rate = 20, 300.0
+    publish(query, 3_000)
+    query.between = lambda: world.let_pass(0.5)
+    for _ in range(30):
+        with contextlib.suppress(Crashed):
+            query.trigger(At.AFTER_COMMIT_LOG)
+    assert len(query.emitted) == 3_000
+    assert not query.queue.dead_letters
+
+
+@pytest.mark.parametrize("consumers", [1, 8])
+def test_a_run_of_one_epoch_takes_the_bytes_it_may_though_a_session_pauses_for_its_share(
+    world: World, consumers: int
+) -> None:
+    query = query_of(world, max_bytes=1_000_000, consumers=consumers)
+    for number in range(400):
+        query.queue.publish(bytes(10_000), f"id-{number}")
+    assert [query.trigger_once() for _ in range(4)] == [96] * 4
+
+
+def test_a_run_of_one_epoch_waits_for_what_the_broker_says_it_has(world: World) -> None:
+    query = query_of(world)
+    query.queue.weather.rate = 2
+    publish(query, 100)
+    assert query.trigger_once() >= 15
+
+
+def test_one_busy_queue_of_ten_has_the_bytes_of_all(world: World) -> None:
+    names = tuple(f"queue-{number}" for number in range(10))
+    broker = MemoryBroker(world.process(), 1)
+    queues = [broker.declare(name) for name in names]
+    query = Query(world, broker, make_settings(queues=names, max_bytes=300_000, prefetch=1_000))
+    for number in range(480):
+        queues[0].publish(bytes(10_000), f"id-{number}")
+    query.between = lambda: world.let_pass(0.5)
+    triggers = 0
+    while len(query.emitted) < 480:
+        query.trigger()
+        triggers += 1
+    assert triggers <= 20
+
+
+@pytest.mark.parametrize(("produced", "published"), [(300, 0), (50, 5_000)])
+def test_a_query_that_is_always_busy_knows_its_backlog(world: World, produced: int, published: int) -> None:
+    query = query_of(world)
+    query.queue.weather.rate = 200
+    numbers = count()
+
+    def produce(messages: int) -> None:
+        for _ in range(messages):
+            query.queue.publish(b"x", f"id-{next(numbers)}")
+
+    produce(published)
+    for number in range(600):
+        world.at(number / 10, lambda: produce(produced // 10))
+    query.between = lambda: world.let_pass(0.2)
+    began_s = world.now_s
+    while world.now_s < began_s + 55:
+        query.trigger()
+        told = query.source.counters().backlog
+        if world.now_s > began_s + 10:
+            assert told is not None
+            assert abs(told - len(query.queue.ready)) <= 6 * 200
+    world.cancel()
