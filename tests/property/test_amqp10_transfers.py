@@ -178,16 +178,51 @@ _OPENING = b"AMQP\x00\x01\x00\x00" + _ATTACH
 _ID, _TAG, _REST = b"\x52\x07", b"\xa0\x01t", (b"\x43", b"\x42", b"\x42")
 
 
+def test_what_brokers_may_leave_out_or_write_at_length_is_known() -> None:
+    transfers = Transfers("queue", _FRAME_BYTES)
+    transfers.cut(_OPENING, take=True)
+    begin = transfer(b"\x52\x03", _ID, _TAG, b"\x43", b"\x42", b"\x56\x01", payload=b"half")
+    long_tag = transfer(b"\x70\0\0\0\3", b"\x43", b"\xb0\0\0\0\1t", payload=b"payload")
+    end = transfer(b"\x52\x03", payload=b"half")
+    assert transfers.cut(begin + end, take=True) == begin + end
+    assert transfers.cut(long_tag, take=True) == transfer(b"\x70\0\0\0\3", b"\x43", b"\xb0\0\0\0\1t", payload=b"")
+    assert [*transfers.taken] == [None, b"payload"]
+
+
+def test_transfers_that_differ_in_turns_are_all_taken() -> None:
+    transfers = Transfers("queue", _FRAME_BYTES)
+    transfers.cut(_OPENING, take=True)
+    frames = [
+        (b"\x52\x03", b"\x52" + bytes([number]), _TAG, b"\x43", b"\x41" if number % every == 0 else b"\x42")
+        for every in (1, 2, 9, 20)
+        for number in range(200)
+    ]
+    came = b"".join(transfer(*fields, payload=b"%d" % number) for number, fields in enumerate(frames))
+    assert transfers.cut(came, take=True) == b"".join(transfer(*fields, payload=b"") for fields in frames)
+    assert [*transfers.taken] == [b"%d" % number for number in range(len(frames))]
+
+
+def test_a_part_of_a_frame_is_a_sign_of_life() -> None:
+    transfers = Transfers("queue", _FRAME_BYTES)
+    transfers.cut(_OPENING, take=True)
+    frame = transfer(b"\x52\x03", _ID, _TAG, *_REST, payload=b"payload")
+    empty = b"\x00\x00\x00\x08\x02\x00\x00\x00"
+    assert [transfers.cut(frame[at : at + 10], take=True) for at in (0, 10, 20)] == [empty, empty, empty]
+    transfers.cut(frame[30:], take=True)
+    assert [*transfers.taken] == [b"payload"]
+
+
 @pytest.mark.parametrize(
     "unknown",
     [
         transfer(b"\x52\x03", _ID, _TAG, *_REST, payload=b"x", descriptor=b"\x80" + (0x14).to_bytes(8, "big")),
-        transfer(b"\x52\x03", _ID, b"\xb0\0\0\0\1t", *_REST, payload=b"x"),
+        transfer(b"\x52\x03", b"\x53\x07", _TAG, *_REST, payload=b"x"),
+        transfer(b"\x52\x03", _ID, _TAG, b"\x43", b"\x42", b"\x56\x02", payload=b"x"),
         transfer(b"\x52\x03", payload=b"x"),
         transfer(b"\x52\x03", _ID, _TAG, *_REST, b"\x40", b"\x00\x53\x24\x45", payload=b"x"),
         b"\xff\xff\xff\xff no frame",
     ],
-    ids=["descriptor", "tag", "fields left out", "state", "size"],
+    ids=["descriptor", "number", "truth", "fields left out", "state", "size"],
 )
 def test_behind_what_is_encoded_otherwise_all_is_left_to_proton(unknown: bytes) -> None:
     common = transfer(b"\x52\x03", _ID, _TAG, *_REST, payload=b"payload")

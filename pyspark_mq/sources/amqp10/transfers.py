@@ -9,6 +9,7 @@ otherwise than brokers do. Frames: AMQP 1.0, 2.3; transfer: 2.7.5; attach: 2.7.3
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from functools import lru_cache
 from struct import Struct
 from struct import error as struct_error
@@ -21,14 +22,21 @@ __all__ = ["Transfers"]
 _PROTOCOL, _HEAD_BYTES = b"AMQP", 8
 _ATTACH, _TRANSFER = 0x12, 0x14
 _LIST8, _LIST32 = 0xC0, 0xD0
-_STRING8, _STRING32, _BINARY8, _NULL = 0xA1, 0xB1, 0xA0, 0x40
-#: Bytes of a value behind its code, of the types of fixed width that fields of a transfer have (1.6).
-_WIDTHS = {0x40: 0, 0x41: 0, 0x42: 0, 0x43: 0, 0x44: 0, 0x50: 1, 0x52: 1, 0x53: 1, 0x56: 1, 0x70: 4, 0x80: 8}
-_TRUE, _BOOLEAN = 0x41, 0x56
+_STRING8, _STRING32, _BINARY8, _BINARY32, _NULL = 0xA1, 0xB1, 0xA0, 0xB0, 0x40
+#: Bytes of a value behind its code: of no value, of numbers, and of those and truth values (1.6).
+_NOTHING = {_NULL: 0}
+_NUMBERS = {0x43: 0, 0x52: 1, 0x70: 4}
+_NUMBERS_OR_NOTHING = {**_NOTHING, **_NUMBERS}
+_OTHERS = {**_NUMBERS_OR_NOTHING, 0x41: 0, 0x42: 0, 0x50: 1, 0x56: 1}
+#: What a truth value is encoded as.
+_FALSE, _TRUE = (b"\x40", b"\x42", b"\x56\x00"), (b"\x41", b"\x56\x01")
 #: Fields of a transfer, by their numbers.
-_MORE, _ABORTED = 5, 9
-#: Frames that are compared with the one before at first, and twice as many as were like it after that.
+_NUMBER, _TAG, _MORE, _ABORTED = 1, 2, 5, 9
+#: Frames that are compared with the one before: so many at first, and twice as many as were like it after that. As
+#: many are looked at one by one behind one that was not.
 _ALIKE_MIN = 8
+#: A frame of nothing (2.4.5).
+_EMPTY = b"\x00\x00\x00\x08\x02\x00\x00\x00"
 _unpack, _pack = Struct(">I").unpack_from, Struct(">I").pack
 
 
@@ -68,7 +76,8 @@ class Transfers:
         #: The encoding of everything so far is known.
         self._knows = True
         self._like: _Like | None = None
-        self._alike = _ALIKE_MIN
+        #: Frames to compare at once, or that were looked at one by one.
+        self._alike = 0
 
     def cut(self, data: bytes, *, take: bool) -> bytes:
         """Return what proton is to be handed next: whole frames, as long as the encoding of all is known.
@@ -86,8 +95,9 @@ class Transfers:
         try:
             while number < len(starts) - 1:
                 at = starts[number]
-                if take and not self._partial and self._like is not None and data.startswith(self._like.head, at + 4):
-                    heads, count = self._take_alike(data, starts[number : number + self._alike + 1], self._like)
+                like = self._like if take and not self._partial and self._alike >= _ALIKE_MIN else None
+                if like is not None and data.startswith(like.head, at + 4):
+                    heads, count = self._take_alike(data, starts[number : number + self._alike + 1], like)
                     if count:
                         found += (data[begun:at], heads)
                         number += count
@@ -102,6 +112,8 @@ class Transfers:
             self._knows = False
         end = starts[-1] if self._knows else len(data)
         self._rest = data[end:]
+        if not end and self._handle is not None:
+            return _EMPTY  # a part of a frame: to proton it is a sign of life all the same
         return b"".join([*found, data[begun:end]])
 
     def _starts(self, data: bytes) -> list[int]:
@@ -137,7 +149,7 @@ class Transfers:
         heads[:, 4:] = octets[begins[:count, None] + np.arange(4, 4 + size)]
         same = ((heads[:, 4:] == like.octets) | like.free).all(axis=1)
         count = len(same) if same.all() else int(np.argmin(same))
-        self._alike = max(_ALIKE_MIN, 2 * count)
+        self._alike = max(_ALIKE_MIN, 2 * count) if count else 0
         self.taken += [data[starts[row] + 4 + size : starts[row + 1]] for row in range(count)]
         return heads[:count].tobytes(), count
 
@@ -195,35 +207,37 @@ class Transfers:
             behind: where its payload begins.
             count: of its fields.
         """
-        number = place
-        place += 1 + _width(data, place)
-        tag = place
-        if data[tag] == _BINARY8:
-            place += 2 + data[tag + 1]
-        elif data[tag] == _NULL:
-            place += 1
-        else:
-            raise _UnknownError
+        number = tag = place
+        if count > _NUMBER:
+            tag = place = place + 1 + _width(data, place, _NUMBERS_OR_NOTHING)
+        if count > _TAG:
+            tag, place = _tag(data, place)
         if place > behind:
             raise _UnknownError
         more, aborted = _flags(data[place:behind], count)
         begins, self._partial = not self._partial, more and not aborted
+        if begins and count <= _TAG:
+            raise _UnknownError
         if aborted or more:
             return 0
         if not begins or not take:
             self.taken.append(None)
             return 0
         self.taken.append(data[behind:end])
-        octets = np.frombuffer(data[at + 4 : behind], np.uint8)
-        free = np.zeros(len(octets), bool)
-        free[number + 1 - at - 4 : tag - at - 4] = free[tag + 2 - at - 4 : place - at - 4] = True
-        self._like = _Like(data[at + 4 : number + 1], octets, free)
+        self._alike += 1
+        if self._alike >= _ALIKE_MIN:
+            start = at + 4
+            octets = np.frombuffer(data[start:behind], np.uint8)
+            free = np.zeros(len(octets), bool)
+            free[number + 1 - start : number + 1 + _OTHERS[data[number]] - start] = True
+            free[tag - start : place - start] = True
+            self._like = _Like(data[start : number + 1], octets, free)
         return behind
 
 
-def _width(data: bytes, place: int) -> int:
-    """Return how many bytes a value has behind its code."""
-    width = _WIDTHS.get(data[place])
+def _width(data: bytes, place: int, types: Mapping[int, int]) -> int:
+    """Return how many bytes a value of these types has behind its code."""
+    width = types.get(data[place])
     if width is None:
         raise _UnknownError
     return width
@@ -231,8 +245,18 @@ def _width(data: bytes, place: int) -> int:
 
 def _number(data: bytes, place: int) -> tuple[int, int]:
     """Read an unsigned number; return where the next value begins, too."""
-    width = _width(data, place)
-    return int.from_bytes(data[place + 1 : place + 1 + width], "big"), place + 1 + width
+    behind = place + 1 + _width(data, place, _NUMBERS)
+    return int.from_bytes(data[place + 1 : behind], "big"), behind
+
+
+def _tag(data: bytes, place: int) -> tuple[int, int]:
+    """Return where the octets of a delivery tag begin, and where they end."""
+    code = data[place]
+    if code == _BINARY8:
+        return place + 2, place + 2 + data[place + 1]
+    if code == _BINARY32:
+        return place + 5, place + 5 + _unpack(data, place + 1)[0]
+    return place + 1, place + 1 + _width(data, place, _NOTHING)
 
 
 @lru_cache
@@ -240,14 +264,17 @@ def _flags(fields: bytes, count: int) -> tuple[bool, bool]:
     """Read `more` and `aborted` of a transfer.
 
     Args:
-        fields: those behind the delivery tag, which is the third.
+        fields: those behind the delivery tag.
         count: of all fields.
     """
     place, found = 0, {}
-    for number in range(3, count):
-        width = _width(fields, place)
-        found[number] = fields[place] == _TRUE or (fields[place] == _BOOLEAN and fields[place + 1] == 1)
-        place += 1 + width
+    for number in range(_TAG + 1, count):
+        behind = place + 1 + _width(fields, place, _OTHERS)
+        found[number] = fields[place:behind]
+        place = behind
     if place != len(fields):
         raise _UnknownError
-    return found.get(_MORE, False), found.get(_ABORTED, False)
+    more, aborted = found.get(_MORE, b"\x40"), found.get(_ABORTED, b"\x40")
+    if not {more, aborted} <= {*_FALSE, *_TRUE}:
+        raise _UnknownError
+    return more in _TRUE, aborted in _TRUE
