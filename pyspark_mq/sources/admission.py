@@ -1,11 +1,12 @@
 """Admission: how long messages are waited for, and how many the next epoch takes.
 
-An epoch takes what came while the one before ran, as with Spark's own source for Kafka. It is not kept until it is
-larger: the window stands still meanwhile, which costs a fifth of the rate on quorum queues, and where the broker is
-slower nothing is gained. Nothing has come before the first epoch of a process, so that waits: its broker hands out a
-window, which ages a process that dies behind that epoch, again and again, by what it did not take. A bounded run
-(`Trigger.AvailableNow`) has an end for each queue besides, and gives no empty answer before they are reached, as that
-ends the query.
+An epoch takes what came while the one before ran, as with Spark's own source for Kafka. A trigger has a price whatever
+its size, so while a backlog flows in at full speed an epoch is given time to grow, up to half of the window; a trickle
+is not delayed. Once nothing comes for a moment it is planned as it is: brokers stand still while they take the
+acknowledgement of an epoch, and waiting for half of a window then cost a fifth of the rate on quorum queues. Nothing
+has come before the first epoch of a process, so that waits: a process that dies behind it, again and again, gives back
+a whole window, which ages all that it did not take. A bounded run (`Trigger.AvailableNow`) has an end for each queue
+besides, and gives no empty answer before they are reached, as that ends the query.
 
 Of several queues each has its share of an epoch: what one does not need of its own goes to the others.
 """
@@ -45,15 +46,14 @@ class Admission:
         self._waiting_since_s: float | None = None
         self._ends: dict[QueueReader, EndOfRun] | None = None
         self._awaited = False
-        #: No epoch is planned here yet.
-        self._first = True
+        self._planned_s = -math.inf
         #: Which queue comes first, where not all can.
         self._turn = 0
 
     def planned(self) -> None:
-        """Take note that an epoch is planned."""
+        """Take note that an epoch is planned, and its trigger begins."""
         self._turn += 1
-        self._first = False
+        self._planned_s = self._runtime.monotonic_s()
 
     def gather(self, limit: int | None, *, all_: bool) -> dict[QueueReader, int]:
         """Wait for the messages of the next epoch.
@@ -149,31 +149,44 @@ class Admission:
     # -- waiting
 
     def _await_more(self, limit: int | None, *, all_: bool) -> None:
-        """Wait while more comes, or waits at the broker, where what is here is less than an epoch should have."""
+        """Wait while more comes, where what is here is less than an epoch should have."""
         timing, queues = self._timing, self._queues
-        windows = sum(queue.windows.total for queue in queues)
-        if all_:
-            longest_s, enough = timing.once_s, windows
-        elif self._first:
-            longest_s, enough = timing.first_fill_s, windows // EPOCHS_IN_WINDOW
-        elif queues.paused:
-            # For bytes: a share that nobody else needs is lifted when it is looked at.
-            longest_s, enough = timing.share_s, windows // EPOCHS_IN_WINDOW
-        else:
-            return
-        enough = enough if limit is None else min(enough, limit)
         now_s = came_s = self._runtime.monotonic_s()
-        until_s = now_s + longest_s
+        windows = sum(queue.windows.total for queue in queues)
+        # The rest of a window is for what comes while the epoch runs.
+        enough = windows // (1 if all_ or self._settings.guarantee.acknowledges_first else EPOCHS_IN_WINDOW)
+        patient, flows = True, False
+        if all_:
+            until_s = now_s + timing.once_s
+        elif self._planned_s == -math.inf:
+            until_s = now_s + timing.first_fill_s
+        else:
+            until_s = self._planned_s + timing.fill_s
+            # For bytes: a share that nobody else needs is lifted when it is looked at.
+            patient = queues.paused
+            flows = self._flows(queues.buffered, now_s - self._planned_s)
+        enough = enough if limit is None else min(enough, limit)
         while (
             0 < (before := queues.buffered) < enough
             and queues.buffered_bytes < self._settings.max_bytes
             and now_s < until_s
-            and (now_s < came_s + timing.empty_s or any(map(self._has_more, queues)))
+            and (flows or (patient and (now_s < came_s + timing.empty_s or any(map(self._has_more, queues)))))
         ):
-            self._runtime.sleep(timing.step_s)
+            self._runtime.sleep(timing.fill_step_s)
             queues.pump()
             now_s = self._runtime.monotonic_s()
-            came_s = now_s if queues.buffered > before else came_s
+            came = queues.buffered - before
+            came_s = now_s if came else came_s
+            flows = not patient and self._flows(came, timing.fill_step_s)
+
+    def _flows(self, came: int, seconds: float) -> bool:
+        """Whether so many in so long are a backlog that flows in, at full speed. A trickle is not waited for."""
+        if came * self._timing.fill_step_s < self._timing.fill_step_messages * seconds:
+            return False
+        for queue in self._queues:
+            queue.refresh_depth()
+        depths = [depth for queue in self._queues for depth in queue.view.depths]
+        return not depths or any(depths)
 
     @staticmethod
     def _has_more(queue: QueueReader) -> bool:

@@ -9,7 +9,7 @@ __all__ = ["Timing"]
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds, and a count that decides with them.
+    """Seconds, and the two counts that decide with them.
 
     What an option sets is not here: `connectTimeout` and `reconnectTimeout` bound the wait for connections,
     `maxTriggerDelay` that for `minMessagesPerTrigger`, `settleGrace` when an answer settles.
@@ -24,12 +24,15 @@ class Timing:
     leader_s: float = 1.0
     #: The first messages of a queue that is not empty are waited for.
     first_s: float = 2.0
-    #: The first epoch is filled for so long while more waits or comes; the processes that run it are not there yet.
+    #: An epoch is filled until so long after the last one, while a backlog flows in: five times what a trigger without
+    #: rows takes on a machine with cores to spare. Where one takes longer, it is filled meanwhile.
+    fill_s: float = 1.25
+    #: The first one for so long: the processes that run it are not there yet.
     first_fill_s: float = 3.0
-    #: An epoch for so long that is small as a session had its share of the bytes.
-    share_s: float = 1.25
-    #: What came is looked at so often: each look takes the interpreter away from the receiving thread.
-    step_s: float = 0.05
+    #: It is looked at so often: each look takes the interpreter away from the receiving thread.
+    fill_step_s: float = 0.05
+    #: A backlog flows in while so many come with each look.
+    fill_step_messages: int = 100
     #: With nothing else to do, confirmations are waited for, and looked for so often.
     confirm_s: float = 5.0
     confirm_step_s: float = 0.005
@@ -72,4 +75,4 @@ class Timing:
     @property
     def plan_max_s(self) -> float:
         """The longest that `latestOffset` takes, in seconds, of a query that runs on and whose connections are up."""
-        return max(self.first_s + self.first_fill_s, self.idle_s + self.confirm_s + self.share_s)
+        return max(self.first_s + self.first_fill_s, self.idle_s + self.confirm_s + self.fill_s)
