@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 pytest.importorskip("proton")
 
-from proton import SASL, Connection, Endpoint, Sender, Transport
+from proton import SASL, Endpoint, Sender
 
 from pyspark_mq.sources.amqp10.incoming import Incoming
 from pyspark_mq.sources.amqp10.transfers import Transfers
+from tests.support.amqp10_engines import engines
 
 _FRAME_BYTES = 1 << 10
 _LINK = "queue"
@@ -25,14 +26,9 @@ class Conversation:
     def __init__(self) -> None:
         self.transfers = Transfers(_LINK, _FRAME_BYTES)
         self.take, self.piece = True, 1 << 20
-        self.ends = [Transport(Transport.CLIENT), Transport(Transport.SERVER)]
-        SASL(self.ends[0]).allowed_mechs("ANONYMOUS")
-        SASL(self.ends[1]).allowed_mechs("ANONYMOUS")
-        self.connections = [Connection(), Connection()]
-        for transport, connection in zip(self.ends, self.connections, strict=True):
-            transport.max_frame_size = _FRAME_BYTES
-            transport.bind(connection)
-            connection.open()
+        self.ends, self.connections = engines(_FRAME_BYTES)
+        for transport in self.ends:
+            SASL(transport).allowed_mechs("ANONYMOUS")
         session = self.connections[0].session()
         session.incoming_capacity = 1 << 24
         session.open()
@@ -41,7 +37,7 @@ class Conversation:
             link.source.address = link.name
             link.open()
             link.flow(100_000)
-        self.other, self.side = Incoming(links[0]), Incoming(links[1], self.transfers.taken)
+        self.side = Incoming(links[1], self.transfers.taken)
         self.pump()
         self.connections[1].session_head(Endpoint.REMOTE_ACTIVE).open()
         self.senders: dict[str, Sender] = {}
@@ -53,7 +49,6 @@ class Conversation:
         self.pump()
         self.sent: list[bytes] = []
         self.received: list[bytes] = []
-        self.came_in_one_piece = 0
         self._open: tuple[Any, bytes] | None = None
         self._tags = iter(range(1 << 30))
 

@@ -10,6 +10,7 @@ import pytest
 
 from pyspark_mq.sources.epochs import EpochSource
 from pyspark_mq.sources.position import Position
+from pyspark_mq.sources.settings import Guarantee
 from pyspark_mq.sources.timing import Timing
 from tests.support.engine import At, Crashed
 from tests.support.memory import MemoryBroker, numbered
@@ -46,6 +47,48 @@ def test_an_epoch_takes_what_came_while_the_one_before_ran(world: World) -> None
         asked = world.now_s
         assert 190 <= query.trigger() <= 210
         assert world.now_s - asked <= sink_s + 0.01
+
+
+def test_while_a_backlog_flows_triggers_cost_a_fifth_of_the_time(world: World) -> None:
+    """A slow broker: each epoch is given its time."""
+    query, fixed_s = query_of(world), 0.25
+    query.queue.weather.rate = 2_500
+    publish(query, 45_000)
+    query.between = lambda: world.let_pass(fixed_s)
+    query.trigger()
+    began, triggers = world.now_s, 10
+    for _ in range(triggers):
+        query.trigger()
+    assert query.queue.ready
+    assert triggers * fixed_s <= 0.22 * (world.now_s - began)
+
+
+def test_a_first_epoch_is_full_where_a_backlog_waits(world: World) -> None:
+    query = query_of(world, max_messages=5_000)
+    query.queue.weather.rate = 4_000
+    publish(query, 6_000)
+    assert query.trigger() == 5_000
+
+
+@pytest.mark.parametrize(
+    ("guarantee", "least", "most"), [(Guarantee.EXACTLY_ONCE, 500, 620), (Guarantee.NONE, 1_000, 1_000)]
+)
+def test_an_epoch_leaves_half_of_the_window_for_the_next_unless_it_is_acknowledged_first(
+    world: World, guarantee: Guarantee, least: int, most: int
+) -> None:
+    query = query_of(world, prefetch=1_000, guarantee=guarantee)
+    query.queue.weather.rate = 2_000
+    publish(query, 6_000)
+    handed_out = []
+
+    def run() -> None:
+        world.let_pass(0.5)
+        handed_out.append(len(query.queue.handed_out))
+
+    query.between = run
+    assert least <= query.trigger() <= most
+    # While it ran the broker went on.
+    assert handed_out[0] >= 950
 
 
 def test_the_next_epoch_is_what_one_leaves_of_the_window(world: World) -> None:

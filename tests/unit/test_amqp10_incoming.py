@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from proton import Connection, Delivery, Endpoint, Receiver, Sender, Transport
+from proton import Delivery, Endpoint, Receiver, Sender
 
 from pyspark_mq.dedup import IdSource
 from pyspark_mq.errors import MissingExtraError
@@ -19,6 +19,7 @@ from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder
 from pyspark_mq.sources.amqp10.incoming import Incoming
 from pyspark_mq.sources.amqp10.sections import SectionReader
 from pyspark_mq.sources.connections.protocols import session_class
+from tests.support.amqp10_engines import engines
 from tests.support.amqp10_messages import Message, V
 
 _FRAME_BYTES = 1 << 10
@@ -28,12 +29,7 @@ class Pair:
     """A sender and a receiver."""
 
     def __init__(self) -> None:
-        self.ends = [Transport(Transport.CLIENT), Transport(Transport.SERVER)]
-        self.connections = [Connection(), Connection()]
-        for transport, connection in zip(self.ends, self.connections, strict=True):
-            transport.max_frame_size = _FRAME_BYTES
-            transport.bind(connection)
-            connection.open()
+        self.ends, self.connections = engines(_FRAME_BYTES)
         session = self.connections[0].session()
         session.incoming_capacity = 1 << 20
         session.open()
