@@ -135,7 +135,8 @@ class Admission:
                     queue.disconnect()
                     ends[queue].finish()
             if any(views[queue].received for queue in unread):
-                some = {queue: int(min(queue.view.received, ends[queue].left)) for queue in unread}
+                self._await_more(limit, sum(ends[queue].left for queue in unread))
+                some = {queue: int(min(queue.view.received, max(0, ends[queue].left))) for queue in unread}
                 sizes = {queue: ends[queue].fitting(size) for queue, size in self._sizes(limit, some).items()}
                 if any(sizes.values()):
                     return sizes
@@ -148,8 +149,14 @@ class Admission:
 
     # -- waiting
 
-    def _await_more(self, limit: int | None, *, all_: bool) -> None:
-        """Wait while more comes, where what is here is less than an epoch should have."""
+    def _await_more(self, limit: int | None, left: float = math.inf, *, all_: bool = False) -> None:
+        """Wait while more comes, where what is here is less than an epoch should have.
+
+        Args:
+            limit: how many it may take; None for all that there are.
+            left: how many are still to be had, of a run with an end.
+            all_: it is the one epoch of a run.
+        """
         timing, queues = self._timing, self._queues
         now_s = came_s = self._runtime.monotonic_s()
         windows = sum(queue.windows.total for queue in queues)
@@ -165,9 +172,9 @@ class Admission:
             # For bytes: a share that nobody else needs is lifted when it is looked at.
             patient = queues.paused
             flows = self._flows(queues.buffered, now_s - self._planned_s)
-        enough = enough if limit is None else min(enough, limit)
+        most = min(enough, left, math.inf if limit is None else limit)
         while (
-            0 < (before := queues.buffered) < enough
+            0 < (before := queues.buffered) < most
             and queues.buffered_bytes < self._settings.max_bytes
             and now_s < until_s
             and (flows or (patient and (now_s < came_s + timing.empty_s or any(map(self._has_more, queues)))))

@@ -27,6 +27,7 @@ from pyspark_mq.sources.settings import OnUnreadable, Settings
 from pyspark_mq.spark_source.options import parse_options
 from pyspark_mq.spark_source.schema import SCHEMA, BatchBuilder
 from testbed.process import poll
+from testbed.signals import kill, runs
 from tests.laws.test_unreadable import publish_odd
 from tests.support.cells import LiveCell
 
@@ -86,9 +87,8 @@ def pool() -> Iterator[Workers]:
 
 
 def children() -> list[psutil.Process]:
-    """The receiver processes of this one, in the order of their start."""
-    found = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-    ours = [child for child in found if any("processes.child" in word for word in child.cmdline())]
+    """The receiver processes of this one that run, in the order of their start."""
+    ours = [child for child in psutil.Process().children() if runs(child, "processes.child")]
     return sorted(ours, key=psutil.Process.create_time)
 
 
@@ -233,12 +233,12 @@ def test_a_process_that_says_nothing_for_too_long_is_replaced(
 def test_processes_that_die_again_and_again_are_an_error_that_names_the_option(cell: LiveCell, pool: Workers) -> None:
     done = threading.Event()
 
-    def kill() -> None:
+    def kill_all() -> None:
         while not done.wait(0.02):
             for child in children():
-                child.kill()
+                kill(child)
 
-    killer = threading.Thread(target=kill)
+    killer = threading.Thread(target=kill_all)
     scene = Scene(cell, pool, consumers=1)
     killer.start()
     try:

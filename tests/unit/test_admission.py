@@ -185,7 +185,10 @@ def test_no_call_for_an_epoch_takes_longer_than_the_page_of_times_says(
     assert 0.0 < max(took_s) <= Timing().plan_max_s
 
 
-def test_processes_that_die_behind_their_first_commit_get_on_and_age_nothing_unread(world: World) -> None:
+@pytest.mark.parametrize("bounded", [False, True])
+def test_processes_that_die_behind_their_first_commit_get_on_and_age_nothing_unread(
+    world: World, *, bounded: bool
+) -> None:
     """Each hands its whole window back, so what it took has to be a part of that worth the name."""
     query = query_of(world, max_messages=1_000, prefetch=1_000)
     query.queue.weather.delivery_limit, query.queue.weather.link_rate = 20, 300.0
@@ -193,9 +196,23 @@ def test_processes_that_die_behind_their_first_commit_get_on_and_age_nothing_unr
     query.between = lambda: world.let_pass(0.5)
     for _ in range(30):
         with contextlib.suppress(Crashed):
+            if bounded:
+                query.bound()
             query.trigger(At.AFTER_COMMIT_LOG)
     assert len(query.emitted) == 3_000
     assert not query.queue.dead_letters
+
+
+def test_a_bounded_run_does_not_wait_for_what_came_behind_its_end(world: World) -> None:
+    query = query_of(world)
+    publish(query, 300)
+    query.bound()
+    query.queue.weather.rate = 1_000
+    for key in numbered(3_000, 300):
+        query.queue.publish(b"y", key)
+    began_s = world.now_s
+    assert query.trigger() == 300
+    assert world.now_s - began_s < 0.5
 
 
 @pytest.mark.parametrize("consumers", [1, 8])
