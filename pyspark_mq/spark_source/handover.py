@@ -160,23 +160,24 @@ class Handover:
         self._kept.clear()
         return self
 
-    def partition(self, serialize: Callable[[Allocate], pa.Buffer]) -> InputPartition:
-        """Rows for a task; `serialize` writes them into memory that is made for them."""
+    def partition(self, serialize: Callable[[Allocate], pa.Buffer]) -> tuple[InputPartition, pa.Buffer]:
+        """Rows for a task, and the memory they are in; `serialize` writes them into memory that is made for them."""
         if self.same_jvm and len(self._kept) < _FILES_MAX:
             with contextlib.suppress(OSError):
                 return self._shared(serialize)
         mark = None if self._mark is None else self._mark.shared
-        return Rows(serialize(pa.allocate_buffer), mark, os.getppid())
+        stream = serialize(pa.allocate_buffer)
+        return Rows(stream, mark, os.getppid()), stream
 
-    def _shared(self, serialize: Callable[[Allocate], pa.Buffer]) -> InputPartition:
+    def _shared(self, serialize: Callable[[Allocate], pa.Buffer]) -> tuple[InputPartition, pa.Buffer]:
         memory = _OwnMemory()
         try:
-            serialize(memory.allocate)
+            stream = serialize(memory.allocate)
         except BaseException:
             memory.close()
             raise
         self._kept.append(memory)
-        return _SharedRows(memory.shared)
+        return _SharedRows(memory.shared), stream
 
 
 def _ancestors() -> list[int]:

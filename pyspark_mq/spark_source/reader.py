@@ -136,12 +136,17 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _partitions_of(self, runs: Sequence[Run], handover: Handover) -> list[InputPartition]:
         """Make a partition of these rows, or several where a task cannot carry it: each queue takes a kilobyte besides.
 
+        The rows are held in its memory from then on, and not a second time.
+
         Raises:
             MessageError: a single message is more than a task may carry.
         """
         bound = self._options.settings.max_partition_bytes
-        partition = handover.partition(partial(self._serialize, runs))
-        if not isinstance(partition, Rows) or partition.stream.size <= bound:
+        partition, stream = handover.partition(partial(self._serialize, runs))
+        if not isinstance(partition, Rows) or stream.size <= bound:
+            with pa.ipc.open_stream(stream) as written:
+                for run in runs:
+                    run.rows.move_to(written)
             return [partition]
         count = sum(len(run.rows) for run in runs)
         if count > 1:
@@ -150,7 +155,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         shows_id = "messageId" in self._builder.block_schema.names
         which = f" with the ID {runs[0].rows.values('messageId')[0]!r}" if shows_id else ""
         raise MessageError(
-            f"'{runs[0].name}' holds a message{which} whose row takes {partition.stream.size:,} bytes, and a task "
+            f"'{runs[0].name}' holds a message{which} whose row takes {stream.size:,} bytes, and a task "
             f"may carry {bound:,} (option 'maxPartitionBytes'). It was not acknowledged. Raise "
             "spark.rpc.message.maxSize of the session (128 MiB by default) above it, and 'maxPartitionBytes' to "
             "just below that; or take the message out of the queue"

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark.sql.types import StructType
 
 from pyspark_mq.dedup import IdSource, Key, OnMissing, id_keys
 from pyspark_mq.sources.connections.block import (
@@ -155,6 +156,36 @@ def test_small_batches_are_put_together_and_nothing_is_changed(rows: int) -> Non
     found = list(BlockRows.of([row for block in blocks for row in block.rows]).batches())
     assert len(found) <= 1 + rows // 500
     assert [body for batch in found for body in batch.column("body").to_pylist()] == decoder.bodies(raws)
+
+
+@every_sample
+@settings(deadline=None)
+@given(data=st.data())
+def test_rows_that_are_moved_to_what_was_written_of_them_say_the_same(sample: Sample, data: st.DataObject) -> None:
+    count = len(sample.raws)
+    # Several blocks, whole or cut, and rows out of order.
+    blocks = [block_of(sample)[1] for _ in range(data.draw(st.integers(1, 4)))]
+    rows = [row for block in blocks for row in block.rows]
+    low, high = sorted(data.draw(st.tuples(st.integers(0, len(rows)), st.integers(0, len(rows)))))
+    some = [*rows[low:high], *(rows[place] for place in data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=4)))]
+    moved = BlockRows.of(some)
+    names = data.draw(st.sets(st.sampled_from(ALL_COLUMNS.fieldNames()), min_size=1))
+    builder = BatchBuilder(StructType([field for field in ALL_COLUMNS if field.name in names]))
+    stream = builder.serialize(builder.build(moved, "orders"))
+    moved.move_to(iter(pa.ipc.open_stream(stream)))
+    for block in blocks:
+        block.batch.validate(full=True)
+    assert_same(sample, [number for block in blocks for number in range(count)], rows)
+
+
+def test_rows_that_are_moved_give_their_memory_back() -> None:
+    before = pa.total_allocated_bytes()
+    rows = BlockRows.of([row for _ in range(4) for row in block_of(LARGE)[1].rows][1:])
+    held = pa.total_allocated_bytes() - before
+    stream = BUILDER.serialize(BUILDER.build(rows, "orders"))
+    rows.move_to(iter(pa.ipc.open_stream(stream)))
+    # The first is needed besides: a row of it is not here.
+    assert pa.total_allocated_bytes() - before < len(stream) + 0.3 * held
 
 
 def mappings() -> int:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from pyspark_mq.errors import MqError
@@ -34,6 +35,11 @@ def serialized(*bodies: bytes) -> Callable[[Any], pa.Buffer]:
     return lambda allocate: BUILDER.serialize([batch], allocate)
 
 
+def handed(handover: Handover, *bodies: bytes) -> InputPartition:
+    partition, _ = handover.partition(serialized(*bodies))
+    return partition
+
+
 def read(partition: Any) -> list[bytes]:
     """On the executor: what Spark sends there is pickled."""
     with pickle.loads(pickle.dumps(partition)).opened() as stream:
@@ -48,19 +54,19 @@ def memories() -> int:
 
 def told() -> Handover:
     handover = Handover()
-    assert read(handover.begin_epoch().partition(serialized(b"first"))) == [b"first"]
+    assert read(handed(handover.begin_epoch(), b"first")) == [b"first"]
     assert handover.same_jvm
     return handover
 
 
 def test_the_first_rows_are_in_their_task_and_those_behind_a_mark_are_not() -> None:
     handover = Handover()
-    first = [handover.partition(serialized(b"a", b"b")), handover.partition(serialized(b"c"))]
+    first = [handed(handover, b"a", b"b"), handed(handover, b"c")]
     assert [type(one) for one in first] == [Rows, Rows]
     assert not handover.same_jvm
     assert read(first[0]) == [b"a", b"b"]
     large = bytes(5_000_000)
-    shared = handover.begin_epoch().partition(serialized(large, b"d"))
+    shared = handed(handover.begin_epoch(), large, b"d")
     assert len(pickle.dumps(shared)) < 1_000
     assert read(shared) == read(shared) == [large, b"d"]
     assert read(first[1]) == [b"c"]
@@ -68,10 +74,10 @@ def test_the_first_rows_are_in_their_task_and_those_behind_a_mark_are_not() -> N
 
 def test_what_is_read_outlives_its_epoch_and_what_is_not_is_gone_in_words() -> None:
     handover = told()
-    old = handover.begin_epoch().partition(serialized(b"old" * 1_000))
+    old = handed(handover.begin_epoch(), b"old" * 1_000)
     with pickle.loads(pickle.dumps(old)).opened() as stream:
         batch = stream.read_next_batch()
-    new = handover.begin_epoch().partition(serialized(b"new"))
+    new = handed(handover.begin_epoch(), b"new")
     assert batch.column(0).to_pylist() == [b"old" * 1_000]
     # The new one has the descriptor of the old one.
     assert read(new) == [b"new"]
@@ -81,14 +87,14 @@ def test_what_is_read_outlives_its_epoch_and_what_is_not_is_gone_in_words() -> N
 
 def test_no_descriptor_is_left_behind() -> None:
     handover = told()
-    handover.begin_epoch().partition(serialized(b"x"))
+    handed(handover.begin_epoch(), b"x")
     gc.collect()
     before = memories()
     for _ in range(20):
         handover.begin_epoch()
         for _ in range(3):
-            read(handover.partition(serialized(b"x")))
-    handover.begin_epoch().partition(serialized(b"x"))
+            read(handed(handover, b"x"))
+    handed(handover.begin_epoch(), b"x")
     assert memories() == before
 
 
@@ -96,7 +102,7 @@ def test_no_descriptor_is_left_behind() -> None:
 def test_only_a_worker_below_the_same_parent_leaves_a_mark(tmp_path: Path, shells: int, below: bool) -> None:
     """This process stands for the JVM, which has a daemon and that a worker; an executor has a JVM of its own."""
     handover = Handover()
-    partition = handover.partition(serialized(b"x"))
+    partition = handed(handover, b"x")
     assert isinstance(partition, Rows)
     partition._parent = os.getpid()
     (tmp_path / "partition").write_bytes(pickle.dumps(partition))
@@ -110,7 +116,7 @@ def test_only_a_worker_below_the_same_parent_leaves_a_mark(tmp_path: Path, shell
 
 def test_who_does_not_see_the_mark_reads_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     handover = Handover()
-    partition = handover.partition(serialized(b"x"))
+    partition = handed(handover, b"x")
     assert isinstance(partition, Rows)
     assert partition._mark is not None
     for path in ("/nowhere", f"/proc/{os.getpid()}/fd/0", "/proc/self/maps"):
@@ -125,7 +131,7 @@ def test_without_such_memory_rows_are_in_their_tasks(when: str, monkeypatch: pyt
     monkeypatch.delattr(os, "memfd_create")
     handover = handover or Handover()
     for _ in range(2):
-        partition = handover.begin_epoch().partition(serialized(b"x"))
+        partition = handed(handover.begin_epoch(), b"x")
         assert isinstance(partition, Rows)
         assert read(partition) == [b"x"]
 
@@ -133,7 +139,7 @@ def test_without_such_memory_rows_are_in_their_tasks(when: str, monkeypatch: pyt
 def test_partitions_beyond_a_number_are_in_their_tasks() -> None:
     handover = told().begin_epoch()
     before = memories()
-    partitions = [handover.partition(serialized(b"%d" % number)) for number in range(300)]
+    partitions = [handed(handover, b"%d" % number) for number in range(300)]
     assert memories() - before <= 64
     assert [read(partition) for partition in partitions] == [[b"%d" % number] for number in range(300)]
     assert sum(isinstance(partition, Rows) for partition in partitions) == 300 - 64

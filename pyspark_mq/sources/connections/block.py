@@ -80,7 +80,7 @@ class Block:
     """Deliveries that came in a row in one session.
 
     Attributes:
-        batch: their columns, see :func:`block_schema`.
+        batch: their columns, see :func:`block_schema`. Those of a planned epoch are in the memory for its tasks.
         sizes: bytes that each row takes, headers and bookkeeping included. All bounds in bytes go by these.
     """
 
@@ -300,6 +300,22 @@ class BlockRows:
             small, count = [], 0
         if small:
             yield _concatenated(small)
+
+    def move_to(self, written: Iterator[pa.RecordBatch]) -> None:
+        """Have blocks that are here as a whole refer to a copy of their rows, and give their own memory back.
+
+        Args:
+            written: what :meth:`batches` yields, in other memory. A column that is not there stays where it is.
+        """
+        at, batch = 0, None
+        for block, numbers in self.stretches:
+            if batch is None or at == len(batch):
+                at, batch = 0, next(written)
+            if isinstance(numbers, range) and len(numbers) == len(block):
+                copy, own = batch.slice(at, len(block)), block.batch
+                columns = [(copy if name in copy.schema.names else own).column(name) for name in own.schema.names]
+                block.batch = pa.RecordBatch.from_arrays(columns, schema=own.schema)
+            at += len(numbers)
 
     def joined(self) -> Block:
         """Make a block of its own with these rows: it shares no memory with theirs."""
