@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,10 +30,9 @@ from pyspark_mq.sources.connections.parent import parent_of
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Handover", "Rows"]
+    from pyspark_mq.spark_source.schema import BatchBuilder
 
-#: Makes room for so many bytes.
-Allocate = Callable[[int], pa.Buffer]
+__all__ = ["Handover", "Rows"]
 
 _CONFIRMED = b"1"
 #: Files in memory for one epoch; a process may have 1,024 files of any kind by default.
@@ -77,13 +76,16 @@ class _OwnMemory:
         self.file = os.memfd_create(name, os.MFD_CLOEXEC)
         self.shared = _Memory(self.file, name)
 
-    def allocate(self, size: int) -> pa.Buffer:
-        """Allocate all of it, once; an OSError if there is no room."""
-        from mmap import mmap  # noqa: PLC0415 - planners import this module as well
+    def write(self, builder: BatchBuilder, batches: Iterable[pa.RecordBatch]) -> pa.Buffer:
+        """Write an Arrow stream, and map it; an OSError if there is no room.
 
-        # Now: what is missing later ends the process.
-        os.posix_fallocate(self.file, 0, size)
-        return pa.py_buffer(mmap(self.file, size))
+        Through the file: a mapping to write into takes a fault for each page, after all pages were filled with zeros.
+        """
+        path = f"/proc/self/fd/{self.file}"
+        with pa.OSFile(path, "wb") as sink:
+            builder.write(batches, sink)
+        with pa.memory_map(path) as mapped:
+            return mapped.read_buffer()
 
     def close(self) -> None:
         os.close(self.file)
@@ -160,19 +162,19 @@ class Handover:
         self._kept.clear()
         return self
 
-    def partition(self, serialize: Callable[[Allocate], pa.Buffer]) -> tuple[InputPartition, pa.Buffer]:
-        """Rows for a task, and the memory they are in; `serialize` writes them into memory that is made for them."""
+    def partition(self, builder: BatchBuilder, batches: Sequence[pa.RecordBatch]) -> tuple[InputPartition, pa.Buffer]:
+        """Rows for a task, and the memory they are in."""
         if self.same_jvm and len(self._kept) < _FILES_MAX:
             with contextlib.suppress(OSError):
-                return self._shared(serialize)
+                return self._shared(builder, batches)
         mark = None if self._mark is None else self._mark.shared
-        stream = serialize(pa.allocate_buffer)
+        stream = builder.serialize(batches)
         return Rows(stream, mark, os.getppid()), stream
 
-    def _shared(self, serialize: Callable[[Allocate], pa.Buffer]) -> tuple[InputPartition, pa.Buffer]:
+    def _shared(self, builder: BatchBuilder, batches: Sequence[pa.RecordBatch]) -> tuple[InputPartition, pa.Buffer]:
         memory = _OwnMemory()
         try:
-            stream = serialize(memory.allocate)
+            stream = memory.write(builder, batches)
         except BaseException:
             memory.close()
             raise

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -142,7 +141,8 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             MessageError: a single message is more than a task may carry.
         """
         bound = self._options.settings.max_partition_bytes
-        partition, stream = handover.partition(partial(self._serialize, runs))
+        batches = [batch for run in runs for batch in self._builder.build(run.rows, run.name)]
+        partition, stream = handover.partition(self._builder, batches)
         if not isinstance(partition, Rows) or stream.size <= bound:
             with pa.ipc.open_stream(stream) as written:
                 for run in runs:
@@ -160,10 +160,6 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             "spark.rpc.message.maxSize of the session (128 MiB by default) above it, and 'maxPartitionBytes' to "
             "just below that; or take the message out of the queue"
         )
-
-    def _serialize(self, runs: Iterable[Run], allocate: Callable[[int], pa.Buffer]) -> pa.Buffer:
-        batches = (batch for run in runs for batch in self._builder.build(run.rows, run.name))
-        return self._builder.serialize(batches, allocate)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a partition on an executor, which needs nothing else."""

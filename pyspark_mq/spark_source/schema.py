@@ -5,7 +5,7 @@ Deliveries are rows of Arrow blocks by the time they come here, in the types of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -138,22 +138,20 @@ class BatchBuilder:
                 schema=self._schema,
             )
 
-    def serialize(
-        self, batches: Iterable[pa.RecordBatch], allocate: Callable[[int], pa.Buffer] = pa.allocate_buffer
-    ) -> pa.Buffer:
-        """The batches as an Arrow stream, in memory that `allocate` makes."""
-        ready = list(batches)
+    def serialize(self, batches: Sequence[pa.RecordBatch]) -> pa.Buffer:
+        """The batches as an Arrow stream."""
         # Counted first: a stream of unknown size doubles its memory each time it is full, and copies what it has.
         counted = pa.MockOutputStream()
-        self._write(counted, ready)
-        stream = allocate(counted.size())
+        self.write(batches, counted)
+        stream = pa.allocate_buffer(counted.size())
         with pa.FixedSizeBufferWriter(stream) as sink:
-            self._write(sink, ready)
+            self.write(batches, sink)
         return stream
 
-    def _write(self, sink: pa.NativeFile, ready: Iterable[pa.RecordBatch]) -> None:
+    def write(self, batches: Iterable[pa.RecordBatch], sink: pa.NativeFile) -> None:
+        """Write the batches as an Arrow stream."""
         with pa.ipc.new_stream(sink, self._schema) as writer:
-            for batch in ready:
+            for batch in batches:
                 writer.write_batch(batch)
 
 

@@ -171,7 +171,7 @@ def test_rows_that_are_moved_to_what_was_written_of_them_say_the_same(sample: Sa
     moved = BlockRows.of(some)
     names = data.draw(st.sets(st.sampled_from(ALL_COLUMNS.fieldNames()), min_size=1))
     builder = BatchBuilder(StructType([field for field in ALL_COLUMNS if field.name in names]))
-    stream = builder.serialize(builder.build(moved, "orders"))
+    stream = builder.serialize([*builder.build(moved, "orders")])
     moved.move_to(iter(pa.ipc.open_stream(stream)))
     for block in blocks:
         block.batch.validate(full=True)
@@ -182,7 +182,7 @@ def test_rows_that_are_moved_give_their_memory_back() -> None:
     before = pa.total_allocated_bytes()
     rows = BlockRows.of([row for _ in range(4) for row in block_of(LARGE)[1].rows][1:])
     held = pa.total_allocated_bytes() - before
-    stream = BUILDER.serialize(BUILDER.build(rows, "orders"))
+    stream = BUILDER.serialize([*BUILDER.build(rows, "orders")])
     rows.move_to(iter(pa.ipc.open_stream(stream)))
     # The first is needed besides: a row of it is not here.
     assert pa.total_allocated_bytes() - before < len(stream) + 0.3 * held
@@ -214,7 +214,7 @@ def test_what_is_made_of_a_block_does_not_keep_it() -> None:
     before = mappings()
     rows = sent(LARGE).block.rows
     few = BlockRows.of(rows[5:7]).joined()
-    stream = BUILDER.serialize(BUILDER.build(BlockRows.of(rows), "orders"))
+    stream = BUILDER.serialize([*BUILDER.build(BlockRows.of(rows), "orders")])
     del rows
     assert len(stream) > 1_999_000
     assert mappings() == before

@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import resource
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +30,8 @@ with pickle.load(open(sys.argv[1], "rb")).opened() as stream:
 """
 
 
-def serialized(*bodies: bytes) -> Callable[[Any], pa.Buffer]:
-    batch = pa.record_batch([pa.array(bodies, pa.binary())], BUILDER._schema)
-    return lambda allocate: BUILDER.serialize([batch], allocate)
-
-
 def handed(handover: Handover, *bodies: bytes) -> InputPartition:
-    partition, _ = handover.partition(serialized(*bodies))
+    partition, _ = handover.partition(BUILDER, [pa.record_batch([pa.array(bodies, pa.binary())], BUILDER._schema)])
     return partition
 
 
@@ -134,6 +129,19 @@ def test_without_such_memory_rows_are_in_their_tasks(when: str, monkeypatch: pyt
         partition = handed(handover.begin_epoch(), b"x")
         assert isinstance(partition, Rows)
         assert read(partition) == [b"x"]
+
+
+def test_rows_for_which_there_is_no_room_in_such_memory_are_in_their_task() -> None:
+    handover = told().begin_epoch()
+    before, bounds = memories(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, bounds[1]))
+    try:
+        partition = handed(handover, bytes(5_000_000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, bounds)
+    assert isinstance(partition, Rows)
+    assert read(partition) == [bytes(5_000_000)]
+    assert memories() == before
 
 
 def test_partitions_beyond_a_number_are_in_their_tasks() -> None:

@@ -132,7 +132,7 @@ def test_a_row_in_a_task_takes_no_more_than_it_counts_for(protocol: str) -> None
     for shape in SHAPES.values():
         raws = [make(tag, f"{tag}".rjust(shape.id_length, "x"), shape) for tag in range(1, ROWS + 1)]
         _, block = make_block(decoder, raws, IDS, BUILDER.block_schema)
-        stream = BUILDER.serialize(BUILDER.build(BlockRows.of(block.rows), "orders"), pa.allocate_buffer)
+        stream = BUILDER.serialize([*BUILDER.build(BlockRows.of(block.rows), "orders")])
         assert stream.size <= sum(block.sizes)
 
 
