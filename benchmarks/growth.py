@@ -394,8 +394,8 @@ def _held_table(measured: Sequence[Mapping[str, Any]], broker: str) -> Table:
         ],
         (
             f"{broker}; growth of the process's memory from connected without messages, by {measured[0]['messages']:,} "
-            "messages with a UUID as ID. What is planned is there twice: as it came, and as the Arrow batch for the "
-            "tasks.",
+            "messages with a UUID as ID. What is planned is in the memory for the tasks and nowhere else; what it took "
+            "as it came is free for what comes next, and not always given back to the system.",
         ),
     )
 

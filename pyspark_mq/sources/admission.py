@@ -135,7 +135,7 @@ class Admission:
                     queue.disconnect()
                     ends[queue].finish()
             if any(views[queue].received for queue in unread):
-                self._await_more(limit, sum(ends[queue].left for queue in unread))
+                self._await_more(limit, left=sum(ends[queue].left for queue in unread))
                 some = {queue: int(min(queue.view.received, max(0, ends[queue].left))) for queue in unread}
                 sizes = {queue: ends[queue].fitting(size) for queue, size in self._sizes(limit, some).items()}
                 if any(sizes.values()):
@@ -149,12 +149,12 @@ class Admission:
 
     # -- waiting
 
-    def _await_more(self, limit: int | None, left: float = math.inf, *, all_: bool = False) -> None:
+    def _await_more(self, limit: int | None, *, left: float | None = None, all_: bool = False) -> None:
         """Wait while more comes, where what is here is less than an epoch should have.
 
         Args:
             limit: how many it may take; None for all that there are.
-            left: how many are still to be had, of a run with an end.
+            left: how many are still to be had, of a run with an end; infinity where that is not known.
             all_: it is the one epoch of a run.
         """
         timing, queues = self._timing, self._queues
@@ -162,17 +162,18 @@ class Admission:
         windows = sum(queue.windows.total for queue in queues)
         # The rest of a window is for what comes while the epoch runs.
         enough = windows // (1 if all_ or self._settings.guarantee.acknowledges_first else EPOCHS_IN_WINDOW)
-        patient, flows = True, False
+        flows = False
         if all_:
-            until_s = now_s + timing.once_s
+            until_s, patient = now_s + timing.once_s, True
         elif self._planned_s == -math.inf:
-            until_s = now_s + timing.first_fill_s
+            # Without a known end all that is here may be the rest of the run.
+            until_s, patient = now_s + timing.first_fill_s, left != math.inf
         else:
             until_s = self._planned_s + timing.fill_s
             # For bytes: a share that nobody else needs is lifted when it is looked at.
             patient = queues.paused
             flows = self._flows(queues.buffered, now_s - self._planned_s)
-        most = min(enough, left, math.inf if limit is None else limit)
+        most = min(bound for bound in (enough, limit, left) if bound is not None)
         while (
             0 < (before := queues.buffered) < most
             and queues.buffered_bytes < self._settings.max_bytes

@@ -148,14 +148,15 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 for run in runs:
                     run.rows.move_to(written)
             return [partition]
-        count = sum(len(run.rows) for run in runs)
+        size, count = stream.size, sum(len(run.rows) for run in runs)
+        del batches, partition, stream  # they are not needed beside those of the halves
         if count > 1:
             halves = (0, count // 2), (count // 2, count)
             return [one for half in halves for one in self._partitions_of([*_between(runs, *half)], handover)]
         shows_id = "messageId" in self._builder.block_schema.names
         which = f" with the ID {runs[0].rows.values('messageId')[0]!r}" if shows_id else ""
         raise MessageError(
-            f"'{runs[0].name}' holds a message{which} whose row takes {stream.size:,} bytes, and a task "
+            f"'{runs[0].name}' holds a message{which} whose row takes {size:,} bytes, and a task "
             f"may carry {bound:,} (option 'maxPartitionBytes'). It was not acknowledged. Raise "
             "spark.rpc.message.maxSize of the session (128 MiB by default) above it, and 'maxPartitionBytes' to "
             "just below that; or take the message out of the queue"

@@ -203,10 +203,12 @@ def test_processes_that_die_behind_their_first_commit_get_on_and_age_nothing_unr
     assert not query.queue.dead_letters
 
 
-def test_a_bounded_run_does_not_wait_for_what_came_behind_its_end(world: World) -> None:
-    query = query_of(world)
+@pytest.mark.parametrize("tells_depth", [True, False])
+def test_a_bounded_run_does_not_wait_for_what_came_behind_its_end(world: World, *, tells_depth: bool) -> None:
+    query = query_of(world, tells_depth=tells_depth)
     publish(query, 300)
     query.bound()
+    world.let_pass(0.1)
     query.queue.weather.rate = 1_000
     for key in numbered(3_000, 300):
         query.queue.publish(b"y", key)
@@ -230,6 +232,22 @@ def test_a_run_of_one_epoch_waits_for_what_the_broker_says_it_has(world: World) 
     query.queue.weather.rate = 2
     publish(query, 100)
     assert query.trigger_once() >= 15
+
+
+def test_the_next_bytes_come_while_an_epoch_runs(world: World) -> None:
+    query, epoch = query_of(world, max_bytes=1_000_000), 96
+    query.queue.weather.rate = 200
+    for number in range(20 * epoch):
+        query.queue.publish(bytes(10_000), f"id-{number}")
+    query.between = lambda: world.let_pass(1.0)
+    for _ in range(3):
+        query.trigger()
+    waited_s = []
+    for _ in range(8):
+        asked_s = world.now_s
+        assert query.trigger() >= epoch - 2
+        waited_s.append(world.now_s - asked_s - 1.0)
+    assert max(waited_s) < 0.1
 
 
 def test_one_busy_queue_of_ten_has_the_bytes_of_all(world: World) -> None:

@@ -305,7 +305,7 @@ class BlockRows:
         """Have blocks that are here as a whole refer to a copy of their rows, and give their own memory back.
 
         Args:
-            written: what :meth:`batches` yields, in other memory. A column that is not there stays where it is.
+            written: what :meth:`batches` yields, in other memory. A column that is not there is copied besides.
         """
         at, batch = 0, None
         for block, numbers in self.stretches:
@@ -313,7 +313,10 @@ class BlockRows:
                 at, batch = 0, next(written)
             if isinstance(numbers, range) and len(numbers) == len(block):
                 copy, own = batch.slice(at, len(block)), block.batch
-                columns = [(copy if name in copy.schema.names else own).column(name) for name in own.schema.names]
+                columns = [
+                    copy.column(name) if name in copy.schema.names else own.column(name).take(pa.array(numbers))
+                    for name in own.schema.names
+                ]
                 block.batch = pa.RecordBatch.from_arrays(columns, schema=own.schema)
             at += len(numbers)
 

@@ -27,6 +27,9 @@ __all__ = ["QueueGroup"]
 
 #: Bytes held, in terms of `maxBytesPerTrigger`: one epoch runs while the next one is filled.
 _BYTES_HELD_EPOCHS = 2
+#: A session that pauses for bytes goes on once less is held, in the same terms: the next epoch has come while one ran,
+#: and the one behind it is to come while that runs.
+_BYTES_RESUMED_EPOCHS = 1.5
 
 
 class QueueGroup:
@@ -160,7 +163,7 @@ class QueueGroup:
         most = _BYTES_HELD_EPOCHS * self._settings.max_bytes
         held = {queue: queue.held_bytes for queue in self}
         everything = sum(held.values())
-        self._resumes = everything < most / 2
+        self._resumes = everything < _BYTES_RESUMED_EPOCHS * self._settings.max_bytes
         share = max(0.0, most - everything) / len(held) if held else 0.0
         for queue, bytes_ in held.items():
             queue.share_bytes(bytes_ + share, resumes=self._resumes)
