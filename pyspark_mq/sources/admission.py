@@ -8,7 +8,9 @@ has come before the first epoch of a process, so that waits: a process that dies
 a whole window, which ages all that it did not take. A bounded run (`Trigger.AvailableNow`) has an end for each queue
 besides, and gives no empty answer before they are reached, as that ends the query.
 
-Of several queues each has its share of an epoch: what one does not need of its own goes to the others.
+A window is cut into equal epochs: by turns a large and a small one cost a tenth of the rate, as the broker takes the
+acknowledgement of the large one while the small one runs. Of several queues each has its share of an epoch: what one
+does not need of its own goes to the others.
 """
 
 from __future__ import annotations
@@ -65,6 +67,8 @@ class Admission:
         Returns:
             how many it takes of each queue; empty if there is nothing to plan now.
         """
+        if limit is not None:
+            limit = self._equal(limit)
         if self._ends is not None:
             return self._gather_bounded(limit, self._ends)
         for queue in self._queues:
@@ -207,6 +211,13 @@ class Admission:
         self._wait_while(self._queues.unconfirmed, self._timing.confirm_s, self._timing.confirm_step_s)
 
     # -- how many
+
+    def _equal(self, limit: int) -> int:
+        """The size of the fewest equal epochs that a whole window has, if none may have more than `limit`."""
+        if self._settings.guarantee.acknowledges_first:
+            return limit
+        window = sum(queue.settings.prefetch * queue.settings.consumers for queue in self._queues)
+        return max(-(-window // max(1, -(-window // limit))), self._settings.min_messages)
 
     def _sizes(self, limit: int | None, some: Mapping[QueueReader, int]) -> dict[QueueReader, int]:
         """Share the next epoch: messages of each queue, at least one if there is any.

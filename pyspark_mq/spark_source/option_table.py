@@ -195,7 +195,8 @@ _TABLE = (
     Option(
         "maxMessagesPerTrigger",
         _SIZE,
-        "messages in an epoch, at most; also never more than `prefetch` times `consumers`",
+        "messages in an epoch, at most; also never more than `prefetch` times `consumers`, which is cut into equal "
+        "epochs",
         unset="`50000`; ActiveMQ Classic `10000`",
         kind=count(1),
     ),

@@ -91,6 +91,28 @@ def test_an_epoch_leaves_half_of_the_window_for_the_next_unless_it_is_acknowledg
     assert handed_out[0] >= 950
 
 
+@pytest.mark.parametrize(
+    ("limit", "options", "size"),
+    [
+        (800, {}, 500),
+        (400, {}, 334),
+        (500, {}, 500),
+        (1_000, {}, 1_000),
+        (800, {"consumers": 2}, 667),
+        (800, {"min_messages": 700}, 700),
+        (800, {"guarantee": Guarantee.NONE}, 800),
+    ],
+)
+def test_epochs_of_a_backlog_are_of_one_size_however_fast_it_comes(
+    world: World, limit: int, options: dict[str, Any], size: int
+) -> None:
+    query = query_of(world, max_messages=limit, prefetch=1_000, **options)
+    publish(query, 6_000)
+    query.between = lambda: world.let_pass(0.5)
+    sizes = [query.trigger() for _ in range(6)]
+    assert {found for found in sizes if found} == {size}
+
+
 def test_the_next_epoch_is_what_one_leaves_of_the_window(world: World) -> None:
     query = query_of(world, prefetch=1_000)
     query.queue.weather.rate = 10_000

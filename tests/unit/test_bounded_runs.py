@@ -48,7 +48,7 @@ def test_a_replay_that_fails_night_after_night_ages_its_epoch_and_little_more(ep
 
 
 def test_a_job_that_gets_on_reads_with_the_whole_prefetch() -> None:
-    scene = Scene(max_messages=3_000, prefetch=10_000, dedup_window=0)
+    scene = Scene(max_messages=3_000, prefetch=9_000, dedup_window=0)
     scene.publish(9_000, size=0)
     scene.world.let_pass(1.0)
     assert scene.query.run_available() == 9_000
