@@ -217,7 +217,8 @@ class Admission:
         if self._settings.guarantee.acknowledges_first:
             return limit
         window = sum(queue.settings.prefetch * queue.settings.consumers for queue in self._queues)
-        return max(-(-window // max(1, -(-window // limit))), self._settings.min_messages)
+        equal = -(-window // max(1, -(-window // limit)))
+        return min(limit, max(equal, self._settings.min_messages))
 
     def _sizes(self, limit: int | None, some: Mapping[QueueReader, int]) -> dict[QueueReader, int]:
         """Share the next epoch: messages of each queue, at least one if there is any.
