@@ -216,7 +216,7 @@ class Admission:
         """The size of the fewest equal epochs that a whole window has, if none may have more than `limit`."""
         if self._settings.guarantee.acknowledges_first:
             return limit
-        window = sum(queue.settings.prefetch * queue.settings.consumers for queue in self._queues)
+        window = sum(queue.settings.window for queue in self._queues)
         equal = -(-window // max(1, -(-window // limit)))
         return min(limit, max(equal, self._settings.min_messages))
 

@@ -93,6 +93,11 @@ class Settings:
             return f"queues {', '.join(map(repr, self.queues))}"
         return self.endpoint.destination
 
+    @property
+    def window(self) -> int:
+        """Unacknowledged messages that all connections to one queue may be handed together."""
+        return self.prefetch * self.consumers
+
     def by_queue(self) -> tuple[Settings, ...]:
         """Settings of each queue whose name is known from the options; of the topic, if it is one."""
         if self.queues:

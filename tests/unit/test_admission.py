@@ -31,9 +31,9 @@ def query_of(world: World, *, tells_depth: bool = True, **changes: object) -> Qu
     return query
 
 
-def publish(query: Query, count: int) -> None:
-    for key in numbered(count, len(query.emitted)):
-        query.queue.publish(b"x", key)
+def publish(query: Query, count: int, body: bytes = b"x", *, first: int | None = None) -> None:
+    for key in numbered(count, len(query.emitted) if first is None else first):
+        query.queue.publish(body, key)
 
 
 def test_an_epoch_takes_what_came_while_the_one_before_ran(world: World) -> None:
@@ -240,8 +240,7 @@ def test_a_bounded_run_does_not_wait_for_what_came_behind_its_end(world: World, 
     query.bound()
     world.let_pass(0.1)
     query.queue.weather.rate = 1_000
-    for key in numbered(3_000, 300):
-        query.queue.publish(b"y", key)
+    publish(query, 3_000, first=300)
     began_s = world.now_s
     assert query.trigger() == 300
     assert world.now_s - began_s < 0.5
@@ -252,8 +251,7 @@ def test_a_run_of_one_epoch_takes_the_bytes_it_may_though_a_session_pauses_for_i
     world: World, consumers: int
 ) -> None:
     query = query_of(world, max_bytes=1_000_000, consumers=consumers)
-    for number in range(400):
-        query.queue.publish(bytes(10_000), f"id-{number}")
+    publish(query, 400, bytes(10_000))
     assert [query.trigger_once() for _ in range(4)] == [96] * 4
 
 
@@ -267,8 +265,7 @@ def test_a_run_of_one_epoch_waits_for_what_the_broker_says_it_has(world: World) 
 def test_the_next_bytes_come_while_an_epoch_runs(world: World) -> None:
     query, epoch = query_of(world, max_bytes=1_000_000), 96
     query.queue.weather.rate = 200
-    for number in range(20 * epoch):
-        query.queue.publish(bytes(10_000), f"id-{number}")
+    publish(query, 20 * epoch, bytes(10_000))
     query.between = lambda: world.let_pass(1.0)
     for _ in range(3):
         query.trigger()

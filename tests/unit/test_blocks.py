@@ -41,15 +41,15 @@ def ids_by(source: IdSource) -> MessageIds:
     return MessageIds(source, OnMissing.REJECT, exact=True, unreadable_rows=False)
 
 
-def block_of(sample: Sample, source: IdSource = MESSAGE_ID) -> tuple[Metadata, Block]:
-    return make_block(sample.decoder, sample.raws, ids_by(source), BUILDER.block_schema)
+def block_of(sample: Sample, source: IdSource = MESSAGE_ID, builder: BatchBuilder = BUILDER) -> tuple[Metadata, Block]:
+    return make_block(sample.decoder, sample.raws, ids_by(source), builder.block_schema)
 
 
 def sent(sample: Sample, source: IdSource = MESSAGE_ID, builder: BatchBuilder = BUILDER) -> Delivered:
     """The same as the source process gets them from another."""
     left, right = socket.socketpair()
     near, far = Channel(left), Channel(right)
-    metadata, block = make_block(sample.decoder, sample.raws, ids_by(source), builder.block_schema)
+    metadata, block = block_of(sample, source, builder)
     send_event(near, Delivered(1, 2, metadata, block))
     frame = far.receive(10)
     near.close()
@@ -216,7 +216,7 @@ def test_what_is_made_of_a_block_does_not_keep_it() -> None:
 def test_rows_that_are_moved_give_their_memory_back(columns: list[str]) -> None:
     heap, mapped = pa.total_allocated_bytes(), mappings()
     builder = BatchBuilder(StructType([field for field in ALL_COLUMNS if field.name in columns]))
-    here = [make_block(LARGE.decoder, LARGE.raws, ids_by(MESSAGE_ID), builder.block_schema)[1] for _ in range(4)]
+    here = [block_of(LARGE, builder=builder)[1] for _ in range(4)]
     rows = BlockRows.of([row for block in here for row in block.rows][1:] + sent(LARGE, builder=builder).block.rows)
     del here
     held = pa.total_allocated_bytes() - heap

@@ -38,7 +38,7 @@ class EndOfRun:
         # process may have held, as of a consumer that gives all back nothing else would count. What was given back
         # before is among what is ready, flagged or not.
         others = queue.connections.other_consumers > 0
-        self._held_by_others = queue.settings.prefetch * queue.settings.consumers if others else 0
+        self._held_by_others = queue.settings.window if others else 0
         self._finished = self._said = False
         self._unconfirmed_since_s: float | None = None
         self._taken = 0
