@@ -2,7 +2,7 @@
 
 Chunks in every form of entry are those that were written. With bytes changed, cut short, or with counts and sizes that
 lie, whatever the CRC, they are an error of chunks, or what another reader (`rstream`, which believes sizes) makes of
-them. Columns of many messages at once are those that the scanner makes of each.
+them. Columns of many messages at once are those that reading each alone gives.
 """
 
 from __future__ import annotations

@@ -8,9 +8,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pyspark_mq.sources.amqp10.columns import PADDING, Messages
+from pyspark_mq.sources.amqp10.arrays import COLUMN_TYPES, arrays_of
+from pyspark_mq.sources.amqp10.columns import PADDING, Messages, message_columns
+from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder
+from pyspark_mq.sources.amqp10.sections import SectionReader
 
-__all__ = ["FORMS", "joined", "message", "mutated"]
+__all__ = ["FORMS", "assert_as_read", "joined", "message", "mutated"]
 
 #: Names of forms, of which each is made of random values.
 FORMS = ("data", "id", "properties", "application", "numbers", "header", "annotated", "named", "value", "anything")
@@ -26,7 +29,7 @@ def _variable(kind: int, content: bytes) -> bytes:
 
 def _text(rng: random.Random) -> bytes:
     word = rng.choice(_WORDS)
-    # One that is no symbol leaves its whole batch to the scanner.
+    # One that is no symbol leaves its whole batch to be read one by one.
     symbol = rng.random() < (0.02 if word.isascii() else 0.0005)
     return _variable(0xA3 if symbol else 0xA1, word.encode())
 
@@ -115,3 +118,15 @@ def joined(messages: Sequence[bytes]) -> Messages:
     sizes = np.array([len(one) for one in messages], np.int64)
     ends = np.cumsum(sizes + 4)
     return Messages(data, ends - sizes, ends)
+
+
+def assert_as_read(messages: Sequence[bytes], reader: SectionReader) -> None:
+    """Messages that are looked at together have the columns that reading each alone gives."""
+    names = list(COLUMN_TYPES)
+    found, odd = message_columns(joined(messages), names, reader)
+    raws = [reader.read(number, data) for number, data in enumerate(messages)]
+    expected = arrays_of(raws, names)
+    assert [one.tag for one in odd] == [one.tag for one in Amqp10Decoder().unreadable(raws)]
+    for name in names:
+        found[name].validate(full=True)
+        assert found[name].equals(expected[name]), name

@@ -71,7 +71,7 @@ AMQP_0_9_1 = [
 ]  # fmt: skip
 
 AMQP_1_0 = [
-    Amqp10Raw(1, b"", None, None, None, None, None, 4, 0, 0, 0, False, None),
+    Amqp10Raw(1, b"", None, None, None, None, None, 4, 0, 0, 0, False, {}),
     Amqp10Raw(
         2, b"\x00body\xff", "id", UUID(int=5), "r", "text/plain", "order", 7, 1_700_000_000_000, 1_700_000_060_000, 3,
         True, {"text": "t", "bytes": b"\xff", "number": -5, "flag": True, "none": None, "list": [1, {"a": 2.5}],
@@ -203,7 +203,7 @@ def test_a_number_fits_its_column_or_is_null(number: int) -> None:
             Amqp091Decoder(),
             amqp091(1, headers={"x-delivery-count": milliseconds}, timestamp=number, expiration=str(number)),
         ),
-        (Amqp10Decoder(), Amqp10Raw(1, b"", *[None] * 5, 4, milliseconds, milliseconds, number, True, None)),
+        (Amqp10Decoder(), Amqp10Raw(1, b"", *[None] * 5, 4, milliseconds, milliseconds, number, True, {})),
         *(
             (StompDecoder(), (1, block(dict.fromkeys(NUMBERS, str(number))), b"", BROKERS[broker].stomp))
             for broker in ("rabbitmq", "activemq", "artemis")

@@ -4,8 +4,8 @@ All messages are walked together: what begins at a position of each is looked at
 Where values begin and end makes the bytes themselves an array of Arrow, of values and of what is between them, and a
 column is every second of those.
 
-What is taken is what :mod:`pyspark_mq.sources.amqp10.scan` takes, and less of it: messages that begin alike (header and
-annotations, byte by byte), have texts or nothing in `properties`, texts, whole numbers and booleans in
+What is taken is what :mod:`pyspark_mq.sources.amqp10.sections` takes, and less of it: messages that begin alike (header
+and annotations, byte by byte), have texts or nothing in `properties`, texts, whole numbers and booleans in
 `application-properties`, and one body. All others are read one by one. So this never decides that a message is broken,
 and a column has the same values whoever read them.
 """
@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_mq.sources.amqp10.arrays import COLUMN_TYPES, TIMESTAMP, arrays_of
-from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder, Named, Raw
+from pyspark_mq.sources.amqp10.decoder import UNMARKED, Amqp10Decoder, Named, Raw
 from pyspark_mq.sources.amqp10.sections import SectionReader
 from pyspark_mq.sources.amqp10.walk import Walk, Walked, prefix_of
 from pyspark_mq.sources.connections.decoder import INT64_MAX, Unreadable
@@ -33,6 +33,7 @@ __all__ = ["PADDING", "Group", "Messages", "message_columns", "walked_groups"]
 PADDING = bytes(16)
 #: For fewer the walk takes longer than reading them one by one.
 _WALKED_MIN = 16
+_TYPES = {**COLUMN_TYPES, UNMARKED: pa.bool_()}
 #: Beginnings that are looked for; messages with others are read one by one.
 _ROUNDS = 4
 
@@ -81,7 +82,7 @@ class Group(NamedTuple):
             return binary(data, self.begins, self.ends)
         if name in self.columns:
             return self.columns[name]
-        kind, value, count = COLUMN_TYPES[name], self.constants.get(name), len(self.rows)
+        kind, value, count = _TYPES[name], self.constants.get(name), len(self.rows)
         return pa.nulls(count, kind) if value is None else pa.repeat(pa.scalar(value, kind), count)
 
     def taken(self, places: Any) -> Group:
@@ -151,7 +152,7 @@ def _walked(messages: Messages, reader: SectionReader) -> tuple[Group | None, An
         None, and the numbers of those; what that means is for others to say. No numbers if none can be walked.
     """
     first = messages.data[messages.begins[0] : messages.ends[0]]
-    known = prefix_of(first, reader.scanner)
+    known = prefix_of(first, reader)
     if known is None:
         return None, ()
     size, like, ttl_ms = known
@@ -163,6 +164,7 @@ def _walked(messages: Messages, reader: SectionReader) -> tuple[Group | None, An
     if source.malformed.any():
         return None, rows[source.malformed]
     constants = {name: Amqp10Decoder.columns[name]([like])[0] for name in _OF_THE_BEGINNING}
+    constants[UNMARKED] = Amqp10Decoder().unmarked([like])[0]
     return Group(rows, columns, constants, walked.body_begins, walked.body_begins + walked.body_lengths), rows
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, TypeGuar
 from uuid import UUID
 
 from pyspark_mq.dedup import IdSource, content_digest
-from pyspark_mq.sources.amqp10.encoding import EncodingError, Pairs, bare_message_at, read_map
+from pyspark_mq.sources.amqp10.encoding import EncodingError, Pairs, bare_message_at
 from pyspark_mq.sources.connections.decoder import (
     INT32_MAX,
     INT64_MAX,
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from pyspark_mq.sources.amqp10.batch import EncodedBatch
 
 __all__ = [
-    "DEATHS", "JMS_KIND", "NOWHERE", "NO_OTHERS", "ROUTING", "Header", "Named", "Others", "Properties", "Raw",
-    "Routing", "UnreadableRaw", "body_bytes", "json_text", "make_raw", "text",
+    "DEATHS", "JMS_KIND", "NOWHERE", "NO_OTHERS", "ROUTING", "UNMARKED", "Header", "Named", "Others", "Properties",
+    "Raw", "Routing", "UnreadableRaw", "body_bytes", "json_text", "make_raw", "text",
 ]  # fmt: skip
 
 #: Message annotation with the kind of a JMS message ("AMQP JMS Mapping", 3.2.1), and the property made of it.
@@ -60,6 +60,10 @@ NOWHERE: Routing = (None, None, False)
 Named: TypeAlias = "tuple[tuple[str, str], ...]"
 
 
+#: What nothing marks as delivered before (:meth:`.Decoder.unmarked`), as a column that nobody is shown.
+UNMARKED = "unmarked"
+
+
 class Raw(NamedTuple):
     """One delivery.
 
@@ -70,8 +74,7 @@ class Raw(NamedTuple):
         created_ms, expires_ms: milliseconds since 1970; 0 for none.
         deliveries: how often it was handed out before this time (header `delivery-count`).
         redelivered: somebody had it before.
-        properties: application properties, see :func:`text`. As bytes while they are encoded: a map that
-            :func:`~pyspark_mq.sources.amqp10.encoding.check_map` has passed.
+        properties: application properties, see :func:`text`.
         named: what other sections say under the name of a property; it comes before one of that name.
         durable: whether the broker was to keep it over a restart; None if that could not be read.
         size: bytes of the whole message as it came.
@@ -89,7 +92,7 @@ class Raw(NamedTuple):
     expires_ms: int
     deliveries: int
     redelivered: bool
-    properties: Mapping[str, object] | bytes | None
+    properties: Mapping[str, object]
     named: Named = ()
     durable: bool | None = None
     others: Others = NO_OTHERS
@@ -116,7 +119,7 @@ def make_raw(
     message_id: object,
     header: Header,
     properties: Properties,
-    application: Mapping[str, object] | bytes | None,
+    application: Mapping[str, object],
     named: Named,
     routing: Routing,
     size: int,
@@ -214,52 +217,13 @@ def _timestamp_us(milliseconds: int) -> int | None:
     return milliseconds * 1000 if 0 < milliseconds <= INT64_MAX // 1000 else None
 
 
-def _read_properties(properties: Mapping[str, object] | bytes | None) -> Mapping[str, object]:
-    if not properties:
-        return {}
-    return read_map(properties) if isinstance(properties, bytes) else properties
-
-
 def _property(raw: Raw, name: str) -> object:
-    for known, value in raw.named:
-        if known == name:
-            return value
-    return _read_properties(raw.properties).get(name)
+    return next((value for known, value in raw.named if known == name), raw.properties.get(name))
 
 
 def _pairs(raw: Raw) -> list[tuple[str, str | None]]:
-    properties, named = raw.properties, raw.named
-    if not properties:
-        return [*named]
-    found = read_map(properties) if isinstance(properties, bytes) else properties
-    if named:
-        own = dict(named)
-        found = {name: value for name, value in found.items() if name not in own}
-    pairs = [(name, value if type(value) is str else text(value)) for name, value in found.items()]
-    return [*pairs, *named] if named else pairs
-
-
-def _properties(raws: Sequence[Raw]) -> list[list[tuple[str, str | None]]]:
-    return [_pairs(raw) if raw.properties or raw.named else [] for raw in raws]
-
-
-def _named(raw: Raw, known: dict[object, bytes]) -> bytes:
-    """Return the producer's properties in one form for all deliveries of a message."""
-    application = raw.properties or b""
-    written = known.get(application) if isinstance(application, bytes) else None
-    if written is None:
-        found = sorted((name, repr(value)) for name, value in _read_properties(raw.properties).items())
-        written = repr(found).encode("utf-8", "surrogatepass")
-        if isinstance(application, bytes):
-            known[application] = written
-    plain = (
-        raw.id, raw.correlation_id, raw.reply_to, raw.content_type, raw.subject, raw.priority, raw.created_ms,
-        raw.durable, raw.others, raw.named,
-    )  # fmt: skip
-    fields = known.get(plain)
-    if fields is None:
-        fields = known[plain] = repr(plain).encode("utf-8", "surrogatepass")
-    return b"%d %s%s" % (len(written), written, fields)
+    named = dict(raw.named)
+    return [(name, text(value)) for name, value in raw.properties.items() if name not in named] + [*raw.named]
 
 
 def lasting(data: bytes) -> bytes:
@@ -272,13 +236,13 @@ def lasting(data: bytes) -> bytes:
 
 def _unreadable(raw: Raw) -> Unreadable:
     known = {"message-id": text(raw.id), "correlation-id": text(raw.correlation_id), "subject": raw.subject}
-    error = _read_properties(raw.properties)[UNREADABLE_PROPERTY]
+    error = raw.properties[UNREADABLE_PROPERTY]
     return Unreadable(raw.tag, {name: value for name, value in known.items() if value}, raw.body, str(error))
 
 
 #: Columns of deliveries one by one.
 _COLUMNS: Mapping[str, Column] = {
-    "properties": _properties,
+    "properties": lambda raws: list(map(_pairs, raws)),
     "correlationId": lambda raws: [text(raw.correlation_id) for raw in raws],
     "replyTo": lambda raws: [raw.reply_to for raw in raws],
     "contentType": lambda raws: [raw.content_type for raw in raws],
@@ -296,7 +260,7 @@ _COLUMNS: Mapping[str, Column] = {
     "exchange": lambda raws: [raw.routing[0] for raw in raws],
     "userId": lambda raws: [text(raw.others[0]) for raw in raws],
     # AMQP 1.0 has no place for it, and JMS has a property (JMS 2.0, 3.5.9).
-    "appId": lambda raws: [text(_property(raw, "JMSXAppID")) if raw.properties else None for raw in raws],
+    "appId": lambda raws: [text(_property(raw, "JMSXAppID")) for raw in raws],
     "contentEncoding": lambda raws: [raw.others[1] for raw in raws],
     "persistent": lambda raws: [raw.durable for raw in raws],
     "groupId": lambda raws: [raw.others[2] for raw in raws],
@@ -330,22 +294,24 @@ class Amqp10Decoder(Decoder):
             name = _ID_COLUMNS.get(source.kind)
             return self.ids(raws.alone, source) if name is None else list(raws.column(name).to_pylist())
         if source.kind == "message-id":
-            return [raw.id if type(raw.id) is str else _id(raw.id) for raw in raws]
+            return [_id(raw.id) for raw in raws]
         if source.kind == "correlation-id":
             return [_id(raw.correlation_id) for raw in raws]
-        name = source.name
-        return [_id(_property(raw, name)) if raw.properties or raw.named else None for raw in raws]
+        return [_id(_property(raw, source.name)) for raw in raws]
 
     def digests(self, raws: Sequence[Raw]) -> list[bytes]:
-        # Of messages that follow one another many have the same properties.
-        known: dict[object, bytes] = {}
+        # Of one that cannot be read the body is all of it, and the reason may say at which byte.
+        made = super().digests(raws)
+        if _is_batch(raws):
+            return made
         return [
-            content_digest(b"", lasting(raw.body)) if type(raw) is UnreadableRaw
-            else content_digest(_named(raw, known), raw.body)
-            for raw in raws
-        ]  # fmt: skip
+            content_digest(b"", lasting(raw.body)) if type(raw) is UnreadableRaw else digest
+            for raw, digest in zip(raws, made, strict=True)
+        ]
 
     def unmarked(self, raws: Sequence[Raw]) -> list[bool]:
+        if _is_batch(raws):
+            return list(raws.column(UNMARKED).to_pylist())
         return [not raw.redelivered and not raw.routing[2] and type(raw) is not UnreadableRaw for raw in raws]
 
     def unreadable(self, raws: Sequence[Raw]) -> list[Unreadable]:

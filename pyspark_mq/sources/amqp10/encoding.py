@@ -16,10 +16,7 @@ from struct import Struct
 from typing import Any
 from uuid import UUID
 
-__all__ = [
-    "EncodingError", "Pairs", "Values", "bare_message_at", "body_of", "check_map", "list_at", "map_at", "plain_at",
-    "read_map",
-]  # fmt: skip
+__all__ = ["EncodingError", "Pairs", "Values", "bare_message_at", "list_at", "plain_at"]
 
 _DESCRIBED = 0x00
 _NULL = 0x40
@@ -30,8 +27,8 @@ _MAP8, _MAP32 = 0xC1, 0xD1
 _ARRAY8, _ARRAY32 = 0xE0, 0xF0
 #: How deep values may be nested: recursion has to end before the stack does, here and where values are written.
 _DEPTH_MAX = 100
-#: Elements of arrays that take no bytes (of `null`, `true`, `0`, `[]`), beyond one for each byte of the message. A
-#: count of four bytes could claim 2^32 of them.
+#: Elements of arrays in a message that take no bytes (of `null`, `true`, `0`, `[]`). A count of four bytes could claim
+#: 2^32 of them.
 _BARE_ELEMENTS_MAX = 1024
 
 
@@ -110,10 +107,6 @@ _FIXED: dict[int, tuple[int, Callable[[bytes], Any]]] = {
     0x94: (16, _decimal(14, 34)),
     0x98: (16, lambda data: UUID(bytes=data)),
 }
-#: Code -> width in bytes, where any bytes will do; -1 for all other codes.
-_WIDTHS = tuple(-1 if code not in _FIXED or code in {0x56, 0x73} else _FIXED[code][0] for code in range(256))
-
-
 _VARIABLE: dict[int, Callable[[bytes], Any]] = {
     **dict.fromkeys((_STRING8, _STRING32), methodcaller("decode", "utf-8")),
     **dict.fromkeys((_SYMBOL8, _SYMBOL32), methodcaller("decode", "ascii")),
@@ -130,18 +123,36 @@ def plain_at(data: bytes, at: int) -> tuple[Any, int]:
         UnicodeDecodeError: text that is none.
     """
     code = data[at]
-    if code in _FIXED:
-        width, read = _FIXED[code]
-        begin, end = at + 1, at + 1 + width
-    elif code in {_STRING8, _BINARY8, _SYMBOL8}:
-        begin, end, read = at + 2, at + 2 + data[at + 1], _VARIABLE[code]
-    elif code in {_STRING32, _BINARY32, _SYMBOL32}:
-        begin, end, read = at + 5, at + 5 + int.from_bytes(data[at + 1 : at + 5], "big"), _VARIABLE[code]
-    else:
+    if code not in _FIXED and code not in _VARIABLE:
         raise EncodingError(f"a value of the code 0x{code:02x} at byte {at}")
-    if end > len(data):
-        raise EncodingError(f"the value at byte {at} is cut off")
-    return read(data[begin:end]), end
+    return _plain(code, data, at + 1, len(data))
+
+
+def _plain(code: int, data: bytes, at: int, end: int) -> tuple[Any, int]:
+    """The value of a code of such values whose bytes begin at `at`, and where it ends."""
+    fixed = _FIXED.get(code)
+    if fixed is not None:
+        width, read = fixed
+        stop = at + width
+    else:
+        read = _VARIABLE[code]
+        at, length = _length(data, at, 1 if code < _BINARY32 else 4, end)
+        stop = at + length
+    if stop > end:
+        raise EncodingError(f"the value at byte {at} is cut off at {end}")
+    return read(data[at:stop]), stop
+
+
+def _length(data: bytes, at: int, width: int, end: int) -> tuple[int, int]:
+    """Read a length or a count; return where it ends, and its value."""
+    after = _bounded(at, at + width, end)
+    return after, int.from_bytes(data[at:after], "big")
+
+
+def _bounded(at: int, stop: int, end: int) -> int:
+    if stop > end:
+        raise EncodingError(f"the value at byte {at} is cut off at {end}")
+    return stop
 
 
 class Values:
@@ -153,7 +164,7 @@ class Values:
 
     def __init__(self, data: bytes) -> None:
         self._data = data
-        self._bare_left = len(data) + _BARE_ELEMENTS_MAX
+        self._bare_left = _BARE_ELEMENTS_MAX
 
     def at(self, at: int, end: int, depth: int = 0) -> tuple[Any, int]:
         """The value that begins at `at`, and where it ends.
@@ -169,6 +180,8 @@ class Values:
         if at >= end:
             raise EncodingError(f"a value is missing at byte {at}")
         code = self._data[at]
+        if code in _FIXED or code in _VARIABLE:
+            return _plain(code, self._data, at + 1, end)
         if code == _DESCRIBED:
             _, at = self.at(at + 1, end, _deeper(depth, at))
             return self.at(at, end, _deeper(depth, at))
@@ -177,21 +190,16 @@ class Values:
     def _of(self, code: int, at: int, end: int, depth: int) -> tuple[Any, int]:
         """The value of a code whose bytes begin at `at`, and where it ends."""
         data = self._data
-        if code in _FIXED:
-            width, read = _FIXED[code]
-            return read(data[at : self._bounded(at, at + width, end)]), at + width
+        if code in _FIXED or code in _VARIABLE:
+            return _plain(code, data, at, end)
         if code == _LIST0:
             return [], at
-        if code in _VARIABLE:
-            begin, length = self._length(at, 1 if code < _BINARY32 else 4, end)
-            stop = self._bounded(at, begin + length, end)
-            return _VARIABLE[code](data[begin:stop]), stop
         if code not in {_LIST8, _LIST32, _MAP8, _MAP32, _ARRAY8, _ARRAY32}:
             raise EncodingError(f"no type has the code 0x{code:02x}, before byte {at}")
         width = 1 if code in {_LIST8, _MAP8, _ARRAY8} else 4
-        begin, size = self._length(at, width, end)
-        stop = self._bounded(at, begin + size, end)
-        begin, count = self._length(begin, width, stop)
+        begin, size = _length(data, at, width, end)
+        stop = _bounded(at, begin + size, end)
+        begin, count = _length(data, begin, width, stop)
         read_items = self._elements if code in {_ARRAY8, _ARRAY32} else self._items
         items, last = read_items(begin, count, stop, _deeper(depth, at))
         if last != stop:
@@ -199,14 +207,9 @@ class Values:
         return (_paired(items, at) if code in {_MAP8, _MAP32} else items), stop
 
     def _items(self, at: int, count: int, end: int, depth: int) -> tuple[list[Any], int]:
-        data, items = self._data, []
+        items = []
         for _ in range(count):
-            fixed = _FIXED.get(data[at]) if at < end else None
-            if fixed is None:  # or none is left
-                item, at = self.at(at, end, depth)
-            else:
-                begin, at = at + 1, self._bounded(at, at + 1 + fixed[0], end)
-                item = fixed[1](data[begin:at])
+            item, at = self.at(at, end, depth)
             items.append(item)
         return items, at
 
@@ -217,7 +220,7 @@ class Values:
         while at < end and self._data[at] == _DESCRIBED:
             depth = _deeper(depth, at)
             _, at = self.at(at + 1, end, depth)
-        self._bounded(at, at + 1, end)
+        _bounded(at, at + 1, end)
         code, at = self._data[at], at + 1
         if code == _LIST0 or (code in _FIXED and not _FIXED[code][0]):
             self._bare_left -= count
@@ -228,17 +231,6 @@ class Values:
             item, at = self._of(code, at, end, depth)
             items.append(item)
         return items, at
-
-    def _length(self, at: int, width: int, end: int) -> tuple[int, int]:
-        """Read a length or a count; return where it ends, and its value."""
-        after = self._bounded(at, at + width, end)
-        return after, int.from_bytes(self._data[at:after], "big")
-
-    @staticmethod
-    def _bounded(at: int, stop: int, end: int) -> int:
-        if stop > end:
-            raise EncodingError(f"the value at byte {at} is cut off at {end}")
-        return stop
 
 
 def _deeper(depth: int, at: int) -> int:
@@ -299,77 +291,3 @@ def bare_message_at(data: bytes) -> int:
         if data.startswith(mark, at):
             at = end_of(data, at + len(mark))[2]
     return at
-
-
-def check_map(data: bytes, at: int, key_code: int = _STRING8) -> int:
-    """Check the map at `at` and return where it ends; :func:`read_map` reads what was checked without an error.
-
-    Args:
-        key_code: the one type of all keys, up to 255 bytes long.
-
-    Raises:
-        EncodingError, IndexError, UnicodeDecodeError: not a map of plain values with different keys, or broken.
-    """
-    item, count, end = map_at(data, at)
-    encoding = "utf-8" if key_code == _STRING8 else "ascii"
-    names = set()
-    for _ in range(count // 2):
-        if item >= end or data[item] != key_code:
-            raise EncodingError
-        value = item + 2 + data[item + 1]
-        names.add(str(data[item + 2 : value], encoding))
-        code = data[value]
-        if code == _STRING8:
-            item = value + 2 + data[value + 1]
-            str(data[value + 2 : item], "utf-8")
-        elif _WIDTHS[code] >= 0:
-            item = value + 1 + _WIDTHS[code]
-        else:
-            item = plain_at(data, value)[1]
-    if item != end or 2 * len(names) != count:
-        raise EncodingError
-    return end
-
-
-def read_map(section: bytes) -> dict[str, Any]:
-    """A map that was checked, from its code on."""
-    item, count, _ = map_at(section, 0)
-    found = {}
-    for _ in range(count // 2):
-        value = item + 2 + section[item + 1]
-        key = str(section[item + 2 : value], "utf-8")
-        if section[value] == _STRING8:
-            item = value + 2 + section[value + 1]
-            found[key] = str(section[value + 2 : item], "utf-8")
-        else:
-            found[key], item = plain_at(section, value)
-    return found
-
-
-def body_of(data: bytes, at: int, *, typed: bool) -> bytes:
-    """The bytes of a body that begins at `at` and reaches to the end of the message.
-
-    Args:
-        typed: it is an `amqp-value` (3.2.8), which may be text or null too; otherwise `data` (3.2.6).
-
-    Raises:
-        EncodingError, IndexError, UnicodeDecodeError: it is something else, or something follows.
-    """
-    code = data[at]
-    if code in {_BINARY8, _STRING8}:
-        begin, length = at + 2, data[at + 1]
-    elif code in {_BINARY32, _STRING32}:
-        begin, length = at + 5, int.from_bytes(data[at + 1 : at + 5], "big")
-    elif typed and code == _NULL:
-        begin, length = at + 1, 0
-    else:
-        raise EncodingError
-    if begin + length != len(data):
-        raise EncodingError
-    body = data[begin:]
-    if code in {_STRING8, _STRING32}:
-        if not typed:
-            raise EncodingError
-        if not body.isascii():
-            str(body, "utf-8")
-    return body

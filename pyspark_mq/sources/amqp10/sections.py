@@ -11,6 +11,9 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from pyspark_mq.sources.amqp10.decoder import (
+    DEATHS,
+    JMS_KIND,
+    ROUTING,
     Header,
     Named,
     Properties,
@@ -22,8 +25,7 @@ from pyspark_mq.sources.amqp10.decoder import (
     make_raw,
     text,
 )
-from pyspark_mq.sources.amqp10.encoding import EncodingError, Pairs, Values, plain_at
-from pyspark_mq.sources.amqp10.scan import Scanner, annotated, header_at, properties_at
+from pyspark_mq.sources.amqp10.encoding import EncodingError, Pairs, Values, list_at, plain_at
 from pyspark_mq.sources.connections.decoder import UNREADABLE_PROPERTY
 
 __all__ = ["SectionReader", "Sections", "read_sections"]
@@ -45,12 +47,29 @@ _NAMES = {
 _NAME_OF = {number: name for name, number in _NAMES.items()}
 _ULONG, _SMALL_ULONG, _SYMBOL8, _SYMBOL32 = 0x80, 0x53, 0xA3, 0xB3
 _EMPTY_LIST = b"\x45"
-_MAP, _LIST, _BINARY = (0xC1, 0xD1), (0x45, 0xC0, 0xD0), (0xA0, 0xB0)
+_MAP, _LIST, _OCTETS = (0xC1, 0xD1), (0x45, 0xC0, 0xD0), (0xA0, 0xB0)
 #: The types of the sections that have one, and may not be described further.
 _TYPES = {
     _DELIVERY_ANNOTATIONS: _MAP, _MESSAGE_ANNOTATIONS: _MAP, _APPLICATION: _MAP, _FOOTER: _MAP,
-    _DATA: _BINARY, _SEQUENCE: _LIST,
+    _DATA: _OCTETS, _SEQUENCE: _LIST,
 }  # fmt: skip
+_DEFAULT_PRIORITY = 4
+_NULL = frozenset({0x40})
+_BOOLEAN = _NULL | {0x41, 0x42, 0x56}
+_UINT = _NULL | {0x70, 0x52, 0x43}
+#: Producers that confuse string and symbol are understood all the same.
+_TEXT = _NULL | {0xA1, 0xB1, 0xA3, 0xB3}
+_TIMESTAMP = _NULL | {0x83}
+_BINARY = _NULL | {0xA0, 0xB0}
+#: string, binary, uuid and ulong (3.2.11 to 3.2.14); other integers have the same text.
+_ID = _TEXT | _BINARY | {0x98, 0x80, 0x53, 0x44, 0x50, 0x51, 0x52, 0x43, 0x54, 0x55, 0x60, 0x61, 0x70, 0x71, 0x81}
+#: The fields of `header` (3.2.1): durable, priority, ttl, first-acquirer, delivery-count.
+_HEADER_FIELDS = (_BOOLEAN, _NULL | {0x50}, _UINT, _BOOLEAN, _UINT)
+#: The fields of `properties` (3.2.4): message-id, user-id, to, subject, reply-to, correlation-id, content-type,
+#: content-encoding, absolute-expiry-time, creation-time, group-id, group-sequence, reply-to-group-id.
+_PROPERTIES_FIELDS = (
+    _ID, _BINARY, _TEXT, _TEXT, _TEXT, _ID, _TEXT, _TEXT, _TIMESTAMP, _TIMESTAMP, _TEXT, _UINT, _TEXT,
+)  # fmt: skip
 
 
 class Sections(NamedTuple):
@@ -67,7 +86,7 @@ class Sections(NamedTuple):
     header: Header
     message_id: object
     properties: Properties
-    application: dict[str, object] | None
+    application: dict[str, object]
     named: Named
     routing: Routing
     value: Any
@@ -89,14 +108,9 @@ class SectionReader:
 
     def __init__(self, *, counts_acquirers: bool, names_annotations: bool = False) -> None:
         self._counts_acquirers, self._names_annotations = counts_acquirers, names_annotations
-        self.scanner = Scanner(counts_acquirers=counts_acquirers, names_annotations=names_annotations)
 
     def read(self, tag: int, data: bytes) -> Raw:
         """The delivery of that number; an :class:`UnreadableRaw` if the message cannot be read whole."""
-        return self.scanner.scan(tag, data) or self.decode(tag, data)
-
-    def decode(self, tag: int, data: bytes) -> Raw:
-        """Decode a message without the scan."""
         try:
             header, message_id, properties, application, named, routing, value, described = read_sections(
                 data, counts_acquirers=self._counts_acquirers, names_annotations=self._names_annotations
@@ -124,23 +138,20 @@ def read_sections(data: bytes, *, counts_acquirers: bool = False, names_annotati
         described = described or (number == _VALUE and data[begin : begin + 1] == b"\0")
         content, at = _content_at(number, data, begin, values, counts_acquirers=counts_acquirers)
         found.setdefault(number, []).append(content)
-    absent = header_at(_EMPTY_LIST, 0, counts_acquirers=counts_acquirers)[0]
-    (header,) = found.get(_HEADER, [absent])
-    ((message_id, properties),) = found.get(_PROPERTIES, [properties_at(_EMPTY_LIST, 0)[:2]])
-    application = _application(found[_APPLICATION][0]) if _APPLICATION in found else None
+    (header,) = found.get(_HEADER) or [_header_at(_EMPTY_LIST, 0, counts_acquirers=counts_acquirers)[0]]
+    ((message_id, properties),) = found.get(_PROPERTIES) or [_properties_at(_EMPTY_LIST, 0)[0]]
+    (application,) = found.get(_APPLICATION, [Pairs()])
     (annotations,) = found.get(_MESSAGE_ANNOTATIONS, [Pairs()])
-    by_name = {key: value for key, value in reversed(annotations) if isinstance(key, str)}
-    named, routing = annotated(by_name, names_all=names_annotations)
-    return Sections(header, message_id, properties, application, named, routing, _body(found), described)
+    named, routing = _annotated(annotations, names_all=names_annotations)
+    return Sections(header, message_id, properties, _application(application), named, routing, _body(found), described)
 
 
 def _content_at(number: int, data: bytes, at: int, values: Values, *, counts_acquirers: bool) -> tuple[Any, int]:
     """The content of a section, and where it ends; of `properties` a pair of the message ID and the others."""
     if number == _HEADER:
-        return header_at(data, at, counts_acquirers=counts_acquirers)
+        return _header_at(data, at, counts_acquirers=counts_acquirers)
     if number == _PROPERTIES:
-        message_id, properties, end = properties_at(data, at)
-        return (message_id, properties), end
+        return _properties_at(data, at)
     if number in _TYPES and data[at] not in _TYPES[number]:
         raise EncodingError(f"a section {_NAME_OF[number]} of a value of the code 0x{data[at]:02x}")
     return values.at(at, len(data))
@@ -166,6 +177,57 @@ def _section_at(data: bytes, at: int) -> tuple[int, int]:
         if number in _NAME_OF:
             return number, after
     raise EncodingError(f"no section begins at byte {at}: {data[at : at + 12].hex(' ')}")
+
+
+def _annotated(pairs: Pairs, *, names_all: bool) -> tuple[Named, Routing]:
+    """Read message annotations: as properties, and as where the message was published.
+
+    Args:
+        names_all: are all of them properties? In a queue a broker changes some with each delivery, in a log it cannot.
+    """
+    annotations = {key: value for key, value in reversed(pairs) if isinstance(key, str)}
+    exchange, key = (text(annotations.get(name)) for name in ROUTING)
+    died = any(name in annotations for name in DEATHS)
+    names = sorted(name for name in annotations if name not in ROUTING) if names_all else [JMS_KIND]
+    texts = {name: text(annotations.get(name)) for name in names}
+    return tuple((name, value) for name, value in texts.items() if value is not None), (exchange, key, died)
+
+
+def _header_at(data: bytes, at: int, *, counts_acquirers: bool) -> tuple[Header, int]:
+    """The header whose list begins there, and where it ends. An empty list says what no header says (3.2.1)."""
+    (durable, priority, ttl_ms, first_acquirer, deliveries), end = _fields(data, at, _HEADER_FIELDS)
+    redelivered = bool(deliveries) or (counts_acquirers and not first_acquirer)
+    priority = _DEFAULT_PRIORITY if priority is None else priority
+    return (priority, ttl_ms or 0, deliveries or 0, redelivered, bool(durable)), end
+
+
+def _properties_at(data: bytes, at: int) -> tuple[tuple[object, Properties], int]:
+    """Message ID and other properties of the list that begins there, and where it ends."""
+    found, end = _fields(data, at, _PROPERTIES_FIELDS)
+    message_id, user, _, subject, reply_to, correlation_id, content_type, encoding, expiry, creation, *group, _ = found
+    others = (user, encoding, *group)
+    return (message_id, (correlation_id, reply_to, content_type, subject, expiry or 0, creation or 0, others)), end
+
+
+def _fields(data: bytes, at: int, kinds: tuple[frozenset[int], ...]) -> tuple[list[Any], int]:
+    """The fields of a list as a section has it, each of one of its kind; None for those left out. And its end."""
+    item, count, end = list_at(data, at)
+    if count > len(kinds):
+        raise EncodingError(f"the list at byte {at} has {count} fields, and its section {len(kinds)}")
+    found: list[Any] = []
+    for kind in kinds[:count]:
+        code = data[item]
+        if code == 0x40:
+            found.append(None)
+            item += 1
+        elif code in kind:
+            value, item = plain_at(data, item)
+            found.append(value)
+        else:
+            raise EncodingError(f"field {len(found)} of the list at byte {at} has the code 0x{code:02x}")
+    if item != end:
+        raise EncodingError(f"the {count} fields of the list at byte {at} end at {item}, not at {end}")
+    return found + [None] * (len(kinds) - count), end
 
 
 def _application(pairs: Pairs) -> dict[str, object]:

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pyspark_mq.sources.amqp10.decoder import Raw
+from pyspark_mq.sources.amqp10.decoder import Raw, UnreadableRaw
 from pyspark_mq.sources.amqp10.encoding import EncodingError, bare_message_at
-from pyspark_mq.sources.amqp10.scan import Scanner
+from pyspark_mq.sources.amqp10.sections import SectionReader
 from pyspark_mq.sources.connections.spans import Views
 
 __all__ = ["Field", "Pairs", "Walk", "Walked", "prefix_of"]
@@ -72,10 +72,10 @@ class Walked(NamedTuple):
     texts: Any
 
 
-def prefix_of(message: bytes, scanner: Scanner) -> tuple[int, Raw, int] | None:
+def prefix_of(message: bytes, reader: SectionReader) -> tuple[int, Raw, int] | None:
     """Return what comes before `properties` or the body: its size, a message that has it, and its time to live.
 
-    None if the scanner does not take it.
+    None if that cannot be read.
     """
     try:
         at = bare_message_at(message)
@@ -83,8 +83,8 @@ def prefix_of(message: bytes, scanner: Scanner) -> tuple[int, Raw, int] | None:
         return None
     if at > _PREFIX_BYTES_MAX:
         return None
-    like = scanner.scan(0, message[:at] + _PROBE)
-    return None if like is None else (at, like, max(0, like.expires_ms - 1))
+    like = reader.read(0, message[:at] + _PROBE)
+    return None if isinstance(like, UnreadableRaw) else (at, like, max(0, like.expires_ms - 1))
 
 
 class Walk:

@@ -17,12 +17,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 
-from pyspark_mq.dedup import IdSource
+from pyspark_mq.brokers.base import PASSING_HEADERS, PASSING_PREFIXES
+from pyspark_mq.dedup import IdSource, content_digest
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -40,6 +42,13 @@ ROW_BYTES = 330
 #: The largest numbers that columns have.
 INT32_MAX, INT64_MAX = 2**31 - 1, 2**63 - 1
 _SHOWN_CHARACTERS = 200
+#: Columns of what a producer says of a message, beside properties.
+_CONTENT = (
+    "correlationId", "replyTo", "contentType", "type", "priority", "timestamp", "userId", "appId", "contentEncoding",
+    "persistent", "groupId", "groupSequence",
+)  # fmt: skip
+_PASSING = {name.decode() for name in PASSING_HEADERS}
+_PASSING_PREFIXES = tuple(prefix.decode() for prefix in PASSING_PREFIXES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +114,25 @@ class RawBatch(Sequence[Any]):
         return Picked([None], np.zeros(len(self), np.int64))
 
 
+def listed(column: Any) -> list[Any]:
+    """Return a column of :attr:`Decoder.columns` as a list, however it was made."""
+    if isinstance(column, Picked):
+        return [column.values[row] for row in column.rows.tolist()]
+    if not isinstance(column, pa.Array):
+        return list(column)
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.int64())
+    if not pa.types.is_map(column.type):
+        return list(column.to_pylist())
+    pairs = [*zip(column.keys.to_pylist(), column.items.to_pylist(), strict=True)]
+    return [pairs[begin:end] for begin, end in pairwise(column.offsets.to_pylist())]
+
+
+def _lasts(pair: tuple[str, str | None]) -> bool:
+    """Whether a property is the same at each delivery of a message."""
+    return pair[0] not in _PASSING and not pair[0].startswith(_PASSING_PREFIXES)
+
+
 #: A column, see :attr:`Decoder.columns`.
 Column: TypeAlias = "Callable[[Sequence[Any]], Any]"
 
@@ -164,13 +192,18 @@ class Decoder(ABC):
     def ids(self, raws: Sequence[Any], source: IdSource) -> list[object]:
         """The value of each message under the source; None where it has nothing."""
 
-    @abstractmethod
     def digests(self, raws: Sequence[Any]) -> list[bytes]:
         """Digests of what the producer has put into each message, of 16 bytes: its properties, headers, and body.
 
         The same at each delivery of a message. Not of it: how often it was delivered, by which way it came, how long
         it may live, and what a broker notes of dead letters.
         """
+        properties = listed(self.columns["properties"](raws))
+        others = zip(*(listed(self.columns[name](raws)) for name in _CONTENT), strict=True)
+        return [
+            content_digest(repr((fields, sorted(filter(_lasts, pairs)))).encode("utf-8", "surrogatepass"), body)
+            for fields, pairs, body in zip(others, properties, self.bodies(raws), strict=True)
+        ]
 
     @abstractmethod
     def unmarked(self, raws: Sequence[Any]) -> list[bool]:

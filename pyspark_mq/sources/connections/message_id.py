@@ -67,7 +67,8 @@ class MessageIds:
             unreadable = {delivery.tag for delivery in decoder.unreadable(raws)}
             tags = decoder.tags(raws)
             places = [place for place in places if tags[place] in unreadable]
-        for place, digest in zip(places, decoder.digests([raws[place] for place in places]), strict=True):
+        without = raws if len(places) == len(raws) else [raws[place] for place in places]
+        for place, digest in zip(places, decoder.digests(without), strict=True):
             keys[place] = digest
         return keys, bool(places)
 

@@ -1,4 +1,4 @@
-"""Any bytes as a message of AMQP 1.0: what is scanned has the columns that reading it in full gives."""
+"""Any bytes as a message of AMQP 1.0: what is walked has the columns that reading it alone gives."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ from proton import (
     ushort,
 )
 
-from pyspark_mq.dedup import IdSource, id_keys
+from pyspark_mq.dedup import IdSource
+from pyspark_mq.sources.amqp10.columns import walked_groups
 from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder, Raw, UnreadableRaw
-from pyspark_mq.sources.amqp10.scan import Scanner
 from pyspark_mq.sources.amqp10.sections import SectionReader
 from tests.support.effort import part_of
+from tests.support.stream_messages import assert_as_read, joined
 
 #: The same examples in every run, whatever the speed of the machine.
 DETERMINISTIC = settings(derandomize=True, deadline=None, max_examples=part_of(300))
@@ -54,14 +55,16 @@ PLAIN = st.one_of(
 VALUES = st.recursive(
     PLAIN, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3), max_leaves=6
 ) | st.lists(st.integers(-5, 5), max_size=3).map(lambda items: Array(UNDESCRIBED, Data.INT, *items))
-IDS = st.none() | TEXT | st.binary(max_size=12) | st.uuids() | st.integers(0, 2**64 - 1).map(ulong)
+#: As most producers have them.
+COMMON = st.none() | st.booleans() | TEXT | st.integers(-(2**63), 2**63 - 1)
+IDS = st.one_of(st.none(), *[TEXT] * 6, st.binary(max_size=12), st.uuids(), st.integers(0, 2**64 - 1).map(ulong))
 
 
 @st.composite
 def library_messages(draw: st.DrawFn) -> bytes:
     """Messages as the client library encodes them."""
-    values = draw(st.sampled_from([PLAIN, PLAIN, PLAIN, VALUES]))
-    body = draw(st.binary(max_size=12) | TEXT | values)
+    values = draw(st.sampled_from([COMMON, COMMON, PLAIN, VALUES]))
+    body = draw(st.one_of(st.binary(max_size=12), TEXT, values))
     message = Message(id=draw(IDS), correlation_id=draw(IDS), body=body, inferred=draw(st.booleans()))
     if draw(st.booleans()):
         message.properties = draw(st.dictionaries(NAMES, values, max_size=4))
@@ -153,7 +156,7 @@ def hand_made_messages(draw: st.DrawFn) -> bytes:
             payload = compound(0xC0, items, max(0, len(items) + wrong()), wide=wide)
         elif descriptor in {0x71, 0x72, 0x74, 0x78}:
             names = NAMES if (descriptor == 0x74) ^ wrong() else NAMES.filter(str.isascii).map(symbol)
-            pairs = draw(st.lists(st.tuples(names, PLAIN), max_size=4))
+            pairs = draw(st.lists(st.tuples(names, draw(st.sampled_from([COMMON, PLAIN]))), max_size=4))
             items = [encoded(item, wide=False) for pair in pairs for item in pair]
             payload = compound(0xC1, items, max(0, len(items) + wrong()), wide=wide)
         else:
@@ -202,31 +205,26 @@ VECTORS = [
 ]  # fmt: skip
 
 
-def rows(raw: Raw) -> dict[str, Any]:
-    """All that a decoder makes of a delivery."""
-    made: dict[str, Any] = {name: make([raw])[0] for name, make in DECODER.columns.items()}
-    made["body"], made["tag"] = DECODER.bodies([raw])[0], DECODER.tags([raw])[0]
-    for source in SOURCES[:3]:
-        made[str(source)] = id_keys(DECODER.ids([raw], source))[0]
-    return made
+#: As many are walked.
+COPIES = 16
 
 
-def check(data: bytes) -> Raw | None:
-    """The scanned delivery, if it was scanned; it has what reading it in full gives."""
-    scanned = None
+def check(data: bytes) -> bool:
+    """Whether so many of a message are walked; they have what reading one by one gives."""
+    is_walked = False
     for counts_acquirers in (True, False):
-        scanned = Scanner(counts_acquirers=counts_acquirers).scan(7, data)
-        if scanned is None:
-            continue
-        whole = SectionReader(counts_acquirers=counts_acquirers).decode(7, data)
-        assert not isinstance(whole, UnreadableRaw), whole.properties
-        assert rows(scanned) == rows(whole)
-    return scanned
+        reader = SectionReader(counts_acquirers=counts_acquirers)
+        assert_as_read([data] * COPIES, reader)
+        groups, left = walked_groups(joined([data] * COPIES), reader)
+        assert len(left) in {0, COPIES}
+        assert not groups or not isinstance(reader.read(7, data), UnreadableRaw)
+        is_walked = bool(groups)
+    return is_walked
 
 
 @DETERMINISTIC
 @given(library_messages())
-def test_a_message_of_the_library_is_scanned_as_it_is_read(data: bytes) -> None:
+def test_a_message_of_the_library_is_walked_as_it_is_read(data: bytes) -> None:
     check(data)
 
 
@@ -240,56 +238,45 @@ def test_a_message_of_the_library_is_scanned_as_it_is_read(data: bytes) -> None:
 @example(section(0x74, b"\xc1\x09\x04\xa1\x01a\x41\xa1\x01a\x42") + BODY)
 @example(section(0x73, b"\xc0\x07\x04\x40\x40\x40\xa1\x01\0") + BODY)
 @example(section(0x77, b"\x40"))
-def test_any_sections_are_scanned_as_they_are_read(data: bytes) -> None:
+def test_any_sections_are_walked_as_they_are_read(data: bytes) -> None:
     check(data)
 
 
 @DETERMINISTIC
 @given(damaged(library_messages() | hand_made_messages() | st.sampled_from(VECTORS)))
-def test_a_damaged_message_is_refused_or_scanned_as_it_is_read(data: bytes) -> None:
+def test_a_damaged_message_is_left_or_walked_as_it_is_read(data: bytes) -> None:
     check(data)
     assert isinstance(SectionReader(counts_acquirers=True).read(7, data), Raw)
 
 
 @DETERMINISTIC
 @given(st.sampled_from(VECTORS), st.data())
-def test_a_damaged_message_of_a_broker_is_refused_or_scanned_as_it_is_read(data: bytes, drawn: st.DataObject) -> None:
+def test_a_damaged_message_of_a_broker_is_left_or_walked_as_it_is_read(data: bytes, drawn: st.DataObject) -> None:
     changed = bytearray(data)
     for _ in range(drawn.draw(st.integers(1, 2))):
         changed[drawn.draw(st.integers(0, len(data) - 1))] = drawn.draw(st.integers(0, 255))
     check(bytes(changed))
 
 
-@DETERMINISTIC
-@given(st.lists(library_messages() | hand_made_messages() | damaged(library_messages()), min_size=2, max_size=6))
-def test_what_is_read_of_a_message_does_not_depend_on_those_before_it(messages: list[bytes]) -> None:
-    for counts_acquirers in (True, False):
-        reader = SectionReader(counts_acquirers=counts_acquirers)
-        found = [reader.read(7, data) for data in messages]
-        alone = [SectionReader(counts_acquirers=counts_acquirers).read(7, data) for data in messages]
-        assert [type(raw) for raw in found] == [type(raw) for raw in alone]
-        assert [rows(raw) for raw in found] == [rows(raw) for raw in alone]
-
-
 @pytest.mark.parametrize("messages", [library_messages(), hand_made_messages()], ids=["library", "hand-made"])
-def test_many_of_these_messages_are_scanned(messages: st.SearchStrategy[bytes]) -> None:
+def test_many_of_these_messages_are_walked(messages: st.SearchStrategy[bytes]) -> None:
     # Otherwise nothing would be compared.
-    scanned: list[bool] = []
+    walked: list[bool] = []
 
     @DETERMINISTIC
     @given(messages)
     def look(data: bytes) -> None:
-        scanned.append(Scanner(counts_acquirers=True).scan(1, data) is not None)
+        walked.append(check(data))
 
     look()
-    assert sum(scanned) > len(scanned) / 10
+    assert sum(walked) > len(walked) / 20
 
 
 @pytest.mark.parametrize("data", VECTORS)
-def test_what_brokers_send_is_scanned_and_what_is_cut_off_is_not(data: bytes) -> None:
-    assert check(data) is not None
+def test_what_brokers_send_is_walked_and_what_is_cut_off_is_not(data: bytes) -> None:
+    assert check(data)
     for size in range(len(data)):
-        assert check(data[:size]) is None
+        assert not check(data[:size])
 
 
 def test_the_values_of_many_messages_do_not_change_with_the_next_one() -> None:
@@ -298,7 +285,7 @@ def test_the_values_of_many_messages_do_not_change_with_the_next_one() -> None:
         Message(id=key, correlation_id=key, properties={"a": key, "list": [key]}, body=Described("own", "x"))
         for key in (b"id-%d\xff" % number * (number + 1) for number in range(20))
     ]
-    raws = [reader.decode(number, bytes(message.encode())) for number, message in enumerate(sent)]
+    raws = [reader.read(number, bytes(message.encode())) for number, message in enumerate(sent)]
     for source in SOURCES[:3]:
         assert DECODER.ids(raws, source) == [message.id for message in sent]
     lists = [dict(pairs)["list"] for pairs in DECODER.columns["properties"](raws)]
@@ -309,30 +296,12 @@ def test_the_values_of_many_messages_do_not_change_with_the_next_one() -> None:
 @pytest.mark.parametrize("code", [0xA0, 0xA1, 0xB0, 0xB1, 0xC0, 0xC1, 0xD0, 0xD1, 0xE0, 0xF0])
 def test_a_size_takes_no_memory_that_the_bytes_do_not_hold(descriptor: int, code: int) -> None:
     hostile = section(descriptor, bytes([code]) + b"\xff" * 8 + b"x" * 100)
-    scanner = Scanner(counts_acquirers=True)
-    scanner.scan(1, BODY)
+    reader = SectionReader(counts_acquirers=True)
+    reader.read(1, BODY)
     tracemalloc.start()
     try:
         for data in (hostile, hostile + BODY, section(0x73, b"\xc0\x05\x01\xa1\x02id") + hostile):
-            assert scanner.scan(1, data) is None
+            assert isinstance(reader.read(1, data), UnreadableRaw)
         assert tracemalloc.get_traced_memory()[1] < 20_000
     finally:
         tracemalloc.stop()
-
-
-def test_what_a_scanner_remembers_is_bounded() -> None:
-    scanner = Scanner(counts_acquirers=True)
-
-    def size(count: int) -> int:
-        tracemalloc.start()
-        for number in range(count):
-            annotation = b"\xa3\x01x\x80" + struct.pack(">Q", number)
-            header = section(0x70, compound(0xC0, [b"@", b"@", b"\x70" + struct.pack(">I", number)], 3, wide=False))
-            data = header + section(0x72, compound(0xC1, [annotation], 2, wide=False)) + BODY
-            assert scanner.scan(1, data) is not None
-        held = tracemalloc.get_traced_memory()[0]
-        tracemalloc.stop()
-        return held
-
-    few = size(1_000)
-    assert size(20_000) < few + 100_000
