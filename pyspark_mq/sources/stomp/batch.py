@@ -24,8 +24,9 @@ import pyarrow.compute as pc
 from pyspark_mq.brokers.base import StompDialect
 from pyspark_mq.sources.connections.decoder import ROW_BYTES, RawBatch
 from pyspark_mq.sources.connections.spans import binary, distinct, maps, text
+from pyspark_mq.sources.stomp.headers import parse
 
-__all__ = ["TOGETHER_MIN", "Frames", "MessageBatch", "Raw", "find_frames"]
+__all__ = ["TOGETHER_MIN", "Deliveries", "Frames", "Message", "MessageBatch", "Raw", "find_frames"]
 
 #: Fewer messages are cut and made into columns one by one in the same time.
 TOGETHER_MIN = 100
@@ -46,6 +47,29 @@ _FRAME_BYTES_MAX = 2_048
 _LAYOUTS_MAX, _SHARE_MIN = 3, 8
 #: Headers of a layout, and bytes of a name: as many are copied for each message.
 _HEADERS_MAX, _NAME_BYTES_MAX = 64, 256
+
+
+class Message(NamedTuple):
+    """A message that is looked at alone.
+
+    Attributes:
+        block: of its headers.
+        headers: all of them, see :func:`.parse`.
+        dialect: how the broker speaks.
+    """
+
+    block: bytes
+    headers: Mapping[str, str]
+    dialect: StompDialect
+
+
+class Deliveries(list[Raw]):
+    """Deliveries one by one."""
+
+    @cached_property
+    def messages(self) -> list[Message]:
+        """The message of each, whose headers are parsed once for all columns."""
+        return [Message(block, parse(block, dialect.last_header), dialect) for _, block, _, dialect in self]
 
 
 class Field(NamedTuple):
@@ -179,10 +203,12 @@ class MessageBatch(RawBatch):
         return iter(self.alone)
 
     @cached_property
-    def alone(self) -> list[Raw]:
+    def alone(self) -> Deliveries:
         """The deliveries one by one, for what cannot be looked at together."""
         tags = self.tags.tolist()
-        return [(tag, block, body, self.dialect) for tag, (block, body) in zip(tags, self.frames.cut(), strict=True)]
+        return Deliveries(
+            (tag, block, body, self.dialect) for tag, (block, body) in zip(tags, self.frames.cut(), strict=True)
+        )
 
     @property
     def sizes(self) -> Any:

@@ -6,9 +6,8 @@ stomp.py has a reader of its own, which is not used, for what it did when measur
 * a body with NUL bytes takes it time quadratic in the size: each read copies all there is so far;
 * headers that are not UTF-8 are changed, so that different IDs may become equal.
 
-Headers stay bytes here (:mod:`pyspark_mq.sources.stomp.headers`): to make a dict of those of every message costs more
-than all the rest. Many messages that are complete in what was read are looked at together
-(:mod:`pyspark_mq.sources.stomp.batch`), and few are cut by a short loop; what neither knows at sight goes through
+Headers stay bytes here (:mod:`pyspark_mq.sources.stomp.headers`). Many messages that are complete in what was read are
+looked at together (:mod:`pyspark_mq.sources.stomp.batch`); all other frames go one by one through
 :meth:`FrameReader._next`, which knows everything.
 
 A frame without a length ends at its first NUL (STOMP 1.2, "Body"). ActiveMQ Classic sends texts so, also those with a
@@ -24,7 +23,7 @@ from collections.abc import Iterator
 from typing import TypeAlias
 
 from pyspark_mq.sources.stomp.batch import Frames, find_frames
-from pyspark_mq.sources.stomp.headers import value
+from pyspark_mq.sources.stomp.headers import UnreadableHeaders, value
 
 __all__ = ["COMMANDS", "MESSAGE", "Frame", "FrameError", "FrameReader", "UnreadableHeaders"]
 
@@ -41,8 +40,6 @@ _HEADER_BYTES_MAX = 16 * 1024 * 1024
 _FIRST_LINES = tuple(f"{command}{end}".encode() for command in COMMANDS for end in ("\n", "\r\n"))
 _FIRST_LINE_BYTES = max(map(len, _FIRST_LINES))
 _ENDS_OF_LINES = re.compile(rb"[\r\n]*")
-#: What is mostly behind a text: RabbitMQ, ActiveMQ Classic and Artemis end a frame with a line feed.
-_NEXT_MESSAGE = (b"\nMESSAGE\n", b"MESSAGE\n")
 _SHOWN_BYTES = 40
 #: Of a read that what is left of the one before is put in front of.
 _JOINED_MIN = 16 << 10
@@ -50,25 +47,12 @@ _JOINED_MIN = 16 << 10
 _WINDOW_MAX, _PAUSE_MAX = 1_000, 10_000
 _LENGTH_DIGITS_MAX = 15
 _NUL = 0
-_COLON = ord(":")
 _EOL = b"\r\n"
 _FIRST_LINE = b"MESSAGE\n"
-_TO_HEADERS = len(_FIRST_LINE) - 1
-_LENGTH = b"\ncontent-length"
 
 
 class FrameError(Exception):
     """The bytes that were received are not a STOMP frame."""
-
-
-class UnreadableHeaders(bytes):
-    """The block of a message whose end is not where it should be.
-
-    Attributes:
-        error: why not.
-    """
-
-    error = "a text with a NUL in it, which STOMP cannot carry"
 
 
 class FrameReader:
@@ -154,39 +138,24 @@ class FrameReader:
 
     def _cut(self, data: bytes) -> Iterator[Frame | Frames]:
         """The frames in these bytes; what is left goes to the buffer."""
-        find, starts, length = data.find, data.startswith, len(data)
         position = 0
-        returned = find(b"\r")
         try:
-            while position < length:
+            while position < len(data):
                 if data[position] in _EOL:  # heartbeats, and ends of lines behind a frame
                     position += 1
                     continue
-                if 0 <= returned < position:
-                    returned = find(b"\r", position)
-                is_message = starts(_FIRST_LINE, position)
-                if is_message and self._together_min:
+                if self._together_min and data.startswith(_FIRST_LINE, position):
                     if not self._alone and (together := self._together(data, position)) is not None:
                         self.spoken = True
                         position += len(together.data)
                         yield together
                         continue
                     self._alone -= 1
-                found = find(b"\n\n", position) if is_message else -1
-                end = -1
-                if found >= 0 and not 0 <= returned < found:
-                    headers = data[position + _TO_HEADERS : found + 1]
-                    end = _end(data, headers, found + 2)
-                if end < 0:
-                    careful = self._next(data, position)
-                    if careful is None:
-                        return
-                    frame, position = careful
-                    yield frame
-                    continue
-                self.spoken = True
-                position = end + 1
-                yield MESSAGE, headers, data[found + 2 : end]
+                found = self._next(data, position)
+                if found is None:
+                    return
+                frame, position = found
+                yield frame
         finally:
             self._keep(data, position)
 
@@ -270,19 +239,16 @@ class FrameReader:
         return -1
 
     def _read_headers(self, buffer: bytes | bytearray, position: int) -> bool:
-        length = len(buffer)
-        while position < length and buffer[position] in _EOL:
-            position += 1
         # The end may have begun with what came before.
         since = max(position, self._scanned - 2)
         found = buffer.find(b"\n\n", since)
         body = found + 2
         # The same with carriage returns, which brokers may send and usually do not.
-        returned = buffer.find(b"\n\r\n", since, found + 1 if found >= 0 else length)
+        returned = buffer.find(b"\n\r\n", since, found + 1 if found >= 0 else len(buffer))
         if returned >= 0:
             found, body = returned, returned + 3
         if found < 0:
-            self._scanned = length
+            self._scanned = len(buffer)
             _check_start(buffer, position)
             return False
         command, headers = _block(bytes(buffer[position:found]))
@@ -297,20 +263,6 @@ class FrameReader:
         elif size is not None:
             self._malformed = f"its content-length is {size[:_SHOWN_BYTES]!r}"
         return True
-
-
-def _end(data: bytes, headers: bytes, body: int) -> int:
-    """Find the end of a message's body, if it is whole and nothing is unusual; -1 otherwise."""
-    at = headers.find(_LENGTH)
-    if at < 0:
-        end = data.find(_NUL, body)
-        return end if data.startswith(_NEXT_MESSAGE, end + 1) else -1
-    at += len(_LENGTH)
-    size = headers[at + 1 : headers.find(b"\n", at)]
-    if headers[at] != _COLON or not size.isdigit() or len(size) > _LENGTH_DIGITS_MAX:
-        return -1
-    end = body + int(size)
-    return end if end < len(data) and data[end] == _NUL else -1
 
 
 def _frame_follows(buffer: bytes | bytearray, position: int) -> bool | None:

@@ -33,8 +33,8 @@ from pyspark_mq.sources.stomp.connection import PROVED, StompConnection
 from pyspark_mq.sources.stomp.decoder import StompDecoder
 from pyspark_mq.sources.stomp.depth import Questions, QueueInfo
 from pyspark_mq.sources.stomp.errors import subscribe_error
-from pyspark_mq.sources.stomp.frames import MESSAGE, Frame, FrameError, UnreadableHeaders
-from pyspark_mq.sources.stomp.headers import as_text, text, value
+from pyspark_mq.sources.stomp.frames import MESSAGE, Frame, FrameError
+from pyspark_mq.sources.stomp.headers import UnreadableHeaders, as_text, parse, value
 from pyspark_mq.sources.stomp.settling import Settling
 from pyspark_mq.sources.url import BrokerUrl
 
@@ -322,7 +322,7 @@ class StompSession(StompConnection):
         return own_id is not None and not own_id.search(self._id_of(headers) or "")
 
     def _id_of(self, headers: bytes) -> str | None:
-        return text(headers, self._dialect.id_header, self._dialect.last_header)
+        return parse(headers, self._dialect.last_header).get(self._dialect.id_header)
 
     def _unsettled(self, headers: bytes) -> MessageError:
         name = as_text(self._id_of(headers))
