@@ -393,7 +393,7 @@ def together(raws: list[Any]) -> list[MessageBatch]:
     # As frames again, and behind them the beginning of another one.
     data = b"".join(b"MESSAGE" + raw[1] + b"\n" + raw[2] + b"\0\n" for raw in raws) + b"MESSAGE\n"
     dialect = raws[0][3]
-    found, _ = find_frames(data, 0, len(raws), len(raws), dialect.last_header)
+    found, _ = find_frames(data, len(raws), len(raws), dialect.last_header)
     if found is None or len(found.kinds) < len(raws):
         return []
     return [MessageBatch(found, np.array([raw[0] for raw in raws]), dialect)]

@@ -297,20 +297,19 @@ class MessageBatch(RawBatch):
         return pa.concat_arrays(parts).take(pa.array(np.argsort(np.concatenate(places))))
 
 
-def find_frames(data: bytes, at: int, least: int, most: int, last: str) -> tuple[Frames | None, int]:
+def find_frames(data: bytes | bytearray, least: int, most: int, last: str) -> tuple[Frames | None, int]:
     """Find MESSAGE frames that follow each other, each as a whole, and look like one of few layouts.
 
     Args:
-        data: as it was read.
-        at: where the first begins. It ends `len(frames.data)` bytes on, with its NUL.
+        data: as it was read; the first frame begins there. The last ends `len(frames.data)` bytes on, with its NUL.
         least, most: fewer are not looked at, and no more, which bounds what it takes.
         last: the header of which the last entry counts; empty for none.
 
     Returns:
         the frames, None if the first is not to be taken; and how many there seem to be, up to `most`.
     """
-    starts = [at]
-    find, append, place = data.find, starts.append, at
+    starts = [0]
+    find, append, place = data.find, starts.append, 0
     while len(starts) <= most and (found := find(_BETWEEN, place)) >= 0:
         place = found + 2
         append(place)
@@ -321,10 +320,11 @@ def find_frames(data: bytes, at: int, least: int, most: int, last: str) -> tuple
     if ends_here:
         ends = np.append(ends, len(data) - 2)
     count = len(ends)
-    if count < least or int(ends[-1]) - at > count * _FRAME_BYTES_MAX:
+    if count < least or int(ends[-1]) > count * _FRAME_BYTES_MAX:
         return None, count
-    piece = data[at : int(ends[-1]) + 1]
-    return _Finder(piece, begins[:count] - at, ends - at, last, ends_here=ends_here).found(), count
+    with memoryview(data) as view:
+        piece = bytes(view[: int(ends[-1]) + 1])
+    return _Finder(piece, begins[:count], ends, last, ends_here=ends_here).found(), count
 
 
 class _Finder:

@@ -47,7 +47,6 @@ _JOINED_MIN = 16 << 10
 _WINDOW_MAX, _PAUSE_MAX = 1_000, 10_000
 _LENGTH_DIGITS_MAX = 15
 _NUL = 0
-_EOL = b"\r\n"
 _FIRST_LINE = b"MESSAGE\n"
 
 
@@ -88,20 +87,15 @@ class FrameReader:
         Raises:
             FrameError: the bytes are something else.
         """
-        if not self._buffer:
-            return self._cut(data)
         if max(_JOINED_MIN, len(self._buffer)) <= len(data) and not self._malformed:
             # Messages are looked at together from the first on. To do it again takes no longer than what has come.
-            data = bytes(self._buffer) + data
-            self._buffer.clear()
             self._headers, self._scanned, self.held = None, 0, False
-            return self._cut(data)
         self._buffer += data
-        return self._go_on()
+        return self._cut()
 
     def quiet(self) -> Iterator[Frame | Frames]:
         """Take a held message as whole: nothing more of it will come. Like :meth:`feed`."""
-        return self._go_on(quiet=True) if self.held else iter(())
+        return self._cut(quiet=True) if self.held else iter(())
 
     def idle(self) -> Iterator[Frame | Frames]:
         """The broker has nothing more to send: a body that has begun is shorter than its length. Like :meth:`feed`.
@@ -114,7 +108,7 @@ class FrameReader:
         came = len(self._buffer) - body
         if end >= 0:
             self._distrust(f"{came} bytes came of a body of {end - body}")
-        frames = list(self._go_on(quiet=True))
+        frames = list(self._cut(quiet=True))
         yield from frames
         if not frames:
             raise FrameError(f"{came} bytes came of a body, and no end of it")
@@ -124,49 +118,33 @@ class FrameReader:
         """Whether a body has begun and not ended."""
         return self._headers is not None
 
-    def _go_on(self, *, quiet: bool = False) -> Iterator[Frame | Frames]:
-        """Go on with what is in the buffer."""
-        found = self._next(self._buffer, 0, quiet=quiet)
-        if found is None:
-            return
-        frame, end = found
-        with memoryview(self._buffer) as view:
-            data = bytes(view[end:])
-        self._buffer.clear()
-        yield frame
-        yield from self._cut(data)
-
-    def _cut(self, data: bytes) -> Iterator[Frame | Frames]:
-        """The frames in these bytes; what is left goes to the buffer."""
-        position = 0
-        try:
-            while position < len(data):
-                if data[position] in _EOL:  # heartbeats, and ends of lines behind a frame
-                    position += 1
-                    continue
-                if self._together_min and data.startswith(_FIRST_LINE, position):
-                    if not self._alone and (together := self._together(data, position)) is not None:
+    def _cut(self, *, quiet: bool = False) -> Iterator[Frame | Frames]:
+        """Take frames off the buffer; of the first, no more will come if it is quiet."""
+        buffer = self._buffer
+        while buffer:
+            if self._headers is None and not self._scanned:  # nothing is known of what comes next
+                del buffer[: _behind_ends_of_lines(buffer, 0)]
+                if self._together_min and buffer.startswith(_FIRST_LINE):
+                    if not self._alone and (together := self._together()) is not None:
                         self.spoken = True
-                        position += len(together.data)
+                        del buffer[: len(together.data)]
                         yield together
                         continue
                     self._alone -= 1
-                found = self._next(data, position)
-                if found is None:
-                    return
-                frame, position = found
-                yield frame
-        finally:
-            self._keep(data, position)
+            frame = self._next(quiet=quiet)
+            if frame is None:
+                return
+            yield frame
+            quiet = False
 
-    def _together(self, data: bytes, position: int) -> Frames | None:
-        """Return messages that are looked at together from there on; None if the next is to be taken alone.
+    def _together(self) -> Frames | None:
+        """Return messages that are looked at together; None if the next is to be taken alone.
 
         What it takes to try is in proportion to what comes of it: as many are tried as twice those of the last time,
         and each failure in a row doubles how long it is not tried again.
         """
         least = self._together_min
-        found, tried = find_frames(data, position, least, self._window, self._last)
+        found, tried = find_frames(self._buffer, least, self._window, self._last)
         count = 0 if found is None else len(found.kinds)
         if count >= least:
             self._window = min(_WINDOW_MAX, 2 * max(count, least))
@@ -180,23 +158,15 @@ class FrameReader:
             self._alone, self._pause = self._pause, min(_PAUSE_MAX, 2 * self._pause)
         return None
 
-    def _keep(self, data: bytes, position: int) -> None:
-        """The rest, with what is known of it counted from there."""
-        with memoryview(data) as view:
-            self._buffer += view[position:]
-        self._scanned = max(0, self._scanned - position)
-        if self._headers is not None:
-            command, headers, body, end = self._headers
-            self._headers = command, headers, body - position, end - position if end >= 0 else -1
-
     @property
     def rest(self) -> bytes:
         """The start of an incomplete frame, for errors."""
         return bytes(self._buffer[:_SHOWN_BYTES])
 
-    def _next(self, buffer: bytes | bytearray, position: int, *, quiet: bool = False) -> tuple[Frame, int] | None:
-        """The next complete frame and where it ends, if it is there already."""
-        if self._headers is None and not self._read_headers(buffer, position):
+    def _next(self, *, quiet: bool) -> Frame | None:
+        """Take the next frame off the buffer, if it is complete."""
+        buffer = self._buffer
+        if self._headers is None and not self._read_headers():
             return None
         assert self._headers is not None
         command, headers, body, end = self._headers
@@ -206,7 +176,7 @@ class FrameReader:
             self._distrust(f"no end of frame behind a body of {end - body} bytes")
             end = -1
         if end < 0:
-            end = self._find_end(buffer, body, command, quiet=quiet)
+            end = self._find_end(body, command, quiet=quiet)
             if end < 0:
                 return None
         if self._malformed and command == MESSAGE:
@@ -214,7 +184,9 @@ class FrameReader:
             headers.error = self._malformed
         self._headers, self._scanned, self._malformed, self.held = None, 0, "", False
         with memoryview(buffer) as view:
-            return (command, headers, bytes(view[body:end])), end + 1
+            frame = command, headers, bytes(view[body:end])
+        del buffer[: end + 1]
+        return frame
 
     def _distrust(self, why: str) -> None:
         """The length of the frame is wrong: it ends where one without a length would."""
@@ -222,8 +194,9 @@ class FrameReader:
         self._malformed = why
         self._headers = *self._headers[:3], -1
 
-    def _find_end(self, buffer: bytes | bytearray, body: int, command: str, *, quiet: bool) -> int:
+    def _find_end(self, body: int, command: str, *, quiet: bool) -> int:
         """Find the end of a body without a length: the first NUL that a frame follows; -1 if not known yet."""
+        buffer = self._buffer
         end = buffer.find(_NUL, max(body, self._scanned))
         self.held = False
         while end >= 0:
@@ -238,9 +211,11 @@ class FrameReader:
         self._scanned = len(buffer)
         return -1
 
-    def _read_headers(self, buffer: bytes | bytearray, position: int) -> bool:
+    def _read_headers(self) -> bool:
+        """Read the headers of the next frame, if they are complete."""
+        buffer = self._buffer
         # The end may have begun with what came before.
-        since = max(position, self._scanned - 2)
+        since = max(0, self._scanned - 2)
         found = buffer.find(b"\n\n", since)
         body = found + 2
         # The same with carriage returns, which brokers may send and usually do not.
@@ -249,9 +224,9 @@ class FrameReader:
             found, body = returned, returned + 3
         if found < 0:
             self._scanned = len(buffer)
-            _check_start(buffer, position)
+            _check_start(buffer)
             return False
-        command, headers = _block(bytes(buffer[position:found]))
+        command, headers = _block(bytes(buffer[:found]))
         if command not in COMMANDS:
             raise FrameError(f"{command[:_SHOWN_BYTES]!r} is not a frame of a STOMP server")
         self.spoken = True
@@ -265,10 +240,15 @@ class FrameReader:
         return True
 
 
-def _frame_follows(buffer: bytes | bytearray, position: int) -> bool | None:
-    """Return whether another frame begins there, behind ends of lines; None if not known yet."""
+def _behind_ends_of_lines(buffer: bytearray, position: int) -> int:
+    """Return where the next frame begins: there may be heartbeats, and ends of lines behind a frame."""
     found = _ENDS_OF_LINES.match(buffer, position)
-    start = found.end() if found else position
+    return found.end() if found else position
+
+
+def _frame_follows(buffer: bytearray, position: int) -> bool | None:
+    """Return whether another frame begins there, behind ends of lines; None if not known yet."""
+    start = _behind_ends_of_lines(buffer, position)
     begun = bytes(buffer[start : start + _FIRST_LINE_BYTES])
     if begun.startswith(_FIRST_LINES):
         return True
@@ -283,15 +263,15 @@ def _block(data: bytes) -> tuple[str, bytes]:
     return command.decode("utf-8", "surrogateescape"), b"\n" + lines + b"\n" if found else b"\n"
 
 
-def _check_start(buffer: bytes | bytearray, position: int) -> None:
+def _check_start(buffer: bytearray) -> None:
     """A port that speaks something else may never send an empty line.
 
     Raises:
         FrameError: this does.
     """
-    start = bytes(buffer[position : position + 10])
+    start = bytes(buffer[:10])
     line = start.partition(b"\n")[0].rstrip(b"\r").decode("latin-1")
     complete = b"\n" in start
     known = line in COMMANDS if complete else any(command.startswith(line) for command in COMMANDS)
-    if not known or len(buffer) - position > _HEADER_BYTES_MAX:
-        raise FrameError(f"{bytes(buffer[position : position + _SHOWN_BYTES])!r} is not a frame of a STOMP server")
+    if not known or len(buffer) > _HEADER_BYTES_MAX:
+        raise FrameError(f"{bytes(buffer[:_SHOWN_BYTES])!r} is not a frame of a STOMP server")
