@@ -153,9 +153,10 @@ class FrameReader:
             else:  # the next is another one
                 self._alone = 1
             return found
-        self._window, self._alone = 2 * least, max(1, tried)
-        if tried >= least:
-            self._alone, self._pause = self._pause, min(_PAUSE_MAX, 2 * self._pause)
+        if tried < least:  # so many are left of what was read
+            self._alone = max(1, tried)
+        else:
+            self._window, self._alone, self._pause = 2 * least, self._pause, min(_PAUSE_MAX, 2 * self._pause)
         return None
 
     @property
