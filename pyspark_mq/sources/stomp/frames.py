@@ -44,7 +44,7 @@ _SHOWN_BYTES = 40
 #: Of a read that what is left of the one before is put in front of.
 _JOINED_MIN = 16 << 10
 #: Messages that are tried to be looked at together at a time, and that are taken one by one behind failures.
-_WINDOW_MAX, _PAUSE_MAX = 1_000, 10_000
+_TRIED_MAX, _PAUSE_MAX = 1_000, 10_000
 _LENGTH_DIGITS_MAX = 15
 _NUL = 0
 _FIRST_LINE = b"MESSAGE\n"
@@ -66,8 +66,8 @@ class FrameReader:
 
     def __init__(self, together_min: int = 0, last: str = "") -> None:
         self._together_min, self._last = together_min, last
-        #: How many are tried at a time; how many are taken one by one before it is tried again, and after a failure.
-        self._window, self._alone, self._pause = _WINDOW_MAX, 0, together_min
+        #: How many are taken one by one before it is tried again, and after a failure.
+        self._alone, self._pause = 0, together_min
         #: The start of an incomplete frame.
         self._buffer = bytearray()
         #: Of that frame, once they are complete: command, headers, where the body is and where it ends, -1 at a NUL.
@@ -140,14 +140,13 @@ class FrameReader:
     def _together(self) -> Frames | None:
         """Return messages that are looked at together; None if the next is to be taken alone.
 
-        What it takes to try is in proportion to what comes of it: as many are tried as twice those of the last time,
-        and each failure in a row doubles how long it is not tried again.
+        What it takes to try is in proportion to what comes of it: each failure in a row doubles for how many it is
+        not tried again.
         """
         least = self._together_min
-        found, tried = find_frames(self._buffer, least, self._window, self._last)
+        found, tried = find_frames(self._buffer, least, _TRIED_MAX, self._last)
         count = 0 if found is None else len(found.kinds)
         if count >= least:
-            self._window = min(_WINDOW_MAX, 2 * max(count, least))
             if count == tried:
                 self._pause = least
             else:  # the next is another one
@@ -156,7 +155,7 @@ class FrameReader:
         if tried < least:  # so many are left of what was read
             self._alone = max(1, tried)
         else:
-            self._window, self._alone, self._pause = 2 * least, self._pause, min(_PAUSE_MAX, 2 * self._pause)
+            self._alone, self._pause = self._pause, min(_PAUSE_MAX, 2 * self._pause)
         return None
 
     @property
