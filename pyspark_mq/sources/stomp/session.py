@@ -252,17 +252,14 @@ class StompSession(StompConnection):
         append, handles, dialect = self.sink.inbox.append, self._settling.open, self._dialect
         try:
             for item in frames:
-                if isinstance(item, Frames):
-                    if self._are_plain(item):
-                        tags = np.arange(tag + 1, tag + 1 + len(item.kinds))
-                        handles.update(zip(tags.tolist(), item.values(_ACK), strict=True))
-                        batch = MessageBatch(item, tags, dialect)
-                        append(batch)
-                        tag, size = int(tags[-1]), size + int(batch.sizes.sum())
-                        continue
-                    alone: Iterable[Frame] = ((MESSAGE, headers, body) for headers, body in item.cut())
-                else:
-                    alone = (item,)
+                if isinstance(item, Frames) and self._are_plain(item):
+                    tags = np.arange(tag + 1, tag + 1 + len(item.kinds))
+                    handles.update(zip(tags.tolist(), item.values(_ACK), strict=True))
+                    batch = MessageBatch(item, tags, dialect)
+                    append(batch)
+                    tag, size = int(tags[-1]), size + int(batch.sizes.sum())
+                    continue
+                alone = ((MESSAGE, *one) for one in item.cut()) if isinstance(item, Frames) else (item,)
                 for command, headers, body in alone:
                     if command != MESSAGE:
                         self._answered(command, headers, body)
@@ -310,27 +307,20 @@ class StompSession(StompConnection):
         return refused is None
 
     def _refused(self, headers: bytes, *, first: bool) -> MqError | None:
-        """Return why a message cannot be taken in, if it cannot."""
+        """Return why a message cannot be taken in, if it cannot: it is of a stream, or hides the broker's own ID."""
         if first and _STREAM_OFFSET in headers:
             return self._refuse_stream(COPIED)
-        foreign = self._foreign and self._foreign in headers
-        return self._unsettled(headers) if foreign and self._is_hidden(headers) else None
-
-    def _is_hidden(self, headers: bytes) -> bool:
-        """Return whether the broker's own ID is hidden."""
         own_id = self._dialect.own_id
-        return own_id is not None and not own_id.search(self._id_of(headers) or "")
-
-    def _id_of(self, headers: bytes) -> str | None:
-        return parse(headers, self._dialect.last_header).get(self._dialect.id_header)
-
-    def _unsettled(self, headers: bytes) -> MessageError:
-        name = as_text(self._id_of(headers))
+        if own_id is None or not self._foreign or self._foreign not in headers:
+            return None
+        found = parse(headers, self._dialect.last_header).get(self._dialect.id_header)
+        if own_id.search(found or ""):
+            return None
         return MessageError(
             f"{self.endpoint.destination} holds a message that came over AMQP 1.0 with its producer's ID, "
-            f"{name!r}: the broker cannot take its acknowledgement over STOMP if that is its message-id, and shows no "
-            "other if it is a property of that name. It stays in the queue. Read the queue with protocol 'amqp-1.0' "
-            "and a new checkpointLocation, or have the producer send no message-id"
+            f"{as_text(found)!r}: the broker cannot take its acknowledgement over STOMP if that is its message-id, and "
+            "shows no other if it is a property of that name. It stays in the queue. Read the queue with protocol "
+            "'amqp-1.0' and a new checkpointLocation, or have the producer send no message-id"
         )
 
     def _arrived(self, deliveries: int, size: int) -> None:
