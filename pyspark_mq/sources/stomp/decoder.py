@@ -23,10 +23,11 @@ from pyspark_mq.sources.connections.decoder import (
     Unreadable,
     column_of,
 )
+from pyspark_mq.sources.connections.spans import distinct
 from pyspark_mq.sources.stomp.batch import Deliveries, Message, MessageBatch, Raw
 from pyspark_mq.sources.stomp.headers import UnreadableHeaders, as_text, parse
 
-__all__ = ["StompDecoder", "whole_number"]
+__all__ = ["StompDecoder"]
 
 _MESSAGE_ID = IdSource("message-id")
 
@@ -61,15 +62,6 @@ def _lasting(block: bytes) -> bytes:
     return b"\n".join(lines)
 
 
-def whole_number(text: str | None, maximum: int) -> int | None:
-    """The number in a header, from 0 to `maximum`, or None."""
-    # Python refuses to convert thousands of digits.
-    if text is None or not (text.isascii() and text.isdigit()) or len(text) > 19:
-        return None
-    value = int(text)
-    return value if value <= maximum else None
-
-
 def _dialect(raws: Sequence[Raw]) -> StompDialect:
     """That of the broker, which is one."""
     return raws.dialect if isinstance(raws, MessageBatch) else raws[0][3]
@@ -83,7 +75,7 @@ def _messages(raws: Sequence[Raw]) -> list[Message]:
 
 def _texts(raws: Sequence[Raw], name: str) -> list[str | None]:
     """A header of any name."""
-    together = raws.texts(name) if isinstance(raws, MessageBatch) else None
+    together = raws.text(name) if isinstance(raws, MessageBatch) else None
     found = [message.headers.get(name) for message in _messages(raws)] if together is None else together.to_pylist()
     return list(found)
 
@@ -99,20 +91,13 @@ def _column(alone: Callable[[Message], Any], together: Callable[[MessageBatch], 
     return lambda raws: column(raws) if raws else []
 
 
+def _read(read: Callable[[Any], Any]) -> Column:
+    """Make a column that is read of a message as it is of a batch."""
+    return _column(read, read)
+
+
 def _text_column(name: str) -> Column:
-    return _column(lambda message: _shown(message, name), lambda batch: batch.texts(name))
-
-
-def _shown(message: Message, name: str) -> str | None:
-    return as_text(message.headers.get(name))
-
-
-def _number(message: Message, name: str, maximum: int) -> int | None:
-    return whole_number(message.headers.get(name), maximum)
-
-
-def _long_number(message: Message, name: str) -> int | None:
-    return _number(message, name, INT64_MAX)
+    return _read(lambda some: some.text(name))
 
 
 def _properties(message: Message) -> list[tuple[str, str | None]]:
@@ -130,58 +115,45 @@ def _properties_of(batch: MessageBatch) -> Any:
     return batch.others(_NAMED | batch.dialect.internal_headers, batch.dialect.internal_prefixes)
 
 
-def _timestamp_us(message: Message) -> int | None:
-    unit = message.dialect.timestamp_us
-    moment = _number(message, "timestamp", INT64_MAX // unit)
-    return None if moment is None else moment * unit
-
-
-def _timestamps_of(batch: MessageBatch) -> Any:
-    unit = batch.dialect.timestamp_us
-    moments = batch.numbers("timestamp", INT64_MAX // unit)
-    return None if moments is None else pc.multiply(moments, unit)
+def _timestamp_us(some: Any) -> Any:
+    return some.number("timestamp", INT64_MAX, some.dialect.timestamp_us)
 
 
 def _expiration_us(message: Message) -> int | None:
     expires_header = message.dialect.expires_header
     if expires_header:
-        moment_ms = _number(message, expires_header, INT64_MAX // 1000)
-        return moment_ms * 1000 if moment_ms else None
+        return message.number(expires_header, INT64_MAX, 1000) or None
     # A time to live in milliseconds, counted from publishing, as in AMQP 0-9-1.
-    published_us, lives_ms = _timestamp_us(message), _number(message, "expiration", INT64_MAX // 1000)
-    if published_us is None or lives_ms is None:
+    published_us, lives_us = _timestamp_us(message), message.number("expiration", INT64_MAX, 1000)
+    if published_us is None or lives_us is None:
         return None
-    moment_us = published_us + lives_ms * 1000
+    moment_us: int = published_us + lives_us
     return moment_us if moment_us <= INT64_MAX else None
 
 
 def _expirations_of(batch: MessageBatch) -> Any:
     expires_header = batch.dialect.expires_header
     if not expires_header:
-        return None if batch.has("expiration") and batch.has("timestamp") else batch.nothing()
-    moments = batch.numbers(expires_header, INT64_MAX // 1000)
-    return None if moments is None else pc.multiply(pc.if_else(pc.equal(moments, 0), None, moments), 1000)
+        return None if {"expiration", "timestamp"} <= batch.frames.fields.keys() else batch.nothing()
+    moments = batch.number(expires_header, INT64_MAX, 1000)
+    return None if moments is None else pc.if_else(pc.equal(moments, 0), None, moments)
 
 
-def _redelivered(message: Message) -> bool:
-    return message.headers.get("redelivered") == "true"
-
-
-def _are_redelivered(batch: MessageBatch) -> pa.Array:
-    return batch.are("redelivered", b"true")
+def _redelivered(some: Any) -> Any:
+    return some.has("redelivered", "true")
 
 
 def _persistent(message: Message) -> bool | None:
-    found = message.headers.get("persistent")
     # Without it a message is not; of one whose headers cannot be read it may be among them.
-    return None if found is None and isinstance(message.block, UnreadableHeaders) else found == "true"
+    is_unknown = isinstance(message.block, UnreadableHeaders) and "persistent" not in message.headers
+    return None if is_unknown else message.has("persistent", "true")
 
 
 def _delivery_count(message: Message) -> int | None:
     count_header = message.dialect.count_header
     if not count_header:
         return None
-    before = _number(message, count_header, INT32_MAX - 1)
+    before = message.number(count_header, INT32_MAX - 1)
     if before is not None:
         return before + 1
     return None if _redelivered(message) else 1
@@ -190,10 +162,10 @@ def _delivery_count(message: Message) -> int | None:
 def _delivery_counts_of(batch: MessageBatch) -> Any:
     if not batch.dialect.count_header:
         return batch.nothing()
-    counts = batch.numbers(batch.dialect.count_header, INT32_MAX - 1)
+    counts = batch.number(batch.dialect.count_header, INT32_MAX - 1)
     if counts is None:
         return None
-    uncounted = pc.if_else(_are_redelivered(batch), pa.scalar(None, pa.int64()), 1)
+    uncounted = pc.if_else(_redelivered(batch), pa.scalar(None, pa.int64()), 1)
     return pc.coalesce(pc.add(counts, 1), uncounted)
 
 
@@ -206,8 +178,11 @@ def _routing_column(part: int) -> Column:
     def of_batch(batch: MessageBatch) -> Picked | None:
         if not batch.dialect.routed:
             return batch.nothing()
-        found = batch.distinct("destination")
-        return None if found is None else Picked([_routing(where)[part] for where in found[0]], found[1])
+        found = batch.text("destination")
+        if found is None:
+            return None
+        destinations, rows = distinct(found)
+        return Picked([_routing(where)[part] for where in destinations], rows)
 
     def of_message(message: Message) -> str | None:
         return _routing(message.headers.get("destination"))[part] if message.dialect.routed else None
@@ -226,25 +201,29 @@ def _routing(destination: str | None) -> tuple[str | None, str | None]:
     return None, None
 
 
-def _first_of(names: str, alone: Callable[[Message, str], Any], together: Callable[[MessageBatch, str], Any]) -> Column:
+def _first_of(names: str, read: Callable[[Any, str], Any]) -> Column:
     """Make a column of the first of several headers that has a value.
 
     Args:
         names: what the dialect calls them.
-        alone, together: a header of a message, and of a batch; see :func:`_column`.
+        read: a header of a message, or of a batch.
     """
 
     def of_message(message: Message) -> Any:
-        values = (alone(message, name) for name in getattr(message.dialect, names))
+        values = (read(message, name) for name in getattr(message.dialect, names))
         return next((value for value in values if value is not None), None)
 
     def of_batch(batch: MessageBatch) -> Any:
-        columns = [together(batch, name) for name in getattr(batch.dialect, names) if batch.has(name)]
+        columns = [read(batch, name) for name in getattr(batch.dialect, names) if name in batch.frames.fields]
         if not columns:
             return batch.nothing()
         return None if any(column is None for column in columns) else pc.coalesce(*columns)
 
     return _column(of_message, of_batch)
+
+
+def _first_text_of(names: str) -> Column:
+    return _first_of(names, lambda some, name: some.text(name))
 
 
 class StompDecoder(Decoder):
@@ -279,11 +258,8 @@ class StompDecoder(Decoder):
         """The broker's ID where it gives one, or the producer's; None where a property hides the broker's."""
         if not raws:
             return []
-        dialect, name = _dialect(raws), source.name
-        if source.kind == "message-id":
-            name = dialect.id_header
-        elif source.kind == "correlation-id":
-            name = source.kind
+        dialect = _dialect(raws)
+        name = {"message-id": dialect.id_header, "correlation-id": "correlation-id"}.get(source.kind, source.name)
         ids = [value if value is None or value.isascii() else _id(value) for value in _texts(raws, name)]
         if source.kind != "message-id":
             return ids
@@ -321,24 +297,19 @@ class StompDecoder(Decoder):
             "replyTo": _text_column("reply-to"),
             "contentType": _text_column("content-type"),
             "type": _text_column("type"),
-            "priority": _column(
-                lambda message: _number(message, "priority", INT32_MAX),
-                lambda batch: batch.numbers("priority", INT32_MAX),
-            ),
-            "timestamp": _column(_timestamp_us, _timestamps_of),
+            "priority": _read(lambda some: some.number("priority", INT32_MAX)),
+            "timestamp": _read(_timestamp_us),
             "expiration": _column(_expiration_us, _expirations_of),
-            "redelivered": _column(_redelivered, _are_redelivered),
+            "redelivered": _read(_redelivered),
             "deliveryCount": _column(_delivery_count, _delivery_counts_of),
             "routingKey": _routing_column(1),
             "exchange": _routing_column(0),
-            "userId": _first_of("user_id", _shown, MessageBatch.texts),
-            "appId": _first_of("app_id", _shown, MessageBatch.texts),
-            "contentEncoding": _first_of("content_encoding", _shown, MessageBatch.texts),
-            "persistent": _column(_persistent, lambda batch: batch.are("persistent", b"true")),
-            "groupId": _first_of("group_id", _shown, MessageBatch.texts),
-            "groupSequence": _first_of(
-                "group_sequence", _long_number, lambda batch, name: batch.numbers(name, INT64_MAX)
-            ),
+            "userId": _first_text_of("user_id"),
+            "appId": _first_text_of("app_id"),
+            "contentEncoding": _first_text_of("content_encoding"),
+            "persistent": _column(_persistent, lambda batch: batch.has("persistent", "true")),
+            "groupId": _first_text_of("group_id"),
+            "groupSequence": _first_of("group_sequence", lambda some, name: some.number(name, INT64_MAX)),
         }
     )
 
