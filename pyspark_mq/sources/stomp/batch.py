@@ -280,24 +280,18 @@ class MessageBatch(RawBatch):
             hidden: names to leave out.
             prefixes: how further names begin that are left out.
         """
-        made: dict[str, pa.Array] = {}
+        shown = [name for name in self.frames.fields if name not in hidden and not name.startswith(prefixes)]
+        texts: dict[str, Any] = {name: self.text(name) for name in shown}
+        if any(found is None for found in texts.values()):
+            return None
         parts, places = [], []
         for kind, layout in enumerate(self.frames.layouts):
             rows = np.flatnonzero(self.frames.kinds == kind)
-            if not len(rows):
-                continue
-            columns = []
-            for name in dict.fromkeys(reversed(layout)):  # in the order of `parse`
-                if name in hidden or name.startswith(prefixes):
-                    continue
-                if name not in made:
-                    found = self.text(name)
-                    if found is None:
-                        return None
-                    made[name] = found
-                columns.append((name, made[name] if len(rows) == len(self) else made[name].take(pa.array(rows))))
-            parts.append(maps(columns, len(rows)))
-            places.append(rows)
+            if len(rows):
+                names = [name for name in dict.fromkeys(reversed(layout)) if name in texts]  # in the order of `parse`
+                of_layout = pa.array(rows)
+                parts.append(maps([(name, texts[name].take(of_layout)) for name in names], len(rows)))
+                places.append(rows)
         if len(parts) == 1:
             return parts[0]
         return pa.concat_arrays(parts).take(pa.array(np.argsort(np.concatenate(places))))

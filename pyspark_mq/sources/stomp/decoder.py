@@ -201,12 +201,12 @@ def _routing(destination: str | None) -> tuple[str | None, str | None]:
     return None, None
 
 
-def _first_of(names: str, read: Callable[[Any, str], Any]) -> Column:
+def _first_of(names: str, read: Callable[[Any, str], Any] = lambda some, name: some.text(name)) -> Column:
     """Make a column of the first of several headers that has a value.
 
     Args:
         names: what the dialect calls them.
-        read: a header of a message, or of a batch.
+        read: a header of a message, or of a batch; otherwise it is a text.
     """
 
     def of_message(message: Message) -> Any:
@@ -220,10 +220,6 @@ def _first_of(names: str, read: Callable[[Any, str], Any]) -> Column:
         return None if any(column is None for column in columns) else pc.coalesce(*columns)
 
     return _column(of_message, of_batch)
-
-
-def _first_text_of(names: str) -> Column:
-    return _first_of(names, lambda some, name: some.text(name))
 
 
 class StompDecoder(Decoder):
@@ -304,11 +300,11 @@ class StompDecoder(Decoder):
             "deliveryCount": _column(_delivery_count, _delivery_counts_of),
             "routingKey": _routing_column(1),
             "exchange": _routing_column(0),
-            "userId": _first_text_of("user_id"),
-            "appId": _first_text_of("app_id"),
-            "contentEncoding": _first_text_of("content_encoding"),
+            "userId": _first_of("user_id"),
+            "appId": _first_of("app_id"),
+            "contentEncoding": _first_of("content_encoding"),
             "persistent": _column(_persistent, lambda batch: batch.has("persistent", "true")),
-            "groupId": _first_text_of("group_id"),
+            "groupId": _first_of("group_id"),
             "groupSequence": _first_of("group_sequence", lambda some, name: some.number(name, INT64_MAX)),
         }
     )
