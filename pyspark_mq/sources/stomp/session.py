@@ -60,7 +60,7 @@ _ACK = "ack"
 #: A frame without a message, where a subscription that browses has come to the end (ActiveMQ Classic).
 _BROWSED = b"\nbrowser:end"
 #: Header of each message of a stream.
-_STREAM_OFFSET = b"\nx-stream-offset:"
+_STREAM_OFFSET = "x-stream-offset"
 _SUBSCRIBED = "subscribed"
 _DISCONNECTED = "disconnected"
 
@@ -252,14 +252,15 @@ class StompSession(StompConnection):
         append, handles, dialect = self.sink.inbox.append, self._settling.open, self._dialect
         try:
             for item in frames:
-                if isinstance(item, Frames) and self._are_plain(item):
-                    tags = np.arange(tag + 1, tag + 1 + len(item.kinds))
-                    handles.update(zip(tags.tolist(), item.values(_ACK), strict=True))
-                    batch = MessageBatch(item, tags, dialect)
+                alone: Iterable[Frame] = ()
+                if not isinstance(item, Frames):
+                    alone = (item,)
+                elif self._are_plain(batch := MessageBatch(item, np.arange(len(item.kinds)) + tag + 1, dialect)):
+                    handles.update(zip(batch.tags.tolist(), item.values(_ACK), strict=True))
                     append(batch)
-                    tag, size = int(tags[-1]), size + int(batch.sizes.sum())
-                    continue
-                alone = ((MESSAGE, *one) for one in item.cut()) if isinstance(item, Frames) else (item,)
+                    tag, size = tag + len(batch), size + int(batch.sizes.sum())
+                else:
+                    alone = ((MESSAGE, *one) for one in item.cut())
                 for command, headers, body in alone:
                     if command != MESSAGE:
                         self._answered(command, headers, body)
@@ -278,14 +279,14 @@ class StompSession(StompConnection):
                 deliveries, self._tag = tag - self._tag, tag
                 self._arrived(deliveries, size)
 
-    def _are_plain(self, frames: Frames) -> bool:
+    def _are_plain(self, batch: MessageBatch) -> bool:
         """Whether all are messages of the queue, and none has to be looked at for what may be wrong with it."""
-        foreign = self._dialect.foreign_prefix
+        questions, names, foreign = self._questions, batch.frames.fields, self._dialect.foreign_prefix
         return not (
-            not self._tag
+            (not self._tag and _STREAM_OFFSET in names)
             or self.options.browses
-            or (foreign and any(name.startswith(foreign) for name in frames.fields))
-            or (self._questions is not None and self._questions.subscribed and self._questions.mark in frames.data)
+            or (foreign and any(name.startswith(foreign) for name in names) and self.decoder.hidden(batch))
+            or (questions is not None and questions.subscribed and questions.mark in batch.frames.data)
         )
 
     def _is_of_queue(self, tag: int, headers: bytes, body: bytes) -> bool:
@@ -308,7 +309,7 @@ class StompSession(StompConnection):
 
     def _refused(self, headers: bytes, *, first: bool) -> MqError | None:
         """Return why a message cannot be taken in, if it cannot: it is of a stream, or hides the broker's own ID."""
-        if first and _STREAM_OFFSET in headers:
+        if first and f"\n{_STREAM_OFFSET}:".encode() in headers:
             return self._refuse_stream(COPIED)
         own_id = self._dialect.own_id
         if own_id is None or not self._foreign or self._foreign not in headers:
