@@ -68,7 +68,7 @@ class FrameReader:
         self._together_min, self._last = together_min, last
         #: How many are taken one by one before it is tried again, and after a failure.
         self._alone, self._pause = 0, together_min
-        #: The start of an incomplete frame.
+        #: What has come and is no frame yet; between reads, the start of an incomplete one.
         self._buffer = bytearray()
         #: Of that frame, once they are complete: command, headers, where the body is and where it ends, -1 at a NUL.
         self._headers: tuple[str, bytes, int, int] | None = None
