@@ -12,7 +12,7 @@ from pyspark_mq.dedup import IdSource
 from pyspark_mq.sources.connections.decoder import ROW_BYTES
 from pyspark_mq.sources.connections.session import SessionLostError
 from pyspark_mq.sources.endpoint import Tls
-from pyspark_mq.sources.stomp.headers import text
+from pyspark_mq.sources.stomp.headers import parse
 from pyspark_mq.sources.url import parse_urls
 from testbed.process import poll
 from tests.support.cells import LiveCell, SessionRun
@@ -216,7 +216,7 @@ def test_a_property_of_the_name_ack_settles_no_other_message(cell: LiveCell, ove
     cell.publish(1)
     with cell.session() as session:
         session.take(1, window=10)
-        handle = text(session.raws[0][1], "ack")
+        handle = parse(session.raws[0][1])["ack"]
         cell.node.publish(cell.queue, [b"x"], ids=[None], headers={"ack": handle}, protocol=over)
         assert session.turn(lambda: len(session.raws) == 2)
         first, second = session.tags()

@@ -6,11 +6,12 @@ Whatever bytes come, in whatever pieces: the same frames, columns, IDs and refus
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from time import process_time
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import assume, example, given, settings
@@ -19,8 +20,7 @@ from hypothesis import strategies as st
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.dedup import IdSource
 from pyspark_mq.sources.connections.decoder import Picked
-from pyspark_mq.sources.stomp import decoder as decoder_module
-from pyspark_mq.sources.stomp.batch import Frames, MessageBatch
+from pyspark_mq.sources.stomp.batch import Frames, MessageBatch, find_frames
 from pyspark_mq.sources.stomp.decoder import StompDecoder
 from pyspark_mq.sources.stomp.frames import FrameError, FrameReader, UnreadableHeaders
 from pyspark_mq.sources.stomp.headers import parse, value
@@ -168,13 +168,6 @@ def streams(draw: st.DrawFn) -> tuple[list[Written], list[bytes], list[bytes]]:
 def pieces(draw: st.DrawFn) -> list[bytes]:
     """Whatever may come, in pieces."""
     return cut(draw, draw(anything))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _few_are_looked_at_together() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decoder_module, "TOGETHER_MIN", 1)
-        yield
 
 
 def read(some: Sequence[bytes]) -> tuple[list[Any], bool]:
@@ -393,9 +386,22 @@ def values_of(column: Any) -> list[Any]:
     return list(column.to_pylist()) if isinstance(column, pa.Array) else list(column)
 
 
+def together(raws: list[Any]) -> list[MessageBatch]:
+    """The same deliveries as a batch, if they are alike enough."""
+    if not raws or any(type(raw[1]) is UnreadableHeaders for raw in raws):
+        return []
+    # As frames again, and behind them the beginning of another one.
+    data = b"".join(b"MESSAGE" + raw[1] + b"\n" + raw[2] + b"\0\n" for raw in raws) + b"MESSAGE\n"
+    dialect = raws[0][3]
+    found, _ = find_frames(data, len(raws), len(raws), dialect.last_header)
+    if found is None or len(found.kinds) < len(raws):
+        return []
+    return [MessageBatch(found, np.array([raw[0] for raw in raws]), dialect)]
+
+
 def same_columns(raws: list[Any], plain: list[Delivery]) -> None:
     decoder = StompDecoder()
-    for given_raws in (raws, decoder.batch(raws, list(decoder.columns)), decoder.batch(raws, ["body", "priority"])):
+    for given_raws in (raws, decoder.batch(raws, list(decoder.columns)), *together(raws)):
         assert decoder.tags(given_raws) == [one.tag for one in plain]
         assert decoder.bodies(given_raws) == [one.body for one in plain]
         if isinstance(given_raws, MessageBatch):

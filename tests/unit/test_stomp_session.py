@@ -13,7 +13,8 @@ import pytest
 
 from pyspark_mq.errors import BrokerUnavailableError, MessageError
 from pyspark_mq.sources.connections.session import KEEP_ALIVE_READ_S, SessionLostError, SessionOptions, Sink
-from pyspark_mq.sources.stomp.frames import UnreadableHeaders
+from pyspark_mq.sources.stomp.batch import TOGETHER_MIN
+from pyspark_mq.sources.stomp.frames import FrameReader, UnreadableHeaders
 from pyspark_mq.sources.stomp.session import StompSession
 from pyspark_mq.spark_source.options import parse_options
 from tests.support.receiving import failure, receive
@@ -196,3 +197,18 @@ def test_silence_and_pauses_go_by_the_clock_that_a_session_is_given() -> None:
                 session.run(0.1)
         finally:
             session.close()
+
+
+@pytest.mark.parametrize("hides", [False, True])
+def test_messages_of_another_protocol_stay_together_unless_one_hides_the_id_of_the_broker(hides: bool) -> None:
+    ids = [b"ID\\chost-1\\c1\\c1\\c1\\c%d" % number for number in range(100)]
+    if hides:
+        ids[60] = b"mine"
+    head = b"MESSAGE\nack:1\nJMS_AMQP_NATIVE:true\nmessage-id:%b\ncontent-length:0\n\n\0\n"
+    options = {"broker": "activemq", "url": "stomp://localhost", "queue": "q"}
+    session = StompSession(parse_options(options).settings.endpoint, 1, Sink())
+    session._take(FrameReader(TOGETHER_MIN).feed(b"".join(head % one for one in ids)))
+    assert len(session.sink.inbox) == (60 if hides else 1)
+    if hides:
+        with pytest.raises(MessageError, match="'mine'"):
+            session.run(0)

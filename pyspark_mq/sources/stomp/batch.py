@@ -23,12 +23,13 @@ import pyarrow.compute as pc
 
 from pyspark_mq.brokers.base import StompDialect
 from pyspark_mq.sources.connections.decoder import ROW_BYTES, RawBatch
-from pyspark_mq.sources.connections.spans import binary, distinct, maps, text
+from pyspark_mq.sources.connections.spans import binary, maps, text
+from pyspark_mq.sources.stomp.headers import as_text, parse
 
-__all__ = ["TOGETHER_MIN", "Frames", "MessageBatch", "Raw", "find_frames"]
+__all__ = ["TOGETHER_MIN", "Deliveries", "Frames", "Message", "MessageBatch", "Raw", "find_frames"]
 
-#: Fewer messages are cut and made into columns one by one in the same time.
-TOGETHER_MIN = 100
+#: Fewer messages are cut and made into columns one by one in the same time (measured: 30 to 40).
+TOGETHER_MIN = 40
 
 #: (tag, block of headers, body, how the broker speaks)
 Raw: TypeAlias = "tuple[int, bytes, bytes, StompDialect]"
@@ -40,6 +41,8 @@ _LAST = b"\0\n"
 _EOL, _NUL, _RETURN = b"\n\0\r"
 _LENGTH = "content-length"
 _DIGITS_MAX = 9
+#: As many digits as any 64-bit number without a sign may have.
+_NUMBER_DIGITS_MAX = 19
 #: With larger frames, on average, it takes longer to look for the ends of lines in bodies than it saves.
 _FRAME_BYTES_MAX = 2_048
 #: Layouts of headers that are looked for, and the share of the frames that each has to have at least.
@@ -48,26 +51,64 @@ _LAYOUTS_MAX, _SHARE_MIN = 3, 8
 _HEADERS_MAX, _NAME_BYTES_MAX = 64, 256
 
 
+class Message(NamedTuple):
+    """A message that is looked at alone.
+
+    Attributes:
+        block: of its headers.
+        headers: all of them, see :func:`.parse`.
+        dialect: how the broker speaks.
+    """
+
+    block: bytes
+    headers: Mapping[str, str]
+    dialect: StompDialect
+
+    def text(self, name: str) -> str | None:
+        """Return a header as a text, None if there is none."""
+        return as_text(self.headers.get(name))
+
+    def number(self, name: str, maximum: int, unit: int = 1) -> int | None:
+        """Return a header that is a whole number of units, None if it is none or comes to more than `maximum`."""
+        found = self.headers.get(name, "")
+        # Python refuses to convert thousands of digits.
+        if not (found.isascii() and found.isdigit()) or len(found) > _NUMBER_DIGITS_MAX:
+            return None
+        return number if (number := int(found) * unit) <= maximum else None
+
+    def has(self, name: str, value: str) -> bool:
+        """Whether a header is there and has this value."""
+        return self.headers.get(name) == value
+
+
+class Deliveries(list[Raw]):
+    """Deliveries one by one."""
+
+    @cached_property
+    def messages(self) -> list[Message]:
+        """The message of each, whose headers are parsed once for all columns."""
+        return [Message(block, parse(block, dialect.last_header), dialect) for _, block, _, dialect in self]
+
+
 class Field(NamedTuple):
     """A header of many messages.
 
     Attributes:
         begins, ends: of each value.
-        present: whether each message has it; None if all have.
+        present: whether each message has it.
     """
 
     begins: Any
     ends: Any
-    present: Any | None
+    present: Any
 
     @classmethod
     def of(cls, count: int, parts: Sequence[tuple[Any, Field]]) -> Field:
         """Make one of so many messages of parts, each with the places of its messages."""
         begins, ends, present = np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, bool)
         for places, part in parts:
-            begins[places], ends[places] = part.begins, part.ends
-            present[places] = True if part.present is None else part.present
-        return cls(begins, ends, None if present.all() else present)
+            begins[places], ends[places], present[places] = part
+        return cls(begins, ends, present)
 
 
 class Frames(NamedTuple):
@@ -90,10 +131,7 @@ class Frames(NamedTuple):
 
     def taken(self, places: slice) -> Frames:
         """Some of them."""
-        fields = {
-            name: Field(begins[places], ends[places], None if present is None else present[places])
-            for name, (begins, ends, present) in self.fields.items()
-        }
+        fields = {name: Field(*(part[places] for part in field)) for name, field in self.fields.items()}
         return Frames(self.data, self.spans[:, places], self.layouts, self.kinds[places], fields)
 
     def cut(self) -> Iterator[tuple[bytes, bytes]]:
@@ -113,8 +151,6 @@ class Frames(NamedTuple):
     @classmethod
     def of(cls, parts: Sequence[Frames]) -> Frames:
         """Make one of several."""
-        if len(parts) == 1:
-            return parts[0]
         pieces: list[bytes] = []
         starts = []
         start = end = 0
@@ -179,10 +215,12 @@ class MessageBatch(RawBatch):
         return iter(self.alone)
 
     @cached_property
-    def alone(self) -> list[Raw]:
+    def alone(self) -> Deliveries:
         """The deliveries one by one, for what cannot be looked at together."""
         tags = self.tags.tolist()
-        return [(tag, block, body, self.dialect) for tag, (block, body) in zip(tags, self.frames.cut(), strict=True)]
+        return Deliveries(
+            (tag, block, body, self.dialect) for tag, (block, body) in zip(tags, self.frames.cut(), strict=True)
+        )
 
     @property
     def sizes(self) -> Any:
@@ -196,16 +234,12 @@ class MessageBatch(RawBatch):
         """Return bodies as an array of Arrow."""
         return binary(self.frames.data, self.frames.spans[2], self.frames.spans[3])
 
-    def has(self, name: str) -> bool:
-        """Whether any delivery has a header."""
-        return name in self.frames.fields
-
     def _written(self, name: str) -> pa.Array:
         """Return a header as it is written, null where there is none."""
         field = self.frames.fields.get(name)
         return pa.nulls(len(self), pa.binary()) if field is None else binary(self.frames.data, *field)
 
-    def texts(self, name: str) -> pa.Array | None:
+    def text(self, name: str) -> pa.Array | None:
         """Return a header as texts; None if one is no text, or has escapes of other characters than colons."""
         try:
             found = text(self._written(name))
@@ -219,27 +253,25 @@ class MessageBatch(RawBatch):
         # Behind the last of a value's characters the next value begins, whose `c` makes no escape of a backslash there.
         return pc.replace_substring(found, "\\c", ":") if escapes == written.count(b"\\c") else None
 
-    def numbers(self, name: str, maximum: int) -> pa.Array | None:
-        """Return a header that is a whole number, null where it is none; None if those have to be looked at."""
+    def number(self, name: str, maximum: int, unit: int = 1) -> pa.Array | None:
+        """Return a header as :meth:`Message.number` does; None if a number has to be looked at alone."""
         found = self._written(name)
         if found.null_count == len(found):
             return pa.nulls(len(found), pa.int64())
         content = np.frombuffer(found.buffers()[2] or b"", np.uint8)
         lengths = pc.min_max(pc.binary_length(found)).as_py()
-        # As many digits as any 64-bit number without a sign may have, and nothing else.
-        if not 1 <= lengths["min"] <= lengths["max"] <= 19 or content.min() < ord("0") or content.max() > ord("9"):
+        if not 1 <= lengths["min"] <= lengths["max"] <= _NUMBER_DIGITS_MAX:
+            return None
+        if content.min() < ord("0") or content.max() > ord("9"):
             return None
         values = found.cast(pa.string()).cast(pa.uint64())
-        return pc.if_else(pc.less_equal(values, pa.scalar(maximum, pa.uint64())), values, None).cast(pa.int64())
+        known = pc.less_equal(values, pa.scalar(maximum // unit, pa.uint64()))
+        numbers = pc.if_else(known, values, None).cast(pa.int64())
+        return numbers if unit == 1 else pc.multiply(numbers, unit)
 
-    def are(self, name: str, value: bytes) -> pa.Array:
+    def has(self, name: str, value: str) -> pa.Array:
         """Return whether a header is there and has this value."""
-        return pc.equal(self._written(name), pa.scalar(value)).fill_null(False)
-
-    def distinct(self, name: str) -> tuple[list[str | None], Any] | None:
-        """Return a header as :func:`.distinct` does; None if one has to be looked at alone."""
-        found = self.texts(name)
-        return None if found is None else distinct(found)
+        return pc.equal(self._written(name), pa.scalar(value.encode())).fill_null(False)
 
     def others(self, hidden: Collection[str], prefixes: tuple[str, ...]) -> pa.Array | None:
         """Return headers but some as maps of texts; None if those have to be looked at one by one.
@@ -248,46 +280,37 @@ class MessageBatch(RawBatch):
             hidden: names to leave out.
             prefixes: how further names begin that are left out.
         """
-        made: dict[str, pa.Array] = {}
+        shown = [name for name in self.frames.fields if name not in hidden and not name.startswith(prefixes)]
+        texts: dict[str, Any] = {name: self.text(name) for name in shown}
+        if any(found is None for found in texts.values()):
+            return None
         parts, places = [], []
         for kind, layout in enumerate(self.frames.layouts):
             rows = np.flatnonzero(self.frames.kinds == kind)
-            if not len(rows):
-                continue
-            columns = []
-            for name in dict.fromkeys(reversed(layout)):  # in the order of `parse`
-                if name in hidden or name.startswith(prefixes):
-                    continue
-                if name not in made:
-                    found = self.texts(name)
-                    if found is None:
-                        return None
-                    made[name] = found
-                columns.append((name, made[name] if len(rows) == len(self) else made[name].take(pa.array(rows))))
-            parts.append(maps(columns, len(rows)))
-            places.append(rows)
+            if len(rows):
+                names = [name for name in dict.fromkeys(reversed(layout)) if name in texts]  # in the order of `parse`
+                of_layout = pa.array(rows)
+                parts.append(maps([(name, texts[name].take(of_layout)) for name in names], len(rows)))
+                places.append(rows)
         if len(parts) == 1:
             return parts[0]
         return pa.concat_arrays(parts).take(pa.array(np.argsort(np.concatenate(places))))
 
 
-def find_frames(data: bytes, at: int, least: int, most: int, last: str) -> tuple[Frames | None, int]:
+def find_frames(data: bytes | bytearray, least: int, most: int, last: str) -> tuple[Frames | None, int]:
     """Find MESSAGE frames that follow each other, each as a whole, and look like one of few layouts.
 
     Args:
-        data: as it was read.
-        at: where the first begins. It ends `len(frames.data)` bytes on, with its NUL.
+        data: as it was read; the first frame begins there. The last ends `len(frames.data)` bytes on, with its NUL.
         least, most: fewer are not looked at, and no more, which bounds what it takes.
         last: the header of which the last entry counts; empty for none.
 
     Returns:
         the frames, None if the first is not to be taken; and how many there seem to be, up to `most`.
     """
-    starts = [at]
-    find, append, place = data.find, starts.append, at
-    while len(starts) <= most and (found := find(_BETWEEN, place)) >= 0:
-        place = found + 2
-        append(place)
+    starts = [0]
+    while len(starts) <= most and (found := data.find(_BETWEEN, starts[-1])) >= 0:
+        starts.append(found + 2)
     begins = np.array(starts)
     ends = begins[1:] - 2
     # Behind a text more of it may come, so the last of all needs a length.
@@ -295,10 +318,11 @@ def find_frames(data: bytes, at: int, least: int, most: int, last: str) -> tuple
     if ends_here:
         ends = np.append(ends, len(data) - 2)
     count = len(ends)
-    if count < least or int(ends[-1]) - at > count * _FRAME_BYTES_MAX:
+    if count < least or int(ends[-1]) > count * _FRAME_BYTES_MAX:
         return None, count
-    piece = data[at : int(ends[-1]) + 1]
-    return _Finder(piece, begins[:count] - at, ends - at, last, ends_here=ends_here).found(), count
+    with memoryview(data) as view:
+        piece = bytes(view[: int(ends[-1]) + 1])
+    return _Finder(piece, begins[:count], ends, last, ends_here=ends_here).found(), count
 
 
 class _Finder:
@@ -342,17 +366,15 @@ class _Finder:
         """Return headers, of layouts with their rows and the ends of their lines."""
         found: dict[str, list[tuple[Any, Field]]] = {}
         for layout, rows, bounds in groups:
+            present = np.ones(len(rows), bool)
             for name in dict.fromkeys(layout):
-                number = self._number(layout, name)
-                field = Field(bounds[number] + len(name) + 2, bounds[number + 1], None)
+                # Of a header that is there again one entry counts.
+                number = layout.index(name) if name != self._last else len(layout) - 1 - layout[::-1].index(name)
+                field = Field(bounds[number] + len(name) + 2, bounds[number + 1], present)
                 found.setdefault(name, []).append((rows, field))
         if len(groups) == 1:
             return {name: field for name, [(_, field)] in found.items()}
         return {name: Field.of(len(self._ends), parts) for name, parts in found.items()}
-
-    def _number(self, layout: tuple[str, ...], name: str) -> int:
-        """Return the line of the entry that counts of a header."""
-        return len(layout) - 1 - layout[::-1].index(name) if name == self._last else layout.index(name)
 
     def _layout(self, row: int) -> tuple[str, ...] | None:
         """Return the names of a frame's headers; None if it has to be looked at alone."""

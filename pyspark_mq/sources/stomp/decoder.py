@@ -1,13 +1,12 @@
-"""Columns of deliveries over STOMP, each from the bytes of the headers when it is asked for."""
+"""Columns of deliveries over STOMP: of a batch from its memory, of deliveries one by one from their headers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
 from urllib.parse import unquote_to_bytes
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -24,17 +23,13 @@ from pyspark_mq.sources.connections.decoder import (
     Unreadable,
     column_of,
 )
-from pyspark_mq.sources.stomp.batch import TOGETHER_MIN, MessageBatch, Raw, find_frames
-from pyspark_mq.sources.stomp.frames import UnreadableHeaders
-from pyspark_mq.sources.stomp.headers import as_text, as_texts, parse, searchable, values
+from pyspark_mq.sources.connections.spans import distinct
+from pyspark_mq.sources.stomp.batch import Deliveries, Message, MessageBatch, Raw
+from pyspark_mq.sources.stomp.headers import UnreadableHeaders, as_text, parse
 
-__all__ = ["StompDecoder", "whole_number"]
+__all__ = ["StompDecoder"]
 
 _MESSAGE_ID = IdSource("message-id")
-#: For so many columns each header is searched for.
-_SEARCHED_MAX = 3
-#: Larger deliveries that have come one by one are not copied to be looked at together.
-_COPIED_MAX = 4 << 20
 
 #: The exchange of destinations that name none (RabbitMQ's documentation, "STOMP", "Destinations").
 _EXCHANGES = {"queue": "", "topic": "amq.topic"}
@@ -67,159 +62,132 @@ def _lasting(block: bytes) -> bytes:
     return b"\n".join(lines)
 
 
-def whole_number(text: bytes | None, maximum: int) -> int | None:
-    """The number in a header, from 0 to `maximum`, or None."""
-    # Python refuses to convert thousands of digits.
-    if text is None or not text.isdigit() or len(text) > 19:
-        return None
-    value = int(text)
-    return value if value <= maximum else None
-
-
 def _dialect(raws: Sequence[Raw]) -> StompDialect:
     """That of the broker, which is one."""
     return raws.dialect if isinstance(raws, MessageBatch) else raws[0][3]
 
 
-def _values(raws: Sequence[Raw], name: str) -> list[bytes | None]:
-    """A header as it is written, for each delivery; None where there is none."""
-    return values([raw[1] for raw in raws], name, _dialect(raws).last_header)
+def _messages(raws: Sequence[Raw]) -> list[Message]:
+    if isinstance(raws, MessageBatch):
+        return raws.alone.messages
+    return raws.messages if isinstance(raws, Deliveries) else Deliveries(raws).messages
 
 
 def _texts(raws: Sequence[Raw], name: str) -> list[str | None]:
-    """A header of any name, as text."""
-    if not searchable(name):
-        return [parse(raw[1], raw[3].last_header).get(name) for raw in raws]
-    return as_texts(_values(raws, name))
+    """A header of any name."""
+    together = raws.text(name) if isinstance(raws, MessageBatch) else None
+    found = [message.headers.get(name) for message in _messages(raws)] if together is None else together.to_pylist()
+    return list(found)
 
 
-def _shown_texts(raws: Sequence[Raw], name: str) -> list[str | None]:
-    return [as_text(found) for found in _texts(raws, name)]
+def _column(alone: Callable[[Message], Any], together: Callable[[MessageBatch], Any]) -> Column:
+    """Make a column.
+
+    Args:
+        alone: the value of a message.
+        together: the column of a batch; see :func:`.column_of`.
+    """
+    column = column_of(lambda raws: [alone(message) for message in _messages(raws)], together)
+    return lambda raws: column(raws) if raws else []
 
 
-def _numbers(raws: Sequence[Raw], name: str, maximum: int) -> list[int | None]:
-    found = _values(raws, name)
-    # The priority, the moment of sending: many have the same.
-    meanings = {text: whole_number(text, maximum) for text in set(found)}
-    return [meanings[text] for text in found]
+def _read(read: Callable[[Any], Any]) -> Column:
+    """Make a column that is read of a message as it is of a batch."""
+    return _column(read, read)
 
 
 def _text_column(name: str) -> Column:
-    return column_of(lambda raws: _shown_texts(raws, name), lambda batch: batch.texts(name))
+    return _read(lambda some: some.text(name))
 
 
-def _properties(raws: Sequence[Raw]) -> list[list[tuple[str, str | None]]]:
-    dialect = _dialect(raws)
-    hidden, prefixes = _NAMED | dialect.internal_headers, dialect.internal_prefixes
-    rows = []
-    for raw in raws:
-        row: list[tuple[str, str | None]] = (
-            [(UNREADABLE_PROPERTY, raw[1].error)] if type(raw[1]) is UnreadableHeaders else []
-        )
-        row += [
-            (str(as_text(name)), as_text(value))
-            for name, value in parse(raw[1], dialect.last_header).items()
-            if name not in hidden and not name.startswith(prefixes)
-        ]
-        rows.append(row)
-    return rows
+def _properties(message: Message) -> list[tuple[str, str | None]]:
+    block, headers, dialect = message
+    row: list[tuple[str, str | None]] = (
+        [(UNREADABLE_PROPERTY, block.error)] if isinstance(block, UnreadableHeaders) else []
+    )
+    for name, found in headers.items():
+        if not (name in _NAMED or name in dialect.internal_headers or name.startswith(dialect.internal_prefixes)):
+            row.append((str(as_text(name)), as_text(found)))
+    return row
 
 
 def _properties_of(batch: MessageBatch) -> Any:
     return batch.others(_NAMED | batch.dialect.internal_headers, batch.dialect.internal_prefixes)
 
 
-def _timestamps_us(raws: Sequence[Raw]) -> list[int | None]:
-    unit = _dialect(raws).timestamp_us
-    moments = _numbers(raws, "timestamp", INT64_MAX // unit)
-    return [None if moment is None else moment * unit for moment in moments]
+def _timestamp_us(some: Any) -> Any:
+    return some.number("timestamp", INT64_MAX, some.dialect.timestamp_us)
 
 
-def _timestamps_of(batch: MessageBatch) -> Any:
-    unit = batch.dialect.timestamp_us
-    moments = batch.numbers("timestamp", INT64_MAX // unit)
-    return None if moments is None else pc.multiply(moments, unit)
-
-
-def _expirations_us(raws: Sequence[Raw]) -> list[int | None]:
-    expires_header = _dialect(raws).expires_header
+def _expiration_us(message: Message) -> int | None:
+    expires_header = message.dialect.expires_header
     if expires_header:
-        moments = _numbers(raws, expires_header, INT64_MAX // 1000)
-        return [moment * 1000 if moment else None for moment in moments]
+        return message.number(expires_header, INT64_MAX, 1000) or None
     # A time to live in milliseconds, counted from publishing, as in AMQP 0-9-1.
-    lives = _numbers(raws, "expiration", INT64_MAX // 1000)
-    return [_sum_us(published, life) for published, life in zip(_timestamps_us(raws), lives, strict=True)]
+    published_us, lives_us = _timestamp_us(message), message.number("expiration", INT64_MAX, 1000)
+    if published_us is None or lives_us is None:
+        return None
+    moment_us: int = published_us + lives_us
+    return moment_us if moment_us <= INT64_MAX else None
 
 
 def _expirations_of(batch: MessageBatch) -> Any:
     expires_header = batch.dialect.expires_header
     if not expires_header:
-        return None if batch.has("expiration") and batch.has("timestamp") else batch.nothing()
-    moments = batch.numbers(expires_header, INT64_MAX // 1000)
-    return None if moments is None else pc.multiply(pc.if_else(pc.equal(moments, 0), None, moments), 1000)
+        return None if {"expiration", "timestamp"} <= batch.frames.fields.keys() else batch.nothing()
+    moments = batch.number(expires_header, INT64_MAX, 1000)
+    return None if moments is None else pc.if_else(pc.equal(moments, 0), None, moments)
 
 
-def _sum_us(published_us: int | None, lives_ms: int | None) -> int | None:
-    if published_us is None or lives_ms is None:
-        return None
-    moment = published_us + lives_ms * 1000
-    return moment if moment <= INT64_MAX else None
+def _redelivered(some: Any) -> Any:
+    return some.has("redelivered", "true")
 
 
-_redelivered = column_of(
-    lambda raws: [found == b"true" for found in _values(raws, "redelivered")],
-    lambda batch: batch.are("redelivered", b"true"),
-)
-
-
-def _persistent(raws: Sequence[Raw]) -> list[bool | None]:
+def _persistent(message: Message) -> bool | None:
     # Without it a message is not; of one whose headers cannot be read it may be among them.
-    return [
-        None if value is None and type(raw[1]) is UnreadableHeaders else value == b"true"
-        for value, raw in zip(_values(raws, "persistent"), raws, strict=True)
-    ]
+    is_unknown = isinstance(message.block, UnreadableHeaders) and "persistent" not in message.headers
+    return None if is_unknown else message.has("persistent", "true")
 
 
-def _delivery_counts(raws: Sequence[Raw]) -> list[int | None]:
-    count_header = _dialect(raws).count_header
+def _delivery_count(message: Message) -> int | None:
+    count_header = message.dialect.count_header
     if not count_header:
-        return [None] * len(raws)
-    counts = _numbers(raws, count_header, INT32_MAX - 1)
-    return [
-        counted + 1 if counted is not None else None if again else 1
-        for counted, again in zip(counts, _redelivered(raws), strict=True)
-    ]
+        return None
+    before = message.number(count_header, INT32_MAX - 1)
+    if before is not None:
+        return before + 1
+    return None if _redelivered(message) else 1
 
 
 def _delivery_counts_of(batch: MessageBatch) -> Any:
     if not batch.dialect.count_header:
         return batch.nothing()
-    counts = batch.numbers(batch.dialect.count_header, INT32_MAX - 1)
+    counts = batch.number(batch.dialect.count_header, INT32_MAX - 1)
     if counts is None:
         return None
     uncounted = pc.if_else(_redelivered(batch), pa.scalar(None, pa.int64()), 1)
     return pc.coalesce(pc.add(counts, 1), uncounted)
 
 
-def _routings(raws: Sequence[Raw]) -> list[tuple[str | None, str | None]]:
-    """Exchange and routing key, as `destination` has them (RabbitMQ, `rabbit_stomp_util:format_destination`)."""
-    if not _dialect(raws).routed:
-        return [(None, None)] * len(raws)
-    found = _texts(raws, "destination")
-    meanings = {destination: _routing(destination) for destination in set(found)}
-    return [meanings[destination] for destination in found]
-
-
 def _routing_column(part: int) -> Column:
-    """A column of exchanges, or of routing keys."""
+    """A column of exchanges, or of routing keys, as `destination` has them.
+
+    RabbitMQ writes them in `rabbit_stomp_util:format_destination`.
+    """
 
     def of_batch(batch: MessageBatch) -> Picked | None:
         if not batch.dialect.routed:
             return batch.nothing()
-        found = batch.distinct("destination")
-        return None if found is None else Picked([_routing(where)[part] for where in found[0]], found[1])
+        found = batch.text("destination")
+        if found is None:
+            return None
+        destinations, rows = distinct(found)
+        return Picked([_routing(where)[part] for where in destinations], rows)
 
-    return column_of(lambda raws: [routing[part] for routing in _routings(raws)], of_batch)
+    def of_message(message: Message) -> str | None:
+        return _routing(message.headers.get("destination"))[part] if message.dialect.routed else None
+
+    return _column(of_message, of_batch)
 
 
 def _routing(destination: str | None) -> tuple[str | None, str | None]:
@@ -233,44 +201,36 @@ def _routing(destination: str | None) -> tuple[str | None, str | None]:
     return None, None
 
 
-def _long_numbers(raws: Sequence[Raw], name: str) -> list[int | None]:
-    return _numbers(raws, name, INT64_MAX)
-
-
-def _first_of(
-    names: str,
-    alone: Callable[[Sequence[Raw], str], list[Any]],
-    together: Callable[[MessageBatch, str], Any],
-) -> Column:
+def _first_of(names: str, read: Callable[[Any, str], Any] = lambda some, name: some.text(name)) -> Column:
     """Make a column of the first of several headers that has a value.
 
     Args:
         names: what the dialect calls them.
-        alone, together: a header of deliveries, and of a batch; see :func:`.column_of`.
+        read: a header of a message, or of a batch; otherwise it is a text.
     """
 
-    def of_each(raws: Sequence[Raw]) -> list[Any]:
-        column: list[Any] = [None] * len(raws)
-        for name in reversed(getattr(_dialect(raws), names)):
-            column = [old if new is None else new for new, old in zip(alone(raws, name), column, strict=True)]
-        return column
+    def of_message(message: Message) -> Any:
+        values = (read(message, name) for name in getattr(message.dialect, names))
+        return next((value for value in values if value is not None), None)
 
     def of_batch(batch: MessageBatch) -> Any:
-        columns = [together(batch, name) for name in getattr(batch.dialect, names) if batch.has(name)]
+        columns = [read(batch, name) for name in getattr(batch.dialect, names) if name in batch.frames.fields]
         if not columns:
             return batch.nothing()
         return None if any(column is None for column in columns) else pc.coalesce(*columns)
 
-    return column_of(of_each, of_batch)
-
-
-def _of_some(column: Column) -> Column:
-    """A column that is never asked about no deliveries at all."""
-    return lambda raws: column(raws) if raws else []
+    return _column(of_message, of_batch)
 
 
 class StompDecoder(Decoder):
     """Columns of :data:`~pyspark_mq.sources.stomp.batch.Raw`, all from one broker."""
+
+    def gather(self, items: Sequence[Any], bytes_max: int) -> Iterator[Sequence[Raw]]:
+        return (self.batch(raws, ()) for raws in super().gather(items, bytes_max))
+
+    def batch(self, raws: Sequence[Raw], names: Collection[str]) -> Sequence[Raw]:  # noqa: ARG002 - the same for all
+        """With the headers, which all look at."""
+        return raws if isinstance(raws, (MessageBatch, Deliveries)) else Deliveries(raws)
 
     def tags(self, raws: Sequence[Raw]) -> list[int]:
         """Numbers of the consumer's own: 1, 2, 3… in each session."""
@@ -294,14 +254,9 @@ class StompDecoder(Decoder):
         """The broker's ID where it gives one, or the producer's; None where a property hides the broker's."""
         if not raws:
             return []
-        dialect, name = _dialect(raws), source.name
-        if source.kind == "message-id":
-            name = dialect.id_header
-        elif source.kind == "correlation-id":
-            name = source.kind
-        together = raws.texts(name) if isinstance(raws, MessageBatch) else None
-        found = _texts(raws, name) if together is None else together.to_pylist()
-        ids: list[object] = [value if value is None or value.isascii() else _id(value) for value in found]
+        dialect = _dialect(raws)
+        name = {"message-id": dialect.id_header, "correlation-id": "correlation-id"}.get(source.kind, source.name)
+        ids = [value if value is None or value.isascii() else _id(value) for value in _texts(raws, name)]
         if source.kind != "message-id":
             return ids
         if dialect.own_id is not None:
@@ -315,10 +270,9 @@ class StompDecoder(Decoder):
         return [content_digest(_lasting(raw[1]), raw[2]) for raw in raws]
 
     def unmarked(self, raws: Sequence[Raw]) -> list[bool]:
-        if not raws:
-            return []
-        alone = list(raws)
-        return [not again and _DEATHS not in raw[1] for again, raw in zip(_redelivered(alone), alone, strict=True)]
+        redelivered = self.columns["redelivered"](raws)
+        flags = redelivered.to_pylist() if isinstance(redelivered, pa.Array) else redelivered
+        return [not again and _DEATHS not in raw[1] for again, raw in zip(flags, raws, strict=True)]
 
     def hidden(self, raws: Sequence[Raw]) -> list[str]:
         if not raws or _dialect(raws).own_id is None:
@@ -332,53 +286,28 @@ class StompDecoder(Decoder):
             return []
         return [_unreadable(raw, raw[1]) for raw in raws if type(raw[1]) is UnreadableHeaders]
 
-    def batch(self, raws: Sequence[Raw], names: Collection[str]) -> Sequence[Raw]:
-        is_worth_it = "properties" in names or len(self.columns.keys() & names) > _SEARCHED_MAX
-        return _together(raws) if is_worth_it and not isinstance(raws, MessageBatch) else raws
-
     columns: ClassVar[Mapping[str, Column]] = MappingProxyType(
         {
-            name: _of_some(column)
-            for name, column in {
-                "properties": column_of(_properties, _properties_of),
-                "correlationId": _text_column("correlation-id"),
-                "replyTo": _text_column("reply-to"),
-                "contentType": _text_column("content-type"),
-                "type": _text_column("type"),
-                "priority": column_of(
-                    lambda raws: _numbers(raws, "priority", INT32_MAX),
-                    lambda batch: batch.numbers("priority", INT32_MAX),
-                ),
-                "timestamp": column_of(_timestamps_us, _timestamps_of),
-                "expiration": column_of(_expirations_us, _expirations_of),
-                "redelivered": _redelivered,
-                "deliveryCount": column_of(_delivery_counts, _delivery_counts_of),
-                "routingKey": _routing_column(1),
-                "exchange": _routing_column(0),
-                "userId": _first_of("user_id", _shown_texts, MessageBatch.texts),
-                "appId": _first_of("app_id", _shown_texts, MessageBatch.texts),
-                "contentEncoding": _first_of("content_encoding", _shown_texts, MessageBatch.texts),
-                "persistent": column_of(_persistent, lambda batch: batch.are("persistent", b"true")),
-                "groupId": _first_of("group_id", _shown_texts, MessageBatch.texts),
-                "groupSequence": _first_of(
-                    "group_sequence", _long_numbers, lambda batch, name: batch.numbers(name, INT64_MAX)
-                ),
-            }.items()
+            "properties": _column(_properties, _properties_of),
+            "correlationId": _text_column("correlation-id"),
+            "replyTo": _text_column("reply-to"),
+            "contentType": _text_column("content-type"),
+            "type": _text_column("type"),
+            "priority": _read(lambda some: some.number("priority", INT32_MAX)),
+            "timestamp": _read(_timestamp_us),
+            "expiration": _column(_expiration_us, _expirations_of),
+            "redelivered": _read(_redelivered),
+            "deliveryCount": _column(_delivery_count, _delivery_counts_of),
+            "routingKey": _routing_column(1),
+            "exchange": _routing_column(0),
+            "userId": _first_of("user_id"),
+            "appId": _first_of("app_id"),
+            "contentEncoding": _first_of("content_encoding"),
+            "persistent": _column(_persistent, lambda batch: batch.has("persistent", "true")),
+            "groupId": _first_of("group_id"),
+            "groupSequence": _first_of("group_sequence", lambda some, name: some.number(name, INT64_MAX)),
         }
     )
-
-
-def _together(raws: Sequence[Raw]) -> Sequence[Raw]:
-    """Return deliveries that have come one by one as a batch if all are alike enough."""
-    size = sum(len(raw[1]) + len(raw[2]) for raw in raws)
-    if len(raws) < TOGETHER_MIN or size > _COPIED_MAX or any(type(raw[1]) is UnreadableHeaders for raw in raws):
-        return raws
-    # As frames again, and behind them the beginning of another one.
-    data = b"".join(part for raw in raws for part in (b"MESSAGE", raw[1], b"\n", raw[2], b"\0\n")) + b"MESSAGE\n"
-    found, _ = find_frames(data, 0, len(raws), len(raws), _dialect(raws).last_header)
-    if found is None or len(found.kinds) < len(raws):
-        return raws
-    return MessageBatch(found, np.array([raw[0] for raw in raws]), _dialect(raws))
 
 
 def _unreadable(raw: Raw, block: UnreadableHeaders) -> Unreadable:

@@ -6,9 +6,8 @@ stomp.py has a reader of its own, which is not used, for what it did when measur
 * a body with NUL bytes takes it time quadratic in the size: each read copies all there is so far;
 * headers that are not UTF-8 are changed, so that different IDs may become equal.
 
-Headers stay bytes here (:mod:`pyspark_mq.sources.stomp.headers`): to make a dict of those of every message costs more
-than all the rest. Many messages that are complete in what was read are looked at together
-(:mod:`pyspark_mq.sources.stomp.batch`), and few are cut by a short loop; what neither knows at sight goes through
+Headers stay bytes here (:mod:`pyspark_mq.sources.stomp.headers`). Many messages that are complete in what was read are
+looked at together (:mod:`pyspark_mq.sources.stomp.batch`); all other frames go one by one through
 :meth:`FrameReader._next`, which knows everything.
 
 A frame without a length ends at its first NUL (STOMP 1.2, "Body"). ActiveMQ Classic sends texts so, also those with a
@@ -24,7 +23,7 @@ from collections.abc import Iterator
 from typing import TypeAlias
 
 from pyspark_mq.sources.stomp.batch import Frames, find_frames
-from pyspark_mq.sources.stomp.headers import value
+from pyspark_mq.sources.stomp.headers import UnreadableHeaders, value
 
 __all__ = ["COMMANDS", "MESSAGE", "Frame", "FrameError", "FrameReader", "UnreadableHeaders"]
 
@@ -41,34 +40,18 @@ _HEADER_BYTES_MAX = 16 * 1024 * 1024
 _FIRST_LINES = tuple(f"{command}{end}".encode() for command in COMMANDS for end in ("\n", "\r\n"))
 _FIRST_LINE_BYTES = max(map(len, _FIRST_LINES))
 _ENDS_OF_LINES = re.compile(rb"[\r\n]*")
-#: What is mostly behind a text: RabbitMQ, ActiveMQ Classic and Artemis end a frame with a line feed.
-_NEXT_MESSAGE = (b"\nMESSAGE\n", b"MESSAGE\n")
 _SHOWN_BYTES = 40
 #: Of a read that what is left of the one before is put in front of.
 _JOINED_MIN = 16 << 10
 #: Messages that are tried to be looked at together at a time, and that are taken one by one behind failures.
-_WINDOW_MAX, _PAUSE_MAX = 1_000, 10_000
+_TRIED_MAX, _PAUSE_MAX = 1_000, 10_000
 _LENGTH_DIGITS_MAX = 15
 _NUL = 0
-_COLON = ord(":")
-_EOL = b"\r\n"
 _FIRST_LINE = b"MESSAGE\n"
-_TO_HEADERS = len(_FIRST_LINE) - 1
-_LENGTH = b"\ncontent-length"
 
 
 class FrameError(Exception):
     """The bytes that were received are not a STOMP frame."""
-
-
-class UnreadableHeaders(bytes):
-    """The block of a message whose end is not where it should be.
-
-    Attributes:
-        error: why not.
-    """
-
-    error = "a text with a NUL in it, which STOMP cannot carry"
 
 
 class FrameReader:
@@ -83,9 +66,9 @@ class FrameReader:
 
     def __init__(self, together_min: int = 0, last: str = "") -> None:
         self._together_min, self._last = together_min, last
-        #: How many are tried at a time; how many are taken one by one before it is tried again, and after a failure.
-        self._window, self._alone, self._pause = _WINDOW_MAX, 0, together_min
-        #: The start of an incomplete frame.
+        #: How many are taken one by one before it is tried again, and after a failure.
+        self._alone, self._pause = 0, together_min
+        #: What has come and is no frame yet; between reads, the start of an incomplete one.
         self._buffer = bytearray()
         #: Of that frame, once they are complete: command, headers, where the body is and where it ends, -1 at a NUL.
         self._headers: tuple[str, bytes, int, int] | None = None
@@ -104,20 +87,15 @@ class FrameReader:
         Raises:
             FrameError: the bytes are something else.
         """
-        if not self._buffer:
-            return self._cut(data)
         if max(_JOINED_MIN, len(self._buffer)) <= len(data) and not self._malformed:
             # Messages are looked at together from the first on. To do it again takes no longer than what has come.
-            data = bytes(self._buffer) + data
-            self._buffer.clear()
             self._headers, self._scanned, self.held = None, 0, False
-            return self._cut(data)
         self._buffer += data
-        return self._go_on()
+        return self._cut()
 
     def quiet(self) -> Iterator[Frame | Frames]:
         """Take a held message as whole: nothing more of it will come. Like :meth:`feed`."""
-        return self._go_on(quiet=True) if self.held else iter(())
+        return self._cut(quiet=True) if self.held else iter(())
 
     def idle(self) -> Iterator[Frame | Frames]:
         """The broker has nothing more to send: a body that has begun is shorter than its length. Like :meth:`feed`.
@@ -130,7 +108,7 @@ class FrameReader:
         came = len(self._buffer) - body
         if end >= 0:
             self._distrust(f"{came} bytes came of a body of {end - body}")
-        frames = list(self._go_on(quiet=True))
+        frames = list(self._cut(quiet=True))
         yield from frames
         if not frames:
             raise FrameError(f"{came} bytes came of a body, and no end of it")
@@ -140,94 +118,55 @@ class FrameReader:
         """Whether a body has begun and not ended."""
         return self._headers is not None
 
-    def _go_on(self, *, quiet: bool = False) -> Iterator[Frame | Frames]:
-        """Go on with what is in the buffer."""
-        found = self._next(self._buffer, 0, quiet=quiet)
-        if found is None:
-            return
-        frame, end = found
-        with memoryview(self._buffer) as view:
-            data = bytes(view[end:])
-        self._buffer.clear()
-        yield frame
-        yield from self._cut(data)
-
-    def _cut(self, data: bytes) -> Iterator[Frame | Frames]:
-        """The frames in these bytes; what is left goes to the buffer."""
-        find, starts, length = data.find, data.startswith, len(data)
-        position = 0
-        returned = find(b"\r")
-        try:
-            while position < length:
-                if data[position] in _EOL:  # heartbeats, and ends of lines behind a frame
-                    position += 1
-                    continue
-                if 0 <= returned < position:
-                    returned = find(b"\r", position)
-                is_message = starts(_FIRST_LINE, position)
-                if is_message and self._together_min:
-                    if not self._alone and (together := self._together(data, position)) is not None:
+    def _cut(self, *, quiet: bool = False) -> Iterator[Frame | Frames]:
+        """Take frames off the buffer; of the first, no more will come if it is quiet."""
+        buffer = self._buffer
+        while buffer:
+            if self._headers is None and not self._scanned:  # nothing is known of what comes next
+                del buffer[: _behind_ends_of_lines(buffer, 0)]
+                if self._together_min and buffer.startswith(_FIRST_LINE):
+                    if not self._alone and (together := self._together()) is not None:
                         self.spoken = True
-                        position += len(together.data)
+                        del buffer[: len(together.data)]
                         yield together
                         continue
                     self._alone -= 1
-                found = find(b"\n\n", position) if is_message else -1
-                end = -1
-                if found >= 0 and not 0 <= returned < found:
-                    headers = data[position + _TO_HEADERS : found + 1]
-                    end = _end(data, headers, found + 2)
-                if end < 0:
-                    careful = self._next(data, position)
-                    if careful is None:
-                        return
-                    frame, position = careful
-                    yield frame
-                    continue
-                self.spoken = True
-                position = end + 1
-                yield MESSAGE, headers, data[found + 2 : end]
-        finally:
-            self._keep(data, position)
+            frame = self._next(quiet=quiet)
+            if frame is None:
+                return
+            yield frame
+            quiet = False
 
-    def _together(self, data: bytes, position: int) -> Frames | None:
-        """Return messages that are looked at together from there on; None if the next is to be taken alone.
+    def _together(self) -> Frames | None:
+        """Return messages that are looked at together; None if the next is to be taken alone.
 
-        What it takes to try is in proportion to what comes of it: as many are tried as twice those of the last time,
-        and each failure in a row doubles how long it is not tried again.
+        What it takes to try is in proportion to what comes of it: each failure in a row doubles for how many it is
+        not tried again.
         """
         least = self._together_min
-        found, tried = find_frames(data, position, least, self._window, self._last)
+        found, tried = find_frames(self._buffer, least, _TRIED_MAX, self._last)
         count = 0 if found is None else len(found.kinds)
         if count >= least:
-            self._window = min(_WINDOW_MAX, 2 * max(count, least))
             if count == tried:
                 self._pause = least
             else:  # the next is another one
                 self._alone = 1
             return found
-        self._window, self._alone = 2 * least, max(1, tried)
-        if tried >= least:
+        if tried < least:  # so many are left of what was read
+            self._alone = max(1, tried)
+        else:
             self._alone, self._pause = self._pause, min(_PAUSE_MAX, 2 * self._pause)
         return None
-
-    def _keep(self, data: bytes, position: int) -> None:
-        """The rest, with what is known of it counted from there."""
-        with memoryview(data) as view:
-            self._buffer += view[position:]
-        self._scanned = max(0, self._scanned - position)
-        if self._headers is not None:
-            command, headers, body, end = self._headers
-            self._headers = command, headers, body - position, end - position if end >= 0 else -1
 
     @property
     def rest(self) -> bytes:
         """The start of an incomplete frame, for errors."""
         return bytes(self._buffer[:_SHOWN_BYTES])
 
-    def _next(self, buffer: bytes | bytearray, position: int, *, quiet: bool = False) -> tuple[Frame, int] | None:
-        """The next complete frame and where it ends, if it is there already."""
-        if self._headers is None and not self._read_headers(buffer, position):
+    def _next(self, *, quiet: bool) -> Frame | None:
+        """Take the next frame off the buffer, if it is complete."""
+        buffer = self._buffer
+        if self._headers is None and not self._read_headers():
             return None
         assert self._headers is not None
         command, headers, body, end = self._headers
@@ -237,7 +176,7 @@ class FrameReader:
             self._distrust(f"no end of frame behind a body of {end - body} bytes")
             end = -1
         if end < 0:
-            end = self._find_end(buffer, body, command, quiet=quiet)
+            end = self._find_end(body, command, quiet=quiet)
             if end < 0:
                 return None
         if self._malformed and command == MESSAGE:
@@ -245,7 +184,9 @@ class FrameReader:
             headers.error = self._malformed
         self._headers, self._scanned, self._malformed, self.held = None, 0, "", False
         with memoryview(buffer) as view:
-            return (command, headers, bytes(view[body:end])), end + 1
+            frame = command, headers, bytes(view[body:end])
+        del buffer[: end + 1]
+        return frame
 
     def _distrust(self, why: str) -> None:
         """The length of the frame is wrong: it ends where one without a length would."""
@@ -253,8 +194,9 @@ class FrameReader:
         self._malformed = why
         self._headers = *self._headers[:3], -1
 
-    def _find_end(self, buffer: bytes | bytearray, body: int, command: str, *, quiet: bool) -> int:
+    def _find_end(self, body: int, command: str, *, quiet: bool) -> int:
         """Find the end of a body without a length: the first NUL that a frame follows; -1 if not known yet."""
+        buffer = self._buffer
         end = buffer.find(_NUL, max(body, self._scanned))
         self.held = False
         while end >= 0:
@@ -269,23 +211,22 @@ class FrameReader:
         self._scanned = len(buffer)
         return -1
 
-    def _read_headers(self, buffer: bytes | bytearray, position: int) -> bool:
-        length = len(buffer)
-        while position < length and buffer[position] in _EOL:
-            position += 1
+    def _read_headers(self) -> bool:
+        """Read the headers of the next frame, if they are complete."""
+        buffer = self._buffer
         # The end may have begun with what came before.
-        since = max(position, self._scanned - 2)
+        since = max(0, self._scanned - 2)
         found = buffer.find(b"\n\n", since)
         body = found + 2
         # The same with carriage returns, which brokers may send and usually do not.
-        returned = buffer.find(b"\n\r\n", since, found + 1 if found >= 0 else length)
+        returned = buffer.find(b"\n\r\n", since, found + 1 if found >= 0 else len(buffer))
         if returned >= 0:
             found, body = returned, returned + 3
         if found < 0:
-            self._scanned = length
-            _check_start(buffer, position)
+            self._scanned = len(buffer)
+            _check_start(buffer)
             return False
-        command, headers = _block(bytes(buffer[position:found]))
+        command, headers = _block(bytes(buffer[:found]))
         if command not in COMMANDS:
             raise FrameError(f"{command[:_SHOWN_BYTES]!r} is not a frame of a STOMP server")
         self.spoken = True
@@ -299,24 +240,15 @@ class FrameReader:
         return True
 
 
-def _end(data: bytes, headers: bytes, body: int) -> int:
-    """Find the end of a message's body, if it is whole and nothing is unusual; -1 otherwise."""
-    at = headers.find(_LENGTH)
-    if at < 0:
-        end = data.find(_NUL, body)
-        return end if data.startswith(_NEXT_MESSAGE, end + 1) else -1
-    at += len(_LENGTH)
-    size = headers[at + 1 : headers.find(b"\n", at)]
-    if headers[at] != _COLON or not size.isdigit() or len(size) > _LENGTH_DIGITS_MAX:
-        return -1
-    end = body + int(size)
-    return end if end < len(data) and data[end] == _NUL else -1
-
-
-def _frame_follows(buffer: bytes | bytearray, position: int) -> bool | None:
-    """Return whether another frame begins there, behind ends of lines; None if not known yet."""
+def _behind_ends_of_lines(buffer: bytearray, position: int) -> int:
+    """Return where the next frame begins: there may be heartbeats, and ends of lines behind a frame."""
     found = _ENDS_OF_LINES.match(buffer, position)
-    start = found.end() if found else position
+    return found.end() if found else position
+
+
+def _frame_follows(buffer: bytearray, position: int) -> bool | None:
+    """Return whether another frame begins there, behind ends of lines; None if not known yet."""
+    start = _behind_ends_of_lines(buffer, position)
     begun = bytes(buffer[start : start + _FIRST_LINE_BYTES])
     if begun.startswith(_FIRST_LINES):
         return True
@@ -331,15 +263,15 @@ def _block(data: bytes) -> tuple[str, bytes]:
     return command.decode("utf-8", "surrogateescape"), b"\n" + lines + b"\n" if found else b"\n"
 
 
-def _check_start(buffer: bytes | bytearray, position: int) -> None:
+def _check_start(buffer: bytearray) -> None:
     """A port that speaks something else may never send an empty line.
 
     Raises:
         FrameError: this does.
     """
-    start = bytes(buffer[position : position + 10])
+    start = bytes(buffer[:10])
     line = start.partition(b"\n")[0].rstrip(b"\r").decode("latin-1")
     complete = b"\n" in start
     known = line in COMMANDS if complete else any(command.startswith(line) for command in COMMANDS)
-    if not known or len(buffer) - position > _HEADER_BYTES_MAX:
-        raise FrameError(f"{bytes(buffer[position : position + _SHOWN_BYTES])!r} is not a frame of a STOMP server")
+    if not known or len(buffer) > _HEADER_BYTES_MAX:
+        raise FrameError(f"{bytes(buffer[:_SHOWN_BYTES])!r} is not a frame of a STOMP server")

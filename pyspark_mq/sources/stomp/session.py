@@ -33,8 +33,8 @@ from pyspark_mq.sources.stomp.connection import PROVED, StompConnection
 from pyspark_mq.sources.stomp.decoder import StompDecoder
 from pyspark_mq.sources.stomp.depth import Questions, QueueInfo
 from pyspark_mq.sources.stomp.errors import subscribe_error
-from pyspark_mq.sources.stomp.frames import MESSAGE, Frame, FrameError, UnreadableHeaders
-from pyspark_mq.sources.stomp.headers import as_text, text, value
+from pyspark_mq.sources.stomp.frames import MESSAGE, Frame, FrameError
+from pyspark_mq.sources.stomp.headers import UnreadableHeaders, as_text, parse, value
 from pyspark_mq.sources.stomp.settling import Settling
 from pyspark_mq.sources.url import BrokerUrl
 
@@ -60,7 +60,7 @@ _ACK = "ack"
 #: A frame without a message, where a subscription that browses has come to the end (ActiveMQ Classic).
 _BROWSED = b"\nbrowser:end"
 #: Header of each message of a stream.
-_STREAM_OFFSET = b"\nx-stream-offset:"
+_STREAM_OFFSET = "x-stream-offset"
 _SUBSCRIBED = "subscribed"
 _DISCONNECTED = "disconnected"
 
@@ -252,17 +252,15 @@ class StompSession(StompConnection):
         append, handles, dialect = self.sink.inbox.append, self._settling.open, self._dialect
         try:
             for item in frames:
-                if isinstance(item, Frames):
-                    if self._are_plain(item):
-                        tags = np.arange(tag + 1, tag + 1 + len(item.kinds))
-                        handles.update(zip(tags.tolist(), item.values(_ACK), strict=True))
-                        batch = MessageBatch(item, tags, dialect)
-                        append(batch)
-                        tag, size = int(tags[-1]), size + int(batch.sizes.sum())
-                        continue
-                    alone: Iterable[Frame] = ((MESSAGE, headers, body) for headers, body in item.cut())
-                else:
+                alone: Iterable[Frame] = ()
+                if not isinstance(item, Frames):
                     alone = (item,)
+                elif self._are_plain(batch := MessageBatch(item, np.arange(len(item.kinds)) + tag + 1, dialect)):
+                    handles.update(zip(batch.tags.tolist(), item.values(_ACK), strict=True))
+                    append(batch)
+                    tag, size = tag + len(batch), size + int(batch.sizes.sum())
+                else:
+                    alone = ((MESSAGE, *one) for one in item.cut())
                 for command, headers, body in alone:
                     if command != MESSAGE:
                         self._answered(command, headers, body)
@@ -281,14 +279,14 @@ class StompSession(StompConnection):
                 deliveries, self._tag = tag - self._tag, tag
                 self._arrived(deliveries, size)
 
-    def _are_plain(self, frames: Frames) -> bool:
+    def _are_plain(self, batch: MessageBatch) -> bool:
         """Whether all are messages of the queue, and none has to be looked at for what may be wrong with it."""
-        foreign = self._dialect.foreign_prefix
+        questions, names, foreign = self._questions, batch.frames.fields, self._dialect.foreign_prefix
         return not (
-            not self._tag
+            (not self._tag and _STREAM_OFFSET in names)
             or self.options.browses
-            or (foreign and any(name.startswith(foreign) for name in frames.fields))
-            or (self._questions is not None and self._questions.subscribed and self._questions.mark in frames.data)
+            or (foreign and any(name.startswith(foreign) for name in names) and self.decoder.hidden(batch))
+            or (questions is not None and questions.subscribed and questions.mark in batch.frames.data)
         )
 
     def _is_of_queue(self, tag: int, headers: bytes, body: bytes) -> bool:
@@ -310,27 +308,20 @@ class StompSession(StompConnection):
         return refused is None
 
     def _refused(self, headers: bytes, *, first: bool) -> MqError | None:
-        """Return why a message cannot be taken in, if it cannot."""
-        if first and _STREAM_OFFSET in headers:
+        """Return why a message cannot be taken in, if it cannot: it is of a stream, or hides the broker's own ID."""
+        if first and f"\n{_STREAM_OFFSET}:".encode() in headers:
             return self._refuse_stream(COPIED)
-        foreign = self._foreign and self._foreign in headers
-        return self._unsettled(headers) if foreign and self._is_hidden(headers) else None
-
-    def _is_hidden(self, headers: bytes) -> bool:
-        """Return whether the broker's own ID is hidden."""
         own_id = self._dialect.own_id
-        return own_id is not None and not own_id.search(self._id_of(headers) or "")
-
-    def _id_of(self, headers: bytes) -> str | None:
-        return text(headers, self._dialect.id_header, self._dialect.last_header)
-
-    def _unsettled(self, headers: bytes) -> MessageError:
-        name = as_text(self._id_of(headers))
+        if own_id is None or not self._foreign or self._foreign not in headers:
+            return None
+        found = parse(headers, self._dialect.last_header).get(self._dialect.id_header)
+        if own_id.search(found or ""):
+            return None
         return MessageError(
             f"{self.endpoint.destination} holds a message that came over AMQP 1.0 with its producer's ID, "
-            f"{name!r}: the broker cannot take its acknowledgement over STOMP if that is its message-id, and shows no "
-            "other if it is a property of that name. It stays in the queue. Read the queue with protocol 'amqp-1.0' "
-            "and a new checkpointLocation, or have the producer send no message-id"
+            f"{as_text(found)!r}: the broker cannot take its acknowledgement over STOMP if that is its message-id, and "
+            "shows no other if it is a property of that name. It stays in the queue. Read the queue with protocol "
+            "'amqp-1.0' and a new checkpointLocation, or have the producer send no message-id"
         )
 
     def _arrived(self, deliveries: int, size: int) -> None:
