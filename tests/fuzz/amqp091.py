@@ -22,14 +22,13 @@ from pamqp import body, commands, decode, frame, header
 from pyspark_mq.dedup import IdSource
 from pyspark_mq.sources.amqp091.decoder import Amqp091Decoder, as_text
 from pyspark_mq.sources.amqp091.frames import DeliveryReader, FrameError
-from pyspark_mq.sources.amqp091.properties import Field, Raw, check, headers, unreadable
+from pyspark_mq.sources.amqp091.properties import Properties, Raw, check, headers, unreadable
 
 __all__ = ["FIELDS", "SHORTS", "TYPES", "Made", "run"]
 
 _CHANNEL = 1
 _FRAME_MAX = 4096
 _DECODER = Amqp091Decoder()
-_TABLES = Field("headers")
 _TEXTS = ("", "a", "täxt €", "\0", "😀", "x" * 255, '"\\\n\x7f', "null", "1")
 _BYTES = (b"", b"\xff\xfe", b"\xed\xa0\x80", b"\0", bytes(range(256)))
 #: Whole numbers: type, form, least and most.
@@ -180,7 +179,8 @@ def _block(rng: random.Random, before: list[Raw]) -> None:
     assert check(raws) == [], f"{block!r} is refused: {check(raws)}"
     before.append(raws[0])
     table = fields.get("headers", {})
-    found = headers(_TABLES.tables(raws)[0])
+    encoded = Properties(raws[0][2]).table
+    found = headers(encoded)
     assert _same(found, table), f"{block!r} has the headers {table!r}, and they are read as {found!r}"
     expected = {
         "correlationId": as_text(fields.get("correlation_id")), "replyTo": as_text(fields.get("reply_to")),
@@ -201,7 +201,7 @@ def _block(rng: random.Random, before: list[Raw]) -> None:
         properties.unmarshal(struct.unpack(">H", block[:2])[0], block[2:])
         told = _plain(properties.headers or {})
         assert _same(told, table), f"{block!r} is read by pamqp as {told!r}, and was {table!r}"
-        assert _plain(decode.field_table(_sized(_TABLES.tables(raws)[0]))[1]).keys() == found.keys()
+        assert _plain(decode.field_table(_sized(encoded))[1]).keys() == found.keys()
         for name in SHORTS:
             assert (getattr(properties, name) or "") == (fields.get(name) or ""), f"{block!r}: {name}"
 

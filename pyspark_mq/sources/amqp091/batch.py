@@ -11,31 +11,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Any, NamedTuple, overload
 
 import numpy as np
 
 from pyspark_mq.sources.amqp091.properties import (
     FIELDS,
+    FLAGS,
     FLAGS_BYTES,
     INTEGERS,
     LONG_STRING,
     MORE_FLAGS,
     SIZES,
-    TABLE,
-    TEXT,
-    FlaggedDeliveries,
+    Deliveries,
     Raw,
+    header,
     is_table,
 )
-from pyspark_mq.sources.connections.decoder import ROW_BYTES, RawBatch
-from pyspark_mq.sources.connections.spans import Views, binary, decimals, distinct, is_ascii, maps, text
+from pyspark_mq.sources.connections.decoder import ROW_BYTES, Picked, RawBatch
+from pyspark_mq.sources.connections.spans import Views, binary, decimals, distinct, maps, text
 
 __all__ = ["DeliveryBatch"]
 
-#: Place of the headers.
-_HEADERS = list(FIELDS).index("headers")
 #: Headers of a message that are looked at together, and for how many deliveries each it is worth it.
 _HEADERS_MAX, _ROWS_PER_HEADER = 64, 8
 
@@ -73,27 +71,24 @@ class DeliveryBatch(RawBatch):
         """Make one batch of batches, and of deliveries that have come one by one and can be read, in order."""
         if len(items) == 1 and isinstance(items[0], DeliveryBatch):
             return items[0]
-        pieces: list[bytes] = []
-        columns: list[tuple[Any, Any, Any]] = []
-        start = 0
+        batches: list[DeliveryBatch] = []
         for is_batch, some in groupby(items, lambda item: isinstance(item, DeliveryBatch)):
-            if is_batch:
-                for batch in some:
-                    assert isinstance(batch, DeliveryBatch)
-                    columns.append((batch.tags, batch.redelivered, batch.spans + start))
-                    pieces.append(batch.data)
-                    start += len(batch.data)
-            else:
-                raws: list[Any] = list(some)
-                new = [part for raw in raws for part in raw[2:5]]
-                bounds = start + np.cumsum([0, *map(len, new)])
-                spans = np.stack([bounds[:-1].reshape(-1, 3), bounds[1:].reshape(-1, 3)], axis=2)
-                tags, redelivered = np.array([raw[0] for raw in raws]), np.array([raw[1] for raw in raws])
-                columns.append((tags, redelivered, spans.reshape(-1, 6).T))
-                pieces += new
-                start = int(bounds[-1])
-        found = [np.concatenate(column, axis=-1) for column in zip(*columns, strict=True)]
-        return cls(b"".join([*pieces, bytes(8)]), *found)
+            found: list[Any] = list(some)
+            batches += found if is_batch else [cls._joined(found)]
+        starts = accumulate((len(batch.data) for batch in batches), initial=0)
+        return cls(
+            b"".join([*(batch.data for batch in batches), bytes(8)]),
+            np.concatenate([batch.tags for batch in batches]),
+            np.concatenate([batch.redelivered for batch in batches]),
+            np.concatenate([batch.spans + start for batch, start in zip(batches, starts, strict=False)], axis=1),
+        )
+
+    @classmethod
+    def _joined(cls, raws: Sequence[Raw]) -> DeliveryBatch:
+        parts = [part for raw in raws for part in raw[2:5]]
+        bounds = np.cumsum([0, *map(len, parts)])
+        spans = np.stack([bounds[:-1].reshape(-1, 3), bounds[1:].reshape(-1, 3)], axis=2).reshape(-1, 6).T
+        return cls(b"".join(parts), np.array([raw[0] for raw in raws]), np.array([raw[1] for raw in raws]), spans)
 
     def __len__(self) -> int:
         return len(self.tags)
@@ -116,15 +111,14 @@ class DeliveryBatch(RawBatch):
             yield tag, redelivered, data[a:b], data[c:d], data[e:f]
 
     @cached_property
-    def alone(self) -> FlaggedDeliveries:
+    def alone(self) -> Deliveries:
         """The deliveries one by one, for what cannot be looked at together."""
-        return FlaggedDeliveries(list(self))
+        return Deliveries(self)
 
     @property
     def sizes(self) -> Any:
         """Bytes of each, as :meth:`.Decoder.sizes` counts them."""
-        spans = self.spans
-        return ROW_BYTES + spans[1] - spans[0] + spans[3] - spans[2] + spans[5] - spans[4]
+        return ROW_BYTES + (self.spans[1::2] - self.spans[::2]).sum(axis=0)
 
     # -- parts
 
@@ -140,24 +134,23 @@ class DeliveryBatch(RawBatch):
         return Views(self.data)
 
     @cached_property
-    def _walked(self) -> tuple[dict[int, _Field], Any]:
-        """The fields that are there, by their places, and whether each delivery's are within its properties."""
+    def _walked(self) -> tuple[dict[str, _Field], Any]:
+        """The fields that are there, by their names, and whether each delivery's are within its properties."""
         views, (at, ends) = self._views, self.spans[:2]
         flags = views.at(at, FLAGS_BYTES)
         together = int(np.bitwise_or.reduce(flags))
-        found: dict[int, _Field] = {}
+        found: dict[str, _Field] = {}
         at = at + FLAGS_BYTES
-        for place, kind in enumerate(FIELDS.values()):
-            bit = 0x8000 >> place
-            if not together & bit:
+        for name, flag in FLAGS.items():
+            if not together & flag:
                 continue
-            present = flags & bit != 0
-            begin = at + {TEXT: 1, TABLE: 4}.get(kind, 0)
-            end = begin + (views.at(at, 1) if kind == TEXT else views.at(at, 4) if kind == TABLE else kind)
+            present, size = flags & flag != 0, FIELDS[name]
+            begin = at + max(0, -size)
+            end = begin + (size if size > 0 else views.at(at, -size))
             if present.all():
-                found[place], at = _Field(begin, end, None), end
+                found[name], at = _Field(begin, end, None), end
             else:
-                found[place], at = _Field(begin, end, present), np.where(present, end, at)
+                found[name], at = _Field(begin, end, present), np.where(present, end, at)
         return found, (flags & MORE_FLAGS == 0) & (at <= ends)
 
     def sound(self) -> DeliveryBatch:
@@ -165,21 +158,21 @@ class DeliveryBatch(RawBatch):
         fields, good = self._walked
         if not good.all():
             return self[: int(np.argmin(good))].sound()
-        if _HEADERS in fields and self._headers is None:
+        if "headers" in fields and self._headers is None:
             tables, rows = self.tables
             broken = [number for number, table in enumerate(tables) if not is_table(table)]
             if broken:
                 return self[: int(np.argmax(np.isin(rows, broken)))]
         return self
 
-    def has(self, place: int) -> bool:
+    def has(self, name: str) -> bool:
         """Whether any delivery has a field."""
-        return place in self._walked[0]
+        return name in self._walked[0]
 
     @cached_property
     def tables(self) -> tuple[list[bytes], Any]:
         """Header tables without their lengths, empty where there is none, as :func:`.distinct` returns them."""
-        field = self._walked[0].get(_HEADERS)
+        field = self._walked[0].get("headers")
         if field is None:
             return [b""], np.zeros(len(self), np.int64)
         ends = field.ends if field.present is None else np.where(field.present, field.ends, field.begins)
@@ -188,7 +181,7 @@ class DeliveryBatch(RawBatch):
     @cached_property
     def _headers(self) -> list[_Header] | None:
         """The headers, if all deliveries have the same ones of the same types in the same order."""
-        field = self._walked[0].get(_HEADERS)
+        field = self._walked[0].get("headers")
         if field is None or field.present is not None:
             return None
         views, at = self._views, field.begins
@@ -213,15 +206,17 @@ class DeliveryBatch(RawBatch):
             found.append(_Header(head[1:-1], kind, begins, at))
         return found if (at == field.ends).all() else None
 
-    def lacks(self, header: bytes) -> bool:
-        """Whether it is known that no delivery has a header."""
-        if _HEADERS not in self._walked[0]:
-            return True
-        return self._headers is not None and all(header != one.name for one in self._headers)
+    def header(self, name: bytes) -> Picked:
+        """Return one of the headers; None where there is none."""
+        known = self.tables[0] if self._headers is None else [one.name for one in self._headers]
+        if not any(name in one for one in known):
+            return self.nothing()
+        tables, rows = self.tables
+        return Picked([header(table, name) for table in tables], rows)
 
     def headers(self) -> Any:
         """Return headers as maps of texts, an array of Arrow; None if those have to be looked at one by one."""
-        if not self._headers or len({header.name for header in self._headers}) < len(self._headers):
+        if not self._headers or len({one.name for one in self._headers}) < len(self._headers):
             return None
         columns = []
         try:
@@ -238,9 +233,9 @@ class DeliveryBatch(RawBatch):
             return None
         return maps(columns, len(self))
 
-    def texts(self, place: int) -> Any:
+    def texts(self, name: str) -> Any:
         """Return a field of short strings as an array of Arrow; None if one is no text."""
-        field = self._walked[0].get(place)
+        field = self._walked[0].get(name)
         if field is None:
             return self.nothing()
         try:
@@ -248,21 +243,17 @@ class DeliveryBatch(RawBatch):
         except ValueError:
             return None
 
-    def strings(self, place: int) -> list[str | None] | None:
-        """Return a field of short strings that are ASCII; None if one is not, or some have none."""
-        field = self._walked[0].get(place)
-        if field is None or field.present is not None or not is_ascii(binary(self.data, *field)):
-            return None
-        begins, ends = field.begins.tolist(), field.ends.tolist()
-        first = begins[0] if begins else 0
-        shown = self.data[first : ends[-1] if ends else 0].decode("latin-1")
-        return [shown[begin - first : end - first] for begin, end in zip(begins, ends, strict=True)]
+    def strings(self, name: str) -> list[str | None] | None:
+        """Return a field of short strings; None if one is no text."""
+        if not self.has(name):
+            return [None] * len(self)
+        found = self.texts(name)
+        return None if found is None else list(found.to_numpy(zero_copy_only=False))
 
-    def numbers(self, place: int) -> tuple[Any, Any] | None:
-        """Return a field of numbers, and which deliveries have it; None if no delivery has."""
-        field = self._walked[0].get(place)
+    def numbers(self, name: str) -> tuple[Any, Any]:
+        """Return a field of numbers, and which deliveries have it."""
+        field = self._walked[0].get(name)
         if field is None:
-            return None
-        size = list(FIELDS.values())[place]
+            return np.zeros(len(self), np.int32), np.zeros(len(self), bool)
         present = np.ones(len(self), bool) if field.present is None else field.present
-        return self._views.at(field.begins, size), present
+        return self._views.at(field.begins, FIELDS[name]), present

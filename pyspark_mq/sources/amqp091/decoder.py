@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
+from functools import cache
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeGuard
 
@@ -14,13 +15,14 @@ import numpy as np
 from pyspark_mq.dedup import IdSource, content_digest
 from pyspark_mq.sources.amqp091.batch import DeliveryBatch
 from pyspark_mq.sources.amqp091.properties import (
-    Field,
-    FlaggedDeliveries,
+    Deliveries,
+    Properties,
     Raw,
     UnreadableRaw,
     header,
     headers,
     lasting,
+    lasting_table,
 )
 from pyspark_mq.sources.connections.decoder import (
     INT32_MAX,
@@ -73,16 +75,8 @@ def _plain(value: object) -> object:
     return int(value) if isinstance(value, int) else as_text(value)
 
 
-_message_id = Field("message_id")
-_correlation_id = Field("correlation_id")
-_type = Field("type")
-_priority = Field("priority")
-_timestamp = Field("timestamp")
-_expiration = Field("expiration")
-_headers = Field("headers")
-_delivery_mode = Field("delivery_mode")
-#: By the options of IDs.
-_ID_FIELDS = {"message-id": _message_id, "correlation-id": _correlation_id}
+#: Fields by the options of IDs.
+_ID_FIELDS = {"message-id": "message_id", "correlation-id": "correlation_id"}
 
 #: AMQP 0-9-1, domain delivery-mode.
 _PERSISTENT = 2
@@ -92,74 +86,54 @@ _DELIVERY_COUNT = b"x-delivery-count"
 _DEATHS = b"x-death"
 
 
-def _texts(name: str) -> Column:
-    """Return a column of a field of short strings."""
-    field = Field(name)
-
-    def texts(raws: Sequence[Raw]) -> list[Any]:
-        values = field.texts(raws)
-        return [as_text(value) for value in values] if bytes in set(map(type, values)) else values
-
-    return column_of(texts, lambda batch: batch.texts(field.place))
-
-
-def _numbers(field: Field, alone: Column, together: Callable[[Any, Any], Any]) -> Column:
-    """Return a column that is made of a field of numbers.
+def _column(meaning: Callable[[Raw, Properties], Any], together: Callable[[DeliveryBatch], Any]) -> Column:
+    """Return a column of what properties say.
 
     Args:
-        alone: as of :func:`.column_of`.
-        together: makes it of the numbers of a batch, and of which deliveries have one.
+        meaning: of a delivery one by one.
+        together: as of :func:`.column_of`.
     """
-
-    def of_batch(batch: DeliveryBatch) -> Any:
-        found = batch.numbers(field.place)
-        return batch.nothing() if found is None else together(*found)
-
-    return column_of(alone, of_batch)
+    return column_of(lambda raws: list(map(meaning, raws, Deliveries.of(raws).properties)), together)
 
 
-def _of_table(meaning: Callable[[bytes], Any]) -> Column:
-    """Return a column of what header tables say."""
+def _texts(name: str) -> Column:
+    """Return a column of a field of short strings."""
+    return _column(lambda _, found: as_text(found.text(name)), lambda batch: batch.texts(name))
 
-    def of_each(raws: Sequence[Raw]) -> list[Any]:
-        # Of messages that follow one another many have the same headers.
-        tables = _headers.tables(raws)
-        known = {table: meaning(table) for table in set(tables)}
-        return [known[table] for table in tables]
 
-    def of_batch(batch: DeliveryBatch) -> Picked:
-        tables, rows = batch.tables
-        return Picked(list(map(meaning, tables)), rows)
+def _of_header(name: bytes, meaning: Callable[[object], Any]) -> Column:
+    """Return a column of one of the headers."""
 
-    return column_of(of_each, of_batch)
+    def together(batch: DeliveryBatch) -> Picked:
+        values, rows = batch.header(name)
+        return Picked(list(map(meaning, values)), rows)
+
+    return _column(lambda _, found: meaning(header(found.table, name)), together)
 
 
 def _pairs(table: bytes) -> list[tuple[str, str | None]]:
     return [(as_text(name) or "", as_text(value)) for name, value in headers(table).items()]
 
 
-_pairs_of = _of_table(_pairs)
+def _pairs_of(batch: DeliveryBatch) -> Any:
+    found = batch.headers()
+    if found is not None:
+        return found
+    tables, rows = batch.tables
+    return Picked(list(map(_pairs, tables)), rows)
 
 
-def _properties(raws: Sequence[Raw]) -> Any:
-    found = raws.headers() if isinstance(raws, DeliveryBatch) else None
-    return _pairs_of(raws) if found is None else found
-
-
-def _timestamps_us(raws: Sequence[Raw]) -> list[int | None]:
+def _timestamp_us(_: Raw, found: Properties) -> int | None:
     # Seconds by the specification (section 4.2.5.4); producers that put milliseconds there get
     # a date far in the future, as in every other client. What does not fit the column is null.
-    seconds = _timestamp.numbers(raws)
-    return [None if value is None or value > _SECONDS_MAX else value * _MICROSECONDS for value in seconds]
+    seconds = found.number("timestamp")
+    return None if seconds is None or seconds > _SECONDS_MAX else seconds * _MICROSECONDS
 
 
-def _timestamps_of(seconds: Any, present: Any) -> Any:
+def _timestamps_of(batch: DeliveryBatch) -> Any:
+    seconds, present = batch.numbers("timestamp")
     fits = present & (seconds <= _SECONDS_MAX)
     return numbers(np.where(fits, seconds, 0).astype(np.int64) * _MICROSECONDS, fits)
-
-
-def _expirations_us(raws: Sequence[Raw]) -> list[int | None]:
-    return list(map(_expiration_us, _expiration.texts(raws), _timestamps_us(raws)))
 
 
 def _expiration_us(lifetime: object, published_us: int | None) -> int | None:
@@ -171,65 +145,46 @@ def _expiration_us(lifetime: object, published_us: int | None) -> int | None:
     return moment if moment <= INT64_MAX else None
 
 
-def _expirations_of(batch: DeliveryBatch) -> Picked | None:
-    return None if batch.has(_expiration.place) and batch.has(_timestamp.place) else batch.nothing()
+def _expirations_of(batch: DeliveryBatch) -> Any:
+    if not batch.has("expiration"):
+        return batch.nothing()
+    lifetimes = batch.strings("expiration")
+    return None if lifetimes is None else list(map(_expiration_us, lifetimes, _timestamps_of(batch).to_pylist()))
 
 
-def _delivery_counts(raws: Sequence[Raw]) -> list[int | None]:
+def _delivery_count(count: object, redelivered: bool) -> int | None:
     # Quorum queues count the deliveries before this one (header x-delivery-count, absent at
-    # first); classic queues only say that there was one.
-    plain = [None if raw[1] else 1 for raw in raws]
-    if not any(_DELIVERY_COUNT in raw[2] for raw in raws):
-        return plain
-    counts = [header(table, _DELIVERY_COUNT) for table in _headers.tables(raws)]
-    return [_counted(count) or minimum for count, minimum in zip(counts, plain, strict=True)]
+    # first); classic queues only say that there was one, and a producer may have put anything there.
+    if _is_count(count) and count < INT32_MAX:
+        return count + 1
+    return None if redelivered else 1
 
 
 def _delivery_counts_of(batch: DeliveryBatch) -> Picked:
-    if batch.lacks(_DELIVERY_COUNT):
-        return Picked([1, None], batch.redelivered.astype(np.int64))
-    tables, rows = batch.tables
-    counts = [_counted(header(table, _DELIVERY_COUNT)) for table in tables]
-    return Picked([count or minimum for count in counts for minimum in (1, None)], 2 * rows + batch.redelivered)
+    counts, rows = batch.header(_DELIVERY_COUNT)
+    meanings = [_delivery_count(count, flag) for count in counts for flag in (False, True)]
+    return Picked(meanings, 2 * rows + batch.redelivered)
 
 
-def _counted(count: object) -> int | None:
-    # On a classic queue a producer may have put anything there.
-    return count + 1 if _is_count(count) and count < INT32_MAX else None
-
-
-def _persistent(raws: Sequence[Raw]) -> list[bool | None]:
+def _persistent(raw: Raw, found: Properties) -> bool | None:
     # Without the field a message is transient (RabbitMQ); of one that cannot be read it may be what is missing.
-    modes = _delivery_mode.numbers(raws)
-    return [
-        None if mode is None and type(raw) is UnreadableRaw else mode == _PERSISTENT
-        for mode, raw in zip(modes, raws, strict=True)
-    ]
+    mode = found.number("delivery_mode")
+    return None if mode is None and type(raw) is UnreadableRaw else mode == _PERSISTENT
 
 
 def _persistent_of(batch: DeliveryBatch) -> Any:
-    found = batch.numbers(_delivery_mode.place)
-    return [False] * len(batch) if found is None else numbers((found[0] == _PERSISTENT) & found[1])
+    modes, present = batch.numbers("delivery_mode")
+    return numbers((modes == _PERSISTENT) & present)
 
 
 def _of_place(part: int) -> Column:
     """Return a column of exchanges, or of routing keys."""
 
-    def of_each(raws: Sequence[Raw]) -> list[str | None]:
-        # Of messages that follow one another many were published at the same place.
-        known = {where: _routing(where)[part] for where in {raw[4] for raw in raws}}
-        return [known[raw[4]] for raw in raws]
-
-    def of_batch(batch: DeliveryBatch) -> Picked:
+    def together(batch: DeliveryBatch) -> Picked:
         places, rows = batch.places()
         return Picked([_routing(where)[part] for where in places], rows)
 
-    return column_of(of_each, of_batch)
-
-
-def _of_header(name: bytes, meaning: Callable[[object], Any]) -> Column:
-    of_table = _of_table(lambda table: meaning(header(table, name)))
-    return column_of(of_table, lambda batch: batch.nothing() if batch.lacks(name) else of_table(batch))
+    return column_of(lambda raws: [_routing(raw[4])[part] for raw in raws], together)
 
 
 def _sequence(value: object) -> int | None:
@@ -272,7 +227,7 @@ class Amqp091Decoder(Decoder):
 
     def batch(self, raws: Sequence[Raw], names: Collection[str]) -> Sequence[Raw]:  # noqa: ARG002 - the same for all
         """With what all columns look at."""
-        return raws if isinstance(raws, DeliveryBatch) else FlaggedDeliveries(raws)
+        return raws if isinstance(raws, DeliveryBatch) else Deliveries.of(raws)
 
     def tags(self, raws: Sequence[Raw]) -> list[int]:
         """Delivery tags: 1, 2, 3… on each channel (AMQP 0-9-1, domain delivery-tag)."""
@@ -289,23 +244,22 @@ class Amqp091Decoder(Decoder):
 
     def ids(self, raws: Sequence[Raw], source: IdSource) -> list[object]:
         """RabbitMQ gives no message an ID: these are the producer's."""
-        field = _ID_FIELDS.get(source.kind)
-        if isinstance(raws, DeliveryBatch):
-            found = None if field is None else raws.strings(field.place)
-            return self.ids(raws.alone, source) if found is None else [*found]
+        field, name = _ID_FIELDS.get(source.kind), source.name.encode()
         if field is not None:
-            return field.texts(raws)
-        name = source.name.encode()
-        return [_header_id(header(table, name)) for table in _headers.tables(raws)]
+            return list(_column(lambda _, found: found.text(field), lambda batch: batch.strings(field))(raws))
+        found = _of_header(name, _header_id)(raws)
+        return [found.values[row] for row in found.rows.tolist()] if isinstance(found, Picked) else found
 
     def digests(self, raws: Sequence[Raw]) -> list[bytes]:
         """Digests of properties, headers and bodies."""
-        # Of messages that follow one another many have the same headers.
-        known: dict[bytes, bytes] = {}
-        return [content_digest(lasting(raw[2], known), raw[3]) for raw in raws]
+        table_of = cache(lasting_table)  # of messages that follow one another many have the same headers
+        return [content_digest(lasting(raw[2], table_of), raw[3]) for raw in raws]
 
     def unmarked(self, raws: Sequence[Raw]) -> list[bool]:
         """Whether neither the flag of basic.deliver is set, nor the header of dead letters is there."""
+        if isinstance(raws, DeliveryBatch):
+            spans = zip(raws.redelivered.tolist(), *raws.spans[:2].tolist(), strict=True)
+            return [not flagged and raws.data.find(_DEATHS, begin, end) < 0 for flagged, begin, end in spans]
         return [not raw[1] and _DEATHS not in raw[2] for raw in raws]
 
     def unreadable(self, raws: Sequence[Raw]) -> list[Unreadable]:
@@ -316,22 +270,28 @@ class Amqp091Decoder(Decoder):
 
     columns: ClassVar[Mapping[str, Callable[[Sequence[Raw]], list[Any]]]] = MappingProxyType(
         {
-            "properties": _properties,
+            "properties": _column(lambda _, found: _pairs(found.table), _pairs_of),
             "correlationId": _texts("correlation_id"),
             "replyTo": _texts("reply_to"),
             "contentType": _texts("content_type"),
             "type": _texts("type"),
-            "priority": _numbers(_priority, _priority.numbers, numbers),
-            "timestamp": _numbers(_timestamp, _timestamps_us, _timestamps_of),
-            "expiration": column_of(_expirations_us, _expirations_of),
+            "priority": _column(
+                lambda _, found: found.number("priority"), lambda batch: numbers(*batch.numbers("priority"))
+            ),
+            "timestamp": _column(_timestamp_us, _timestamps_of),
+            "expiration": _column(
+                lambda raw, found: _expiration_us(found.text("expiration"), _timestamp_us(raw, found)), _expirations_of
+            ),
             "redelivered": column_of(lambda raws: [raw[1] for raw in raws], lambda batch: batch.redelivered.tolist()),
-            "deliveryCount": column_of(_delivery_counts, _delivery_counts_of),
+            "deliveryCount": _column(
+                lambda raw, found: _delivery_count(header(found.table, _DELIVERY_COUNT), raw[1]), _delivery_counts_of
+            ),
             "routingKey": _of_place(1),
             "exchange": _of_place(0),
             "userId": _texts("user_id"),
             "appId": _texts("app_id"),
             "contentEncoding": _texts("content_encoding"),
-            "persistent": column_of(_persistent, _persistent_of),
+            "persistent": _column(_persistent, _persistent_of),
             "groupId": _of_header(b"JMSXGroupID", as_text),
             "groupSequence": _of_header(b"JMSXGroupSeq", _sequence),
         }
@@ -341,8 +301,8 @@ class Amqp091Decoder(Decoder):
 def _unreadable(raw: UnreadableRaw) -> Unreadable:
     tag, _, _, _, where, encoded, error = raw
     known = dict(zip(("exchange", "routing key"), _routing(where), strict=True))
-    fields = {"message id": _message_id, "correlation id": _correlation_id, "type": _type}
-    known |= {name: as_text(field.texts([raw])[0]) for name, field in fields.items()}
+    readable = Properties(raw[2])
+    known |= {name.replace("_", " "): as_text(readable.text(name)) for name in ("message_id", "correlation_id", "type")}
     return Unreadable(tag, {name: value for name, value in known.items() if value is not None}, encoded, error)
 
 

@@ -94,7 +94,6 @@ class DeliveryReader:
         self._parts: list[bytes] = []
         self._have = self._need = 0
         self._found: list[Raw] = []
-        self._where = b""
         #: What is left begins with a delivery that was looked at before.
         self._again = False
 
@@ -166,10 +165,6 @@ class DeliveryReader:
             raise FrameError("a delivery is shorter than its consumer tag says")
         tag, bits = _tag_and_bits(data, behind)
         where = data[behind + _TAG_AND_BITS : end - 1]
-        if where == self._where:
-            where = self._where  # one object, as long as they are the same
-        else:
-            self._where = where
         at, size = end, len(data)
         if size - at >= _CONTENT_HEAD:
             kind, channel, length, class_id, _, body_size = _content_head(data, at)
