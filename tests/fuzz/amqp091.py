@@ -208,7 +208,7 @@ def _block(rng: random.Random, before: list[Raw]) -> None:
 
 def _together(before: list[Raw]) -> None:
     """What is read of a message does not depend on those beside it."""
-    batch = _DECODER.batch(before, list(_DECODER.columns))
+    batch = _DECODER.prepared(before)
     for name, make in _DECODER.columns.items():
         for raw, found in zip(before, make(batch), strict=True):
             (alone,) = make([raw])

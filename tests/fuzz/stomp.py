@@ -160,7 +160,7 @@ def _columns(raws: list[Raw]) -> int:
     """What is read of a message does not depend on those beside it; how many messages there were."""
     for dialect in _DIALECTS:
         some: list[Any] = [raw for raw in raws if raw[3] is dialect]
-        batch = _DECODER.batch(some, list(_DECODER.columns))
+        batch = _DECODER.prepared(some)
         for name, make in _DECODER.columns.items():
             for raw, found in zip(some, make(batch), strict=True):
                 (alone,) = make([raw])

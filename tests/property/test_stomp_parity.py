@@ -401,7 +401,7 @@ def together(raws: list[Any]) -> list[MessageBatch]:
 
 def same_columns(raws: list[Any], plain: list[Delivery]) -> None:
     decoder = StompDecoder()
-    for given_raws in (raws, decoder.batch(raws, list(decoder.columns)), *together(raws)):
+    for given_raws in (raws, decoder.prepared(raws), *together(raws)):
         assert decoder.tags(given_raws) == [one.tag for one in plain]
         assert decoder.bodies(given_raws) == [one.body for one in plain]
         if isinstance(given_raws, MessageBatch):

@@ -25,7 +25,7 @@ from typing import Any, ClassVar, NamedTuple
 from pyspark_mq.brokers.base import Broker, Listing
 from pyspark_mq.dedup import IdSource, Key, SeenStore, content_digest
 from pyspark_mq.errors import BrokerUnavailableError, DestinationError
-from pyspark_mq.sources.connections.decoder import ROW_BYTES, Decoder, Unreadable
+from pyspark_mq.sources.connections.decoder import Decoder, Unreadable
 from pyspark_mq.sources.connections.session import Greeting, QueueDepth, Session, SessionLostError
 from pyspark_mq.sources.runtime import Runtime, Threads
 from pyspark_mq.sources.url import BrokerUrl
@@ -150,14 +150,11 @@ def _nothing(raws: Sequence[Raw]) -> list[Any]:
 class MemoryDecoder(Decoder):
     """Columns of :class:`Raw`."""
 
-    def tags(self, raws: Sequence[Raw]) -> list[int]:
-        return [raw.tag for raw in raws]
+    def body(self, raw: Raw) -> bytes:
+        return raw.message.body
 
-    def bodies(self, raws: Sequence[Raw]) -> list[bytes]:
-        return [raw.message.body for raw in raws]
-
-    def sizes(self, raws: Sequence[Raw]) -> list[int]:
-        return [ROW_BYTES + len(raw.message.body) + len(raw.message.id or "") for raw in raws]
+    def size(self, raw: Raw) -> int:
+        return len(raw.message.body) + len(raw.message.id or "")
 
     def ids(self, raws: Sequence[Raw], source: IdSource) -> list[object]:
         if source.kind == "property":

@@ -293,14 +293,11 @@ class Ready(Decoder):
     def tags(self, raws: Sequence[Any]) -> list[int]:
         return list(range(1, len(raws) + 1))
 
-    def bodies(self, raws: Sequence[Any]) -> list[bytes]:
-        return [b""] * len(raws)
+    def body(self, raw: Any) -> bytes:
+        return b""
 
-    def sizes(self, raws: Sequence[Any]) -> list[int]:
-        return [0] * len(raws)
-
-    def digests(self, raws: Sequence[Any]) -> list[bytes]:
-        return [bytes(16)] * len(raws)
+    def size(self, raw: Any) -> int:
+        return 0
 
     def unmarked(self, raws: Sequence[Any]) -> list[bool]:
         return [True] * len(raws)

@@ -319,6 +319,6 @@ def test_of_each_read_hardly_a_message_is_left_alone() -> None:
 def test_headers_of_messages_that_come_one_by_one_are_read_once_for_all_columns() -> None:
     raws = [raw("artemis", {"type": str(n)}) for n in range(3)]
     (some,) = DECODER.gather(raws, 4 << 20)
-    ready = DECODER.batch(some, list(DECODER.columns))
+    ready = DECODER.prepared(some)
     assert ready is some
     assert (list(ready), DECODER.columns["type"](ready)) == (raws, ["0", "1", "2"])

@@ -9,10 +9,10 @@ All else is left to that. So this never decides that a message is broken.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate, groupby
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from pyspark_mq.sources.amqp091.properties import (
     header,
     is_table,
 )
-from pyspark_mq.sources.connections.decoder import ROW_BYTES, Picked, RawBatch
+from pyspark_mq.sources.connections.decoder import Picked, RawBatch
 from pyspark_mq.sources.connections.spans import Views, binary, decimals, distinct, maps, text
 
 __all__ = ["DeliveryBatch"]
@@ -90,35 +90,21 @@ class DeliveryBatch(RawBatch):
         spans = np.stack([bounds[:-1].reshape(-1, 3), bounds[1:].reshape(-1, 3)], axis=2).reshape(-1, 6).T
         return cls(b"".join(parts), np.array([raw[0] for raw in raws]), np.array([raw[1] for raw in raws]), spans)
 
-    def __len__(self) -> int:
-        return len(self.tags)
+    def taken(self, places: Any) -> DeliveryBatch:
+        return DeliveryBatch(self.data, self.tags[places], self.redelivered[places], self.spans[:, places])
 
-    @overload
-    def __getitem__(self, place: int) -> Raw: ...
-    @overload
-    def __getitem__(self, place: slice) -> DeliveryBatch: ...
-    def __getitem__(self, place: int | slice) -> Raw | DeliveryBatch:
-        if isinstance(place, slice):
-            return DeliveryBatch(self.data, self.tags[place], self.redelivered[place], self.spans[:, place])
-        a, b, c, d, e, f = self.spans[:, place].tolist()
-        tag, redelivered = int(self.tags[place]), bool(self.redelivered[place])
-        return tag, redelivered, self.data[a:b], self.data[c:d], self.data[e:f]
-
-    def __iter__(self) -> Iterator[Raw]:
+    def cut(self) -> Deliveries:
         data = self.data
         columns = (self.tags.tolist(), self.redelivered.tolist(), *self.spans.tolist())
-        for tag, redelivered, a, b, c, d, e, f in zip(*columns, strict=True):
-            yield tag, redelivered, data[a:b], data[c:d], data[e:f]
-
-    @cached_property
-    def alone(self) -> Deliveries:
-        """The deliveries one by one, for what cannot be looked at together."""
-        return Deliveries(self)
+        return Deliveries(
+            (tag, redelivered, data[a:b], data[c:d], data[e:f])
+            for tag, redelivered, a, b, c, d, e, f in zip(*columns, strict=True)
+        )
 
     @property
     def sizes(self) -> Any:
-        """Bytes of each, as :meth:`.Decoder.sizes` counts them."""
-        return ROW_BYTES + (self.spans[1::2] - self.spans[::2]).sum(axis=0)
+        """Bytes of properties, body, exchange and routing key of each."""
+        return (self.spans[1::2] - self.spans[::2]).sum(axis=0)
 
     # -- parts
 

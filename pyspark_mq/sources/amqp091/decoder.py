@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
-from functools import cache
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeGuard
 
 import numpy as np
 
-from pyspark_mq.dedup import IdSource, content_digest
+from pyspark_mq.dedup import IdSource
 from pyspark_mq.sources.amqp091.batch import DeliveryBatch
 from pyspark_mq.sources.amqp091.properties import (
     Deliveries,
@@ -21,18 +20,16 @@ from pyspark_mq.sources.amqp091.properties import (
     UnreadableRaw,
     header,
     headers,
-    lasting,
-    lasting_table,
 )
 from pyspark_mq.sources.connections.decoder import (
     INT32_MAX,
     INT64_MAX,
-    ROW_BYTES,
     Column,
     Decoder,
     Picked,
     Unreadable,
     column_of,
+    listed,
 )
 from pyspark_mq.sources.connections.spans import numbers
 
@@ -225,35 +222,22 @@ class Amqp091Decoder(Decoder):
             left, are_large = left - size, is_large
         yield _together_if_readable(held)
 
-    def batch(self, raws: Sequence[Raw], names: Collection[str]) -> Sequence[Raw]:  # noqa: ARG002 - the same for all
-        """With what all columns look at."""
+    def prepared(self, raws: Sequence[Raw]) -> Sequence[Raw]:
         return raws if isinstance(raws, DeliveryBatch) else Deliveries.of(raws)
 
-    def tags(self, raws: Sequence[Raw]) -> list[int]:
-        """Delivery tags: 1, 2, 3… on each channel (AMQP 0-9-1, domain delivery-tag)."""
-        return list(raws.tags.tolist()) if isinstance(raws, DeliveryBatch) else [raw[0] for raw in raws]
+    def body(self, raw: Raw) -> bytes:
+        return raw[3]
 
-    def bodies(self, raws: Sequence[Raw]) -> list[bytes]:
-        return [raw[3] for raw in raws]
-
-    def sizes(self, raws: Sequence[Raw]) -> list[int]:
+    def size(self, raw: Raw) -> int:
         """Bytes of properties, body, exchange and routing key."""
-        if isinstance(raws, DeliveryBatch):
-            return list(raws.sizes.tolist())
-        return [ROW_BYTES + len(raw[2]) + len(raw[3]) + len(raw[4]) for raw in raws]
+        return len(raw[2]) + len(raw[3]) + len(raw[4])
 
     def ids(self, raws: Sequence[Raw], source: IdSource) -> list[object]:
         """RabbitMQ gives no message an ID: these are the producer's."""
         field, name = _ID_FIELDS.get(source.kind), source.name.encode()
         if field is not None:
             return list(_column(lambda _, found: found.text(field), lambda batch: batch.strings(field))(raws))
-        found = _of_header(name, _header_id)(raws)
-        return [found.values[row] for row in found.rows.tolist()] if isinstance(found, Picked) else found
-
-    def digests(self, raws: Sequence[Raw]) -> list[bytes]:
-        """Digests of properties, headers and bodies."""
-        table_of = cache(lasting_table)  # of messages that follow one another many have the same headers
-        return [content_digest(lasting(raw[2], table_of), raw[3]) for raw in raws]
+        return listed(_of_header(name, _header_id)(raws))
 
     def unmarked(self, raws: Sequence[Raw]) -> list[bool]:
         """Whether neither the flag of basic.deliver is set, nor the header of dead letters is there."""

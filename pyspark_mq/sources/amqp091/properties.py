@@ -10,7 +10,7 @@ on dates beyond the year 9999, which is what milliseconds are where seconds belo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from decimal import Decimal
@@ -18,12 +18,11 @@ from functools import cache, cached_property
 from struct import Struct
 from typing import Any, TypeAlias
 
-from pyspark_mq.brokers.base import PASSING_HEADERS, PASSING_PREFIXES
 from pyspark_mq.sources.connections.decoder import UNREADABLE_PROPERTY
 
 __all__ = [
     "FIELDS", "FLAGS", "FLAGS_BYTES", "INTEGERS", "LONG_STRING", "MORE_FLAGS", "SIZES", "Deliveries", "Properties",
-    "Raw", "UnreadableRaw", "check", "header", "headers", "is_table", "lasting", "lasting_table", "unreadable",
+    "Raw", "UnreadableRaw", "check", "header", "headers", "is_table", "unreadable",
 ]  # fmt: skip
 
 #: (delivery tag, redelivered, encoded properties, body, encoded exchange and routing key). For one that cannot be read
@@ -116,39 +115,6 @@ class Deliveries(list[Raw]):
     @cached_property
     def properties(self) -> list[Properties]:
         return [Properties(raw[2]) for raw in self]
-
-
-def lasting(block: bytes, table_of: Callable[[bytes], bytes]) -> bytes:
-    """Encode the properties again, without those that differ between deliveries of a message; headers by their names.
-
-    Args:
-        table_of: :func:`lasting_table`, or what remembers its results.
-    """
-    flags = int.from_bytes(block[:FLAGS_BYTES], "big")
-    if not flags & (FLAGS["headers"] | FLAGS["expiration"]):
-        return block
-    fields = Properties(block)
-    if fields.pop("expiration", None):
-        flags &= ~FLAGS["expiration"]
-    if "headers" in fields:
-        fields["headers"] = table_of(fields["headers"])
-        if not fields["headers"]:
-            flags &= ~FLAGS["headers"]
-    return flags.to_bytes(FLAGS_BYTES, "big") + b"".join(fields.values())
-
-
-def lasting_table(field: bytes) -> bytes:
-    """Return the headers that last, in the order of their names; nothing if there are none."""
-    entries, at = [], 4
-    while at < len(field):
-        start = at + 1 + field[at]
-        name = field[at + 1 : start]
-        end = _value(field, start)[1]
-        if name not in PASSING_HEADERS and not name.startswith(PASSING_PREFIXES):
-            entries.append(field[at:end])
-        at = end
-    kept = b"".join(sorted(entries))
-    return len(kept).to_bytes(4, "big") + kept if kept else b""
 
 
 # -- what arrives ------------------------------------------------------------------------------

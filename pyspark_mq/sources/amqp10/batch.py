@@ -7,8 +7,7 @@ A message that is not walked is a delivery by itself, between batches.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -59,32 +58,17 @@ class EncodedBatch(RawBatch):
         tags = np.concatenate([batch.tags for batch in batches])
         return cls(messages, tags, Group.of(groups), batches[0].reader)
 
-    def __len__(self) -> int:
-        return len(self.tags)
+    def taken(self, places: Any) -> EncodedBatch:
+        group = self.group.taken(np.arange(len(self))[places])
+        return EncodedBatch(self.messages.taken(places), self.tags[places], group, self.reader)
 
-    @overload
-    def __getitem__(self, place: int) -> Raw: ...
-    @overload
-    def __getitem__(self, place: slice) -> EncodedBatch: ...
-    def __getitem__(self, place: int | slice) -> Raw | EncodedBatch:
-        if isinstance(place, int):
-            begin, end = int(self.messages.begins[place]), int(self.messages.ends[place])
-            return self.reader.read(int(self.tags[place]), self.messages.data[begin:end])
-        group = self.group.taken(np.arange(len(self))[place])
-        return EncodedBatch(self.messages.taken(place), self.tags[place], group, self.reader)
-
-    def __iter__(self) -> Iterator[Raw]:
-        return iter(self.alone)
-
-    @cached_property
-    def alone(self) -> list[Raw]:
-        """The deliveries one by one, for what cannot be looked at together."""
+    def cut(self) -> list[Raw]:
         return list(map(self.reader.read, self.tags.tolist(), self.messages.cut()))
 
     @property
-    def sizes(self) -> list[int]:
+    def sizes(self) -> Any:
         """Bytes of each message."""
-        return list((self.messages.ends - self.messages.begins).tolist())
+        return self.messages.ends - self.messages.begins
 
     def body_column(self) -> Any:
         return binary(self.messages.data, self.group.begins, self.group.ends)

@@ -22,7 +22,6 @@ from pyspark_mq.sources.amqp10.encoding import EncodingError, Pairs, bare_messag
 from pyspark_mq.sources.connections.decoder import (
     INT32_MAX,
     INT64_MAX,
-    ROW_BYTES,
     UNREADABLE_PROPERTY,
     Column,
     Decoder,
@@ -276,18 +275,11 @@ def _is_batch(raws: Sequence[Raw]) -> TypeGuard[EncodedBatch]:
 class Amqp10Decoder(Decoder):
     """Columns of :class:`Raw`, and of those that are :class:`~pyspark_mq.sources.amqp10.batch.EncodedBatch`."""
 
-    def tags(self, raws: Sequence[Raw]) -> list[int]:
-        if _is_batch(raws):
-            return list(raws.tags.tolist())
-        return [raw.tag for raw in raws]
+    def body(self, raw: Raw) -> bytes:
+        return raw.body
 
-    def bodies(self, raws: Sequence[Raw]) -> list[bytes]:
-        if _is_batch(raws):
-            return list(raws.body_column().to_pylist())
-        return [raw.body for raw in raws]
-
-    def sizes(self, raws: Sequence[Raw]) -> list[int]:
-        return [ROW_BYTES + size for size in (raws.sizes if _is_batch(raws) else [raw.size for raw in raws])]
+    def size(self, raw: Raw) -> int:
+        return raw.size
 
     def ids(self, raws: Sequence[Raw], source: IdSource) -> list[object]:
         if _is_batch(raws):

@@ -153,7 +153,7 @@ def make_block(decoder: Decoder, raws: Sequence[Any], ids: MessageIds, schema: p
         ids.hidden(decoder, raws) if None in keys else [],
         {row: unreadable[tag] for row, tag in enumerate(tags) if tag in unreadable} if unreadable else {},
     )
-    ready = decoder.batch(raws, schema.names)
+    ready = decoder.prepared(raws)
     columns: dict[str, Callable[[Any], Any]] = {
         _ID: lambda _: ids.texts(values),
         "body": lambda ready: ready.body_column() if isinstance(ready, RawBatch) else _bodies(decoder.bodies(ready)),

@@ -15,10 +15,11 @@ Guarantee: the same delivery, handed out again by the broker, has the same ID; a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate, groupby, pairwise
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, overload
 
 import numpy as np
 import pyarrow as pa
@@ -47,8 +48,7 @@ _CONTENT = (
     "correlationId", "replyTo", "contentType", "type", "priority", "timestamp", "userId", "appId", "contentEncoding",
     "persistent", "groupId", "groupSequence",
 )  # fmt: skip
-_PASSING = {name.decode() for name in PASSING_HEADERS}
-_PASSING_PREFIXES = tuple(prefix.decode() for prefix in PASSING_PREFIXES)
+_PASSING = tuple(prefix.decode() for prefix in PASSING_PREFIXES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,22 +88,49 @@ class Picked(NamedTuple):
 
 
 class RawBatch(Sequence[Any]):
-    """Several raw deliveries in a row, in the form in which they are looked at together. Slices are batches, too."""
+    """Several raw deliveries in a row, in the form in which they are looked at together. Slices are batches, too.
+
+    Attributes:
+        tags: of each, an array.
+        alone: the deliveries one by one, for what cannot be looked at together.
+    """
+
+    tags: Any
 
     @classmethod
     @abstractmethod
     def of(cls, batches: Sequence[Self]) -> Self:
         """Make one batch of several that follow each other."""
 
+    def __len__(self) -> int:
+        return len(self.tags)
+
+    @overload
+    def __getitem__(self, place: int) -> Any: ...
+    @overload
+    def __getitem__(self, place: slice) -> Self: ...
+    def __getitem__(self, place: int | slice) -> Any:
+        return self.taken(place) if isinstance(place, slice) else self.alone[place]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.alone)
+
+    @cached_property
+    def alone(self) -> Sequence[Any]:
+        return self.cut()
+
+    @abstractmethod
+    def taken(self, places: Any) -> Self:
+        """Some of them: a slice, or an array of their places in ascending order."""
+
+    @abstractmethod
+    def cut(self) -> Sequence[Any]:
+        """Return the deliveries one by one."""
+
     @property
     @abstractmethod
     def sizes(self) -> Any:
         """Bytes of each."""
-
-    @property
-    @abstractmethod
-    def alone(self) -> Sequence[Any]:
-        """The deliveries one by one, for what cannot be looked at together."""
 
     @abstractmethod
     def body_column(self) -> Any:
@@ -126,11 +153,6 @@ def listed(column: Any) -> list[Any]:
         return list(column.to_pylist())
     pairs = [*zip(column.keys.to_pylist(), column.items.to_pylist(), strict=True)]
     return [pairs[begin:end] for begin, end in pairwise(column.offsets.to_pylist())]
-
-
-def _lasts(pair: tuple[str, str | None]) -> bool:
-    """Whether a property is the same at each delivery of a message."""
-    return pair[0] not in _PASSING and not pair[0].startswith(_PASSING_PREFIXES)
 
 
 #: A column, see :attr:`Decoder.columns`.
@@ -157,7 +179,8 @@ def column_of(alone: Column, together: Callable[[Any], Any]) -> Column:
 class Decoder(ABC):
     """Columns of raw deliveries, for one protocol. Stateless; works on lists, never on one message.
 
-    A raw delivery is whatever the session appends to its inbox, or a part of a :class:`RawBatch` there.
+    A raw delivery is a tuple that begins with its tag, as the session appends it to its inbox, or a part of a
+    :class:`RawBatch` there.
     """
 
     def gather(self, items: Sequence[Any], bytes_max: int) -> Iterator[Sequence[Any]]:
@@ -171,22 +194,31 @@ class Decoder(ABC):
                 yield list(some)
                 continue
             batches = list(some)
-            ends = accumulate(sum(batch.sizes) for batch in batches)
+            ends = accumulate(int(batch.sizes.sum()) for batch in batches)
             for _, part in groupby(zip(ends, batches, strict=True), lambda pair: pair[0] // bytes_max):
                 neighbours = [batch for _, batch in part]
                 yield neighbours[0].of(neighbours)
 
-    @abstractmethod
     def tags(self, raws: Sequence[Any]) -> list[int]:
         """Handles, ascending in the order of arrival, unique within the session."""
+        return list(raws.tags.tolist()) if isinstance(raws, RawBatch) else [raw[0] for raw in raws]
 
-    @abstractmethod
     def bodies(self, raws: Sequence[Any]) -> list[bytes]:
         """Bodies as bytes."""
+        return list(raws.body_column().to_pylist()) if isinstance(raws, RawBatch) else list(map(self.body, raws))
 
-    @abstractmethod
     def sizes(self, raws: Sequence[Any]) -> list[int]:
         """Bytes of each delivery as it came, headers and all, and `ROW_BYTES` more."""
+        sizes = raws.sizes.tolist() if isinstance(raws, RawBatch) else map(self.size, raws)
+        return [ROW_BYTES + size for size in sizes]
+
+    @abstractmethod
+    def body(self, raw: Any) -> bytes:
+        """The body of one delivery."""
+
+    @abstractmethod
+    def size(self, raw: Any) -> int:
+        """Bytes of one delivery as it came, headers and all."""
 
     @abstractmethod
     def ids(self, raws: Sequence[Any], source: IdSource) -> list[object]:
@@ -198,12 +230,16 @@ class Decoder(ABC):
         The same at each delivery of a message. Not of it: how often it was delivered, by which way it came, how long
         it may live, and what a broker notes of dead letters.
         """
-        properties = listed(self.columns["properties"](raws))
-        others = zip(*(listed(self.columns[name](raws)) for name in _CONTENT), strict=True)
-        return [
-            content_digest(repr((fields, sorted(filter(_lasts, pairs)))).encode("utf-8", "surrogatepass"), body)
-            for fields, pairs, body in zip(others, properties, self.bodies(raws), strict=True)
-        ]
+        ready = self.prepared(raws)
+        others = zip(*(listed(self.columns[name](ready)) for name in _CONTENT), strict=True)
+        digests = []
+        for fields, pairs, body in zip(
+            others, listed(self.columns["properties"](ready)), self.bodies(raws), strict=True
+        ):
+            lasting = [pair for pair in pairs if pair[0] not in self.passing and not pair[0].startswith(_PASSING)]
+            named = repr((fields, sorted(lasting)))
+            digests.append(content_digest(named.encode("utf-8", "surrogatepass"), body))
+        return digests
 
     @abstractmethod
     def unmarked(self, raws: Sequence[Any]) -> list[bool]:
@@ -221,13 +257,15 @@ class Decoder(ABC):
         """
         return []
 
-    def batch(self, raws: Sequence[Any], names: Collection[str]) -> Sequence[Any]:  # noqa: ARG002 - for those that override it
-        """Prepare deliveries for making columns of these names. Usually returns them as they are."""
+    def prepared(self, raws: Sequence[Any]) -> Sequence[Any]:
+        """Return deliveries with what all columns look at. Usually that is nothing more."""
         return raws
 
+    #: Properties that are no part of the content of a message.
+    passing: ClassVar[frozenset[str]] = frozenset(name.decode() for name in PASSING_HEADERS)
     #: column name -> function from raw deliveries to a list of values: str, int, bool, a list of
     #: (str, str or None) pairs for `properties`, microseconds since 1970 for timestamps; None for
     #: nothing. `messageId` and `destination` are not among them, and `body` only where a column of bodies is made
-    #: better than by :meth:`bodies`. For deliveries from :meth:`batch` it may be an Arrow array instead, or
+    #: better than by :meth:`bodies`. For a batch it may be an Arrow array instead, or
     #: :class:`Picked`. What is not here is null.
     columns: ClassVar[Mapping[str, Column]]

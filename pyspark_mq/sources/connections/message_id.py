@@ -9,7 +9,7 @@ from typing import Any
 
 from pyspark_mq.dedup import IdSource, Key, OnMissing, id_keys, id_text
 from pyspark_mq.errors import MissingMessageIdError
-from pyspark_mq.sources.connections.decoder import Decoder
+from pyspark_mq.sources.connections.decoder import Decoder, RawBatch
 from pyspark_mq.sources.settings import OnUnreadable, Settings
 
 __all__ = ["MessageIds"]
@@ -67,7 +67,10 @@ class MessageIds:
             unreadable = {delivery.tag for delivery in decoder.unreadable(raws)}
             tags = decoder.tags(raws)
             places = [place for place in places if tags[place] in unreadable]
-        without = raws if len(places) == len(raws) else [raws[place] for place in places]
+        if len(places) == len(raws):
+            without = raws
+        else:
+            without = raws.taken(places) if isinstance(raws, RawBatch) else [raws[place] for place in places]
         for place, digest in zip(places, decoder.digests(without), strict=True):
             keys[place] = digest
         return keys, bool(places)

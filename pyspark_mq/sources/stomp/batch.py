@@ -15,14 +15,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple, TypeAlias, overload
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_mq.brokers.base import StompDialect
-from pyspark_mq.sources.connections.decoder import ROW_BYTES, RawBatch
+from pyspark_mq.sources.connections.decoder import RawBatch
 from pyspark_mq.sources.connections.spans import binary, maps, text
 from pyspark_mq.sources.stomp.headers import as_text, parse
 
@@ -129,7 +129,7 @@ class Frames(NamedTuple):
     kinds: Any
     fields: Mapping[str, Field]
 
-    def taken(self, places: slice) -> Frames:
+    def taken(self, places: Any) -> Frames:
         """Some of them."""
         fields = {name: Field(*(part[places] for part in field)) for name, field in self.fields.items()}
         return Frames(self.data, self.spans[:, places], self.layouts, self.kinds[places], fields)
@@ -199,24 +199,10 @@ class MessageBatch(RawBatch):
         tags = np.concatenate([batch.tags for batch in batches])
         return cls(Frames.of([batch.frames for batch in batches]), tags, batches[0].dialect)
 
-    def __len__(self) -> int:
-        return len(self.tags)
+    def taken(self, places: Any) -> MessageBatch:
+        return MessageBatch(self.frames.taken(places), self.tags[places], self.dialect)
 
-    @overload
-    def __getitem__(self, place: int) -> Raw: ...
-    @overload
-    def __getitem__(self, place: slice) -> MessageBatch: ...
-    def __getitem__(self, place: int | slice) -> Raw | MessageBatch:
-        if isinstance(place, slice):
-            return MessageBatch(self.frames.taken(place), self.tags[place], self.dialect)
-        return self.alone[place]
-
-    def __iter__(self) -> Iterator[Raw]:
-        return iter(self.alone)
-
-    @cached_property
-    def alone(self) -> Deliveries:
-        """The deliveries one by one, for what cannot be looked at together."""
+    def cut(self) -> Deliveries:
         tags = self.tags.tolist()
         return Deliveries(
             (tag, block, body, self.dialect) for tag, (block, body) in zip(tags, self.frames.cut(), strict=True)
@@ -224,9 +210,9 @@ class MessageBatch(RawBatch):
 
     @property
     def sizes(self) -> Any:
-        """Bytes of each, as :meth:`.Decoder.sizes` counts them."""
+        """Bytes of headers and body of each."""
         a, b, c, d = self.frames.spans
-        return ROW_BYTES + b - a + d - c
+        return b - a + d - c
 
     # -- columns
 

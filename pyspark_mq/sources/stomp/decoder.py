@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
 from urllib.parse import unquote_to_bytes
@@ -10,18 +10,18 @@ from urllib.parse import unquote_to_bytes
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_mq.brokers.base import PASSING_HEADERS, PASSING_PREFIXES, StompDialect
-from pyspark_mq.dedup import IdSource, content_digest
+from pyspark_mq.brokers.base import StompDialect
+from pyspark_mq.dedup import IdSource
 from pyspark_mq.sources.connections.decoder import (
     INT32_MAX,
     INT64_MAX,
-    ROW_BYTES,
     UNREADABLE_PROPERTY,
     Column,
     Decoder,
     Picked,
     Unreadable,
     column_of,
+    listed,
 )
 from pyspark_mq.sources.connections.spans import distinct
 from pyspark_mq.sources.stomp.batch import Deliveries, Message, MessageBatch, Raw
@@ -43,34 +43,14 @@ _NAMED = frozenset(
 )  # fmt: skip
 
 
-#: Headers that differ between deliveries of one message.
-_PASSING = PASSING_HEADERS | {
-    b"ack", b"destination", b"expiration", b"expires", b"message-id", b"original-expiration", b"redelivered",
-    b"subscription",
-}  # fmt: skip
-_DEATHS = b"\nx-death:"
-
-
-def _lasting(block: bytes) -> bytes:
-    """Header lines without those that differ between deliveries, sorted: RabbitMQ changes their order."""
-    lines = [
-        line
-        for line in block[1:-1].split(b"\n")
-        if (name := line.partition(b":")[0]) not in _PASSING and not name.startswith(PASSING_PREFIXES)
-    ]
-    lines.sort()
-    return b"\n".join(lines)
-
-
 def _dialect(raws: Sequence[Raw]) -> StompDialect:
     """That of the broker, which is one."""
     return raws.dialect if isinstance(raws, MessageBatch) else raws[0][3]
 
 
 def _messages(raws: Sequence[Raw]) -> list[Message]:
-    if isinstance(raws, MessageBatch):
-        return raws.alone.messages
-    return raws.messages if isinstance(raws, Deliveries) else Deliveries(raws).messages
+    some = raws.alone if isinstance(raws, MessageBatch) else raws
+    return (some if isinstance(some, Deliveries) else Deliveries(some)).messages
 
 
 def _texts(raws: Sequence[Raw], name: str) -> list[str | None]:
@@ -226,29 +206,21 @@ class StompDecoder(Decoder):
     """Columns of :data:`~pyspark_mq.sources.stomp.batch.Raw`, all from one broker."""
 
     def gather(self, items: Sequence[Any], bytes_max: int) -> Iterator[Sequence[Raw]]:
-        return (self.batch(raws, ()) for raws in super().gather(items, bytes_max))
+        return map(self.prepared, super().gather(items, bytes_max))
 
-    def batch(self, raws: Sequence[Raw], names: Collection[str]) -> Sequence[Raw]:  # noqa: ARG002 - the same for all
-        """With the headers, which all look at."""
+    def prepared(self, raws: Sequence[Raw]) -> Sequence[Raw]:
         return raws if isinstance(raws, (MessageBatch, Deliveries)) else Deliveries(raws)
 
-    def tags(self, raws: Sequence[Raw]) -> list[int]:
-        """Numbers of the consumer's own: 1, 2, 3… in each session."""
-        return list(raws.tags.tolist()) if isinstance(raws, MessageBatch) else [raw[0] for raw in raws]
-
-    def bodies(self, raws: Sequence[Raw]) -> list[bytes]:
-        """Bodies as they came; texts in UTF-8.
+    def body(self, raw: Raw) -> bytes:
+        """The body as it came; a text in UTF-8.
 
         Of JMS messages, STOMP carries texts and bytes. ActiveMQ Classic sends the others with an empty
         body; Artemis sends a MapMessage in its own encoding, and a StreamMessage not at all.
         """
-        return [raw[2] for raw in raws]
+        return raw[2]
 
-    def sizes(self, raws: Sequence[Raw]) -> list[int]:
-        """Bytes of headers and bodies."""
-        if isinstance(raws, MessageBatch):
-            return list(raws.sizes.tolist())
-        return [ROW_BYTES + len(raw[1]) + len(raw[2]) for raw in raws]
+    def size(self, raw: Raw) -> int:
+        return len(raw[1]) + len(raw[2])
 
     def ids(self, raws: Sequence[Raw], source: IdSource) -> list[object]:
         """The broker's ID where it gives one, or the producer's; None where a property hides the broker's."""
@@ -266,13 +238,9 @@ class StompDecoder(Decoder):
             return [value.rpartition(dialect.id_separator)[2] if isinstance(value, str) else value for value in ids]
         return ids
 
-    def digests(self, raws: Sequence[Raw]) -> list[bytes]:
-        return [content_digest(_lasting(raw[1]), raw[2]) for raw in raws]
-
     def unmarked(self, raws: Sequence[Raw]) -> list[bool]:
-        redelivered = self.columns["redelivered"](raws)
-        flags = redelivered.to_pylist() if isinstance(redelivered, pa.Array) else redelivered
-        return [not again and _DEATHS not in raw[1] for again, raw in zip(flags, raws, strict=True)]
+        again, deaths = listed(self.columns["redelivered"](raws)), listed(_text_column("x-death")(raws))
+        return [not one and death is None for one, death in zip(again, deaths, strict=True)]
 
     def hidden(self, raws: Sequence[Raw]) -> list[str]:
         if not raws or _dialect(raws).own_id is None:
@@ -286,6 +254,7 @@ class StompDecoder(Decoder):
             return []
         return [_unreadable(raw, raw[1]) for raw in raws if type(raw[1]) is UnreadableHeaders]
 
+    passing = Decoder.passing | {"expiration", "expires", "original-expiration"}
     columns: ClassVar[Mapping[str, Column]] = MappingProxyType(
         {
             "properties": _column(_properties, _properties_of),
