@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeGuard
@@ -195,32 +195,19 @@ def _is_count(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _together_if_readable(items: Sequence[Raw | DeliveryBatch]) -> Sequence[Raw]:
-    kinds = set(map(type, items))
-    if DeliveryBatch in kinds and UnreadableRaw not in kinds:
-        return DeliveryBatch.of(items)
-    return [raw for item in items for raw in (item if isinstance(item, DeliveryBatch) else (item,))]
-
-
 class Amqp091Decoder(Decoder):
     """Columns of :data:`~pyspark_mq.sources.amqp091.properties.Raw`."""
 
-    def gather(self, items: Sequence[Any], bytes_max: int) -> Iterator[Sequence[Raw]]:
-        """Put batches together with what is between them, as long as that is small, and can be read."""
-        if DeliveryBatch not in set(map(type, items)):
-            yield items
-            return
-        held: list[Raw | DeliveryBatch] = []
-        left, are_large = bytes_max, False
-        for item in items:
-            size = len(item.data) if isinstance(item, DeliveryBatch) else sum(map(len, item[2:5]))
-            is_large = size > _LARGE_BYTES and not isinstance(item, DeliveryBatch)
-            if held and (size > left or is_large is not are_large):
-                yield _together_if_readable(held)
-                held, left = [], bytes_max
-            held.append(item)
-            left, are_large = left - size, is_large
-        yield _together_if_readable(held)
+    def kind(self, item: Raw | DeliveryBatch, size: int) -> bool:
+        """Whether it is too large to be copied once more for being in a batch."""
+        return not isinstance(item, DeliveryBatch) and size > _LARGE_BYTES
+
+    def joined(self, items: Sequence[Raw | DeliveryBatch]) -> Sequence[Raw]:
+        """Put batches together with what is between them, if that can be read."""
+        kinds = set(map(type, items))
+        if DeliveryBatch in kinds and UnreadableRaw not in kinds:
+            return DeliveryBatch.of(items)
+        return [raw for item in items for raw in (item if isinstance(item, DeliveryBatch) else (item,))]
 
     def prepared(self, raws: Sequence[Raw]) -> Sequence[Raw]:
         return raws if isinstance(raws, DeliveryBatch) else Deliveries.of(raws)

@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate, groupby, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, overload
 
 import numpy as np
@@ -189,15 +189,26 @@ class Decoder(ABC):
         Args:
             bytes_max: no more than that is put together.
         """
-        for is_batch, some in groupby(items, lambda item: isinstance(item, RawBatch)):
-            if not is_batch:
-                yield list(some)
-                continue
-            batches = list(some)
-            ends = accumulate(int(batch.sizes.sum()) for batch in batches)
-            for _, part in groupby(zip(ends, batches, strict=True), lambda pair: pair[0] // bytes_max):
-                neighbours = [batch for _, batch in part]
-                yield neighbours[0].of(neighbours)
+        held: list[Any] = []
+        size, kind = 0, None
+        for item in items:
+            its_size = int(item.sizes.sum()) if isinstance(item, RawBatch) else self.size(item)
+            its_kind = self.kind(item, its_size)
+            if held and (size + its_size > bytes_max or its_kind != kind):
+                yield self.joined(held)
+                held, size = [], 0
+            held.append(item)
+            size, kind = size + its_size, its_kind
+        if held:
+            yield self.joined(held)
+
+    def kind(self, item: Any, size: int) -> object:  # noqa: ARG002 - for those that override it
+        """Return what neighbours in an inbox have to have in common for being put together."""
+        return isinstance(item, RawBatch)
+
+    def joined(self, items: Sequence[Any]) -> Sequence[Any]:
+        """Put neighbours together."""
+        return type(items[0]).of(items) if isinstance(items[0], RawBatch) else self.prepared(items)
 
     def tags(self, raws: Sequence[Any]) -> list[int]:
         """Handles, ascending in the order of arrival, unique within the session."""

@@ -19,10 +19,10 @@ its way and what waits to be taken.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import accumulate, count, groupby
-from typing import Any, TypeAlias
+from itertools import count
+from typing import TypeAlias
 
 import pyarrow as pa
 
@@ -205,12 +205,11 @@ class ThreadWorker(Worker):
                     break  # the session has ended meanwhile
                 left -= len(items)
                 for raws in session.decoder.gather(items, _BYTES_MAX):
+                    self._look()
+                    metadata, block = make_block(session.decoder, raws, keeper.begin.ids, self._schema)
+                    sink.bytes_grown += sum(block.sizes) - sum(session.decoder.sizes(raws))
+                    self._emit(Delivered(key, session.number, metadata, block))
                     rows += len(raws)
-                    for part, size in _parts(raws, session.decoder.sizes(raws)):
-                        self._look()
-                        metadata, block = make_block(session.decoder, part, keeper.begin.ids, self._schema)
-                        sink.bytes_grown += sum(block.sizes) - size
-                        self._emit(Delivered(key, session.number, metadata, block))
         except Exception as error:  # noqa: BLE001 - what dies silently would hang the query
             _LOG.exception("handing over failed")
             text = f"{keeper.begin.endpoint.destination}: deliveries could not be taken in: "
@@ -224,16 +223,3 @@ class ThreadWorker(Worker):
         if status != self._status.get(key):
             self._status[key] = status
             self._emit(status)
-
-
-def _parts(raws: Sequence[Any], sizes: list[int]) -> Iterator[tuple[Sequence[Any], int]]:
-    """Split deliveries into pieces of about `_BYTES_MAX`, or of one larger delivery; with the bytes of each piece."""
-    whole = sum(sizes)
-    if whole <= _BYTES_MAX:
-        yield raws, whole  # no slice of it: a batch keeps what it has found out
-        return
-    begin = 0
-    for _, piece in groupby(zip(accumulate(sizes), sizes, strict=True), lambda one: (one[0] - one[1]) // _BYTES_MAX):
-        some = [size for _, size in piece]
-        yield raws[begin : begin + len(some)], sum(some)
-        begin += len(some)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
 from urllib.parse import unquote_to_bytes
@@ -204,9 +204,6 @@ def _first_of(names: str, read: Callable[[Any, str], Any] = lambda some, name: s
 
 class StompDecoder(Decoder):
     """Columns of :data:`~pyspark_mq.sources.stomp.batch.Raw`, all from one broker."""
-
-    def gather(self, items: Sequence[Any], bytes_max: int) -> Iterator[Sequence[Raw]]:
-        return map(self.prepared, super().gather(items, bytes_max))
 
     def prepared(self, raws: Sequence[Raw]) -> Sequence[Raw]:
         return raws if isinstance(raws, (MessageBatch, Deliveries)) else Deliveries(raws)
