@@ -10,8 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from pyspark_mq.errors import MessageError
-from pyspark_mq.sources.amqp10.arrays import COLUMN_TYPES, TIMESTAMP
-from pyspark_mq.sources.amqp10.columns import PADDING, Messages, message_columns
+from pyspark_mq.sources.amqp10.columns import COLUMN_TYPES, PADDING, TIMESTAMP, Messages, message_columns
 from pyspark_mq.sources.amqp10.sections import SectionReader
 from pyspark_mq.streams.chunk import ChunkError
 from pyspark_mq.streams.ranges import Part, Range, read_range

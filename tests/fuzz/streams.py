@@ -21,8 +21,7 @@ import pyarrow as pa
 import zstandard
 from rstream.schema import Deliver
 
-from pyspark_mq.sources.amqp10.arrays import COLUMN_TYPES, arrays_of
-from pyspark_mq.sources.amqp10.columns import message_columns
+from pyspark_mq.sources.amqp10.columns import COLUMN_TYPES, arrays_of, message_columns
 from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder
 from pyspark_mq.sources.amqp10.sections import SectionReader
 from pyspark_mq.streams.chunk import ChunkError, read_chunk

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pyspark_mq.sources.amqp10.arrays import COLUMN_TYPES, arrays_of
-from pyspark_mq.sources.amqp10.columns import PADDING, Messages, message_columns
+from pyspark_mq.sources.amqp10.columns import COLUMN_TYPES, PADDING, Messages, arrays_of, message_columns
 from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder
 from pyspark_mq.sources.amqp10.sections import SectionReader
 

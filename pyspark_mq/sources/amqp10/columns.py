@@ -14,26 +14,60 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_mq.sources.amqp10.arrays import COLUMN_TYPES, TIMESTAMP, arrays_of
+from pyspark_mq.dedup import IdSource, id_text
 from pyspark_mq.sources.amqp10.decoder import UNMARKED, Amqp10Decoder, Named, Raw
 from pyspark_mq.sources.amqp10.sections import SectionReader
 from pyspark_mq.sources.amqp10.walk import Walk, Walked, prefix_of
-from pyspark_mq.sources.connections.decoder import INT64_MAX, Unreadable
+from pyspark_mq.sources.connections.block import array_of
+from pyspark_mq.sources.connections.decoder import INT64_MAX, Column, Unreadable
 from pyspark_mq.sources.connections.spans import binary, decimals, distinct, is_ascii, text
 
-__all__ = ["PADDING", "Group", "Messages", "message_columns", "walked_groups"]
+__all__ = ["COLUMN_TYPES", "PADDING", "TIMESTAMP", "Group", "Messages", "arrays_of", "message_columns", "walked_groups"]
 
 #: Behind the last message, so that a number is read without a look at where the memory ends.
 PADDING = bytes(16)
 #: For fewer the walk takes longer than reading them one by one.
 _WALKED_MIN = 16
+TIMESTAMP = pa.timestamp("us", tz="UTC")
+#: Columns of a message, by its bytes alone.
+COLUMN_TYPES: Mapping[str, pa.DataType] = MappingProxyType(
+    {
+        "messageId": pa.string(),
+        "body": pa.binary(),
+        "properties": pa.map_(pa.string(), pa.string()),
+        "correlationId": pa.string(),
+        "replyTo": pa.string(),
+        "contentType": pa.string(),
+        "type": pa.string(),
+        "priority": pa.int32(),
+        "timestamp": TIMESTAMP,
+        "expiration": TIMESTAMP,
+        "routingKey": pa.string(),
+        "exchange": pa.string(),
+        "userId": pa.string(),
+        "appId": pa.string(),
+        "contentEncoding": pa.string(),
+        "persistent": pa.bool_(),
+        "groupId": pa.string(),
+        "groupSequence": pa.int64(),
+        "redelivered": pa.bool_(),
+        "deliveryCount": pa.int32(),
+    }
+)
 _TYPES = {**COLUMN_TYPES, UNMARKED: pa.bool_()}
+_decoder = Amqp10Decoder()
+_MADE: Mapping[str, Column] = {
+    "messageId": lambda raws: [id_text(value) for value in _decoder.ids(raws, IdSource("message-id"))],
+    "body": _decoder.bodies,
+    **Amqp10Decoder.columns,
+}
 #: Beginnings that are looked for; messages with others are read one by one.
 _ROUNDS = 4
 
@@ -105,6 +139,11 @@ class Group(NamedTuple):
             np.concatenate(parts) for parts in zip(*((one.rows, one.begins, one.ends) for one in groups), strict=True)
         )
         return cls(rows, columns, first.constants, begins, ends)
+
+
+def arrays_of(raws: Sequence[Raw], names: Collection[str]) -> dict[str, pa.Array]:
+    """The columns of these names, of messages that were read one by one: the truth that groups are compared with."""
+    return {name: array_of(_MADE[name](raws), COLUMN_TYPES[name]) for name in names}
 
 
 def message_columns(

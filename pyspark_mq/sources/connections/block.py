@@ -16,7 +16,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, groupby, repeat
+from itertools import accumulate, groupby, repeat
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
@@ -208,21 +208,9 @@ def array_of(values: Any, kind: pa.DataType) -> pa.Array:
         return array_of(values.values, kind).take(pa.array(values.rows))
     if isinstance(values, pa.Array):
         return values if values.type == kind else values.cast(kind)
-    if pa.types.is_map(kind):
-        return _map_array(values, kind)
     if pa.types.is_timestamp(kind):
         return pa.array(values, pa.int64()).cast(kind)
     return pa.array(values, kind)
-
-
-def _map_array(values: Sequence[list[tuple[str, str | None]] | None], kind: pa.DataType) -> pa.Array:
-    # From offsets and flat lists: pyarrow walks nested Python pairs many times slower.
-    ends = list(accumulate((len(pairs or ()) for pairs in values), initial=0))
-    offsets = [None if pairs is None else at for pairs, at in zip(values, ends, strict=False)] + ends[-1:]
-    flat = list(chain.from_iterable(pairs for pairs in values if pairs is not None))
-    keys = pa.array([key for key, _ in flat], pa.string())
-    items = pa.array([item for _, item in flat], pa.string())
-    return pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), keys, items).cast(kind)
 
 
 # -- rows of any blocks --------------------------------------------------------------------------
