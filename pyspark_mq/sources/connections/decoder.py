@@ -242,7 +242,7 @@ class Decoder(ABC):
         it may live, and what a broker notes of dead letters.
         """
         ready = self.prepared(raws)
-        others = zip(*(listed(self.columns[name](ready)) for name in _CONTENT), strict=True)
+        others = zip(self.given_ids(ready), *(listed(self.columns[name](ready)) for name in _CONTENT), strict=True)
         digests = []
         for fields, pairs, body in zip(
             others, listed(self.columns["properties"](ready)), self.bodies(raws), strict=True
@@ -251,6 +251,10 @@ class Decoder(ABC):
             named = repr((fields, sorted(lasting)))
             digests.append(content_digest(named.encode("utf-8", "surrogatepass"), body))
         return digests
+
+    def given_ids(self, raws: Sequence[Any]) -> list[object]:
+        """The IDs that producers have given: they are a part of the content."""
+        return self.ids(raws, IdSource("message-id"))
 
     @abstractmethod
     def unmarked(self, raws: Sequence[Any]) -> list[bool]:
