@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from pyspark_mq.errors import BrokerUnavailableError, MessageError
+from pyspark_mq.sources.connections.decoder import TOGETHER_MIN
 from pyspark_mq.sources.connections.session import KEEP_ALIVE_READ_S, SessionLostError, SessionOptions, Sink
-from pyspark_mq.sources.stomp.batch import TOGETHER_MIN
 from pyspark_mq.sources.stomp.frames import FrameReader, UnreadableHeaders
 from pyspark_mq.sources.stomp.session import StompSession
 from pyspark_mq.spark_source.options import parse_options

@@ -18,6 +18,7 @@ import numpy as np
 
 from pyspark_mq.sources.amqp091.batch import DeliveryBatch
 from pyspark_mq.sources.amqp091.properties import FLAGS_BYTES, Raw
+from pyspark_mq.sources.connections.decoder import TOGETHER_MIN
 from pyspark_mq.sources.connections.spans import Views
 
 __all__ = ["DeliveryReader", "FrameError"]
@@ -40,8 +41,8 @@ _tag_and_bits = Struct(">QB").unpack_from
 _TAG_AND_BITS = 9
 #: Of the method of a delivery: its arguments are three short strings and nine octets.
 _METHOD_BYTES_MAX = 4 + 3 * 256 + _TAG_AND_BITS
-#: Fewer deliveries are cut out faster one by one; a read has that many if there are so many bytes for each.
-_TOGETHER_MIN, _DELIVERY_BYTES = 64, 100
+#: A read has enough deliveries to be looked at together if there are so many bytes for each.
+_DELIVERY_BYTES = 100
 #: A delivery that has not come as a whole is left for the next read, which may have it among others, if it takes no
 #: more.
 _LEFT_BYTES_MAX = 64 << 10
@@ -83,7 +84,7 @@ class DeliveryReader:
         frame_bytes_max: int,
         deliver: Callable[[list[Raw] | DeliveryBatch], None],
         pass_on: Callable[[bytes], None],
-        together_min: int = _TOGETHER_MIN,
+        together_min: int = TOGETHER_MIN,
     ) -> None:
         self._together_min = together_min
         self._channel = channel

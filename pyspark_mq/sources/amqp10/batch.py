@@ -15,13 +15,13 @@ import pyarrow as pa
 from pyspark_mq.sources.amqp10.columns import PADDING, Group, Messages, walked_groups
 from pyspark_mq.sources.amqp10.decoder import Raw
 from pyspark_mq.sources.amqp10.sections import SectionReader
-from pyspark_mq.sources.connections.decoder import RawBatch
+from pyspark_mq.sources.connections.decoder import TOGETHER_MIN, RawBatch
 from pyspark_mq.sources.connections.spans import binary
 
 __all__ = ["EncodedBatch", "find_batches"]
 
-#: Fewer are read one by one in the same time, also between two that have to be; and copies of larger ones cost more.
-_TOGETHER_MIN, _BYTES_MAX = 64, 4 << 20
+#: Copies of more cost more than they save.
+_BYTES_MAX = 4 << 20
 
 
 class EncodedBatch(RawBatch):
@@ -87,7 +87,7 @@ def find_batches(first: int, messages: Sequence[bytes], reader: SectionReader) -
         reader: of the session.
     """
     count = len(messages)
-    if count < _TOGETHER_MIN or sum(map(len, messages)) > _BYTES_MAX:
+    if count < TOGETHER_MIN or sum(map(len, messages)) > _BYTES_MAX:
         yield from map(reader.read, range(first, first + count), messages)
         return
     ends = np.cumsum(np.fromiter(map(len, messages), np.int64, count))
@@ -104,7 +104,7 @@ def find_batches(first: int, messages: Sequence[bytes], reader: SectionReader) -
     at = done = 0
     for row in [*left.tolist(), count]:
         run = int(np.searchsorted(group.rows, row)) - done
-        if run >= _TOGETHER_MIN:
+        if run >= TOGETHER_MIN:
             yield batch if run == len(batch) else batch[done : done + run]
         else:
             yield from map(reader.read, range(first + at, first + row), messages[at:row])

@@ -26,10 +26,7 @@ from pyspark_mq.sources.connections.decoder import RawBatch
 from pyspark_mq.sources.connections.spans import binary, maps, text
 from pyspark_mq.sources.stomp.headers import as_text, parse
 
-__all__ = ["TOGETHER_MIN", "Deliveries", "Frames", "Message", "MessageBatch", "Raw", "find_frames"]
-
-#: Fewer messages are cut and made into columns one by one in the same time (measured: 30 to 40).
-TOGETHER_MIN = 40
+__all__ = ["Deliveries", "Frames", "Message", "MessageBatch", "Raw", "find_frames"]
 
 #: (tag, block of headers, body, how the broker speaks)
 Raw: TypeAlias = "tuple[int, bytes, bytes, StompDialect]"

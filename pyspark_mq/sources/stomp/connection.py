@@ -19,9 +19,10 @@ from stomp.transport import BaseTransport
 
 from pyspark_mq.errors import BrokerUnavailableError, MessageError, MqError
 from pyspark_mq.logs import leave_out_own_lines
+from pyspark_mq.sources.connections.decoder import TOGETHER_MIN
 from pyspark_mq.sources.connections.session import Session, SessionLostError
 from pyspark_mq.sources.connections.socket_loop import SocketLoop, dial_error, hint
-from pyspark_mq.sources.stomp.batch import TOGETHER_MIN, Frames
+from pyspark_mq.sources.stomp.batch import Frames
 from pyspark_mq.sources.stomp.errors import dialect_of, login_error, said
 from pyspark_mq.sources.stomp.frames import Frame, FrameReader
 from pyspark_mq.sources.stomp.headers import parse
