@@ -110,3 +110,8 @@ def test_headers_may_come_in_another_order() -> None:
     assert len(set(StompDecoder().digests([stomp(a="1", b="2"), stomp(b="2", a="1")]))) == 1
     both = [amqp091(headers=headers) for headers in ({"a": "1", "b": "2"}, {"b": "2", "a": "1"})]
     assert len(set(Amqp091Decoder().digests(both))) == 1
+
+
+def test_two_headers_whose_names_are_shown_alike_have_a_digest() -> None:
+    alike = [amqp091(headers={"\\xff": None, b"\xff": "1"}), amqp091(headers={"\\xff": "1", b"\xff": None})]
+    assert all(len(digest) == 16 for digest in Amqp091Decoder().digests(alike))

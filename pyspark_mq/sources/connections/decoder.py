@@ -250,7 +250,7 @@ class Decoder(ABC):
             others, listed(self.columns["properties"](ready)), self.bodies(raws), strict=True
         ):
             lasting = [pair for pair in pairs if pair[0] not in self.passing and not pair[0].startswith(_PASSING)]
-            named = repr((fields, sorted(lasting)))
+            named = repr((fields, sorted(map(repr, lasting))))
             digests.append(content_digest(named.encode("utf-8", "surrogatepass"), body))
         return digests
 
