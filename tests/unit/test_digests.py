@@ -42,10 +42,10 @@ SET: Mapping[str, tuple[Decoder, Callable[..., Any], list[dict[str, Any]]]] = {
         amqp091,
         [
             {"body": b"other"}, {"message_id": "1"}, {"correlation_id": "1"}, {"reply_to": "1"}, {"type": "1"},
-            {"content_type": "1"}, {"content_encoding": "1"}, {"priority": 1}, {"timestamp": 1}, {"user_id": "1"},
-            {"app_id": "1"}, {"delivery_mode": 2}, {"headers": {"a": "1"}}, {"headers": {"a": "2"}},
-            {"headers": {"b": "1"}}, {"headers": {"a": "1", "b": "1"}}, {"headers": {"a": {"b": [1]}}},
-            {"headers": {"JMSXGroupID": "1"}},
+            {"content_type": "1"}, {"content_encoding": "1"}, {"priority": 1}, {"timestamp": 1}, {"timestamp": 10**15},
+            {"timestamp": 10**15 + 1}, {"user_id": "1"}, {"app_id": "1"}, {"delivery_mode": 2},
+            {"headers": {"a": "1"}}, {"headers": {"a": "2"}}, {"headers": {"b": "1"}},
+            {"headers": {"a": "1", "b": "1"}}, {"headers": {"a": {"b": [1]}}}, {"headers": {"JMSXGroupID": "1"}},
         ],
     ),
     "amqp-1.0": (
@@ -64,8 +64,9 @@ SET: Mapping[str, tuple[Decoder, Callable[..., Any], list[dict[str, Any]]]] = {
         stomp,
         [
             {"body": b"other"}, {"amqp_message_id": "1"}, {"correlation_id": "1"}, {"reply_to": "1"}, {"type": "1"},
-            {"content_type": "1"}, {"content_encoding": "1"}, {"priority": "1"}, {"timestamp": "1"}, {"user_id": "1"},
-            {"app_id": "1"}, {"persistent": "true"}, {"a": "1"}, {"a": "2"}, {"b": "1"}, {"a": "1", "b": "1"},
+            {"content_type": "1"}, {"content_encoding": "1"}, {"priority": "1"}, {"timestamp": "1"},
+            {"timestamp": "2026-11-27"}, {"user_id": "1"}, {"app_id": "1"}, {"persistent": "true"}, {"a": "1"},
+            {"a": "2"}, {"b": "1"}, {"a": "1", "b": "1"},
         ],
     ),
 }  # fmt: skip

@@ -133,6 +133,9 @@ def _timestamps_of(batch: DeliveryBatch) -> Any:
     return numbers(np.where(fits, seconds, 0).astype(np.int64) * _MICROSECONDS, fits)
 
 
+_times = _column(lambda _, found: found.number("timestamp"), lambda batch: numbers(*batch.numbers("timestamp")))
+
+
 def _expiration_us(lifetime: object, published_us: int | None) -> int | None:
     # The property is a time to live in milliseconds as text, counted from publishing, so a
     # moment in time follows only if the producer also said when that was.
@@ -225,6 +228,10 @@ class Amqp091Decoder(Decoder):
         if field is not None:
             return list(_column(lambda _, found: found.text(field), lambda batch: batch.strings(field))(raws))
         return listed(_of_header(name, _header_id)(raws))
+
+    def given(self, raws: Sequence[Raw]) -> list[object]:
+        """The ID, and the time, which the column does not have if it is no number of seconds."""
+        return [*zip(super().given(raws), listed(_times(raws)), strict=True)]
 
     def unmarked(self, raws: Sequence[Raw]) -> list[bool]:
         """Whether neither the flag of basic.deliver is set, nor the header of dead letters is there."""

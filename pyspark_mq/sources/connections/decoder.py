@@ -244,7 +244,7 @@ class Decoder(ABC):
         it may live, and what a broker notes of dead letters.
         """
         ready = self.prepared(raws)
-        others = zip(self.given_ids(ready), *(listed(self.columns[name](ready)) for name in _CONTENT), strict=True)
+        others = zip(self.given(ready), *(listed(self.columns[name](ready)) for name in _CONTENT), strict=True)
         digests = []
         for fields, pairs, body in zip(
             others, listed(self.columns["properties"](ready)), self.bodies(raws), strict=True
@@ -254,8 +254,8 @@ class Decoder(ABC):
             digests.append(content_digest(named.encode("utf-8", "surrogatepass"), body))
         return digests
 
-    def given_ids(self, raws: Sequence[Any]) -> list[object]:
-        """The IDs that producers have given: they are a part of the content."""
+    def given(self, raws: Sequence[Any]) -> list[object]:
+        """What no other column says of the content of each: the ID that its producer has given."""
         return self.ids(raws, IdSource("message-id"))
 
     @abstractmethod

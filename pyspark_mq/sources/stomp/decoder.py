@@ -235,10 +235,11 @@ class StompDecoder(Decoder):
             return [value.rpartition(dialect.id_separator)[2] if isinstance(value, str) else value for value in ids]
         return ids
 
-    def given_ids(self, raws: Sequence[Raw]) -> list[object]:
-        """The producer's, where the broker has a header for them besides its own."""
+    def given(self, raws: Sequence[Raw]) -> list[object]:
+        """The producer's ID, where the broker has a header for it besides its own; and the time as it is written."""
         is_the_brokers = not raws or _dialect(raws).id_header == "message-id"
-        return [None] * len(raws) if is_the_brokers else self.ids(raws, _MESSAGE_ID)
+        ids = [None] * len(raws) if is_the_brokers else self.ids(raws, _MESSAGE_ID)
+        return [*zip(ids, _texts(raws, "timestamp"), strict=True)]
 
     def unmarked(self, raws: Sequence[Raw]) -> list[bool]:
         again, deaths = listed(self.columns["redelivered"](raws)), listed(_text_column("x-death")(raws))
