@@ -12,6 +12,7 @@ import pytest
 from pyspark_mq.errors import DataLossError
 from pyspark_mq.streams.topology import forget_connections
 from testbed.brokers.rabbitmq import RabbitNode
+from testbed.brokers.rabbitmq_erlang import SYNC
 from testbed.power.disk import Disk
 from testbed.process import NodeError, poll
 from tests.faults.test_streams import published
@@ -35,6 +36,7 @@ def test_a_loss_of_power_is_never_silent(tmp_path: Path) -> None:
         stack.callback(node.close)
         node.start()
         publish(node.stream_port, stream, numbered(0, 1_000))
+        node.eval(SYNC)  # or it may not know after the cut who coordinates its streams
         os.sync()
         query = StreamQuery(node.stream_url(), stream)
         assert query.bodies() == numbered(0, 1_000)
