@@ -24,8 +24,8 @@ STOMP = "stomp"
 
 #: Headers that RabbitMQ sets or changes from delivery to delivery, and the beginnings of those of dead letters.
 #: They are no part of the content of a message.
-PASSING_HEADERS = frozenset({b"x-delivery-count", b"x-acquired-count", b"x-opt-rabbitmq-sent-time", b"x-death"})
-PASSING_PREFIXES = (b"x-first-death-", b"x-last-death-")
+PASSING_HEADERS = frozenset({"x-delivery-count", "x-acquired-count", "x-opt-rabbitmq-sent-time", "x-death"})
+PASSING_PREFIXES = ("x-first-death-", "x-last-death-")
 
 
 @dataclass(frozen=True, slots=True)

@@ -563,7 +563,7 @@ class MemorySession(Session):
             if raw.message.odd and not self.options.keeps_unreadable:
                 raise self._refuse(self.decoder.unreadable([raw])[0])
             sink.inbox.append(raw)
-            sink.count(1, sum(self.decoder.sizes([raw])))
+            sink.count(1, self.decoder.weight([raw]))
             if sink.full:
                 self.paused = session.cancelled = True
         confirmed = False

@@ -52,7 +52,7 @@ class SessionRun:
         """Empty the inbox, as the query's thread does."""
         taken = self.consumer.sink.take_each()
         self.raws += taken
-        self.consumer.sink.bytes_taken += sum(self.consumer.decoder.sizes(taken))
+        self.consumer.sink.bytes_taken += self.consumer.decoder.weight(taken)
 
     def receive(self, messages: int, timeout_s: float = 60.0) -> list[bytes]:
         """Receive at least this many; the bodies so far."""

@@ -97,7 +97,7 @@ def test_a_session_hands_over_batches_in_order(maximum: int) -> None:
     assert [body.decode() for body in found] == bodies
     assert tags(items) == [*range(1, len(bodies) + 1)]
     assert session.sink.deliveries == len(bodies)
-    size = sum(size for raws in decoder.gather(items, 4 << 20) for size in decoder.sizes(raws))
+    size = sum(map(decoder.weight, decoder.gather(items, 4 << 20)))
     assert session.sink.bytes_arrived == size
 
 

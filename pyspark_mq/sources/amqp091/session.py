@@ -257,7 +257,7 @@ class Amqp091Session(Session):
             self._ask_for_stream()
         self.sink.inbox.extend(raws if isinstance(raws, list) else (raws,))
         self._last_tag = last
-        self.sink.count(len(raws), sum(self.decoder.sizes(raws)))
+        self.sink.count(len(raws), self.decoder.weight(raws))
         if self.sink.full and (not self.paused or self._reading_one):
             # Cancelling would cost deliveries, and have the broker count a consumer less while it holds messages.
             self.paused = True

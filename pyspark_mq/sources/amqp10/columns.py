@@ -66,7 +66,7 @@ _decoder = Amqp10Decoder()
 _MADE: Mapping[str, Column] = {
     "messageId": lambda raws: [id_text(value) for value in _decoder.ids(raws, IdSource("message-id"))],
     "body": _decoder.bodies,
-    **Amqp10Decoder.columns,
+    **_decoder.columns,
 }
 #: Beginnings that are looked for; messages with others are read one by one.
 _ROUNDS = 4
@@ -155,7 +155,7 @@ def message_columns(
     malformed: list[Unreadable] = []
     if len(left) or not parts:
         raws = [reader.read(int(row), data) for row, data in zip(left, messages.taken(left).cut(), strict=True)]
-        malformed = Amqp10Decoder().unreadable(raws)
+        malformed = _decoder.unreadable(raws)
         parts.append((left, arrays_of(raws, names)))
     if len(parts) == 1:
         return parts[0][1], malformed
@@ -202,8 +202,8 @@ def _walked(messages: Messages, reader: SectionReader) -> tuple[Group | None, An
     columns, rows = _columns(source, like, ttl_ms), np.flatnonzero(walked.rows)
     if source.malformed.any():
         return None, rows[source.malformed]
-    constants = {name: Amqp10Decoder.columns[name]([like])[0] for name in _OF_THE_BEGINNING}
-    constants[UNMARKED] = Amqp10Decoder().unmarked([like])[0]
+    constants = {name: _decoder.columns[name]([like])[0] for name in _OF_THE_BEGINNING}
+    constants[UNMARKED] = _decoder.unmarked([like])[0]
     return Group(rows, columns, constants, walked.body_begins, walked.body_begins + walked.body_lengths), rows
 
 

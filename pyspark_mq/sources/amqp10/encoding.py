@@ -138,9 +138,7 @@ def _plain(code: int, data: bytes, at: int, end: int) -> tuple[Any, int]:
         read = _VARIABLE[code]
         at, length = _length(data, at, 1 if code < _BINARY32 else 4, end)
         stop = at + length
-    if stop > end:
-        raise EncodingError(f"the value at byte {at} is cut off at {end}")
-    return read(data[at:stop]), stop
+    return read(data[at : _bounded(at, stop, end)]), stop
 
 
 def _length(data: bytes, at: int, width: int, end: int) -> tuple[int, int]:
@@ -180,8 +178,6 @@ class Values:
         if at >= end:
             raise EncodingError(f"a value is missing at byte {at}")
         code = self._data[at]
-        if code in _FIXED or code in _VARIABLE:
-            return _plain(code, self._data, at + 1, end)
         if code == _DESCRIBED:
             _, at = self.at(at + 1, end, _deeper(depth, at))
             return self.at(at, end, _deeper(depth, at))

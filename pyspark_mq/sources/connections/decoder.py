@@ -50,7 +50,6 @@ _CONTENT = (
     "correlationId", "replyTo", "contentType", "type", "priority", "timestamp", "userId", "appId", "contentEncoding",
     "persistent", "groupId", "groupSequence",
 )  # fmt: skip
-_PASSING = tuple(prefix.decode() for prefix in PASSING_PREFIXES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,10 +219,10 @@ class Decoder(ABC):
         """Bodies as bytes."""
         return list(raws.body_column().to_pylist()) if isinstance(raws, RawBatch) else list(map(self.body, raws))
 
-    def sizes(self, raws: Sequence[Any]) -> list[int]:
-        """Bytes of each delivery as it came, headers and all, and `ROW_BYTES` more."""
-        sizes = raws.sizes.tolist() if isinstance(raws, RawBatch) else map(self.size, raws)
-        return [ROW_BYTES + size for size in sizes]
+    def weight(self, raws: Sequence[Any]) -> int:
+        """Bytes of deliveries as they came, headers and all, and `ROW_BYTES` more for each."""
+        size = int(raws.sizes.sum()) if isinstance(raws, RawBatch) else sum(map(self.size, raws))
+        return size + ROW_BYTES * len(raws)
 
     @abstractmethod
     def body(self, raw: Any) -> bytes:
@@ -245,17 +244,18 @@ class Decoder(ABC):
         """
         ready = self.prepared(raws)
         others = zip(self.given(ready), *(listed(self.columns[name](ready)) for name in _CONTENT), strict=True)
+        properties = listed(self.columns["properties"](ready))
         digests = []
-        for fields, pairs, body in zip(
-            others, listed(self.columns["properties"](ready)), self.bodies(raws), strict=True
-        ):
-            lasting = [pair for pair in pairs if pair[0] not in self.passing and not pair[0].startswith(_PASSING)]
+        for fields, pairs, body in zip(others, properties, self.bodies(raws), strict=True):
+            lasting = [
+                pair for pair in pairs if pair[0] not in self.passing and not pair[0].startswith(PASSING_PREFIXES)
+            ]
             named = repr((fields, sorted(map(repr, lasting))))
             digests.append(content_digest(named.encode("utf-8", "surrogatepass"), body))
         return digests
 
     def given(self, raws: Sequence[Any]) -> list[object]:
-        """What no other column says of the content of each: the ID that its producer has given."""
+        """Return what no column says of the content of each: the ID that its producer has given."""
         return self.ids(raws, IdSource("message-id"))
 
     @abstractmethod
@@ -279,7 +279,7 @@ class Decoder(ABC):
         return raws
 
     #: Properties that are no part of the content of a message.
-    passing: ClassVar[frozenset[str]] = frozenset(name.decode() for name in PASSING_HEADERS)
+    passing: ClassVar[frozenset[str]] = PASSING_HEADERS
     #: column name -> function from raw deliveries to a list of values: str, int, bool, a list of
     #: (str, str or None) pairs for `properties`, microseconds since 1970 for timestamps; None for
     #: nothing. `messageId` and `destination` are not among them, and `body` only where a column of bodies is made

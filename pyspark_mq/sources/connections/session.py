@@ -121,7 +121,7 @@ class Sink:
     Attributes:
         inbox: deliveries in order, also as batches; the other thread takes them from the left.
         deliveries: appended so far.
-        bytes_arrived: bytes appended so far, see :meth:`.Decoder.sizes`.
+        bytes_arrived: bytes appended so far, see :meth:`.Decoder.weight`.
         bytes_grown: bytes that they take more in blocks than as they came.
         bytes_taken: bytes taken out so far.
         bytes_allowed: the session pauses when more bytes than this wait.

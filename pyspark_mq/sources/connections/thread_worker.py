@@ -207,7 +207,7 @@ class ThreadWorker(Worker):
                 for raws in session.decoder.gather(items, _BYTES_MAX):
                     self._look()
                     metadata, block = make_block(session.decoder, raws, keeper.begin.ids, self._schema)
-                    sink.bytes_grown += sum(block.sizes) - sum(session.decoder.sizes(raws))
+                    sink.bytes_grown += sum(block.sizes) - session.decoder.weight(raws)
                     self._emit(Delivered(key, session.number, metadata, block))
                     rows += len(raws)
         except Exception as error:  # noqa: BLE001 - what dies silently would hang the query

@@ -81,6 +81,10 @@ class Message(NamedTuple):
 class Deliveries(list[Raw]):
     """Deliveries one by one."""
 
+    @classmethod
+    def of(cls, raws: Sequence[Raw]) -> Deliveries:
+        return raws if isinstance(raws, cls) else cls(raws)
+
     @cached_property
     def messages(self) -> list[Message]:
         """The message of each, whose headers are parsed once for all columns."""

@@ -49,8 +49,7 @@ def _dialect(raws: Sequence[Raw]) -> StompDialect:
 
 
 def _messages(raws: Sequence[Raw]) -> list[Message]:
-    some = raws.alone if isinstance(raws, MessageBatch) else raws
-    return (some if isinstance(some, Deliveries) else Deliveries(some)).messages
+    return Deliveries.of(raws.alone if isinstance(raws, MessageBatch) else raws).messages
 
 
 def _texts(raws: Sequence[Raw], name: str) -> list[str | None]:
@@ -206,7 +205,7 @@ class StompDecoder(Decoder):
     """Columns of :data:`~pyspark_mq.sources.stomp.batch.Raw`, all from one broker."""
 
     def prepared(self, raws: Sequence[Raw]) -> Sequence[Raw]:
-        return raws if isinstance(raws, (MessageBatch, Deliveries)) else Deliveries(raws)
+        return raws if isinstance(raws, MessageBatch) else Deliveries.of(raws)
 
     def body(self, raw: Raw) -> bytes:
         """The body as it came; a text in UTF-8.

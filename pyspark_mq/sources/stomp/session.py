@@ -258,7 +258,7 @@ class StompSession(StompConnection):
                 elif self._are_plain(batch := MessageBatch(item, np.arange(len(item.kinds)) + tag + 1, dialect)):
                     handles.update(zip(batch.tags.tolist(), item.values(_ACK), strict=True))
                     append(batch)
-                    tag, size = tag + len(batch), size + int((batch.sizes + ROW_BYTES).sum())
+                    tag, size = tag + len(batch), size + self.decoder.weight(batch)
                 else:
                     alone = ((MESSAGE, *one) for one in item.cut())
                 for command, headers, body in alone:
