@@ -73,8 +73,8 @@ class JournalFiles(Protocol):
     def remove(self, files: Collection[str]) -> None:
         """Remove files of epochs, and what is kept of each. One that cannot be removed does no harm."""
 
-    def remove_others(self, kept: Collection[str], epoch: int) -> None:
-        """Remove what crashes have left of epochs up to a number: files that are not among those to be kept."""
+    def left_by_crashes(self) -> list[str]:
+        """Name, once each, files of epochs that no offset names and no process will name any more."""
 
     def note_synced(self, epoch: int) -> None:
         """Note, durably, that this machine has everything up to the commit of an epoch on its disks."""

@@ -10,9 +10,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
@@ -136,10 +134,6 @@ class Folder(ABC):
         """Return the names of all files; none if there is no such folder."""
 
     @abstractmethod
-    def written_s(self) -> Mapping[str, float]:
-        """Return when each file was written, seconds since 1970, where that is known."""
-
-    @abstractmethod
     def write(self, name: str, data: bytes) -> None:
         """A new file: afterwards it is there as a whole, also after a loss of power."""
 
@@ -163,14 +157,11 @@ class _Local(Folder):
     def names(self) -> list[str]:
         return [file.name for file in self._path.iterdir()] if self._path.is_dir() else []
 
-    def written_s(self) -> Mapping[str, float]:
-        return {name: (self._path / name).stat().st_mtime for name in self.names()}
-
     def write(self, name: str, data: bytes) -> None:
         self._path.mkdir(parents=True, exist_ok=True)
-        draft = self._path / f".{name}.{secrets.token_hex(4)}"
+        draft = self._path / f".{name}"
         try:
-            with draft.open("xb") as file:
+            with draft.open("wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -208,10 +199,6 @@ class _Remote(Folder):
     def names(self) -> list[str]:
         return [found.base_name for found in self._system.get_file_info(self._select)]
 
-    def written_s(self) -> Mapping[str, float]:
-        found = self._system.get_file_info(self._select)
-        return {one.base_name: one.mtime_ns / 1e9 for one in found if one.mtime_ns is not None}
-
     def write(self, name: str, data: bytes) -> None:
         self._put(name, data, there=False)
 
@@ -223,7 +210,7 @@ class _Remote(Folder):
             self._system.create_dir(self._path, recursive=True)
             self._made = True
         target = f"{self._path}/{name}"
-        draft = target if self._objects else f"{self._path}/.{name}.{secrets.token_hex(4)}"
+        draft = target if self._objects else f"{self._path}/.{name}"
         with self._system.open_output_stream(draft) as file:
             file.write(data)
         if draft != target:

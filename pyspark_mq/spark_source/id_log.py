@@ -2,8 +2,12 @@
 
 Spark writes an offset into its log, into each progress report and into its event log, and prints it with an exception
 of the user's own. So the IDs of an epoch go into a file, durable before the offset is returned, and the offset has the
-file's name, which has its digest. A file is written once and never changed; what a crash leaves between file and offset
-is never asked for.
+file's name, which has its digest. A file is written once and never changed.
+
+A name begins with a random token of the process and a number, so queries and sources that share a folder never meet. A
+file is removed by its name alone, after the journal has ceased to name it. What a crash leaves between file and offset
+has a name that the next process finds: the first file of a process is named after the one that Spark showed last, or
+after the state of Spark's log if it showed none; the others have the next number.
 """
 
 from __future__ import annotations
@@ -23,24 +27,25 @@ from typing import Any
 from pyspark_mq.errors import START_ANEW, CheckpointError
 from pyspark_mq.sources.url import redact_in
 from pyspark_mq.spark_source.folders import Folder, above, is_uri, open_folder, shown_place
+from pyspark_mq.spark_source.offset_log import OffsetLog
 
 __all__ = ["IdLog"]
 
-#: What is older was not written a moment ago by a process that has not come to name it in an offset.
-_LEFT_S = 86_400.0
-_FILE = re.compile(r"(?P<stem>(?P<token>[0-9a-f]{8})-(?P<epoch>[0-9]{12,})-[0-9a-f]{32})(?:-[a-z0-9-]+)?\.json")
-#: As :mod:`.folders` names what it has begun to write.
-_DRAFT = re.compile(r"\..+\.json\.[0-9a-f]{8}")
+#: The first file of a process has the token and number that follow another file, then its own token: its number is 1.
+_FILE = re.compile(
+    r"(?P<stem>(?P<after>[0-9a-f]{16})-(?P<number>[0-9]{6,})(?:-(?P<token>[0-9a-f]{16}))?-[0-9a-f]{32})"
+    r"(?:-[a-z0-9-]+)?\.json"
+)
 #: Ends of the names of what is kept of an epoch besides.
 _BESIDE, _GIVEN_UP, _ACKNOWLEDGED = "-beside", "-given-up", "-acknowledged.json"
 #: Pauses between attempts to read a file.
 _RESTS_S = (0.2, 1.0)
 _DIGEST_BYTES = 16
-#: What is known to be on the disks. One for a folder: before Spark 4.2 the first offset of a process has a token of its
-#: own, as it is written before another was seen.
+#: What is known to be on the disks. One for a folder, as the next process knows no other name of it.
 _SYNCED = "synced.json"
-_TOKEN_BYTES = 4
+_TOKEN_BYTES = 8
 _MAKE_ROOM = "Make room and give the user of the driver the right to write there"
+_READABLE = "Have the folder readable for the user of the driver"
 
 
 class IdLog:
@@ -48,50 +53,102 @@ class IdLog:
 
     Its methods are described at :class:`.JournalFiles`.
 
-    A file has in its name the token of the source and checkpoint it belongs to. So a new checkpoint over an old folder,
-    and another source of a query, have files of their own. No file is ever replaced, as not every store can do that in
-    one step.
-
     Args:
         place: the folder: an absolute path, or a URI that `pyarrow.fs` opens. It is made for the first file.
         destination: the queue or topic as errors call it.
-        source: what distinguishes the sources of a checkpoint. In a checkpoint's folder it makes the token, which all
-            its processes have then, also those that have seen no offset yet. In another folder there may be files of
-            several checkpoints.
 
     Attributes:
-        token: of the checkpoint, until an offset has shown another.
+        offsets: Spark's log in the same checkpoint; None for a folder that is in none.
     """
 
-    def __init__(self, place: str, destination: str, source: str = "") -> None:
+    def __init__(self, place: str, destination: str) -> None:
         self._place = place
         self._destination = destination
-        own = source and above(place) is not None
-        self.token = _digest(source.encode())[: 2 * _TOKEN_BYTES] if own else secrets.token_hex(_TOKEN_BYTES)
-        #: Who notes what is synced, and has it begun?
-        self._writer = secrets.token_hex(_TOKEN_BYTES)
+        checkpoint = above(place)
+        self.offsets = None if checkpoint is None else OffsetLog(checkpoint)
+        self._token = secrets.token_hex(_TOKEN_BYTES)
+        #: Files that this process has written, and the first of them.
+        self._number, self._first = 0, ""
+        #: Files that Spark has shown, the newest last; None once nothing depends on them.
+        self._shown: dict[str, None] | None = {}
+        #: Files that were written in the same state of Spark's log as the first one here, and those of crashes.
+        self._beside_first: list[str] = []
+        self._left: list[str] = []
+        #: Whether this process has noted what is synced.
         self._noting = False
         #: The file that was read or written last.
         self._last: tuple[str, Mapping[str, Any]] | None = None
 
-    def follow(self, file: str) -> None:
-        """Go on with the token of a file that an offset names."""
-        found = _FILE.fullmatch(file)
-        self.token = self.token if found is None else found["token"]
+    def show(self, file: str) -> None:
+        """Take note of a file that an offset names which Spark has shown.
+
+        Raises:
+            CheckpointError: the folder is in a checkpoint, and Spark's log there has no such offset.
+        """
+        if not file or self._shown is None or file in self._shown:
+            return
+        entry = self._entry(file)
+        self._shown[file] = None
+        if file == self._first:
+            # One entry has the offsets of all sources, so what it does not name is in no offset.
+            self._left = [name for name in self._beside_first if name.encode() not in entry]
+
+    def left_by_crashes(self) -> list[str]:
+        left, self._left = self._left, []
+        if self._shown is not None:
+            named = {*self._shown, self._first}
+            left += [name for file in self._shown for name in self._following(_next(file)) if name not in named]
+            if self._first in self._shown:
+                self._shown = None  # whatever follows is this process's own
+        return left
+
+    def _following(self, prefix: str) -> list[str]:
+        """Files of epochs, and drafts of them, whose names begin with a token and a number."""
+        return sorted({f"{_stem(name)}.json" for name in self._names if name.lstrip(".").startswith(f"{prefix}-")})
+
+    def _entry(self, file: str) -> bytes:
+        """The newest entry of Spark's log that names a file; empty where there is no log to look at."""
+        if self.offsets is None:
+            return b""
+        with self._or_say("Spark's log in the folder 'offsets' next to it cannot be read", _READABLE):
+            entry = self.offsets.entry(file)
+        if entry is None:
+            if file == self._first and not self._shown:
+                self._remove(file)  # nothing was emitted, and another start writes another
+            place = shown_place(above(self._place) or self._place)
+            raise CheckpointError(
+                f"{self._destination}: {place!r}, the 'checkpointLocation' of the source, is not the checkpoint of "
+                "this query: its folder 'offsets' has no offset of this source. Nothing was emitted or acknowledged since "
+                "the query was started. Give writeStream the same 'checkpointLocation': without one Spark takes a "
+                "temporary folder, as for sinks 'console' and 'memory'. Each query needs a load() and a "
+                "'checkpointLocation' of its own. To look at messages and take none, use 'pyspark-mq peek'"
+            )
+        return entry
 
     # -- files of epochs
 
     def write(self, epoch: int, content: Mapping[str, Any]) -> str:
         data = json.dumps(content).encode()
-        name = f"{self.token}-{epoch:012d}-{_digest(data)}.json"
         with self._or_say(
             f"the IDs of epoch {epoch} cannot be written",
             "Nothing was acknowledged for it. Correct 'checkpointLocation' or 'idLog', or make room and give the "
             "user of the driver the right to write there",
         ):
+            begin = f"{self._token}-{self._number + 1:06d}" if self._first else f"{self._begin_first()}-{self._token}"
+            name = f"{begin}-{_digest(data)}.json"
             self._write(name, data)
+        self._number += 1
+        self._first = self._first or name
         self._last = name, content
         return name
+
+    def _begin_first(self) -> str:
+        """What the name of the first file begins with: the next process finds it by that if no offset names it."""
+        if self._shown:
+            return _next([*self._shown][-1])
+        begin = f"{self._token if self.offsets is None else self.offsets.state()}-{1:06d}"
+        self._beside_first = self._following(begin)
+        return begin
 
     def read(self, file: str) -> Mapping[str, Any]:
         if self._last is not None and self._last[0] == file:
@@ -117,9 +174,7 @@ class IdLog:
         return f"{_stem(file)}{_BESIDE}.json"
 
     def has(self, file: str) -> bool:
-        with self._or_say(
-            f"the file '{file}' cannot be looked up", "Have the folder readable for the user of the driver"
-        ):
+        with self._or_say(f"the file '{file}' cannot be looked up", _READABLE):
             return file in self._names
 
     def write_beside(self, file: str, content: Mapping[str, Any]) -> None:
@@ -160,43 +215,23 @@ class IdLog:
 
     def remove(self, files: Collection[str]) -> None:
         for file in files:
-            for name in [name for name in self._names if name.startswith(_stem(file))]:
+            for name in [name for name in self._names if name.lstrip(".").startswith(_stem(file))]:
                 self._remove(name)
 
-    def remove_others(self, kept: Collection[str], epoch: int) -> None:
-        # Files of later epochs are of a future that this checkpoint, which was restored, does not know: they stay.
-        with contextlib.suppress(Exception):
-            self._remove_drafts()
-        with contextlib.suppress(Exception):
-            stems = set(map(_stem, kept))
-            for name in list(self._names):
-                found = _FILE.fullmatch(name)
-                ours = found is not None and found["token"] == self.token and int(found["epoch"]) <= epoch
-                if ours and _stem(name) not in stems:
-                    self._remove(name)
-
     def _write(self, name: str, data: bytes) -> None:
-        if name not in self._names:  # else it is the same, as its digest is in its name
+        if name not in self._names:  # else it is the same
             self._folder.write(name, data)
             self._names.add(name)
 
     def _remove(self, name: str) -> None:
-        if name in self._names:
-            with contextlib.suppress(OSError):
-                self._folder.remove(name)
-                self._names.discard(name)
+        with contextlib.suppress(OSError):
+            self._folder.remove(name)
+            self._names.discard(name)
 
     @cached_property
     def _names(self) -> set[str]:
         """Names of the files there."""
         return set(self._folder.names())
-
-    def _remove_drafts(self) -> None:
-        """Remove what was begun to be written a day ago, in whatever process. What cannot be removed does no harm."""
-        folder, old_s = self._folder, time.time() - _LEFT_S
-        for name, at_s in folder.written_s().items():
-            if at_s < old_s and _DRAFT.fullmatch(name):
-                folder.remove(name)
 
     # -- what is on the disks
 
@@ -207,8 +242,8 @@ class IdLog:
         ):
             folder = self._folder
             noted = self._note() if self._noting else None
-            if noted is None or noted["writer"] == self._writer:
-                data = {"epoch": epoch, "boot": _boot(), "writer": self._writer}
+            if noted is None or noted["writer"] == self._token:
+                data = {"epoch": epoch, "boot": _boot(), "writer": self._token}
                 folder.replace(_SYNCED, json.dumps(data).encode())
                 self._noting = True
                 return
@@ -279,8 +314,17 @@ class IdLog:
 
 
 def _stem(file: str) -> str:
-    found = _FILE.fullmatch(file)
+    found = _FILE.fullmatch(file.lstrip("."))
     return file.removesuffix(".json") if found is None else found["stem"]
+
+
+def _next(file: str) -> str:
+    """Token and number of the file that follows another in its process, or is the first of the next process."""
+    found = _FILE.fullmatch(file)
+    if found is None:
+        return f"{_digest(file.encode())[: 2 * _TOKEN_BYTES]}-{1:06d}"
+    token, number = (found["after"], int(found["number"])) if found["token"] is None else (found["token"], 1)
+    return f"{token}-{number + 1:06d}"
 
 
 def _boot() -> str:

@@ -73,13 +73,12 @@ class OffsetCodec:
         selected = "" if endpoint.selector is None else f" with selector {endpoint.selector!r}"
         scope = f"{selected} in virtual host '{host}'"
         several = bool(settings.queues) or settings.pattern is not None
-        source, at = f"{'queues' if several else endpoint.destination}{scope}", " ".join(map(str, endpoint.urls))
         return cls(
             broker=endpoint.broker.name,
-            source=source,
+            source=f"{'queues' if several else endpoint.destination}{scope}",
             ids=_ids(settings) if settings.guarantee.identifies else "",
             destination=settings.destination,
-            log=None if id_log is None else IdLog(id_log, settings.destination, f"{source} at {at}"),
+            log=None if id_log is None else IdLog(id_log, settings.destination),
             queues=settings.queues if several else None,
             pattern=settings.pattern,
             scope=scope,
@@ -125,8 +124,6 @@ class OffsetCodec:
         if _crc(body) != offset["crc"]:
             raise self._error("was changed after it was written (its checksum does not fit)")
         self._check_owner(offset)
-        if self.log is not None and offset["file"]:
-            self.log.follow(offset["file"])
         if self.log is None and offset["file"] and self.ids:
             raise CheckpointError(
                 f"{self.destination}: the checkpoint's IDs are in the file '{offset['file']}'. Set "

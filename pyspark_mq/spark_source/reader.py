@@ -180,12 +180,13 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._workers.stop()
 
     def _position(self, offset: dict[str, Any]) -> Position:
-        for known, position in self._known:
-            if known == offset:
-                return position
-        position = self._codec.decode(offset)
-        # An idle query shows the same one again and again, and its IDs may be in a file.
-        self._known.append((offset, position))
+        position = next((position for known, position in self._known if known == offset), None)
+        if position is None:
+            position = self._codec.decode(offset)
+            # An idle query shows the same one again and again, and its IDs may be in a file.
+            self._known.append((offset, position))
+        if self._codec.log is not None:
+            self._codec.log.show(position.file)  # Spark writes an offset into its log before it shows it
         return position
 
 

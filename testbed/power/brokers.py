@@ -149,7 +149,7 @@ def run_broker_cuts(
         stack.callback(lambda: _off(broker))
         os.sync()  # it was not installed a moment ago
         given = {"broker": broker.name, "url": broker.url, "queue": _QUEUE, "heartbeat": "2s", **broker.options}
-        reader = _Reader({**given, "checkpointLocation": str(folder / "checkpoint"), **options})
+        reader = _Reader({**given, "idLog": str(folder / "ids"), **options})
         stack.callback(reader.stop)
         publisher = Publisher(broker.send, sys.maxsize, _RATE)
         publisher.start()

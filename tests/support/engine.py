@@ -210,10 +210,9 @@ class Engine:
         """Write what Spark would have written, and have the files of the journal there."""
         if self._folder is not None:
             shutil.copytree(self._folder, checkpoint / ID_FOLDER, dirs_exist_ok=True)
-        for folder in ("offsets", "commits"):
-            (checkpoint / folder).mkdir(parents=True, exist_ok=True)
+        (checkpoint / "commits").mkdir(parents=True, exist_ok=True)
         for batch, offset in self._offsets.items():
-            (checkpoint / "offsets" / str(batch)).write_text(f'v1\n{{"batchTimestampMs":0}}\n{offset}')
+            _log(checkpoint, batch, offset)
         for batch in range(self._committed + 1):
             (checkpoint / "commits" / str(batch)).write_text('v1\n{"nextBatchWatermarkMs":0}')
 
@@ -278,6 +277,8 @@ class Engine:
             return False
         self._die_if(crash, At.BEFORE_OFFSET_LOG)
         self._offsets[batch] = end
+        if "checkpointLocation" in self.options:
+            _log(Path(self.options["checkpointLocation"]), batch, end)
         self._tell("plan")
         if batch > 0:
             self.reader.call("commit", start)
@@ -327,3 +328,9 @@ class Engine:
         """What the reader reports for the query's progress."""
         report: dict[str, int] = json.loads(self.reader.call("reportLatestOffset"))
         return report
+
+
+def _log(checkpoint: Path, batch: int, offset: str) -> None:
+    """Write an entry of Spark's log of offsets."""
+    (checkpoint / "offsets").mkdir(parents=True, exist_ok=True)
+    (checkpoint / "offsets" / str(batch)).write_text(f'v1\n{{"batchTimestampMs":0}}\n{offset}')

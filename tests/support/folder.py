@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from pyspark_mq.spark_source.folders import Folder
 
 __all__ = ["MemoryFolder"]
@@ -23,9 +21,6 @@ class MemoryFolder(Folder):
 
     def names(self) -> list[str]:
         return list(self.files)
-
-    def written_s(self) -> Mapping[str, float]:
-        return dict.fromkeys(self.files, 0.0)
 
     def write(self, name: str, data: bytes) -> None:
         assert name not in self.files, f"{name} is written twice"

@@ -30,6 +30,7 @@ from pyspark_mq.sources.runtime import Runtime, Task
 from pyspark_mq.sources.settings import Settings
 from pyspark_mq.spark_source.folders import ID_FOLDER
 from pyspark_mq.spark_source.offset import OffsetCodec
+from pyspark_mq.spark_source.offset_log import OffsetLog
 from pyspark_mq.spark_source.options import parse_options
 from tests.support.engine import At, Crashed
 from tests.support.folder import MemoryFolder
@@ -221,6 +222,16 @@ def only(source: EpochSource) -> QueueReader:
     return queue
 
 
+class _Log(OffsetLog):
+    """Spark's log of a query in memory."""
+
+    def __init__(self, query: Query) -> None:
+        self._query = query
+
+    def _newest_first(self) -> Iterator[bytes]:
+        return (self._query.offsets[batch].encode() for batch in sorted(self._query.offsets, reverse=True))
+
+
 @dataclass
 class Query:
     """A query: what survives a crash of it (logs, sink), and the source that does not.
@@ -303,6 +314,8 @@ class Query:
         codec = OffsetCodec.of(self.settings, (self.id_log or f"/memory/{ID_FOLDER}") if self.place else None)
         if codec.log is not None and self.id_log is None:
             codec.log._folder = self.folder
+        if codec.log is not None and codec.log.offsets is not None:
+            codec.log.offsets = _Log(self)
         return codec
 
     def _workers(self) -> Workers:
@@ -343,8 +356,13 @@ class Query:
         self.world.let_pass(_RESTART_S)
 
     def position(self, batch: int) -> Position:
-        """The end of a batch; of -1, the beginning."""
-        return self._codec.decode(json.loads(self.offsets[batch])) if batch >= 0 else self.source.initial()
+        """The end of a batch, as Spark shows it; of -1, the beginning."""
+        if batch < 0:
+            return self.source.initial()
+        position = self._codec.decode(json.loads(self.offsets[batch]))
+        if self._codec.log is not None:
+            self._codec.log.show(position.file)
+        return position
 
     def bound(self) -> None:
         """`Trigger.AvailableNow` begins."""

@@ -23,11 +23,19 @@ def files(folder: Path) -> list[str]:
     return sorted(os.listdir(folder)) if folder.exists() else []
 
 
-def following(place: str, file: str) -> IdLog:
-    """Of a process that goes on from an offset which names that file."""
+def following(place: str, *shown: str) -> IdLog:
+    """Of a process that goes on from offsets which name these files."""
     log = IdLog(place, QUEUE)
-    log.follow(file)
+    for file in shown:
+        log.show(file)
     return log
+
+
+def logged(folder: Path, batch: int, *names: str) -> None:
+    """An entry of Spark's log."""
+    offsets = folder.parent / "offsets"
+    offsets.mkdir(parents=True, exist_ok=True)
+    (offsets / str(batch)).write_text("\n".join(["v1", f'{{"batchTimestampMs":{batch}}}', *names]))
 
 
 @pytest.fixture(params=["path", "uri"])
@@ -45,14 +53,13 @@ def test_a_file_comes_back_as_it_was_written(place: str, folder: Path) -> None:
     name = IdLog(place, QUEUE).write(7, content())
     assert files(folder) == [name]
     assert IdLog(place, QUEUE).read(name) == content()
-    assert "-000000000007-" in name
 
 
-def test_files_of_a_checkpoint_have_its_token(place: str) -> None:
+def test_equal_files_of_two_processes_have_two_names(place: str, folder: Path) -> None:
     first = IdLog(place, QUEUE).write(1, content(1))
-    second = following(place, first).write(2, content(2))
-    stranger = IdLog(place, QUEUE).write(2, content(2))
-    assert first[:8] == second[:8] != stranger[:8]
+    names = {following(place, first).write(2, content(2)) for _ in range(2)}
+    assert sorted({first, *names}) == files(folder)
+    assert len(files(folder)) == 3
 
 
 def test_a_file_beside_another_comes_back_too(place: str, folder: Path) -> None:
@@ -119,51 +126,75 @@ def test_files_are_removed_with_all_that_is_kept_of_them(place: str, folder: Pat
     assert len(files(folder)) == 3
 
 
-def test_what_crashes_have_left_goes_and_what_is_later_or_of_others_stays(place: str, folder: Path) -> None:
-    log = IdLog(place, QUEUE)
-    names = [log.write(number, content(number)) for number in range(1, 6)]
-    log.write_beside(names[0], content())
-    other = IdLog(place, "queue 'other'").write(1, content())
+def test_what_crashes_leave_behind_a_file_is_found_by_who_goes_on_from_it(place: str, folder: Path) -> None:
+    life = IdLog(place, QUEUE)
+    first, second, unlogged = (life.write(number, content(number)) for number in (1, 2, 3))
+    dead = {following(place, first, second).write(3, content(3)) for _ in range(3)}
+    (folder / f".{unlogged}").write_text("cut short")
     (folder / "notes.txt").write_text("mine", "utf-8")
-    again = following(place, names[3])
-    again.remove_others([names[1]], 4)
-    assert files(folder) == sorted([names[1], names[4], other, "notes.txt"])
+    other = IdLog(place, "queue 'other'").write(1, content())
+    again = following(place, first, second)
+    left = again.left_by_crashes()
+    assert set(left) == {unlogged, *dead}
+    third = again.write(3, content(4))
+    again.show(third)
+    again.remove([*left, *again.left_by_crashes()])
+    assert files(folder) == sorted([first, second, third, other, "notes.txt"])
+    assert following(place, third).left_by_crashes() == []
 
 
-def aged(folder: Path) -> None:
-    for file in folder.iterdir():
-        os.utime(file, (1_700_000_000, 1_700_000_000))
-
-
-def test_what_dead_first_runs_have_left_goes_with_the_first_epoch_of_another(tmp_path: Path) -> None:
+def test_what_dead_first_starts_leave_is_found_once_the_log_names_another(tmp_path: Path) -> None:
     folder = tmp_path / "my job" / ID_FOLDER
-    for number in range(30):
-        IdLog(str(folder), QUEUE, "orders at host").write(1, content(number))
-    other = IdLog(str(folder), QUEUE, "payments at host").write(1, content(100))
-    log = IdLog(str(folder), QUEUE, "orders at host")
-    kept = log.write(1, content(300))
-    log.remove_others([kept], 1)
-    assert files(folder) == sorted([kept, other])
+    dead = {IdLog(str(folder), QUEUE).write(1, content(number)) for number in range(30)}
+    one, two = IdLog(str(folder), QUEUE), IdLog(str(folder), QUEUE)  # two sources of one query, alike
+    names = [one.write(1, content(300)), two.write(1, content(300))]
+    assert one.left_by_crashes() == two.left_by_crashes() == []
+    logged(folder, 0, *names)
+    one.show(names[0])
+    two.show(names[1])
+    assert set(one.left_by_crashes()) == set(two.left_by_crashes()) == dead
+    assert one.left_by_crashes() == []
 
 
-def test_drafts_go_after_a_day(tmp_path: Path) -> None:
+@pytest.mark.parametrize("entries", [[], [[]], [["another-file"]]])
+def test_a_checkpoint_of_another_query_is_refused(tmp_path: Path, entries: list[list[str]]) -> None:
+    folder = tmp_path / "another job" / ID_FOLDER
+    for batch, names in enumerate(entries):
+        logged(folder, batch, *names)
+    for _ in range(3):
+        log = IdLog(str(folder), QUEUE)
+        text = r"queue 'orders'.*another job.*not the checkpoint of this query.*pyspark-mq peek"
+        with pytest.raises(CheckpointError, match=text):
+            log.show(log.write(1, content()))
+        assert files(folder) == []
+
+
+def test_what_a_process_goes_on_from_has_to_be_in_the_log_and_stays_if_it_is_not(tmp_path: Path) -> None:
+    folder = tmp_path / ID_FOLDER
+    log = IdLog(str(folder), QUEUE)
+    file = log.write(1, content())
+    logged(folder, 0, file)
+    log.show(file)
+    (tmp_path / "offsets").rename(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointError, match="not the checkpoint of this query"):
+        following(str(folder), file)
+    assert files(folder) == [file]
+
+
+def test_a_log_that_cannot_be_read_is_an_error_that_says_so(tmp_path: Path) -> None:
+    (tmp_path / "offsets" / "0").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=r"Spark's log.*cannot be read.*IsADirectoryError.*readable"):
+        following(str(tmp_path / ID_FOLDER), "file.json")
+
+
+def test_a_draft_that_a_crash_left_is_written_over(tmp_path: Path) -> None:
     log = IdLog(str(tmp_path), QUEUE)
     name = log.write(1, content())
-    (tmp_path / f".{name}.0123abcd").write_text("a draft")
-    (tmp_path / ".synced.json.0123abcd").write_text("another")
-    (tmp_path / ".notes.txt").write_text("mine")
-    aged(tmp_path)
-    (tmp_path / ".deadbeef-000000000001.json.0123abcd").write_text("a draft of this moment")
-    log.remove_others([name], 1)
-    assert files(tmp_path) == sorted([name, ".notes.txt", ".deadbeef-000000000001.json.0123abcd"])
-
-
-def test_a_folder_that_several_queries_share_loses_no_file_of_another(place: str, folder: Path) -> None:
-    quiet = IdLog(place, QUEUE).write(1, content())
-    aged(folder)
-    busy = IdLog(place, QUEUE)
-    busy.remove_others([busy.write(9, content(1))], 9)
-    assert IdLog(place, QUEUE).read(quiet) == content()
+    record = f"{name.removesuffix('.json')}-given-up-000000.json"
+    (tmp_path / f".{record}").write_text("a draft that is longer than what is written over it" * 10)
+    log.give_up(name, {"orders": "x"})
+    assert files(tmp_path) == sorted([name, record])
+    assert log.given_up(name) == {"orders": "x"}
 
 
 def test_what_was_given_up_is_kept_for_its_file_alone(place: str) -> None:

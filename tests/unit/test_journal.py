@@ -51,7 +51,7 @@ class Life:
         log._folder = self.folder
         self.memory = Memory(self.settings, log)
         if self.position.file:
-            log.follow(self.position.file)
+            log.show(self.position.file)
             self.memory.recall(self.position, committed=True)
         self.ledger: Ledger[Key, Any] = Ledger(grace_s=GRACE_S, known=self.memory.known(QUEUE))
         self.ledger.left = self.memory.left

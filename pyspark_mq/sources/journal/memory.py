@@ -64,7 +64,6 @@ class Memory:
         self._repeating: set[str] = set()
         #: Files that the last plan named, and its own.
         self._named: set[str] = set()
-        self._cleared = False
         self._seen_s: float | None = None
         self.left: list[int] = []
         self.forgotten = 0
@@ -116,8 +115,6 @@ class Memory:
         self._open[epoch] = file
         if any_repeats(planned.values()):
             self._repeating.add(file)
-        if not blind and not self._cleared:
-            self._clear(epoch - 1)
         return file
 
     def plan_beside(self, end: Position, ledgers: Mapping[str, Ledger[Key, Any]]) -> None:
@@ -135,7 +132,6 @@ class Memory:
         content, mine = self._compose({}, ledgers, (), BESIDE)
         self._files.write_beside(end.file, content)
         self._written(end.file, mine, [end.file])
-        self._clear(end.epoch - 1)
 
     def _compose(
         self,
@@ -168,7 +164,7 @@ class Memory:
         self.left[:] = journal.left_numbers
         named = [one.reference(kind) for kind, segments in journal.lists.items() for one in segments]
         named += [[file, PLANNED, Kind.UNDER_WAY.value, 0, 0] for file in begun]
-        gone = journal.forget_files(self._named, begun)
+        gone = journal.forget_files({*self._named, *self._files.left_by_crashes()}, begun)
         self._files.remove(gone)
         content = {
             "open": named,
@@ -278,12 +274,6 @@ class Memory:
 
     def _decode(self, text: str) -> list[Key]:
         return decode(text, self._destination)
-
-    def _clear(self, epoch: int) -> None:
-        """Remove what crashes have left, once it was shown what is committed."""
-        self._cleared = True
-        kept = {*self._named, *self._open.values(), *(file for files in self._journal.gone for file in files)}
-        self._files.remove_others(kept, epoch)
 
     # -- phase two
 
