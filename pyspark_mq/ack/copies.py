@@ -130,6 +130,7 @@ class Copies:
                     if not sure:
                         self._doubt(key)
             return plain
+        self._withdraw(digests, look)
         plain = [self._named.get(digest, key) for digest, key in zip(digests, plain, strict=True)]
         every = set(plain)
         state_of, left, met = look.states(every), look.left_among(every), self._met.among(every)
@@ -218,6 +219,15 @@ class Copies:
             self._repeat(digest)
         elif not key.endswith(_PLAIN):
             (self._older if digest in self._named else self._named)[digest] = key
+
+    def _withdraw(self, digests: Iterable[bytes], look: Look) -> None:
+        """Forget the ordinals of messages that are not known any more, as those whose session ended before a plan."""
+        for key in _unseen([self._named[digest] for digest in self._named.keys() & digests], look):
+            older = self._older.pop(key[:_DIGEST], None)
+            if older is None:
+                del self._named[key[:_DIGEST]]
+            else:
+                self._named[key[:_DIGEST]] = older
 
     def _entries(self, digests: Sequence[bytes]) -> bool:
         """Whether something is noted here of one of these."""
@@ -337,9 +347,9 @@ class Copies:
         for keys in noted:
             for key in _unseen(keys, look):
                 keys.pop(key, None) if isinstance(keys, dict) else keys.discard(key)
-        gone = set(_unseen([*self._named.values(), *self._older.values()], look))
-        self._named = {digest: key for digest, key in self._named.items() if key not in gone}
-        self._older = {digest: key for digest, key in self._older.items() if key not in gone}
+        for key in _unseen([*self._older.values()], look):
+            del self._older[key[:_DIGEST]]
+        self._withdraw([*self._named], look)
         for queue in queues:
             gone = set(_unseen([key for some in queue.values() for key in some], look))
             for digest, some in list(queue.items()):

@@ -118,8 +118,8 @@ class IdLog:
             place = shown_place(above(self._place) or self._place)
             raise CheckpointError(
                 f"{self._destination}: {place!r}, the 'checkpointLocation' of the source, is not the checkpoint of "
-                "this query: its folder 'offsets' has no offset of this source. Nothing was emitted or acknowledged since "
-                "the query was started. Give writeStream the same 'checkpointLocation': without one Spark takes a "
+                "this query: its folder 'offsets' has no offset of this source. Nothing was emitted or acknowledged by "
+                "this start. Give writeStream the same 'checkpointLocation': without one Spark takes a "
                 "temporary folder, as for sinks 'console' and 'memory'. Each query needs a load() and a "
                 "'checkpointLocation' of its own. To look at messages and take none, use 'pyspark-mq peek'"
             )

@@ -9,6 +9,7 @@ import contextlib
 import random
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -128,3 +129,26 @@ def test_what_is_acknowledged_in_a_half_open_session_is_not_emitted_again(trigge
     one.trigger()
     one.scene.world.let_pass(3.0)
     assert one.lost_and_twice == (0, 0)
+
+
+@pytest.mark.parametrize("proves", [True, False])
+@pytest.mark.parametrize("shows_start", [True, False])
+@pytest.mark.parametrize("loses", [True, False])
+def test_a_cut_before_the_first_batch_after_a_kill_has_nothing_emitted_again(
+    *, loses: bool, shows_start: bool, proves: bool
+) -> None:
+    """Over a slow link some of what comes before Spark has shown anything comes again only afterwards."""
+    wrong: list[tuple[int, ...]] = []
+    for at, tick in product((At.AFTER_SINK, At.AFTER_COMMIT_LOG, None), (2, 4, 10, 19)):
+        one = Contents(proves=proves, shows_start=shows_start, min_messages=10, max_delay_s=0.5)
+        one.publish(*(f"content {number}" for number in range(100)))
+        for point in (None, None, at):
+            one.trigger(point)
+        one.scene.broker.cut(lose_acks=loses)
+        one.scene.query.crash()
+        one.scene.queue.weather.link_rate = 20.0
+        one.scene.world.at(0.05 * tick, one.scene.broker.cut)
+        one.trigger()
+        if one.lost_and_twice != (0, 0):
+            wrong.append((tick, *one.lost_and_twice))
+    assert not wrong
