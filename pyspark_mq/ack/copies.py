@@ -35,10 +35,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import count
 from typing import Any, Protocol, TypeGuard
 
-from pyspark_mq.ack.known import Known
+from pyspark_mq.ack.known import Known, Segments
 from pyspark_mq.ack.table import State
 
-__all__ = ["Copies", "Look", "any_repeats", "is_nameless"]
+__all__ = ["Copies", "Look", "Met", "any_repeats", "is_nameless"]
 
 #: Bytes of a digest, and of a key.
 _DIGEST, _KEY = 16, 24
@@ -52,6 +52,27 @@ _MET_MAX = 1_000_000
 _MET_SEGMENT = 65_536
 #: Entries until those are looked through that nobody needs any more.
 _ENTRIES_MIN = 4_096
+
+
+class Met:
+    """Settled contents of all queues, the newest: what comes with one of them is an equal message."""
+
+    def __init__(self) -> None:
+        self.segments = Segments()
+        self._numbers = count()
+        #: Segments from the oldest on.
+        self._order: list[int] = []
+
+    def add(self, firsts: Any, seconds: Any) -> None:
+        """Add the hashes of contents."""
+        number, order, segments = next(self._numbers), self._order, self.segments
+        segments.add(number, firsts, seconds)
+        order.append(number)
+        # Each is at least twice as large as the next, so a search looks into few, and each key moves seldom.
+        while len(order) > 1 and segments.size(order[-2]) < min(_MET_SEGMENT, 2 * segments.size(number)):
+            segments.merge([order.pop(-2), number], number)
+        while len(segments) > _MET_MAX and len(order) > 1:
+            segments.forget(order.pop(0))
 
 
 class Look(Protocol):
@@ -74,16 +95,16 @@ class Copies:
     """Messages without IDs of one queue. A message is known to the ledger by the keys that come from here.
 
     Args:
-        second: the second hash of a key, as for :class:`.Known`.
         ordinals: ascending numbers, none of which a process before has used.
         proves: a delivery without a flag is a new message.
+        met: settled contents of the queue.
 
     Attributes:
         shown: it is known what is committed.
         ambiguous: deliveries emitted although they may be redeliveries.
     """
 
-    def __init__(self, second: Callable[[Any], int], ordinals: Iterator[int], *, proves: bool) -> None:
+    def __init__(self, ordinals: Iterator[int], met: Known[Any], *, proves: bool) -> None:
         self._ordinals = ordinals
         self._proves = proves
         self._repeats: dict[bytes, None] = {}
@@ -100,10 +121,7 @@ class Copies:
         #: there is one that came before that was known.
         self._named: dict[bytes, bytes] = {}
         self._older: dict[bytes, bytes] = {}
-        #: Settled contents, in numbered segments, and these from the oldest on.
-        self._met: Known[Any] = Known(second)
-        self._met_numbers = count()
-        self._met_segments: list[int] = []
+        self._met = met
         self._swept = _ENTRIES_MIN
         self.shown = False
         self.ambiguous = 0
@@ -327,16 +345,15 @@ class Copies:
             elif key[:_DIGEST] in self._repeats:
                 self._left[key[:_DIGEST]] += 1
 
-    def meet(self, packed: Any) -> None:
-        """Take note of settled contents: who comes again has an equal one."""
-        number, segments = next(self._met_numbers), self._met_segments
-        self._met.add(number, packed)
-        segments.append(number)
-        # Each is at least twice as large as the next, so a search looks into few, and each key moves seldom.
-        while len(segments) > 1 and self._met.size(segments[-2]) < min(_MET_SEGMENT, 2 * self._met.size(segments[-1])):
-            self._met.merge([segments.pop(-2), number], number)
-        while len(self._met) > _MET_MAX and len(segments) > 1:
-            self._met.forget(segments.pop(0))
+    def needed(self, look: Look) -> bool:
+        """Whether something is noted of messages that are known, beyond their keys, or were left open."""
+        queues = (self._waiting, self._coming)
+        noted = [
+            *self._named.values(),
+            *self._older.values(),
+            *(key for one in queues for some in one.values() for key in some),
+        ]
+        return any(self._left.values()) or len(_unseen(noted, look)) < len(noted)
 
     def sweep(self, look: Look) -> None:
         """Forget what is noted of messages that are not known any more, if there is much."""

@@ -346,7 +346,8 @@ class EpochSource:
 
     def counters(self) -> Counters:
         """The counters that a user sees in the query's progress (rule 8)."""
-        others = self._queues.ended_counters + Counters(forgotten=self._memory.forgotten)
+        memory = self._memory
+        others = self._queues.ended_counters + Counters(forgotten=memory.forgotten, remembered=memory.remembered)
         return sum(map(self._counters_of, self._queues), others)
 
     def _counters_of(self, queue: QueueReader) -> Counters:

@@ -45,7 +45,7 @@ class KnownMachine(RuleBasedStateMachine):
 
     @rule(segment=st.sampled_from(SEGMENTS))
     def forget(self, segment: int) -> None:
-        self.known.forget(segment)
+        self.known.segments.forget(segment)
         self.model[segment] = set()
 
     @rule(some=segments, into=st.sampled_from(SEGMENTS))
@@ -53,7 +53,7 @@ class KnownMachine(RuleBasedStateMachine):
         merged = [key for segment in some for key in self.model[segment]]
         if len(merged) > len(set(merged)) or (self.model[into] and into not in some):
             return
-        self.known.merge(sorted(some), into)
+        self.known.segments.merge(sorted(some), into)
         self.model |= {segment: set() for segment in some} | {into: set(merged)}
 
     @rule(some=keys)
@@ -65,8 +65,8 @@ class KnownMachine(RuleBasedStateMachine):
     def each_segment_has_its_own(self) -> None:
         for segment, there in self.model.items():
             assert self.known.among(KEYS, [segment]) == there
-            assert self.known.size(segment) == len(there)
-        assert len(self.known) == sum(map(len, self.model.values()))
+            assert self.known.segments.size(segment) == len(there)
+        assert len(self.known.segments) == sum(map(len, self.model.values()))
 
 
 KnownMachine.TestCase.settings = settings(

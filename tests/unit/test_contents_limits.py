@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pyspark_mq.ack.copies import Copies
+from pyspark_mq.ack.copies import Copies, Met
 from pyspark_mq.ack.known import Known
 from pyspark_mq.ack.table import State
 from pyspark_mq.dedup import IdSource, second_hash
@@ -430,9 +430,12 @@ def test_settled_contents_are_no_segment_for_each_epoch() -> None:
             return set()
 
     epochs: Known[Any] = Known(second_hash)
-    copies = Copies(second_hash, count(1), proves=True)
+    met = Met()
+    copies = Copies(count(1), Known(second_hash, met.segments), proves=True)
     copies.shown = True
     for epoch in range(3_000):
         epochs.put(epoch, copies.name(1, [bytes(15) + b"a"], [True], Nothing()))
-        copies.meet(epochs.take_contents(epoch))
-    assert len(copies._met._segments) <= 200  # 3,000; at a million each delivery takes seconds
+        contents = epochs.segments.take_contents(epoch)
+        assert contents is not None
+        met.add(*contents)
+    assert len(met.segments._segments) <= 200  # 3,000; at a million each delivery takes seconds

@@ -158,7 +158,7 @@ def test_names_files_and_memory_are_bounded_whatever_the_size_of_epochs(sizes: t
         assert len(life.memory._files.read(life.position.file)["open"]) < NAMES_MAX
     assert len(life.folder.files) < 2 * KEPT_EPOCHS + NAMES_MAX
     # A merged segment may be a fifth of its list, and is as young as its newest part.
-    assert len(life.memory.known(QUEUE)) < 1.3 * (2_000 + 3_000) + 3 * max(sizes)
+    assert life.memory.remembered < 1.3 * (2_000 + 3_000) + 3 * max(sizes)
     assert life.folder.written > written
 
 

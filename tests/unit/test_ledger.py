@@ -270,7 +270,7 @@ def test_what_has_all_its_handles_again_is_not_left() -> None:
 def test_what_leaves_is_known_while_no_segment_has_it() -> None:
     ledger, _ = committed("ab")
     ledger.lose(1)
-    known(ledger).forget(1)
+    known(ledger).segments.forget(1)
     ledger.open_session(2)
     due = deliver(ledger, "ac", session=2)
     assert due is not None
@@ -309,7 +309,7 @@ def test_what_comes_again_and_again_adds_nothing_to_what_is_not_settled() -> Non
         ledger.settling.asked(again.number, [1], tag)
         ledger.confirm(again.number, 1, now_s=tag)
         assert ledger.expected <= GRACE_S + 1
-    assert len(known(ledger)) == 1
+    assert len(known(ledger).segments) == 1
 
 
 def test_a_segment_that_became_a_part_of_another_is_held_by_that() -> None:

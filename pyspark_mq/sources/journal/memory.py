@@ -16,14 +16,14 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import count
 from typing import Any, cast
 
 from pyspark_mq.ack import Ledger
-from pyspark_mq.ack.copies import Copies, any_repeats
-from pyspark_mq.ack.known import Known
+from pyspark_mq.ack.copies import any_repeats
+from pyspark_mq.ack.known import Known, Segments
 from pyspark_mq.dedup import Key, encode_ids, is_content, second_hash
 from pyspark_mq.errors import CheckpointError
+from pyspark_mq.sources.journal.contents import Contents
 from pyspark_mq.sources.journal.lists import PLANNED, Journal, Kind, Segment
 from pyspark_mq.sources.journal.reading import BESIDE, keys_of, planned_in, texts_of
 from pyspark_mq.sources.position import JournalFiles, Position, decode
@@ -37,14 +37,13 @@ _LOG = logging.getLogger("pyspark_mq")
 _LOOK_MAX_S = 1.0
 #: Of so few IDs those that have left are left out when segments become one. More are decoded only if most have left.
 _DECODED_MAX = 16_384
-#: Ordinals of contents begin somewhere: no process before has used one of them.
-_ORDINAL_BITS = 60
 
 
 class Memory:
     """Memory of what was committed, over all queues of a query. Called by the query's thread.
 
     Attributes:
+        contents: what distinguishes messages without IDs.
         left: the numbers of segments of IDs that were left, always the same list.
         forgotten: IDs that were forgotten although their messages may come again.
     """
@@ -53,10 +52,8 @@ class Memory:
         self._destination = settings.destination
         self._files = files
         self._journal = Journal(settings.dedup_window, settings.remember_left)
-        self._known: dict[str, Known[Key]] = {}
-        self._copies: dict[str, Copies] = {}
-        self._proves = settings.endpoint.broker.proves_new
-        self._ordinals = count(secrets.randbits(_ORDINAL_BITS))
+        self._segments = Segments()
+        self.contents = Contents(proves=settings.endpoint.broker.proves_new)
         self._nonce = secrets.token_hex(8)
         #: Epoch -> its file, until it is committed.
         self._open: dict[int, str] = {}
@@ -70,11 +67,12 @@ class Memory:
 
     def known(self, queue: str) -> Known[Key]:
         """Return the IDs that are known of a queue, also of one that is not read now."""
-        return self._known.setdefault(queue, Known(second_hash))
+        return Known(second_hash, self._segments, queue)
 
-    def copies(self, queue: str) -> Copies:
-        """Return what distinguishes a queue's messages without IDs."""
-        return self._copies.setdefault(queue, Copies(second_hash, self._ordinals, proves=self._proves))
+    @property
+    def remembered(self) -> int:
+        """IDs of committed messages that are known, whatever becomes of theirs."""
+        return len(self._segments)
 
     def look(self, now_s: float, *, connected: bool) -> None:
         """Take note of whether every connection is up, and forget contents that were remembered for long enough."""
@@ -177,10 +175,9 @@ class Memory:
 
     def _settle(self, segment: Segment) -> None:
         """Have a segment settled. Contents leave it: what is equal to one of them is another message."""
-        for queue, known in self._known.items():
-            contents = known.take_contents(segment.number)
-            if contents is not None:
-                self.copies(queue).meet(contents)
+        contents = self._segments.take_contents(segment.number)
+        if contents is not None:
+            self.contents.met.add(*contents)
         segment.size = self._size(segment)
         if segment.size:
             self._journal.settle(segment)
@@ -188,8 +185,7 @@ class Memory:
             self._journal.drop(Kind.UNDER_WAY, [segment])
 
     def _forget_contents(self, segment: Segment) -> None:
-        for known in self._known.values():
-            known.take_contents(segment.number)
+        self._segments.take_contents(segment.number)
         segment.contents, segment.stale = False, True
         before, segment.size = segment.size, self._size(segment)
         self.forgotten += before - segment.size
@@ -215,8 +211,9 @@ class Memory:
         again: Counter[int] = Counter()
         for queue, keys in leaving.items():
             again += self.known(queue).take(keys, self._journal.left_numbers)
-            self.known(queue).put(segment.number, keys)
             segment.contents = segment.contents or any(map(is_content, keys))
+        for queue, keys in leaving.items():
+            self.known(queue).put(segment.number, keys)
         self._journal.leave(segment, again)
 
     def _count_forgotten(self, segments: Sequence[Segment]) -> None:
@@ -232,8 +229,7 @@ class Memory:
     def _close(self, kind: Kind, segments: Sequence[Segment]) -> None:
         self._journal.drop(kind, segments)
         for segment in segments:
-            for known in self._known.values():
-                known.forget(segment.number)
+            self._segments.forget(segment.number)
 
     def _merge(
         self,
@@ -258,8 +254,7 @@ class Memory:
             written = live
         into = self._journal.make("", f"{prefix}{kind.value} {len(texts)}", written)
         texts[into.name] = merged
-        for known_ids in self._known.values():
-            known_ids.merge(numbers, into.number)
+        self._segments.merge(numbers, into.number)
         for ledger in ledgers.values():
             ledger.settling.merge(numbers, into.number)
         into.size = self._size(into)
@@ -267,7 +262,7 @@ class Memory:
         return into
 
     def _size(self, segment: Segment) -> int:
-        return sum(known.size(segment.number) for known in self._known.values())
+        return self._segments.size(segment.number)
 
     def _texts(self, file: str, name: str) -> Mapping[str, Sequence[str]]:
         return texts_of(self._files, file, name, self._destination)
@@ -369,7 +364,7 @@ class Memory:
             if never:
                 self._files.note_acknowledged(file)  # or each further process would expect them once more
             for queue, some in keys.items():
-                self.copies(queue).recall(some, never_acknowledged=never)
+                self.contents.recall(queue, some, never_acknowledged=never)
                 recent.setdefault(queue, []).extend(some)
         for segment in journal.lists[Kind.LEFT]:
             segment.size = self._size(segment)
@@ -389,12 +384,13 @@ class Memory:
             if any(map(is_content, keys)):
                 if forgets:
                     segment.stale = True
-                    keys = [key for key in keys if not is_content(key)]  # noqa: PLW2901 - the same without some
+                    found[queue] = [key for key in keys if not is_content(key)]
                 else:
                     segment.contents = True
-                    self.copies(queue).recall(keys)
+                    self.contents.recall(queue, keys)
             if kind is Kind.LEFT:
-                self.known(queue).take(keys, self._journal.left_numbers)
+                self.known(queue).take(found[queue], self._journal.left_numbers)
+        for queue, keys in found.items():
             self.known(queue).put(segment.number, keys)
         segment.size = self._size(segment)
         if segment.size:

@@ -60,5 +60,8 @@ def texts_of(files: JournalFiles, file: str, name: str, destination: str) -> Map
 
 
 def keys_of(texts: Mapping[str, Sequence[str]], destination: str) -> dict[str, list[Key]]:
-    """Decode a segment: queue -> IDs, in order."""
-    return {queue: [key for piece in pieces for key in decode(piece, destination)] for queue, pieces in texts.items()}
+    """Decode a segment: queue -> distinct IDs, in order. Pieces are joined as they are, and an ID may be in several."""
+    return {
+        queue: list(dict.fromkeys(key for piece in pieces for key in decode(piece, destination)))
+        for queue, pieces in texts.items()
+    }

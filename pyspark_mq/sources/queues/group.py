@@ -87,7 +87,7 @@ class QueueGroup:
             EventQueue(self._arrived),
             self._check,
             self._memory.known(name) if identifies else None,
-            self._memory.copies(name) if identifies else None,
+            self._memory.contents.read(name) if identifies else None,
             self._memory.left,
         )
         self._queues[name] = queue
@@ -116,6 +116,7 @@ class QueueGroup:
         for queue in list(self._ended.values()):
             if not queue.has_open_epochs:
                 del self._ended[queue.name]
+                self._memory.contents.end(queue.name, queue.ledger)
                 self._forgotten += queue.counters().counted()
 
     @property

@@ -101,7 +101,7 @@ class QueueReader:
         self.ledger.left = left
         self.connections = Connections(settings, workers, runtime, events)
         self.connected = Connected(settings, check)
-        self._known, self._copies = known, copies
+        self._copies = copies
         self._last_barrier = 0
         self._store = store
         self._runtime = runtime
@@ -329,6 +329,5 @@ class QueueReader:
             unacked=ledger.unacked,
             buffered=len(ledger.received),
             carried=ledger.expected,
-            remembered=0 if self._known is None else len(self._known),
             backlog=self.connections.newest_depth,
         )
