@@ -54,9 +54,10 @@ class Port:
                 connected.settimeout(5)
                 try:
                     self.heard.append(connected.recv(65536))
-                    step = 1 + len(self.answer) // (_PIECES if self.pause_s else 1)
-                    for at in range(0, len(self.answer), step):
-                        connected.sendall(self.answer[at : at + step])
+                    answer = self.answer
+                    step = 1 + len(answer) // (_PIECES if self.pause_s else 1)
+                    for at in range(0, len(answer), step):
+                        connected.sendall(answer[at : at + step])
                         time.sleep(self.pause_s)
                     while self.again:
                         connected.sendall(self.again)
