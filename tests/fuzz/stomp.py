@@ -50,17 +50,17 @@ class _Reader:
     def __init__(self) -> None:
         self._reader = FrameReader()
 
-    def read(self, data: bytes, cuts: list[int]) -> tuple[list[Frame], bool]:
-        """The frames in these bytes, behind which nothing comes for a while, and was there something else?"""
+    def read(self, data: bytes, cuts: list[int]) -> tuple[list[Frame], str]:
+        """The frames in these bytes, after which nothing comes for a while, and why the rest is none, if it is none."""
         frames: list[Frame] = []
         places = [0, *sorted(cuts), len(data)]
         try:
             for low, high in pairwise(places):
                 frames += self._reader.feed(data[low:high])
             frames += self._reader.quiet()
-        except FrameError:
-            return frames, True
-        return frames, False
+        except FrameError as wrong:
+            return frames, str(wrong)
+        return frames, ""
 
 
 def _ways(rng: random.Random, data: bytes) -> list[list[int]]:
@@ -70,10 +70,15 @@ def _ways(rng: random.Random, data: bytes) -> list[list[int]]:
     return ways + [[cut] for cut in range(size)] if size <= _CUTS_MAX else ways
 
 
-def _found(frames: list[Frame], refused: bool) -> tuple[list[tuple[str, dict[str, str], bytes, bool]], bool]:
-    """Commands, headers, bodies, and whether they are unreadable; and was there something else?"""
+def _found(frames: list[Frame], refused: str) -> tuple[list[tuple[str, dict[str, str], bytes, str]], str]:
+    """Commands, headers, bodies, and why they are unreadable; and why the rest is no frame."""
     return [
-        (command, parse(block, escaped=command != "CONNECTED"), body, type(block) is UnreadableHeaders)
+        (
+            command,
+            parse(block, escaped=command != "CONNECTED"),
+            body,
+            block.error if isinstance(block, UnreadableHeaders) else "",
+        )
         for command, block, body in frames
     ], refused
 
@@ -106,7 +111,7 @@ def _frames(rng: random.Random, reader: _Reader, raws: list[Raw]) -> int:
     """A stream of frames; in how many ways it was read."""
     written = [_frame(rng) for _ in range(rng.randrange(1, _FRAMES_MAX))]
     data = b"".join(encoded + b"\0" + rng.choice((b"\n", b"", b"\r\n", b"\n\n\n")) for encoded, *_ in written)
-    expected = [(command, headers, body, False) for _, command, headers, body in written]
+    expected = [(command, headers, body, "") for _, command, headers, body in written]
     for encoded, command, headers, body in written:
         if b"\r" in encoded or command == "CONNECTED" or "" in headers:
             continue  # stomp.py ends lines otherwise, and escapes CONNECTED
@@ -116,7 +121,7 @@ def _frames(rng: random.Random, reader: _Reader, raws: list[Raw]) -> int:
     for cuts in (ways := _ways(rng, data)):
         frames, refused = reader.read(data, cuts)
         found = _found(frames, refused)
-        assert found == (expected, False), f"{data!r}, cut at {cuts[:20]}, is read as {found}"
+        assert found == (expected, ""), f"{data!r}, cut at {cuts[:20]}, is read as {found}"
     dialect = rng.choice(_DIALECTS)
     raws += [(len(raws) + 1, block, body, dialect) for command, block, body in frames if command == MESSAGE]
     return len(ways)
@@ -127,7 +132,7 @@ def _frames(rng: random.Random, reader: _Reader, raws: list[Raw]) -> int:
 
 def _hostile(rng: random.Random, raws: list[Raw]) -> int:
     """A stream of pieces of frames, or of frames with some bytes changed; in how many ways it was read."""
-    certain: list[tuple[str, dict[str, str], bytes, bool]] = []
+    certain: list[tuple[str, dict[str, str], bytes, str]] = []
     if rng.random() < 0.5:
         data = bytearray(b"MESSAGE\n" if rng.random() < 0.8 else b"")
         data += b"".join(rng.choice(_PIECES) for _ in range(rng.randrange(12)))
@@ -143,7 +148,7 @@ def _hostile(rng: random.Random, raws: list[Raw]) -> int:
             # The end of a text without a length depends on what is behind it.
             if end > min(changed) or (command == MESSAGE and "content-length" not in headers):
                 break
-            certain.append((command, headers, body, False))
+            certain.append((command, headers, body, ""))
     stream = bytes(data)
     expected, expected_refused = _found(*_Reader().read(stream, []))
     assert expected[: len(certain)] == certain, f"{stream!r} is read as {expected}"

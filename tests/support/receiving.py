@@ -15,19 +15,18 @@ from pyspark_mq.sources.connections.session import Session, SessionOptions
 from pyspark_mq.sources.runtime import Threads
 from pyspark_mq.spark_source.options import parse_options
 from testbed.process import poll
+from tests.support.sockets import LIMIT_S
 
 __all__ = ["failure", "receive"]
-
-_TIMEOUT_S = 5
 
 
 def receive(consumer: Session, count: int, longer_s: float = 0.0) -> list[Any]:
     """Deliveries, as many as there are to be, and for a moment longer what should not come."""
     raws: list[Any] = []
     try:
-        consumer.open(consumer.endpoint.urls[0], _TIMEOUT_S)
+        consumer.open(consumer.endpoint.urls[0], LIMIT_S)
         consumer.consume(10)
-        end_s = time.monotonic() + _TIMEOUT_S
+        end_s = time.monotonic() + LIMIT_S
         while len(raws) < count and time.monotonic() < end_s:
             consumer.run(0.05)
             raws += consumer.sink.take_each()
@@ -44,7 +43,7 @@ def failure(consumer: type[Session], options: dict[str, str], *, opened: bool = 
     Args:
         opened: wait until a session has opened before.
     """
-    settings = parse_options({"connectTimeout": "5s", "reconnectTimeout": "100ms", **options}).settings
+    settings = parse_options({"connectTimeout": f"{LIMIT_S:g}s", "reconnectTimeout": "100ms", **options}).settings
     told, events = EventQueue(), list[Event]()
     begin = Begin(1, settings.endpoint, MessageIds.of(settings), options=SessionOptions(), limits=Limits(10, 1e9))
     keeper = SessionKeeper(begin, consumer, told, count(1), Threads())
@@ -54,7 +53,7 @@ def failure(consumer: type[Session], options: dict[str, str], *, opened: bool = 
         events.extend(told.take())
         return next((event for event in events if isinstance(event, Failed)), None)
 
-    assert poll(lambda: failed() is not None, 20)
+    assert poll(lambda: failed() is not None, LIMIT_S)
     found = failed()
     assert found is not None
     assert opened is any(isinstance(event, Opened) for event in events)

@@ -1,16 +1,23 @@
-"""A port that sends what a test says: answers that are cut off, and protocols that are spoken by nobody."""
+"""Peers that send what a test says: answers that are cut off, protocols that are spoken by nobody, bytes in pieces."""
 
 from __future__ import annotations
 
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import pairwise
+from typing import Any
 
-__all__ = ["Port", "port"]
+import pytest
 
+__all__ = ["LIMIT_S", "Apart", "Pieces", "Port", "apart", "cuts", "port"]
+
+#: A limit for what is to happen at once, which only a hang reaches.
+LIMIT_S = 60.0
 _PIECES = 8
+_DIAL = "pyspark_mq.sources.connections.socket_loop.connect"
 
 
 class Port:
@@ -47,9 +54,10 @@ class Port:
                 connected.settimeout(5)
                 try:
                     self.heard.append(connected.recv(65536))
-                    step = 1 + len(self.answer) // (_PIECES if self.pause_s else 1)
-                    for at in range(0, len(self.answer), step):
-                        connected.sendall(self.answer[at : at + step])
+                    answer = self.answer
+                    step = 1 + len(answer) // (_PIECES if self.pause_s else 1)
+                    for at in range(0, len(answer), step):
+                        connected.sendall(answer[at : at + step])
                         time.sleep(self.pause_s)
                     while self.again:
                         connected.sendall(self.again)
@@ -75,3 +83,68 @@ def port(answer: bytes) -> Iterator[Port]:
         yield opened
     finally:
         opened.close()
+
+
+class Apart(socket.socket):
+    """An end of a connection on which each read takes what was sent at once, and no more."""
+
+    def setsockopt(self, *_: Any) -> None:
+        """Not of TCP, so it has none of its options."""
+
+
+@contextmanager
+def apart(serve: Callable[[socket.socket], None], dial: str = _DIAL) -> Iterator[None]:
+    """Have whoever dials while the block runs speak with a server of the test's, and read apart what that sends apart.
+
+    Args:
+        serve: has the server's end of a connection, on a thread of its own.
+        dial: the function that connects.
+    """
+    threads: list[threading.Thread] = []
+
+    def run(end: socket.socket) -> None:
+        with end, suppress(OSError):
+            serve(end)
+
+    def connect(*_: Any, **__: Any) -> socket.socket:
+        near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        threads.append(threading.Thread(target=run, args=(far,), daemon=True))
+        threads[-1].start()
+        return Apart(socket.AF_UNIX, socket.SOCK_SEQPACKET, fileno=near.detach())
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(dial, connect)
+        yield
+    for thread in threads:
+        thread.join(LIMIT_S)
+
+
+class Pieces(Apart):
+    """A connection that brings these pieces, one with each read, and ends. What is sent to it is swallowed."""
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        # There is always something to be read, as far as anybody can see who does not read it.
+        near, self._far = socket.socketpair()
+        super().__init__(near.family, near.type, fileno=near.detach())
+        self._far.send(b"x")
+        self._left = [piece for piece in pieces if piece][::-1]
+
+    def recv(self, *_: Any) -> bytes:
+        return self._left.pop() if self._left else b""
+
+    def send(self, data: Any, *_: Any) -> int:
+        return len(data)
+
+    def sendall(self, *_: Any) -> None:
+        """Swallow it."""
+
+    def close(self) -> None:
+        self._far.close()
+        super().close()
+
+
+def cuts(data: bytes) -> Iterator[list[bytes]]:
+    """Yield these bytes in pieces: as a whole, byte by byte, and cut in two at each place."""
+    size = len(data)
+    for places in ([], range(1, size), *([at] for at in range(1, size))):
+        yield [data[low:high] for low, high in pairwise([0, *places, size])]

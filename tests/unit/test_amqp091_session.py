@@ -6,7 +6,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -14,10 +14,14 @@ import pytest
 from pamqp import body, commands, frame, header
 
 from pyspark_mq.errors import BrokerUnavailableError
+from pyspark_mq.sources.amqp091.batch import DeliveryBatch
+from pyspark_mq.sources.amqp091.errors import reason_of
+from pyspark_mq.sources.amqp091.frames import DeliveryReader, FrameError
 from pyspark_mq.sources.amqp091.session import Amqp091Session
 from pyspark_mq.sources.connections.session import QueueDepth, SessionLostError, SessionOptions, Sink
 from pyspark_mq.spark_source.options import parse_options
 from tests.support.receiving import failure, receive
+from tests.support.sockets import LIMIT_S, cuts
 
 #: What a server answers to each method of a session that begins.
 ANSWERS = {
@@ -117,12 +121,12 @@ def test_a_session_whose_end_nobody_answers_gives_its_connection_up_at_once(
         endpoint = parse_options(options).settings.endpoint
         consumer = Amqp091Session(endpoint, 1, Sink())
         consumer.sink.bytes_allowed = 0 if paused else float("inf")
-        consumer.open(endpoint.urls[0], 5)
+        consumer.open(endpoint.urls[0], LIMIT_S)
         consumer.consume(10)
         consumer.run(0.2)
         assert consumer.paused is paused
         consumer.close()
-        assert gone.wait(2)
+        assert gone.wait(LIMIT_S)
 
 
 def test_confirmations_do_not_pile_up_where_the_answer_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,12 +146,12 @@ def test_confirmations_do_not_pile_up_where_the_answer_is_slow(monkeypatch: pyte
         options = {"broker": "rabbitmq", "url": f"amqp://127.0.0.1:{port}", "queue": "q"}
         endpoint = parse_options(options).settings.endpoint
         consumer = Amqp091Session(endpoint, 1, Sink())
-        consumer.open(endpoint.urls[0], 5)
+        consumer.open(endpoint.urls[0], LIMIT_S)
         consumer.consume(100)
         confirmed: list[int] = []
         depths: list[QueueDepth] = []
         consumer.sink.confirmed, consumer.sink.reported = confirmed.append, depths.append
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + LIMIT_S
         while consumer.sink.deliveries < 50 and time.monotonic() < deadline:
             consumer.run(0.05)
         for tag in range(1, 51):
@@ -200,6 +204,83 @@ def test_a_message_whose_properties_lie_is_unreadable_also_where_its_delivery_ha
     raws = received(odd + delivery(2), 2)
     (told,) = Amqp091Session.decoder.unreadable(raws)
     assert (told.tag, raws[1][3]) == (1, b"text")
+
+
+# -- however the bytes are cut ------------------------------------------------------------------
+
+#: The largest frame here, and what is too large for it.
+FRAME_BYTES = 120
+LARGE = bytes(FRAME_BYTES)
+EMPTY = delivery(3, b"").removesuffix(frame.marshal(body.ContentBody(b""), 1))
+ODDITIES = {
+    **{name: lie for name, lie in LIES.items() if len(lie) < 2 * FRAME_BYTES},
+    "nothing": b"",
+    "a tag that comes twice between others": delivery(3) + delivery(4) + delivery(4) + delivery(7),
+    "a tag that is out of range": delivery(3) + delivery(-4) + delivery(5),
+    "a text that is empty": EMPTY + delivery(4),
+    "a body frame for a text that is empty": delivery(3, b""),
+    "a body that is larger than agreed": delivery(3, LARGE),
+    "a method that is larger than agreed": method(LARGE),
+    "a header that is shorter than its size": frame.marshal(commands.Basic.Deliver("ctag", 3, False, "", "q"), 1)
+    + struct.pack(">BHIHH", 2, 1, 11, 60, 0) + bytes(7) + b"\xce" + frame.marshal(body.ContentBody(bytes(206)), 1),
+    "properties that cannot be read": method(b"\x04ctag" + struct.pack(">QB", 3, 0))
+    + struct.pack(">BHIHHQ", 2, 1, 12 + 3, 60, 0, 0) + b"\x80\x00\xff\xce" + delivery(3),
+    "a short frame that is none": struct.pack(">BHI", 8, 0, 0) + b"x",
+}  # fmt: skip
+
+
+def told(pieces: Sequence[bytes], least: int, *, keeps: bool) -> tuple[Any, ...]:
+    """What a session makes of what it reads: deliveries with what is for pika between them, and why it ends."""
+    options = {"broker": "rabbitmq", "url": "amqp://localhost", "queue": "q"}
+    session = Amqp091Session(
+        parse_options(options).settings.endpoint, 1, Sink(), SessionOptions(keeps_unreadable=keeps)
+    )
+    found: list[Any] = []
+
+    def take() -> None:
+        for item in session.sink.take():
+            found.extend(item.cut() if isinstance(item, DeliveryBatch) else [item])
+
+    def pass_on(other: bytes) -> None:
+        take()
+        if session._end is None:
+            found.append(other)
+
+    reader = DeliveryReader(1, FRAME_BYTES, session._deliver, pass_on, least)
+    try:
+        for piece in pieces:
+            reader.feed(piece)
+    except FrameError as wrong:
+        session._ended(wrong)
+    finally:
+        session.close()
+    take()
+    return [(*raw[:5],) if isinstance(raw, tuple) else raw for raw in found], reason_of(session._end), session._last_tag
+
+
+@pytest.mark.parametrize(
+    ("oddity", "keeps"), [*((oddity, True) for oddity in ODDITIES), ("properties that cannot be read", False)]
+)
+def test_what_a_session_makes_of_bytes_does_not_depend_on_how_they_were_read(
+    oddity: str, keeps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyspark_mq.sources.amqp091.frames._FRAME_BYTES_MIN", FRAME_BYTES)
+    monkeypatch.setattr("pyspark_mq.sources.amqp091.frames._DELIVERY_BYTES", 1)
+    other = frame.marshal(commands.Basic.CancelOk("ctag"), 2)
+    data = delivery(1) + other + delivery(2) + ODDITIES[oddity] + delivery(8) + other
+    expected = told([data], 1_000_000, keeps=keeps)
+    assert [raw[0] for raw in expected[0] if isinstance(raw, tuple)][:2] == [1, 2]
+    for least in (1, 1_000_000):
+        for pieces in cuts(data):
+            assert told(pieces, least, keeps=keeps) == expected
+
+
+@pytest.mark.parametrize("more", [b"x" * 50, delivery(1)])
+def test_a_reason_that_the_broker_gave_is_stated_whatever_came_in_the_same_read(more: bytes) -> None:
+    closed = frame.marshal(commands.Connection.Close(541, "why", 0, 0), 0)
+    with pytest.raises(SessionLostError, match="541 why") as lost:
+        received(closed + more, 2)
+    assert lost.value.stated
 
 
 GREETINGS = [b"AMQP\x00\x00\x09\x01", b"HTTP/1.1 400 Bad Request\r\n\r\n", method(b"\x00", 0, 10, 10)]

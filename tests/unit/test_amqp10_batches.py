@@ -14,6 +14,7 @@ from pyspark_mq.sources.amqp10.session import Amqp10Session
 from pyspark_mq.sources.connections.session import SessionLostError, Sink
 from pyspark_mq.spark_source.options import parse_options
 from tests.support.amqp10_peer import peer
+from tests.support.sockets import LIMIT_S
 from tests.support.stream_messages import message
 
 
@@ -84,7 +85,7 @@ def test_a_session_hands_over_batches_in_order(maximum: int) -> None:
     with peer(bodies) as at:
         options = {"broker": "artemis", "url": at.url(), "queue": "q", "protocol": "amqp-1.0"}
         session = Amqp10Session(parse_options(options).settings.endpoint, 1, Sink())
-        session.open(session.endpoint.urls[0], 5)
+        session.open(session.endpoint.urls[0], LIMIT_S)
         session.consume(len(bodies))
         items: list[Any] = []
         while sum(len(item) if isinstance(item, EncodedBatch) else 1 for item in items) < len(bodies):
@@ -118,7 +119,7 @@ def test_what_came_before_a_connection_broke_is_passed_on_before_its_end(monkeyp
     with peer(bodies) as at:
         options = {"broker": "artemis", "url": at.url(), "queue": "q", "protocol": "amqp-1.0"}
         session = Amqp10Session(parse_options(options).settings.endpoint, 1, Sink())
-        session.open(session.endpoint.urls[0], 5)
+        session.open(session.endpoint.urls[0], LIMIT_S)
         take = session._take_deliveries
 
         def take_and_break() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -13,8 +14,10 @@ from pyspark_mq.brokers import BROKERS
 from pyspark_mq.errors import BrokerUnavailableError
 from pyspark_mq.sources.amqp10.session import Amqp10Session
 from pyspark_mq.sources.connections.session import SessionLostError, Sink
+from pyspark_mq.sources.connections.socket_loop import SocketLoop
 from pyspark_mq.spark_source.options import parse_options
 from tests.support.amqp10_peer import Peer, peer
+from tests.support.sockets import LIMIT_S, Pieces, cuts
 
 SPEAKERS = [name for name, broker in BROKERS.items() if broker.amqp10 is not None]
 #: Those that see an acceptance before its delivery is settled, and can answer it.
@@ -30,7 +33,7 @@ def consumer(broker: str, at: Peer) -> Amqp10Session:
     return Amqp10Session(parse_options(options).settings.endpoint, 1, Sink())
 
 
-def turns(session: Amqp10Session, done: Callable[[], bool], timeout_s: float = 5.0) -> bool:
+def turns(session: Amqp10Session, done: Callable[[], bool], timeout_s: float = LIMIT_S) -> bool:
     end_s = time.monotonic() + timeout_s
     while not done() and time.monotonic() < end_s:
         session.run(0.02)
@@ -39,7 +42,7 @@ def turns(session: Amqp10Session, done: Callable[[], bool], timeout_s: float = 5
 
 def received(session: Amqp10Session, count: int) -> list[Any]:
     """Deliveries of a session, which it opens."""
-    session.open(session.endpoint.urls[0], 5)
+    session.open(session.endpoint.urls[0], LIMIT_S)
     session.consume(10)
     raws: list[Any] = []
 
@@ -90,7 +93,7 @@ def test_an_acceptance_that_the_broker_answers_with_another_outcome_is_not_confi
         received(session, 3)
         session.acknowledge(1, 3, ())
         with pytest.raises(SessionLostError, match="did not take an acknowledgement") as lost:
-            turns(session, lambda: False, 2)
+            turns(session, lambda: False)
         assert lost.value.stated
         assert confirmed == []
         session.close()
@@ -105,7 +108,7 @@ def test_what_the_broker_took_back_before_it_was_acknowledged_is_not_confirmed(b
         received(session, 3)
         session.acknowledge(1, 3, ())
         with pytest.raises(SessionLostError, match="did not take an acknowledgement"):
-            turns(session, lambda: False, 2)
+            turns(session, lambda: False)
         assert confirmed == []
         session.close()
 
@@ -118,7 +121,7 @@ def test_a_broker_that_says_odd_things_of_itself_ends_the_session_and_not_the_qu
     with peer(["a"], prepare=say_so) as at:
         session = consumer("artemis", at)
         with pytest.raises(BrokerUnavailableError, match="cannot be read"):
-            session.open(session.endpoint.urls[0], 5)
+            session.open(session.endpoint.urls[0], LIMIT_S)
         session.close()
 
 
@@ -136,5 +139,101 @@ def test_odd_details_of_why_a_session_ends_end_that_and_not_the_query(key: Any, 
         received(session, 1)
         session.acknowledge(1, 1, ())
         with pytest.raises(SessionLostError, match=r"why|cannot be read"):
-            turns(session, lambda: False, 3)
+            turns(session, lambda: False)
         session.close()
+
+
+# -- however the bytes are cut ------------------------------------------------------------------
+
+BODIES = ["a", "b", "c", "d"]
+HTTP = b"HTTP/1.1 400 Bad Request\r\n\r\n"
+
+
+def frame(content: bytes, *, kind: int = 0, channel: int = 0) -> bytes:
+    return struct.pack(">IBBH", 8 + len(content), 2, kind, channel) + content
+
+
+#: Detach, end and close without a reason; close with one.
+CLOSES = [b"\0\x53\x16\xc0\x03\x02\x43\x41", b"\0\x53\x17\x45", b"\0\x53\x18\x45"]
+REASON = b"\0\x53\x1d\xc0\x0d\x02\xa3\x03a:b\xa1\x05words"
+ODDITIES = {
+    "nothing": b"",
+    "a frame of nothing": frame(b""),
+    "a frame that is too large": b"\xff\xff\xff\xff no frame",
+    "a frame that is shorter than its head": b"\0\0\0\x02 no frame",
+    "a frame of no type": frame(b"abcd", kind=7),
+    "a frame of what is nothing": frame(b"garbage!"),
+    "a head of no size": b"\0\0\0\x08\x01\0\0\0",
+    "a transfer without fields": frame(b"\0\x53\x14\x45"),
+    "another protocol": HTTP,
+    "the same protocol": b"AMQP\0\1\0\0",
+    **{f"close {number}": frame(close) for number, close in enumerate(CLOSES)},
+    "close with a reason": frame(b"\0\x53\x18\xc0" + bytes([len(REASON) + 1, 1]) + REASON),
+}
+
+
+@pytest.fixture(scope="module")
+def recorded() -> tuple[list[bytes], bytes]:
+    """What a peer sends: to open a link, read by read, and then with the messages."""
+    came: list[bytes] = []
+    read = SocketLoop.read
+
+    def recording(self: SocketLoop, maximum: int) -> bytes | None:
+        data = read(self, maximum)
+        came.append(data or b"")
+        return data
+
+    with peer(BODIES) as at, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(SocketLoop, "read", recording)
+        session = consumer("artemis", at)
+        session.open(session.endpoint.urls[0], LIMIT_S)
+        opening = came.copy()
+        session.consume(10)
+        assert turns(session, lambda: session.sink.deliveries == len(BODIES))
+        messages = b"".join(came[len(opening) :])
+        session.close()
+    return opening, messages
+
+
+def told(pieces: Sequence[bytes]) -> tuple[Any, ...]:
+    """What a session makes of these: deliveries, and why it ended."""
+    options = {"broker": "artemis", "url": "amqp://localhost", "queue": "q", "protocol": "amqp-1.0"}
+    session = Amqp10Session(parse_options(options).settings.endpoint, 1, Sink())
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("pyspark_mq.sources.connections.socket_loop.connect", lambda *_: Pieces(pieces))
+        try:
+            session.open(session.endpoint.urls[0], LIMIT_S)
+            session.consume(10)
+            while True:
+                session.run(LIMIT_S)
+        except SessionLostError as lost:
+            return session.sink.take_each(), str(lost), lost.stated
+        finally:
+            session.close()
+
+
+@pytest.mark.parametrize("behind", [b"", HTTP])
+@pytest.mark.parametrize("oddity", ODDITIES)
+def test_what_a_session_makes_of_bytes_does_not_depend_on_how_they_were_read(
+    recorded: tuple[list[bytes], bytes], oddity: str, behind: bytes
+) -> None:
+    opening, messages = recorded
+    whole = messages + ODDITIES[oddity] + behind
+    expected = told([*opening, whole])
+    assert len(expected[0]) >= len(BODIES)
+    for pieces in cuts(whole):
+        assert told([*opening, *pieces]) == expected
+    # More than the engine takes at once.
+    assert told([*opening, whole + bytes(200_000)]) == told([*opening, whole, bytes(200_000)])
+
+
+def test_the_end_of_a_connection_is_stated_by_what_the_broker_sent_and_not_by_its_silence(
+    recorded: tuple[list[bytes], bytes],
+) -> None:
+    opening, messages = recorded
+    assert told([*opening, messages])[1:] == ("the broker closed the connection", False)
+    closed = ODDITIES["close with a reason"]
+    assert told([*opening, messages, closed])[1:] == ("closed by the broker (a:b: words)", True)
+    _, words, stated = told([*opening, messages, HTTP])
+    assert "malformed frame" in words
+    assert stated

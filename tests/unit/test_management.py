@@ -22,7 +22,7 @@ from pyspark_mq.sources.runtime import Threads
 from pyspark_mq.spark_source.options import parse_options
 from testbed.process import poll
 from tests.support.certificates import Certificates
-from tests.support.sockets import port
+from tests.support.sockets import LIMIT_S, port
 
 
 class Web:
@@ -174,10 +174,10 @@ def test_queues_are_found_again_after_an_answer_that_was_cut_off(answer: bytes) 
         assert watch.begin() == ["q.a"]
         opened.answer = answer
         asked = len(opened.heard)
-        assert poll(lambda: len(opened.heard) > asked + 3, 10)
+        assert poll(lambda: len(opened.heard) > asked + 3, LIMIT_S)
         assert watch.seen() == ["q.a"]
         opened.answer = MORE_QUEUES
-        assert poll(lambda: watch.seen() == ["q.a", "q.b"], 10)
+        assert poll(lambda: watch.seen() == ["q.a", "q.b"], LIMIT_S)
         watch.stop()
 
 
@@ -187,11 +187,11 @@ def test_the_backlog_is_counted_again_after_an_answer_that_was_cut_off() -> None
         asked = management("rabbitmq", f"http://127.0.0.1:{opened.number}")
         watch = BacklogWatch(partial(ask_depth, asked), 0.02, Threads())
         watch.begin(["q"])
-        assert poll(lambda: watch.seen("q") == 7, 10)
+        assert poll(lambda: watch.seen("q") == 7, LIMIT_S)
         opened.answer = depth[:-5]
-        assert poll(lambda: watch.seen("q") is None, 10)
+        assert poll(lambda: watch.seen("q") is None, LIMIT_S)
         opened.answer = depth
-        assert poll(lambda: watch.seen("q") == 7, 10)
+        assert poll(lambda: watch.seen("q") == 7, LIMIT_S)
         watch.stop()
 
 
@@ -209,7 +209,7 @@ def test_the_backlog_is_counted_again_after_a_ca_file_that_was_away(certificates
         watch = BacklogWatch(partial(ask_depth, asked), 0.02, Threads())
         watch.begin(["q"])
         ca.write_bytes(certificates.ca.cert_file.read_bytes())
-        assert poll(lambda: len(opened.heard) > 1, 10)
+        assert poll(lambda: len(opened.heard) > 1, LIMIT_S)
         assert watch.seen("q") is None
         watch.stop()
 

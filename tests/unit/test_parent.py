@@ -11,6 +11,7 @@ import pytest
 
 from pyspark_mq.sources.connections import parent
 from testbed.process import poll
+from tests.support.sockets import LIMIT_S
 
 #: A process that has the library of a JVM in its memory, as far as the kernel shows, and starts what it is told to.
 _JVM = """
@@ -52,7 +53,7 @@ def test_a_reader_behind_scripts_around_python_ends_with_the_jvm(wrappers: int, 
         started.wait()
         assert not poll(lambda: gone(below[-1]), 1.5), "the reader ended with what had started its JVM"
         below[0].kill()
-        assert poll(lambda: gone(below[-1]), 5), "the reader outlived its JVM"
+        assert poll(lambda: gone(below[-1]), LIMIT_S), "the reader outlived its JVM"
     finally:
         for process in (started, *below):
             if process.pid and psutil.pid_exists(process.pid):
@@ -65,7 +66,7 @@ def test_a_real_jvm_is_known() -> None:
     waits = "-agentlib:jdwp=transport=dt_socket,server=y,suspend=y,address=127.0.0.1:0"
     with subprocess.Popen(["java", waits, "-version"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as java:
         try:
-            assert poll(lambda: parent._is_jvm(java.pid), 20)
+            assert poll(lambda: parent._is_jvm(java.pid), LIMIT_S)
             assert not parent._is_jvm(parent.parent_of(java.pid))
         finally:
             java.kill()

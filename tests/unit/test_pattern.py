@@ -14,6 +14,7 @@ from pyspark_mq.sources.queues import pattern as patterns
 from pyspark_mq.sources.queues.pattern import QueueWatch, matching
 from pyspark_mq.sources.runtime import Threads
 from testbed.process import poll
+from tests.support.sockets import LIMIT_S
 
 NAMES = ["orders", "orders.eu", "orders.us", "Orders", "payments", "caf\u00e9", "a,b", "a\nb", "", "x" * 255]
 
@@ -92,4 +93,4 @@ def test_a_new_queue_whose_name_takes_for_ever_fails_the_query(monkeypatch: pyte
             return error.option == "queuePattern"
         return False
 
-    assert poll(refused, 20)
+    assert poll(refused, LIMIT_S)

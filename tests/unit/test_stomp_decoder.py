@@ -15,6 +15,7 @@ from pyspark_mq.sources.stomp.batch import Frames
 from pyspark_mq.sources.stomp.decoder import StompDecoder
 from pyspark_mq.sources.stomp.frames import Frame, FrameError, FrameReader, UnreadableHeaders
 from pyspark_mq.sources.stomp.headers import parse, value
+from tests.support.sockets import cuts
 from tests.support.stomp import block
 from tests.support.stomp_oracle import escape
 
@@ -52,6 +53,38 @@ def test_a_message_behind_any_number_of_heart_beats_is_read() -> None:
     assert (
         frames(b"\n\n", message, b"\n\n\n" + message, b"\r\n\n" + message) == [("MESSAGE", {"ack": "1"}, b"body")] * 3
     )
+
+
+@pytest.mark.parametrize(
+    ("data", "shown"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\nServer: x\r\n\r\n", b"HTTP/1.1 400 Bad Request"),
+        (b"AMQP\x00\x01\x00\x00", b"AMQP\x00"),
+        (b"MESSAGE: 1\n\n", b"MESSAGE: 1"),
+        (b"x" * 50, b"x" * 40),
+        (b"\n\nx" + b"MESSAGE\n\n\0", b"xMESSAGE"),
+    ],
+)
+@pytest.mark.parametrize("before", [b"", b"RECEIPT\na:1\n\n\0", b"MESSAGE\ncontent-length:1\n\nx\0\n"])
+def test_what_begins_no_frame_is_shown_alike_however_it_was_read(before: bytes, data: bytes, shown: bytes) -> None:
+    for pieces in cuts(before + data):
+        reader = FrameReader()
+        with pytest.raises(FrameError) as wrong:
+            read(reader, *pieces)
+        assert str(wrong.value) == f"{shown!r} does not begin a frame of a STOMP server"
+
+
+@pytest.mark.parametrize("end", [b"\n\n", b"\n\r\n"])
+def test_how_long_headers_may_be_does_not_depend_on_how_they_were_read(
+    end: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyspark_mq.sources.stomp.frames._HEADER_BYTES_MAX", 30)
+    head = b"MESSAGE\nack:" + b"1" * 18
+    for pieces in cuts(head + end + b"x\0MESSAGE\n"):
+        assert len(read(FrameReader(), *pieces)) == 1
+    for pieces in cuts(head + b"1" + end + b"x\0"):
+        with pytest.raises(FrameError, match="more than 30 bytes"):
+            read(FrameReader(), *pieces)
 
 
 def test_a_length_makes_a_body_of_any_bytes() -> None:

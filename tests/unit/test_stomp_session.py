@@ -5,90 +5,114 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from pyspark_mq.errors import BrokerUnavailableError, MessageError
+from pyspark_mq.errors import BrokerUnavailableError, MessageError, MqError
 from pyspark_mq.sources.connections.decoder import TOGETHER_MIN
 from pyspark_mq.sources.connections.session import KEEP_ALIVE_READ_S, SessionLostError, SessionOptions, Sink
 from pyspark_mq.sources.stomp.frames import FrameReader, UnreadableHeaders
 from pyspark_mq.sources.stomp.session import StompSession
 from pyspark_mq.spark_source.options import parse_options
 from tests.support.receiving import failure, receive
-from tests.support.sockets import port
+from tests.support.sockets import LIMIT_S, Pieces, apart, cuts, port
 
 CONNECTED = b"CONNECTED\nversion:1.2\nserver:ActiveMQ/6.0.0\nheart-beat:0,0\n\n\0\n"
 SUBSCRIBED = b"RECEIPT\nreceipt-id:subscribed\n\n\0\n"
 HEAD = b"MESSAGE\nack:1\nmessage-id:ID\\chost-1\\c1\\c1\\c1\\c1\ndestination:/queue/q\n\n"
 PROVED = b"RECEIPT\nreceipt-id:proved\n\n\0\n"
-#: Long enough to be read apart.
-APART_S = 0.004
+#: Where the server waits until it is asked for the end of a text. It answers behind all that it has to send.
+ASKED = b""
 
 
 @contextmanager
-def server(pieces: Sequence[bytes], connected: bytes = CONNECTED, *, proves: bool = True) -> Iterator[int]:
-    """Lets anybody in, and sends these pieces one after the other to whom subscribes; the port.
+def server(pieces: Sequence[bytes], connected: bytes = CONNECTED, *, proves: bool = True) -> Iterator[threading.Event]:
+    """Lets anybody in, and sends these pieces to whoever subscribes, to be read one by one.
+
+    Yields an event that is set once it is asked for proof.
 
     Args:
         proves: does it answer a transaction?
     """
+    asked = threading.Event()
 
-    def serve() -> None:
-        with suppress(OSError):
-            client, _ = listening.accept()
-            with client:
-                client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                client.recv(65_536)
-                client.sendall(connected)
-                client.recv(65_536)
-                for piece in [SUBSCRIBED, *pieces]:
-                    client.sendall(piece)
-                    time.sleep(APART_S)
-                # Frames are written one after the other: an answer is behind what has begun.
-                while said := client.recv(65_536):
-                    if proves and b"receipt:proved" in said:
-                        client.sendall(PROVED)
+    def ask(client: socket.socket) -> bool:
+        """Wait until it is asked; return whether it was."""
+        while said := client.recv(65_536):
+            if b"receipt:proved" in said:
+                asked.set()
+                return True
+        return False
 
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        yield listening.getsockname()[1]
-        listening.shutdown(socket.SHUT_RDWR)
-    thread.join(10)
+    def serve(client: socket.socket) -> None:
+        client.recv(65_536)
+        client.sendall(connected)
+        client.recv(65_536)
+        due = False
+        for piece in [SUBSCRIBED, *pieces]:
+            if piece == ASKED:
+                due = ask(client)
+            else:
+                client.sendall(piece)
+        while due or ask(client):
+            if proves:
+                client.sendall(PROVED)
+            due = False
+
+    with apart(serve):
+        yield asked
 
 
-def received(
-    pieces: Sequence[bytes], count: int, *, keeps: bool = True, connected: bytes = CONNECTED, proves: bool = True
-) -> list[Any]:
+def consumer(*, keeps: bool = True, now_s: Callable[[], float] = time.monotonic, **options: str) -> StompSession:
+    told = {"broker": "activemq", "url": "stomp://localhost", "queue": "q", **options}
+    endpoint = parse_options(told).settings.endpoint
+    return StompSession(endpoint, 1, Sink(), SessionOptions(keeps_unreadable=keeps), now_s)
+
+
+def received(pieces: Sequence[bytes], count: int, *, keeps: bool = True, connected: bytes = CONNECTED) -> list[Any]:
     """Deliveries, as many as there are to be, and a moment longer for what should not come."""
-    with server(pieces, connected, proves=proves) as port:
-        endpoint = parse_options(
-            {"broker": "activemq", "url": f"stomp://127.0.0.1:{port}", "queue": "q"}
-        ).settings.endpoint
-        consumer = StompSession(endpoint, 1, Sink(), SessionOptions(keeps_unreadable=keeps))
-        return receive(consumer, count, longer_s=0.1)
+    with server(pieces, connected):
+        return receive(consumer(keeps=keeps), count, longer_s=0.1)
 
 
+@pytest.fixture
+def only_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the broker does not prove is waited for."""
+    monkeypatch.setattr("pyspark_mq.sources.stomp.connection._PROOF_S", 1e6)
+
+
+@pytest.mark.usefixtures("only_proof")
 def test_a_text_comes_also_when_nothing_follows_it() -> None:
-    began_s = time.monotonic()
     ((_, headers, body, _),) = received([HEAD + b"text\0\n"], 1)
     assert (type(headers), body) == (bytes, b"text")
-    assert time.monotonic() - began_s < 2
 
 
 def test_a_text_comes_also_from_a_broker_that_does_not_prove_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert received([HEAD + b"text\0\n"], 0, proves=False) == []
-    monkeypatch.setattr("pyspark_mq.sources.stomp.connection._PROOF_S", 0.1)
-    ((_, headers, body, _),) = received([HEAD + b"text\0\n"], 1, proves=False)
+    proof = "pyspark_mq.sources.stomp.connection._PROOF_S"
+    monkeypatch.setattr(proof, 1e6)
+    with server([HEAD + b"text\0\n"], proves=False) as asked:
+        session = consumer()
+        try:
+            session.open(session.endpoint.urls[0], LIMIT_S)
+            session.consume(10)
+            while not asked.is_set():
+                session.run(0.01)
+            session.run(0.1)
+            assert session.sink.take_each() == []
+            monkeypatch.setattr(proof, 0.1)
+            while not session.sink.deliveries:
+                session.run(0.01)
+            ((_, headers, body, _),) = session.sink.take_each()
+        finally:
+            session.close()
     assert (type(headers), body) == (bytes, b"text")
 
 
-def test_a_text_that_stalls_behind_a_nul_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"{__name__}.APART_S", 0.3)
-    ((_, headers, body, _),) = received([HEAD + b"a\0\n", b"b\0\n"], 1)
+def test_a_text_that_stalls_behind_a_nul_is_waited_for() -> None:
+    ((_, headers, body, _),) = received([HEAD + b"a\0\n", ASKED, b"b\0\n"], 1)
     assert (type(headers), body) == (UnreadableHeaders, b"a\0\nb")
 
 
@@ -117,8 +141,7 @@ def test_a_property_in_the_place_of_the_length_makes_one_message_unreadable(leng
     follow = b"\nMESSAGE\nack:2\n\nnext\0\n" + b"\n" * (length == b"999999")
     beats = [b"\n"] * 3 if length == b"999999" else []
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("pyspark_mq.sources.stomp.connection._BEAT_S", APART_S / 2)
-        patched.setattr("pyspark_mq.sources.connections.socket_loop._SHORTLY_S", 0.0)  # else beats are read together
+        patched.setattr("pyspark_mq.sources.stomp.connection._BEAT_S", 0.0)
         odd, good = received([head + b"text\0" + follow, *beats], 2)
     assert (type(odd[1]), odd[2], good[2]) == (UnreadableHeaders, b"text", b"next")
 
@@ -164,34 +187,34 @@ def test_a_server_that_quotes_the_login_is_not_believed_to_keep_it(caplog: pytes
         said = failure(StompSession, options)
     assert "login refused: joe *** *** *** ***" in said
     assert "hush" not in said + caplog.text
-    with server([f"ERROR\nmessage:gone\n\nof joe {SPELLINGS}\n\0".encode()]) as number:
-        options = {"broker": "activemq", "url": f"stomp://127.0.0.1:{number}", "queue": "q", **LOGIN}
+    with server([f"ERROR\nmessage:gone\n\nof joe {SPELLINGS}\n\0".encode()]):
+        options = {"broker": "activemq", "url": "stomp://localhost", "queue": "q", **LOGIN}
         said = failure(StompSession, options, opened=True)
     assert "of joe *** *** *** ***" in said + caplog.text
     assert "hush" not in said + caplog.text
 
 
 def test_silence_and_pauses_go_by_the_clock_that_a_session_is_given() -> None:
-    ahead_s = 0.0
+    clock_s = 0.0
 
     def now_s() -> float:
-        return time.monotonic() + ahead_s
+        nonlocal clock_s
+        clock_s += 0.001
+        return clock_s
 
     connected = b"CONNECTED\nversion:1.2\nheart-beat:1000,1000\n\n\0"
-    with server([HEAD + b"text\0\n"], connected) as port:
-        options = {"broker": "activemq", "url": f"stomp://127.0.0.1:{port}", "queue": "q"}
-        endpoint = parse_options(options).settings.endpoint
-        session = StompSession(endpoint, 1, Sink(), now_s=now_s)
+    with server([HEAD + b"text\0\n"], connected):
+        session = consumer(now_s=now_s)
         session.sink.bytes_allowed = 0
         try:
-            session.open(endpoint.urls[0], 5)
+            session.open(session.endpoint.urls[0], LIMIT_S)
             session.consume(10)
             while not session.paused:
                 session.run(0.05)
             assert not session.keep_alive_read_due
-            ahead_s += KEEP_ALIVE_READ_S
+            clock_s += KEEP_ALIVE_READ_S
             assert session.keep_alive_read_due
-            ahead_s += 1_000
+            clock_s += 1_000
             session.paused = False
             with pytest.raises(SessionLostError, match="nothing was heard"):
                 session.run(0.1)
@@ -205,10 +228,67 @@ def test_messages_of_another_protocol_stay_together_unless_one_hides_the_id_of_t
     if hides:
         ids[60] = b"mine"
     head = b"MESSAGE\nack:1\nJMS_AMQP_NATIVE:true\nmessage-id:%b\ncontent-length:0\n\n\0\n"
-    options = {"broker": "activemq", "url": "stomp://localhost", "queue": "q"}
-    session = StompSession(parse_options(options).settings.endpoint, 1, Sink())
+    session = consumer(keeps=False)
     session._take(FrameReader(TOGETHER_MIN).feed(b"".join(head % one for one in ids)))
     assert len(session.sink.inbox) == (60 if hides else 1)
     if hides:
         with pytest.raises(MessageError, match="'mine'"):
             session.run(0)
+
+
+# -- however the bytes are cut ------------------------------------------------------------------
+
+GOOD = b"MESSAGE\nack:1\ncontent-length:4\n\ntext\0\n"
+#: A message that is read only if nothing before it ended the session, and that ends it where such are refused.
+ODD = b"MESSAGE\nack:2\n\na\0b\0\n" + SUBSCRIBED
+WRONG = [
+    b"SEND\n\n\0\n", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"x" * 50, b"\0", b"\xff\xfe\n\n\0", b"MESSAGES\n\n\0",
+    b"ERROR\nmessage:why\n\n\0", b"ERROR\n\nwhy\0\n", b"RECEIPT\n\n\0\n", b"CONNECTED\nheart-beat:x\n\n\0",
+    b"MESSAGE\r\r\n\n\0", b"MESSAGE\n", b"SEN", b"",
+]  # fmt: skip
+
+
+def told(pieces: Sequence[bytes], *, keeps: bool) -> tuple[Any, ...]:
+    """What a session makes of these: deliveries, and why it ended."""
+    session = consumer(keeps=keeps)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("pyspark_mq.sources.connections.socket_loop.connect", lambda *_: Pieces(pieces))
+        try:
+            session.open(session.endpoint.urls[0], LIMIT_S)
+            session.consume(10)
+            while True:
+                session.run(LIMIT_S)
+        except (SessionLostError, MqError) as ended:
+            raws = session.sink.take_each()
+            odd = [(odd.tag, odd.error) for odd in session.decoder.unreadable(raws)]
+            return raws, odd, type(ended), str(ended), getattr(ended, "stated", None)
+        finally:
+            session.close()
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("before", [SUBSCRIBED + GOOD, GOOD])
+def test_why_a_session_ends_does_not_depend_on_how_its_bytes_were_read(
+    before: bytes, wrong: bytes, keeps: bool
+) -> None:
+    expected = told([CONNECTED, before + wrong + ODD], keeps=keeps)
+    for pieces in cuts(before + wrong + ODD):
+        assert told([CONNECTED, *pieces], keeps=keeps) == expected
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_why_a_login_fails_does_not_depend_on_how_its_bytes_were_read(wrong: bytes) -> None:
+    expected = told([wrong + CONNECTED], keeps=False)
+    for pieces in cuts(wrong + CONNECTED):
+        assert told(pieces, keeps=False) == expected
+
+
+@pytest.mark.parametrize("wrong", WRONG[:10])
+def test_the_end_of_a_session_that_subscribed_is_stated_by_what_the_broker_sent_and_not_by_its_silence(
+    wrong: bytes,
+) -> None:
+    *_, kind, _, stated = told([CONNECTED, SUBSCRIBED + GOOD + wrong], keeps=False)
+    assert (kind, stated) == (SessionLostError, True)
+    *_, kind, words, stated = told([CONNECTED, SUBSCRIBED + GOOD], keeps=False)
+    assert (kind, words, stated) == (SessionLostError, "the broker closed the connection", False)

@@ -24,6 +24,7 @@ from pyspark_mq.spark_source.options import parse_options
 from testbed.process import poll
 from tests.support.memory import MemoryBroker, MemorySession
 from tests.support.simulation import make_settings
+from tests.support.sockets import LIMIT_S
 
 SCHEMA = block_schema(pa.schema([("messageId", pa.string())]))
 
@@ -40,7 +41,7 @@ def test_all_connections_of_a_query_are_closed_at_the_same_time(queues: int, con
     class Slow(MemorySession):
         def close(self) -> None:
             try:
-                together.wait(10)
+                together.wait(LIMIT_S)
             except threading.BrokenBarrierError as error:
                 broken.append(error)
             super().close()
@@ -53,7 +54,7 @@ def test_all_connections_of_a_query_are_closed_at_the_same_time(queues: int, con
     log = OffsetCodec.of(settings, str(tmp_path)).log
     source = EpochSource(settings, workers, runtime=Threads(), files=log)
     source.latest(source.initial(), 10)
-    assert poll(lambda: all(queue.connections.complete for queue in source._queues if queue.pump() is None), 10)
+    assert poll(lambda: all(queue.connections.complete for queue in source._queues if queue.pump() is None), LIMIT_S)
     source.stop()
     workers.stop()
     assert not broken
@@ -65,7 +66,7 @@ def test_a_receiver_process_that_is_started_while_the_query_is_stopped_ends() ->
 
     def start(hello: Hello) -> ChildProcess:
         starting.set()
-        assert go.wait(10)
+        assert go.wait(LIMIT_S)
         children.append(ChildProcess(hello))
         return children[0]
 
@@ -76,13 +77,13 @@ def test_a_receiver_process_that_is_started_while_the_query_is_stopped_ends() ->
     pool.send(
         Begin(key, settings.endpoint, MessageIds.of(settings), SessionOptions(keeps_unreadable=True), Limits(10, 1e9))
     )
-    assert starting.wait(10)
+    assert starting.wait(LIMIT_S)
     stopper = threading.Thread(target=pool.stop)
     stopper.start()
     try:
-        assert poll(pool._workers[0]._stopping.is_set, 10)
+        assert poll(pool._workers[0]._stopping.is_set, LIMIT_S)
         go.set()
-        assert poll(lambda: bool(children) and children[0]._process.poll() is not None, 10)
+        assert poll(lambda: bool(children) and children[0]._process.poll() is not None, LIMIT_S)
     finally:
         for child in children:
             child._process.kill()

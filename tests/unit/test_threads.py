@@ -15,6 +15,7 @@ from pyspark_mq.sources.queues.pattern import QueueWatch
 from pyspark_mq.sources.queues.watch import BacklogWatch
 from pyspark_mq.sources.runtime import Threads, begin_thread
 from testbed.process import poll
+from tests.support.sockets import LIMIT_S
 
 PACKAGE = Path(__file__).parents[2] / "pyspark_mq"
 
@@ -58,7 +59,7 @@ def test_a_thread_that_dies_fails_the_query_at_its_next_call_and_prints_nothing(
     watch: Callable[..., Callable[[], object]], capfd: pytest.CaptureFixture[str]
 ) -> None:
     seen = watch(Broken(KeyError("a bug")))
-    assert poll(lambda: refused(seen) is not None, 10)
+    assert poll(lambda: refused(seen) is not None, LIMIT_S)
     with pytest.raises(InternalError, match="a thread of the source has died: KeyError: 'a bug'"):
         seen()
     assert "Traceback" not in "".join(capfd.readouterr())

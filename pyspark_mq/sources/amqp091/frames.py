@@ -133,7 +133,7 @@ class DeliveryReader:
         at, begun, together = 0, -1, size >= self._together_min * _DELIVERY_BYTES
         while True:
             if together and self._open is None and data[at + 7 : at + 11] == _DELIVER:
-                found = _find_batch(data, at, own, self._together_min)
+                found = _find_batch(data, at, own, self._together_min, self._payload_max)
                 if found is None:
                     together = False
                 else:
@@ -144,14 +144,14 @@ class DeliveryReader:
                 self._need = _HEAD
                 return self._left(begun, at)
             kind, channel, length = _frame_head(data, at)
+            if length > self._payload_max:
+                raise FrameError(f"a frame of {length} bytes, where at most {self._payload_max} were agreed on")
             end = at + _FRAMING + length
             if end > size:
-                if length > self._payload_max:
-                    raise FrameError(f"a frame of {length} bytes, where at most {self._payload_max} were agreed on")
                 self._need = end - at
                 return self._left(begun, at)
             if data[end - 1] != _END:
-                raise FrameError(f"{data[at : at + 2 * _FRAMING]!r} does not begin a frame")
+                raise FrameError(f"{data[at:end][: 2 * _FRAMING]!r} does not begin a frame")
             if self._open is not None or kind != _METHOD or channel != own or data[at + 7 : at + 11] != _DELIVER:
                 if self._take(kind, channel, data[at:end]):
                     begun = -1
@@ -173,6 +173,8 @@ class DeliveryReader:
             body_end = end + _FRAMING + body_size
             if (
                 body_end <= size
+                and _CONTENT_HEAD < end - at <= _FRAMING + self._payload_max
+                and 0 < body_size <= self._payload_max
                 and (kind, channel, class_id) == (_HEADER, self._channel, _BASIC)
                 and data[end - 1] == data[body_end - 1] == _END
                 and _frame_head(data, end) == (_BODY, self._channel, body_size)
@@ -226,7 +228,7 @@ class DeliveryReader:
 # -- deliveries that are looked at together ---------------------------------------------------------
 
 
-def _find_batch(data: bytes, at: int, channel: int, least: int) -> tuple[DeliveryBatch, int] | None:
+def _find_batch(data: bytes, at: int, channel: int, least: int, most: int) -> tuple[DeliveryBatch, int] | None:
     """Find deliveries that follow each other, each of a method, a header and one body frame.
 
     Anything else is left to :class:`DeliveryReader`: this never decides that a frame is broken.
@@ -236,6 +238,7 @@ def _find_batch(data: bytes, at: int, channel: int, least: int) -> tuple[Deliver
         at: where the first begins.
         channel: of the deliveries.
         least: how many there have to be; one or more.
+        most: bytes of the payload of a frame.
 
     Returns:
         the deliveries, and where the next frame begins; None if there are fewer.
@@ -254,6 +257,7 @@ def _find_batch(data: bytes, at: int, channel: int, least: int) -> tuple[Deliver
     good &= _framed(views, header, body, _HEADER, channel) & (views.at(header + _HEAD, 2) == _BASIC)
     good &= _framed(views, body, ends, _BODY, channel) & (body + _FRAMING + views.at(body + 3, 4) == ends)
     good &= (delivery + _TAG_AND_BITS < header) & (body - header > _CONTENT_HEAD + FLAGS_BYTES)
+    good &= (ends - body > _FRAMING) & (np.maximum(body - header, ends - body) <= _FRAMING + most)
     count = len(good) if good.all() else int(np.argmin(good))
     if count < least:
         return None

@@ -20,6 +20,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar
 
+import numpy as np
 import pika
 
 from pyspark_mq.brokers.base import AMQP_0_9_1
@@ -239,7 +240,16 @@ class Amqp091Session(Session):
             self._consumer_tags.append(self._channel.basic_consume(self._queue, self._called_back, consumer_tag=tag))
 
     def _deliver(self, raws: list[Raw] | DeliveryBatch) -> None:
-        """Take deliveries in, in order."""
+        """Take deliveries in, in order, up to the first that ends the session."""
+        if self._end is not None:
+            return
+        tags = np.array([raw[0] for raw in raws], np.uint64).astype(np.int64) if isinstance(raws, list) else raws.tags
+        ascend = tags > np.append(self._last_tag, tags[:-1])
+        if not ascend.all():
+            place = int(np.argmin(ascend))
+            self._deliver(raws[:place] if isinstance(raws, list) else raws.taken(slice(place)))
+            self._ended(FrameError(f"delivery tag {tags[place]} comes behind {self._last_tag}"))
+            return
         if isinstance(raws, list):
             for place, error in check(raws):
                 raws[place] = unreadable(raws[place], error)
@@ -249,14 +259,10 @@ class Amqp091Session(Session):
                     break
         if not raws:
             return
-        first, last = raws[0][0], raws[-1][0]
-        if first <= self._last_tag or last - first < len(raws) - 1:
-            self._ended(FrameError(f"delivery tags do not ascend: {first} to {last} behind {self._last_tag}"))
-            return
         if not self._last_tag and _STREAM_OFFSET in raws[0][2]:
             self._ask_for_stream()
         self.sink.inbox.extend(raws if isinstance(raws, list) else (raws,))
-        self._last_tag = last
+        self._last_tag = raws[-1][0]
         self.sink.count(len(raws), self.decoder.weight(raws))
         if self.sink.full and (not self.paused or self._reading_one):
             # Cancelling would cost deliveries, and have the broker count a consumer less while it holds messages.
@@ -302,8 +308,8 @@ class Amqp091Session(Session):
         try:
             self._loop.start()
         except Exception as error:  # noqa: BLE001 - pika raises whatever it runs into
-            # On a connection it has not noticed to be dead, or in frames that nobody may send.
-            self._ended(error)
+            # On a connection it has not noticed to be dead, or in frames that nobody may send. What came before counts.
+            self._ended(getattr(self._pika, "_error", None) or error)
         finally:
             self._loop.remove_timeout(timer)
         self._raise_if_ended()

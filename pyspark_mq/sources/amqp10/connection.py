@@ -119,14 +119,16 @@ class Amqp10Connection(Session):
 
     def _condition(self) -> tuple[str, str] | None:
         """The end of the session, in the words of whoever is nearest to the queue and says something."""
-        for place in (self._link, self._session, self._proton):
+        places = [place for place in (self._link, self._session, self._proton) if place is not None]
+        for place in places:
             try:
-                condition = place.remote_condition if place is not None else None
+                condition = place.remote_condition
             except UNREADABLE_ERRORS as unreadable:
                 return "amqp:decode-error", f"{UNREADABLE} ({unreadable})"
             if condition is not None:
                 return str(condition.name), str(condition.description or "")
-        condition = self._transport.condition
+        closed = any(place.state & Endpoint.REMOTE_CLOSED for place in places)
+        condition = None if closed else self._transport.condition  # which is about what came after the close
         return None if condition is None else (str(condition.name), str(condition.description or ""))
 
     def _open_error(self, url: BrokerUrl) -> MqError:
@@ -195,17 +197,15 @@ class Amqp10Connection(Session):
         if data is None:
             return
         if not data:
-            transport.close_tail()
             self._ended("the broker closed the connection")
+            transport.close_tail()
             return
         left = memoryview(self._transfers.cut(data, take=not self.paused))
-        while left:
-            capacity = transport.capacity()
-            if capacity <= 0:
-                self._ended("the broker closed the connection")
-                return
-            transport.push(bytes(left[:capacity]))
-            left = left[capacity:]
+        while left and (room := transport.capacity()) >= 0:  # what came before is why it takes no more
+            if not room:
+                raise ProtonException("the engine has no room for what came")
+            transport.push(bytes(left[:room]))
+            left = left[room:]
         self._take_deliveries()
 
     def wake(self) -> None:

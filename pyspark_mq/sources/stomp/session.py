@@ -178,7 +178,6 @@ class StompSession(StompConnection):
         self._subscribe(window, receipt=_SUBSCRIBED)
         try:
             self._until(lambda: _SUBSCRIBED not in self._answers, self.now_s() + _SUBSCRIBE_TIMEOUT_S)
-            self._raise_if_ended()
         except SessionLostError as ended:
             raise subscribe_error(str(ended), self._url, self.endpoint) from None
         except TimeoutError:
@@ -269,11 +268,11 @@ class StompSession(StompConnection):
                         handles[tag] = value(headers, _ACK, dialect.last_header) or b""
                         append((tag, headers, body, dialect))
                         size += ROW_BYTES + len(headers) + len(body)
-                    elif self._end is not None:
+                    if self._end is not None:  # whether or not more has come with it
                         return
         except FrameError as wrong:
             # What is no frame belongs to no message: the next session begins with one.
-            self._ended(str(wrong), stated=self._reader.spoken)
+            self._ended(str(wrong), stated=True)
         finally:
             if tag > self._tag:
                 deliveries, self._tag = tag - self._tag, tag
