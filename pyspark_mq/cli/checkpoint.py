@@ -25,10 +25,12 @@ from pyspark_mq.spark_source.id_log import IdLog
 from pyspark_mq.spark_source.offset import OffsetCodec
 
 __all__ = [
-    "Checkpoint", "PlannedEpoch", "content_of", "failing_as", "names_in", "place_of", "read_batch", "read_checkpoint",
-    "rewrite",
+    "METADATA", "Checkpoint", "PlannedEpoch", "batch_of", "batches_in", "content_of", "failing_as", "names_in",
+    "place_of", "read_batch", "read_checkpoint", "rewrite",
 ]  # fmt: skip
 
+#: File with the ID of the query. Without it Spark refuses a checkpoint that has offsets.
+METADATA = "metadata"
 _VERSION = "v1"
 #: How an offset of this source begins, in the order in which it is written.
 _OURS = '{"v":'
@@ -113,13 +115,13 @@ def read_checkpoint(place: str, id_log: str | None = None) -> Checkpoint:
         place: the `checkpointLocation`, as :func:`place_of` gives it.
         id_log: where the ID log is, if it is in no folder of the checkpoint.
     """
-    shown, batches = shown_place(place), _batches(place, "offsets")
+    shown, batches = shown_place(place), batches_in(place, "offsets")
     if not batches:
         raise CheckpointError(
             f"{shown}: there is no checkpoint, or nothing was planned yet (no file in its folder 'offsets'). Give the "
             "'checkpointLocation' of the query"
         )
-    committed = max(_batches(place, "commits"), default=None)
+    committed = max(batches_in(place, "commits"), default=None)
     epochs: dict[int, list[PlannedEpoch]] = {}
     for batch in sorted(batches, reverse=True):
         for source, planned in read_batch(place, batch, id_log).items():
@@ -161,9 +163,15 @@ def content_of(place: str, log: str, name: str) -> bytes:
         return open_folder(place, log).read(name)
 
 
-def _batches(place: str, log: str) -> list[int]:
+def batches_in(place: str, log: str) -> set[int]:
     """The batches that have a file in this log."""
-    return [int(name) for name in names_in(place, log) if name.isascii() and name.isdecimal()]
+    return {batch for name in names_in(place, log) if (batch := batch_of(name)) is not None}
+
+
+def batch_of(name: str) -> int | None:
+    """Batch number in a log file's name, or None. A file sink puts some batches together, as ``19.compact``."""
+    number, _, kind = name.partition(".")
+    return int(number) if number.isascii() and number.isdecimal() and kind in {"", "compact"} else None
 
 
 @contextmanager

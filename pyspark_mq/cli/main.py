@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from datetime import datetime, timezone
+from itertools import chain
 from typing import Any
 
 from pyspark_mq import __version__
@@ -28,6 +29,7 @@ from pyspark_mq.cli.inspect import report, written
 from pyspark_mq.cli.peek import peek
 from pyspark_mq.cli.release import describe, mark, open_epochs, seek
 from pyspark_mq.cli.repair import find_damage
+from pyspark_mq.cli.sink import check_sink
 from pyspark_mq.errors import MqError, OptionError, shown
 from pyspark_mq.logs import COMMAND
 from pyspark_mq.spark_source.folders import ID_FOLDER, below
@@ -76,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     one = commands.add_parser("inspect", help="what a checkpoint says, and what a restart would wait for")
     one.add_argument("checkpoint", help="the checkpointLocation: a path, or a URI such as s3://bucket/folder")
     one.add_argument("--ids", action="store_true", help="with all message IDs")
+    _add_sink(one)
     _add_id_log(one)
     one.add_argument("--json", action="store_true", help="for machines")
     one.set_defaults(command=_inspect)
@@ -112,6 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_options(one)
     one.add_argument("-n", "--messages", type=_count_or_none, default=20, help="to look at, of each queue (20)")
+    _add_sink(one)
     one.add_argument("--json", action="store_true", help="for machines")
     one.set_defaults(command=_doctor)
     return parser
@@ -123,6 +127,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--from", dest="file", metavar="FILE", help="a JSON object with options of the source")
     parser.add_argument("--wait", type=float, default=3.0, metavar="SECONDS", help="for the next message (3)")
+
+
+def _add_sink(parser: argparse.ArgumentParser) -> None:
+    text = "of a file sink or a Delta table, which is compared with the checkpoint"
+    parser.add_argument("--sink", metavar="FOLDER", help=text)
 
 
 def _add_id_log(parser: argparse.ArgumentParser) -> None:
@@ -151,10 +160,11 @@ def _resolve_places(given: argparse.Namespace) -> None:
 
 def _inspect(given: argparse.Namespace) -> None:
     described = report(read_checkpoint(given.checkpoint, given.id_log), ids=given.ids)
+    sinks = check_sink(given.checkpoint, given.sink)
     if given.json:
-        _say_json(described, indent=2)
+        _say_json(described | ({"sink": as_json(sinks)} if sinks else {}), indent=2)
     else:
-        _say(*written(described))
+        _say(*written(described), *(line for sink in sinks for line in ("", *written_section(sink))))
 
 
 def _peek(given: argparse.Namespace) -> None:
@@ -208,11 +218,13 @@ def _agreed(question: str) -> bool:
 def _doctor(given: argparse.Namespace) -> int:
     sections = []
     options = _options(given)
+    checkpoint = {name.lower(): value for name, value in options.items()}.get("checkpointlocation")
+    sinks = check_sink(checkpoint and place_of(checkpoint, "checkpointLocation"), given.sink)
     if is_stream(options):
         looks = examine_streams(parse_stream_options(options).streaming, given.messages, given.wait)
     else:
         looks = examine(parse_options(options), given.messages, given.wait)
-    for section in looks:
+    for section in chain(sinks, looks):
         sections.append(section)
         if not given.json:
             # Each as soon as it is known: a broker that does not answer takes `connectTimeout`.

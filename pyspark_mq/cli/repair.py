@@ -16,17 +16,13 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pyspark_mq.cli.checkpoint import content_of, failing_as, names_in, read_batch
+from pyspark_mq.cli.checkpoint import METADATA, batch_of, batches_in, content_of, failing_as, names_in, read_batch
+from pyspark_mq.cli.sink import SINK_LOG
 from pyspark_mq.errors import START_ANEW, CheckpointError
 from pyspark_mq.spark_source.folders import open_folder, shown_place
 from pyspark_mq.spark_source.id_log import IdLog
 
 __all__ = ["Damage", "Repair", "find_damage"]
-
-#: Where a file sink of Spark keeps its log (FileStreamSink.scala).
-SINK_LOG = "_spark_metadata"
-#: In the checkpoint itself: the ID of the query. Without the file Spark refuses a checkpoint that has offsets.
-_METADATA = "metadata"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +96,10 @@ def find_damage(checkpoint: str, sink: str | None, id_log: str) -> Repair:
     if not last <= planned <= last + 2 or (planned > 0 and not {planned - 1, last} - {-1} <= offsets.whole):
         raise _beyond(shown, f"of the offsets {planned} is the newest, of the commits {last}, and some are missing")
     metadata = list(_metadata(checkpoint))
-    lost = next((damage for damage in metadata if damage.name == _METADATA), None)
+    lost = next((damage for damage in metadata if damage.name == METADATA), None)
     if lost is not None and commits.names:
         raise CheckpointError(
-            f"{shown}: nothing is removed: its file '{_METADATA}' is {lost.why}, and there are commits. It has the ID "
+            f"{shown}: nothing is removed: its file '{METADATA}' is {lost.why}, and there are commits. It has the ID "
             "of the query, by which a sink may know what it has written: with another one it writes batches twice. "
             'Put it back: {"id": "<uuid>"}, with the ID that earlier runs have shown (query.id), or from a backup; or '
             f"{START_ANEW}"
@@ -130,35 +126,35 @@ def find_damage(checkpoint: str, sink: str | None, id_log: str) -> Repair:
 
 def _in_sink(sink: str, last: int) -> Iterator[Damage]:
     log, shown = _Log(sink, SINK_LOG), shown_place(sink)
-    newest, advice = max(log.numbers, default=-1), "nothing is removed. Give --sink the folder that the query writes to"
+    newest = max(batches_in(sink, SINK_LOG), default=-1)
+    advice = "nothing is removed. Give --sink the folder that the query writes to"
     if not log.names and last >= 0:
         raise CheckpointError(f"{shown}: no file sink has written there (no file in its folder '{SINK_LOG}'): {advice}")
     if newest > last + 1:
         text = f"{shown}: it has batch {newest}, and the checkpoint's last is {last}: it is the sink of another query"
-        raise CheckpointError(f"{text}: {advice}")
+        raise CheckpointError(f"{text}, or the checkpoint was restored alone: {advice}")
     if last >= 0 and last not in log.whole:
         raise _beyond(shown, f"its log has no batch {last}, which is committed and acknowledged")
     yield from log.files(last + 1, f"the newest batch that is committed for certain is {last}")
 
 
 class _Log:
-    """The files of one of Spark's logs. A file sink puts some batches together, as ``19.compact``."""
+    """The files of one of Spark's logs."""
 
     def __init__(self, place: str, log: str) -> None:
         self._place, self._log = place, log
         self.names = names_in(place, log)
         self._whole = {name for name in self.names if _content(place, log, name)}
-        self.numbers = {number for name in self.names if (number := _number(name)) is not None}
         #: Batches that have a file with content.
-        self.whole = {number for name in self._whole if (number := _number(name)) is not None}
+        self.whole = {number for name in self._whole if (number := batch_of(name)) is not None}
 
     def files(self, batch: int, why: str) -> list[Damage]:
-        return [Damage(self._place, self._log, name, why) for name in sorted(self.names) if _number(name) == batch]
+        return [Damage(self._place, self._log, name, why) for name in sorted(self.names) if batch_of(name) == batch]
 
     def empty(self, above: int) -> Iterator[Damage]:
         """Files of later batches of which the name came to the disk, and not what is in them; and such checksums."""
         for name in sorted(self.names - self._whole):
-            number = _number(name.removeprefix(".").removesuffix(".crc"))
+            number = batch_of(name.removeprefix(".").removesuffix(".crc"))
             if number is not None and (number > above or name.startswith(".")):
                 yield Damage(self._place, self._log, name, "empty")
 
@@ -179,10 +175,10 @@ def _metadata(checkpoint: str) -> Iterator[Damage]:
     committed it may be made anew.
     """
     names = names_in(checkpoint, "")
-    for name in (_METADATA, f".{_METADATA}.crc"):
+    for name in (METADATA, f".{METADATA}.crc"):
         if name in names and not _content(checkpoint, "", name):
             yield Damage(checkpoint, "", name, "empty")
-        elif name == _METADATA and name not in names:
+        elif name == METADATA and name not in names:
             yield Damage(checkpoint, "", name, "not there")
 
 
@@ -198,14 +194,8 @@ def _remove(damage: Damage) -> None:
         folder = open_folder(damage.place, damage.log)
         for name in {damage.name, f".{damage.name}.crc"} & set(folder.names()):
             folder.remove(name)
-        if damage.name == _METADATA:
-            folder.write(_METADATA, json.dumps({"id": str(uuid.uuid4())}).encode())
-
-
-def _number(name: str) -> int | None:
-    """Batch number in a log file's name, or None."""
-    number, _, kind = name.partition(".")
-    return int(number) if number.isascii() and number.isdecimal() and kind in {"", "compact"} else None
+        if damage.name == METADATA:
+            folder.write(METADATA, json.dumps({"id": str(uuid.uuid4())}).encode())
 
 
 def _content(place: str, log: str, name: str) -> bool:

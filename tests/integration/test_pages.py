@@ -270,8 +270,8 @@ def test_every_command_of_its_page(spark: Any, rabbit: RabbitNode, tmp_path: Pat
     ids = [str(uuid.uuid4()) for _ in range(20)]
     rabbit.publish(name, bodies(20), ids=ids)
     given = options(rabbit, name)
-    (tmp_path / "job.json").write_text(json.dumps(given), "utf-8")
     checkpoint, moved = tmp_path / "orders", tmp_path / "moved"
+    (tmp_path / "job.json").write_text(json.dumps({**given, "checkpointLocation": str(checkpoint)}), "utf-8")
     left_open(spark, given, checkpoint)
     assert poll(lambda: rabbit.counts(name).ready == 20, 30)
     shutil.copytree(checkpoint / ID_FOLDER, moved)
@@ -301,7 +301,7 @@ def test_every_command_of_its_page(spark: Any, rabbit: RabbitNode, tmp_path: Pat
     assert run(peek[1]).count('"messageId"') == 3
     # Nobody answers at the management's address; what is not known is no failure.
     assert "not known" in run(doctor[0])
-    assert [run(line).count(name) > 0 for line in doctor[1:]] == [True, True, True]
+    assert [run(line).count(name) > 0 for line in doctor[1:]] == [True, True, True, True]
     assert ["nothing is to be removed" in run(line) for line in repair] == [True]
     asked, looked, done = (run(line) for line in release)
     assert "20 messages were planned and not committed" in asked

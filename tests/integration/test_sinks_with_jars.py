@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from pyspark_mq.admin.checks import Level
 from pyspark_mq.cli.checkpoint import read_checkpoint
 from pyspark_mq.cli.inspect import report
+from pyspark_mq.cli.sink import check_sink
 from testbed.brokers.rabbitmq import RabbitNode
 from testbed.distributions import KAFKA_JARS, SPARK_OF_JARS, fetch
 from testbed.process import NodeError, poll
@@ -156,6 +158,15 @@ def test_delta_has_every_message_once_whenever_the_job_is_killed(
     assert job.has("commits", batch)
     assert batches(table).count(batch) == 1
     assert len(set(batches(table))) == len(batches(table))
+    # The command reads the same from the log; an older checkpoint is told of.
+    last = last_batch(table, job)
+    (sink,) = check_sink(str(job.checkpoint), str(table))
+    assert [(one.level, one.what) for one in sink.findings] == [
+        (Level.OK, f"the sink's newest batch is {last}, the checkpoint's {last}")
+    ]
+    (job.checkpoint / "offsets" / str(last)).unlink()
+    (sink,) = check_sink(str(job.checkpoint), str(table))
+    assert [one.level for one in sink.findings] == [Level.PROBLEM]
 
 
 def job_of_the_page(

@@ -1,0 +1,69 @@
+"""The batches that a sink has and the checkpoint has not.
+
+Spark's file sink and Delta skip a batch up to their newest one, and Spark then commits it (``FileStreamSink.scala``).
+After a restore of the checkpoint alone, new messages come under such numbers: acknowledged, and in no file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from pyspark_mq.admin.checks import Finding, Level
+from pyspark_mq.cli.checkpoint import METADATA, batches_in, content_of, failing_as, names_in
+from pyspark_mq.cli.doctor.report import Section
+from pyspark_mq.errors import START_ANEW, OptionError
+from pyspark_mq.spark_source.folders import shown_place
+
+__all__ = ["SINK_LOG", "check_sink"]
+
+#: Where a file sink of Spark keeps its log (FileStreamSink.scala).
+SINK_LOG = "_spark_metadata"
+_DELTA_LOG = "_delta_log"
+
+
+def check_sink(checkpoint: str | None, sink: str | None) -> list[Section]:
+    """Compare a file sink or a Delta table with the checkpoint of the query that writes there."""
+    if sink is None:
+        return []
+    if checkpoint is None:
+        raise OptionError("--sink", "needs option 'checkpointLocation', to compare the sink with")
+    return [Section(shown_place(sink), [_compared(checkpoint, sink)])]
+
+
+def _compared(checkpoint: str, sink: str) -> Finding:
+    planned = max(batches_in(checkpoint, "offsets"), default=-1)
+    newest = max([*batches_in(sink, SINK_LOG), _newest_in_delta(checkpoint, sink)])
+    if newest < 0:
+        text = "no file sink or Delta has written a batch of this query there"
+        return Finding("sink", Level.UNKNOWN, text, "give --sink the folder that the query writes to")
+    text = f"the sink's newest batch is {newest}, the checkpoint's {planned}"
+    if newest <= planned:
+        return Finding("sink", Level.OK, text)
+    text += f": the sink skips new messages in batches {planned + 1} to {newest}, and the source acknowledges them, so "
+    remedy = f"restore checkpoint and sink from copies of one moment, or {START_ANEW}"
+    return Finding("sink", Level.PROBLEM, f"{text}they are lost. Was the checkpoint restored alone?", remedy)
+
+
+def _newest_in_delta(checkpoint: str, sink: str) -> int:
+    """The newest batch of the query that the table has; -1 without one."""
+    names = sorted((name for name in names_in(sink, _DELTA_LOG) if name.endswith((".json", ".parquet"))), reverse=True)
+    if not names:
+        return -1
+    content = content_of(checkpoint, "", METADATA)
+    with failing_as(checkpoint, f"its file '{METADATA}' cannot be read"):
+        query = json.loads(content)["id"]
+    return next((txn["version"] for name in names for txn in _txns(sink, name) if txn and txn["appId"] == query), -1)
+
+
+def _txns(sink: str, name: str) -> Iterator[dict[str, Any] | None]:
+    """The newest batch of each query in a commit, or in a checkpoint of the table's log."""
+    content = content_of(sink, _DELTA_LOG, name)
+    with failing_as(sink, f"{_DELTA_LOG}/{name} cannot be read"):
+        if name.endswith(".json"):
+            yield from (json.loads(line).get("txn") for line in content.splitlines() if b'"txn"' in line)
+        else:
+            from pyarrow import BufferReader, parquet  # noqa: PLC0415 - only Delta needs it
+
+            yield from parquet.read_table(BufferReader(content), columns=["txn"])["txn"].to_pylist()
