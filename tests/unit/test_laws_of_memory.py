@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Collection
 from typing import Any
 
 import pytest
 
+from pyspark_mq.sources.journal import lists, memory
 from tests.support.engine import At, Crashed
 from tests.support.scene import Scene
 
@@ -331,3 +333,49 @@ def test_more_than_is_remembered_is_told(caplog: pytest.LogCaptureFixture) -> No
     assert told
     assert all("queue 'orders': the IDs of 40 messages" in text for text in told)
     assert scene.counters.remembered < 200
+
+
+@pytest.mark.parametrize("shows_start", [True, False])
+def test_what_was_left_twice_costs_no_other_id_at_a_restart(
+    monkeypatch: pytest.MonkeyPatch, *, shows_start: bool
+) -> None:
+    """Of a hundred IDs that were left together sixty are left again, forty of them twice."""
+    monkeypatch.setattr(memory, "_DECODED_MAX", 16)  # what is put together is larger, as are lists
+    monkeypatch.setattr(lists, "SHARES", {**lists.SHARES, lists.Kind.LEFT: 8})
+    scene = Scene(max_messages=100, prefetch=400, dedup_window=0, shows_start=shows_start)
+    scene.queue.weather.forgets_s = 1_000.0
+    query, broker, queue = scene.query, scene.broker, scene.queue
+    left: set[str] = set()
+
+    def leave(ids: Collection[str]) -> None:
+        """Have these messages acknowledged, and the broker forget it."""
+        queue.bring_back()
+        queue.take_away(len(left), lambda message: message.id in left.difference(ids))
+        for _ in range(4):
+            query.trigger()
+        broker.kill()
+        broker.start()
+        left.update(ids)
+        queue.take_away(len(left), lambda message: message.id in left)
+        scene.publish(1)
+        for _ in range(4):
+            query.trigger()
+        queue.weather.forgets_s = 0.0
+        scene.world.let_pass(20.0)
+        for _ in range(2):
+            query.trigger()
+        queue.weather.forgets_s = 1_000.0
+
+    ids = scene.publish(100)
+    leave(ids)
+    for first in range(0, 50, 10):
+        leave(ids[first : first + 20])
+    for _ in range(3):
+        leave(scene.publish(30))
+    for _ in range(2):
+        query.crash()
+        scene.publish(1)
+        while not query.trigger():
+            pass
+    queue.bring_back()
+    emitted_once(scene)

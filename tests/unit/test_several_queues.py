@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -513,6 +515,35 @@ def test_new_queues_do_not_take_the_place_of_those_of_the_checkpoint(at: At, bou
             scene.query.trigger()
     assert {lane.name for lane in scene.query.source._queues} == {f"orders-{number}" for number in range(4, 8)}
     assert sorted(scene.emitted) == sorted(sent)
+
+
+@pytest.mark.parametrize("identified", [True, False])
+def test_queues_that_come_and_go_cost_what_is_remembered_of_them(identified: bool) -> None:
+    scene = Patterned(max_messages=200, dedup_window=100)
+    held: list[int] = []
+    tracemalloc.start()
+    try:
+        for number in range(160):
+            name = f"orders-{number}"
+            queue = scene.broker.declare(name)
+            for one in range(5):
+                queue.publish(f"{one} of {name}".encode(), f"id-{one}" if identified else None)
+            for pause_s in (61.0, 0.0, 6.0):
+                scene.world.let_pass(pause_s)
+                scene.query.trigger()
+            scene.broker.delete(name)
+            scene.world.let_pass(61.0)
+            scene.query.trigger()
+            if number in {59, 159}:
+                gc.collect()
+                ours = [tracemalloc.Filter(True, f"*/pyspark_mq/{room}/*") for room in ("sources", "ack", "dedup")]
+                taken = tracemalloc.take_snapshot().filter_traces(ours).statistics("filename")
+                held.append(sum(one.size for one in taken))
+    finally:
+        tracemalloc.stop()
+    assert len(scene.query.emitted) == 160 * 5
+    # The simulation keeps some of it: the tasks of connections that have ended.
+    assert held[1] - held[0] < 700 * 100
 
 
 def test_counters_do_not_fall_when_a_queue_ends() -> None:

@@ -178,6 +178,7 @@ class ThreadWorker(Worker):
                 self._emit_status(key, session)
         for key in ended:
             del self._keepers[key]
+            self._status.pop(key, None)
             self._emit(Stopped(key))
         return rows
 
