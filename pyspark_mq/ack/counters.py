@@ -23,6 +23,7 @@ class Counters:
         received: deliveries taken in, first or again, without rejected ones.
         redelivered: deliveries that the broker flagged as redelivered.
         duplicates_dropped: deliveries not emitted because their ID was known: redeliveries and producers' duplicates.
+        reused_ids: first deliveries among those, which nothing marks as redelivered: a producer used the ID again.
         rebound: planned messages of a replay that came back and got their payload.
         planned: messages cut into epochs by this process.
         settled: deliveries whose acknowledgement was confirmed.
@@ -44,6 +45,7 @@ class Counters:
     received: int = 0
     redelivered: int = 0
     duplicates_dropped: int = 0
+    reused_ids: int = 0
     rebound: int = 0
     planned: int = 0
     settled: int = 0

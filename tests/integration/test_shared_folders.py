@@ -134,3 +134,12 @@ def test_the_sources_of_a_union_go_on_after_each_failure(
         assert "as it was told to" in str(query.exception())
         run(union, sink, tmp_path / "job", sent.total(), lambda: sum(rabbit.counts(one).total for one in names))
     assert sink.counted == sent
+
+
+def test_a_union_of_a_dataframe_with_itself_has_each_message_on_both_sides(
+    frame: Any, rabbit: RabbitNode, tmp_path: Path, name: str
+) -> None:
+    sink = Rows()
+    rabbit.publish(name, bodies(10))
+    run(frame.union(frame), sink, tmp_path / "job", 20, lambda: rabbit.counts(name).total)
+    assert sink.counted == Counter({body.decode(): 2 for body in bodies(10)})

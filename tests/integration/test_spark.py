@@ -371,7 +371,7 @@ def test_the_progress_shows_the_counters(spark: Any, rabbit: RabbitNode, tmp_pat
     assert counters["reads"] == f"queue '{name}'"
     assert counters["received"] == 10
     assert counters["planned"] == 8
-    assert counters["duplicatesDropped"] == 2
+    assert counters["duplicatesDropped"] == counters["reusedIds"] == 2
     assert {
         "redelivered",
         "settled",

@@ -63,7 +63,7 @@ class Metadata:
         keys: which message it is: by its ID, or the digest of its content; None for one without. Empty where messages
             are not distinguished.
         unmarked: where there are digests: whether nothing marks each as delivered before.
-        redelivered: how many of them the broker has flagged as redelivered.
+        redelivered: whether the broker has flagged each as redelivered, a NumPy array.
         hidden: what hides the broker's ID in those without one.
         unreadable: row -> the delivery that could not be decoded.
     """
@@ -71,7 +71,7 @@ class Metadata:
     tags: array[int]
     keys: list[Key | None]
     unmarked: list[bool]
-    redelivered: int
+    redelivered: Any
     hidden: list[str]
     unreadable: dict[int, Unreadable]
 
@@ -144,12 +144,11 @@ def make_block(decoder: Decoder, raws: Sequence[Any], ids: MessageIds, schema: p
     values = ids.values(decoder, raws) if ids.exact or _ID in schema.names else []
     keys, digests = ids.keys(decoder, raws, values) if ids.exact else ([], False)
     unreadable = {delivery.tag: delivery for delivery in decoder.unreadable(raws)}
-    redelivered: Any = decoder.columns["redelivered"](raws)
     metadata = Metadata(
         array("q", tags),
         keys,
         decoder.unmarked(raws) if digests else [],
-        redelivered.true_count if isinstance(redelivered, pa.Array) else sum(redelivered),
+        np.array(decoder.columns["redelivered"](raws), bool),
         ids.hidden(decoder, raws) if None in keys else [],
         {row: unreadable[tag] for row, tag in enumerate(tags) if tag in unreadable} if unreadable else {},
     )

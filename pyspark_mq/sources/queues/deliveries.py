@@ -10,7 +10,7 @@ from weakref import ref
 
 from pyspark_mq.ack import Acknowledgements, Ledger
 from pyspark_mq.ack.copies import Copies
-from pyspark_mq.dedup import OnMissing, SeenStore, is_content
+from pyspark_mq.dedup import OnMissing, SeenStore, is_content, key_text
 from pyspark_mq.dedup.identity import CONTENT_DIGEST_BYTES
 from pyspark_mq.sources.connections.block import Block, BlockRows, Row
 from pyspark_mq.sources.connections.connections import Connections
@@ -81,7 +81,7 @@ class Deliveries:
         self._skipped: dict[int, int] = {}
         self._unconfirmed_since_s: float | None = None
         self.taken_in: dict[int, int] = {}
-        self.counted = {"redelivered": 0, "rejected": 0, "nameless": 0}
+        self.counted = {"redelivered": 0, "rejected": 0, "nameless": 0, "reused_ids": 0}
 
     def begin(self, session: int) -> None:
         self.taken_in[session] = 0
@@ -105,7 +105,7 @@ class Deliveries:
         """
         session, metadata, block = event.session, event.metadata, event.block
         self.taken_in[session] += len(block)
-        self.counted["redelivered"] += metadata.redelivered
+        self.counted["redelivered"] += int(metadata.redelivered.sum())
         tags: Sequence[int] = metadata.tags
         rows = block.rows
         keys: list[Any] = metadata.keys or [next(self._serial) for _ in metadata.tags]
@@ -127,7 +127,13 @@ class Deliveries:
         buffered = len(ledger.received)
         self._acknowledge(ledger.deliver(session, tags, keys, rows, elsewhere))
         if len(ledger.received) - buffered < len(block):
-            kept = [(keys[place], rows[place]) for place in ledger.held(keys, rows)]
+            places = ledger.held(keys, rows)
+            if self._exact and len(places) < len(keys):
+                dropped = set(range(len(keys))).difference(places)
+                self._note_reused(
+                    [keys[at] for at in sorted(dropped) if not metadata.redelivered[rows[at][1]]], elsewhere
+                )
+            kept = [(keys[place], rows[place]) for place in places]
             if _KEPT_PARTS * sum(block.sizes[row] for _, (_, row) in kept) < sum(block.sizes):
                 self._join(kept)  # the rest would stay in memory with them
                 return
@@ -136,6 +142,30 @@ class Deliveries:
             if len(self._small) == _SMALL_BLOCKS:
                 small, self._small = self._small, []
                 self._join([(key, (held, row)) for one, pairs in small if (held := one()) for key, row in pairs])
+
+    def _note_reused(self, keys: Sequence[Any], elsewhere: Collection[Any]) -> None:
+        """Take note of messages that were dropped for their IDs, and that the broker has handed out for the first time.
+
+        Args:
+            keys: of deliveries that were dropped, and that the broker has not marked as redelivered.
+            elsewhere: IDs that somebody else has committed.
+        """
+        ledger, passed = self._ledger, set(elsewhere)
+        if not self._settings.endpoint.broker.proves_new:
+            # An unmarked one may be a redelivery, unless the first was settled or is held here and not planned.
+            passed |= ledger.left_among(keys) | {key for key in keys if key in ledger.planned}
+        ids = [key for key in keys if key not in passed and not is_content(key)]
+        if not ids:
+            return
+        if not self.counted["reused_ids"]:
+            _LOG.warning(
+                "%s: %d messages were dropped that the broker handed out for the first time, as messages with their "
+                "IDs came before, the first: %s. A scheduler that repeats a message, or who drives dead letters back, "
+                "uses an ID again. If they are new messages, set 'messageIdFrom' to 'content' or to a property that "
+                "distinguishes them, with a new checkpointLocation; counter reusedIds goes on counting",
+                self._destination, len(ids), key_text(ids[0]),
+            )  # fmt: skip
+        self.counted["reused_ids"] += len(ids)
 
     def _named(self, session: int, keys: list[Any], unmarked: Sequence[bool]) -> list[Any]:
         """Find out which messages those without an ID are."""
