@@ -175,7 +175,6 @@ CANNOT: dict[str, dict[str, str]] = {
     },
     "docs/reports/audits.md": {"make demo BROKER=artemis": _RECURSES},
     "docs/reports/comparison.md": {"make compare": _RECURSES},
-    "docs/versions.md": {"pip install pyspark-mq": _INSTALLS},
     "docs/deploy.md": {
         "FROM apache/spark:4.3.0-python3": _KUBERNETES,
         "spark-submit --master k8s://https://... --deploy-mode cluster \\": _KUBERNETES,
