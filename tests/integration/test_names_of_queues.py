@@ -27,7 +27,7 @@ _ENDS = importlib.util.find_spec("pyspark.sql.streaming.datasource") is not None
 
 pytestmark = [
     pytest.mark.skipif(not _ENDS, reason="this Spark acknowledges the last epoch in the next run"),
-    pytest.mark.parametrize("protocol", [STOMP, AMQP_1_0]),
+    pytest.mark.parametrize("protocol", [STOMP, pytest.param(AMQP_1_0, marks=pytest.mark.whole)]),
 ]
 
 
