@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 __all__ = [
-    "NOTHING_KNOWN", "QueueFacts", "artemis_answer", "delayed_retry_s", "merged_policy", "of_activemq", "of_artemis",
+    "NOTHING_KNOWN", "QueueFacts", "artemis_answer", "merged_policy", "of_activemq", "of_artemis",
     "of_artemis_settings", "of_rabbitmq", "policy_of", "version_of",
 ]  # fmt: skip
 
@@ -178,11 +178,6 @@ def _delay_s(setting: _Setting) -> float | None:
         limit = setting.number("delivery-limit") or _DELIVERY_LIMIT
         longest = (setting.number("delayed-retry-min") or 0) * (limit if limit > 0 else _DELIVERY_LIMIT)
     return longest / _MS
-
-
-def delayed_retry_s(arguments: Mapping[str, Any]) -> float:
-    """The longest that the arguments of a quorum queue hold back what comes again, seconds."""
-    return _delay_s(_Setting(arguments, {})) or 0.0
 
 
 def _rabbitmq_hazards(reported: Mapping[str, Any], setting: _Setting) -> tuple[str, ...]:

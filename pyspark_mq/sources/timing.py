@@ -71,8 +71,3 @@ class Timing:
     confirmation_s: float = 60.0
     #: A depth that could not be renewed for so long says nothing of now.
     old_depth_s: float = 60.0
-
-    @property
-    def plan_max_s(self) -> float:
-        """The longest that `latestOffset` takes, in seconds, of a query that runs on and whose connections are up."""
-        return max(self.first_s + self.first_fill_s, self.idle_s + self.confirm_s + self.fill_s)

@@ -106,16 +106,10 @@ class OffsetCodec:
         if not isinstance(offset, dict) or "v" not in offset:
             raise self._error("is not one of this source: the checkpoint belongs to another one")
         version = offset["v"]
-        if isinstance(version, int) and version > VERSION:
-            raise CheckpointError(
-                f"{self.destination}: the checkpoint has offsets of version {version}, this pyspark-mq "
-                f"reads up to {VERSION}. Upgrade pyspark-mq"
-            )
         if version != VERSION:
             raise CheckpointError(
-                f"{self.destination}: the checkpoint has offsets of version {version!r:.20}, from before the first "
-                f"release, which have message IDs in them and are not read any more; this is version {VERSION}. Have "
-                f"the query that wrote them drain the queue, and {START_ANEW}"
+                f"{self.destination}: the checkpoint has offsets of version {version!r:.20}, and this pyspark-mq reads "
+                f"{VERSION}. Go on with the one that wrote them, or {START_ANEW}"
             )
         for name in ("broker", "source", "ids", "identity", "epoch", "file", "crc"):
             if not isinstance(offset.get(name), _TYPES.get(name, str)):

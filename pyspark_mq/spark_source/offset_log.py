@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 
-from pyspark_mq.spark_source.folders import Folder, open_folder
+from pyspark_mq.spark_source.folders import open_folder
 
 __all__ = ["OffsetLog"]
 
@@ -35,11 +35,8 @@ class OffsetLog:
         return hashlib.blake2b(next(self._newest_first(), b""), digest_size=_STATE_BYTES).hexdigest()
 
     def _newest_first(self) -> Iterator[bytes]:
-        folder = self._folder()
+        folder = open_folder(self._checkpoint, "offsets")
         for batch in sorted(
             (int(name) for name in folder.names() if name.isascii() and name.isdecimal()), reverse=True
         ):
             yield folder.read(str(batch))
-
-    def _folder(self) -> Folder:
-        return open_folder(self._checkpoint, "offsets")

@@ -96,7 +96,7 @@ _TABLE = (
         _READ,
         "regular expression (of Python, for the whole name): all queues that match are read. They are looked up at "
         "`managementUrl`, when the query starts and at an interval. Exclusive queues and streams of RabbitMQ are left "
-        "out. One that takes more than 5 s of a processor for all names is refused",
+        "out",
     ),
     Option(
         "queuePatternInterval",

@@ -89,7 +89,7 @@ def test_a_restart_waits_for_what_the_queue_holds_back(delayed: LiveCell, at: At
 def test_over_amqp_1_0_the_queue_tells_how_long_it_holds_back(delayed: LiveCell) -> None:
     with delayed.session() as session:
         greeting = session.open()
-        assert greeting.redelivery_delay_s == DELAY_S
+        assert greeting.facts.redelivery_delay_s == DELAY_S
         assert greeting.depth is not None
         assert greeting.depth.ready == 0
     delayed.publish(7)

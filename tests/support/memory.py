@@ -59,6 +59,7 @@ MEMORY = Broker(
     durable_topics=frozenset(),
     shared_topics=frozenset(),
     counts_drops=True,
+    delays_drops=True,
     half_open_s=MappingProxyType({PROTOCOL: 30.0}),
     ids_by_protocol=False,
     proves_new=True,

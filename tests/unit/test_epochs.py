@@ -656,7 +656,8 @@ def tell_delay(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     honest = MemorySession.open
 
     def telling(self: MemorySession, *args: Any) -> Any:
-        return replace(honest(self, *args), redelivery_delay_s=seconds)
+        greeting = honest(self, *args)
+        return replace(greeting, facts=replace(greeting.facts, redelivery_delay_s=seconds))
 
     monkeypatch.setattr(MemorySession, "open", telling)
 

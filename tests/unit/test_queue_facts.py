@@ -10,7 +10,6 @@ import pytest
 from pyspark_mq.brokers.facts import (
     NOTHING_KNOWN,
     QueueFacts,
-    delayed_retry_s,
     merged_policy,
     of_activemq,
     of_artemis,
@@ -86,8 +85,9 @@ def test_the_delayed_retry_of_rabbitmq(given: QueueFacts, seconds: float | None)
 
 
 def test_arguments_alone_say_how_long_a_query_waits() -> None:
-    assert delayed_retry_s({"x-delayed-retry-type": "all", "x-delayed-retry-max": 5_000}) == 5
-    assert delayed_retry_s({}) == 0
+    arguments = {"x-delayed-retry-type": "all", "x-delayed-retry-max": 5_000}
+    assert of_rabbitmq({"type": "quorum", "arguments": arguments}, (4, 3)).redelivery_delay_s == 5
+    assert of_rabbitmq({"type": "quorum", "arguments": {}}, (4, 3)).redelivery_delay_s is None
 
 
 @pytest.mark.parametrize(

@@ -7,18 +7,16 @@ as its subject (RabbitMQ's documentation, "AMQP 1.0", "Management"). A user who 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
 from proton import Delivery, Endpoint, Link, Message, Receiver, Sender, symbol
 from proton import Session as ProtonSession
 
-from pyspark_mq.brokers.facts import delayed_retry_s
 from pyspark_mq.sources.amqp10.encoding import Pairs
 from pyspark_mq.sources.amqp10.sections import read_sections
 
-__all__ = ["ManagementLinks", "QueueInfo"]
+__all__ = ["ManagementLinks"]
 
 _ADDRESS = "/management"
 _NAME = "pyspark-mq-management"
@@ -26,29 +24,6 @@ _CREDIT = 10
 _OK = "200"
 #: A section `amqp-value` with null (AMQP 1.0, 3.2.8 and 1.6.1): proton leaves it out, and the broker asks for it.
 _NULL_VALUE = b"\x00\x53\x77\x40"
-
-
-class QueueInfo:
-    """Facts of a queue.
-
-    Attributes:
-        ready: messages waiting.
-        consumers: all there are.
-        redelivery_delay_s: the longest that its arguments hold back what comes again, seconds. A policy may do the
-            same, and is not reported.
-        reported: the whole answer.
-    """
-
-    def __init__(self, reported: Mapping[str, Any]) -> None:
-        self.ready = _number(reported.get("message_count"))
-        self.consumers = _number(reported.get("consumer_count"))
-        arguments = reported.get("arguments")
-        self.redelivery_delay_s = delayed_retry_s(arguments if isinstance(arguments, Mapping) else {})
-        self.reported = reported
-
-
-def _number(value: object) -> int:
-    return int(value) if isinstance(value, int) else 0
 
 
 class ManagementLinks:
@@ -91,8 +66,8 @@ class ManagementLinks:
         delivery.settle()
         self._to.advance()
 
-    def answer(self) -> QueueInfo | None:
-        """The newest answer since the last time; None if there is none that says something."""
+    def answer(self) -> dict[str, Any] | None:
+        """What the newest answer since the last time says of the queue; None if there is none that says something."""
         found = None
         while (delivery := self._from.current) is not None and delivery.readable and not delivery.partial:
             found = self._read(delivery) or found
@@ -102,12 +77,12 @@ class ManagementLinks:
             self.asked = False
         return found
 
-    def _read(self, delivery: Delivery) -> QueueInfo | None:
+    def _read(self, delivery: Delivery) -> dict[str, Any] | None:
         data = bytes(self._from.recv(delivery.pending) or b"")
         with contextlib.suppress(ValueError, IndexError):  # whatever cannot be read says nothing
             answer = read_sections(data)
             if answer.subject == _OK and isinstance(answer.value, Pairs):
-                return QueueInfo(_dictionary(answer.value))
+                return _dictionary(answer.value)
         return None
 
 

@@ -253,11 +253,6 @@ def list_at(data: bytes, at: int) -> tuple[int, int, int]:
     return _compound(data, at, _LIST8, _LIST32)
 
 
-def map_at(data: bytes, at: int) -> tuple[int, int, int]:
-    """Return what :func:`list_at` does, for a map; its keys and its values count as items."""
-    return _compound(data, at, _MAP8, _MAP32)
-
-
 def _compound(data: bytes, at: int, short: int, long: int) -> tuple[int, int, int]:
     code = data[at]
     if code == short:
@@ -272,8 +267,8 @@ def _compound(data: bytes, at: int, short: int, long: int) -> tuple[int, int, in
     return begin, count, end
 
 
-#: Header and annotations (3.2.1 to 3.2.3), and what reads where each ends.
-_BEFORE_BARE = ((b"\x00\x53\x70", list_at), (b"\x00\x53\x71", map_at), (b"\x00\x53\x72", map_at))
+#: What annotations, two maps, begin with (3.2.2, 3.2.3); before them is the header, a list.
+_HEADER, _ANNOTATIONS = b"\x00\x53\x70", (b"\x00\x53\x71", b"\x00\x53\x72")
 
 
 def bare_message_at(data: bytes) -> int:
@@ -282,8 +277,8 @@ def bare_message_at(data: bytes) -> int:
     Raises:
         EncodingError, IndexError: header or annotations cannot be read.
     """
-    at = 0
-    for mark, end_of in _BEFORE_BARE:
+    at = list_at(data, len(_HEADER))[2] if data.startswith(_HEADER) else 0
+    for mark in _ANNOTATIONS:
         if data.startswith(mark, at):
-            at = end_of(data, at + len(mark))[2]
+            at = _compound(data, at + len(mark), _MAP8, _MAP32)[2]
     return at

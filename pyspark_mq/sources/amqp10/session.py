@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any, ClassVar
 
@@ -31,7 +31,7 @@ from pyspark_mq.errors import BrokerUnavailableError
 from pyspark_mq.sources.amqp10.batch import EncodedBatch, find_batches
 from pyspark_mq.sources.amqp10.connection import UNREADABLE, UNREADABLE_ERRORS, Amqp10Connection
 from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder, UnreadableRaw
-from pyspark_mq.sources.amqp10.depth import ManagementLinks, QueueInfo
+from pyspark_mq.sources.amqp10.depth import ManagementLinks
 from pyspark_mq.sources.amqp10.errors import SPEAKS
 from pyspark_mq.sources.amqp10.incoming import Handle, Incoming
 from pyspark_mq.sources.amqp10.sections import SectionReader
@@ -99,18 +99,17 @@ class Amqp10Session(Amqp10Connection):
             raise BrokerUnavailableError(f"{url}: {what} within {timeout_s:.0f} s{doubt}") from None
         server = f"{self._property('product')}/{self._property('version')}"
         if info is None:
-            return Greeting(url, broker_id or "", None, server=server)
-        facts = of_rabbitmq(info.reported, version_of(server))
-        return Greeting(url, broker_id or "", self._depth(info), info.redelivery_delay_s, server, facts)
+            return Greeting(url, broker_id or "", None, server)
+        return Greeting(url, broker_id or "", self._depth(info), server, of_rabbitmq(info, version_of(server)))
 
-    def _ask_queue(self, deadline: float) -> QueueInfo | None:
-        """Facts of the queue, if the broker reports them."""
+    def _ask_queue(self, deadline: float) -> dict[str, Any] | None:
+        """What the broker reports of the queue, if it does."""
         if self.endpoint.queue is None or not self._dialect.answers(self._property("version")):
             return None
         assert self._session is not None
         self._management = management = ManagementLinks(self._session, self.endpoint.queue)
         management.ask()
-        info: QueueInfo | None = None
+        info: dict[str, Any] | None = None
 
         def answered() -> bool:
             nonlocal info
@@ -121,10 +120,12 @@ class Amqp10Session(Amqp10Connection):
             self._until(answered, min(deadline, self.now_s() + _ASK_TIMEOUT_S))
         return info
 
-    def _depth(self, info: QueueInfo) -> QueueDepth:
+    def _depth(self, info: Mapping[str, Any]) -> QueueDepth:
         # A link is a consumer, also without credit; and a barrier for a moment.
         own = (self._link is not None) + (self._barrier is not None)
-        return QueueDepth(info.ready, max(0, info.consumers - own), own)
+        counts = (info.get("message_count"), info.get("consumer_count"))
+        ready, consumers = (count if isinstance(count, int) else 0 for count in counts)
+        return QueueDepth(ready, max(0, consumers - own), own)
 
     def _attach(self) -> None:
         session = self._proton.session()

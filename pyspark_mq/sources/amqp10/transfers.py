@@ -9,7 +9,6 @@ otherwise than brokers do. Frames: AMQP 1.0, 2.3; transfer: 2.7.5; attach: 2.7.3
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from functools import lru_cache
 from struct import Struct
 from struct import error as struct_error
@@ -17,19 +16,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pyspark_mq.sources.amqp10.encoding import EncodingError, list_at, plain_at
+
 __all__ = ["Transfers"]
 
 _PROTOCOL, _HEAD_BYTES = b"AMQP", 8
 _ATTACH, _TRANSFER = 0x12, 0x14
-_LIST8, _LIST32 = 0xC0, 0xD0
-_STRING8, _STRING32, _BINARY8, _BINARY32, _NULL = 0xA1, 0xB1, 0xA0, 0xB0, 0x40
-#: Bytes of a value behind its code: of no value, of numbers, and of those and truth values (1.6).
-_NOTHING = {_NULL: 0}
-_NUMBERS = {0x43: 0, 0x52: 1, 0x70: 4}
-_NUMBERS_OR_NOTHING = {**_NOTHING, **_NUMBERS}
-_OTHERS = {**_NUMBERS_OR_NOTHING, 0x41: 0, 0x42: 0, 0x50: 1, 0x56: 1}
-#: What a truth value is encoded as.
-_FALSE, _TRUE = (b"\x40", b"\x42", b"\x56\x00"), (b"\x41", b"\x56\x01")
+#: Codes of a handle, and of the number of a delivery: null and uint (1.6.1, 1.6.5).
+_UINT = b"\x40\x43\x52\x70"
 #: Fields of a transfer, by their numbers.
 _NUMBER, _TAG, _MORE, _ABORTED = 1, 2, 5, 9
 #: Frames that are compared with the one before: so many at first, and twice as many as were like it after that. As
@@ -38,10 +32,6 @@ _ALIKE_MIN = 8
 #: A frame of nothing (2.4.5).
 _EMPTY = b"\x00\x00\x00\x08\x02\x00\x00\x00"
 _unpack, _pack = Struct(">I").unpack_from, Struct(">I").pack
-
-
-class _UnknownError(Exception):
-    """A frame is encoded otherwise than what is looked for here."""
 
 
 class _Like(NamedTuple):
@@ -66,7 +56,7 @@ class Transfers:
 
     def __init__(self, link: str, frame_bytes_max: int) -> None:
         self.taken: deque[bytes | None] = deque()
-        self._link, self._frame_bytes_max = link.encode(), frame_bytes_max
+        self._link, self._frame_bytes_max = link, frame_bytes_max
         #: Channel and handle of the link.
         self._handle: tuple[bytes, int] | None = None
         #: What a frame begins with that has not come as a whole; None before anything came.
@@ -108,7 +98,7 @@ class Transfers:
                 if payload:
                     found += (data[begun:at], _pack(payload - at), data[at + 4 : payload])
                     begun = starts[number]
-        except (_UnknownError, struct_error, IndexError):
+        except (ValueError, struct_error, IndexError):
             self._knows = False
         end = starts[-1] if self._knows else len(data)
         self._rest = data[end:]
@@ -159,7 +149,7 @@ class Transfers:
         """Take note of a frame; return where its payload begins, if that was taken, or else 0.
 
         Raises:
-            _UnknownError, struct.error, IndexError: it is encoded otherwise.
+            EncodingError, UnicodeDecodeError, struct.error, IndexError: it is encoded otherwise.
         """
         if data[at + 5]:  # a frame of SASL, or the header of a protocol
             return 0
@@ -167,37 +157,23 @@ class Transfers:
         if place == end:
             return 0  # it keeps the connection alive
         if data[place] or data[place + 1] != 0x53:
-            raise _UnknownError
-        kind, code = data[place + 2], data[place + 3]
+            raise EncodingError(f"no performative begins at byte {place}")
+        kind = data[place + 2]
         if kind not in {_ATTACH, _TRANSFER}:
             return 0
-        if code == _LIST8:
-            behind, count, place = place + 5 + data[place + 4], data[place + 5], place + 6
-        elif code == _LIST32:
-            behind, (count,), place = place + 8 + _unpack(data, place + 4)[0], _unpack(data, place + 8), place + 12
-        else:
-            raise _UnknownError
+        place, count, behind = list_at(data, place + 3)
         if behind > end:
-            raise _UnknownError
+            raise EncodingError(f"a list is longer than its frame at byte {at}")
         if kind == _ATTACH:
-            self._attach(data, at, place)
+            # Learn the handle of the link, and the channel of its session.
+            name, place = plain_at(data, place)
+            if name == self._link:
+                self._handle = data[at + 6 : at + 8], _uint_at(data, place)[0]
             return 0
-        handle, fields = _number(data, place)
+        handle, fields = _uint_at(data, place)
         if (data[at + 6 : at + 8], handle) != self._handle:
             return 0
         return self._transfer(data, at, fields, behind, end, count, take=take)
-
-    def _attach(self, data: bytes, at: int, place: int) -> None:
-        """Learn the handle of the link, and the channel of its session."""
-        code = data[place]
-        if code == _STRING8:
-            begin, end = place + 2, place + 2 + data[place + 1]
-        elif code == _STRING32:
-            begin, end = place + 5, place + 5 + _unpack(data, place + 1)[0]
-        else:
-            raise _UnknownError
-        if data[begin:end] == self._link:
-            self._handle = data[at + 6 : at + 8], _number(data, end)[0]
 
     def _transfer(self, data: bytes, at: int, place: int, behind: int, end: int, count: int, *, take: bool) -> int:
         """Take note of a transfer of the link.
@@ -207,17 +183,18 @@ class Transfers:
             behind: where its payload begins.
             count: of its fields.
         """
-        number = tag = place
+        number, tag = place, b""
         if count > _NUMBER:
-            tag = place = place + 1 + _width(data, place, _NUMBERS_OR_NOTHING)
+            place = _uint_at(data, place)[1]
+        number_end = place
         if count > _TAG:
-            tag, place = _tag(data, place)
-        if place > behind:
-            raise _UnknownError
+            tag, place = plain_at(data, place)
+        if place > behind or not isinstance(tag, bytes | None):
+            raise EncodingError(f"the fields of the transfer at byte {at} are others")
         more, aborted = _flags(data[place:behind], count)
         begins, self._partial = not self._partial, more and not aborted
         if begins and count <= _TAG:
-            raise _UnknownError
+            raise EncodingError(f"the transfer at byte {at} has no delivery tag")
         if aborted or more:
             return 0
         if not begins or not take:
@@ -229,34 +206,16 @@ class Transfers:
             start = at + 4
             octets = np.frombuffer(data[start:behind], np.uint8)
             free = np.zeros(len(octets), bool)
-            free[number + 1 - start : number + 1 + _OTHERS[data[number]] - start] = True
-            free[tag - start : place - start] = True
+            free[number + 1 - start : number_end - start] = True
+            free[place - len(tag or b"") - start : place - start] = True
             self._like = _Like(data[start : number + 1], octets, free)
         return behind
 
 
-def _width(data: bytes, place: int, types: Mapping[int, int]) -> int:
-    """Return how many bytes a value of these types has behind its code."""
-    width = types.get(data[place])
-    if width is None:
-        raise _UnknownError
-    return width
-
-
-def _number(data: bytes, place: int) -> tuple[int, int]:
-    """Read an unsigned number; return where the next value begins, too."""
-    behind = place + 1 + _width(data, place, _NUMBERS)
-    return int.from_bytes(data[place + 1 : behind], "big"), behind
-
-
-def _tag(data: bytes, place: int) -> tuple[int, int]:
-    """Return where the octets of a delivery tag begin, and where they end."""
-    code = data[place]
-    if code == _BINARY8:
-        return place + 2, place + 2 + data[place + 1]
-    if code == _BINARY32:
-        return place + 5, place + 5 + _unpack(data, place + 1)[0]
-    return place + 1, place + 1 + _width(data, place, _NOTHING)
+def _uint_at(data: bytes, place: int) -> tuple[Any, int]:
+    if data[place] not in _UINT:
+        raise EncodingError(f"no uint begins at byte {place}")
+    return plain_at(data, place)
 
 
 @lru_cache
@@ -269,12 +228,8 @@ def _flags(fields: bytes, count: int) -> tuple[bool, bool]:
     """
     place, found = 0, {}
     for number in range(_TAG + 1, count):
-        behind = place + 1 + _width(fields, place, _OTHERS)
-        found[number] = fields[place:behind]
-        place = behind
-    if place != len(fields):
-        raise _UnknownError
-    more, aborted = found.get(_MORE, b"\x40"), found.get(_ABORTED, b"\x40")
-    if not {more, aborted} <= {*_FALSE, *_TRUE}:
-        raise _UnknownError
-    return more in _TRUE, aborted in _TRUE
+        found[number], place = plain_at(fields, place)
+    more, aborted = found.get(_MORE), found.get(_ABORTED)
+    if place != len(fields) or not isinstance(more, bool | None) or not isinstance(aborted, bool | None):
+        raise EncodingError("fields behind the delivery tag are others")
+    return bool(more), bool(aborted)

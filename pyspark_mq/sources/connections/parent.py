@@ -13,7 +13,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -26,20 +26,13 @@ _PARENT_CHECK_S = 0.5
 _JVM = "libjvm.so"
 
 
-def watch_parent(end: Callable[[], None] | None = None) -> threading.Thread:
-    """End this process, without any clean-up, soon after its parent or its JVM has (rule 11).
-
-    Args:
-        end: what to do instead of ending the process, for tests.
-    """
+def watch_parent() -> threading.Thread:
+    """End this process, without any clean-up, soon after its parent or its JVM has (rule 11)."""
     parents = _up_to_the_jvm()
 
     def watch() -> None:
         while _unchanged(parents):
             time.sleep(_PARENT_CHECK_S)
-        if end is not None:
-            end()
-            return
         # The kernel closes the connection and the broker takes its messages back at once.
         os._exit(1)
 

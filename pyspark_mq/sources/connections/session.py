@@ -93,8 +93,6 @@ class Greeting:
         broker_id: a name the broker keeps over restarts, or empty if it does not report one.
         depth: state of the queue before this session took anything; None if the broker does
             not report it.
-        redelivery_delay_s: for how long the queue holds back what comes again, by its arguments, seconds; 0 if it
-            does not, or if that is not reported.
         server: what the broker calls itself, `product/version`; empty if it does not say.
         facts: what else it reports of the queue.
     """
@@ -102,7 +100,6 @@ class Greeting:
     url: BrokerUrl
     broker_id: str
     depth: QueueDepth | None
-    redelivery_delay_s: float = 0.0
     server: str = ""
     facts: QueueFacts = NOTHING_KNOWN
 

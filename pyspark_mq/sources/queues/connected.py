@@ -55,7 +55,8 @@ class Connected:
         self._agree(self.broker_id, shortened(greeting.broker_id), f"{greeting.url}")
         if self.ready_at_first is None and greeting.depth is not None:
             self.ready_at_first = greeting.depth.ready
-        self._hold_back(greeting.redelivery_delay_s)
+        if self._settings.endpoint.broker.delays_drops:
+            self._hold_back(greeting.facts.redelivery_delay_s or 0.0)
         if not self.ever:
             self.ever = True
             for text in self._check(greeting.facts, self._settings):

@@ -2,63 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
-from pyspark_mq.errors import BrokerError, BrokerUnavailableError, OptionError
+from pyspark_mq.errors import BrokerError, BrokerUnavailableError
 from pyspark_mq.sources.runtime import Runtime, Task
 
 __all__ = ["QueueWatch", "matching"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
-#: What lets a pattern be tried in more than one way. With one of them, no name takes long.
-_CHOICES = "*+?{|"
-#: What it may compute for all names, and what its process may take besides: as the machine is busy or stands still.
-_MATCH_CPU_S = 5
-_MATCH_TIMEOUT_S = 120
-#: The kernel ends it, so that it is nothing but the pattern that counts, and one that is forgotten ends too.
-_MATCH = """
-import json, re, resource, sys
-cpu_s, pattern, names = json.load(sys.stdin)
-resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
-print(json.dumps([name for name in names if re.fullmatch(pattern, name)]))
-"""
-
 
 def matching(pattern: str, names: Sequence[str]) -> list[str]:
-    """The names that a regular expression matches as a whole.
-
-    Python may try a pattern such as `(a+)+b` for longer than the universe is old, and nothing can interrupt it. So one
-    that may be tried in several ways is tried in a process of its own, which has some seconds.
-
-    Raises:
-        OptionError: it took longer.
-        BrokerUnavailableError: the process could not do it.
-    """
-    if sum(map(pattern.count, _CHOICES)) <= 1:
-        return [name for name in names if re.fullmatch(pattern, name)]
-    task, failed = json.dumps([_MATCH_CPU_S, pattern, names]), f"{pattern!r} cannot be matched with {len(names)} names"
-    try:
-        done = subprocess.run(
-            [sys.executable, "-S", "-c", _MATCH], input=task, capture_output=True, text=True, timeout=_MATCH_TIMEOUT_S,
-            check=False,
-        )  # fmt: skip
-    except (OSError, subprocess.SubprocessError) as error:
-        raise BrokerUnavailableError(f"{failed} of queues: {error}") from None
-    if done.returncode == -signal.SIGXCPU:
-        problem = f"{failed} of queues: it took longer than {_MATCH_CPU_S} s of a processor. Write it with fewer "
-        raise OptionError("queuePattern", f"{problem}repetitions within each other, or one after the other")
-    if done.returncode:
-        raise BrokerUnavailableError(f"{failed} of queues: its process ended with {done.returncode}")
-    found: list[str] = json.loads(done.stdout)
-    return found
+    """The names that a regular expression matches as a whole."""
+    return [name for name in names if re.fullmatch(pattern, name)]
 
 
 class QueueWatch:
@@ -91,7 +50,6 @@ class QueueWatch:
 
         Raises:
             BrokerError: there is no answer, or none of use.
-            OptionError: the pattern takes too long.
         """
         self._seen = matching(self._pattern, self._ask())
         return self._seen

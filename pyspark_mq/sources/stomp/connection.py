@@ -17,13 +17,14 @@ from typing import Any
 from stomp.protocol import Protocol12
 from stomp.transport import BaseTransport
 
+from pyspark_mq.brokers.base import StompDialect
 from pyspark_mq.errors import BrokerUnavailableError, MessageError, MqError
 from pyspark_mq.logs import leave_out_own_lines
 from pyspark_mq.sources.connections.decoder import TOGETHER_MIN
 from pyspark_mq.sources.connections.session import Session, SessionLostError
 from pyspark_mq.sources.connections.socket_loop import SocketLoop, dial_error, hint
 from pyspark_mq.sources.stomp.batch import Frames
-from pyspark_mq.sources.stomp.errors import dialect_of, login_error, said
+from pyspark_mq.sources.stomp.errors import login_error, said
 from pyspark_mq.sources.stomp.frames import Frame, FrameReader
 from pyspark_mq.sources.stomp.headers import parse
 from pyspark_mq.sources.url import BrokerUrl
@@ -70,7 +71,9 @@ class StompConnection(Session):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._dialect = dialect_of(self.endpoint)
+        dialect = self.endpoint.broker.stomp
+        assert dialect is not None, "an option of the source names this protocol for a broker without it"
+        self._dialect: StompDialect = dialect
         self._url: Any = None
         self._socket = SocketLoop(self.now_s)
         self._transport: Any = None

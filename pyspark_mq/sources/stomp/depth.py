@@ -117,7 +117,8 @@ class Questions:
         """Read an answer; None if it says nothing of the queue."""
         self.asked = False
         if self._of_settings:
-            self._of_settings, self.settings = False, _settings(body)
+            settings = artemis_answer(body)
+            self._of_settings, self.settings = False, settings if isinstance(settings, dict) else None
             return None
         try:
             (listed,) = json.loads(body)
@@ -126,9 +127,3 @@ class Questions:
         # Refused in words, no such queue, or another form.
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             return None
-
-
-def _settings(body: bytes) -> dict[str, Any] | None:
-    """Read an answer about an address; None if it says nothing."""
-    settings = artemis_answer(body)
-    return settings if isinstance(settings, dict) else None

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pyspark_mq.brokers.base import StompDialect
 from pyspark_mq.errors import (
     BrokerUnavailableError,
     DestinationError,
-    InternalError,
     MqError,
     OptionError,
     RefusedError,
@@ -18,15 +16,7 @@ from pyspark_mq.sources.endpoint import Endpoint, exclusive_error
 from pyspark_mq.sources.stomp.headers import as_text
 from pyspark_mq.sources.url import BrokerUrl
 
-__all__ = ["dialect_of", "login_error", "said", "subscribe_error"]
-
-
-def dialect_of(endpoint: Endpoint) -> StompDialect:
-    """Return the broker's dialect of STOMP."""
-    dialect = endpoint.broker.stomp
-    if dialect is None:
-        raise InternalError(f"broker '{endpoint.broker.name}' does not speak STOMP")
-    return dialect
+__all__ = ["login_error", "said", "subscribe_error"]
 
 
 def said(headers: Mapping[str, str], body: bytes) -> str:
