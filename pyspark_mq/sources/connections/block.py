@@ -63,7 +63,7 @@ class Metadata:
         keys: which message it is: by its ID, or the digest of its content; None for one without. Empty where messages
             are not distinguished.
         unmarked: where there are digests: whether nothing marks each as delivered before.
-        redelivered: whether the broker has flagged each as redelivered, a NumPy array.
+        redelivered: whether the broker has flagged each as redelivered.
         hidden: what hides the broker's ID in those without one.
         unreadable: row -> the delivery that could not be decoded.
     """
@@ -71,7 +71,7 @@ class Metadata:
     tags: array[int]
     keys: list[Key | None]
     unmarked: list[bool]
-    redelivered: Any
+    redelivered: list[bool]
     hidden: list[str]
     unreadable: dict[int, Unreadable]
 
@@ -148,7 +148,7 @@ def make_block(decoder: Decoder, raws: Sequence[Any], ids: MessageIds, schema: p
         array("q", tags),
         keys,
         decoder.unmarked(raws) if digests else [],
-        np.array(decoder.columns["redelivered"](raws), bool),
+        np.array(decoder.columns["redelivered"](raws), bool).tolist(),
         ids.hidden(decoder, raws) if None in keys else [],
         {row: unreadable[tag] for row, tag in enumerate(tags) if tag in unreadable} if unreadable else {},
     )

@@ -105,7 +105,7 @@ class Deliveries:
         """
         session, metadata, block = event.session, event.metadata, event.block
         self.taken_in[session] += len(block)
-        self.counted["redelivered"] += int(metadata.redelivered.sum())
+        self.counted["redelivered"] += sum(metadata.redelivered)
         tags: Sequence[int] = metadata.tags
         rows = block.rows
         keys: list[Any] = metadata.keys or [next(self._serial) for _ in metadata.tags]
