@@ -135,6 +135,10 @@ class OpenDeliveries(Generic[K]):
     def __getitem__(self, session: int) -> Handles[K]:
         return self._sessions[session]
 
+    @property
+    def sessions(self) -> list[int]:
+        return list(self._sessions)
+
     def open(self, session: int) -> None:
         self._sessions[session] = Handles()
 

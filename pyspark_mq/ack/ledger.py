@@ -123,6 +123,11 @@ class Ledger(Generic[K, P]):
         """Deliveries of the open sessions for which no acknowledgement is due yet."""
         return len(self._open)
 
+    @property
+    def sessions(self) -> list[int]:
+        """Those that are open."""
+        return self._open.sessions
+
     def unacked_in(self, session: int) -> int:
         """Return for how many deliveries of one open session no acknowledgement is due yet."""
         return len(self._open[session])
@@ -283,10 +288,14 @@ class Ledger(Generic[K, P]):
             self._copies.sweep(self)
         return list(leaving)
 
+    def leave(self, keys: Iterable[K]) -> None:
+        """Count committed messages as left open."""
+        self._leaving.update(dict.fromkeys(keys))
+
     def leave_again(self, segments: Collection[int]) -> None:
         """Count what came again, and is not settled, as left: the segments that have it are about to be closed."""
         if self._known is not None and segments:
-            self._leaving.update(dict.fromkeys(self._known.among(list(self.settling.again()), segments)))
+            self.leave(self._known.among(list(self.settling.again()), segments))
 
     def restore_planned(self, epoch: int, keys: Sequence[K]) -> None:
         """Expect an epoch that a former process planned and Spark did not commit.
@@ -413,7 +422,7 @@ class Ledger(Generic[K, P]):
 
     def _leave(self, group: Group[K]) -> None:
         if self._known is not None:
-            self._leaving.update(dict.fromkeys(group.keys))
+            self.leave(group.keys)
 
     def _acknowledge(self, due: Sequence[tuple[Group[K], Taken[P]]], segment: int | None) -> Acknowledgements | None:
         """Make every handle of these messages due, each session at its lowest cost (rule 3)."""

@@ -7,7 +7,8 @@ file's name, which has its digest. A file is written once and never changed.
 A name begins with a random token of the process and a number, so queries and sources that share a folder never meet. A
 file is removed by its name alone, after the journal has ceased to name it. What a crash leaves between file and offset
 has a name that the next process finds: the first file of a process is named after the one that Spark showed last, or
-after the state of Spark's log if it showed none; the others have the next number.
+after the state of Spark's log if it showed none; the others have the next number. A first file also says that state:
+two sources of a query may have written in it, and Spark's next entry says whose are named.
 """
 
 from __future__ import annotations
@@ -71,8 +72,7 @@ class IdLog:
         self._number, self._first = 0, ""
         #: Files that Spark has shown, the newest last; None once nothing depends on them.
         self._shown: dict[str, None] | None = {}
-        #: Files that were written in the same state of Spark's log as the first one here, and those of crashes.
-        self._beside_first: list[str] = []
+        #: Files of crashes that nobody was told of.
         self._left: list[str] = []
         #: Whether this process has noted what is synced.
         self._noting = False
@@ -87,68 +87,84 @@ class IdLog:
         """
         if not file or self._shown is None or file in self._shown:
             return
-        entry = self._entry(file)
+        self._check_home(file)
         self._shown[file] = None
-        if file == self._first:
-            # One entry has the offsets of all sources, so what it does not name is in no offset.
-            self._left = [name for name in self._beside_first if name.encode() not in entry]
+        found = _FILE.fullmatch(file)
+        if self.offsets is not None and found is not None and found["token"] is not None:
+            self._left += self._unlogged(file, self.offsets)
+
+    def _unlogged(self, file: str, offsets: OffsetLog) -> list[str]:
+        """Find the files of crashes that were written in the same state of Spark's log as the first one of a process.
+
+        An entry has the offsets of all sources, so what the first one after that state does not name is in none.
+        """
+        with contextlib.suppress(CheckpointError):  # who needs the file is told
+            state = self.read(file)["state"]
+            others = {f"{_stem(name)}.json" for name in self._names if name.lstrip(".").startswith(f"{state}-")}
+            entry = offsets.first_naming(file) if others - {file} else b""
+            return [name for name in sorted(others) if entry and name.encode() not in entry]
+        return []
 
     def left_by_crashes(self) -> list[str]:
         left, self._left = self._left, []
         if self._shown is not None:
             named = {*self._shown, self._first}
-            left += [name for file in self._shown for name in self._following(_next(file)) if name not in named]
+            left += [name for file in self._shown for name in self._after(file) if name not in named]
             if self._first in self._shown:
                 self._shown = None  # whatever follows is this process's own
         return left
 
-    def _following(self, prefix: str) -> list[str]:
-        """Files of epochs, and drafts of them, whose names begin with a token and a number."""
-        return sorted({f"{_stem(name)}.json" for name in self._names if name.lstrip(".").startswith(f"{prefix}-")})
+    def _after(self, file: str) -> list[str]:
+        """Files that its process, and those that went on from it, wrote after a file."""
+        every = [found for name in self._names if (found := _FILE.fullmatch(name.lstrip(".")))]
+        after: set[str] = set()
+        chains = [_place_of(file)]
+        while chains:
+            token, number = chains.pop()
+            for found in every:
+                if found["after"] == token and int(found["number"]) > number:
+                    after.add(f"{found['stem']}.json")
+                    chains += [(found["token"], 1)] if found["token"] else []
+        return sorted(after)
 
-    def _entry(self, file: str) -> bytes:
-        """The newest entry of Spark's log that names a file; empty where there is no log to look at."""
+    def _check_home(self, file: str) -> None:
         if self.offsets is None:
-            return b""
+            return
         with self._or_say("Spark's log in the folder 'offsets' next to it cannot be read", _READABLE):
-            entry = self.offsets.entry(file)
-        if entry is None:
+            named = self.offsets.names(file)
+        if not named:
             if file == self._first and not self._shown:
                 self._remove(file)  # nothing was emitted, and another start writes another
             place = shown_place(above(self._place) or self._place)
             raise CheckpointError(
                 f"{self._destination}: {place!r}, the 'checkpointLocation' of the source, is not the checkpoint of "
                 "this query: its folder 'offsets' has no offset of this source. Nothing was emitted or acknowledged by "
-                "this start. Give writeStream the same 'checkpointLocation': without one Spark takes a "
-                "temporary folder, as for sinks 'console' and 'memory'. Each query needs a load() and a "
-                "'checkpointLocation' of its own. To look at messages and take none, use 'pyspark-mq peek'"
+                "this start. Give writeStream the same 'checkpointLocation': without one Spark takes a temporary "
+                "folder, as for sinks 'console' and 'memory'. Each query needs a load() and a 'checkpointLocation' of "
+                "its own. To look at messages and take none, use 'pyspark-mq peek'"
             )
-        return entry
 
     # -- files of epochs
 
     def write(self, epoch: int, content: Mapping[str, Any]) -> str:
-        data = json.dumps(content).encode()
         with self._or_say(
             f"the IDs of epoch {epoch} cannot be written",
             "Nothing was acknowledged for it. Correct 'checkpointLocation' or 'idLog', or make room and give the "
             "user of the driver the right to write there",
         ):
-            begin = f"{self._token}-{self._number + 1:06d}" if self._first else f"{self._begin_first()}-{self._token}"
+            begin = f"{self._token}-{self._number + 1:06d}"
+            if not self._first:
+                state = self._token if self.offsets is None else self.offsets.state()
+                content = {**content, "state": state}
+                token, number = _place_of([*self._shown][-1]) if self._shown else (state, 0)
+                begin = f"{token}-{number + 1:06d}-{self._token}"
+            data = json.dumps(content).encode()
             name = f"{begin}-{_digest(data)}.json"
             self._write(name, data)
         self._number += 1
         self._first = self._first or name
         self._last = name, content
         return name
-
-    def _begin_first(self) -> str:
-        """What the name of the first file begins with: the next process finds it by that if no offset names it."""
-        if self._shown:
-            return _next([*self._shown][-1])
-        begin = f"{self._token if self.offsets is None else self.offsets.state()}-{1:06d}"
-        self._beside_first = self._following(begin)
-        return begin
 
     def read(self, file: str) -> Mapping[str, Any]:
         if self._last is not None and self._last[0] == file:
@@ -318,13 +334,12 @@ def _stem(file: str) -> str:
     return file.removesuffix(".json") if found is None else found["stem"]
 
 
-def _next(file: str) -> str:
-    """Token and number of the file that follows another in its process, or is the first of the next process."""
+def _place_of(file: str) -> tuple[str, int]:
+    """Token of the process that wrote a file, and how many it had written by then."""
     found = _FILE.fullmatch(file)
     if found is None:
-        return f"{_digest(file.encode())[: 2 * _TOKEN_BYTES]}-{1:06d}"
-    token, number = (found["after"], int(found["number"])) if found["token"] is None else (found["token"], 1)
-    return f"{token}-{number + 1:06d}"
+        return _digest(file.encode())[: 2 * _TOKEN_BYTES], 1
+    return (found["token"], 1) if found["token"] else (found["after"], int(found["number"]))
 
 
 def _boot() -> str:

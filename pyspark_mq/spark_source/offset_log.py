@@ -26,17 +26,31 @@ class OffsetLog:
     def __init__(self, checkpoint: str) -> None:
         self._checkpoint = checkpoint
 
-    def entry(self, text: str) -> bytes | None:
-        """Return the newest entry that has this text in it; None if there is none."""
-        return next((entry for entry in self._newest_first() if text.encode() in entry), None)
+    def names(self, file: str) -> bool:
+        """Whether an entry names a file."""
+        return any(file.encode() in entry for _, entry in self._newest_first())
+
+    def first_naming(self, file: str) -> bytes:
+        """Return the first entry that names a file; empty if that is not known, as older ones are purged."""
+        first = b""
+        for batch, entry in self._newest_first():
+            if file.encode() not in entry:
+                if first:
+                    return first
+            elif batch == 0:
+                return entry
+            else:
+                first = entry
+        return b""
 
     def state(self) -> str:
         """Return a text that every entry changes."""
-        return hashlib.blake2b(next(self._newest_first(), b""), digest_size=_STATE_BYTES).hexdigest()
+        newest = next((entry for _, entry in self._newest_first()), b"")
+        return hashlib.blake2b(newest, digest_size=_STATE_BYTES).hexdigest()
 
-    def _newest_first(self) -> Iterator[bytes]:
+    def _newest_first(self) -> Iterator[tuple[int, bytes]]:
         folder = open_folder(self._checkpoint, "offsets")
         for batch in sorted(
             (int(name) for name in folder.names() if name.isascii() and name.isdecimal()), reverse=True
         ):
-            yield folder.read(str(batch))
+            yield batch, folder.read(str(batch))

@@ -344,7 +344,7 @@ class _Parser(OptionParser):
         checkpoint, log = self._place("checkpointLocation"), self._place("idLog")
         own = None if checkpoint is None else below(checkpoint, ID_FOLDER)
         if log is not None and log != own and above(log) is not None:
-            # What its own source does not know goes after a day.
+            # Spark's log beside it would not name its files.
             raise OptionError("idLog", f"{shown_place(log)!r} is the folder of a checkpoint; give that as "
                               "'checkpointLocation', if it is the writer's, or another folder")  # fmt: skip
         return log or own

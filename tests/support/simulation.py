@@ -228,8 +228,8 @@ class _Log(OffsetLog):
     def __init__(self, query: Query) -> None:
         self._query = query
 
-    def _newest_first(self) -> Iterator[bytes]:
-        return (self._query.offsets[batch].encode() for batch in sorted(self._query.offsets, reverse=True))
+    def _newest_first(self) -> Iterator[tuple[int, bytes]]:
+        return ((batch, self._query.offsets[batch].encode()) for batch in sorted(self._query.offsets, reverse=True))
 
 
 @dataclass

@@ -52,7 +52,9 @@ def folder(tmp_path: Path) -> Path:
 def test_a_file_comes_back_as_it_was_written(place: str, folder: Path) -> None:
     name = IdLog(place, QUEUE).write(7, content())
     assert files(folder) == [name]
-    assert IdLog(place, QUEUE).read(name) == content()
+    found = dict(IdLog(place, QUEUE).read(name))
+    assert found.pop("state")
+    assert found == content()
 
 
 def test_equal_files_of_two_processes_have_two_names(place: str, folder: Path) -> None:
@@ -154,6 +156,18 @@ def test_what_dead_first_starts_leave_is_found_once_the_log_names_another(tmp_pa
     two.show(names[1])
     assert set(one.left_by_crashes()) == set(two.left_by_crashes()) == dead
     assert one.left_by_crashes() == []
+
+
+def test_what_a_first_start_leaves_is_found_by_who_goes_on_from_the_next_one(tmp_path: Path) -> None:
+    folder = tmp_path / ID_FOLDER
+    dead = IdLog(str(folder), QUEUE).write(1, content(1))
+    logged_and_dead = IdLog(str(folder), QUEUE).write(1, content(2))
+    sibling = IdLog(str(folder), QUEUE).write(1, content(3))
+    logged(folder, 0, logged_and_dead, sibling)
+    logged(folder, 1, logged_and_dead)
+    assert following(str(folder), logged_and_dead).left_by_crashes() == [dead]
+    (folder.parent / "offsets" / "0").unlink()  # purged: what it named is not known
+    assert following(str(folder), logged_and_dead).left_by_crashes() == []
 
 
 @pytest.mark.parametrize("entries", [[], [[]], [["another-file"]]])

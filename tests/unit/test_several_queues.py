@@ -518,6 +518,35 @@ def test_new_queues_do_not_take_the_place_of_those_of_the_checkpoint(at: At, bou
 
 
 @pytest.mark.parametrize("identified", [True, False])
+@pytest.mark.parametrize("others", [0, 60])
+def test_what_the_end_of_a_queue_has_left_open_is_known_when_it_comes_back(others: int, *, identified: bool) -> None:
+    """Its node is away, with messages whose acknowledgement it has not got."""
+    scene = Patterned(max_messages=20, prefetch=50, dedup_window=20)
+    queue, other = (scene.broker.declare(name) for name in NAMES[:2])
+    for number in range(5):
+        queue.publish(b"%d" % number, f"id-{number}" if identified else None)
+    queue.weather.acks_s = 5.0
+    for _ in range(2):
+        scene.query.trigger()  # committed; the acknowledgement is on its way
+    del scene.broker.queues[queue.name]
+    for session in list(queue.sessions):
+        queue.end(session, "its node is gone", lose_acks=True)
+    for number in range(others):
+        other.publish(b"other %d" % number, f"other-{number}")
+    for _ in range(20):
+        scene.query.trigger()
+        scene.world.let_pass(7.0)
+    queue.weather.acks_s = 0.0
+    scene.broker.queues[queue.name] = queue
+    for _ in range(20):
+        scene.query.trigger()
+        scene.world.let_pass(7.0)
+    assert len(set(scene.query.emitted)) == len(scene.query.emitted) == 5 + others
+    assert not queue.ready
+    assert not queue.handed_out
+
+
+@pytest.mark.parametrize("identified", [True, False])
 def test_queues_that_come_and_go_cost_what_is_remembered_of_them(identified: bool) -> None:
     scene = Patterned(max_messages=200, dedup_window=100)
     held: list[int] = []

@@ -61,6 +61,8 @@ class Memory:
         self._repeating: set[str] = set()
         #: Files that the last plan named, and its own.
         self._named: set[str] = set()
+        #: What was left open in queues that are not read any more, until a plan writes it down.
+        self._ended: dict[str, list[Key]] = {}
         self._seen_s: float | None = None
         self.left: list[int] = []
         self.forgotten = 0
@@ -68,6 +70,17 @@ class Memory:
     def known(self, queue: str) -> Known[Key]:
         """Return the IDs that are known of a queue, also of one that is not read now."""
         return Known(second_hash, self._segments, queue)
+
+    def end(self, queue: str, ledger: Ledger[Key, Any]) -> None:
+        """Take note that a queue is not read any more, and of what its end has left open."""
+        leaving = ledger.take_leaving()
+        if leaving:
+            self._ended[queue] = [*self._ended.get(queue, ()), *leaving]
+        self.contents.end(queue, ledger)
+
+    def begin(self, queue: str) -> list[Key]:
+        """Hand over what the end of a queue has left open and no plan has written down, as it is read again."""
+        return self._ended.pop(queue, [])
 
     @property
     def remembered(self) -> int:
@@ -199,7 +212,8 @@ class Memory:
         self, texts: dict[str, dict[str, list[str]]], ledgers: Mapping[str, Ledger[Key, Any]], prefix: str
     ) -> list[Segment]:
         """Give what ends of sessions have left a segment of its own."""
-        leaving = {queue: keys for queue, ledger in ledgers.items() if (keys := ledger.take_leaving())}
+        ended, self._ended = self._ended, {}
+        leaving = ended | {queue: keys for queue, ledger in ledgers.items() if (keys := ledger.take_leaving())}
         if not leaving:
             return []
         segment = self._journal.make("", f"{prefix}{Kind.LEFT.value}", sum(map(len, leaving.values())))

@@ -90,6 +90,7 @@ class QueueGroup:
             self._memory.contents.read(name) if identifies else None,
             self._memory.left,
         )
+        queue.ledger.leave(self._memory.begin(name))
         self._queues[name] = queue
         self._share_bytes()
         return queue
@@ -116,7 +117,7 @@ class QueueGroup:
         for queue in list(self._ended.values()):
             if not queue.has_open_epochs:
                 del self._ended[queue.name]
-                self._memory.contents.end(queue.name, queue.ledger)
+                self._memory.end(queue.name, queue.ledger)
                 self._forgotten += queue.counters().counted()
 
     @property

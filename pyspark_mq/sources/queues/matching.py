@@ -57,7 +57,7 @@ class MatchingQueues(QueueGroup):
             for late in [queue for queue in self if queue.name not in names[:most] and not queue.taking]:
                 late.stop()
                 del self._queues[late.name]
-                self._memory.contents.end(late.name, late.ledger)
+                self._memory.end(late.name, late.ledger)
         self._refused.intersection_update(names)
         new = [name for name in names if self.get(name) is None and name not in self._refused]
         room = max(0, most - len(self))

@@ -29,7 +29,7 @@ from pyspark_mq.ack.known import Known
 from pyspark_mq.dedup import Key, SeenStore, is_content
 from pyspark_mq.sources.connections.block import BlockRows, Row
 from pyspark_mq.sources.connections.connections import DEPTH_AGE_MAX_S, Connections
-from pyspark_mq.sources.connections.events import Confirmed, Delivered, EventQueue, Lost, Opened
+from pyspark_mq.sources.connections.events import Confirmed, Delivered, EventQueue, Opened
 from pyspark_mq.sources.connections.workers import Workers
 from pyspark_mq.sources.queues.connected import CheckFacts, Connected
 from pyspark_mq.sources.queues.deliveries import Deliveries
@@ -153,6 +153,8 @@ class QueueReader:
         self.disconnect()
         self._store.close()
         self.ended |= ended
+        for session in self.ledger.sessions if ended else ():
+            self._lose(session)  # nobody looks for the events of a queue that is not there
 
     def take(self) -> None:
         self.taking = True
@@ -178,7 +180,7 @@ class QueueReader:
             elif isinstance(event, Opened):
                 self._open(event)
             else:
-                self._lose(event)
+                self._lose(event.session)
         now_s = self._runtime.monotonic_s()
         up = self.connections.complete and self.taking
         self.connected.look(self.connections.progress_s, up=up and not self.connections.broke_off)
@@ -196,11 +198,11 @@ class QueueReader:
         self._deliveries.begin(event.session)
         self.ledger.open_session(event.session)
 
-    def _lose(self, lost: Lost) -> None:
+    def _lose(self, session: int) -> None:
         self._reconnects += 1
-        self._deliveries.end(lost.session)
-        self._watches.forget(lost.session)
-        self.coming_again += self.ledger.lose(lost.session)
+        self._deliveries.end(session)
+        self._watches.forget(session)
+        self.coming_again += self.ledger.lose(session)
 
     # -- bytes and depth
 
