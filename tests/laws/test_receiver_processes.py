@@ -61,7 +61,7 @@ class Scene:
             if isinstance(event, Delivered):
                 self.rows += event.block.rows
                 self.tags.setdefault(event.session, []).extend(event.metadata.tags)
-                self.redelivered += event.metadata.redelivered
+                self.redelivered += sum(event.metadata.redelivered)
                 self.unreadable += event.metadata.unreadable.values()
 
     def until(self, condition: Callable[[], bool], timeout_s: float = 60.0, *, taking: bool = True) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 from pyspark_mq.ack.handles import Acknowledgements
 from pyspark_mq.dedup import key_text
-from pyspark_mq.sources.connections.events import Lost, Opened
+from pyspark_mq.sources.connections.events import Opened
 from pyspark_mq.sources.epochs import EpochSource
 from pyspark_mq.sources.journal.memory import Memory
 from pyspark_mq.sources.journal.reading import planned_in
@@ -85,9 +85,9 @@ def _watch_queue(reader: QueueReader, slots: dict[tuple[str, int], int], tell: T
         slots[name, event.session] = place
         tell("open", (name, place))
 
-    def lost(event: Lost) -> None:
-        unsettled.pop(event.session, None)
-        tell("lose", (name, slots.pop((name, event.session))))
+    def lost(session: int) -> None:
+        unsettled.pop(session, None)
+        tell("lose", (name, slots.pop((name, session))))
 
     def delivered(session: int, tags: Sequence[int], keys: Sequence[Any], *_: object) -> None:
         for tag, key in zip(tags, keys, strict=True):
