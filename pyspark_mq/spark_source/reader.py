@@ -66,11 +66,15 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _source(self) -> EpochSource:
         if self._epochs is None:
-            # Four processes that Spark starts have a reader, and one of them runs a source.
-            from pyspark_mq.spark_source.source import begin_source  # noqa: PLC0415
-
-            self._epochs, self._workers = begin_source(self._options, self._codec, self._builder.block_schema)
+            self._epochs = self._begin()
         return self._epochs
+
+    def _begin(self) -> EpochSource:
+        # Four processes that Spark starts have a reader, and one of them runs a source.
+        from pyspark_mq.spark_source.source import begin_source  # noqa: PLC0415
+
+        source, self._workers = begin_source(self._options, self._codec, self._builder.block_schema)
+        return source
 
     @in_words
     def initialOffset(self) -> dict[str, Any]:

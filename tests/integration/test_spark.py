@@ -267,7 +267,7 @@ def test_available_now_replays_what_an_earlier_run_left_open(
 
     for _ in range(2):
         writer = job.load().writeStream.foreachBatch(break_on_the_second).trigger(availableNow=True)
-        query = writer.option("checkpointLocation", str(tmp_path / "c")).start()
+        query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
         poll(lambda: not query.isActive, 60)  # noqa: B023
     assert seen == [sent[:5], sent[5:10], sent[5:10], sent[10:]]
     assert poll(lambda: total(rabbit, name) == 0, 30)
@@ -310,7 +310,11 @@ def test_a_batch_that_failed_is_replayed_with_the_same_rows(
 
     frame = Job(spark, tmp_path, rabbit, name, **full_epochs(10)).load()
     for attempt in range(2):
-        query = frame.writeStream.foreachBatch(break_once).option("checkpointLocation", str(tmp_path / "c")).start()
+        query = (
+            frame.writeStream.foreachBatch(break_once)
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .start()
+        )
         assert poll(lambda: len(seen) > attempt, 40)  # noqa: B023
         poll(lambda: not query.isActive, 5)  # noqa: B023
         query.stop()
@@ -343,7 +347,7 @@ def test_a_failed_task_is_tried_again_from_the_same_payload(
 
     armed.touch() if not epoch else None
     frame = job.load().select("messageId").mapInArrow(fail_once, "messageId string")
-    query = frame.writeStream.foreachBatch(keep).option("checkpointLocation", str(tmp_path / "c")).start()
+    query = frame.writeStream.foreachBatch(keep).option("checkpointLocation", str(tmp_path / "checkpoint")).start()
     assert poll(lambda: sum(counts) == 50 or not query.isActive, 60)
     assert query.exception() is None
     assert failed.exists()
