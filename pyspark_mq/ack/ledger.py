@@ -125,7 +125,7 @@ class Ledger(Generic[K, P]):
 
     @property
     def sessions(self) -> list[int]:
-        """Those that are open."""
+        """Numbers of the open sessions."""
         return self._open.sessions
 
     def unacked_in(self, session: int) -> int:

@@ -1,4 +1,4 @@
-"""What distinguishes messages without IDs, for each queue that is read and some that are not any more."""
+"""Notes that distinguish messages without IDs, for each queue that is read and some that are not any more."""
 
 from __future__ import annotations
 
