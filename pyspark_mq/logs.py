@@ -17,7 +17,7 @@ _formatter = logging.Formatter()
 
 
 def escape_log_lines() -> None:
-    """From now on. To call it, or to hand a line on to another process, a second time changes nothing."""
+    """From now on. To call it a second time changes nothing."""
     for name in LOGGERS:
         logger = logging.getLogger(name)
         if _escape not in logger.filters:

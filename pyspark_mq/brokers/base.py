@@ -171,10 +171,7 @@ class Listing:
 
 
 def by_scheme(*amqp: str) -> Mapping[str, tuple[str, ...]]:
-    """URL scheme -> protocols: these over the schemes of AMQP, STOMP over its own.
-
-    It cannot be pickled, and so neither can a broker, which goes to other processes by its name.
-    """
+    """URL scheme -> protocols: these over the schemes of AMQP, STOMP over its own."""
     return MappingProxyType({"amqp": amqp, "amqps": amqp, "stomp": (STOMP,), "stomp+ssl": (STOMP,)})
 
 

@@ -29,7 +29,7 @@ from pyspark_mq.sources.admission import Admission
 from pyspark_mq.sources.blind import NOT_SHOWN, limit_by_windows, needs_empty_epoch
 from pyspark_mq.sources.calls import Act, Call, EpochPlace, First, IllegalCallError, Shown, latest_at, show, step
 from pyspark_mq.sources.connections.block import Run
-from pyspark_mq.sources.connections.workers import Workers
+from pyspark_mq.sources.connections.worker import Worker
 from pyspark_mq.sources.journal.memory import Memory, NoMemory
 from pyspark_mq.sources.position import JournalFiles, Position
 from pyspark_mq.sources.queues.connected import CheckFacts
@@ -70,7 +70,7 @@ class EpochSource:
     def __init__(
         self,
         settings: Settings,
-        workers: Workers,
+        worker: Worker,
         make_store: MakeStore | None = None,
         runtime: Runtime | None = None,
         list_queues: Callable[[], Sequence[str]] | None = None,
@@ -88,7 +88,7 @@ class EpochSource:
             self._memory = NoMemory(settings, files)
         self._runtime = runtime or Threads()
         make_store = make_store or (lambda _: CheckpointOnly())
-        group = (settings, workers, make_store, self._runtime, self._memory, check)
+        group = (settings, worker, make_store, self._runtime, self._memory, check)
         if settings.pattern is None:
             self._queues = QueueGroup(*group)
         else:

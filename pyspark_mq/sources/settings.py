@@ -65,8 +65,6 @@ class Settings:
     fail_on_data_loss: bool
     replay_timeout_s: float
     on_unreadable: OnUnreadable = OnUnreadable.FAIL
-    #: Processes that hold the connections; with 1 the source's own does.
-    receivers: int = 1
     #: IDs of messages that ends of connections left open that are remembered.
     remember_left: int = 2_000_000
     #: Bytes of rows that a task may carry.

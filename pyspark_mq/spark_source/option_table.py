@@ -247,18 +247,8 @@ _TABLE = (
         _SIZE,
         "connections, 1 to 64. With more than one, the order among messages is not the queue's. For a `topic` see "
         "[above](#topics)",
-        unset="`1`; of a `queue` as many as `receivers`",
-        kind=count(1, 64),
-    ),
-    Option(
-        "receivers",
-        _SIZE,
-        "processes that hold the connections and decode, 1 to 64; with 1 the source's own process does. For drivers "
-        "with cores to spare, see [operating](operate.md#receivers-in-processes). A process needs a connection: "
-        "never more than `consumers` are started. More than 1 need Linux",
         default="1",
         kind=count(1, 64),
-        sets="receivers",
     ),
     Option(
         "numPartitions",

@@ -136,11 +136,7 @@ class _Parser(OptionParser):
         max_messages = self._value("maxMessagesPerTrigger") or broker.epoch_messages
         own_prefetch = self._value("prefetch", count(1, prefetch_max))
         prefetch = own_prefetch or min(2 * max_messages, prefetch_max)
-        receivers = self._value("receivers")
-        if receivers > 1 and not hasattr(os, "memfd_create"):
-            problem = f"{receivers} needs files in memory (memfd_create), which this Python on {sys.platform} has not"
-            raise OptionError("receivers", f"{problem}; leave it at 1")
-        consumers = self._consumers(endpoint, receivers)
+        consumers = self._value("consumers")
         if consumers > 1 and endpoint.topic is not None:
             endpoint = self._shared(endpoint, consumers)
         queues = self._queues(consumers)
@@ -228,16 +224,6 @@ class _Parser(OptionParser):
                 "name fewer, or use several queries",
             )
         return tuple(names) if len(names) > 1 else ()
-
-    def _consumers(self, endpoint: Endpoint, receivers: int) -> int:
-        given: int | None = self._value("consumers")
-        if given is not None:
-            return given
-        # A process without a connection has nothing to do. Those of a topic cannot share it everywhere, and how many
-        # queues match a pattern is not known.
-        if endpoint.topic is not None or self._text("queuePattern") is not None:
-            return 1
-        return -(-receivers // len(self._names()))
 
     def _shared(self, endpoint: Endpoint, consumers: int) -> Endpoint:
         topic, broker = endpoint.topic, endpoint.broker

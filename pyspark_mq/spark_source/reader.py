@@ -29,7 +29,7 @@ from pyspark_mq.spark_source.read_limits import ReadMaxRows, SupportsTriggerAvai
 from pyspark_mq.spark_source.schema import BatchBuilder
 
 if TYPE_CHECKING:
-    from pyspark_mq.sources.connections.workers import Workers
+    from pyspark_mq.sources.connections.worker import Worker
     from pyspark_mq.sources.epochs import EpochSource
 
 __all__ = ["MqStreamReader"]
@@ -55,7 +55,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._builder = BatchBuilder(schema)
         self._codec = OffsetCodec.of(options.settings, options.id_log)
         self._epochs: EpochSource | None = None
-        self._workers: Workers | None = None
+        self._worker: Worker | None = None
         #: Offsets and their positions, the newest last: Spark asks for each a few times.
         self._known: deque[tuple[dict[str, Any], Position]] = deque(maxlen=_OFFSETS_KNOWN)
         self._partitions: tuple[int, list[InputPartition]] | None = None
@@ -73,7 +73,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Four processes that Spark starts have a reader, and one of them runs a source.
         from pyspark_mq.spark_source.source import begin_source  # noqa: PLC0415
 
-        source, self._workers = begin_source(self._options, self._codec, self._builder.block_schema)
+        source, self._worker = begin_source(self._options, self._codec, self._builder.block_schema)
         return source
 
     @in_words
@@ -176,8 +176,8 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Give unacknowledged messages back at once. Usually Spark ends the process instead."""
         if self._epochs is not None:
             self._epochs.stop()
-        if self._workers is not None:
-            self._workers.stop()
+        if self._worker is not None:
+            self._worker.stop()
 
     def _position(self, offset: dict[str, Any]) -> Position:
         position = next((position for known, position in self._known if known == offset), None)

@@ -12,10 +12,8 @@ from pyspark_mq.admin.checks import worth_a_line
 from pyspark_mq.dedup import CheckpointOnly, SeenStore
 from pyspark_mq.sources.connections.block import use_little_memory
 from pyspark_mq.sources.connections.parent import watch_parent
-from pyspark_mq.sources.connections.processes.worker import in_processes
 from pyspark_mq.sources.connections.protocols import session_class
-from pyspark_mq.sources.connections.thread_worker import in_threads
-from pyspark_mq.sources.connections.workers import Workers
+from pyspark_mq.sources.connections.worker import Worker
 from pyspark_mq.sources.epochs import EpochSource
 from pyspark_mq.sources.runtime import Threads
 from pyspark_mq.sources.settings import Settings
@@ -27,24 +25,20 @@ from pyspark_mq.spark_source.options import Options
 __all__ = ["begin_source"]
 
 
-def begin_source(options: Options, codec: OffsetCodec, schema: pa.Schema) -> tuple[EpochSource, Workers]:
-    """The source of a query, and who keeps its connections. It opens nothing yet; `schema` is that of its blocks."""
+def begin_source(options: Options, codec: OffsetCodec, schema: pa.Schema) -> tuple[EpochSource, Worker]:
+    """The source of a query, and the worker of its connections. It opens nothing yet; blocks have that schema."""
     watch_parent()
     # Tens of thousands of deliveries are held at a time and none of them is part of a cycle, so
     # looking for cycles among them finds nothing and costs a tenth of the throughput.
     gc.set_threshold(100_000, 50, 50)
     use_little_memory()
     settings, management, runtime = options.settings, options.management, Threads()
-    workers: Workers = (
-        in_processes(settings.receivers, schema, runtime)
-        if settings.receivers > 1
-        else in_threads(session_class, schema, runtime)
-    )
+    worker = Worker(session_class, schema, runtime)
     # The depth of a topic is that of its subscriptions, which are many queues.
     ask = None if management is None or settings.endpoint.topic is not None else partial(ask_depth, management)
     source = EpochSource(
         settings,
-        workers,
+        worker,
         partial(_store, options),
         runtime,
         list_queues=None if management is None else management.names,
@@ -52,7 +46,7 @@ def begin_source(options: Options, codec: OffsetCodec, schema: pa.Schema) -> tup
         check=worth_a_line,
         files=codec.log,
     )
-    return source, workers
+    return source, worker
 
 
 def _store(options: Options, queue: Settings) -> SeenStore:

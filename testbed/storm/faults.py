@@ -17,7 +17,7 @@ from testbed.storm.proxy import Direction, FaultProxy
 from testbed.storm.queues import PrivateBroker
 from testbed.storm.storm import Job
 
-__all__ = ["FAULTS", "PERIODIC", "RECEIVER_FAULTS", "Fault", "fault_of", "periodic_faults", "streaming_faults"]
+__all__ = ["FAULTS", "PERIODIC", "Fault", "fault_of", "periodic_faults", "streaming_faults"]
 
 #: Does something; returns whether it could be done now.
 Fault = Callable[[], bool]
@@ -41,13 +41,6 @@ FAULTS: Mapping[str, int] = MappingProxyType(
         "kill -9 of the driver and its JVM": 1,
         "SIGSTOP of the Python worker, SIGCONT": 1,
         "SIGSTOP of the broker, SIGCONT": 1,
-    }
-)
-#: Those of a source whose connections are held by processes of their own (`--option receivers=3`).
-RECEIVER_FAULTS: Mapping[str, int] = MappingProxyType(
-    {
-        "kill -9 of a receiver process": 4,
-        "SIGSTOP of a receiver process, SIGCONT": 1,
     }
 )
 #: Runs of periodic jobs: of a third the sink fails.
@@ -118,8 +111,6 @@ def streaming_faults(
         "kill -9 of the driver and its JVM": job.kill_driver,
         "SIGSTOP of the Python worker, SIGCONT": lambda: job.freeze_worker(FROZEN_S),
         "SIGSTOP of the broker, SIGCONT": broker.freeze,
-        "kill -9 of a receiver process": lambda: job.kill_receiver(chance.choice),
-        "SIGSTOP of a receiver process, SIGCONT": lambda: job.freeze_receiver(chance.choice, FROZEN_S),
     }
 
 

@@ -40,7 +40,7 @@ from rich.console import Console
 from pyspark_mq.brokers import BROKERS
 from testbed.process import NodeError, poll
 from testbed.storm.audit import Verdict, print_rows, print_table
-from testbed.storm.faults import FAULTS, PERIODIC, RECEIVER_FAULTS, Fault, fault_of, periodic_faults, streaming_faults
+from testbed.storm.faults import FAULTS, PERIODIC, Fault, fault_of, periodic_faults, streaming_faults
 from testbed.storm.history import History
 from testbed.storm.page import keep
 from testbed.storm.periodic import PeriodicJob
@@ -242,10 +242,8 @@ def _job(
     port = urlsplit(broker.url).port or 0
     proxy = stack.enter_context(FaultProxy("127.0.0.1", port))
     job = Job(broker.name, broker.url.replace(f":{port}", f":{proxy.port}"), run.queue, folder, options)
-    several = int(run.options.get("receivers", "1")) > 1
     proxy.throttle(run.link or None)
-    kinds = {**FAULTS, **(RECEIVER_FAULTS if several else {})}
-    return job, kinds, streaming_faults(job, broker, proxy, chance, run.link or None)
+    return job, dict(FAULTS), streaming_faults(job, broker, proxy, chance, run.link or None)
 
 
 def _settle(job: Job, broker: PrivateBroker | ClusterBroker) -> None:
@@ -449,7 +447,7 @@ def _arguments() -> argparse.Namespace:
         "--option",
         action="append",
         metavar="NAME=VALUE",
-        help="of the source; with receivers=N its processes are killed as well",
+        help="of the source",
     )
     parser.add_argument("--keep", metavar="FILE", help="keep the job's log there")
     arguments = parser.parse_args()

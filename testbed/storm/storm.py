@@ -23,7 +23,7 @@ from typing import ClassVar, TypeAlias
 import psutil
 
 from testbed.process import NodeError, PublishError
-from testbed.signals import Choose, freeze, freeze_one, is_named, kill, kill_one, runs
+from testbed.signals import freeze, is_named, kill, runs
 from testbed.storm.audit import MARK_CHARS, Output, Verdict, marks, output_marks, verdict
 
 __all__ = ["Job", "Publisher", "Send", "Storm", "came_again"]
@@ -41,7 +41,6 @@ Send: TypeAlias = Callable[[Sequence[bytes], Sequence[str]], object]
 #: A worker that is killed fails the query and not the JVM, so the job can go on in the same one.
 _RESTARTS = 1_000
 _STREAM_WORKER = "python_streaming_source_runner"
-_RECEIVER = "pyspark_mq.sources.connections.processes"
 _TASK_WORKER = "pyspark.daemon"
 
 
@@ -290,10 +289,6 @@ class Job:
         """The Python processes of the source: where the receiver and its connection live."""
         return [process for process in self._tree() if runs(process, _STREAM_WORKER)]
 
-    def receivers(self) -> list[psutil.Process]:
-        """The processes that hold the connections, if the source has such (option `receivers`)."""
-        return [process for process in self._tree() if runs(process, _RECEIVER)]
-
     @property
     def epochs(self) -> int:
         """Epochs reported so far, over all starts."""
@@ -330,14 +325,6 @@ class Job:
         """SIGSTOP to the Python worker of the source, and SIGCONT after so long: it has missed every heartbeat."""
         _, went_on = freeze(self.workers(), seconds)
         return went_on > 0
-
-    def kill_receiver(self, choose: Choose) -> bool:
-        """One of the source's receiver processes; the source itself goes on."""
-        return kill_one(self.receivers(), choose)
-
-    def freeze_receiver(self, choose: Choose, seconds: float) -> bool:
-        """SIGSTOP to one of them, and SIGCONT after so long, unless the source has replaced it by then."""
-        return freeze_one(self.receivers(), choose, seconds)
 
     def tasks(self) -> list[psutil.Process]:
         """The Python workers of tasks that run in this process tree, and what forks them."""

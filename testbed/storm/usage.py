@@ -51,7 +51,7 @@ class UsageWatch:
         found = {} if jvm is None else self._of_processes("JVM", [jvm])
         if found:
             # Of periodic jobs a source lives for a moment only.
-            found |= self._of_processes("source", [*self._job.workers(), *self._job.receivers()])
+            found |= self._of_processes("source", self._job.workers())
             self._history.add("info", "usage", found | self._of_checkpoint(), "watch")
 
     def _of_processes(self, name: str, processes: Iterable[psutil.Process]) -> dict[str, int]:

@@ -15,7 +15,7 @@ import pytest
 
 from testbed.process import NodeError, PublishError
 from testbed.storm.audit import Output, output_marks, verdict
-from testbed.storm.faults import FAULTS, PERIODIC, RECEIVER_FAULTS, fault_of
+from testbed.storm.faults import FAULTS, PERIODIC, fault_of
 from testbed.storm.history import History
 from testbed.storm.queues import PrivateBroker
 from testbed.storm.record import Numbering, Record, RecordedPublisher
@@ -260,13 +260,6 @@ def test_a_round_has_every_kind_first_and_the_quick_ones_more_often() -> None:
         assert set(turns[: len(FAULTS)]) == set(FAULTS)
     assert [fault_of(7, turn) for turn in range(size)] != [fault_of(8, turn) for turn in range(size)]
     assert FAULTS["cut"] > FAULTS["kill -9 of the JVM"]
-
-
-def test_a_source_with_receiver_processes_has_faults_of_its_own() -> None:
-    kinds = {**FAULTS, **RECEIVER_FAULTS}
-    turns = [fault_of(7, turn, kinds) for turn in range(sum(kinds.values()))]
-    assert Counter(turns) == kinds
-    assert set(turns[: len(kinds)]) == set(kinds)
 
 
 def test_of_a_third_of_the_periodic_runs_the_sink_fails() -> None:

@@ -51,9 +51,6 @@ class Own:
     def workers(self) -> list[psutil.Process]:
         return []
 
-    def receivers(self) -> list[psutil.Process]:
-        return []
-
 
 def test_a_look_has_processes_and_the_newest_offset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(usage, "_AGE_MIN_S", 0.0)

@@ -15,15 +15,13 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
-import pyarrow as pa
-
 from pyspark_mq.brokers import BROKERS
 from pyspark_mq.brokers.base import AMQP_0_9_1, AMQP_1_0, STOMP
 from pyspark_mq.sources.amqp091.decoder import Amqp091Decoder
 from pyspark_mq.sources.amqp091.properties import check, unreadable
 from pyspark_mq.sources.amqp10.decoder import Amqp10Decoder
 from pyspark_mq.sources.amqp10.sections import SectionReader
-from pyspark_mq.sources.connections.block import Block, BlockRows, make_block
+from pyspark_mq.sources.connections.block import BlockRows, make_block
 from pyspark_mq.sources.connections.decoder import Decoder
 from pyspark_mq.sources.connections.message_id import MessageIds
 from pyspark_mq.sources.stomp.decoder import StompDecoder
@@ -168,7 +166,7 @@ class _Law:
         return len(raws)
 
     def judge(self, raws: Sequence[Any]) -> None:
-        """Every column, as Spark gets it and as a receiver process writes it; and every kind of ID."""
+        """Every column, as Spark gets it; and every kind of ID."""
         decoder = self._decoder
         for ids in self._ids:
             values = ids.values(decoder, raws)
@@ -176,9 +174,7 @@ class _Law:
             assert len(ids.texts(values)) == len(raws)
         metadata, block = make_block(decoder, raws, self._ids[0], _BUILDER.block_schema)
         block.batch.validate(full=True)
-        message = pa.py_buffer(block.batch.serialize())
-        arrived = Block(pa.ipc.read_record_batch(message, _BUILDER.block_schema), block.sizes)
-        (built,) = [batch for batch in _BUILDER.build(BlockRows.of(arrived.rows), "q") if batch.num_rows == len(raws)]
+        (built,) = [batch for batch in _BUILDER.build(BlockRows.of(block.rows), "q") if batch.num_rows == len(raws)]
         built.validate(full=True)
         assert list(metadata.unreadable.values()) == decoder.unreadable(raws)
         for odd in decoder.unreadable(raws):

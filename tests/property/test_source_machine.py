@@ -24,7 +24,7 @@ from pyspark_mq.sources.settings import Guarantee
 from tests.support.effort import part_of
 from tests.support.engine import At, Crashed
 from tests.support.memory import MemoryBroker, MemoryQueue, MemoryStore, Weather
-from tests.support.simulation import QUEUE, Query, World, make_settings
+from tests.support.simulation import KEEPER, QUEUE, WORKER, Query, World, make_settings
 
 BODIES = st.sampled_from([0, 1, 10, 100])
 GRACE_S = 5.0
@@ -54,8 +54,6 @@ class SourceMachine(RuleBasedStateMachine):
         self.repeated: set[str] = set()
         self.query: Query | None = None
         self.named = True
-        #: When the processes that receive were killed last.
-        self.killed_s = [-math.inf] * 3
 
     @initialize(
         consumers=st.integers(1, 3),
@@ -72,7 +70,6 @@ class SourceMachine(RuleBasedStateMachine):
         hides_lost=st.booleans(),
         delay_s=st.sampled_from([0.0, 0.0, 2.0, DELAY_MAX_S]),
         lag_s=st.sampled_from([0.0, 0.03, 0.4]),
-        ported=st.booleans(),
         seed=st.integers(0, 1_000),
         queues=st.sampled_from([1, 1, 2, 3]),
         rates=st.lists(st.sampled_from([math.inf, math.inf, 200.0, 20.0, 3.0]), min_size=3, max_size=3),
@@ -83,7 +80,7 @@ class SourceMachine(RuleBasedStateMachine):
     def begin(
         self, consumers: int, max_messages: int, max_bytes: int, prefetch: int, min_messages: int, window: int,
         shared: bool, guarantee: Guarantee, shows_start: bool, tells_depth: bool, shuffles: bool, hides_lost: bool,
-        delay_s: float, lag_s: float, ported: bool, seed: int, queues: int, rates: list[float], link_rate: float,
+        delay_s: float, lag_s: float, seed: int, queues: int, rates: list[float], link_rate: float,
         gives_up: bool, named: bool,
     ) -> None:  # fmt: skip
         self.named = named
@@ -107,7 +104,6 @@ class SourceMachine(RuleBasedStateMachine):
         )  # fmt: skip
         store = MemoryStore(50) if shared and guarantee is Guarantee.EXACTLY_ONCE else None
         self.query = Query(self.world, self.broker, chosen, store=store, shows_start=shows_start)
-        self.query.processes = 2 if ported else 0
         self.publish(4, 1, 0)
 
     @property
@@ -244,17 +240,10 @@ class SourceMachine(RuleBasedStateMachine):
     def go_on(self) -> None:
         self.broker.stopped = False
 
-    @rule(seconds=st.sampled_from([0.3, 1.0, 7.0, 40.0]))
-    def the_processes_that_receive_stand_still(self, seconds: float) -> None:
-        if self.q.source is not None and self.q.played is not None:
-            self.q.played.stop(seconds)
-
-    @rule()
-    def the_processes_that_receive_are_killed(self) -> None:
-        """But not five times in a row before they have lived for long: that ends the query (`_BAD_LIVES_MAX`)."""
-        if self.q.source is not None and self.q.played is not None and self.killed_s[0] < self.world.now_s - 60.0:
-            self.killed_s = [*self.killed_s[1:], self.world.now_s]
-            self.q.played.kill()
+    @rule(who=st.sampled_from([WORKER, KEEPER]), seconds=st.sampled_from([0.3, 1.0, 7.0, 40.0]))
+    def a_thread_of_the_source_has_no_turn(self, who: str, seconds: float) -> None:
+        if self.q.source is not None:
+            self.q.process.starve(who, seconds)
 
     @rule(count=st.integers(1, 10), seconds=st.sampled_from([1.0, 30.0]))
     def somebody_else_takes_some(self, count: int, seconds: float) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark_mq.brokers import Broker
 from pyspark_mq.sources.connections.session import Session
-from pyspark_mq.sources.connections.thread_worker import in_threads
+from pyspark_mq.sources.connections.worker import Worker
 from pyspark_mq.sources.epochs import EpochSource
 from pyspark_mq.sources.runtime import Threads
 from pyspark_mq.spark_source.options import Options, parse_options
@@ -225,8 +225,8 @@ class _Reader(MqStreamReader):
         self._runtime = runtime
 
     def _begin(self) -> EpochSource:
-        self._workers = in_threads(lambda _: self._make_consumer, self._builder.block_schema, self._runtime)
-        return EpochSource(self._options.settings, self._workers, runtime=self._runtime, files=self._codec.log)
+        self._worker = Worker(lambda _: self._make_consumer, self._builder.block_schema, self._runtime)
+        return EpochSource(self._options.settings, self._worker, runtime=self._runtime, files=self._codec.log)
 
 
 class MemoryReader:

@@ -8,9 +8,7 @@ from itertools import count
 from typing import Any
 
 from pyspark_mq.sources.connections.events import Event, EventQueue, Failed, Opened
-from pyspark_mq.sources.connections.keeper import SessionKeeper
-from pyspark_mq.sources.connections.message_id import MessageIds
-from pyspark_mq.sources.connections.requests import Begin, Limits
+from pyspark_mq.sources.connections.keeper import Limits, SessionKeeper
 from pyspark_mq.sources.connections.session import Session, SessionOptions
 from pyspark_mq.sources.runtime import Threads
 from pyspark_mq.spark_source.options import parse_options
@@ -45,8 +43,8 @@ def failure(consumer: type[Session], options: dict[str, str], *, opened: bool = 
     """
     settings = parse_options({"connectTimeout": f"{LIMIT_S:g}s", "reconnectTimeout": "100ms", **options}).settings
     told, events = EventQueue(), list[Event]()
-    begin = Begin(1, settings.endpoint, MessageIds.of(settings), options=SessionOptions(), limits=Limits(10, 1e9))
-    keeper = SessionKeeper(begin, consumer, told, count(1), Threads())
+    chosen, limits = SessionOptions(), Limits(10, 1e9)
+    keeper = SessionKeeper(1, settings.endpoint, consumer, chosen, limits, told, count(1), Threads())
     keeper.start()
 
     def failed() -> Failed | None:

@@ -21,9 +21,7 @@ import pyarrow as pa
 from pyspark_mq.dedup import SeenStore
 from pyspark_mq.errors import BrokerUnavailableError
 from pyspark_mq.sources.connections.block import block_schema
-from pyspark_mq.sources.connections.processes.worker import in_processes
-from pyspark_mq.sources.connections.thread_worker import in_threads
-from pyspark_mq.sources.connections.workers import Workers
+from pyspark_mq.sources.connections.worker import Worker
 from pyspark_mq.sources.epochs import EpochSource, Position, Run
 from pyspark_mq.sources.queues.reader import QueueReader
 from pyspark_mq.sources.runtime import Runtime, Task
@@ -35,12 +33,13 @@ from pyspark_mq.spark_source.options import parse_options
 from tests.support.engine import At, Crashed
 from tests.support.folder import MemoryFolder
 from tests.support.memory import MEMORY, PROTOCOL, MemoryBroker, MemoryQueue, MemorySession, MemoryStore
-from tests.support.played import PlayedProcesses
 from tests.support.watching import planned
 
-__all__ = ["Process", "Query", "World", "ids_of", "make_settings"]
+__all__ = ["KEEPER", "WORKER", "Process", "Query", "World", "ids_of", "make_settings"]
 
 QUEUE = "orders"
+#: Names of the threads that hold a connection, and of the one that makes blocks for all of them.
+KEEPER, WORKER = "pyspark-mq keeper", "pyspark-mq worker"
 #: Smaller than by default, so that few messages meet the limits.
 _SIZES = {"maxMessagesPerTrigger": "50", "maxBytesPerTrigger": "16m", "prefetch": "100", "dedupWindow": "1000"}
 #: What a query asks for here.
@@ -107,7 +106,6 @@ class World:
         try:
             while self._events and self._events[0][0] <= self.now_s:
                 heapq.heappop(self._events)[-1]()
-            # A step may be longer than a receiver process may be silent: it speaks before its parent, which is older.
             for process in self._processes[::-1]:
                 for task in list(process.tasks):
                     if not process.stopped:
@@ -141,6 +139,12 @@ class Process(Runtime):
     def stopped(self) -> bool:
         return self.world.now_s < self._stopped_until_s
 
+    def starve(self, name: str, seconds: float) -> None:
+        """Its threads of that name have no turn for so long; all others go on, and the clock does."""
+        for task in self.tasks:
+            if task.name == name:
+                task.starved_until_s = max(task.starved_until_s, self.world.now_s + seconds)
+
     def monotonic_s(self) -> float:
         return max(self.world.now_s, self._stopped_until_s) - self._stood_s
 
@@ -171,13 +175,15 @@ class Process(Runtime):
         return 0.75
 
     def spawn(self, name: str, life: Iterator[float], interrupt: threading.Event) -> Task:
-        task = _Task(self, life, interrupt)
+        task = _Task(self, name, life, interrupt)
         self.tasks.append(task)
         return task
 
 
 class _Task(Task):
-    def __init__(self, process: Process, life: Iterator[float], interrupt: threading.Event) -> None:
+    def __init__(self, process: Process, name: str, life: Iterator[float], interrupt: threading.Event) -> None:
+        self.name = name
+        self.starved_until_s = 0.0
         self._process = process
         self._life = life
         self._interrupt = interrupt
@@ -185,7 +191,7 @@ class _Task(Task):
         self._done = False
 
     def step(self, now_s: float) -> None:
-        if self._done or (now_s < self._due_s and not self._interrupt.is_set()):
+        if self._done or now_s < self.starved_until_s or (now_s < self._due_s and not self._interrupt.is_set()):
             return
         try:
             self._due_s = now_s + next(self._life)
@@ -237,8 +243,6 @@ class Query:
     """A query: what survives a crash of it (logs, sink), and the source that does not.
 
     Attributes:
-        processes: how many hold its connections; 0 if its own does.
-        played: those of the process that lives, if there are any.
         id_log: folder for the files of the journal; one in memory if None.
         place: is there one at all? A lower guarantee needs none.
         shows_start: Spark 4.2 and later show the committed offset when they plan.
@@ -250,7 +254,6 @@ class Query:
     settings: Settings
     store: MemoryStore | None = None
     shows_start: bool = True
-    processes: int = 0
     id_log: str | None = None
     place: bool = True
     sink: dict[int, list[str]] = field(default_factory=dict)
@@ -263,7 +266,6 @@ class Query:
         self.folder = MemoryFolder()
         self._codec = self._make_codec()
         self._process: Process | None = None
-        self.played: PlayedProcesses | None = None
         self._source: EpochSource | None = None
         self._stores: dict[str, MemoryStore] = {}
         self._consumers: type[MemorySession] | None = None
@@ -304,7 +306,7 @@ class Query:
             self._consumers = type("QuerySession", (MemorySession,), {"broker": self.broker})
             make_store = None if self.store is None else self._store_of
             self._source = EpochSource(
-                self.settings, self._workers(), make_store, self._process, self._list_queues,
+                self.settings, self._worker(), make_store, self._process, self._list_queues,
                 files=self._codec.log,
             )  # fmt: skip
             self.trace("start", self._source)
@@ -318,14 +320,11 @@ class Query:
             codec.log.offsets = _Log(self)
         return codec
 
-    def _workers(self) -> Workers:
+    def _worker(self) -> Worker:
         consumers = self._consumers
         assert consumers is not None
         assert self._process is not None
-        if not self.processes:
-            return in_threads(lambda _: consumers, _SCHEMA, self._process)
-        self.played = PlayedProcesses(self.world, self.broker, consumers)
-        return in_processes(self.processes, _SCHEMA, self._process, self.played.start)
+        return Worker(lambda _: consumers, _SCHEMA, self._process)
 
     def _list_queues(self) -> list[str]:
         if not self.broker.up:
@@ -349,9 +348,7 @@ class Query:
             for session in list(queue.sessions):
                 if isinstance(session.consumer, self._consumers):
                     queue.end(session, "killed", unnoticed_s=unnoticed_s)
-        if self.played is not None:
-            self.played.kill()  # they end with their parent
-        self._process = self._source = self._consumers = self.played = None
+        self._process = self._source = self._consumers = None
         self._codec = self._make_codec()
         self.world.let_pass(_RESTART_S)
 

@@ -66,11 +66,11 @@ LINES_MAX, ROOMS_MAX = 500, 18
 #: A queue, the room that it is in, and what only that room looks behind.
 QUEUE, QUEUES = "sources.queues.reader", "sources.queues"
 BEHIND_QUEUES = {"ledger", "connections"}
-#: From a session to all sessions of a queue: each imports those before it, and nothing of the processes above them.
+#: From a session to all sessions of a queue: each imports those before it, and nothing above it.
 ROOM = "sources.connections."
 CONNECTIONS = (
-    "decoder", "spans", "session", "socket_loop", "parent", "message_id", "protocols", "block", "events", "requests",
-    "backoff", "keeper", "workers", "thread_worker", "connections",
+    "decoder", "spans", "session", "socket_loop", "parent", "message_id", "protocols", "block", "events",
+    "backoff", "keeper", "worker", "connections",
 )  # fmt: skip
 #: The one store that does I/O. It is a module of `dedup` that the others do not know.
 REDIS_STORE = "dedup.redis_store"
@@ -274,16 +274,6 @@ def test_streams_share_with_queues_what_is_below_both(name: str) -> None:
     assert [inner for inner in found if not inner.startswith(SHARED)] == []
 
 
-def test_a_receiver_process_loads_no_spark_and_no_client_before_it_is_told_the_protocol() -> None:
-    code = "import json, sys, pyspark_mq.sources.connections.processes.child; print(json.dumps(sorted(sys.modules)))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True, timeout=60
-    )
-    loaded = {name.partition(".")[0] for name in json.loads(done.stdout)}
-    assert "pyarrow" in loaded
-    assert {"pyspark", "py4j", "pandas", *CLIENTS} & loaded == set()
-
-
 def loaded_with(name: str) -> set[str]:
     """The modules of the package that importing this one loads."""
     found, new = set(), {name}
@@ -306,8 +296,7 @@ def test_who_plans_loads_nothing_that_receives() -> None:
     heavy = (
         "sources.epochs",
         "sources.queues",
-        "sources.connections.thread_worker",
-        "sources.connections.processes",
+        "sources.connections.worker",
         "admin",
     )
     assert [module for module in loaded if module.startswith(heavy)] == []
@@ -342,13 +331,13 @@ def test_what_keeps_connections_imports_only_what_is_below_it(name: str) -> None
 
 def test_every_part_of_the_connections_has_its_place() -> None:
     here = {name.removeprefix(ROOM) for name in MODULES if name.startswith(ROOM)}
-    assert {name for name in here if not name.startswith("processes")} == set(CONNECTIONS)
+    assert here - {ROOM.rstrip(".")} == set(CONNECTIONS)
 
 
 def test_an_import_from_above_a_connection_is_found() -> None:
     source = "def late():\n  from pyspark_mq.sources.connections.keeper import SessionKeeper"
     assert from_above("keeper", imports_of(source)) == from_above("session", imports_of(source)) != []
-    assert from_above("workers", imports_of(source)) == []
+    assert from_above("worker", imports_of(source)) == []
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if not name.startswith(QUEUES)])

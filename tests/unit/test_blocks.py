@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import gc
-import socket
-from collections.abc import Sequence
-from pathlib import Path
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
 import pytest
@@ -23,9 +22,7 @@ from pyspark_mq.sources.connections.block import (
     make_block,
 )
 from pyspark_mq.sources.connections.decoder import ROW_BYTES
-from pyspark_mq.sources.connections.events import Delivered
 from pyspark_mq.sources.connections.message_id import MessageIds
-from pyspark_mq.sources.connections.processes.wire import Channel, read_event, send_event
 from pyspark_mq.spark_source.schema import ALL_COLUMNS, BatchBuilder
 from tests.unit.test_decoder_parity import SAMPLES, SOURCES, UNREADABLE, Sample, amqp091
 
@@ -43,22 +40,6 @@ def ids_by(source: IdSource) -> MessageIds:
 
 def block_of(sample: Sample, source: IdSource = MESSAGE_ID, builder: BatchBuilder = BUILDER) -> tuple[Metadata, Block]:
     return make_block(sample.decoder, sample.raws, ids_by(source), builder.block_schema)
-
-
-def sent(sample: Sample, source: IdSource = MESSAGE_ID, builder: BatchBuilder = BUILDER) -> Delivered:
-    """The same as the source process gets them from another."""
-    left, right = socket.socketpair()
-    near, far = Channel(left), Channel(right)
-    metadata, block = block_of(sample, source, builder)
-    send_event(near, Delivered(1, 2, metadata, block))
-    frame = far.receive(10)
-    near.close()
-    far.close()
-    assert frame is not None
-    event = read_event(frame, builder.block_schema)
-    assert isinstance(event, Delivered)
-    assert (event.key, event.session) == (1, 2)
-    return event
 
 
 def bytes_of(value: object) -> int:
@@ -96,13 +77,8 @@ def assert_same(sample: Sample, places: Sequence[int], rows: Sequence[Row]) -> N
 
 @every_sample
 @pytest.mark.parametrize("source", [*SOURCES, CONTENT], ids=str)
-@pytest.mark.parametrize("travels", [False, True], ids=["here", "from another process"])
-def test_a_block_says_what_the_deliveries_say(sample: Sample, source: IdSource, travels: bool) -> None:
-    if travels:
-        event = sent(sample, source)
-        metadata, block = event.metadata, event.block
-    else:
-        metadata, block = block_of(sample, source)
+def test_a_block_says_what_the_deliveries_say(sample: Sample, source: IdSource) -> None:
+    metadata, block = block_of(sample, source)
     decoder, raws = sample.decoder, sample.raws
     assert_same(sample, range(len(raws)), block.rows)
     assert list(metadata.tags) == decoder.tags(raws)
@@ -120,7 +96,7 @@ def test_a_block_says_what_the_deliveries_say(sample: Sample, source: IdSource, 
 @settings(deadline=None)
 @given(data=st.data())
 def test_any_rows_of_any_blocks_in_any_order_say_what_their_deliveries_say(sample: Sample, data: st.DataObject) -> None:
-    rows = [*block_of(sample)[1].rows, *sent(sample).block.rows]
+    rows = [*block_of(sample)[1].rows, *block_of(sample)[1].rows]
     count = len(sample.raws)
     places = data.draw(st.lists(st.integers(0, 2 * count - 1), min_size=1, max_size=12))
     some = [rows[place] for place in places]
@@ -178,58 +154,52 @@ def test_rows_that_are_moved_to_what_was_written_of_them_say_the_same(sample: Sa
     assert_same(sample, [number for block in blocks for number in range(count)], rows)
 
 
-def mappings() -> int:
-    gc.collect()
-    return Path("/proc/self/maps").read_text("utf-8").count("memfd:pyspark-mq")
-
-
 LARGE = Sample(
     SAMPLES["amqp-0-9-1"].decoder, [amqp091(tag, b"x" * 1_000, message_id=str(tag)) for tag in range(1, 2_000)]
 )
 
 
-def test_a_block_of_another_process_is_read_where_it_is_and_goes_with_its_last_row() -> None:
-    before = mappings()
-    rows = sent(LARGE).block.rows
-    assert mappings() == before + 1
+@pytest.fixture
+def held() -> Iterator[Callable[[], int]]:
+    """How many bytes more than before are held, in memory of Arrow's and of Python's own."""
+    tracemalloc.start()
+    gc.collect()
+    before = pa.total_allocated_bytes() + tracemalloc.get_traced_memory()[0]
+    yield lambda: pa.total_allocated_bytes() + tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+
+
+def test_a_block_goes_with_its_last_row(held: Callable[[], int]) -> None:
+    rows = block_of(LARGE)[1].rows
+    assert held() > 1_999_000
     last = rows[-1]
     del rows
-    assert mappings() == before + 1
+    assert held() > 1_999_000
     assert BlockRows.of([last]).values("body") == [b"x" * 1_000]
     del last
-    assert mappings() == before
+    assert held() < 300_000
 
 
-def test_what_is_made_of_a_block_does_not_keep_it() -> None:
-    before = mappings()
-    rows = sent(LARGE).block.rows
+def test_what_is_made_of_a_block_does_not_keep_it(held: Callable[[], int]) -> None:
+    rows = block_of(LARGE)[1].rows
     few = BlockRows.of(rows[5:7]).joined()
-    stream = BUILDER.serialize([*BUILDER.build(BlockRows.of(rows), "orders")])
+    size = len(BUILDER.serialize([*BUILDER.build(BlockRows.of(rows), "orders")]))
     del rows
-    assert len(stream) > 1_999_000
-    assert mappings() == before
+    assert size > 1_999_000
+    assert held() < 300_000
     assert BlockRows.of(few.rows).values("messageId") == ["6", "7"]
     assert BlockRows.of(few.rows).values("body") == [b"x" * 1_000] * 2
 
 
 @pytest.mark.parametrize("columns", [ALL_COLUMNS.fieldNames(), ["messageId", "body"], ["destination"]])
 def test_rows_that_are_moved_give_their_memory_back(columns: list[str]) -> None:
-    heap, mapped = pa.total_allocated_bytes(), mappings()
+    heap = pa.total_allocated_bytes()
     builder = BatchBuilder(StructType([field for field in ALL_COLUMNS if field.name in columns]))
-    here = [block_of(LARGE, builder=builder)[1] for _ in range(4)]
-    rows = BlockRows.of([row for block in here for row in block.rows][1:] + sent(LARGE, builder=builder).block.rows)
+    here = [block_of(LARGE, builder=builder)[1] for _ in range(5)]
+    rows = BlockRows.of([row for block in here for row in block.rows][1:])
     del here
     held = pa.total_allocated_bytes() - heap
     stream = builder.serialize([*builder.build(rows, "orders")])
     rows.move_to(iter(pa.ipc.open_stream(stream)))
     # The first is needed besides: a row of it is not here.
     assert pa.total_allocated_bytes() - heap < len(stream) + 0.3 * held + 10 * len(rows)
-    assert mappings() == mapped
-
-
-def test_no_file_is_left_open() -> None:
-    files = Path("/proc/self/fd")
-    before = len(list(files.iterdir()))
-    kept = [sent(LARGE) for _ in range(5)]
-    assert len(list(files.iterdir())) == before
-    assert len(kept) == mappings() == 5

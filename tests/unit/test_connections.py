@@ -13,7 +13,7 @@ from pyspark_mq.sources.connections.block import block_schema
 from pyspark_mq.sources.connections.connections import Connections
 from pyspark_mq.sources.connections.decoder import ROW_BYTES
 from pyspark_mq.sources.connections.events import Delivered, EventQueue, Lost, Opened
-from pyspark_mq.sources.connections.thread_worker import in_threads
+from pyspark_mq.sources.connections.worker import Worker
 from tests.support.memory import MemoryBroker, memory_session
 from tests.support.simulation import QUEUE, World, make_settings
 
@@ -27,8 +27,8 @@ class Scene:
         self.queue = self.broker.declare(QUEUE)
         made = make_settings(**{"prefetch": 10, **settings})
         process, self.make = self.world.process(), memory_session(self.broker)
-        workers = in_threads(lambda _: self.make, block_schema(pa.schema([("body", pa.binary())])), process)
-        self.connections = Connections(made, workers, process, EventQueue())
+        worker = Worker(lambda _: self.make, block_schema(pa.schema([("body", pa.binary())])), process)
+        self.connections = Connections(made, worker, process, EventQueue())
         self.connections.bound_bytes(2_000, resume=True)
         self.connections.start()
 

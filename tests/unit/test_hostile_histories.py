@@ -13,15 +13,13 @@ import pytest
 
 from pyspark_mq.ack import Ledger
 from pyspark_mq.dedup import Key
-from pyspark_mq.errors import CheckpointError, MqError
-from pyspark_mq.sources.connections.processes.wire import Hello
+from pyspark_mq.errors import CheckpointError
 from pyspark_mq.sources.journal import lists, memory
 from pyspark_mq.sources.journal.memory import Memory
 from pyspark_mq.sources.journal.reading import keys_of, texts_of
 from pyspark_mq.spark_source.id_log import IdLog
 from tests.support.engine import At, Crashed
 from tests.support.folder import MemoryFolder
-from tests.support.played import PlayedProcess
 from tests.support.scene import Scene
 from tests.support.simulation import ids_of, make_settings
 
@@ -202,29 +200,6 @@ def test_a_file_that_the_last_offset_names_is_there_when_a_plan_is_killed() -> N
         while True:
             scene.query.trigger(At.BEFORE_OFFSET_LOG)
     scene.assert_exactly_once()
-
-
-def test_processes_that_never_say_anything_are_an_error() -> None:
-    scene = Scene(max_messages=10, heartbeat_s=1.0, connect_timeout_s=20.0, reconnect_timeout_s=20.0)
-    scene.query.processes = 1
-    scene.publish(5)
-    assert scene.query.source is not None
-    played = scene.query.played
-    assert played is not None
-    start = played._start
-
-    def start_stopped(hello: Hello) -> PlayedProcess:
-        child = start(hello)
-        child.process.stop(1e9)
-        return child
-
-    def an_end() -> None:
-        raise TimeoutError("ten times connectTimeout, and no error")
-
-    played._start = start_stopped
-    scene.world.at(200.0, an_end)
-    with pytest.raises(MqError):
-        for_ever(scene)
 
 
 def for_ever(scene: Scene) -> None:

@@ -12,9 +12,7 @@ import pytest
 
 from pyspark_mq.errors import BrokerError, BrokerUnavailableError, DestinationError, OptionError, RefusedError
 from pyspark_mq.sources.connections.events import Confirmed, Event, EventQueue, Failed, Lost, Opened
-from pyspark_mq.sources.connections.keeper import SessionKeeper
-from pyspark_mq.sources.connections.message_id import MessageIds
-from pyspark_mq.sources.connections.requests import Begin, Limits
+from pyspark_mq.sources.connections.keeper import Limits, SessionKeeper
 from pyspark_mq.sources.connections.session import Greeting, Session, SessionLostError, SessionOptions
 from pyspark_mq.sources.url import BrokerUrl
 from tests.support.memory import MemoryBroker, MemorySession
@@ -33,8 +31,10 @@ class Scene:
         make = type("SceneSession", (consumer,), {"broker": self.broker})
         settings = make_settings(**endpoint)
         limits = Limits(100, float("inf"))
-        begin = Begin(1, settings.endpoint, MessageIds.of(settings), options=SessionOptions(), limits=limits)
-        self.keeper = SessionKeeper(begin, make, self.told, count(1), self.process)
+        sessions = count(1)
+        self.keeper = SessionKeeper(
+            1, settings.endpoint, make, SessionOptions(), limits, self.told, sessions, self.process
+        )
         self.events: list[Event] = []
 
     def run(self, seconds: float) -> None:

@@ -230,7 +230,6 @@ OPTIONS = {
         refused={"0": NUMBER, "65536": "from 1 to 65535"},
     ),
     "consumers": Row(lambda o: o.settings.consumers, 1, taken={"64": 64}, refused={"0": NUMBER, "65": "from 1 to 64"}),
-    "receivers": Row(lambda o: o.settings.receivers, 1, taken={"64": 64}, refused={"0": NUMBER, "65": "from 1 to 64"}),
     "numPartitions": Row(
         lambda o: o.num_partitions, None, taken={"10000": 10_000}, refused={"0": NUMBER, "10001": "from 1 to 10000"}
     ),
@@ -376,14 +375,6 @@ def test_an_epoch_holds_no_more_than_may_be_unacknowledged() -> None:
     assert parsed(prefetch="100").settings.max_messages == 100
     assert parsed(prefetch="100", consumers="3").settings.max_messages == 300
     assert parsed(prefetch="100", consumers="3", maxMessagesPerTrigger="20").settings.max_messages == 20
-
-
-def test_each_receiver_process_has_a_connection_unless_the_user_says_how_many() -> None:
-    assert parsed(receivers="3").settings.consumers == 3
-    assert parsed(receivers="3", consumers="8").settings.consumers == 8
-    assert parsed(receivers="3", consumers="1").settings.consumers == 1
-    # A topic may have no connections that share it.
-    assert parse_options({**TOPIC, "receivers": "3"}).settings.consumers == 1
 
 
 def test_the_size_of_an_epoch_is_by_default_that_of_the_broker() -> None:

@@ -17,7 +17,7 @@ from tests.support.effort import with_all
 from tests.support.engine import At, Crashed
 from tests.support.memory import MemoryBroker, MemoryQueue, Message
 from tests.support.scene import Scene
-from tests.support.simulation import QUEUE, Query, World, make_settings, only
+from tests.support.simulation import KEEPER, QUEUE, WORKER, Query, World, make_settings, only
 
 
 class TwoQueues:
@@ -132,10 +132,8 @@ def test_a_session_that_is_silent_from_its_beginning_does_not_end_a_wait() -> No
     scene.assert_exactly_once()
 
 
-@pytest.mark.parametrize("ported", [False, True])
-def test_on_a_quiet_queue_everything_is_settled_soon(ported: bool) -> None:
+def test_on_a_quiet_queue_everything_is_settled_soon() -> None:
     scene = Scene(max_messages=20, prefetch=40, dedup_window=0)
-    scene.query.processes = int(ported)
     scene.publish(20)
     scene.query.trigger()
     scene.queue.weather.confirms_s = 1_000.0
@@ -232,18 +230,19 @@ def test_reconnect_timeout_does_not_pass_while_the_process_stands_still() -> Non
 
 
 @pytest.mark.parametrize("back_s", [60.0, 110.0])
-@pytest.mark.parametrize("whose", ["receivers", "query"])
-def test_a_process_that_stands_still_is_no_time_in_which_messages_could_come(whose: str, back_s: float) -> None:
+@pytest.mark.parametrize("who", ["process", WORKER, KEEPER])
+def test_who_stands_still_has_no_time_in_which_messages_could_come(who: str, back_s: float) -> None:
     scene = Scene(max_messages=10, replay_timeout_s=30.0)
-    scene.query.processes = 1
     scene.publish(10)
     with pytest.raises(Crashed):
         scene.query.trigger(At.AFTER_OFFSET_LOG)
 
     def stop() -> None:
-        process = scene.query.played if whose == "receivers" else scene.query.process
-        assert process is not None
-        process.stop(100.0)
+        process = scene.query.process
+        if who == "process":
+            process.stop(100.0)
+        else:
+            process.starve(who, 100.0)
 
     scene.queue.take_away(10)
     scene.world.at(5.0, stop)
@@ -297,28 +296,13 @@ def left(scene: Scene, ids: set[str]) -> set[str]:
     return ids.intersection(message.id for message in [*scene.queue.ready, *scene.queue.handed_out] if message.id)
 
 
-def starve(scene: Scene, seconds: float) -> None:
-    """The thread of the receivers has no turn for so long."""
-    host = next(task for task in scene.query.process.tasks if "Worker" in getattr(task._life, "__qualname__", ""))
-    until, step = scene.world.now_s + seconds, host.step
-
-    def later(now_s: float) -> None:
-        if now_s >= until:
-            host.step = step  # type: ignore[method-assign]
-            step(now_s)
-
-    host.step = later  # type: ignore[method-assign]
-
-
-@pytest.mark.parametrize("disturbance", ["a host without a turn", "a receiver process stopped", "another cut"])
+@pytest.mark.parametrize("disturbance", ["a worker without a turn", "a keeper without a turn", "another cut"])
 def test_what_is_on_its_way_while_something_else_begins_anew_is_not_forgotten(disturbance: str) -> None:
     several = disturbance == "another cut"
     scene = Scene(
         max_messages=20, prefetch=100, dedup_window=1_000, heartbeat_s=10.0, reconnect_timeout_s=1e6,
         consumers=2 if several else 1,
     )  # fmt: skip
-    if disturbance == "a receiver process stopped":
-        scene.query.processes = 1
     scene.queue.weather.tells_depth = False
     scene.publish(1_000 * (1 + several))
     scene.query.trigger()
@@ -332,10 +316,8 @@ def test_what_is_on_its_way_while_something_else_begins_anew_is_not_forgotten(di
             if several:
                 scene.queue.weather.link_rate = 1e6
                 scene.queue.end(scene.queue.sessions[1], "reset")
-            elif scene.query.processes:
-                scene.query.played.stop(0.7)
             else:
-                starve(scene, 0.7)
+                scene.query.process.starve(*((WORKER, 0.7) if "worker" in disturbance else (KEEPER, 1.3)))
         scene.world.let_pass(0.5)
     scene.query.crash()
     scene.queue.weather.link_rate = float("inf")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import signal
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,12 +10,8 @@ import pytest
 
 from pyspark_mq.sources.connections.block import Block
 from pyspark_mq.sources.connections.events import Confirmed, Delivered, EventQueue, Lost, Opened
-from pyspark_mq.sources.connections.processes.wire import Hello
-from pyspark_mq.sources.connections.processes.worker import ChildProcess
 from pyspark_mq.sources.queues.reader import QueueReader
-from pyspark_mq.spark_source.schema import SCHEMA, BatchBuilder
 from tests.support.memory import MemoryBroker
-from tests.support.played import PlayedProcess
 from tests.support.simulation import Query, World, make_settings
 
 _MIB = 1 << 20
@@ -25,12 +20,12 @@ _MIB = 1 << 20
 class Scene:
     """A query on queues in memory."""
 
-    def __init__(self, *names: str, processes: int = 0, **settings: Any) -> None:
+    def __init__(self, *names: str, **settings: Any) -> None:
         self.world = World()
         self.broker = MemoryBroker(self.world.process(), 1)
         self.queues = [self.broker.declare(name) for name in names]
         chosen = make_settings(queues=names, max_bytes=_MIB, max_messages=100_000, prefetch=100_000, **settings)
-        self.query = Query(self.world, self.broker, chosen, processes=processes)
+        self.query = Query(self.world, self.broker, chosen)
         self.query.trigger()
 
     @property
@@ -97,9 +92,8 @@ def test_a_few_bytes_do_not_keep_the_large_duplicates_that_they_came_with(large_
     assert len(scene.query.emitted) == 1 + 20 * 20 * (10 - large_of_ten)
 
 
-@pytest.mark.parametrize("processes", [0, 2])
-def test_what_dead_sessions_had_delivered_does_not_wait_while_spark_is_busy(processes: int, alive_before: int) -> None:
-    scene = Scene("a", processes=processes)
+def test_what_dead_sessions_had_delivered_does_not_wait_while_spark_is_busy(alive_before: int) -> None:
+    scene = Scene("a")
     (queue,) = scene.queues
     for number in range(300):
         queue.publish(bytes(10_000), f"m{number}")
@@ -129,37 +123,10 @@ def test_the_end_of_a_session_takes_back_its_deliveries_and_nothing_else() -> No
     assert events.take() == []
 
 
-def test_queues_that_come_and_go_leave_nothing_with_the_processes() -> None:
-    scene = Scene("a", "b", processes=2)
-    workers = scene.query.source._queues._workers
+def test_queues_that_come_and_go_leave_nothing_with_the_worker() -> None:
+    scene = Scene("a", "b")
+    worker = scene.query.source._queues._worker
     for reader in scene.readers:
         reader.stop()
         reader.stop()
-    assert not workers._routes
-
-
-# -- ends of processes -------------------------------------------------------------------------------
-
-
-def test_a_process_that_dies_of_a_signal_without_a_name_is_one_that_died(monkeypatch: pytest.MonkeyPatch) -> None:
-    process = ChildProcess(Hello(BatchBuilder(SCHEMA).block_schema, 20, 1))
-    monkeypatch.setattr(process._process, "kill", lambda: process._process.send_signal(signal.SIGRTMIN + 6))
-    assert process.end() == f"signal {signal.SIGRTMIN + 6}"
-
-
-def test_whatever_the_end_of_a_process_raises_its_sessions_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = Scene("a", processes=1)
-    (queue,) = scene.queues
-    for number in range(20):
-        queue.publish(b"x", f"m{number}")
-    scene.query.trigger()
-
-    def end(self: PlayedProcess) -> str:
-        raise ValueError("40 is not a valid Signals")
-
-    monkeypatch.setattr(PlayedProcess, "end", end)
-    assert scene.query.played is not None
-    scene.query.played.kill()
-    queue.publish(b"x", "later")
-    scene.query.drain()
-    assert len(scene.query.emitted) == 21
+    assert not worker._kept

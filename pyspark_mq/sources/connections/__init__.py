@@ -1,1 +1,1 @@
-"""Connections: the contracts of protocols, and what keeps sessions alive, here or in other processes."""
+"""Connections: the contract of protocols, and what keeps sessions alive."""

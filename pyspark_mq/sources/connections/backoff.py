@@ -37,13 +37,14 @@ class Backoff:
         first: no session was ever opened.
     """
 
-    def __init__(self, endpoint: Endpoint, runtime: Runtime, *, first: bool) -> None:
+    first = True
+
+    def __init__(self, endpoint: Endpoint, runtime: Runtime) -> None:
         self._endpoint = endpoint
         self._runtime = runtime
         self._since_s: float | None = None
         self._next_s = _BACKOFF_FIRST_S
         self._ends = 0
-        self.first = first
 
     @property
     def patience_s(self) -> float:

@@ -25,30 +25,30 @@ from pyspark_mq.sources.connections.events import (
     Opened,
     SessionStatus,
 )
-from pyspark_mq.sources.connections.message_id import MessageIds
-from pyspark_mq.sources.connections.requests import Ask, Begin, Limits, SetLimits, Stop
-from pyspark_mq.sources.connections.session import QueueDepth, SessionOptions
-from pyspark_mq.sources.connections.workers import Workers
+from pyspark_mq.sources.connections.keeper import Limits, SessionKeeper
+from pyspark_mq.sources.connections.session import QueueDepth
+from pyspark_mq.sources.connections.worker import Worker
 from pyspark_mq.sources.runtime import Runtime
-from pyspark_mq.sources.settings import OnUnreadable, Settings
+from pyspark_mq.sources.settings import Settings
 
 __all__ = ["DEPTH_AGE_MAX_S", "Connections"]
 
 #: The broker is asked for the depth of the queue unless it was, or reported it, as lately as that.
 DEPTH_AGE_MAX_S = 0.25
-#: A worker emits its progress mark ten times a second.
+#: A worker sets its progress mark ten times a second.
 _LATE_S = 0.25
 
 
 @dataclass(slots=True)
 class _Keeper:
-    """A keeper as it was heard of.
+    """A keeper, and what was heard of it.
 
     Attributes:
-        limits: those it was sent last.
+        limits: those it was given last.
         depth: what the broker reported to it last, and when that was asked for.
     """
 
+    keeper: SessionKeeper
     limits: Limits
     depth: QueueDepth | None = None
     depth_s: float = -math.inf
@@ -76,46 +76,44 @@ class Connections:
     Attributes:
         first_window: how many unacknowledged messages the next session to be opened asks for.
         broke_off: did receiving stand still for a while between the last two looks at :meth:`news`?
-        progress_s: progress mark of all workers, at the last look.
+        progress_s: what had come by then is among the events, at the last look.
     """
 
-    def __init__(self, settings: Settings, workers: Workers, runtime: Runtime, events: EventQueue) -> None:
+    def __init__(self, settings: Settings, worker: Worker, runtime: Runtime, events: EventQueue) -> None:
         self.first_window = settings.prefetch
         self.broke_off = False
         self.progress_s = -math.inf
         self._settings = settings
-        self._workers = workers
+        self._worker = worker
         self._runtime = runtime
         self._events = events
         self._bytes_allowed = 0.0
-        self._keepers = {workers.add(events): _Keeper(Limits(0, 0.0)) for _ in range(settings.consumers)}
+        #: By their numbers; empty before the start.
+        self._keepers: dict[int, _Keeper] = {}
         self._live: dict[int, _OpenSession] = {}
         self._waiting: list[Delivered] = []
         self._failure: Exception | None = None
         self._breaks = 0
-        self._started = False
 
     def start(self) -> None:
-        """Have the keepers connect, if they were not asked to yet."""
-        if self._started:
-            return
-        self._started = True
-        options = SessionOptions(keeps_unreadable=self._settings.on_unreadable is not OnUnreadable.FAIL)
-        for key, keeper in self._keepers.items():
-            keeper.limits = Limits(self.first_window, self._bytes_allowed)
-            ids = MessageIds.of(self._settings)
-            self._workers.send(Begin(key, self._settings.endpoint, ids, options, keeper.limits))
+        """Have the keepers connect, if they were not asked to yet.
+
+        Raises:
+            MqError: a client library is missing.
+        """
+        limits = Limits(self.first_window, self._bytes_allowed)
+        while len(self._keepers) < self._settings.consumers:
+            keeper = self._worker.keep(self._settings, limits, self._events)
+            self._keepers[keeper.key] = _Keeper(keeper, limits)
 
     def ask_to_stop(self) -> None:
         """Have the connections closed, and do not wait for it."""
-        if self._started:
-            for key in self._keepers:
-                self._workers.send(Stop(key))
+        for kept in self._keepers.values():
+            kept.keeper.stop()
 
     def stop(self) -> None:
         self.ask_to_stop()
-        if self._started:
-            self._workers.join(self._keepers)
+        self._worker.join(kept.keeper for kept in self._keepers.values())
 
     # -- what happened
 
@@ -174,7 +172,7 @@ class Connections:
         return sum(len(event.block) for event in self._waiting)
 
     def _open(self, event: Opened) -> None:
-        self._live[event.session] = _OpenSession(event.key, self._workers.now_s(), event.window)
+        self._live[event.session] = _OpenSession(event.key, self._runtime.monotonic_s(), event.window)
         depth = event.greeting.depth
         if depth is not None:
             self._note_depth(event.key, depth)
@@ -186,23 +184,21 @@ class Connections:
         keeper.depth, keeper.depth_s = depth, self._runtime.machine_s()
 
     def _look_at_progress(self) -> None:
-        # Before the events are looked at: what was emitted by then is among them.
-        reported = [(session.opened_s, *self._workers.progress(session.key)) for session in self._live.values()]
-        now_s = self._workers.now_s()
-        self.progress_s = min((max(opened_s, until_s) for opened_s, _, until_s in reported), default=now_s)
-        breaks = sum(count for _, count, _ in reported)
+        # Before the events are looked at: what was passed on by then is among them.
+        breaks, until_s = self._worker.mark
+        opened_s = [session.opened_s for session in self._live.values()]
+        self.progress_s = min((max(one, until_s) for one in opened_s), default=self._runtime.monotonic_s())
         self.broke_off, self._breaks = breaks != self._breaks, breaks
 
     @property
     def complete(self) -> bool:
         """Whether every keeper is connected."""
-        return len(self._live) == len(self._keepers)
+        return len(self._live) == self._settings.consumers
 
     @property
     def late(self) -> bool:
-        """Whether a worker's progress mark is late."""
-        now_s = self._workers.now_s()
-        return any(now_s - self._workers.progress(session.key)[1] > _LATE_S for session in self._live.values())
+        """Whether the worker's progress mark is late."""
+        return bool(self._live) and self._runtime.monotonic_s() - self._worker.mark.until_s > _LATE_S
 
     @property
     def paused(self) -> bool:
@@ -214,7 +210,7 @@ class Connections:
         """Have a method of :class:`.Session` called, if the session lives then."""
         live = self._live.get(session)
         if live is not None:
-            self._workers.send(Ask(live.key, session, methodcaller(method, *arguments)))
+            self._keepers[live.key].keeper.ask(session, methodcaller(method, *arguments))
 
     def acknowledge(self, due: Acknowledgements) -> None:
         """Have acknowledgements sent, each in the session it belongs to (rule 10)."""
@@ -263,17 +259,15 @@ class Connections:
             maximum: for all of them.
             resume: have those that pause go on.
         """
-        self._bytes_allowed = maximum / len(self._keepers)
-        if not self._started:
-            return
+        self._bytes_allowed = maximum / self._settings.consumers
         sessions = {session.key: (number, session) for number, session in self._live.items()}
-        for key, keeper in self._keepers.items():
+        for key, kept in self._keepers.items():
             number, session = sessions.get(key, (0, None))
             taken = 0 if session is None else session.bytes_taken
             limits = Limits(self.first_window, self._bytes_allowed, number, taken)
-            if limits != keeper.limits:
-                keeper.limits = limits
-                self._workers.send(SetLimits(key, limits))
+            if limits != kept.limits:
+                kept.limits = limits
+                kept.keeper.limit(limits)
             if session is not None and session.paused and resume and not self._waiting:
                 self._ask(number, "resume")  # what it waits for is taken first
 

@@ -1,4 +1,4 @@
-"""Events that a keeper emits to the query's thread: one set, from a thread of this process or from another process.
+"""Events of a connection, from its keeper through the worker to the query's thread.
 
 The order is that of what happened (rules 6 and 10): what was delivered before a confirmation, or before a word on the
 depth of the queue, is emitted before it, and nothing of a session is emitted behind its end.
@@ -23,9 +23,7 @@ __all__ = [
     "Failed",
     "Lost",
     "Opened",
-    "Progress",
     "SessionStatus",
-    "Stopped",
 ]  # fmt: skip
 
 
@@ -97,27 +95,7 @@ class Failed:
     error: MqError
 
 
-@dataclass(frozen=True, slots=True)
-class Stopped:
-    """The keeper was asked to stop, and has."""
-
-    key: int
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Progress mark: everything that had come up to this moment was emitted.
-
-    Attributes:
-        until_s: on the clock of the worker, see :meth:`.Workers.now_s`.
-        broke_off: before it, the worker stood still for a while.
-    """
-
-    until_s: float
-    broke_off: bool
-
-
-Event: TypeAlias = "Opened | Delivered | Confirmed | DepthReported | SessionStatus | Lost | Failed | Stopped"
+Event: TypeAlias = "Opened | Delivered | Confirmed | DepthReported | SessionStatus | Lost | Failed"
 
 
 class EventQueue:

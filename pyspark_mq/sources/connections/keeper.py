@@ -17,29 +17,47 @@ Guarantee: what was handed out in a session is acknowledged in it or not at all.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
 from itertools import cycle
 
 from pyspark_mq.errors import BrokerUnavailableError, MqError, OptionError, RefusedError
 from pyspark_mq.sources.connections.backoff import Backoff
 from pyspark_mq.sources.connections.events import Confirmed, DepthReported, EventQueue, Failed, Lost, Opened
-from pyspark_mq.sources.connections.requests import Begin, Limits, Request
-from pyspark_mq.sources.connections.session import Greeting, Session, SessionLostError, Sink
-from pyspark_mq.sources.endpoint import FILES
+from pyspark_mq.sources.connections.session import Greeting, Session, SessionLostError, SessionOptions, Sink
+from pyspark_mq.sources.endpoint import FILES, Endpoint
 from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.url import BrokerUrl
 
-__all__ = ["SessionKeeper"]
+__all__ = ["TURN_S", "Limits", "SessionKeeper"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
 #: How long one turn of the I/O loop lasts when nobody wakes it. Only the stop of a keeper whose
 #: wake-up was lost would wait for it.
-_TURN_S = 0.5
+TURN_S = 0.5
 #: A session that lived this long was no worse than an idle one: the next needs the shortest rest.
 _LONG_SESSION_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits on what a keeper takes in.
+
+    Attributes:
+        window: how many unacknowledged messages the next session asks for.
+        bytes_allowed: a session pauses when more bytes than this were received and not taken.
+        session: the one that lives, as far as is known; 0 for none.
+        bytes_taken: bytes taken from that one so far.
+    """
+
+    window: int
+    bytes_allowed: float
+    session: int = 0
+    bytes_taken: int = 0
 
 
 class SessionKeeper:
@@ -50,21 +68,34 @@ class SessionKeeper:
         numbers: for sessions.
 
     Attributes:
+        key: its number, unique in the query.
+        turned_s: when it was at its socket last, while a session lives.
+        asked_s: when it was asked to stop.
         stopping: set once it is to stop.
-        ended: every event of it was emitted, and nothing comes any more.
+        ended: it has reported everything, and nothing comes any more.
+        stopped: set by its worker once it was asked to stop, has, and all it reported was passed on.
     """
 
     def __init__(
-        self, begin: Begin, session_class: type[Session], events: EventQueue, numbers: Iterator[int], runtime: Runtime
+        self,
+        key: int,
+        endpoint: Endpoint,
+        session_class: type[Session],
+        options: SessionOptions,
+        limits: Limits,
+        events: EventQueue,
+        numbers: Iterator[int],
+        runtime: Runtime,
     ) -> None:
-        self.begin = begin
-        self.stopping = threading.Event()
+        self.key, self.endpoint = key, endpoint
+        self.turned_s, self.asked_s = -math.inf, math.inf
+        self.stopping, self.stopped = threading.Event(), threading.Event()
         self.ended = False
-        self._key, self._endpoint, self._limits = begin.key, begin.endpoint, begin.limits
-        self._session_class, self._events, self._numbers, self._runtime = session_class, events, numbers, runtime
-        self._requests: deque[tuple[int, Request]] = deque()
+        self._session_class, self._options, self._limits = session_class, options, limits
+        self._events, self._numbers, self._runtime = events, numbers, runtime
+        self._requests: deque[tuple[int, Callable[[Session], object]]] = deque()
         self._session: Session | None = None
-        self._urls = cycle(begin.endpoint.urls)
+        self._urls = cycle(endpoint.urls)
         self._confirmed = 0
 
     # -- for other threads
@@ -73,8 +104,8 @@ class SessionKeeper:
         """Connect, and stay connected."""
         self._runtime.spawn("pyspark-mq keeper", self._life(), self.stopping)
 
-    def ask(self, session: int, request: Request) -> None:
-        """Have a request carried out in the background, if `session` still lives then."""
+    def ask(self, session: int, request: Callable[[Session], object]) -> None:
+        """Have a request carried out on the keeper's thread, if `session` still lives then."""
         self._requests.append((session, request))
         self._wake()
 
@@ -92,8 +123,10 @@ class SessionKeeper:
 
     def stop(self) -> None:
         """Have the connection closed; what is unacknowledged goes back to the broker."""
+        self.asked_s = min(self.asked_s, self._runtime.monotonic_s())
         self.stopping.set()
         self._wake()
+        self._events.arrived.set()  # it may have ended long ago
 
     def _wake(self) -> None:
         session = self._session
@@ -107,17 +140,17 @@ class SessionKeeper:
         try:
             yield from self._sessions()
         except MqError as error:
-            self._events.put(Failed(self._key, error))
+            self._events.put(Failed(self.key, error))
         except Exception as error:  # noqa: BLE001 - what dies silently would hang the query
             _LOG.exception("the receiver failed")
-            text = f"{self._endpoint.destination}: the receiver failed: {type(error).__name__}: {error}"
-            self._events.put(Failed(self._key, MqError(text)))
+            text = f"{self.endpoint.destination}: the receiver failed: {type(error).__name__}: {error}"
+            self._events.put(Failed(self.key, MqError(text)))
         finally:
             self.ended = True
             self._events.arrived.set()
 
     def _sessions(self) -> Iterator[float]:
-        backoff = Backoff(self._endpoint, self._runtime, first=not self.begin.again)
+        backoff = Backoff(self.endpoint, self._runtime)
         while not self.stopping.is_set():
             opened = yield from self._establish(backoff)
             if opened is None:
@@ -139,7 +172,7 @@ class SessionKeeper:
 
     def _establish(self, backoff: Backoff) -> Generator[float, None, tuple[Session, Greeting] | None]:
         """Open a session at whichever candidate answers first; None when stopped meanwhile."""
-        endpoint = self._endpoint
+        endpoint = self.endpoint
         began_s = self._runtime.monotonic_s()
         while not self.stopping.is_set():
             tried_s = self._runtime.monotonic_s() - began_s
@@ -172,12 +205,12 @@ class SessionKeeper:
 
         def confirmed(request: int) -> None:
             self._confirmed += 1
-            self._events.put(Confirmed(self._key, number, request))
+            self._events.put(Confirmed(self.key, number, request))
 
-        sink = Sink(self._events.arrived, confirmed, lambda depth: self._events.put(DepthReported(self._key, depth)))
-        session = self._session_class(self._endpoint, number, sink, self.begin.options, self._runtime.machine_s)
+        sink = Sink(self._events.arrived, confirmed, lambda depth: self._events.put(DepthReported(self.key, depth)))
+        session = self._session_class(self.endpoint, number, sink, self._options, self._runtime.machine_s)
         try:
-            with self._endpoint.hiding():
+            with self.endpoint.hiding():
                 return session, session.open(url, timeout_s)
         except BaseException:
             session.close()
@@ -189,16 +222,18 @@ class SessionKeeper:
         limits = self._limits
         # Spark may be busy with an epoch for minutes before anybody looks at this session.
         session.sink.bytes_allowed = limits.bytes_allowed
-        self._events.put(Opened(self._key, session.number, greeting, limits.window))
+        self.turned_s = self._runtime.monotonic_s()
+        self._events.put(Opened(self.key, session.number, greeting, limits.window))
         try:
-            with self._endpoint.hiding():
+            with self.endpoint.hiding():
                 session.consume(limits.window)
                 while not self.stopping.is_set():
                     while self._requests:
                         number, request = self._requests.popleft()
                         if number == session.number:
                             request(session)
-                    session.run(_TURN_S)
+                    session.run(TURN_S)
+                    self.turned_s = self._runtime.monotonic_s()
                     yield 0.0
         except SessionLostError as lost:
             _LOG.warning("%s: session lost: %s", greeting.url, lost)
@@ -209,4 +244,4 @@ class SessionKeeper:
             self._session = None
             session.close()
             session.sink.inbox.clear()
-            self._events.put(Lost(self._key, session.number))
+            self._events.put(Lost(self.key, session.number))

@@ -15,7 +15,7 @@ from pyspark_mq.ack.counters import Counters
 from pyspark_mq.dedup import Key
 from pyspark_mq.errors import BrokerError, DestinationError, RefusedError
 from pyspark_mq.sources.connections.events import EventQueue
-from pyspark_mq.sources.connections.workers import Workers
+from pyspark_mq.sources.connections.worker import Worker
 from pyspark_mq.sources.journal.memory import Memory
 from pyspark_mq.sources.position import Position
 from pyspark_mq.sources.queues.connected import CheckFacts
@@ -38,14 +38,14 @@ class QueueGroup:
     def __init__(
         self,
         settings: Settings,
-        workers: Workers,
+        worker: Worker,
         make_store: MakeStore,
         runtime: Runtime,
         memory: Memory,
         check: CheckFacts,
     ) -> None:
         self._settings = settings
-        self._workers = workers
+        self._worker = worker
         self._make_store = make_store
         self._runtime = runtime
         self._memory = memory
@@ -81,7 +81,7 @@ class QueueGroup:
         name, identifies = settings.endpoint.name, settings.guarantee.identifies
         queue = QueueReader(
             settings,
-            self._workers,
+            self._worker,
             self._make_store(settings),
             self._runtime,
             EventQueue(self._arrived),
@@ -134,7 +134,7 @@ class QueueGroup:
     # -- what happens
 
     def start(self) -> None:
-        """Have all receivers connect that have not been asked to yet."""
+        """Have all queues connect that have not been asked to yet."""
         for queue in self:
             queue.connections.start()
 

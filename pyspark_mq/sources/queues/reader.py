@@ -30,7 +30,7 @@ from pyspark_mq.dedup import Key, SeenStore, is_content
 from pyspark_mq.sources.connections.block import BlockRows, Row
 from pyspark_mq.sources.connections.connections import DEPTH_AGE_MAX_S, Connections
 from pyspark_mq.sources.connections.events import Confirmed, Delivered, EventQueue, Opened
-from pyspark_mq.sources.connections.workers import Workers
+from pyspark_mq.sources.connections.worker import Worker
 from pyspark_mq.sources.queues.connected import CheckFacts, Connected
 from pyspark_mq.sources.queues.deliveries import Deliveries
 from pyspark_mq.sources.queues.watch import QueueWatches
@@ -85,7 +85,7 @@ class QueueReader:
     def __init__(
         self,
         settings: Settings,
-        workers: Workers,
+        worker: Worker,
         store: SeenStore,
         runtime: Runtime,
         events: EventQueue,
@@ -99,7 +99,7 @@ class QueueReader:
             grace_s=settings.settle_grace_s, known=known, copies=copies, weigh=lambda rows: BlockRows.of(rows).weight
         )
         self.ledger.left = left
-        self.connections = Connections(settings, workers, runtime, events)
+        self.connections = Connections(settings, worker, runtime, events)
         self.connected = Connected(settings, check)
         self._copies = copies
         self._last_barrier = 0

@@ -1,0 +1,260 @@
+"""The thread that takes what the sessions of a query receive and hands it to its queues, as blocks and in order.
+
+Keepers have a thread each, for their connection. The worker goes round them, makes blocks of what is in their sinks,
+and passes on those and the events, each to the queue whose keeper it is.
+
+**Order** (rules 6 and 10). One thread passes on everything. Before a confirmation, and before a word on the depth of
+the queue, it hands over what the session had received by then; behind the end of a session it hands over nothing of it.
+
+**Nothing is in flight unseen.** Connected time counts only while what was ready has come, and a worker may be slow, or
+stopped. So its progress mark says, every tenth of a second: all that came up to then was passed on. A worker that finds
+that it, or a keeper, stood still for longer than a broker may take to hand something out counts that too, and no time
+is counted.
+
+**Bytes.** A session counts what arrived, learns from the worker what that takes in blocks, and from :class:`.Limits`
+what was taken. The difference is what pauses it: what waits in the sink, what is being made into blocks, and what waits
+to be taken.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import count
+from typing import NamedTuple, TypeAlias
+
+import pyarrow as pa
+
+from pyspark_mq.errors import MqError
+from pyspark_mq.sources.connections.block import make_block
+from pyspark_mq.sources.connections.events import (
+    Confirmed,
+    Delivered,
+    DepthReported,
+    Event,
+    EventQueue,
+    Failed,
+    Lost,
+    Opened,
+    SessionStatus,
+)
+from pyspark_mq.sources.connections.keeper import TURN_S, Limits, SessionKeeper
+from pyspark_mq.sources.connections.message_id import MessageIds
+from pyspark_mq.sources.connections.session import TRANSIT_S, Session, SessionOptions
+from pyspark_mq.sources.runtime import Runtime, Task
+from pyspark_mq.sources.settings import OnUnreadable, Settings
+
+__all__ = ["FindSession", "Mark", "Worker"]
+
+_LOG = logging.getLogger("pyspark_mq")
+
+#: Rounds with deliveries begin so far apart, and large ones farther: each block has a fixed cost.
+_ROUND_S = 0.02
+_LARGE_ROUND_S = 0.06
+_LARGE_ROUND_ROWS = 200
+#: The progress mark is set at least so often.
+_PROGRESS_S = 0.1
+#: The worker does nothing for so long: its process was stopped, or had no turn. What came may be unread.
+_BREAK_S = TRANSIT_S
+#: So does a keeper, beside the turn that it may wait for: it had no turn, or something holds it up.
+_KEEPER_BREAK_S = TURN_S + _BREAK_S
+#: A block is made in a small part of the time that counts as a break.
+_ROWS_MAX = 5_000
+_BYTES_MAX = 4 << 20
+#: For how long the end of connections is waited for.
+_END_TIMEOUT_S = 2.0
+
+#: The session class of a protocol, by its name.
+FindSession: TypeAlias = Callable[[str], type[Session]]
+
+
+class Mark(NamedTuple):
+    """How far a worker has come.
+
+    Attributes:
+        breaks: how often it has stood still for a while.
+        until_s: everything that had come up to this moment was passed on, on the clock of the runtime.
+    """
+
+    breaks: int
+    until_s: float
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A keeper, and what was passed on of it.
+
+    Attributes:
+        ids: which message a delivery is.
+        events: where they go.
+        session: the one whose opening was passed on and whose end was not.
+        status: of that session, as passed on last.
+    """
+
+    keeper: SessionKeeper
+    ids: MessageIds
+    events: EventQueue
+    session: Session | None = None
+    status: SessionStatus | None = None
+
+
+class Worker:
+    """One thread that takes from all keepers of a query. It begins with the first of them.
+
+    Args:
+        find_session: raises an MqError where a protocol's client is missing.
+        schema: of the blocks to make.
+        runtime: time and threads.
+    """
+
+    def __init__(self, find_session: FindSession, schema: pa.Schema, runtime: Runtime) -> None:
+        self._find_session, self._schema, self._runtime = find_session, schema, runtime
+        self._events = EventQueue()
+        self._keys, self._sessions = count(1), count(1)
+        self._kept: dict[int, _Kept] = {}
+        self._task: Task | None = None
+        self._mark = Mark(0, -math.inf)
+        self._looked_s = 0.0
+        self._broke_off = False
+        self._ending = False
+
+    # -- for the query's thread
+
+    def keep(self, settings: Settings, limits: Limits, events: EventQueue) -> SessionKeeper:
+        """Begin to keep a connection to the endpoint of these settings.
+
+        Args:
+            limits: of its first session.
+            events: where those of the keeper go.
+
+        Raises:
+            MqError: a client library is missing.
+        """
+        make = self._find_session(settings.endpoint.protocol)
+        options = SessionOptions(keeps_unreadable=settings.on_unreadable is not OnUnreadable.FAIL)
+        if self._task is None:
+            self._looked_s = self._runtime.monotonic_s()
+            self._mark = Mark(0, self._looked_s)
+            self._task = self._runtime.spawn("pyspark-mq worker", self._life(), self._events.arrived)
+        keeper = SessionKeeper(
+            next(self._keys), settings.endpoint, make, options, limits, self._events, self._sessions, self._runtime
+        )
+        self._kept[keeper.key] = _Kept(keeper, MessageIds.of(settings), events)
+        keeper.start()
+        return keeper
+
+    @property
+    def mark(self) -> Mark:
+        """How far it has come.
+
+        Raises:
+            MqError: the worker has died.
+        """
+        if self._task is not None:
+            self._task.check()
+        return self._mark
+
+    def join(self, keepers: Iterable[SessionKeeper]) -> None:
+        """Wait until keepers that were asked to stop have, for a moment from then on."""
+        for keeper in keepers:
+            left_s = keeper.asked_s + _END_TIMEOUT_S - self._runtime.monotonic_s()
+            self._runtime.wait(keeper.stopped, max(0.0, left_s))
+
+    def stop(self) -> None:
+        """Have all connections closed, and wait for that for a moment."""
+        self._ending = True
+        for kept in list(self._kept.values()):
+            kept.keeper.stop()
+        self._events.arrived.set()
+        if self._task is not None:
+            self._task.join(_END_TIMEOUT_S)
+
+    # -- its thread
+
+    def _life(self) -> Iterator[float]:
+        """Go round until it is to end; yield how long to rest, in seconds."""
+        while self._kept or not self._ending:
+            began_s = self._look()
+            self._events.arrived.clear()
+            waits = self._waits_for_a_keeper(began_s)
+            broke_off, self._broke_off = self._broke_off, waits
+            rows = self._round()
+            if not waits and (broke_off or began_s - self._mark.until_s >= _PROGRESS_S):
+                self._mark = Mark(self._mark.breaks + broke_off, began_s)
+            if rows:
+                round_s = _ROUND_S if rows < _LARGE_ROUND_ROWS else _LARGE_ROUND_S
+                self._runtime.sleep(max(0.0, began_s + round_s - self._runtime.monotonic_s()))
+                yield 0.0
+            else:
+                due_s = (began_s if waits else self._mark.until_s) + _PROGRESS_S
+                yield max(0.0, due_s - self._runtime.monotonic_s())
+
+    def _look(self) -> float:
+        """Look at the clock; whoever finds it much later than the last time has stood still."""
+        now_s = self._runtime.monotonic_s()
+        self._broke_off = self._broke_off or now_s - self._looked_s > _BREAK_S
+        self._looked_s = now_s
+        return now_s
+
+    def _waits_for_a_keeper(self, now_s: float) -> bool:
+        """Whether one with a session has not been at its socket for too long: what came there is unread."""
+        live = [kept.keeper for kept in list(self._kept.values()) if kept.session is not None]
+        return any(now_s - keeper.turned_s > _KEEPER_BREAK_S for keeper in live)
+
+    def _round(self) -> int:
+        """Pass on everything that is there; return how many deliveries that was."""
+        # Looked at before the events: it has stopped behind `Lost`, which a slow close reports late.
+        keepers = [kept.keeper for kept in list(self._kept.values())]
+        ended = [keeper for keeper in keepers if keeper.ended and keeper.stopping.is_set()]
+        rows = sum(map(self._pass_on, self._events.take()))
+        for kept in list(self._kept.values()):
+            if kept.session is not None:
+                rows += self._hand_over(kept, kept.session)
+            if kept.session is not None:
+                self._tell_status(kept, kept.session)
+        for keeper in ended:
+            del self._kept[keeper.key]
+            keeper.stopped.set()
+        return rows
+
+    def _pass_on(self, event: Event) -> int:
+        kept, rows = self._kept[event.key], 0
+        if isinstance(event, Opened):
+            kept.session, kept.status = kept.keeper.session(event.session), None
+        elif isinstance(event, Lost):
+            kept.session = None
+        elif isinstance(event, Confirmed | DepthReported) and kept.session is not None:
+            rows = self._hand_over(kept, kept.session)
+        kept.events.put(event)
+        return rows
+
+    def _hand_over(self, kept: _Kept, session: Session) -> int:
+        sink = session.sink
+        rows, left = 0, len(sink.inbox)
+        try:
+            while left > 0:
+                items = sink.take(_ROWS_MAX)
+                if not items:
+                    break  # the session has ended meanwhile
+                left -= len(items)
+                for raws in session.decoder.gather(items, _BYTES_MAX):
+                    self._look()
+                    metadata, block = make_block(session.decoder, raws, kept.ids, self._schema)
+                    sink.bytes_grown += sum(block.sizes) - session.decoder.weight(raws)
+                    kept.events.put(Delivered(kept.keeper.key, session.number, metadata, block))
+                    rows += len(raws)
+        except Exception as error:  # noqa: BLE001 - what dies silently would hang the query
+            _LOG.exception("handing over failed")
+            text = f"{kept.keeper.endpoint.destination}: deliveries could not be taken in: "
+            kept.events.put(Failed(kept.keeper.key, MqError(f"{text}{type(error).__name__}: {error}")))
+            kept.keeper.stop()
+            kept.session = None
+        return rows
+
+    def _tell_status(self, kept: _Kept, session: Session) -> None:
+        status = SessionStatus(kept.keeper.key, session.number, session.paused)
+        if status != kept.status:
+            kept.status = status
+            kept.events.put(status)
