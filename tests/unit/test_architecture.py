@@ -54,7 +54,7 @@ NOT_SHIPPED = {
     "psycopg",
     "rich",
 }
-#: Where deliveries are rows of Arrow blocks, also in a receiver process, which has no Spark; and who reads Delta's log.
+#: Where deliveries are rows of Arrow blocks, without Spark; and who reads Delta's log.
 ARROW = ("sources.connections.", "sources.amqp10.", "sources.stomp.", "streams.", "cli.sink")
 #: What streams share with queues: what both import below them, the reader of AMQP 1.0 with the form of its decoder, and
 #: spans of memory as columns.
