@@ -15,6 +15,7 @@ from pyspark_mq.sources.journal.lists import KEPT_EPOCHS
 from pyspark_mq.sources.journal.memory import Memory
 from pyspark_mq.sources.position import Position
 from pyspark_mq.spark_source.id_log import IdLog
+from tests.support.effort import with_all
 from tests.support.folder import MemoryFolder
 from tests.support.simulation import make_settings
 
@@ -144,7 +145,7 @@ def test_what_has_to_be_known_is_known_in_any_weather(seed: int) -> None:
         life.check()
 
 
-@pytest.mark.parametrize("sizes", [(1,), (10,), (1, 5_000), (3, 40, 700)])
+@pytest.mark.parametrize("sizes", [(1,), with_all((10,)), (1, 5_000), with_all((3, 40, 700))])
 @pytest.mark.parametrize("weather", ["calm", "cuts", "kills"])
 def test_names_files_and_memory_are_bounded_whatever_the_size_of_epochs(sizes: tuple[int, ...], weather: str) -> None:
     life = Life(window=2_000, most_left=3_000)
