@@ -24,6 +24,7 @@ from pyspark_mq.sources.connections.block import (
 from pyspark_mq.sources.connections.decoder import ROW_BYTES
 from pyspark_mq.sources.connections.message_id import MessageIds
 from pyspark_mq.spark_source.schema import ALL_COLUMNS, BatchBuilder
+from tests.support.effort import part_of
 from tests.unit.test_decoder_parity import SAMPLES, SOURCES, UNREADABLE, Sample, amqp091
 
 BUILDER = BatchBuilder(ALL_COLUMNS)
@@ -93,7 +94,7 @@ def test_a_block_says_what_the_deliveries_say(sample: Sample, source: IdSource) 
 
 
 @every_sample
-@settings(deadline=None)
+@settings(deadline=None, max_examples=part_of(100))
 @given(data=st.data())
 def test_any_rows_of_any_blocks_in_any_order_say_what_their_deliveries_say(sample: Sample, data: st.DataObject) -> None:
     rows = [*block_of(sample)[1].rows, *block_of(sample)[1].rows]

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from pyspark_mq.ack import Acknowledgements, SessionAcks
-from pyspark_mq.errors import DestinationError
+from pyspark_mq.errors import DestinationError, InternalError
 from pyspark_mq.sources.connections.block import block_schema
 from pyspark_mq.sources.connections.connections import Connections
 from pyspark_mq.sources.connections.decoder import ROW_BYTES
 from pyspark_mq.sources.connections.events import Delivered, EventQueue, Lost, Opened
 from pyspark_mq.sources.connections.worker import Worker
-from tests.support.memory import MemoryBroker, memory_session
+from pyspark_mq.sources.runtime import Threads
+from testbed.process import poll
+from tests.support.memory import MemoryBroker, MemorySession, memory_session
 from tests.support.simulation import QUEUE, World, make_settings
+from tests.support.sockets import LIMIT_S
 
 
 class Scene:
@@ -189,3 +193,36 @@ def test_a_pause_goes_on_until_what_it_waits_for_is_taken() -> None:
     scene.connections.bound_bytes(1_000, resume=True)
     scene.run()
     assert scene.connections.untaken == 3
+
+
+class Breaks(MemorySession):
+    """Raises what nobody expects."""
+
+    def run(self, timeout_s: float) -> None:
+        raise ValueError(f"nobody expects that within {timeout_s} s")
+
+
+class _Raises(logging.Handler):
+    """A handler of the user's that fails itself."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno >= logging.ERROR:
+            raise RuntimeError("the disk of the log is full")
+
+
+def test_a_connection_whose_thread_dies_of_what_it_cannot_report_ends_the_query() -> None:
+    broker = MemoryBroker()
+    broker.declare(QUEUE)
+    make = type("BrokenSession", (Breaks,), {"broker": broker})
+    runtime = Threads()
+    worker = Worker(lambda _: make, block_schema(pa.schema([("body", pa.binary())])), runtime)
+    connections = Connections(make_settings(), worker, runtime, EventQueue())
+    log, handler = logging.getLogger("pyspark_mq"), _Raises()
+    log.addHandler(handler)
+    try:
+        connections.bound_bytes(2_000, resume=True)
+        connections.start()
+        with pytest.raises(InternalError, match="the disk of the log is full"):
+            poll(lambda: bool([*connections.news(taking=True)]) and False, LIMIT_S)
+    finally:
+        log.removeHandler(handler)

@@ -29,7 +29,7 @@ from pyspark_mq.sources.connections.backoff import Backoff
 from pyspark_mq.sources.connections.events import Confirmed, DepthReported, EventQueue, Failed, Lost, Opened
 from pyspark_mq.sources.connections.session import Greeting, Session, SessionLostError, SessionOptions, Sink
 from pyspark_mq.sources.endpoint import FILES, Endpoint
-from pyspark_mq.sources.runtime import Runtime
+from pyspark_mq.sources.runtime import Runtime, Task
 from pyspark_mq.sources.url import BrokerUrl
 
 __all__ = ["TURN_S", "Limits", "SessionKeeper"]
@@ -97,12 +97,22 @@ class SessionKeeper:
         self._session: Session | None = None
         self._urls = cycle(endpoint.urls)
         self._confirmed = 0
+        self._task: Task | None = None
 
     # -- for other threads
 
     def start(self) -> None:
         """Connect, and stay connected."""
-        self._runtime.spawn("pyspark-mq keeper", self._life(), self.stopping)
+        self._task = self._runtime.spawn("pyspark-mq keeper", self._life(), self.stopping)
+
+    def check(self) -> None:
+        """Raise if its thread has died, of what it could not report.
+
+        Raises:
+            MqError: it has.
+        """
+        if self._task is not None:
+            self._task.check()
 
     def ask(self, session: int, request: Callable[[Session], object]) -> None:
         """Have a request carried out on the keeper's thread, if `session` still lives then."""

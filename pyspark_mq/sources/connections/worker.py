@@ -199,9 +199,16 @@ class Worker:
         return now_s
 
     def _waits_for_a_keeper(self, now_s: float) -> bool:
-        """Whether one with a session has not been at its socket for too long: what came there is unread."""
-        live = [kept.keeper for kept in list(self._kept.values()) if kept.session is not None]
-        return any(now_s - keeper.turned_s > _KEEPER_BREAK_S for keeper in live)
+        """Whether one with a session has not been at its socket for too long: what came there is unread.
+
+        Raises:
+            MqError: the thread of one has died. That ends this one, and so the query.
+        """
+        waits = False
+        for kept in list(self._kept.values()):
+            kept.keeper.check()
+            waits |= kept.session is not None and now_s - kept.keeper.turned_s > _KEEPER_BREAK_S
+        return waits
 
     def _round(self) -> int:
         """Pass on everything that is there; return how many deliveries that was."""
