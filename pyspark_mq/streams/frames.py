@@ -9,8 +9,6 @@ import struct
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from pyspark_mq.errors import ConfigurationError
-
 __all__ = [
     "CLOSE", "CREDIT", "DELIVER", "HEARTBEAT", "METADATA", "METADATA_UPDATE", "OK", "OPEN", "PARTITIONS",
     "PEER_PROPERTIES", "REASONS", "RESPONSE", "SASL_AUTHENTICATE", "SASL_HANDSHAKE", "STREAM_STATS", "SUBSCRIBE",
@@ -26,8 +24,6 @@ TUNE, OPEN, CLOSE, HEARTBEAT, PARTITIONS, STREAM_STATS = 0x14, 0x15, 0x16, 0x17,
 RESPONSE = 0x8000
 
 OK = 1
-#: The length of a string has a sign.
-_TEXT_BYTES_MAX = 2**15 - 1
 #: Codes of answers.
 REASONS = {
     2: "the stream does not exist", 3: "the subscription exists", 4: "the subscription does not exist",
@@ -55,14 +51,8 @@ u8, u16, u32, u64 = (struct.Struct(f">{size}").pack for size in "BHIQ")
 
 
 def text(value: str) -> bytes:
-    """Write a string: its length in two bytes, then UTF-8.
-
-    Raises:
-        ConfigurationError: it is longer than the protocol's strings.
-    """
+    """Write a string: its length in two bytes, then UTF-8."""
     encoded = value.encode()
-    if len(encoded) > _TEXT_BYTES_MAX:
-        raise ConfigurationError(f"'{value[:40]}…' has {len(encoded):,} bytes; shorten it to {_TEXT_BYTES_MAX:,}")
     return u16(len(encoded)) + encoded
 
 

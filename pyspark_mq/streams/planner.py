@@ -9,21 +9,21 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from pyspark_mq.errors import DestinationError, OptionError
 from pyspark_mq.streams.access import Access, make_access
 from pyspark_mq.streams.connection import Connection, Member, NoStream
 from pyspark_mq.streams.offsets import LATEST, Place, decode, encode
 from pyspark_mq.streams.ranges import Range, loss
-from pyspark_mq.streams.resume import Found, Outcome, holds, resume, stop
+from pyspark_mq.streams.resume import Found, Outcome, resume, unchanged
 from pyspark_mq.streams.settings import Settings, Where
 from pyspark_mq.streams.tail import Copy, chunk_since, chunk_with
 from pyspark_mq.streams.topology import everywhere, located, persistently
 
 __all__ = ["Planner"]
 
-A = ParamSpec("A")
 T = TypeVar("T")
 
 _log = logging.getLogger("pyspark_mq")
@@ -46,31 +46,6 @@ _TEXTS = {
 }
 
 
-class _Seen(NamedTuple):
-    """What was found of a place, and how an epoch from there can end.
-
-    Attributes:
-        by: the end of the member that was asked first.
-        begin: offset to go on from.
-        end: the place behind the last chunk; the place itself if nothing can be planned.
-        after: where an epoch ends whose end the place is; None if nothing of it is left.
-    """
-
-    place: Place
-    by: Place
-    outcome: Outcome
-    begin: int
-    end: Place
-    after: Place | None
-
-
-def _seen(by: Place, place: Place, found: Found) -> _Seen:
-    copy = found.view
-    assert copy is None or isinstance(copy, Copy)
-    end = place if copy is None or copy.end.next <= found.begin else copy.end_after(place)
-    return _Seen(place, by, found.outcome, found.begin, end, stop(found, place))
-
-
 class Planner:
     """Plans the epochs of one query. Used by one thread; connects when it is first asked."""
 
@@ -82,7 +57,8 @@ class Planner:
         self._looked_s = float("-inf")
         #: Ends that were read since partitions were looked at: a stream that is made again may have an end as before.
         self._ends: dict[str, Place] = {}
-        self._seen: dict[str, _Seen] = {}
+        #: The last place that was looked at, the end of the first member that was asked, and what became of the place.
+        self._seen: dict[str, tuple[Place, Place, Found]] = {}
         self._gone: set[str] = set()
         self._bounds: dict[str, Place] | None = None
         #: The furthest places of this process: before 4.2 Spark does not say where an epoch begins.
@@ -113,7 +89,7 @@ class Planner:
                 self._members[partition] = members
         self._names, self._looked_s = names, time.monotonic()
         self._ends.clear()
-        self._seen = {name: seen for name, seen in self._seen.items() if seen.outcome is not Outcome.NOT_YET}
+        self._seen = {name: seen for name, seen in self._seen.items() if seen[2].outcome is not Outcome.NOT_YET}
 
     def _located(self, name: str, limit_s: float | None) -> dict[str, list[Member]]:
         assert self._access is not None
@@ -137,36 +113,32 @@ class Planner:
                 return plan()
             except NoStream as missing:
                 gone, self._looked_s = missing.stream, float("-inf")
-        raise loss(gone, "its nodes say that it exists, and when they are asked about it that it does not")
+        text = "its nodes say that it exists, and when they are asked about it that it does not"
+        raise loss(gone, text, fails=self._settings.fail_on_loss)
 
-    def _ask(
-        self, ask: Callable[Concatenate[Connection, str, A], T], partition: str, *given: A.args, **named: A.kwargs
-    ) -> T:
+    def _ask(self, name: str, ask: Callable[[Connection], T]) -> T:
         """Ask the members of a partition."""
         assert self._access is not None
-        members = self._members.get(partition, ())
-        return persistently(self._access, members, lambda connection: ask(connection, partition, *given, **named))
+        return persistently(self._access, self._members.get(name, ()), ask)
 
-    # -- what became of a place
-
-    def _see(self, name: str, place: Place) -> _Seen:
+    def _see(self, name: str, place: Place) -> Found:
         """Tell what became of a place: by one member if it has it unchanged, by all if not."""
-        return self._ask(self._look_at, name, place)
 
-    def _look_at(self, connection: Connection, name: str, place: Place) -> _Seen:
-        copy = self._copy(connection, name)
-        self._furthest.setdefault(name, place)
-        seen = self._seen.get(name)
-        if seen is None or (seen.place, seen.by) != (place, copy.end):
-            if holds(place, copy):
-                seen = _seen(copy.end, place, Found(Outcome.SAME, place.next, copy))
-            else:
-                assert self._access is not None
+        def look(connection: Connection) -> Found:
+            assert self._access is not None
+            copy = self._copy(connection, name)
+            self._furthest.setdefault(name, place)
+            seen = self._seen.get(name)
+            if seen is not None and seen[:2] == (place, copy.end):
+                return seen[2]
+            found = unchanged(place, copy)
+            if found is None:
                 with everywhere(self._access, connection.members(name)) as connections:
                     found = resume(place, [Copy(one, name) for one in connections])
-                    seen = _seen(copy.end, place, found)
-            self._seen[name] = seen
-        return seen
+            self._seen[name] = place, copy.end, found
+            return found
+
+        return self._ask(name, look)
 
     def _copy(self, connection: Connection, name: str) -> Copy:
         copy = Copy(connection, name, self._ends.get(name), patient=name not in self._furthest)
@@ -175,7 +147,7 @@ class Planner:
 
     def _end(self, name: str) -> Place:
         """The committed end, of a place that nobody has been at."""
-        return self._ask(lambda connection, _: self._copy(connection, name).end_after(Place(0)), name)
+        return self._ask(name, lambda connection: self._copy(connection, name).end_after(Place(0)))
 
     # -- where to begin
 
@@ -202,9 +174,9 @@ class Planner:
             if unknown:
                 problem = f"names partition '{unknown[0]}', which is none of {', '.join(self._names)}"
                 raise OptionError(option, f"{problem}; correct it")
-        return {name: self._ask(self._resolve, name, option, where) for name in self._names}
+        return {name: self._ask(name, partial(self._resolve, name, option, where)) for name in self._names}
 
-    def _resolve(self, connection: Connection, name: str, option: str, where: Where) -> Place:
+    def _resolve(self, name: str, option: str, where: Where, connection: Connection) -> Place:
         copy = self._copy(connection, name)
         end = copy.end_after(Place(0))
         since_ms = (where.times_ms or {}).get(name, where.since_ms)
@@ -257,9 +229,10 @@ class Planner:
             if start is None and name not in before:
                 before[name] = self._end(name)
             # A partition that has come later is read from its first message.
-            seen = self._see(name, before.get(name, Place(0)))
-            begins[name] = self._judged(name, seen)
-            ends[name] = seen.end if self._bounds is None else self._bounded(name, seen)
+            place = before.get(name, Place(0))
+            found = self._see(name, place)
+            begins[name] = self._judged(name, place, found)
+            ends[name] = found.end if self._bounds is None else self._bounded(name, found)
         self._backlog = {name: max(0, end.next - begins[name]) for name, end in ends.items()}
         total = sum(self._backlog.values())
         if start is not None and (total == 0 or self._waits(total)):
@@ -274,17 +247,15 @@ class Planner:
         self._furthest = before | after
         return encode(self._settings.of, self._furthest)
 
-    def _bounded(self, name: str, seen: _Seen) -> Place:
+    def _bounded(self, name: str, found: Found) -> Place:
         """The end for a run that is bounded; a bound that the stream does not have any more is fixed anew."""
         assert self._bounds is not None
-        bound = self._bounds[name]
-        same = seen.outcome in {Outcome.SAME, Outcome.NOT_YET}
-        if same and bound.next < seen.end.next:
+        bound, same = self._bounds[name], found.outcome in {Outcome.SAME, Outcome.NOT_YET}
+        if same and bound.next < found.end.next:
             same = self._see(name, bound).outcome is Outcome.SAME
-            self._seen[name] = seen
         if not same:
-            self._bounds[name] = bound = seen.end
-        return bound if bound.next < seen.end.next else seen.end
+            self._bounds[name] = bound = found.end
+        return bound if bound.next < found.end.next else found.end
 
     def _waits(self, total: int) -> bool:
         minimum = self._settings.min_offsets
@@ -297,17 +268,20 @@ class Planner:
         if limit is None or total <= limit or backlog == 0:
             return end
         at = begin + max(1, limit * backlog // total) - 1
-        chunk = self._ask(chunk_with, partition, at)
+        chunk = self._ask(partition, lambda connection: chunk_with(connection, partition, at))
         return Place(chunk.end, chunk.identity, end.first) if chunk.end < end.next else end
 
-    def _judged(self, name: str, seen: _Seen, end: int | None = None) -> int:
+    def _judged(self, name: str, place: Place, found: Found, end: int | None = None) -> int:
         """Say what became of a place, and return the offset to go on from; a DataLossError if that is not accepted.
 
         Args:
             end: of an epoch; what retention took after that is counted with the next one.
         """
-        place, begin, outcome = seen.place, seen.begin, seen.outcome
-        if outcome is not Outcome.SAME and (outcome is not Outcome.GONE or begin > place.next):
+        begin, outcome = found.begin, found.outcome
+        if outcome is Outcome.NOT_YET and (name, place, outcome) not in self._told:
+            self._told[name, place, outcome] = begin
+            _log.warning("stream '%s': %s", name, _TEXTS[outcome].format(begin, begin - 1, place.next))
+        elif outcome not in {Outcome.SAME, Outcome.NOT_YET, Outcome.GONE} or begin > place.next:
             text = _TEXTS[outcome].format(begin, begin - 1, place.next)
             self._tell(name, place, outcome, text, begin if end is None else min(begin, end))
         return begin
@@ -317,17 +291,14 @@ class Planner:
         told = self._told.get((name, place, outcome))
         count = max(0, begin - (place.next if told is None else told)) if outcome is Outcome.GONE else 0
         if told is None or count:
-            if outcome is Outcome.NOT_YET:
-                _log.warning("stream '%s': %s", name, text)
-            else:
-                self._note_loss(name, text, count)
+            self._note_loss(name, text, count)
         self._told[name, place, outcome] = begin
 
-    def _note_loss(self, partition: str, text: str, count: int) -> None:
+    def _note_loss(self, name: str, text: str, count: int) -> None:
         if self._settings.fail_on_loss:
-            raise loss(partition, text)
+            raise loss(name, text)
         self._lost += count
-        _log.warning("stream '%s': %s; the query goes on, as 'failOnDataLoss' is false", partition, text)
+        _log.warning("stream '%s': %s; the query goes on, as 'failOnDataLoss' is false", name, text)
 
     # -- tasks
 
@@ -347,25 +318,25 @@ class Planner:
             if start == end:
                 continue
             if name not in self._names:
-                self._note_loss(name, f"it was deleted; offsets from {start.next} on were planned", 0)
+                self._note_loss(
+                    name, f"it was deleted; offsets from {start.next} on were planned", end.next - start.next
+                )
                 continue
-            seen = self._see(name, start)
-            begun[name] = self._judged(name, seen, end.next)
+            found = self._see(name, start)
+            begun[name] = self._judged(name, start, found, end.next)
             # What was planned a moment ago needs no second look.
-            known = end in (seen.end, self._furthest.get(name))
-            ends[name] = end if known else self._stopped(name, start, end) or Place(begun[name])
-            if end.next < start.next and seen.outcome in {Outcome.SAME, Outcome.NOT_YET}:
+            ends[name] = end if end in (found.end, self._furthest.get(name)) else self._stop(name, start, end)
+            if end.next < start.next and found.outcome in {Outcome.SAME, Outcome.NOT_YET}:
                 self._carried[name], self._furthest[name] = (end, start), start
         return self._split(begun, ends)
 
-    def _stopped(self, name: str, start: Place, end: Place) -> Place | None:
-        """Where an epoch ends that was logged with an end: before what was replaced since; None if all of it was."""
-        seen = self._see(name, end)
-        if seen.outcome is not Outcome.GONE:
-            self._judged(name, seen)
-            given = start.next if seen.after is None else max(start.next, seen.after.next)
-            self._lost += max(0, end.next - given)
-        return seen.after
+    def _stop(self, name: str, start: Place, end: Place) -> Place:
+        """Where an epoch ends that was logged with an end."""
+        found = self._see(name, end)
+        if found.outcome is not Outcome.GONE:
+            self._judged(name, end, found)
+            self._lost += max(0, end.next - max(start.next, found.stop.next))
+        return found.stop
 
     def _split(self, begun: Mapping[str, int], after: Mapping[str, Place]) -> list[Range]:
         sizes = {name: place.next - begun[name] for name, place in after.items() if place.next > begun[name]}

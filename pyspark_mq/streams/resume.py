@@ -2,7 +2,7 @@
 
 Loss is told by identities of chunks, never by a time or a lower end: after an election a leader truthfully reports a
 lower end until replicas have acknowledged again (``osiris_writer:handle_continue``), and replicas lag. Epochs never
-fall along a log and rise with each election. A restored backup repeats their numbers, and clocks differ: so a chunk is
+fall along a log and rise with each election; a restored backup repeats their numbers, and clocks differ. So a chunk is
 newer than another if its epoch or its time is.
 """
 
@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 from pyspark_mq.streams.chunk import Chunk, Identity
 from pyspark_mq.streams.offsets import Place
 
-__all__ = ["Found", "Outcome", "View", "holds", "resume", "stop"]
+__all__ = ["Found", "Outcome", "View", "resume", "unchanged"]
 
 
 class View(Protocol):
@@ -23,17 +23,17 @@ class View(Protocol):
 
     Attributes:
         low: the lowest offset, as the member says; only a delivered chunk proves it.
-        end: the place behind its last chunk; without a chunk if it has none, or knows of none yet.
+        end: the place after its last chunk; without a chunk if it has none, or knows of none yet.
     """
 
-    @property
-    def low(self) -> int: ...
-
-    @property
-    def end(self) -> Place: ...
+    low: int
+    end: Place
 
     def chunk(self, offset: int) -> Chunk:
         """The chunk with an offset below the end, or the first one that is left."""
+
+    def end_after(self, place: Place) -> Place:
+        """The end, with the first chunk as it is now; a place may know it already."""
 
 
 class Outcome(Enum):
@@ -44,10 +44,8 @@ class Outcome(Enum):
     GONE = auto()
     #: The stream is another one of that name.
     OTHER = auto()
-    #: Chunks before the place were replaced.
-    CUT = auto()
-    #: The same, and it cannot be told which.
-    AGAIN = auto()
+    #: Chunks before the place were replaced; or so, and it cannot be told which.
+    CUT, AGAIN = auto(), auto()
     #: No member has got there. Lag and truncation look alike until somebody publishes.
     NOT_YET = auto()
 
@@ -57,43 +55,42 @@ class Found(NamedTuple):
 
     Attributes:
         begin: offset to go on from.
-        view: of the member to believe; None if it is not known yet.
+        end: place after the last chunk there; the place itself if nothing is to be read.
+        stop: where an epoch ends whose logged end is the place: before what was replaced, which the next epoch reads.
     """
 
     outcome: Outcome
     begin: int
-    view: View | None
+    end: Place
+    stop: Place
 
 
-def holds(place: Place, view: View) -> bool:
-    """Whether a member has the chunk before a place unchanged; of a place without one, what was first."""
+def unchanged(place: Place, view: View) -> Found | None:
+    """Tell that a member has the chunk before a place, or what was first where there was none; None if not."""
     mark = place.last or place.first
     if mark is None:
-        return view.low <= place.next
-    if view.end.last == mark:
-        return True
-    return view.low <= mark.chunk < view.end.next and view.chunk(mark.chunk).identity == mark
+        same = view.low <= place.next
+    else:
+        has = view.low <= mark.chunk < view.end.next
+        same = view.end.last == mark or (has and view.chunk(mark.chunk).identity == mark)
+    return _found(Outcome.SAME, place, place.next, view) if same else None
 
 
 def resume(place: Place, views: Sequence[View]) -> Found:
-    """Tell what became of a place.
-
-    Args:
-        views: of all members.
-    """
-    ranked = sorted(views, key=_rank, reverse=True)
+    """Tell what became of a place, by what all members show."""
+    ranked = sorted(views, key=lambda view: (view.end.last.epoch if view.end.last else -1, view.end.next), reverse=True)
     for view in ranked:
-        if holds(place, view):
-            return Found(Outcome.SAME, place.next, view)
-    if not views or not all(view.end.last for view in views):
-        return Found(Outcome.NOT_YET, place.next, None)
+        if (found := unchanged(place, view)) is not None:
+            return found
     mark = place.last or place.first
+    if not all(view.end.last for view in views) or not views:
+        return Found(Outcome.NOT_YET, place.next, place, place)
     if mark is None:
-        return Found(Outcome.GONE, max(place.next, min(view.low for view in views)), ranked[0])
+        return _found(Outcome.GONE, place, max(place.next, min(view.low for view in views)), ranked[0])
     beyond = [view for view in ranked if view.end.next > mark.chunk]
     left = min((view.chunk(mark.chunk).first for view in beyond), default=-1)
     if left > mark.chunk:
-        return Found(Outcome.GONE, max(place.next, left), beyond[0])
+        return _found(Outcome.GONE, place, max(place.next, left), beyond[0])
     return _replaced(place, mark, ranked[0])
 
 
@@ -102,34 +99,14 @@ def _replaced(place: Place, mark: Identity, view: View) -> Found:
     first, low, high = place.first, view.chunk(0).first, min(place.next, view.end.next)
     kept = view.chunk(first.chunk) if first is not None and low <= first.chunk < view.end.next else None
     if kept is not None and kept.identity != first:
-        return Found(Outcome.OTHER, low, view)
+        return _found(Outcome.OTHER, place, low, view)
     cut = _first_of(view, low, high, lambda chunk: chunk.epoch > mark.epoch)
     cut = _first_of(view, low, cut, lambda chunk: chunk.timestamp_ms > mark.timestamp_ms)
     if cut < high:
-        return Found(Outcome.CUT, cut, view)
+        return _found(Outcome.CUT, place, cut, view)
     if view.end.next < place.next:
-        return Found(Outcome.NOT_YET, place.next, None)
-    return Found(Outcome.OTHER, low, view) if kept is None else Found(Outcome.AGAIN, kept.end, view)
-
-
-def stop(found: Found, place: Place) -> Place | None:
-    """Where an epoch ends whose logged end is a place; None if nothing of it is left.
-
-    What was replaced below the place is for the next epoch, which begins there.
-    """
-    if found.outcome in {Outcome.SAME, Outcome.NOT_YET}:
-        return place
-    if found.view is None or found.outcome not in {Outcome.CUT, Outcome.AGAIN} or found.begin == 0:
-        return None
-    if found.begin >= place.next:
-        return place
-    before = found.view.chunk(found.begin - 1)
-    return Place(found.begin, before.identity if before.first < found.begin else None)
-
-
-def _rank(view: View) -> tuple[int, int]:
-    last = view.end.last
-    return (-1, 0) if last is None else (last.epoch, view.end.next)
+        return Found(Outcome.NOT_YET, place.next, place, place)
+    return _found(*((Outcome.OTHER, place, low) if kept is None else (Outcome.AGAIN, place, kept.end)), view)
 
 
 def _first_of(view: View, low: int, high: int, is_newer: Callable[[Chunk], bool]) -> int:
@@ -141,3 +118,11 @@ def _first_of(view: View, low: int, high: int, is_newer: Callable[[Chunk], bool]
         else:
             low = chunk.end
     return min(low, high)
+
+
+def _found(outcome: Outcome, place: Place, begin: int, view: View) -> Found:
+    stop = place if outcome is Outcome.SAME else Place(0)
+    if outcome in {Outcome.CUT, Outcome.AGAIN} and begin > 0:
+        before = view.chunk(begin - 1)
+        stop = Place(begin, before.identity if before.first < begin else None) if begin < place.next else place
+    return Found(outcome, begin, view.end_after(place) if view.end.next > begin else place, stop)

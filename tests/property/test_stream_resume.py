@@ -9,13 +9,13 @@ from __future__ import annotations
 import random
 import zlib
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from pyspark_mq.streams.chunk import Chunk
 from pyspark_mq.streams.offsets import Place
-from pyspark_mq.streams.resume import Found, Outcome, holds, resume, stop
+from pyspark_mq.streams.resume import Found, Outcome, resume, unchanged
 from tests.support.effort import part_of
 
 STEPS = 60
@@ -61,14 +61,11 @@ class Held:
 
     def __init__(self, member: Member) -> None:
         self.shown = member.log[member.trimmed : member.committed]
+        self.low = self.shown[0].first if self.shown else 0
+        self.end = Place(self.shown[-1].end, self.shown[-1].chunk.identity) if self.shown else Place(0)
 
-    @property
-    def low(self) -> int:
-        return self.shown[0].first if self.shown else 0
-
-    @property
-    def end(self) -> Place:
-        return Place(self.shown[-1].end, self.shown[-1].chunk.identity) if self.shown else Place(0)
+    def end_after(self, place: Place) -> Place:
+        return replace(self.end, first=self.shown[0].chunk.identity) if self.shown else self.end
 
     def chunk(self, offset: int) -> Chunk:
         assert self.shown
@@ -227,14 +224,13 @@ class Query:
             return
         start = self._found(self.place, views)
         if self.logged is None:
-            if start.view is None or start.begin >= start.view.end.next:
+            if start.begin >= start.end.next:
                 return
-            end = start.view.end
-            self.logged = Place(end.next, end.last, start.view.chunk(0).identity)
+            self.logged = start.end
         if dies:
             return
-        after = stop(self._found(self.logged, views), self.logged)
-        if after is not None and after.next > start.begin and not self._read(start.begin, after, views):
+        after = self._found(self.logged, views).stop
+        if after.next > start.begin and not self._read(start.begin, after, views):
             return
         shown = {number for view in views for one in view.shown for number in one.numbers}
         skipped = range(self.place.next, self.logged.next)
@@ -246,7 +242,7 @@ class Query:
     def _read(self, begin: int, after: Place, views: list[Held]) -> bool:
         """Whether some member had all, up to the chunk that was planned; what retention took is left out."""
         for view in self.rng.sample(views, len(views)):
-            if after.last is not None and not holds(after, view):
+            if after.last is not None and unchanged(after, view) is None:
                 continue
             if view.low <= max(begin, min(other.low for other in views)):  # or another member has more
                 self.given += view.numbers(begin, after.next)
