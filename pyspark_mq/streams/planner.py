@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 
 from pyspark_mq.errors import DestinationError, OptionError
 from pyspark_mq.streams.access import Access, make_access
-from pyspark_mq.streams.connection import Connection, Member, NoStream
+from pyspark_mq.streams.connection import Connection, Lost, Member, NoStream
 from pyspark_mq.streams.offsets import LATEST, Place, decode, encode
 from pyspark_mq.streams.ranges import Range, loss
 from pyspark_mq.streams.resume import Found, Outcome, resume, unchanged
 from pyspark_mq.streams.settings import Settings, Where
-from pyspark_mq.streams.tail import Copy, chunk_since, chunk_with
+from pyspark_mq.streams.tail import Copy, chunk_since, sure_chunk
 from pyspark_mq.streams.topology import everywhere, located, persistently
 
 __all__ = ["Planner"]
@@ -134,7 +134,9 @@ class Planner:
             found = unchanged(place, copy)
             if found is None:
                 with everywhere(self._access, connection.members(name)) as connections:
-                    found = resume(place, [Copy(one, name) for one in connections])
+                    found, again = (resume(place, [Copy(one, name) for one in connections]) for _ in range(2))
+                    if found[:2] != again[:2]:
+                        raise Lost(f"stream '{name}': what became of offset {place.next} is told in two ways")
             self._seen[name] = place, copy.end, found
             return found
 
@@ -196,7 +198,7 @@ class Planner:
             self._tell(name, Place(offset), Outcome.GONE, text, first)
         if offset <= first:
             return Place(first, None, end.first)
-        chunk = copy.chunk(offset - 1)
+        chunk = sure_chunk(connection, name, offset - 1)
         return Place(offset, chunk.identity if chunk.first < offset else None, end.first)
 
     # -- epochs
@@ -268,7 +270,7 @@ class Planner:
         if limit is None or total <= limit or backlog == 0:
             return end
         at = begin + max(1, limit * backlog // total) - 1
-        chunk = self._ask(partition, lambda connection: chunk_with(connection, partition, at))
+        chunk = self._ask(partition, lambda connection: sure_chunk(connection, partition, at))
         return Place(chunk.end, chunk.identity, end.first) if chunk.end < end.next else end
 
     def _judged(self, name: str, place: Place, found: Found, end: int | None = None) -> int:

@@ -106,7 +106,8 @@ class _RangeReader:
         #: What members have shown instead of the next chunk: where they go on, and why.
         self._lacking: dict[Member, list[tuple[int, str]]] = defaultdict(list)
         self._others = 0
-        self._progress_s = self._there_s = time.monotonic()
+        self._progress_s = time.monotonic()
+        self._absent_s: float | None = None
 
     def parts(self) -> Iterator[Part]:
         wanted, tries, pause_s = self._wanted, 0, 0.0
@@ -131,7 +132,8 @@ class _RangeReader:
         """Decide whether to go on."""
         wanted, now = self._wanted, time.monotonic()
         if isinstance(failed, NoStream) and failed.code == NO_STREAM:
-            if now - self._there_s > wanted.access.connect_timeout_s:
+            self._absent_s = self._absent_s or now
+            if now - self._absent_s > wanted.access.connect_timeout_s:
                 self._skip(wanted.end, "the stream was deleted")
                 self._proved = True
         elif now - self._progress_s > wanted.access.reconnect_timeout_s:
@@ -149,7 +151,7 @@ class _RangeReader:
     def _subscribed(self, connection: Connection) -> Iterator[Part]:
         wanted, proof, begun, broken, after = self._wanted, self._wanted.proof, time.monotonic(), "", 0
         with connection.subscribed(wanted.stream, self._next) as subscription:
-            self._there_s = time.monotonic()
+            self._absent_s = None
             while self._next < wanted.end:
                 try:
                     chunk = subscription.next(self._wait_s)

@@ -71,8 +71,7 @@ def unchanged(place: Place, view: View) -> Found | None:
     if mark is None:
         same = view.low <= place.next
     else:
-        has = view.low <= mark.chunk < view.end.next
-        same = view.end.last == mark or (has and view.chunk(mark.chunk).identity == mark)
+        same = view.end.last == mark or (view.end.next > mark.chunk and view.chunk(mark.chunk).identity == mark)
     return _found(Outcome.SAME, place, place.next, view) if same else None
 
 
@@ -82,16 +81,15 @@ def resume(place: Place, views: Sequence[View]) -> Found:
     for view in ranked:
         if (found := unchanged(place, view)) is not None:
             return found
-    mark = place.last or place.first
     if not all(view.end.last for view in views) or not views:
         return Found(Outcome.NOT_YET, place.next, place, place)
-    if mark is None:
-        return _found(Outcome.GONE, place, max(place.next, min(view.low for view in views)), ranked[0])
-    beyond = [view for view in ranked if view.end.next > mark.chunk]
-    left = min((view.chunk(mark.chunk).first for view in beyond), default=-1)
-    if left > mark.chunk:
+    mark = place.last or place.first
+    offset = place.next if mark is None else mark.chunk
+    beyond = [view for view in ranked if view.end.next > offset]
+    left = min((view.chunk(offset).first for view in beyond), default=-1)
+    if left > offset:
         return _found(Outcome.GONE, place, max(place.next, left), beyond[0])
-    return _replaced(place, mark, ranked[0])
+    return _found(Outcome.SAME, place, place.next, ranked[0]) if mark is None else _replaced(place, mark, ranked[0])
 
 
 def _replaced(place: Place, mark: Identity, view: View) -> Found:

@@ -15,7 +15,7 @@ from pyspark_mq.streams.chunk import Chunk, ChunkError
 from pyspark_mq.streams.connection import Connection, Lost, Subscription, SubscriptionEnded
 from pyspark_mq.streams.offsets import Place
 
-__all__ = ["Copy", "chunk_since", "chunk_with"]
+__all__ = ["Copy", "chunk_since", "chunk_with", "sure_chunk"]
 
 #: A node that has just been started knows nothing for 0.1 to 0.7 s; a new leader finds its commit point again.
 _EMPTY_S, _ELECTED_S, _PAUSE_S = 2.0, 10.0, 0.1
@@ -44,13 +44,12 @@ class Copy:
         if known is not None and known.last is not None and known.last.chunk == last:
             self.end = known
         elif last >= 0:
-            try:
-                chunk = chunk_with(connection, stream, last, checked=True)
-            except ChunkError as broken:
-                # Broken for once, or for good: what is before it can be read meanwhile.
+            chunk = chunk_with(connection, stream, last)
+            if _is_broken(chunk) or chunk.first != last:
+                # For once, or for good: what is before it can be read meanwhile.
                 if last <= self.low:
-                    raise Lost(f"the last chunk of stream '{stream}': {broken}") from None
-                chunk = chunk_with(connection, stream, last - 1)
+                    raise Lost(f"the last chunk of stream '{stream}' is broken")
+                chunk = sure_chunk(connection, stream, last - 1)
             self.end = Place(chunk.end, chunk.identity)
 
     def chunk(self, offset: int) -> Chunk:
@@ -61,8 +60,10 @@ class Copy:
         """The end, with the first chunk as it is now, which is read if it is not the one that a place knows."""
         if self.end.last is None:
             return self.end
-        known = place.first
-        return replace(self.end, first=known if known and known.chunk == self.low else self.chunk(0).identity)
+        first = place.first
+        if first is None or first.chunk != self.low:
+            first = sure_chunk(self._connection, self._stream, 0, self.low).identity
+        return replace(self.end, first=first)
 
 
 def _settled(connection: Connection, stream: str) -> dict[str, int]:
@@ -77,22 +78,35 @@ def _settled(connection: Connection, stream: str) -> dict[str, int]:
         time.sleep(_PAUSE_S)
 
 
-def chunk_with(connection: Connection, stream: str, offset: int, *, checked: bool = False) -> Chunk:
+def chunk_with(connection: Connection, stream: str, offset: int) -> Chunk:
     """The chunk that has an offset which is committed; if retention has taken it, the first there is.
-
-    Args:
-        checked: read all of it; otherwise its head, from which its identity is known.
 
     Raises:
         Lost: it does not come, or has no good head.
-        ChunkError: what was to be checked is broken.
     """
     problem = f"the chunk of stream '{stream}' with offset {offset} did not come"
     # Where a replica lags, it begins with earlier ones.
-    found = _first(connection, connection.subscribed(stream, offset), lambda chunk: chunk.end > offset, problem)
-    if checked:
-        found.check()
-    return found
+    return _first(connection, connection.subscribed(stream, offset), lambda chunk: chunk.end > offset, problem)
+
+
+def sure_chunk(connection: Connection, stream: str, offset: int, first: int = -1) -> Chunk:
+    """The same, read again unless it begins as expected and is whole: its CRC does not cover its head.
+
+    Raises:
+        Lost: it is not twice the same.
+    """
+    chunk = chunk_with(connection, stream, offset)
+    if (chunk.first != first or _is_broken(chunk)) and chunk != chunk_with(connection, stream, offset):
+        raise Lost(f"the chunk of stream '{stream}' with offset {offset} is told in two ways")
+    return chunk
+
+
+def _is_broken(chunk: Chunk) -> bool:
+    try:
+        chunk.check()
+    except ChunkError:
+        return True
+    return False
 
 
 def chunk_since(connection: Connection, stream: str, since_ms: int) -> Chunk:

@@ -29,8 +29,7 @@ _PAUSE_S, _PAUSE_MAX_S = 0.1, 2.0
 
 
 def forget_connections() -> None:
-    """Close what is kept, and forget which addresses to avoid."""
-    _AVOIDED.clear()
+    """Close what is kept."""
     while _KEPT:
         for connection in _KEPT.popitem()[1]:
             connection.close()
@@ -112,7 +111,10 @@ def persistently(
     begun, pause_s = time.monotonic(), _PAUSE_S
     limit_s = access.reconnect_timeout_s if timeout_s is None else timeout_s
     refused_s = limit_s if timeout_s is None else min(_REFUSED_S, limit_s)
-    absent_s = min(access.connect_timeout_s, refused_s) if absent_s is None else absent_s
+    borne = {RefusedError: refused_s, NoStream: min(access.connect_timeout_s, refused_s)}
+    if absent_s is not None:
+        borne[NoStream] = absent_s
+    since_s: dict[type[Exception], float] = {}
     while True:
         failures: list[Exception] = []
         for member, url in candidates(access, members):
@@ -126,13 +128,13 @@ def persistently(
                 except (NoStream, RefusedError) as refused:
                     failures.append(refused)
                     break
-        passed_s = time.monotonic() - begun + pause_s
-        absent = [failed for failed in failures if isinstance(failed, NoStream)]
-        if absent and passed_s > absent_s and all(missing.code == NO_STREAM for missing in absent):
-            raise absent[0]
-        refusals = [failed for failed in failures if isinstance(failed, RefusedError)]
-        if refusals and passed_s > refused_s:
-            raise refusals[0]
+        now = time.monotonic() + pause_s
+        for kind, most_s in borne.items():
+            refusals = [failed for failed in failures if isinstance(failed, kind)]
+            elsewhere = any(isinstance(one, NoStream) and one.code != NO_STREAM for one in refusals)
+            if refusals and not elsewhere and now - since_s.setdefault(kind, now) >= most_s:
+                raise refusals[0]
+        passed_s = now - begun
         if passed_s > limit_s:
             raise BrokerUnavailableError(
                 f"no node of '{','.join(map(str, access.urls))}' answered in {limit_s:g} s: "

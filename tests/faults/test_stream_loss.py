@@ -61,9 +61,9 @@ def query(peer: StreamPeer, *, fails: bool = True, **options: object) -> StreamQ
     return StreamQuery(peer.url, "events", failOnDataLoss=str(fails).lower(), **{**LIMITS, **options})
 
 
-def again(before: StreamQuery, peer: StreamPeer, *, fails: bool = True) -> StreamQuery:
+def again(before: StreamQuery, peer: StreamPeer, *, fails: bool = True, **options: object) -> StreamQuery:
     """The query after a restart, with its checkpoint."""
-    found = query(peer, fails=fails)
+    found = query(peer, fails=fails, **options)
     found.offset = before.offset
     return found
 
@@ -107,6 +107,35 @@ def test_what_is_wrong_once_is_asked_again(
     peer.lies = Changed(4, change, 1)
     asked = query(peer, fails=fails)
     assert emitted(asked) == peer.logs["events"].rows()
+    assert lost(asked) == 0
+
+
+def other_crc(log: Log, index: int) -> list[bytes]:
+    data = bytearray(log.chunks[index].data)
+    data[32] ^= 1
+    return [bytes(data)]
+
+
+@BOTH
+@pytest.mark.parametrize("change", [first_too_high, half_the_records, damaged, other_crc])
+@pytest.mark.parametrize("index", [0, 3, -1])
+@pytest.mark.parametrize("turn", range(4))
+def test_a_head_that_is_wrong_once_is_never_believed(
+    peer: StreamPeer, fails: bool, change: Callable[[Log, int], list[bytes]], index: int, turn: int
+) -> None:
+    """Whoever asks: the plan, the comparison after a restart, or a task."""
+    log, found = peer.logs["events"], []
+    asked = query(peer, fails=fails, maxOffsetsPerTrigger=10)
+    for epoch in range(4):
+        if epoch == turn:
+            peer.lies = Changed(index % len(log.chunks), change, 1)
+        found += emitted(asked)
+        asked = again(asked, peer, fails=fails, maxOffsetsPerTrigger=10)
+    peer.lies = Lies()
+    log.append([b"last"])
+    while len(more := emitted(asked)) > 0:
+        found += more
+    assert found == log.rows()
     assert lost(asked) == 0
 
 
@@ -204,6 +233,20 @@ def test_messages_that_are_none_are_left_out_where_that_is_asked_for(peer: Strea
 
 
 # -- ends that are lower
+
+
+@BOTH
+def test_a_first_offset_that_is_told_wrong_is_no_loss(peer: StreamPeer, fails: bool) -> None:
+    class High(Lies):
+        def stats(self, log: Log, numbers: dict[str, int]) -> dict[str, int]:
+            return {**numbers, "first_chunk_id": numbers["committed_chunk_id"] + 5}
+
+    asked = query(peer, fails=fails)
+    found = emitted(asked)
+    peer.lies = High()
+    peer.logs["events"].append([b"new"])
+    asked.look_again()
+    assert found + emitted(asked) == peer.logs["events"].rows()
 
 
 @BOTH
@@ -403,6 +446,33 @@ def test_a_refusal_that_passes_is_not_final(
     peer.lies = Refusing(command, code, 1.0)
     assert rows(asked, tasks) == true
     assert lost(asked) == 0
+
+
+class Away(Refusing):
+    """Hangs up for a while before it refuses for a while: a node that starts."""
+
+    def __init__(self, command: int, code: int, away_s: float, seconds: float) -> None:
+        super().__init__(command, code, away_s + seconds)
+        self.back_s = time.monotonic() + away_s
+
+    def frames(self, link: Link, command: int, content: bytes) -> bytes | None:
+        return b"" if time.monotonic() > self.back_s else None
+
+
+@pytest.mark.parametrize(("command", "code"), [(OPEN, 12), (STATS, 2), (SUBSCRIBE, 2)])
+@pytest.mark.parametrize("planned", [True, False])
+def test_a_node_that_refuses_after_it_was_away_is_waited_for(
+    peer: StreamPeer, command: int, code: int, planned: bool
+) -> None:
+    asked = query(peer, connectTimeout="1s", reconnectTimeout="9s")
+    tasks = asked.plan()[2]
+    forget_connections()
+    peer.lies = Away(command, code, 1.5, 0.6)
+    if planned:
+        peer.logs["events"].append([b"new"])
+        asked.look_again()
+        tasks = asked.plan()[2]
+    assert rows(asked, tasks) == peer.logs["events"].rows()
 
 
 def test_a_refusal_that_stays_is_an_error_of_its_own_kind(peer: StreamPeer) -> None:

@@ -127,7 +127,7 @@ def test_records_without_bytes_are_not_more_than_are_stated(kind: int) -> None:
     bomb = struct.pack(">BHII", 0x80 | kind << 4, 1, len(plain), len(content)) + content
     tracemalloc.start()
     try:
-        with pytest.raises(ChunkError, match="not the 1 records|the last record ends"):
+        with pytest.raises(ChunkError, match=r"not the 1 records|the last record ends"):
             records_of(chunk(bomb, 1, 1))
         assert tracemalloc.get_traced_memory()[1] < 200 << 20
     finally:
