@@ -240,7 +240,7 @@ class Planner:
         if start is not None and (total == 0 or self._waits(total)):
             return start
         self._planned_s = time.monotonic()
-        limit = self._settings.max_offsets if limited else None
+        limit = self._settings.max_offsets if limited and start is not None else None
         after = {name: self._cut(name, begins[name], end, limit, total) for name, end in ends.items()}
         for name, place in after.items():
             self._planned += max(0, place.next - begins[name])
@@ -324,10 +324,12 @@ class Planner:
                     name, f"it was deleted; offsets from {start.next} on were planned", end.next - start.next
                 )
                 continue
-            found = self._see(name, start)
-            begun[name] = self._judged(name, start, found, end.next)
             # What was planned a moment ago needs no second look.
-            ends[name] = end if end in (found.end, self._furthest.get(name)) else self._stop(name, start, end)
+            place, _, found = self._seen.get(name, (None, None, None))
+            known = found is not None and place == start and end in (found.end, self._furthest.get(name))
+            found = found if found is not None and known else self._see(name, start)
+            begun[name] = self._judged(name, start, found, end.next)
+            ends[name] = end if known or end == found.end else self._stop(name, start, end)
             if end.next < start.next and found.outcome in {Outcome.SAME, Outcome.NOT_YET}:
                 self._carried[name], self._furthest[name] = (end, start), start
         return self._split(begun, ends)

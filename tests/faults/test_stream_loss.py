@@ -13,6 +13,7 @@ import ssl
 import struct
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -633,3 +634,50 @@ def test_a_logged_end_below_its_start_carries_the_start_on(peer: StreamPeer, fai
     end = asked.planner.latest(None)
     assert rows(asked, asked.planner.ranges(lower, end)) == [(26, b"new")]
     assert lost(asked) == 0
+
+
+# -- what it costs
+
+
+class Counting(Lies):
+    """Counts requests, without the ends of subscriptions and credit."""
+
+    def __init__(self) -> None:
+        self.seen: Counter[int] = Counter()
+
+    def frames(self, link: Link, command: int, content: bytes) -> bytes | None:
+        if command in {STATS, SUBSCRIBE, METADATA}:
+            self.seen[command] += 1
+        return b""
+
+    def taken(self) -> Counter[int]:
+        taken, self.seen = self.seen, Counter()
+        return taken
+
+
+@pytest.mark.parametrize("limit", [None, 4])
+@pytest.mark.parametrize("blind", [True, False])
+def test_a_plan_asks_for_no_more_than_the_end_and_the_chunk_before_it(
+    peer: StreamPeer, monkeypatch: pytest.MonkeyPatch, blind: bool, limit: int | None
+) -> None:
+    monkeypatch.setattr("pyspark_mq.streams.planner._TOPOLOGY_S", 60.0)
+    log = peer.logs["events"]
+    asked = query(peer, **({} if limit is None else {"maxOffsetsPerTrigger": limit}))
+    while emitted(asked):
+        pass
+    start = asked.offset
+    peer.lies = counting = Counting()
+    assert asked.planner.latest(None if blind else start) == start
+    assert counting.taken() == {STATS: 1}
+    for _ in range(3):
+        log.append([b"new"] * 3)
+    end = asked.planner.latest(None if blind else start)
+    tasks = asked.planner.ranges(start, end)
+    # An epoch with a limit ends at a third chunk, which is read twice: nothing else vouches for its head.
+    assert counting.taken() == {STATS: 1, SUBSCRIBE: 2 if limit is None or blind else 4}
+    asked.read(tasks)
+    assert counting.taken() == {SUBSCRIBE: 1}
+    log.append([b"new"])
+    log.trimmed = 3
+    assert asked.planner.latest(None if blind else end) != end
+    assert counting.taken()[SUBSCRIBE] <= (3 if limit is None or blind else 5)
