@@ -121,14 +121,24 @@ class Planner:
         assert self._access is not None
         return persistently(self._access, self._members.get(name, ()), ask)
 
-    def _see(self, name: str, place: Place) -> Found:
-        """Tell what became of a place: by one member if it has it unchanged, by all if not."""
+    def _is_new(self, name: str, found: Found, end: Place) -> bool:
+        """Whether an end was planned a moment ago, and needs no second look."""
+        return end in (found.end, self._furthest.get(name))
+
+    def _see(self, name: str, place: Place, end: Place | None = None) -> Found:
+        """Tell what became of a place: by one member if it has it unchanged, by all if not.
+
+        Args:
+            end: of an epoch that begins there.
+        """
+        seen = self._seen.get(name)
+        if seen is not None and end is not None and seen[0] == place and self._is_new(name, seen[2], end):
+            return seen[2]
 
         def look(connection: Connection) -> Found:
             assert self._access is not None
             copy = self._copy(connection, name)
             self._furthest.setdefault(name, place)
-            seen = self._seen.get(name)
             if seen is not None and seen[:2] == (place, copy.end):
                 return seen[2]
             found = unchanged(place, copy)
@@ -324,12 +334,9 @@ class Planner:
                     name, f"it was deleted; offsets from {start.next} on were planned", end.next - start.next
                 )
                 continue
-            # What was planned a moment ago needs no second look.
-            place, _, found = self._seen.get(name, (None, None, None))
-            known = found is not None and place == start and end in (found.end, self._furthest.get(name))
-            found = found if found is not None and known else self._see(name, start)
+            found = self._see(name, start, end)
             begun[name] = self._judged(name, start, found, end.next)
-            ends[name] = end if known or end == found.end else self._stop(name, start, end)
+            ends[name] = end if self._is_new(name, found, end) else self._stop(name, start, end)
             if end.next < start.next and found.outcome in {Outcome.SAME, Outcome.NOT_YET}:
                 self._carried[name], self._furthest[name] = (end, start), start
         return self._split(begun, ends)

@@ -552,6 +552,64 @@ def test_a_host_outside_the_certificate_is_passed_over_for_the_url(certificates:
         assert outside.links > 0
 
 
+class Balancer(Lies):
+    """Nodes behind one address, whose own names do not resolve here; some of them lack a chunk."""
+
+    def __init__(self, nodes: int, lacking: set[int], *, reached: int | None = None) -> None:
+        self._nodes, self._lacking, self._reached = nodes, lacking, reached or nodes
+        self._turn, self._of = 0, dict[Link, int]()
+
+    def members(self, members: list[tuple[str, int]]) -> list[tuple[str, int]]:
+        return [(f"node-{number}.invalid", 5552) for number in range(self._nodes)]
+
+    def answer(self, link: Link, command: int, answer: bytes) -> bytes:
+        if command != OPEN:
+            return answer
+        self._turn, self._of[link] = self._turn + 1, self._turn % self._reached
+        shown = ("advertised_host", f"node-{self._of[link]}.invalid", "advertised_port", "5552")
+        return frame(OPEN | 0x8000, answer[8:14] + struct.pack(">I", 2) + b"".join(map(text, shown)))
+
+    def deliver(self, link: Link, subscription: int, log: Log, index: int) -> tuple[list[bytes], int]:
+        lacks = index == 4 and self._of[link] in self._lacking
+        return super().deliver(link, subscription, log, index + lacks)
+
+
+@BOTH
+def test_members_behind_a_balancer_are_told_apart_by_what_they_advertise(peer: StreamPeer, fails: bool) -> None:
+    true = peer.logs["events"].rows()
+    peer.lies = Balancer(3, {0, 1})
+    assert emitted(query(peer, fails=fails, reconnectTimeout="9s")) == true
+    forget_connections()
+    peer.lies = Balancer(3, {0, 1, 2})
+    if fails:
+        with pytest.raises(DataLossError, match="offsets 10 to 12 are gone"):
+            query(peer, reconnectTimeout="9s").epoch()
+    else:
+        found = query(peer, fails=False, reconnectTimeout="9s").bodies()
+        assert found == [body for offset, body in true if offset not in range(10, 13)]
+
+
+@BOTH
+def test_one_node_that_answers_for_all_is_no_proof(peer: StreamPeer, fails: bool) -> None:
+    peer.lies = Balancer(3, {0}, reached=1)
+    with pytest.raises(BrokerUnavailableError, match="offset 10"):
+        query(peer, fails=fails).epoch()
+
+
+@BOTH
+def test_a_rewritten_end_is_found_behind_a_balancer(peer: StreamPeer, fails: bool) -> None:
+    peer.lies = Balancer(3, set())
+    asked = query(peer, fails=fails, reconnectTimeout="9s")
+    asked.epoch()
+    peer.logs["events"].replace_end(2, [[b"new"]])
+    asked.look_again()
+    if fails:
+        with pytest.raises(DataLossError, match="rewritten"):
+            asked.epoch()
+    else:
+        assert asked.bodies() == [b"new"]
+
+
 # -- words
 
 
