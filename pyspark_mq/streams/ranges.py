@@ -213,8 +213,8 @@ class _RangeReader:
     def _lacks(self, connection: Connection, after: int, reason: str) -> NoReturn:
         """Note that a member goes on elsewhere than at the next offset; skip what all of them lack."""
         self._lacking[connection.advertised].append((after, reason))
-        named = connection.members(self._wanted.stream) or [connection.advertised]
-        if all(len(self._lacking[member]) >= _TRIES for member in named):
+        named = connection.members(self._wanted.stream)
+        if named and all(len(self._lacking[member]) >= _TRIES for member in named):
             self._skip(*min(self._lacking[member][-1] for member in named))
         raise Lost(f"{connection.place} goes on at offset {after}: {reason}")
 
@@ -227,7 +227,7 @@ class _RangeReader:
         if wanted.fail_on_loss:
             raise loss(wanted.stream, text)
         _log.warning("stream '%s': %s; %d lost, as 'failOnDataLoss' is false", wanted.stream, text, end - self._next)
-        self._next = end
+        self._next, self._progress_s = end, time.monotonic()
         self._proved = self._proved or wanted.proof is None or wanted.proof.chunk < after
         self._lacking.clear()
 
