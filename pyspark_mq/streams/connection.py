@@ -296,29 +296,14 @@ class Connection:
 
     def _take(self, size: int, deadline: float, *, started: bool = False) -> bytes:
         """Take so many bytes, sending heartbeats meanwhile."""
-        have = len(self._buffer) - self._at
-        if size - have > _RECEIVE_BYTES:
-            return self._take_long(size, deadline)
-        while have < size:
-            part = self._receive(deadline, started=started or have > 0)
-            self._buffer, self._at = self._buffer[self._at :] + part, 0
-            have = len(self._buffer)
-        found = self._buffer[self._at : self._at + size]
-        self._at += size
-        return found
-
-    def _take_long(self, size: int, deadline: float) -> bytes:
-        parts = [self._buffer[self._at :]]
-        missing = size - len(parts[0])
-        self._buffer, self._at = b"", 0
-        while missing > 0:
-            part = self._receive(deadline, started=True)
-            if len(part) > missing:
-                self._buffer = part[missing:]
-                part = part[:missing]
-            parts.append(part)
-            missing -= len(part)
-        return b"".join(parts)
+        parts, missing = [], size
+        while True:
+            parts.append(self._buffer[self._at : self._at + missing])
+            self._at += missing
+            missing -= len(parts[-1])
+            if missing == 0:
+                return b"".join(parts)
+            self._buffer, self._at = self._receive(deadline, started=started or missing < size), 0
 
     def _receive(self, deadline: float, *, started: bool) -> bytes:
         assert self._socket is not None

@@ -111,9 +111,7 @@ def persistently(
     begun, pause_s = time.monotonic(), _PAUSE_S
     limit_s = access.reconnect_timeout_s if timeout_s is None else timeout_s
     refused_s = limit_s if timeout_s is None else min(_REFUSED_S, limit_s)
-    borne = {RefusedError: refused_s, NoStream: min(access.connect_timeout_s, refused_s)}
-    if absent_s is not None:
-        borne[NoStream] = absent_s
+    absent_s = min(access.connect_timeout_s, refused_s) if absent_s is None else absent_s
     since_s: dict[type[Exception], float] = {}
     while True:
         failures: list[Exception] = []
@@ -129,7 +127,7 @@ def persistently(
                     failures.append(refused)
                     break
         now = time.monotonic() + pause_s
-        for kind, most_s in borne.items():
+        for kind, most_s in ((NoStream, absent_s), (RefusedError, refused_s)):
             refusals = [failed for failed in failures if isinstance(failed, kind)]
             elsewhere = any(isinstance(one, NoStream) and one.code != NO_STREAM for one in refusals)
             if refusals and not elsewhere and now - since_s.setdefault(kind, now) >= most_s:
