@@ -34,7 +34,7 @@ from testbed.storm.streams.audit import Records, StreamVerdict, streams_of, verd
 from testbed.storm.streams.messages import BODY_BYTES, numbers_of
 from testbed.storm.streams.parts import Producers, StreamCluster
 
-__all__ = ["main"]
+__all__ = ["is_content", "main"]
 
 STREAM = "nodes"
 _OPTIONS = {"broker": "rabbitmq", "stream": STREAM, "startingOffsets": "earliest", "connectTimeout": "5s",
@@ -177,9 +177,14 @@ def _storm(nodes: StreamCluster, readers: list[_Reader], seconds: float, chance:
     return done
 
 
-def _holds(found: StreamVerdict, reader: _Reader, *, broker_lost: bool) -> bool:
-    """Whether nothing is lost or twice, and what is not there any more was lost by the broker."""
-    untrue = (found.invented or reader.errors()["data-loss"]) and not broker_lost
+def is_content(found: StreamVerdict, errors: Counter[str], *, broker_lost: bool) -> bool:
+    """Whether nothing is lost or twice, and what is not there any more was lost by the broker.
+
+    Args:
+        errors: that ended the reader, by short names.
+        broker_lost: are messages gone that the broker has confirmed?
+    """
+    untrue = (found.invented or errors["data-loss"]) and not broker_lost
     return not (found.lost or found.twice or untrue) and found.rows > 0
 
 
@@ -241,7 +246,7 @@ def _judge(
     for reader in readers:
         reader.kill()
         found = verdict(0, streams, reader.rows())
-        good = good and _holds(found, reader, broker_lost=missing > 0)
+        good = good and is_content(found, reader.errors(), broker_lost=missing > 0)
         told = {
             name: value
             for name, value in asdict(found).items()
