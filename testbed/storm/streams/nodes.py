@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -27,7 +28,8 @@ import numpy as np
 
 from pyspark_mq.errors import MqError
 from pyspark_mq.spark_source.datasource import MqDataSource
-from testbed.process import poll
+from testbed.brokers.rabbitmq import RabbitNode
+from testbed.process import NodeError, poll
 from testbed.publishers.streams import make_super_stream
 from testbed.server import at_once
 from testbed.storm.streams.audit import Records, StreamVerdict, streams_of, verdict
@@ -45,6 +47,7 @@ _KILLED = (1, 1, 1, 1, 1, 2, 2, 3)
 _AWAY_S, _PAUSE_S = (0.5, 8.0), (2.0, 12.0)
 #: How often a reader dies between its log and its rows, and between these and its commit.
 _DIES = 0.03
+_STARTS = 3
 
 
 # -- a reader, in a process of its own
@@ -154,6 +157,18 @@ class _Reader:
 # -- the storm
 
 
+def _start(members: Sequence[RabbitNode]) -> None:
+    """Start nodes; two that start at once may fail at each other (`rabbit_khepri:node_info`), and are started again."""
+    for _ in range(_STARTS):
+        try:
+            at_once(*(member.start for member in members if not member.running))
+        except NodeError as failed:
+            print(f"started again: {str(failed).splitlines()[0]}", flush=True)
+        else:
+            return
+    at_once(*(member.start for member in members if not member.running))
+
+
 def _storm(nodes: StreamCluster, readers: list[_Reader], seconds: float, chance: random.Random) -> Counter[str]:
     done: Counter[str] = Counter()
     members, deadline = nodes.nodes.members, time.monotonic() + seconds
@@ -170,7 +185,7 @@ def _storm(nodes: StreamCluster, readers: list[_Reader], seconds: float, chance:
             chance.choice(readers).kill()
             done["readers killed"] += 1
         time.sleep(chance.uniform(*_AWAY_S))
-        at_once(*(member.start for member in victims))
+        _start(victims)
         nodes.nodes.wait_together()
         done[f"{len(victims)} of 3 nodes killed"] += 1
         print(f"{deadline - time.monotonic():7.0f} s left, {dict(done)}", flush=True)
