@@ -72,16 +72,14 @@ class Chunk(NamedTuple):
         return Identity(self.first, self.timestamp_ms, self.epoch, self.crc)
 
     def check(self) -> list[Entry]:
-        """Check its CRC, and that its entries are as many as it says; none are packed out here.
+        """Check its CRC, and that its entries are as many as it says. No entry is unpacked.
 
         Raises:
             ChunkError: its bytes are not those that were written, or its head is not of these.
         """
         if zlib.crc32(self.data) != self.crc:
-            found = zlib.crc32(self.data)
-            raise ChunkError(
-                f"the chunk at offset {self.first} has CRC {found:08x}, and was written with {self.crc:08x}"
-            )
+            text = f"has CRC {zlib.crc32(self.data):08x}, and was written with {self.crc:08x}"
+            raise ChunkError(f"the chunk at offset {self.first} {text}")
         entries = [*self._entries()] if self.user else []
         count = sum(entry.records for entry in entries)
         if self.user and count != self.records:

@@ -32,8 +32,6 @@ _log = logging.getLogger("pyspark_mq")
 _TOPOLOGY_S = 1.0
 #: Planning attempts if a stream disappears meanwhile.
 _TRIES = 3
-
-
 #: What is said of a place: of the offset to go on from, the one before it, and the place's own.
 _TEXTS = {
     Outcome.GONE: "offsets {2} to {1} are gone: retention has taken them before they were read",
@@ -73,10 +71,9 @@ class Planner:
 
     # -- asking
 
-    def _look(self, *, again: bool = False) -> None:
+    def _look(self) -> None:
         """See which partitions there are, and where."""
-        now = time.monotonic()
-        if now - self._looked_s < _TOPOLOGY_S and not again:
+        if time.monotonic() - self._looked_s < _TOPOLOGY_S:
             return
         first = self._access is None
         # Files of secrets are read again, so that tasks get the newest.
@@ -337,6 +334,7 @@ class Planner:
             found = self._see(name, start, end)
             begun[name] = self._judged(name, start, found, end.next)
             ends[name] = end if self._is_new(name, found, end) else self._stop(name, start, end)
+            self._furthest[name] = end
             if end.next < start.next and found.outcome in {Outcome.SAME, Outcome.NOT_YET}:
                 self._carried[name], self._furthest[name] = (end, start), start
         return self._split(begun, ends)

@@ -664,6 +664,18 @@ def test_an_end_is_never_below_one_that_this_process_has_seen(peer: StreamPeer) 
     assert rows(asked, asked.planner.ranges(first, second)) == [(26, b"new")]
 
 
+def test_an_end_is_never_below_the_one_of_an_epoch_that_is_run_again(peer: StreamPeer) -> None:
+    log = peer.logs["events"]
+    start = query(peer).planner.initial()
+    end = query(peer).planner.latest(None)
+    asked = query(peer)
+    tasks = asked.planner.ranges(start, end)
+    assert rows(asked, tasks) == log.rows()
+    log.committed = 3
+    asked.look_again()
+    assert asked.planner.latest(None) == end
+
+
 def test_the_first_end_is_waited_for_up_to_the_last_chunk(peer: StreamPeer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyspark_mq.streams.tail._ELECTED_S", 3.0)
     log = peer.logs["events"]
