@@ -311,3 +311,33 @@ def test_no_row_comes_twice_and_none_is_left_out(world: str, members: int) -> No
     assert len(wrong) <= len(seeds) * UNDECIDABLE.get(world, 0), wrong
     assert {*EXPECTED[world]} <= {*outcomes}, "the world has nothing to tell apart"
     assert world != "elections" or {*outcomes} <= {Outcome.SAME, Outcome.NOT_YET}, "an untrue loss"
+
+
+def held(*chunks: Written, trimmed: int = 0) -> Held:
+    return Held(Member(0, [*chunks], len(chunks), trimmed))
+
+
+OLD = [Written(3 * at, (3 * at, 3 * at + 1, 3 * at + 2), 1_000 + 10 * at, 1) for at in range(6)]
+READ = Place(18, OLD[-1].chunk.identity, OLD[0].chunk.identity)
+
+
+@pytest.mark.parametrize(("time_ms", "epoch"), [(900, 2), (2_000, 1), (2_000, 2)])
+def test_a_chunk_is_newer_by_its_epoch_or_by_its_time(time_ms: int, epoch: int) -> None:
+    """A leader whose clock is behind, a backup whose epochs are used again."""
+    new = [Written(12 + 4 * at, (90 + at, 91 + at, 92 + at, 93 + at), time_ms + at, epoch) for at in range(3)]
+    found = resume(READ, [held(*OLD[:4], *new)])
+    assert found[:2] == (Outcome.CUT, 12)
+    assert found.stop == Place(12, OLD[3].chunk.identity)
+
+
+def test_what_one_member_has_is_not_gone() -> None:
+    views = [held(*OLD, trimmed=3), held(*OLD, trimmed=2), held(*OLD, trimmed=4)]
+    found = resume(Place(3, OLD[0].chunk.identity, OLD[0].chunk.identity), views)
+    assert found[:2] == (Outcome.GONE, 6)
+    assert resume(Place(9, OLD[2].chunk.identity, OLD[0].chunk.identity), views).outcome is Outcome.SAME
+
+
+def test_nothing_is_known_of_members_that_are_not_named_or_know_nothing_yet() -> None:
+    assert resume(READ, []).outcome is Outcome.NOT_YET
+    assert resume(READ, [held(), held(*OLD[:2])]).outcome is Outcome.NOT_YET
+    assert resume(READ, [held(*OLD[:5]), held(*OLD)]).outcome is Outcome.SAME
