@@ -231,7 +231,7 @@ def _read(url: str, form: str, count: int) -> _Figures:
     planned = planner.ranges(start, planner.latest(start))
     schema = arrow_schema(stream_schema(include_metadata=False))
     began_s, cpu_s = time.monotonic(), time.process_time()
-    batches = (one for task in planned for one in range_batches(task, schema, unreadable_fails=True))
+    batches = (one for task in planned for one in range_batches(task, schema, unreadable="fail"))
     rows = sum(batch.num_rows for batch in batches)
     assert rows == count
     return _Figures(rows / (time.monotonic() - began_s), (time.process_time() - cpu_s) / rows * 1e6)

@@ -157,12 +157,12 @@ class MissingMessageIdError(MessageError):
 
 
 class DataLossError(MqError):
-    """Messages planned before a restart did not come back within `replayTimeout` (rule 9).
+    """Messages planned before a restart did not come back within `replayTimeout` (rule 9), or a stream lost some.
 
     Attributes:
-        queue: the queue they were read from.
-        epoch: number of the epoch that planned them.
-        missing: the IDs that did not come back, in planned order.
+        queue: the queue or stream they were read from.
+        epoch: number of the epoch that planned them; 0 of a stream.
+        missing: the IDs that did not come back, in planned order; none of a stream.
     """
 
     short_name = "data-loss"

@@ -19,6 +19,8 @@ __all__ = ["STREAM_OPTIONS", "StreamOptions", "is_stream", "parse_stream_options
 _SCHEMES = ("rabbitmq-stream://", "rabbitmq-stream+tls://")
 _READ, _SIZE = "What is read", "Size of an epoch"
 _TIME_MS = count(0, 1 << 62)
+#: Of RabbitMQ's names.
+_NAME_BYTES_MAX = 255
 #: Of those of queues, with the same meaning and kinds.
 _SHARED = (
     "broker", "username", "password", "passwordFile", "connectTimeout", "reconnectTimeout", "heartbeat",
@@ -59,9 +61,9 @@ _TABLE = (
            sets="max_records"),
     Option("failOnDataLoss", _READ, "`true`: what is lost is an error. `false`: it is logged, and what the driver sees "
            "of it counted as `lost`", default="true", kind=FLAG, sets="fail_on_loss"),
-    Option("onUnreadableMessage", _READ, "`fail`, or `row`: a row with the bytes as its body, and the reason in "
-           "`properties` under `unreadable`", default="fail", kind=choice({"fail": True, "row": False}),
-           sets="unreadable_fails"),
+    Option("onUnreadableMessage", _READ, "of a message or packed entry that cannot be read: `fail`; `row`: a row with "
+           "the bytes as body, and the reason in `properties` under `unreadable`; `reject`: it is left out, and logged",
+           default="fail", kind=choice({name: name for name in ("fail", "row", "reject")}), sets="unreadable"),
 )  # fmt: skip
 
 #: By name.
@@ -127,6 +129,8 @@ class _Parser(OptionParser):
         names = tuple(name.strip() for name in text.split(","))
         if "" in names or len(set(names)) < len(names):
             raise OptionError("stream", f"{text!r} has an empty name, or one twice; correct it")
+        if longest := max((name for name in names if len(name.encode()) > _NAME_BYTES_MAX), key=len, default=""):
+            raise OptionError("stream", f"'{longest[:40]}…' is longer than the {_NAME_BYTES_MAX} bytes of any stream")
         return names
 
     def _where(self, offsets: str, time: str, by_time: str | None, default: int) -> Where:

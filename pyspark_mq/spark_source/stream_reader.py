@@ -68,18 +68,18 @@ class _Tasks:
 
     def __init__(self, settings: Settings, schema: StructType) -> None:
         self._schema = arrow_schema(schema)
-        self._unreadable_fails = settings.unreadable_fails
+        self._unreadable = settings.unreadable
         self._max_offsets = settings.max_offsets
         self._planner = Planner(settings)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_schema": self._schema, "_unreadable_fails": self._unreadable_fails}
+        return {"_schema": self._schema, "_unreadable": self._unreadable}
 
     @in_words
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a range from a member of the stream."""
         assert isinstance(partition, _RangePartition)
-        yield from range_batches(partition.wanted, self._schema, unreadable_fails=self._unreadable_fails)
+        yield from range_batches(partition.wanted, self._schema, unreadable=self._unreadable)
 
 
 class StreamBatchReader(_Tasks, DataSourceReader):

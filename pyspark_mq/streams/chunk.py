@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-__all__ = ["HEADER_BYTES", "Chunk", "ChunkError", "Identity", "read_chunk"]
+__all__ = ["HEADER_BYTES", "Chunk", "ChunkError", "Entry", "Identity", "read_chunk"]
 
 _HEADER = struct.Struct(">BBHIqqqIIII")
 HEADER_BYTES = _HEADER.size
@@ -71,32 +71,29 @@ class Chunk(NamedTuple):
     def identity(self) -> Identity:
         return Identity(self.first, self.timestamp_ms, self.epoch, self.crc)
 
-    def pieces(self) -> Iterator[tuple[bytes, list[int]]]:
-        """Unpack its records, a packed entry at a time: a chunk of a megabyte may be of a billion.
-
-        Yields:
-            bytes in which each record has its size in four bytes before it; and where the records begin, one more at
-            the end: record `n` is from `begins[n]` to `begins[n + 1] - 4`.
+    def check(self) -> list[Entry]:
+        """Check its CRC, and that its entries are as many as it says. No entry is unpacked.
 
         Raises:
-            ChunkError: sizes or counts are not what they say, or a batch cannot be unpacked. What it has is known to
-                be all when it ends.
+            ChunkError: its bytes are not those that were written, or its head is not of these.
         """
-        count = 0
-        for plain, begins in self._unpacked():
-            count += len(begins) - 1
-            yield plain, begins
-        if count != self.records:
-            raise ChunkError(f"its entries are {count} records, and it says {self.records}")
+        if zlib.crc32(self.data) != self.crc:
+            text = f"has CRC {zlib.crc32(self.data):08x}, and was written with {self.crc:08x}"
+            raise ChunkError(f"the chunk at offset {self.first} {text}")
+        entries = [*self._entries()] if self.user else []
+        count = sum(entry.records for entry in entries)
+        if self.user and count != self.records:
+            raise ChunkError(f"the entries of the chunk at offset {self.first} are {count} records of {self.records}")
+        return entries
 
-    def _unpacked(self) -> Iterator[tuple[bytes, list[int]]]:
+    def _entries(self) -> Iterator[Entry]:
         data, size = self.data, len(self.data)
         if self.entries == self.records:
             # A packed entry may be of one record: its first byte makes it longer than any chunk.
             with suppress(ChunkError):
                 begins = _begins(data, self.records)
                 if len(begins) == self.records + 1:
-                    yield data, begins
+                    yield Entry(self.records, data, begins)
                     return
         at = simple = 0
         for _ in range(self.entries):
@@ -106,19 +103,65 @@ class Chunk(NamedTuple):
                 at += 4 + int.from_bytes(data[at : at + 4], "big")
                 continue
             if simple < at:
-                yield data[simple:at], _begins(data[simple:at])
-            plain, begins, at = _unpacked_entry(data, at)
-            yield plain, begins
-            simple = at
+                yield _simple(data[simple:at])
+            if at + _SUB_ENTRY.size > size:
+                raise ChunkError(f"the entry at byte {at} is cut off")
+            _, records, _, packed_size = _SUB_ENTRY.unpack_from(data, at)
+            simple = at + _SUB_ENTRY.size + packed_size
+            yield Entry(records, data[at:simple])
+            at = simple
         if simple < at:
-            yield data[simple:at], _begins(data[simple:at])
+            yield _simple(data[simple:at])
         if at != size:
             raise ChunkError(f"its entries end at byte {at}, and its data at {size}")
 
 
-def _begins(data: bytes, count: int = 0) -> list[int]:
-    """Return where records begin, for :meth:`Chunk.pieces`; they may be so many of one size."""
-    return _equal(data, count) or _walked(data)
+class Entry(NamedTuple):
+    """A packed entry, or simple ones after each other.
+
+    Attributes:
+        records: how many offsets it takes.
+        data: as it is stored.
+        begins: where simple records begin, as :meth:`unpacked` returns it; None of a packed entry.
+    """
+
+    records: int
+    data: bytes
+    begins: list[int] | None = None
+
+    def unpacked(self) -> tuple[bytes, list[int]]:
+        """Unpack its records, for which its stated count and size are the limit.
+
+        Returns:
+            bytes in which each record has its size in four bytes before it; and where the records begin, one more at
+            the end: record `n` is from `begins[n]` to `begins[n + 1] - 4`.
+
+        Raises:
+            ChunkError: it cannot be unpacked, or is not what it says.
+        """
+        if self.begins is not None:
+            return self.data, self.begins
+        kind, records, plain_size, _ = _SUB_ENTRY.unpack_from(self.data)
+        if not 4 * records <= plain_size <= _PLAIN_BYTES_MAX:
+            raise ChunkError(f"{records} records would unpack to {plain_size:,} bytes")
+        try:
+            plain = _decompressed(kind >> 4 & 0x7, self.data[_SUB_ENTRY.size :], plain_size)
+        except (zlib.error, pa.ArrowException, OSError, ValueError, IndexError) as broken:
+            raise ChunkError(f"it cannot be unpacked: {broken}") from None
+        begins = _begins(plain, records) if len(plain) == plain_size else []
+        if len(begins) != records + 1:
+            raise ChunkError(f"it is not the {records} records of {plain_size} bytes that it says")
+        return plain, begins
+
+
+def _simple(data: bytes) -> Entry:
+    begins = _begins(data)
+    return Entry(len(begins) - 1, data, begins)
+
+
+def _begins(data: bytes, count: int | None = None) -> list[int]:
+    """Return where records begin, for :meth:`Entry.unpacked`; if they should be so many, not many more."""
+    return _equal(data, count or 0) or _walked(data, count)
 
 
 def _equal(data: bytes, count: int) -> list[int] | None:
@@ -130,12 +173,14 @@ def _equal(data: bytes, count: int) -> list[int] | None:
     return [*range(4, len(data) + 5, width)]
 
 
-def _walked(data: bytes) -> list[int]:
+def _walked(data: bytes, count: int | None) -> list[int]:
     begins, at, size = [4], 0, len(data)
     read = struct.Struct(">I").unpack_from
     append = begins.append
     try:
-        while at < size:
+        for _ in range(size if count is None else count):
+            if at >= size:
+                break
             at += 4 + read(data, at)[0]
             append(at + 4)
     except struct.error:
@@ -143,27 +188,6 @@ def _walked(data: bytes) -> list[int]:
     if at != size:
         raise ChunkError(f"the last record ends at byte {at}, and the data at {size}")
     return begins
-
-
-def _unpacked_entry(data: bytes, at: int) -> tuple[bytes, list[int], int]:
-    """The records of a packed entry, where they begin, and where it ends."""
-    try:
-        kind, records, plain_size, size = _SUB_ENTRY.unpack_from(data, at)
-    except struct.error:
-        raise ChunkError(f"the entry at byte {at} is cut off") from None
-    begin = at + _SUB_ENTRY.size
-    if begin + size > len(data):
-        raise ChunkError(f"the entry at byte {at} is longer than the chunk")
-    if plain_size > _PLAIN_BYTES_MAX:
-        raise ChunkError(f"the entry at byte {at} would unpack to {plain_size:,} bytes")
-    try:
-        plain = _decompressed(kind >> 4 & 0x7, data[begin : begin + size], plain_size)
-    except (zlib.error, pa.ArrowException, OSError, ValueError, IndexError) as broken:
-        raise ChunkError(f"the entry at byte {at} cannot be unpacked: {broken}") from None
-    begins = _begins(plain, records) if len(plain) == plain_size else []
-    if len(begins) != records + 1:
-        raise ChunkError(f"the entry at byte {at} is not the {records} records of {plain_size} bytes that it says")
-    return plain, begins, begin + size
 
 
 def _decompressed(kind: int, packed: bytes, plain_size: int) -> bytes:
@@ -211,10 +235,10 @@ def _snappy(block: bytes, maximum: int) -> bytes:
 
 
 def read_chunk(data: bytes, at: int = 0) -> Chunk:
-    """Read the chunk that begins there and reaches to the end of a frame, and check its CRC.
+    """Read the head of the chunk that begins there and reaches to the end of a frame.
 
     Raises:
-        ChunkError: it is none, it is cut off, or its bytes are not those that were written.
+        ChunkError: it is none, or it is cut off.
     """
     try:
         magic, kind, entries, records, timestamp, epoch, first, crc, size, _, _ = _HEADER.unpack_from(data, at)
@@ -230,8 +254,4 @@ def read_chunk(data: bytes, at: int = 0) -> Chunk:
     content = data[begin : begin + size]
     if len(content) != size:
         raise ChunkError(f"the chunk at offset {first} has {len(content)} bytes of {size}")
-    if zlib.crc32(content) != crc:
-        raise ChunkError(
-            f"the chunk at offset {first} has CRC {zlib.crc32(content):08x}, and was written with {crc:08x}"
-        )
     return Chunk(first, records, entries, kind == _USER, timestamp, epoch, crc, content)

@@ -25,7 +25,7 @@ from pyspark_mq.streams.access import Access
 from pyspark_mq.streams.chunk import Chunk, read_chunk
 from pyspark_mq.streams.frames import FieldReader, FrameError, Lost
 
-__all__ = ["Connection", "Lost", "Member", "NoStream", "Subscription", "SubscriptionEnded"]
+__all__ = ["NO_STREAM", "Connection", "Lost", "Member", "NoStream", "Subscription", "SubscriptionEnded"]
 
 _RECEIVE_BYTES = 256 << 10
 #: Size of what follows, command and version.
@@ -34,9 +34,12 @@ _HEAD = struct.Struct(">IHH")
 _CHUNK_BYTES_MAX, _FRAME_BYTES_MAX = 1 << 30, 1 << 20
 #: Nodes of a stream; more than any cluster has.
 _MEMBERS_MAX = 16
+#: Characters of what a broker says that an error shows.
+_REASON_MAX = 300
 _NUMBERS = {"first_chunk_id", "committed_chunk_id"}
 _REFUSALS = frozenset({7, 8, 9, 10, 11, 12, 16})
-_STREAM_CODES = frozenset({2, 6})
+#: Codes about a stream: it does not exist, or has no member on this node.
+NO_STREAM, _NOT_HERE = 2, 6
 _SUBSCRIPTIONS = 256
 #: osiris of 3.10 lacks what makes the end of a stream known.
 _VERSION_MIN = (3, 11)
@@ -88,6 +91,8 @@ class Connection:
         self._next_subscription = 0
         self._subscription: Subscription | None = None
         self.broken = False
+        #: How long the broker may say nothing, in seconds.
+        self.patience_s = access.connect_timeout_s
         try:
             self._connect()
             self._greet()
@@ -109,7 +114,10 @@ class Connection:
         except ssl.SSLError as failed:
             raise tls_error(failed, self._url) from None
         except (OSError, ValueError, OverflowError) as failed:  # brokers advertise whatever somebody has configured
-            raise Lost(f"{self.place} cannot be reached: {failed}") from None
+            text = f"{self.place} cannot be reached: {failed}"
+            if self._socket is not None:
+                text = f"{self.place} does not answer with TLS: {failed}; a port without TLS has {self._url.partner}://"
+            raise Lost(text) from None
 
     def _greet(self) -> None:
         names = {"product": "pyspark-mq", "platform": "Python"}
@@ -162,7 +170,7 @@ class Connection:
         code = frames.OK if command == frames.METADATA else reader.u16()
         if code == frames.OK:
             return reader
-        if code in _STREAM_CODES:
+        if code in {NO_STREAM, _NOT_HERE}:
             raise NoStream(stream, code)
         reason = frames.REASONS.get(code, f"code {code}")
         if code in _REFUSALS:
@@ -196,7 +204,7 @@ class Connection:
         for name, code, leader, replicas in answer.array(
             lambda: (answer.text(), answer.u16(), answer.u16(), answer.array(answer.u16))
         ):
-            if code == 2:
+            if code == NO_STREAM:
                 raise NoStream(name, code)
             found += [nodes[node] for node in (leader, *replicas) if node in nodes]
         return list(dict.fromkeys(found))[:_MEMBERS_MAX]
@@ -269,9 +277,8 @@ class Connection:
         size, command, _ = _HEAD.unpack(self._take(_HEAD.size, deadline))
         if not 4 <= size <= (_CHUNK_BYTES_MAX if command == frames.DELIVER else _FRAME_BYTES_MAX):
             raise FrameError(f"a frame of {size} bytes")
-        # What has begun comes whole: the deadline is for its first bytes.
-        limit = max(deadline, time.monotonic() + self._access.connect_timeout_s)
-        data = self._take(size - 4, limit, started=True)
+        # What has begun comes whole, in whatever time: the deadline is for its first bytes.
+        data = self._take(size - 4, deadline, started=True)
         reader = FieldReader(data)
         if command == frames.DELIVER:
             if self._subscription is not None:
@@ -283,38 +290,25 @@ class Connection:
         elif command == frames.CLOSE:
             reader.u32()
             code = reader.u16()
-            reason = hide(reader.text(), [self._access.password])
+            reason = hide(reader.text(), [self._access.password])[:_REASON_MAX]
             raise Lost(f"{self.place} closed the connection: {code} {reason}")
         return command, reader
 
     def _take(self, size: int, deadline: float, *, started: bool = False) -> bytes:
         """Take so many bytes, sending heartbeats meanwhile."""
-        have = len(self._buffer) - self._at
-        if size - have > _RECEIVE_BYTES:
-            return self._take_long(size, deadline)
-        while have < size:
-            part = self._receive(deadline, started=started or have > 0)
-            self._buffer, self._at = self._buffer[self._at :] + part, 0
-            have = len(self._buffer)
-        found = self._buffer[self._at : self._at + size]
-        self._at += size
-        return found
-
-    def _take_long(self, size: int, deadline: float) -> bytes:
-        parts = [self._buffer[self._at :]]
-        missing = size - len(parts[0])
-        self._buffer, self._at = b"", 0
-        while missing > 0:
-            part = self._receive(deadline, started=True)
-            if len(part) > missing:
-                self._buffer = part[missing:]
-                part = part[:missing]
-            parts.append(part)
-            missing -= len(part)
-        return b"".join(parts)
+        parts, missing = [], size
+        while True:
+            parts.append(self._buffer[self._at : self._at + missing])
+            self._at += missing
+            missing -= len(parts[-1])
+            if missing == 0:
+                return b"".join(parts)
+            self._buffer, self._at = self._receive(deadline, started=started or missing < size), 0
 
     def _receive(self, deadline: float, *, started: bool) -> bytes:
         assert self._socket is not None
+        if started:
+            deadline = time.monotonic() + self.patience_s
         while True:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
@@ -379,7 +373,7 @@ class Subscription:
         Raises:
             SubscriptionEnded: the broker has ended it.
             TimeoutError: nothing came for so long.
-            ChunkError: what came is no chunk.
+            ChunkError: the head of what came is of no chunk.
         """
         deadline = time.monotonic() + wait_s
         while not self._chunks:

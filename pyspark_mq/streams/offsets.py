@@ -1,9 +1,10 @@
 """The offset of a query of streams, as Spark's log keeps it, and how positions are written in options.
 
-One JSON object: ``{"v": 1, "of": "streams 'orders' in virtual host '/'", "at": {"orders-0": {"next": 500, "chunk":
-[480, timestamp, epoch, crc]}}}``. ``next`` is the offset behind what was read, and ``chunk`` the identity of the chunk
-with the record before it: what a stream of the same name would have at that place by no accident. It is null where
-nothing was read. Partitions are in the order of their names (Spark compares offsets as text).
+One JSON object: ``{"v": 1, "of": "streams 'orders' in virtual host '/'", "at": {"orders-0": {"next": 500, "last":
+[480, timestamp, epoch, crc], "first": [0, …]}}}``. ``next`` is the offset after what was read, ``last`` the identity of
+the chunk with the record before it, and ``first`` that of the first chunk the stream had then: no other stream of that
+name has these. They are null where nothing was there. Partitions are in the order of their names (Spark compares
+offsets as text).
 """
 
 from __future__ import annotations
@@ -29,18 +30,20 @@ class Place:
     """A position in one partition.
 
     Attributes:
-        next: offset behind it.
-        chunk: with the record before it; None where that is not known.
+        next: offset after it.
+        last: the chunk with the record before it; None where that is not known.
+        first: the first chunk of the stream at that time; None if there was none.
     """
 
     next: int
-    chunk: Identity | None = None
+    last: Identity | None = None
+    first: Identity | None = None
 
 
 def encode(of: str, places: Mapping[str, Place]) -> dict[str, Any]:
     """The offset of places by partition, of a query that reads `of`."""
     at = {
-        name: {"next": place.next, "chunk": None if place.chunk is None else list(place.chunk)}
+        name: {"next": place.next, "last": place.last and list(place.last), "first": place.first and list(place.first)}
         for name, place in sorted(places.items())
     }
     return {"v": _VERSION, "of": of, "at": at}
@@ -73,12 +76,15 @@ def decode(of: str, offset: Any) -> dict[str, Place]:
 def _place(one: dict[str, Any]) -> Place:
     if not _is_offset(one["next"]):
         raise ValueError(f"'next' is {one['next']!r}")
-    if one["chunk"] is None:
-        return Place(one["next"])
-    chunk, timestamp, epoch, crc = one["chunk"]
-    if not all(_is_offset(part) for part in (chunk, timestamp, epoch, crc)):
-        raise ValueError(f"'chunk' is {one['chunk']!r}")
-    return Place(one["next"], Identity(chunk, timestamp, epoch, crc))
+    return Place(one["next"], _identity(one["last"]), _identity(one["first"]))
+
+
+def _identity(parts: list[int] | None) -> Identity | None:
+    if parts is None:
+        return None
+    if not all(map(_is_offset, parts)):
+        raise ValueError(f"a chunk is {parts!r}")
+    return Identity(*parts)
 
 
 def _is_offset(value: object) -> bool:

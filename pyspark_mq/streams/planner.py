@@ -1,8 +1,7 @@
 """The driver's side: where epochs begin and end, and which ranges their tasks read. No payload passes here.
 
-A position is compared with the stream before anything is planned from it: the chunk before it must be the one that it
-was, as far as retention has left it, and the end must not have gone back. An epoch ends at the end of a committed
-chunk, whose identity is in its offset, and which its tasks compare when they have read.
+What became of a place since it was read, :func:`.resume` tells, for the start of an epoch, for its logged end, and for
+batches. An epoch ends at the end of a committed chunk, whose identity is in its offset, and which its tasks compare.
 """
 
 from __future__ import annotations
@@ -10,30 +9,39 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from pyspark_mq.errors import DestinationError, OptionError
 from pyspark_mq.streams.access import Access, make_access
-from pyspark_mq.streams.connection import Connection, Member, NoStream
-from pyspark_mq.streams.offsets import EARLIEST, LATEST, Place, decode, encode
+from pyspark_mq.streams.connection import Connection, Lost, Member, NoStream
+from pyspark_mq.streams.offsets import LATEST, Place, decode, encode
 from pyspark_mq.streams.ranges import Range, loss
+from pyspark_mq.streams.resume import Found, Outcome, resume, unchanged
 from pyspark_mq.streams.settings import Settings, Where
-from pyspark_mq.streams.tail import chunk_since, chunk_with, end_of, first_of
-from pyspark_mq.streams.topology import located, persistently
+from pyspark_mq.streams.tail import Copy, chunk_since, sure_chunk
+from pyspark_mq.streams.topology import everywhere, located, persistently
 
 __all__ = ["Planner"]
 
-A = ParamSpec("A")
 T = TypeVar("T")
 
 _log = logging.getLogger("pyspark_mq")
 
 #: An idle query asks every ten milliseconds; partitions of super streams and changes of leaders are seen after so long.
 _TOPOLOGY_S = 1.0
-#: How long an end that went back is not believed: who answers may be a replica that lags.
-_BACK_S, _PAUSE_S = 10.0, 0.2
-#: As often a stream may go while it is planned.
+#: Planning attempts if a stream disappears meanwhile.
 _TRIES = 3
+#: What is said of a place: of the offset to go on from, the one before it, and the place's own.
+_TEXTS = {
+    Outcome.GONE: "offsets {2} to {1} are gone: retention has taken them before they were read",
+    Outcome.OTHER: "it was read up to offset {2}, and was deleted and made again since: it begins at offset {0}",
+    Outcome.CUT: "it was read up to offset {2}, and chunks from offset {0} on are others now: its end was rewritten",
+    Outcome.AGAIN: "it was read up to offset {2}, and its end was rewritten, nobody can tell from where: "
+    "rows from offset {0} on may repeat",
+    Outcome.NOT_YET: "no member has offset {1}, which was committed once. It is waited for; if it is lost, that shows "
+    "as soon as somebody publishes",
+}
 
 
 class Planner:
@@ -47,21 +55,25 @@ class Planner:
         self._looked_s = float("-inf")
         #: Ends that were read since partitions were looked at: a stream that is made again may have an end as before.
         self._ends: dict[str, Place] = {}
-        self._settled: set[str] = set()
+        #: The last place that was looked at, the end of the first member that was asked, and what became of the place.
+        self._seen: dict[str, tuple[Place, Place, Found]] = {}
         self._gone: set[str] = set()
         self._bounds: dict[str, Place] | None = None
-        #: Places that were compared, and the end of the stream at that time.
-        self._compared: dict[str, tuple[Place, Place, int]] = {}
+        #: The furthest places of this process: before 4.2 Spark does not say where an epoch begins.
+        self._furthest: dict[str, Place] = {}
+        #: Ends that Spark has logged below their starts, and these.
+        self._carried: dict[str, tuple[Place, Place]] = {}
+        #: Losses that were told, with the offset up to which they were counted.
+        self._told: dict[tuple[str, Place, Outcome], int] = {}
         self._planned_s = time.monotonic()
         self._lost = self._planned = 0
         self._backlog: dict[str, int] = {}
 
     # -- asking
 
-    def _look(self, *, again: bool = False) -> None:
+    def _look(self) -> None:
         """See which partitions there are, and where."""
-        now = time.monotonic()
-        if now - self._looked_s < _TOPOLOGY_S and not again:
+        if time.monotonic() - self._looked_s < _TOPOLOGY_S:
             return
         first = self._access is None
         # Files of secrets are read again, so that tasks get the newest.
@@ -74,11 +86,14 @@ class Planner:
                 self._members[partition] = members
         self._names, self._looked_s = names, time.monotonic()
         self._ends.clear()
+        self._seen = {name: seen for name, seen in self._seen.items() if seen[2].outcome is not Outcome.NOT_YET}
 
     def _located(self, name: str, limit_s: float | None) -> dict[str, list[Member]]:
         assert self._access is not None
         try:
-            return persistently(self._access, (), lambda connection: located(connection, name), limit_s)
+            # One that has gone already is not waited for again.
+            absent_s = 0.0 if name in self._gone else None
+            return persistently(self._access, (), lambda connection: located(connection, name), limit_s, absent_s)
         except NoStream:
             if name in self._members:
                 return {}  # there was one: that is loss, and is said where its position is looked at
@@ -95,36 +110,60 @@ class Planner:
                 return plan()
             except NoStream as missing:
                 gone, self._looked_s = missing.stream, float("-inf")
-        raise loss(gone, "its nodes say that it exists, and when they are asked about it that it does not")
+        text = "its nodes say that it exists, and when they are asked about it that it does not"
+        raise loss(gone, text, fails=self._settings.fail_on_loss)
 
-    def _ask(
-        self, ask: Callable[Concatenate[Connection, str, A], T], partition: str, *given: A.args, **named: A.kwargs
-    ) -> T:
+    def _ask(self, name: str, ask: Callable[[Connection], T]) -> T:
         """Ask the members of a partition."""
         assert self._access is not None
-        members = self._members.get(partition, ())
-        return persistently(self._access, members, lambda connection: ask(connection, partition, *given, **named))
+        return persistently(self._access, self._members.get(name, ()), ask)
 
-    def _end(self, partition: str, floor: int) -> Place:
-        """Return the committed end; one below the floor only when it has stayed there."""
-        deadline = time.monotonic() + _BACK_S
-        while True:
-            known, settled = self._ends.get(partition), partition in self._settled
-            end = self._ask(end_of, partition, known, patient=not settled)
-            if end.chunk is None or end.next >= floor or time.monotonic() > deadline:
-                self._ends[partition] = end
-                self._settled.add(partition)
-                return end
-            self._ends.pop(partition, None)
-            time.sleep(_PAUSE_S)
-            self._look(again=True)
+    def _is_new(self, name: str, found: Found, end: Place) -> bool:
+        """Whether an end was planned a moment ago, and needs no second look."""
+        return end in (found.end, self._furthest.get(name))
+
+    def _see(self, name: str, place: Place, end: Place | None = None) -> Found:
+        """Tell what became of a place: by one member if it has it unchanged, by all if not.
+
+        Args:
+            end: of an epoch that begins there.
+        """
+        seen = self._seen.get(name)
+        if seen is not None and end is not None and seen[0] == place and self._is_new(name, seen[2], end):
+            return seen[2]
+
+        def look(connection: Connection) -> Found:
+            assert self._access is not None
+            copy = self._copy(connection, name)
+            self._furthest.setdefault(name, place)
+            if seen is not None and seen[:2] == (place, copy.end):
+                return seen[2]
+            found = unchanged(place, copy)
+            if found is None:
+                with everywhere(self._access, connection.members(name)) as connections:
+                    found, again = (resume(place, [Copy(one, name) for one in connections]) for _ in range(2))
+                    if found[:2] != again[:2]:
+                        raise Lost(f"stream '{name}': what became of offset {place.next} is told in two ways")
+            self._seen[name] = place, copy.end, found
+            return found
+
+        return self._ask(name, look)
+
+    def _copy(self, connection: Connection, name: str) -> Copy:
+        copy = Copy(connection, name, self._ends.get(name), patient=name not in self._furthest)
+        self._ends[name] = copy.end
+        return copy
+
+    def _end(self, name: str) -> Place:
+        """The committed end, of a place that nobody has been at."""
+        return self._ask(name, lambda connection: self._copy(connection, name).end_after(Place(0)))
 
     # -- where to begin
 
     def initial(self) -> dict[str, Any]:
         """The offset of a query that has read nothing."""
-        places = self._steadily(lambda: self._resolved("startingOffsets", self._settings.starting))
-        return encode(self._settings.of, places)
+        self._furthest = self._steadily(lambda: self._resolved("startingOffsets", self._settings.starting))
+        return encode(self._settings.of, self._furthest)
 
     def batch(self) -> list[Range]:
         """The tasks of a batch from `startingOffsets` to `endingOffsets`."""
@@ -136,7 +175,7 @@ class Planner:
         for partition, place in ending.items():
             if place.next < starting[partition].next:
                 ending[partition] = starting[partition]
-        return self._split(starting, ending)
+        return self._ranges(starting, ending)
 
     def _resolved(self, option: str, where: Where) -> dict[str, Place]:
         for given in (where.offsets or {}, where.times_ms or {}):
@@ -144,51 +183,48 @@ class Planner:
             if unknown:
                 problem = f"names partition '{unknown[0]}', which is none of {', '.join(self._names)}"
                 raise OptionError(option, f"{problem}; correct it")
-        return {name: self._resolve(option, where, name) for name in self._names}
+        return {name: self._ask(name, partial(self._resolve, name, option, where)) for name in self._names}
 
-    def _resolve(self, option: str, where: Where, partition: str) -> Place:
-        end = self._end(partition, 0)
-        since_ms = (where.times_ms or {}).get(partition, where.since_ms)
-        offset = (where.offsets or {}).get(partition, where.offset)
-        first = self._ask(first_of, partition)
-        if since_ms is not None and end.chunk is not None:
+    def _resolve(self, name: str, option: str, where: Where, connection: Connection) -> Place:
+        copy = self._copy(connection, name)
+        end = copy.end_after(Place(0))
+        since_ms = (where.times_ms or {}).get(name, where.since_ms)
+        offset = (where.offsets or {}).get(name, where.offset)
+        if since_ms is not None and end.last is not None:
             offset = LATEST
-            if end.chunk.timestamp_ms >= since_ms:
-                offset = self._ask(chunk_since, partition, since_ms).first
-        if offset == LATEST or end.chunk is None:
-            if offset > end.next:
-                raise OptionError(option, f"{offset} is behind the end of stream '{partition}', which has nothing yet")
-            return end
-        if offset == EARLIEST:
-            return Place(first)
+            if end.last.timestamp_ms >= since_ms:
+                offset = chunk_since(connection, name, since_ms).first
         if offset > end.next:
-            problem = f"{offset} is behind the end of stream '{partition}', which is {end.next}"
-            raise OptionError(option, f"{problem}; correct it")
-        if offset < first:
+            there = f"which is {end.next}" if end.last else "which has nothing yet"
+            raise OptionError(option, f"{offset} is behind the end of stream '{name}', {there}; correct it")
+        if offset == LATEST or end.first is None:
+            return end
+        first = end.first.chunk
+        if 0 <= offset < first:
             text = f"offsets {offset} to {first - 1} of '{option}' are gone: retention took them"
-            self._note_loss(partition, text, first - offset)
-            return Place(first)
-        if offset == first:
-            return Place(offset)
-        chunk = self._ask(chunk_with, partition, offset - 1)
-        return Place(offset, chunk.identity if chunk.first < offset else None)
+            self._tell(name, Place(offset), Outcome.GONE, text, first)
+        if offset <= first:
+            return Place(first, None, end.first)
+        chunk = sure_chunk(connection, name, offset - 1)
+        return Place(offset, chunk.identity if chunk.first < offset else None, end.first)
 
     # -- epochs
 
     def bound(self) -> None:
         """Fix the ends of a run of `Trigger.AvailableNow`."""
         self._looked_s = float("-inf")
-        self._bounds = self._steadily(lambda: {name: self._end(name, 0) for name in self._names})
+        self._bounds = self._steadily(lambda: {name: self._end(name) for name in self._names})
 
     def latest(self, start: dict[str, Any] | None, *, limited: bool = True) -> dict[str, Any]:
-        """The end of the next epoch; `start` itself if there is nothing to read."""
+        """The end of the next epoch; `start` itself if there is nothing to read.
+
+        Args:
+            start: None before Spark 4.2; then it is the furthest place of this process.
+        """
         return self._steadily(lambda: self._latest(start, limited=limited))
 
     def _latest(self, start: dict[str, Any] | None, *, limited: bool) -> dict[str, Any]:
-        if start is None:
-            # Before Spark 4.2 nobody says where the epoch begins: it is compared when its tasks are planned.
-            return encode(self._settings.of, {name: self._end(name, 0) for name in self._names})
-        before = decode(self._settings.of, start)
+        before = dict(self._furthest) if start is None else decode(self._settings.of, start)
         gone = [name for name in before if name not in self._names]
         for name in set(gone) - self._gone:
             # An idle query asks again and again: it is said once.
@@ -197,27 +233,38 @@ class Planner:
         begins: dict[str, int] = {}
         ends: dict[str, Place] = {}
         for name in self._names:
-            # A partition that has come later is read from its first message.
-            place = before.get(name, Place(0))
             if self._bounds is not None and name not in self._bounds:
                 continue
-            end = self._end(name, place.next)
-            begins[name] = self._begin(name, place, end)
-            if self._bounds is not None and self._bounds[name].next < end.next:
-                end = self._bounds[name]
-            ends[name] = end if end.next > begins[name] else place
+            if start is None and name not in before:
+                before[name] = self._end(name)
+            # A partition that has come later is read from its first message.
+            place = before.get(name, Place(0))
+            found = self._see(name, place)
+            begins[name] = self._judged(name, place, found)
+            ends[name] = found.end if self._bounds is None else self._bounded(name, found)
         self._backlog = {name: max(0, end.next - begins[name]) for name, end in ends.items()}
         total = sum(self._backlog.values())
-        if total == 0 or self._waits(total):
+        if start is not None and (total == 0 or self._waits(total)):
             return start
         self._planned_s = time.monotonic()
-        limit = self._settings.max_offsets if limited else None
+        limit = self._settings.max_offsets if limited and start is not None else None
         after = {name: self._cut(name, begins[name], end, limit, total) for name, end in ends.items()}
         for name, place in after.items():
             self._planned += max(0, place.next - begins[name])
             self._backlog[name] = ends[name].next - place.next
         # A partition that has gone keeps its place: if it was only not named, it is not read again.
-        return encode(self._settings.of, before | after)
+        self._furthest = before | after
+        return encode(self._settings.of, self._furthest)
+
+    def _bounded(self, name: str, found: Found) -> Place:
+        """The end for a run that is bounded; a bound that the stream does not have any more is fixed anew."""
+        assert self._bounds is not None
+        bound, same = self._bounds[name], found.outcome in {Outcome.SAME, Outcome.NOT_YET}
+        if same and bound.next < found.end.next:
+            same = self._see(name, bound).outcome is Outcome.SAME
+        if not same:
+            self._bounds[name] = bound = found.end
+        return bound if bound.next < found.end.next else found.end
 
     def _waits(self, total: int) -> bool:
         minimum = self._settings.min_offsets
@@ -230,49 +277,37 @@ class Planner:
         if limit is None or total <= limit or backlog == 0:
             return end
         at = begin + max(1, limit * backlog // total) - 1
-        chunk = self._ask(chunk_with, partition, at)
-        return Place(chunk.end, chunk.identity) if chunk.end < end.next else end
+        chunk = self._ask(partition, lambda connection: sure_chunk(connection, partition, at))
+        return Place(chunk.end, chunk.identity, end.first) if chunk.end < end.next else end
 
-    def _begin(self, partition: str, place: Place, end: Place) -> int:
-        """The offset to go on from, when the stream was compared with the place."""
-        known = self._compared.get(partition)
-        if known is not None and known[:2] == (place, end):
-            return known[2]
-        begin = self._compare(partition, place, end)
-        self._compared[partition] = place, end, begin
+    def _judged(self, name: str, place: Place, found: Found, end: int | None = None) -> int:
+        """Say what became of a place, and return the offset to go on from; a DataLossError if that is not accepted.
+
+        Args:
+            end: of an epoch; what retention took after that is counted with the next one.
+        """
+        begin, outcome = found.begin, found.outcome
+        if outcome is Outcome.NOT_YET and (name, place, outcome) not in self._told:
+            self._told[name, place, outcome] = begin
+            _log.warning("stream '%s': %s", name, _TEXTS[outcome].format(begin, begin - 1, place.next))
+        elif outcome not in {Outcome.SAME, Outcome.NOT_YET, Outcome.GONE} or begin > place.next:
+            text = _TEXTS[outcome].format(begin, begin - 1, place.next)
+            self._tell(name, place, outcome, text, begin if end is None else min(begin, end))
         return begin
 
-    def _compare(self, partition: str, place: Place, end: Place) -> int:
-        if end.chunk is None:
-            return place.next  # nothing, or not yet
-        remade = "the stream was deleted and made again, or its end was rewritten"
-        first = self._ask(first_of, partition)
-        if end.next < place.next:
-            self._note_loss(partition, f"its end is {end.next}, and it was read up to {place.next}: {remade}", 0)
-            return first
-        if place.chunk is not None and first <= place.chunk.chunk:
-            chunk = place.chunk.chunk
-            found = end.chunk
-            if chunk != found.chunk:
-                found = self._ask(chunk_with, partition, chunk).identity
-            if found != place.chunk:
-                # Retention may have taken it in between.
-                first = self._ask(first_of, partition)
-                if first <= chunk:
-                    text = f"before offset {place.next} is another chunk than was read, {found} for {place.chunk}"
-                    self._note_loss(partition, f"{text}: {remade}", 0)
-                    return first
-        if first > place.next:
-            text = f"offsets {place.next} to {first - 1} are gone: retention has taken them before they were read"
-            self._note_loss(partition, text, first - place.next)
-            return first
-        return place.next
+    def _tell(self, name: str, place: Place, outcome: Outcome, text: str, begin: int) -> None:
+        """Note a loss, once for each place; of what retention took, count what has not been counted."""
+        told = self._told.get((name, place, outcome))
+        count = max(0, begin - (place.next if told is None else told)) if outcome is Outcome.GONE else 0
+        if told is None or count:
+            self._note_loss(name, text, count)
+        self._told[name, place, outcome] = begin
 
-    def _note_loss(self, partition: str, text: str, count: int) -> None:
+    def _note_loss(self, name: str, text: str, count: int) -> None:
         if self._settings.fail_on_loss:
-            raise loss(partition, text)
+            raise loss(name, text)
         self._lost += count
-        _log.warning("stream '%s': %s; the query goes on, as 'failOnDataLoss' is false", partition, text)
+        _log.warning("stream '%s': %s; the query goes on, as 'failOnDataLoss' is false", name, text)
 
     # -- tasks
 
@@ -283,33 +318,49 @@ class Planner:
         return self._steadily(lambda: self._ranges(decode(self._settings.of, start), decode(self._settings.of, end)))
 
     def _ranges(self, before: Mapping[str, Place], after: Mapping[str, Place]) -> list[Range]:
-        begun: dict[str, Place] = {}
-        for name, place in after.items():
-            begun[name] = held = before.get(name, Place(0))
-            if held == place:
+        begun: dict[str, int] = {}
+        ends: dict[str, Place] = {}
+        for name, end in after.items():
+            start = before.get(name, Place(0))
+            lower, carried = self._carried.get(name, (None, start))
+            start = carried if start == lower else start
+            if start == end:
                 continue
             if name not in self._names:
-                self._note_loss(name, f"it was deleted; offsets from {held.next} on were planned", 0)
-                begun[name] = place
-            else:
-                now = self._ends.get(name) or self._end(name, place.next)
-                begun[name] = Place(self._begin(name, held, now))
-        return self._split(begun, after)
+                self._note_loss(
+                    name, f"it was deleted; offsets from {start.next} on were planned", end.next - start.next
+                )
+                continue
+            found = self._see(name, start, end)
+            begun[name] = self._judged(name, start, found, end.next)
+            ends[name] = end if self._is_new(name, found, end) else self._stop(name, start, end)
+            self._furthest[name] = end
+            if end.next < start.next and found.outcome in {Outcome.SAME, Outcome.NOT_YET}:
+                self._carried[name], self._furthest[name] = (end, start), start
+        return self._split(begun, ends)
 
-    def _split(self, begun: Mapping[str, Place], after: Mapping[str, Place]) -> list[Range]:
-        sizes = {name: place.next - begun[name].next for name, place in after.items() if place.next > begun[name].next}
+    def _stop(self, name: str, start: Place, end: Place) -> Place:
+        """Where an epoch ends that was logged with an end."""
+        found = self._see(name, end)
+        if found.outcome is not Outcome.GONE:
+            self._judged(name, end, found)
+            self._lost += max(0, end.next - max(start.next, found.stop.next))
+        return found.stop
+
+    def _split(self, begun: Mapping[str, int], after: Mapping[str, Place]) -> list[Range]:
+        sizes = {name: place.next - begun[name] for name, place in after.items() if place.next > begun[name]}
         total, settings = sum(sizes.values()), self._settings
         assert self._access is not None
         planned: list[Range] = []
         for turn, (name, size) in enumerate(sizes.items()):
             parts = -(-(settings.min_partitions or 1) * size // total)
             parts = min(max(parts, -(-size // (settings.max_records or size))), size)
-            begin, place, members = begun[name].next, after[name], tuple(self._members.get(name, ()))
+            begin, place, members = begun[name], after[name], tuple(self._members.get(name, ()))
             for number in range(parts):
                 low, high = begin + size * number // parts, begin + size * (number + 1) // parts
                 planned.append(
                     Range(
-                        name, self._names[name], low, high, place.chunk, members, self._access, settings.fail_on_loss,
+                        name, self._names[name], low, high, place.last, members, self._access, settings.fail_on_loss,
                         turn + number,
                     )
                 )  # fmt: skip

@@ -2,36 +2,39 @@
 
 What a task emits is exactly the records of its range, so a retry emits the same. Four rules make it so:
 
-1. Chunks of all kinds are asked for, and follow each other without a gap. A gap is loss, and says which offsets.
-2. Each chunk has the CRC that it was written with.
-3. When all is read, the chunk at the end of the epoch is the one that was planned. A stream that was deleted and made
-   again does not turn back into what it was, so all that was read before is of the same stream.
+1. Chunks of all kinds are asked for, and follow each other without a gap, with good heads and CRCs.
+2. A gap or a broken chunk is believed when each member that Metadata names has shown it three times, on connections of
+   their own: retention is each member's own.
+3. No chunk is of a later epoch than the end of the range, and the chunk there is the one that was planned. A stream
+   that was made again does not turn back into what it was, so all that was read before is of the same stream.
 4. A connection may be lost between two chunks; another one goes on at the next offset, at another member too.
+
+A lower end proves nothing: a task waits for it, until there was no progress for `reconnectTimeout`.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
-from pyspark_mq.errors import START_ANEW, BrokerUnavailableError, DataLossError
+from pyspark_mq.errors import START_ANEW, BrokerUnavailableError, DataLossError, RefusedError
 from pyspark_mq.streams.access import Access
-from pyspark_mq.streams.chunk import Chunk, ChunkError, Identity
-from pyspark_mq.streams.connection import Connection, Lost, Member, NoStream, Subscription, SubscriptionEnded
-from pyspark_mq.streams.tail import chunk_with, end_of, first_of
+from pyspark_mq.streams.chunk import Chunk, ChunkError, Entry, Identity
+from pyspark_mq.streams.connection import NO_STREAM, Connection, Lost, Member, NoStream, SubscriptionEnded
+from pyspark_mq.streams.tail import chunk_with
 from pyspark_mq.streams.topology import candidates, connected
 
 __all__ = ["Part", "Range", "loss", "read_range"]
 
 _log = logging.getLogger("pyspark_mq")
 
-#: Nothing for so long, and somebody looks what is there.
+#: How long a subscription may be silent at first; the next may be so for twice as long.
 _WAIT_S = 5.0
-#: As often as this a member may say that there is less, or a broken chunk, or no stream, before it is believed.
+#: As often each member has to show a gap, a broken chunk or another stream, before it is believed.
 _TRIES = 3
 _PAUSE_S, _PAUSE_MAX_S = 0.1, 2.0
 #: Chunks on the way, at most: enough for chunks of one message, and not read for nothing behind the end.
@@ -63,16 +66,23 @@ class Range:
 
 
 class Part(NamedTuple):
-    """Records `low` to before `high` of a chunk."""
+    """Records `low` to before `high` of a chunk, whose entries have been checked."""
 
     chunk: Chunk
+    entries: list[Entry]
     low: int
     high: int
 
 
-def loss(stream: str, text: str) -> DataLossError:
-    """The error for messages of a stream that are gone."""
-    advice = f"Set 'failOnDataLoss' to false to go on with what is there, or {START_ANEW}"
+def loss(stream: str, text: str, *, fails: bool = True) -> DataLossError:
+    """The error for messages of a stream that are gone.
+
+    Args:
+        fails: is that what `failOnDataLoss` asks for? If not, the next start of the query goes on with what is there.
+    """
+    advice = "Start the query again: it reads what the stream has now"
+    if fails:
+        advice = f"Set 'failOnDataLoss' to false to go on with what is there, or {START_ANEW}"
     return DataLossError(stream, 0, (), f"stream '{stream}': {text}. {advice}")
 
 
@@ -81,13 +91,10 @@ def read_range(wanted: Range) -> Iterator[Part]:
 
     Raises:
         DataLossError: not all of it is there, or it is not what was planned.
+        RefusedError: nodes refuse the login, or TLS, for `reconnectTimeout`.
         BrokerUnavailableError: there was no progress for `reconnectTimeout`.
     """
     yield from _RangeReader(wanted).parts()
-
-
-class _Given(Exception):  # noqa: N818 - not an error: nothing more is to come
-    """The rest of the range was lost, and that was to be accepted."""
 
 
 class _RangeReader:
@@ -95,124 +102,148 @@ class _RangeReader:
         self._wanted = wanted
         self._next = wanted.begin
         self._proved = wanted.proof is None
-        self._tries = 0
+        self._wait_s = _WAIT_S
+        #: What members have shown instead of the next chunk: where they go on, and why.
+        self._lacking: dict[Member, list[tuple[int, str]]] = defaultdict(list)
+        self._others = 0
         self._progress_s = time.monotonic()
+        self._absent_s: float | None = None
 
     def parts(self) -> Iterator[Part]:
-        wanted, turn, pause_s = self._wanted, self._wanted.turn, 0.0
-        places = candidates(wanted.access, wanted.members, wanted.turn)
-        fresh = False
+        wanted, tries, pause_s = self._wanted, 0, 0.0
         while self._next < wanted.end or not self._proved:
-            member, url = places[(turn - wanted.turn) % len(places)]
+            places = candidates(wanted.access, wanted.members, wanted.turn)
+            member, url = places[tries % len(places)]
             before = self._next
             try:
                 with connected(wanted.access, member, url) as connection:
                     if self._next < wanted.end:
                         yield from self._subscribed(connection)
                     if self._next >= wanted.end and not self._proved and wanted.proof is not None:
-                        self._prove(chunk_with(connection, wanted.stream, wanted.proof.chunk), wanted.proof)
+                        self._prove(connection, chunk_with(connection, wanted.stream, wanted.proof.chunk), wanted.proof)
                 continue
-            except _Given:
-                return
-            except (Lost, SubscriptionEnded, NoStream, ChunkError) as failed:
+            except (Lost, SubscriptionEnded, NoStream, RefusedError) as failed:
                 self._failed(failed)
-            if self._next > before:
-                fresh, pause_s = False, 0.0
-            elif not fresh:
-                # It may have been a connection that was kept and had died: one more at the same place.
-                fresh = True
-                continue
-            fresh, turn = False, turn + 1
-            pause_s = min(max(_PAUSE_S, 2 * pause_s), _PAUSE_MAX_S)
+            tries += 1
+            pause_s = 0.0 if self._next > before else min(max(_PAUSE_S, 2 * pause_s), _PAUSE_MAX_S)
             time.sleep(pause_s)
 
     def _failed(self, failed: Exception) -> None:
         """Decide whether to go on."""
-        wanted = self._wanted
-        if isinstance(failed, ChunkError) or (isinstance(failed, NoStream) and failed.code == 2):
-            self._tries += 1
-            if self._tries >= _TRIES:
-                if isinstance(failed, ChunkError):
-                    raise loss(wanted.stream, f"no member has a good chunk for offset {self._next}: {failed}") from None
-                self._lost(wanted.end, "the stream was deleted")
-                raise _Given
-        silent_s = time.monotonic() - self._progress_s
-        if silent_s > wanted.access.reconnect_timeout_s:
+        wanted, now = self._wanted, time.monotonic()
+        if isinstance(failed, NoStream) and failed.code == NO_STREAM:
+            self._absent_s = self._absent_s or now
+            if now - self._absent_s > wanted.access.connect_timeout_s:
+                self._skip(wanted.end, "the stream was deleted")
+                self._proved = True
+        elif now - self._progress_s > wanted.access.reconnect_timeout_s:
+            if isinstance(failed, RefusedError):
+                raise failed
             raise BrokerUnavailableError(
-                f"{wanted}: no progress at offset {self._next} for {silent_s:.0f} s: {failed}. Check the nodes "
-                f"of '{','.join(map(str, wanted.access.urls))}', and that this worker reaches what they advertise"
+                f"{wanted}: no progress at offset {self._next} for {now - self._progress_s:.0f} s: {failed}. Check the "
+                f"nodes of '{','.join(map(str, wanted.access.urls))}', and that this worker reaches what they "
+                "advertise. If the end of the stream was lost, that shows as soon as somebody publishes"
             ) from None
         _log.info("%s: at offset %d: %s", wanted, self._next, failed)
 
     # -- one subscription
 
     def _subscribed(self, connection: Connection) -> Iterator[Part]:
-        wanted, begun = self._wanted, time.monotonic()
+        wanted, proof, begun, broken, after = self._wanted, self._wanted.proof, time.monotonic(), "", 0
         with connection.subscribed(wanted.stream, self._next) as subscription:
+            self._absent_s = None
             while self._next < wanted.end:
-                chunk = self._chunk(connection, subscription)
+                try:
+                    chunk = subscription.next(self._wait_s)
+                    after = chunk.end
+                    entries = self._checked(chunk)
+                except ChunkError as wrong:
+                    # The next one tells where it ends.
+                    broken = broken or f"no member has a good chunk for offset {self._next}: {wrong}"
+                    self._go_on(begun, broken)
+                    subscription.want(1)
+                    continue
+                except TimeoutError:
+                    if broken and after > self._next:
+                        self._lacks(connection, after, broken)
+                    self._silent(f"{connection.place} sent nothing from offset {self._next} on in {self._wait_s:g} s")
                 left = wanted.end - chunk.end
                 if left > 0:
                     # By records that are left: what comes behind the range is sent for nothing.
                     subscription.want(min(_CHUNKS_MAX, left // max(1, chunk.records) + 1))
                 if chunk.end <= self._next:
                     # A member that lags begins below.
-                    if time.monotonic() - max(begun, self._progress_s) > _WAIT_S:
-                        raise Lost(f"{connection.place} has only got to offset {chunk.first}")
+                    self._go_on(begun, f"{connection.place} has only got to offset {chunk.first}")
                     continue
-                if chunk.first < self._next > wanted.begin:
-                    raise ChunkError(f"the chunk at offset {chunk.first} begins within the one before it")
                 if chunk.first > self._next:
-                    self._gap(connection, chunk)
-                if self._next >= wanted.end:
-                    return
-                if wanted.proof is not None and chunk.first <= wanted.proof.chunk < chunk.end:
-                    self._prove(chunk, wanted.proof)
+                    self._lacks(connection, chunk.first, broken or self._gap(connection, chunk))
+                if proof is not None and chunk.epoch > proof.epoch:
+                    self._differs(f"has epoch {chunk.epoch}, above {proof.epoch}")
+                if proof is not None and chunk.first <= proof.chunk < chunk.end:
+                    self._prove(connection, chunk, proof)
                 low, high = self._next - chunk.first, min(wanted.end, chunk.end) - chunk.first
-                self._next = chunk.first + high
-                self._tries, self._progress_s = 0, time.monotonic()
+                self._next, broken = chunk.first + high, ""
+                self._others, self._wait_s, self._progress_s = 0, _WAIT_S, time.monotonic()
+                self._lacking.clear()
                 if chunk.user:
-                    yield Part(chunk, low, high)
+                    yield Part(chunk, entries, low, high)
                     self._progress_s = time.monotonic()  # whatever took the rows may have taken long
 
-    def _chunk(self, connection: Connection, subscription: Subscription) -> Chunk:
-        """The next chunk; Lost if there is none at this member now."""
-        wanted = self._wanted
-        with suppress(TimeoutError):
-            return subscription.next(_WAIT_S)
-        end = end_of(connection, wanted.stream)
-        if end.chunk is not None and end.next < wanted.end:
-            self._tries += 1
-            if self._tries >= _TRIES * len(candidates(wanted.access, wanted.members)):
-                self._lost(wanted.end, f"its end went back to {end.next}, behind which {wanted.end} was committed once")
-                raise _Given
-        raise Lost(f"{connection.place} sent nothing from offset {self._next} on in {_WAIT_S:g} s")
+    def _checked(self, chunk: Chunk) -> list[Entry]:
+        if chunk.first < self._next < chunk.end and self._next > self._wanted.begin:
+            raise ChunkError(f"the chunk at offset {chunk.first} begins within the one before it")
+        return chunk.check()
 
-    def _gap(self, connection: Connection, chunk: Chunk) -> None:
-        end = min(chunk.first, self._wanted.end)
-        first = first_of(connection, self._wanted.stream)
-        reason = "retention has taken them" if first >= chunk.first else "and chunks before and behind them are there"
-        self._lost(end, reason)
+    def _go_on(self, begun: float, text: str) -> None:
+        """Leave a member that brings nothing of use."""
+        if time.monotonic() - max(begun, self._progress_s) > self._wait_s:
+            self._silent(text)
 
-    def _lost(self, end: int, reason: str) -> None:
-        """Take the offsets up to `end` as lost; a DataLossError if that is not to be accepted."""
+    def _silent(self, text: str) -> NoReturn:
+        """Leave a member; the next one may take longer."""
+        left_s = self._progress_s + self._wanted.access.reconnect_timeout_s - time.monotonic()
+        self._wait_s = max(_WAIT_S, min(2 * self._wait_s, left_s))
+        raise Lost(text)
+
+    def _gap(self, connection: Connection, chunk: Chunk) -> str:
+        if connection.stats(self._wanted.stream)["first_chunk_id"] > self._next:
+            return "retention has taken them"
+        return f"no member has them, and all have offset {chunk.first}"
+
+    def _lacks(self, connection: Connection, after: int, reason: str) -> NoReturn:
+        """Note that a member goes on elsewhere than at the next offset; skip what all of them lack."""
+        self._lacking[connection.advertised].append((after, reason))
+        named = connection.members(self._wanted.stream)
+        if named and all(len(self._lacking[member]) >= _TRIES for member in named):
+            self._skip(*min(self._lacking[member][-1] for member in named))
+        raise Lost(f"{connection.place} goes on at offset {after}: {reason}")
+
+    def _skip(self, after: int, reason: str) -> None:
+        """Take the offsets up to there as lost; a DataLossError if that is not to be accepted."""
+        wanted, end = self._wanted, min(after, self._wanted.end)
         text = f"offsets {self._next} to {end - 1} are gone: {reason}"
-        if self._wanted.fail_on_loss:
-            raise loss(self._wanted.stream, text)
-        lost = end - self._next
-        _log.warning("stream '%s': %s; %d lost, as 'failOnDataLoss' is false", self._wanted.stream, text, lost)
-        self._next = end
+        if self._next >= wanted.end:
+            text = f"offsets {wanted.begin} to {end - 1} cannot be compared with what was planned: {reason}"
+        if wanted.fail_on_loss:
+            raise loss(wanted.stream, text)
+        _log.warning("stream '%s': %s; %d lost, as 'failOnDataLoss' is false", wanted.stream, text, end - self._next)
+        self._next, self._progress_s = end, time.monotonic()
+        self._proved = self._proved or wanted.proof is None or wanted.proof.chunk < after
+        self._lacking.clear()
 
-    def _prove(self, chunk: Chunk, proof: Identity) -> None:
-        """Compare the chunk at the end with the one that was planned; a DataLossError if it is another."""
+    def _prove(self, connection: Connection, chunk: Chunk, proof: Identity) -> None:
+        """Compare the chunk at the end with the one that was planned."""
+        if chunk.first > proof.chunk:
+            self._lacks(connection, chunk.first, "retention has taken the end")
+        if chunk.identity != proof:
+            self._differs(f"is {chunk.identity} instead of {proof}")
         self._proved = True
-        if chunk.identity == proof:
-            return
-        text = (
-            f"the chunk at offset {proof.chunk} is not the one that was planned, {chunk.identity} instead of "
-            f"{proof}: the stream was deleted and made again, its end was rewritten, "
-            "or retention has taken it since"
-        )
-        if self._wanted.fail_on_loss:
-            raise loss(self._wanted.stream, text)
-        _log.warning("stream '%s': %s; read all the same, as 'failOnDataLoss' is false", self._wanted.stream, text)
+
+    def _differs(self, text: str) -> NoReturn:
+        """Ask again for a chunk that is another; a DataLossError if it stays so, as nothing here is as planned."""
+        self._others += 1
+        if self._others >= _TRIES * max(1, len(self._wanted.members)):
+            text = f"a chunk from offset {self._next} on is not the one that was planned: it {text}"
+            reason = "the stream was deleted and made again, or its end was rewritten"
+            raise loss(self._wanted.stream, f"{text}: {reason}", fails=self._wanted.fail_on_loss)
+        raise Lost(text)

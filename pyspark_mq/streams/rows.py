@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -19,66 +20,78 @@ __all__ = ["range_batches"]
 
 #: A batch is as many bytes or records, or a packed entry.
 _BATCH_BYTES, _BATCH_RECORDS = 4 << 20, 20_000
+_log = logging.getLogger("pyspark_mq")
 _reader = SectionReader(counts_acquirers=False, names_annotations=True)
 
 
-def range_batches(wanted: Range, schema: pa.Schema, *, unreadable_fails: bool) -> Iterator[pa.RecordBatch]:
+def range_batches(wanted: Range, schema: pa.Schema, *, unreadable: str) -> Iterator[pa.RecordBatch]:
     """Read a range as record batches.
 
     Args:
         schema: the columns.
-        unreadable_fails: is a message that cannot be decoded an error, or a row with its bytes?
+        unreadable: what to do with a message, or a packed entry, that cannot be read: `fail`, `row` or `reject`.
 
     Raises:
-        MessageError: a message cannot be decoded, or a chunk cannot be unpacked. See also :func:`read_range`.
+        MessageError: one cannot be read, and that is to fail. See also :func:`read_range`.
     """
-    pieces = (piece for part in read_range(wanted) for piece in _pieces(wanted.stream, part))
+    pieces = (piece for part in read_range(wanted) for piece in _pieces(part))
     for some in _together(pieces):
-        yield _batch(wanted, schema, some, unreadable_fails=unreadable_fails)
+        yield _batch(wanted, schema, some, unreadable)
 
 
 class _Piece(NamedTuple):
-    """Records of a chunk behind each other, in one piece of memory; `first` is the offset of the first."""
+    """Records of a chunk after each other, in one piece of memory.
+
+    Attributes:
+        first: offset of the first.
+        broken: why these bytes, a packed entry, are no records.
+    """
 
     first: int
     timestamp_ms: int
     data: bytes
     begins: Any
     ends: Any
+    broken: str = ""
 
 
-def _pieces(stream: str, part: Part) -> Iterator[_Piece]:
-    chunk, at = part.chunk, 0
-    try:
-        for data, begins in chunk.pieces():
-            low, high = (min(max(0, edge - at), len(begins) - 1) for edge in (part.low, part.high))
-            if low < high:
-                where = np.array(begins[low : high + 1], np.int64)
-                yield _Piece(chunk.first + at + low, chunk.timestamp_ms, data, where[:-1], where[1:] - 4)
-            at += len(begins) - 1
-    except ChunkError as wrong:
-        raise MessageError(
-            f"stream '{stream}': the chunk at offset {chunk.first} has the bytes that were written, and they "
-            f"cannot be read: {wrong}. Start behind it, at offset {chunk.end}, with 'startingOffsets' and a new "
-            "checkpointLocation"
-        ) from None
+def _pieces(part: Part) -> Iterator[_Piece]:
+    first, time_ms = part.chunk.first, part.chunk.timestamp_ms
+    low, high = first + part.low, first + part.high
+    for entry in part.entries:
+        end = first + entry.records
+        if low < end and first < high:
+            try:
+                data, begins = entry.unpacked()
+                edges = np.array(begins[max(low - first, 0) : high - first + 1], np.int64)
+                yield _Piece(max(low, first), time_ms, data, edges[:-1], edges[1:] - 4)
+            except ChunkError as wrong:
+                # It is told once, by the task that reads its first offset.
+                if low <= first:
+                    text = f"the packed entry with offsets {first} to {end - 1}: {wrong}"
+                    yield _Piece(first, time_ms, entry.data, np.array([0]), np.array([len(entry.data)]), text)
+        first = end
 
 
 def _together(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
+    """Pieces for one batch each; a broken one is alone."""
     held: list[_Piece] = []
     size = records = 0
     for piece in pieces:
+        if piece.broken and held:
+            yield held
+            held, size, records = [], 0, 0
         held.append(piece)
         size += len(piece.data)
         records += len(piece.begins)
-        if size >= _BATCH_BYTES or records >= _BATCH_RECORDS:
+        if size >= _BATCH_BYTES or records >= _BATCH_RECORDS or piece.broken:
             yield held
             held, size, records = [], 0, 0
     if held:
         yield held
 
 
-def _batch(wanted: Range, schema: pa.Schema, pieces: Sequence[_Piece], *, unreadable_fails: bool) -> pa.RecordBatch:
+def _batch(wanted: Range, schema: pa.Schema, pieces: Sequence[_Piece], unreadable: str) -> pa.RecordBatch:
     messages = _messages(pieces)
     counts = [len(piece.begins) for piece in pieces]
     firsts = np.array([piece.first for piece in pieces], np.int64)
@@ -86,12 +99,18 @@ def _batch(wanted: Range, schema: pa.Schema, pieces: Sequence[_Piece], *, unread
     offsets = np.repeat(firsts - begins, counts) + np.arange(sum(counts))
     names = [field.name for field in schema if field.name in COLUMN_TYPES]
     columns, bad = message_columns(messages, names, _reader)
-    if bad and unreadable_fails:
-        first = f"the first at offset {offsets[bad[0].tag]}: {bad[0].error}"
-        raise MessageError(
-            f"stream '{wanted.stream}' has {len(bad)} message(s) that cannot be decoded among offsets {offsets[0]} to "
-            f"{offsets[-1]}, {first}. Set 'onUnreadableMessage' to 'row' to have their bytes as rows"
+    broken = pieces[0].broken
+    if broken and "properties" in columns:
+        columns["properties"] = pa.array([[("unreadable", broken)]], COLUMN_TYPES["properties"])
+    if bad and unreadable != "row":
+        text = (
+            f"stream '{wanted.stream}': {len(bad)} message(s) among offsets {offsets[0]} to {offsets[-1]} cannot be "
+            f"decoded, the first at offset {offsets[bad[0].tag]}: {broken or bad[0].error}"
         )
+        if unreadable == "fail":
+            advice = "'row' to have their bytes as rows, or to 'reject' to leave them out"
+            raise MessageError(f"{text}. Set 'onUnreadableMessage' to {advice}")
+        _log.error("%s. They are left out, as 'onUnreadableMessage' is 'reject'", text)
     if "chunkTimestamp" in schema.names:
         times = np.repeat(np.array([piece.timestamp_ms * 1000 for piece in pieces], np.int64), counts)
         columns["chunkTimestamp"] = pa.array(times).cast(TIMESTAMP)
@@ -101,7 +120,10 @@ def _batch(wanted: Range, schema: pa.Schema, pieces: Sequence[_Piece], *, unread
         if column in schema.names:
             columns[column] = pa.repeat(pa.scalar(text), len(offsets))
     arrays = [columns[field.name].cast(field.type) for field in schema]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
+    if bad and unreadable == "reject":
+        return batch.take(pa.array(np.delete(np.arange(len(offsets)), [one.tag for one in bad])))
+    return batch
 
 
 def _messages(pieces: Sequence[_Piece]) -> Messages:

@@ -36,7 +36,7 @@ class Settings:
         max_offsets, min_offsets: of an epoch; None for no limit. The maximum is rounded up to the end of a chunk.
         max_delay_s: how long to wait for the minimum.
         min_partitions, max_records: how ranges are split among tasks; None for one task each.
-        unreadable_fails: is a message that cannot be decoded an error, or a row?
+        unreadable: what to do with a message that cannot be decoded: `fail`, `row` or `reject`.
     """
 
     endpoint: Endpoint
@@ -49,7 +49,7 @@ class Settings:
     min_partitions: int | None = None
     max_records: int | None = None
     fail_on_loss: bool = True
-    unreadable_fails: bool = True
+    unreadable: str = "fail"
 
     @property
     def virtual_host(self) -> str:

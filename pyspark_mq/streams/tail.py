@@ -1,7 +1,7 @@
-"""The beginning and the end of a stream, and the chunk at a place.
+"""One member's copy of a stream: where it begins and ends, and the chunk at an offset.
 
-The end is that of the last *committed* chunk, whose first offset StreamStats reports (3.11 and later): chunks behind it
-may vanish when a leader is lost. -1 is "not yet", which lasts for a second behind a restart, or "nothing at all".
+The end is that of the last *committed* chunk, whose first offset StreamStats reports (3.11 and later): chunks after it
+may vanish when a leader is lost. -1 is "not yet", which lasts for a second after a restart, or "nothing at all".
 """
 
 from __future__ import annotations
@@ -9,70 +9,121 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 
 from pyspark_mq.streams.chunk import Chunk, ChunkError
 from pyspark_mq.streams.connection import Connection, Lost, Subscription, SubscriptionEnded
 from pyspark_mq.streams.offsets import Place
 
-__all__ = ["chunk_since", "chunk_with", "end_of", "first_of"]
+__all__ = ["Copy", "chunk_since", "chunk_with", "sure_chunk"]
 
-#: A node that has just been started knows nothing for 0.1 to 0.7 s.
-_SETTLED_S, _PAUSE_S = 2.0, 0.1
-#: For one chunk that is known to be there.
-_CHUNK_S = 10.0
+#: A node that has just been started knows nothing for 0.1 to 0.7 s; a new leader finds its commit point again.
+_EMPTY_S, _ELECTED_S, _PAUSE_S = 2.0, 10.0, 0.1
 
 
-def first_of(connection: Connection, stream: str) -> int:
-    """The lowest offset that is there; 0 of an empty stream."""
-    return max(0, connection.stats(stream)["first_chunk_id"])
-
-
-def end_of(connection: Connection, stream: str, known: Place | None = None, *, patient: bool = False) -> Place:
-    """The committed end; it has no chunk of a stream that has none.
+class Copy:
+    """What a member holds of a stream, for :func:`.resume`; chunks are read when they are asked for.
 
     Args:
-        known: the last that was found: if it is still that, nothing is read.
-        patient: wait for what a node knows that has just been started.
+        connection: to the member.
+        known: the end as it was found last: if it is still that, nothing is read.
+        patient: wait for a node that has just been started, or elected.
+
+    Raises:
+        Lost: the member cannot tell now.
+        NoStream: it does not exist, or not here.
     """
-    stats = _settled(connection, stream) if patient else connection.stats(stream)
-    last = stats["committed_chunk_id"]
-    if last < 0:
-        return Place(0)
-    if known is not None and known.chunk is not None and known.chunk.chunk == last:
-        return known
-    chunk = chunk_with(connection, stream, last)
-    return Place(chunk.end, chunk.identity)
+
+    def __init__(
+        self, connection: Connection, stream: str, known: Place | None = None, *, patient: bool = False
+    ) -> None:
+        self._connection, self._stream = connection, stream
+        numbers = _settled(connection, stream) if patient else connection.stats(stream)
+        self.low, last = max(0, numbers["first_chunk_id"]), numbers["committed_chunk_id"]
+        self.end = Place(0)
+        if known is not None and known.last is not None and known.last.chunk == last:
+            self.end = known
+        elif last >= 0:
+            chunk = chunk_with(connection, stream, last)
+            if _is_broken(chunk) or chunk.first != last:
+                # For once, or for good: what is before it can be read meanwhile.
+                if last <= self.low:
+                    raise Lost(f"the last chunk of stream '{stream}' is broken")
+                chunk = sure_chunk(connection, stream, last - 1)
+            self.end = Place(chunk.end, chunk.identity)
+
+    def chunk(self, offset: int) -> Chunk:
+        """The chunk with an offset below the end, or the first one that is left; its data may be damaged."""
+        return chunk_with(self._connection, self._stream, offset)
+
+    def end_after(self, place: Place) -> Place:
+        """The end, with the first chunk as it is now, which is read if it is not the one that a place knows."""
+        if self.end.last is None:
+            return self.end
+        first = place.first
+        if first is None or first.chunk != self.low:
+            first = sure_chunk(self._connection, self._stream, 0, self.low).identity
+        return replace(self.end, first=first)
 
 
 def _settled(connection: Connection, stream: str) -> dict[str, int]:
-    began = time.monotonic()
+    """The numbers of a stream when its end has reached what was there at first, or after some seconds."""
+    began, goal = time.monotonic(), -1
     while True:
-        stats = connection.stats(stream)
-        # With a first chunk it has something; without, it is most likely empty.
-        limit_s = _SETTLED_S if stats["first_chunk_id"] < 0 else _CHUNK_S
-        if stats["committed_chunk_id"] >= 0 or time.monotonic() - began > limit_s:
-            return stats
+        numbers = connection.stats(stream)
+        goal = goal if goal >= 0 else numbers.get("last_chunk_id", numbers["first_chunk_id"])
+        limit_s = _EMPTY_S if goal < 0 else _ELECTED_S
+        if 0 <= goal <= numbers["committed_chunk_id"] or time.monotonic() - began > limit_s:
+            return numbers
         time.sleep(_PAUSE_S)
 
 
 def chunk_with(connection: Connection, stream: str, offset: int) -> Chunk:
-    """The chunk that has an offset which is committed; if retention has taken it, the first there is."""
+    """The chunk that has an offset which is committed; if retention has taken it, the first there is.
+
+    Raises:
+        Lost: it does not come, or has no good head.
+    """
     problem = f"the chunk of stream '{stream}' with offset {offset} did not come"
     # Where a replica lags, it begins with earlier ones.
-    return _first(connection.subscribed(stream, offset), lambda chunk: chunk.end > offset, problem)
+    return _first(connection, connection.subscribed(stream, offset), lambda chunk: chunk.end > offset, problem)
+
+
+def sure_chunk(connection: Connection, stream: str, offset: int, first: int = -1) -> Chunk:
+    """The same, read again unless it begins as expected and is whole: its CRC does not cover its head.
+
+    Raises:
+        Lost: it is not twice the same.
+    """
+    chunk = chunk_with(connection, stream, offset)
+    if (chunk.first != first or _is_broken(chunk)) and chunk != chunk_with(connection, stream, offset):
+        raise Lost(f"the chunk of stream '{stream}' with offset {offset} is told in two ways")
+    return chunk
+
+
+def _is_broken(chunk: Chunk) -> bool:
+    try:
+        chunk.check()
+    except ChunkError:
+        return True
+    return False
 
 
 def chunk_since(connection: Connection, stream: str, since_ms: int) -> Chunk:
     """The first chunk that is not older, where the last is not."""
     subscribing = connection.subscribed(stream, since_ms=since_ms)
-    return _first(subscribing, lambda chunk: chunk.timestamp_ms >= since_ms, f"stream '{stream}' at {since_ms} ms")
+    problem = f"stream '{stream}' at {since_ms} ms"
+    return _first(connection, subscribing, lambda chunk: chunk.timestamp_ms >= since_ms, problem)
 
 
 def _first(
-    subscribing: AbstractContextManager[Subscription], is_wanted: Callable[[Chunk], bool], problem: str
+    connection: Connection,
+    subscribing: AbstractContextManager[Subscription],
+    is_wanted: Callable[[Chunk], bool],
+    problem: str,
 ) -> Chunk:
-    """A chunk that is known to be there; it is Lost if it does not come, or is broken."""
-    deadline = time.monotonic() + _CHUNK_S
+    """A chunk that is known to be there; it is Lost if it does not come."""
+    deadline = time.monotonic() + connection.patience_s
     try:
         with subscribing as subscription:
             while not is_wanted(chunk := subscription.next(deadline - time.monotonic())):

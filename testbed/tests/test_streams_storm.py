@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,7 @@ import pytest
 from testbed.process import NodeError
 from testbed.storm.streams.audit import Records, rows_of, verdict
 from testbed.storm.streams.messages import BODY_BYTES, ENTRY_BYTES, encoded, numbers_of
+from testbed.storm.streams.nodes import is_content
 from testbed.storm.streams.parts import StreamCluster
 from tests.plugin import missing
 from tests.support.pages import ROOT
@@ -42,6 +45,42 @@ def test_a_storm_loses_doubles_and_invents_nothing(tmp_path: Path) -> None:
     found = json.loads(report.read_text("utf-8"))
     assert found["faults in all"] == FAULTS
     assert found["sent"] == found["records"] == found["rows"] == MESSAGES
+
+
+@pytest.mark.whole
+@pytest.mark.timeout(400)
+def test_a_storm_of_nodes_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    try:
+        StreamCluster().close()
+    except NodeError as absent:
+        missing(str(absent))
+    command = [sys.executable, "-m", "testbed.storm.streams.nodes", "--minutes", "0.5", "--rate", "500", "--seed", "3"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command += ["--folder", str(tmp_path / "storm")]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=390, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the judge is content" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("counts", "errors", "broker_lost", "holds"),
+    [
+        ({}, {}, False, True),
+        ({}, {"broker-unavailable": 2}, False, True),
+        ({"lost": 1}, {}, True, False),
+        ({"twice": 1}, {}, True, False),
+        ({"invented": 1}, {}, False, False),
+        ({"invented": 1}, {}, True, True),
+        ({}, {"data-loss": 1}, False, False),
+        ({}, {"data-loss": 1}, True, True),
+        ({"rows": 0}, {}, False, False),
+    ],
+)
+def test_the_judge_of_nodes_accepts_no_loss_but_the_brokers(
+    counts: dict[str, int], errors: dict[str, int], broker_lost: bool, holds: bool
+) -> None:
+    right = verdict(10, {"one": RIGHT}, {"one": RIGHT})
+    assert is_content(replace(right, **counts), Counter(errors), broker_lost=broker_lost) == holds
 
 
 RIGHT = Records(np.arange(10, 20), np.arange(10))

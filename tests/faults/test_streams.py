@@ -20,7 +20,7 @@ from pyspark_mq.sources.url import parse_urls
 from pyspark_mq.streams import ranges
 from pyspark_mq.streams.connection import Member
 from pyspark_mq.streams.ranges import Range
-from pyspark_mq.streams.tail import end_of
+from pyspark_mq.streams.tail import Copy
 from pyspark_mq.streams.topology import forget_connections, persistently
 from testbed.brokers.rabbitmq import RabbitNode
 from testbed.brokers.rabbitmq_erlang import SYNC
@@ -131,7 +131,8 @@ def test_the_leader_is_killed_in_the_middle_of_a_read(
     leader = next(one for one in cluster.members if one.stream_port == planned.members[0].port)
     rows: list[bytes] = []
     for part in ranges.read_range(replace(planned, turn=turn)):
-        ((plain, begins),) = part.chunk.pieces()
+        (entry,) = part.entries
+        plain, begins = entry.unpacked()
         messages = Messages(
             plain + PADDING, np.array(begins[part.low : part.high]), np.array(begins[part.low + 1 : part.high + 1]) - 4
         )
@@ -171,7 +172,7 @@ def test_what_is_not_committed_is_in_no_epoch_until_it_is(cluster: RabbitCluster
         # Metadata wait for a majority of nodes on 4.3, and so does a plan; the leader itself tells where the end is.
         place, access = Member("127.0.0.1", leader.stream_port), planned.access
         assert poll(lambda: persistently(access, [place], lambda one: one.stats(stream)["last_chunk_id"]) > 1, 30)
-        assert persistently(access, [place], lambda one: end_of(one, stream)).next == 2
+        assert persistently(access, [place], lambda one: Copy(one, stream)).end.next == 2
         at_once(*(member.start for member in others))
         cluster.wait_together()
         assert poll(lambda: published(others[0], stream), 90, interval_s=1.0)
@@ -254,7 +255,7 @@ def test_a_replica_that_lags_behind_the_plan_gives_all_of_the_epoch(cluster: Rab
     reader.start()
     try:
         assert not poll(lambda: not reader.is_alive(), LAGS_S)
-        found = persistently(planned.access, [place], lambda one: end_of(one, stream)).next
+        found = persistently(planned.access, [place], lambda one: Copy(one, stream)).end.next
     finally:
         replica.eval(REPLICAS.format(call="sys:resume"))
         reader.join()

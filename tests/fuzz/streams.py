@@ -115,7 +115,8 @@ class _Case:
         """The kind of the case, which was read as it should be."""
         try:
             chunk = read_chunk(self.whole)
-            found = [plain[begin : end - 4] for plain, begins in chunk.pieces() for begin, end in pairwise(begins)]
+            entries = [entry.unpacked() for entry in chunk.check()]
+            found = [plain[begin : end - 4] for plain, begins in entries for begin, end in pairwise(begins)]
         except ChunkError:
             assert self.lies, f"refused: {self.whole!r}"
             return "refused chunks"

@@ -7,15 +7,19 @@ would be, and say something else.
 from __future__ import annotations
 
 import socket
+import ssl
 import struct
 import threading
 import zlib
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Self
 
-__all__ = ["Lies", "Link", "Log", "Stored", "StreamPeer", "chunk_bytes", "deliver_frame", "frame", "text"]
+__all__ = [
+    "Lies", "Link", "Log", "Stored", "StreamPeer", "chunk_bytes", "deliver_frame", "frame", "stream_peers", "text",
+]  # fmt: skip
 
 SUBSCRIBE, DELIVER, CREDIT, UNSUBSCRIBE, METADATA, UPDATE = 7, 8, 9, 12, 15, 16
 PEER, HANDSHAKE, AUTHENTICATE, TUNE, OPEN, CLOSE, HEARTBEAT, PARTITIONS, STATS = 17, 18, 19, 20, 21, 22, 23, 25, 28
@@ -78,9 +82,11 @@ class Log:
     Attributes:
         committed: how many of the chunks are.
         generation: of how many streams of this name it is; its chunks have times of their own.
+        epoch: of what is written now.
     """
 
     generation: int = 1
+    epoch: int = 1
     chunks: list[Stored] = field(default_factory=list)
     committed: int = 0
     trimmed: int = 0
@@ -96,13 +102,29 @@ class Log:
         data = b"".join(struct.pack(">I", len(record)) + record for record in records)
         self._append(data, len(bodies), [*bodies], kind=0, commit=commit)
 
+    def append_packed(self, entries: Sequence[tuple[bytes, Sequence[bytes]]]) -> None:
+        """Write a chunk of packed entries, each as its bytes, and the bodies that it should have."""
+        bodies = [body for _, some in entries for body in some]
+        self._append(b"".join(data for data, _ in entries), len(bodies), bodies, len(entries), kind=0, commit=True)
+
+    def replace_end(self, count: int, chunks: Sequence[Sequence[bytes]]) -> None:
+        """Lose the last chunks, and write others in a new epoch, later."""
+        del self.chunks[-count:]
+        self.generation, self.epoch, self.committed = self.generation + 1, self.epoch + 1, len(self.chunks)
+        for bodies in chunks:
+            self.append(bodies)
+
     def note(self) -> None:
         """Write a chunk of the broker's own, which takes an offset."""
         self._append(struct.pack(">I", 4) + b"note", 1, [], kind=1, commit=True)
 
-    def _append(self, data: bytes, records: int, bodies: list[bytes], *, kind: int, commit: bool) -> None:
+    def _append(
+        self, data: bytes, records: int, bodies: list[bytes], entries: int = 0, *, kind: int, commit: bool
+    ) -> None:
         time_ms = 1_700_000_000_000 + 10**9 * self.generation + 10 * len(self.chunks)
-        stored = chunk_bytes(self.end, data, records, records, kind=kind, timestamp_ms=time_ms)
+        stored = chunk_bytes(
+            self.end, data, entries or records, records, kind=kind, timestamp_ms=time_ms, epoch=self.epoch
+        )
         self.chunks.append(Stored(self.end, records, stored, bodies))
         if commit:
             self.committed = len(self.chunks)
@@ -224,7 +246,8 @@ class Link:
         if command == AUTHENTICATE:
             return good
         if command == OPEN:
-            return good + struct.pack(">I", 0)
+            shown = text("advertised_host") + text(peer.host) + text("advertised_port") + text(str(peer.port))
+            return good + struct.pack(">I", 2) + shown
         if command == METADATA:
             return self._metadata(_text_at(rest, 4))
         if command == PARTITIONS:
@@ -253,7 +276,7 @@ class Link:
 
     def _metadata(self, name: str) -> bytes:
         peer = self._peer
-        members = peer.lies.members([("127.0.0.1", peer.port)])
+        members = peer.lies.members([(member.host, member.port) for member in peer.members])
         nodes = b"".join(
             struct.pack(">H", number) + text(host) + struct.pack(">I", port)
             for number, (host, port) in enumerate(members)
@@ -316,16 +339,26 @@ def _index_since(log: Log, since_ms: int) -> int:
 
 
 class StreamPeer:
-    """The broker, on a free port. What it holds and what it lies may be changed at any time, with its lock."""
+    """The broker, on a free port. What it holds and what it lies may be changed at any time, with its lock.
 
-    def __init__(self, lies: Lies | None = None) -> None:
+    Args:
+        host: an address of this machine.
+        tls: the context of a port with TLS.
+
+    Attributes:
+        members: those of all streams; by default it alone. Each has what it has, and lies for itself.
+    """
+
+    def __init__(self, lies: Lies | None = None, *, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> None:
+        self.host, self._tls = host, tls
+        self.members: list[StreamPeer] = [self]
         self.logs: dict[str, Log] = {}
         self.supers: dict[str, list[str]] = {}
         self.lies = lies or Lies()
         self.lock = threading.RLock()
         self.stopping = threading.Event()
         self.links = 0
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server((host, 0))
         self._threads: list[threading.Thread] = []
 
     @property
@@ -337,7 +370,8 @@ class StreamPeer:
     @property
     def url(self) -> str:
         """The URL of it."""
-        return f"rabbitmq-stream://guest:guest@127.0.0.1:{self.port}/"
+        scheme = "rabbitmq-stream+tls" if self._tls else "rabbitmq-stream"
+        return f"{scheme}://guest:guest@{self.host}:{self.port}/"
 
     def __enter__(self) -> Self:
         self._start(self._accept)
@@ -365,4 +399,20 @@ class StreamPeer:
                 return
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.links += 1
+            if self._tls is not None:
+                try:
+                    connection.settimeout(5)
+                    connection = self._tls.wrap_socket(connection, server_side=True)
+                except OSError:
+                    continue
             self._start(Link(self, connection).run)
+
+
+@contextmanager
+def stream_peers(log: Log, count: int, stream: str = "events") -> Iterator[list[StreamPeer]]:
+    """Members of a stream, each with a copy of a log of its own."""
+    with ExitStack() as stack:
+        peers = [stack.enter_context(StreamPeer()) for _ in range(count)]
+        for peer in peers:
+            peer.members, peer.logs[stream] = peers, deepcopy(log)
+        yield peers

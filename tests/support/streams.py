@@ -118,9 +118,7 @@ class StreamQuery:
     def read(self, tasks: Sequence[Range]) -> list[dict[str, Any]]:
         """The rows of tasks."""
         batches = [
-            batch
-            for task in tasks
-            for batch in range_batches(task, self._schema, unreadable_fails=self.settings.unreadable_fails)
+            batch for task in tasks for batch in range_batches(task, self._schema, unreadable=self.settings.unreadable)
         ]
         rows: list[dict[str, Any]] = pa.Table.from_batches(batches, self._schema).to_pylist()
         return rows

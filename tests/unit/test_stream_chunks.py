@@ -45,8 +45,8 @@ def chunk(data: bytes, entries: int, records: int, *, first: int = 500, kind: in
 
 
 def records_of(data: bytes) -> list[bytes]:
-    pieces = read_chunk(data).pieces()
-    return [plain[begin : end - 4] for plain, begins in pieces for begin, end in pairwise(begins)]
+    entries = [entry.unpacked() for entry in read_chunk(data).check()]
+    return [plain[begin : end - 4] for plain, begins in entries for begin, end in pairwise(begins)]
 
 
 def test_a_chunk_says_what_it_is() -> None:
@@ -92,7 +92,7 @@ def test_a_changed_byte_is_an_error(at: int) -> None:
     whole = bytearray(chunk(simple([b"12345678", b"12345678"]), 2, 2))
     whole[HEADER_BYTES + at] ^= 1
     with pytest.raises(ChunkError, match="CRC"):
-        read_chunk(bytes(whole))
+        read_chunk(bytes(whole)).check()
 
 
 @pytest.mark.parametrize("kind", [1, 2, 3, 4])
@@ -111,9 +111,25 @@ def test_millions_of_records_in_a_chunk_of_a_few_bytes_are_unpacked_one_entry_af
     entry = packed(1, [b"\0\x53\x75\xa0\x01x"] * count)
     tracemalloc.start()
     try:
-        pieces = read_chunk(chunk(entry * entries, entries, entries * count)).pieces()
-        assert sum(len(begins) - 1 for _, begins in pieces) == entries * count
+        found = read_chunk(chunk(entry * entries, entries, entries * count)).check()
+        assert sum(len(one.unpacked()[1]) - 1 for one in found) == entries * count
         assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("kind", [1, 4])
+def test_records_without_bytes_are_not_more_than_are_stated(kind: int) -> None:
+    """Two kilobytes of nothing but sizes, of which the entry says that they are one."""
+    plain = bytes(64 << 20)
+    content = PACK[kind](plain)
+    assert len(content) < 100_000
+    bomb = struct.pack(">BHII", 0x80 | kind << 4, 1, len(plain), len(content)) + content
+    tracemalloc.start()
+    try:
+        with pytest.raises(ChunkError, match=r"not the 1 records|the last record ends"):
+            records_of(chunk(bomb, 1, 1))
+        assert tracemalloc.get_traced_memory()[1] < 200 << 20
     finally:
         tracemalloc.stop()
 

@@ -50,7 +50,8 @@ def test_positions_are_json_by_partition() -> None:
         ({"startingOffsets": "latest", "startingTimestamp": "1"}, "'startingOffsets' too"),
         ({"maxOffsetsPerTrigger": "0"}, "is a whole number from 1"),
         ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, "can never be reached"),
-        ({"onUnreadableMessage": "reject"}, "accepted are fail, row"),
+        ({"onUnreadableMessage": "skip"}, "accepted are fail, row, reject"),
+        ({"stream": "x" * 70_000}, "longer than the 255 bytes"),
         ({"stream": "a,,b"}, "empty name"),
         ({"stream": "a,a"}, "one twice"),
         ({"broker": "artemis"}, "accepted are rabbitmq"),
@@ -101,10 +102,11 @@ def test_a_password_is_in_no_text() -> None:
 
 
 def test_an_offset_is_a_place_with_its_identity() -> None:
-    places = {"b": Place(7), "a": Place(500, Identity(480, 1_700, 3, 99))}
+    places = {"b": Place(7), "a": Place(500, Identity(480, 1_700, 3, 99), Identity(0, 1_600, 1, 7))}
     offset = encode(OF, places)
     assert json.dumps(offset["at"]) == (
-        '{"a": {"next": 500, "chunk": [480, 1700, 3, 99]}, "b": {"next": 7, "chunk": null}}'
+        '{"a": {"next": 500, "last": [480, 1700, 3, 99], "first": [0, 1600, 1, 7]}, '
+        '"b": {"next": 7, "last": null, "first": null}}'
     )
     assert decode(OF, json.loads(json.dumps(offset))) == places
 
@@ -114,11 +116,11 @@ def test_an_offset_is_a_place_with_its_identity() -> None:
     [
         ({"v": 2}, "Upgrade"),
         ({"of": "stream 'b' in virtual host '/'"}, "the query reads"),
-        ({"at": {"a": {"next": -1, "chunk": None}}}, "broken"),
-        ({"at": {"a": {"next": 1, "chunk": [1, 2, 3]}}}, "broken"),
+        ({"at": {"a": {"next": -1, "last": None, "first": None}}}, "broken"),
+        ({"at": {"a": {"next": 1, "last": [1, 2, 3], "first": None}}}, "broken"),
         ({"at": {"a": {"next": 1}}}, "broken"),
         ({"at": []}, "broken"),
-        ({"at": {"a": {"next": 1, "chunk": [1, 2, 3, "4"]}}}, "broken"),
+        ({"at": {"a": {"next": 1, "last": None, "first": [1, 2, 3, "4"]}}}, "broken"),
     ],
 )
 def test_an_offset_that_is_none_is_refused(change: dict[str, Any], problem: str) -> None:

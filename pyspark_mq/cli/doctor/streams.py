@@ -24,7 +24,7 @@ from pyspark_mq.streams.chunk import Chunk, ChunkError
 from pyspark_mq.streams.connection import Connection, Lost, Member, NoStream
 from pyspark_mq.streams.offsets import Place
 from pyspark_mq.streams.settings import Settings
-from pyspark_mq.streams.tail import chunk_with, end_of, first_of
+from pyspark_mq.streams.tail import Copy
 from pyspark_mq.streams.topology import located, persistently
 
 __all__ = ["examine_streams"]
@@ -119,10 +119,11 @@ def _partition(
     yield _advertised(members, access)
 
     def look(connection: Connection) -> tuple[Place, Chunk | None, list[Chunk]]:
-        end = end_of(connection, name, patient=True)
-        if end.chunk is None:
+        copy = Copy(connection, name, patient=True)
+        end = copy.end
+        if end.last is None:
             return end, None, []
-        first = chunk_with(connection, name, first_of(connection, name))
+        first = copy.chunk(0)
         begin = max(first.first, end.next - maximum)
         return end, first, [*_last(connection, name, begin, end.next, patience_s)] if maximum else []
 
@@ -180,4 +181,5 @@ def _contents(chunks: Sequence[Chunk]) -> Iterator[Finding]:
 
 
 def _cut(chunk: Chunk) -> list[bytes]:
-    return [plain[begin : end - 4] for plain, begins in chunk.pieces() for begin, end in pairwise(begins)]
+    entries = (entry.unpacked() for entry in chunk.check())
+    return [plain[begin : end - 4] for plain, begins in entries for begin, end in pairwise(begins)]

@@ -1,0 +1,126 @@
+"""Where reading goes on: what became of a place in a stream, by what its members hold. Pure.
+
+Loss is told by identities of chunks, never by a time or a lower end: after an election a leader truthfully reports a
+lower end until replicas have acknowledged again (``osiris_writer:handle_continue``), and replicas lag. Epochs never
+fall along a log and rise with each election; a restored backup repeats their numbers, and clocks differ. So a chunk is
+newer than another if its epoch or its time is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import Enum, auto
+from typing import NamedTuple, Protocol
+
+from pyspark_mq.streams.chunk import Chunk, Identity
+from pyspark_mq.streams.offsets import Place
+
+__all__ = ["Found", "Outcome", "View", "resume", "unchanged"]
+
+
+class View(Protocol):
+    """What one member holds of a stream: committed chunks, from where its retention begins.
+
+    Attributes:
+        low: the lowest offset, as the member says; only a delivered chunk proves it.
+        end: the place after its last chunk; without a chunk if it has none, or knows of none yet.
+    """
+
+    low: int
+    end: Place
+
+    def chunk(self, offset: int) -> Chunk:
+        """The chunk with an offset below the end, or the first one that is left."""
+
+    def end_after(self, place: Place) -> Place:
+        """The end, with the first chunk as it is now; a place may know it already."""
+
+
+class Outcome(Enum):
+    """What became of a place."""
+
+    SAME = auto()
+    #: Retention took the chunk before the place, at all members.
+    GONE = auto()
+    #: The stream is another one of that name.
+    OTHER = auto()
+    #: Chunks before the place were replaced; or so, and it cannot be told which.
+    CUT, AGAIN = auto(), auto()
+    #: No member has got there. Lag and truncation look alike until somebody publishes.
+    NOT_YET = auto()
+
+
+class Found(NamedTuple):
+    """What became of a place.
+
+    Attributes:
+        begin: offset to go on from.
+        end: place after the last chunk there; the place itself if nothing is to be read.
+        stop: where an epoch ends whose logged end is the place: before what was replaced, which the next epoch reads.
+    """
+
+    outcome: Outcome
+    begin: int
+    end: Place
+    stop: Place
+
+
+def unchanged(place: Place, view: View) -> Found | None:
+    """Tell that a member has the chunk before a place, or what was first where there was none; None if not."""
+    mark = place.last or place.first
+    if mark is None:
+        same = view.low <= place.next
+    else:
+        same = view.end.last == mark or (view.end.next > mark.chunk and view.chunk(mark.chunk).identity == mark)
+    return _found(Outcome.SAME, place, place.next, view) if same else None
+
+
+def resume(place: Place, views: Sequence[View]) -> Found:
+    """Tell what became of a place, by what all members show."""
+    ranked = sorted(views, key=lambda view: (view.end.last.epoch if view.end.last else -1, view.end.next), reverse=True)
+    for view in ranked:
+        if (found := unchanged(place, view)) is not None:
+            return found
+    if not all(view.end.last for view in views) or not views:
+        return Found(Outcome.NOT_YET, place.next, place, place)
+    mark = place.last or place.first
+    offset = place.next if mark is None else mark.chunk
+    beyond = [view for view in ranked if view.end.next > offset]
+    left = min((view.chunk(offset).first for view in beyond), default=-1)
+    if left > offset:
+        return _found(Outcome.GONE, place, max(place.next, left), beyond[0])
+    return _found(Outcome.SAME, place, place.next, ranked[0]) if mark is None else _replaced(place, mark, ranked[0])
+
+
+def _replaced(place: Place, mark: Identity, view: View) -> Found:
+    """Tell from where on a stream that has no place unchanged is another one."""
+    first, low, high = place.first, view.chunk(0).first, min(place.next, view.end.next)
+    kept = view.chunk(first.chunk) if first is not None and low <= first.chunk < view.end.next else None
+    if kept is not None and kept.identity != first:
+        return _found(Outcome.OTHER, place, low, view)
+    cut = _first_of(view, low, high, lambda chunk: chunk.epoch > mark.epoch)
+    cut = _first_of(view, low, cut, lambda chunk: chunk.timestamp_ms > mark.timestamp_ms)
+    if cut < high:
+        return _found(Outcome.CUT, place, cut, view)
+    if view.end.next < place.next:
+        return Found(Outcome.NOT_YET, place.next, place, place)
+    return _found(*((Outcome.OTHER, place, low) if kept is None else (Outcome.AGAIN, place, kept.end)), view)
+
+
+def _first_of(view: View, low: int, high: int, is_newer: Callable[[Chunk], bool]) -> int:
+    """Where the first newer chunk begins; `high` if there is none below it."""
+    while low < high:
+        chunk = view.chunk((low + high) // 2)
+        if is_newer(chunk):
+            high = chunk.first
+        else:
+            low = chunk.end
+    return min(low, high)
+
+
+def _found(outcome: Outcome, place: Place, begin: int, view: View) -> Found:
+    stop = place if outcome is Outcome.SAME else Place(0)
+    if outcome in {Outcome.CUT, Outcome.AGAIN} and begin > 0:
+        before = view.chunk(begin - 1)
+        stop = Place(begin, before.identity if before.first < begin else None) if begin < place.next else place
+    return Found(outcome, begin, view.end_after(place) if view.end.next > begin else place, stop)
