@@ -22,7 +22,7 @@ from pyspark_mq.sources.timing import Timing
 __all__ = ["Runtime", "Task", "Threads", "begin_thread"]
 
 
-def begin_thread(name: str, work: Callable[[], None], died: Callable[[Exception], None]) -> threading.Thread:
+def begin_thread(name: str, work: Callable[[], None], died: Callable[[BaseException], None]) -> threading.Thread:
     """Run something beside the caller, for as long as the process lives.
 
     Every thread of this package begins here, so that none dies in silence or on standard error: what ends one is passed
@@ -35,7 +35,7 @@ def begin_thread(name: str, work: Callable[[], None], died: Callable[[Exception]
     def live() -> None:
         try:
             work()
-        except Exception as error:  # noqa: BLE001 - whatever it is
+        except BaseException as error:  # noqa: BLE001 - whatever it is, a panic of Arrow or an exit too
             died(error)
 
     thread = threading.Thread(target=live, name=name, daemon=True)
@@ -50,7 +50,7 @@ class Task(ABC):
         died: the error that has ended it; None if it lives or has come to its end.
     """
 
-    died: Exception | None = None
+    died: BaseException | None = None
 
     @abstractmethod
     def join(self, timeout_s: float) -> None:
@@ -134,7 +134,7 @@ class _Clock:
         self._run_s = 0.0
         self._seen_s = time.monotonic()
         #: What has ended its thread.
-        self.died: Exception | None = None
+        self.died: BaseException | None = None
         me = ref(self)
 
         def look() -> None:
@@ -143,7 +143,7 @@ class _Clock:
                 del clock
                 time.sleep(_LOOK_S)
 
-        def died(why: Exception) -> None:
+        def died(why: BaseException) -> None:
             if (clock := me()) is not None:
                 clock.died = why
 
@@ -202,7 +202,7 @@ class Threads(Runtime):
 class _Thread(Task):
     thread: threading.Thread
 
-    def end(self, error: Exception) -> None:
+    def end(self, error: BaseException) -> None:
         self.died = error
 
     def join(self, timeout_s: float) -> None:

@@ -139,11 +139,10 @@ class Process(Runtime):
     def stopped(self) -> bool:
         return self.world.now_s < self._stopped_until_s
 
-    def starve(self, name: str, seconds: float) -> None:
-        """Its threads of that name have no turn for so long; all others go on, and the clock does."""
-        for task in self.tasks:
-            if task.name == name:
-                task.starved_until_s = max(task.starved_until_s, self.world.now_s + seconds)
+    def starve(self, name: str, seconds: float, most: int | None = None) -> None:
+        """Threads of that name, or so many of them, have no turn for so long; others go on, and the clock does."""
+        for task in [task for task in self.tasks if task.name == name][:most]:
+            task.starved_until_s = max(task.starved_until_s, self.world.now_s + seconds)
 
     def monotonic_s(self) -> float:
         return max(self.world.now_s, self._stopped_until_s) - self._stood_s

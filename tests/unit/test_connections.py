@@ -222,7 +222,11 @@ def test_a_connection_whose_thread_dies_of_what_it_cannot_report_ends_the_query(
     try:
         connections.bound_bytes(2_000, resume=True)
         connections.start()
-        with pytest.raises(InternalError, match="the disk of the log is full"):
+        with pytest.raises(InternalError, match=r"queue 'orders'.*the disk of the log is full"):
             poll(lambda: bool([*connections.news(taking=True)]) and False, LIMIT_S)
+        connections.stop()
+        worker.stop()
+        with pytest.raises(InternalError, match="queue 'orders': the source has been stopped"):
+            Connections(make_settings(), worker, runtime, EventQueue()).start()
     finally:
         log.removeHandler(handler)

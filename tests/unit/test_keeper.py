@@ -16,7 +16,7 @@ from pyspark_mq.sources.connections.keeper import Limits, SessionKeeper
 from pyspark_mq.sources.connections.session import Greeting, Session, SessionLostError, SessionOptions
 from pyspark_mq.sources.url import BrokerUrl
 from tests.support.memory import MemoryBroker, MemorySession
-from tests.support.simulation import QUEUE, World, make_settings
+from tests.support.simulation import KEEPER, QUEUE, World, make_settings
 
 
 class Scene:
@@ -274,3 +274,40 @@ def test_messages_without_a_body_are_messages_too() -> None:
     scene.run(600)
     assert isinstance(scene.failure, BrokerError)
     assert "9 sessions in a row" in str(scene.failure)
+
+
+class Unanswered(MemorySession):
+    """Its broker answers the first who begins to consume, and no other."""
+
+    world: World
+    begun = 0
+
+    def consume(self, window: int) -> None:
+        type(self).begun += 1
+        if self.begun > 1:
+            self.world.now_s += 11.0
+            raise SessionLostError("no answer within 11 s")
+        super().consume(window)
+
+
+def test_sessions_in_which_nobody_answers_are_no_long_ones() -> None:
+    scene = Scene(Unanswered, reconnect_timeout_s=30.0)
+    scene.keeper._session_class.world = scene.world  # type: ignore[attr-defined]
+    scene.keeper.start()
+    scene.run(1)
+    scene.broker.cut()
+    for _ in range(20):
+        scene.run(11)
+    assert isinstance(scene.failure, BrokerUnavailableError)
+    assert "reconnectTimeout=30s" in str(scene.failure)
+
+
+def test_a_keeper_counts_how_often_it_stood_still() -> None:
+    scene = Scene()
+    scene.keeper.start()
+    scene.run(1)
+    assert scene.keeper.breaks == 0
+    for seconds in (0.4, 4.0, 0.4, 4.0):
+        scene.process.starve(KEEPER, seconds)
+        scene.run(5)
+    assert scene.keeper.breaks == 2

@@ -9,7 +9,9 @@ import sys
 import threading
 import time
 
-from pyspark_mq.sources.runtime import Threads
+import pytest
+
+from pyspark_mq.sources.runtime import Threads, begin_thread
 from testbed.process import poll
 from tests.support.sockets import LIMIT_S
 
@@ -74,3 +76,13 @@ def test_a_clock_that_nobody_has_any_more_leaves_no_thread() -> None:
     (its,) = clocks() - before
     del clock
     assert poll(lambda: its not in clocks(), LIMIT_S)
+
+
+@pytest.mark.parametrize("end", [SystemExit(1), KeyboardInterrupt(), ValueError("x")])
+def test_whatever_ends_a_thread_is_told(end: BaseException) -> None:
+    def work() -> None:
+        raise end
+
+    died: list[BaseException] = []
+    begin_thread("a test", work, died.append).join()
+    assert died == [end]

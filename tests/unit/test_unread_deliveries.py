@@ -114,6 +114,8 @@ def test_time_goes_no_further_than_the_last_word(who: str) -> None:
     scene.trigger_for(5.0)
     queue = only(scene.query.source)
     connections, before_s = queue.connections, queue.connected.seconds
+    journal = scene.query.source._memory._journal
+    forgets_s = journal.connected_s
     assert not connections.late
     assert before_s > 4
     scene.stand_still(20.0)
@@ -125,6 +127,27 @@ def test_time_goes_no_further_than_the_last_word(who: str) -> None:
     assert not connections.late
     # What was no time to come in is none that passed.
     assert queue.connected.seconds < before_s + (5 if who == KEEPER else 4)
+    assert journal.connected_s < forgets_s + 5
+
+
+def test_a_queue_that_was_given_up_holds_up_no_other() -> None:
+    world = World()
+    broker = MemoryBroker(world.process())
+    names = ("a", "b")
+    for name in names:
+        broker.declare(name)
+    query = Query(world, broker, make_settings(queues=names))
+    query.trigger()
+    world.let_pass(1.0)
+    stuck, other = query.source._queues
+    query.process.starve(KEEPER, 60.0, most=1)
+    world.let_pass(2.0)
+    other.pump()
+    assert other.connections.late
+    stuck.stop()
+    world.let_pass(1.0)
+    other.pump()
+    assert not other.connections.late
 
 
 def plan(scene: Scene, start: Position) -> Position:

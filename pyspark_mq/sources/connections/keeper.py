@@ -24,21 +24,24 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from itertools import cycle
 
-from pyspark_mq.errors import BrokerUnavailableError, MqError, OptionError, RefusedError
+from pyspark_mq.errors import BrokerUnavailableError, InternalError, MqError, OptionError, RefusedError
 from pyspark_mq.sources.connections.backoff import Backoff
 from pyspark_mq.sources.connections.events import Confirmed, DepthReported, EventQueue, Failed, Lost, Opened
-from pyspark_mq.sources.connections.session import Greeting, Session, SessionLostError, SessionOptions, Sink
+from pyspark_mq.sources.connections.session import TRANSIT_S, Greeting, Session, SessionLostError, SessionOptions, Sink
 from pyspark_mq.sources.endpoint import FILES, Endpoint
 from pyspark_mq.sources.runtime import Runtime, Task
 from pyspark_mq.sources.url import BrokerUrl
 
-__all__ = ["TURN_S", "Limits", "SessionKeeper"]
+__all__ = ["STILL_S", "Limits", "SessionKeeper"]
 
 _LOG = logging.getLogger("pyspark_mq")
 
 #: How long one turn of the I/O loop lasts when nobody wakes it. Only the stop of a keeper whose
 #: wake-up was lost would wait for it.
-TURN_S = 0.5
+_TURN_S = 0.5
+#: Away from its socket for longer than such a turn and what a broker may take to hand something out, a keeper stands
+#: still: it had no turn, or something holds it up.
+STILL_S = _TURN_S + TRANSIT_S
 #: A session that lived this long was no worse than an idle one: the next needs the shortest rest.
 _LONG_SESSION_S = 10.0
 
@@ -69,7 +72,8 @@ class SessionKeeper:
 
     Attributes:
         key: its number, unique in the query.
-        turned_s: when it was at its socket last, while a session lives.
+        turned_s: when it was at its socket last, in the session that lives or lived last.
+        breaks: how often it stood still in a session.
         asked_s: when it was asked to stop.
         stopping: set once it is to stop.
         ended: it has reported everything, and nothing comes any more.
@@ -91,6 +95,7 @@ class SessionKeeper:
         self.turned_s, self.asked_s = -math.inf, math.inf
         self.stopping, self.stopped = threading.Event(), threading.Event()
         self.ended = False
+        self.breaks = 0
         self._session_class, self._options, self._limits = session_class, options, limits
         self._events, self._numbers, self._runtime = events, numbers, runtime
         self._requests: deque[tuple[int, Callable[[Session], object]]] = deque()
@@ -109,10 +114,12 @@ class SessionKeeper:
         """Raise if its thread has died, of what it could not report.
 
         Raises:
-            MqError: it has.
+            InternalError: it has.
         """
-        if self._task is not None:
-            self._task.check()
+        died = self._task.died if self._task is not None else None
+        if died is not None:
+            text = f"{self.endpoint.destination}: a thread of the source has died: {type(died).__name__}: {died}"
+            raise InternalError(text) from died
 
     def ask(self, session: int, request: Callable[[Session], object]) -> None:
         """Have a request carried out on the keeper's thread, if `session` still lives then."""
@@ -175,7 +182,7 @@ class SessionKeeper:
                 continue
             if opened[0].sink.deliveries:
                 backoff.count(lost)
-            if self._runtime.monotonic_s() - began_s >= _LONG_SESSION_S:
+            if self.turned_s - began_s >= _LONG_SESSION_S:
                 yield backoff.first_s()
             else:
                 yield backoff.rest_s(lost, began_s)
@@ -242,8 +249,8 @@ class SessionKeeper:
                         number, request = self._requests.popleft()
                         if number == session.number:
                             request(session)
-                    session.run(TURN_S)
-                    self.turned_s = self._runtime.monotonic_s()
+                    session.run(_TURN_S)
+                    self.turned_s = self._count_break()
                     yield 0.0
         except SessionLostError as lost:
             _LOG.warning("%s: session lost: %s", greeting.url, lost)
@@ -251,7 +258,14 @@ class SessionKeeper:
         else:
             return None
         finally:
+            self._count_break()
             self._session = None
             session.close()
             session.sink.inbox.clear()
             self._events.put(Lost(self.key, session.number))
+
+    def _count_break(self) -> float:
+        """Look at the clock; whoever finds it much later than at the last turn has stood still."""
+        now_s = self._runtime.monotonic_s()
+        self.breaks += now_s - self.turned_s > STILL_S
+        return now_s

@@ -27,7 +27,7 @@ from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-from pyspark_mq.errors import MqError
+from pyspark_mq.errors import InternalError, MqError
 from pyspark_mq.sources.connections.block import make_block
 from pyspark_mq.sources.connections.events import (
     Confirmed,
@@ -40,7 +40,7 @@ from pyspark_mq.sources.connections.events import (
     Opened,
     SessionStatus,
 )
-from pyspark_mq.sources.connections.keeper import TURN_S, Limits, SessionKeeper
+from pyspark_mq.sources.connections.keeper import STILL_S, Limits, SessionKeeper
 from pyspark_mq.sources.connections.message_id import MessageIds
 from pyspark_mq.sources.connections.session import TRANSIT_S, Session, SessionOptions
 from pyspark_mq.sources.runtime import Runtime, Task
@@ -58,8 +58,6 @@ _LARGE_ROUND_ROWS = 200
 _PROGRESS_S = 0.1
 #: The worker does nothing for so long: its process was stopped, or had no turn. What came may be unread.
 _BREAK_S = TRANSIT_S
-#: So does a keeper, beside the turn that it may wait for: it had no turn, or something holds it up.
-_KEEPER_BREAK_S = TURN_S + _BREAK_S
 #: A block is made in a small part of the time that counts as a break.
 _ROWS_MAX = 5_000
 _BYTES_MAX = 4 << 20
@@ -91,6 +89,7 @@ class _Kept:
         events: where they go.
         session: the one whose opening was passed on and whose end was not.
         status: of that session, as passed on last.
+        breaks: of the keeper, as counted in the mark.
     """
 
     keeper: SessionKeeper
@@ -98,6 +97,7 @@ class _Kept:
     events: EventQueue
     session: Session | None = None
     status: SessionStatus | None = None
+    breaks: int = 0
 
 
 class Worker:
@@ -130,8 +130,10 @@ class Worker:
             events: where those of the keeper go.
 
         Raises:
-            MqError: a client library is missing.
+            MqError: a client library is missing, or it has been stopped.
         """
+        if self._ending:
+            raise InternalError(f"{settings.endpoint.destination}: the source has been stopped")
         make = self._find_session(settings.endpoint.protocol)
         options = SessionOptions(keeps_unreadable=settings.on_unreadable is not OnUnreadable.FAIL)
         if self._task is None:
@@ -142,7 +144,11 @@ class Worker:
             next(self._keys), settings.endpoint, make, options, limits, self._events, self._sessions, self._runtime
         )
         self._kept[keeper.key] = _Kept(keeper, MessageIds.of(settings), events)
-        keeper.start()
+        try:
+            keeper.start()
+        except BaseException:
+            del self._kept[keeper.key]
+            raise
         return keeper
 
     @property
@@ -179,9 +185,12 @@ class Worker:
             began_s = self._look()
             self._events.arrived.clear()
             waits = self._waits_for_a_keeper(began_s)
-            broke_off, self._broke_off = self._broke_off, waits
+            broke_off, self._broke_off = self._broke_off, False
             rows = self._round()
-            if not waits and (broke_off or began_s - self._mark.until_s >= _PROGRESS_S):
+            broke_off = self._keeper_broke_off() or broke_off
+            if waits:
+                self._broke_off |= broke_off
+            elif broke_off or began_s - self._mark.until_s >= _PROGRESS_S:
                 self._mark = Mark(self._mark.breaks + broke_off, began_s)
             if rows:
                 round_s = _ROUND_S if rows < _LARGE_ROUND_ROWS else _LARGE_ROUND_S
@@ -207,8 +216,17 @@ class Worker:
         waits = False
         for kept in list(self._kept.values()):
             kept.keeper.check()
-            waits |= kept.session is not None and now_s - kept.keeper.turned_s > _KEEPER_BREAK_S
+            lives = kept.session is not None and not kept.keeper.stopping.is_set()
+            waits |= lives and now_s - kept.keeper.turned_s > STILL_S
         return waits
+
+    def _keeper_broke_off(self) -> bool:
+        """Whether one stood still since this was asked last."""
+        found = False
+        for kept in list(self._kept.values()):
+            found |= kept.breaks != kept.keeper.breaks
+            kept.breaks = kept.keeper.breaks
+        return found
 
     def _round(self) -> int:
         """Pass on everything that is there; return how many deliveries that was."""

@@ -87,11 +87,15 @@ class Memory:
         """IDs of committed messages that are known, whatever becomes of theirs."""
         return len(self._segments)
 
-    def look(self, now_s: float, *, connected: bool) -> None:
-        """Take note of whether every connection is up, and forget contents that were remembered for long enough."""
+    def look(self, until_s: float, *, connected: bool) -> None:
+        """Take note of whether every connection is up, and forget contents that were remembered for long enough.
+
+        Args:
+            until_s: up to when everything that had come was reported.
+        """
         if connected and self._seen_s is not None:
-            self._journal.connected_s += min(now_s - self._seen_s, _LOOK_MAX_S)
-        self._seen_s = now_s if connected else None
+            self._journal.connected_s += max(0.0, min(until_s - self._seen_s, _LOOK_MAX_S))
+        self._seen_s = until_s if connected else None
         for segment in self._journal.lists[Kind.LEFT]:
             if segment.contents and self._journal.outlived(segment):
                 self._forget_contents(segment)

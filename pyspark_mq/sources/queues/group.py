@@ -158,8 +158,9 @@ class QueueGroup:
                 queue.stop(ended=True)
                 self._ended[queue.name] = self._queues.pop(queue.name)
         self._share_bytes()
-        connected = self.complete and all(queue.taking for queue in self)
-        self._memory.look(self._runtime.monotonic_s(), connected=connected)
+        connected = self.complete and all(queue.taking and not queue.connections.broke_off for queue in self)
+        until_s = min((queue.connections.progress_s for queue in self), default=self._runtime.monotonic_s())
+        self._memory.look(until_s, connected=connected)
 
     def _share_bytes(self) -> None:
         most = _BYTES_HELD_EPOCHS * self._settings.max_bytes
