@@ -3,7 +3,7 @@
 Loss is told by identities of chunks, never by a time or a lower end: after an election a leader truthfully reports a
 lower end until replicas have acknowledged again (``osiris_writer:handle_continue``), and replicas lag. Epochs never
 fall along a log and rise with each election; a restored backup repeats their numbers, and clocks differ. So a chunk is
-newer than another if its epoch or its time is.
+newer than another if its epoch or its time is; of an earlier epoch, if its time is so by more than clocks differ.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from pyspark_mq.streams.chunk import Chunk, Identity
 from pyspark_mq.streams.offsets import Place
 
 __all__ = ["Found", "Outcome", "View", "resume", "unchanged"]
+
+#: So far apart clocks of two leaders may be: what one wrote before is no newer for that.
+_CLOCKS_MS = 5_000
 
 
 class View(Protocol):
@@ -99,12 +102,16 @@ def _replaced(place: Place, mark: Identity, view: View) -> Found:
     if kept is not None and kept.identity != first:
         return _found(Outcome.OTHER, place, low, view)
     cut = _first_of(view, low, high, lambda chunk: chunk.epoch > mark.epoch)
-    cut = _first_of(view, low, cut, lambda chunk: chunk.timestamp_ms > mark.timestamp_ms)
+    cut = _first_of(view, low, cut, lambda chunk: chunk.timestamp_ms > mark.timestamp_ms + _apart_ms(chunk, mark))
     if cut < high:
         return _found(Outcome.CUT, place, cut, view)
     if view.end.next < place.next:
         return Found(Outcome.NOT_YET, place.next, place, place)
     return _found(*((Outcome.OTHER, place, low) if kept is None else (Outcome.AGAIN, place, kept.end)), view)
+
+
+def _apart_ms(chunk: Chunk, mark: Identity) -> int:
+    return 0 if chunk.epoch == mark.epoch else _CLOCKS_MS
 
 
 def _first_of(view: View, low: int, high: int, is_newer: Callable[[Chunk], bool]) -> int:
