@@ -56,8 +56,11 @@ class Task(ABC):
     def join(self, timeout_s: float) -> None:
         """Wait for its end, for so long at most."""
 
-    def check(self) -> None:
+    def check(self, where: str = "") -> None:
         """Raise if the task has died. For whoever relies on it.
+
+        Args:
+            where: begins the error, such as the queue that it works for.
 
         Raises:
             MqError: it has died.
@@ -65,7 +68,7 @@ class Task(ABC):
         if isinstance(self.died, MqError):
             raise self.died
         if self.died is not None:
-            text = f"a thread of the source has died: {type(self.died).__name__}: {self.died}"
+            text = f"{where}a thread of the source has died: {type(self.died).__name__}: {self.died}"
             raise InternalError(text) from self.died
 
 

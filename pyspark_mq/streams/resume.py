@@ -1,4 +1,4 @@
-"""Where reading goes on: what became of a place in a stream, by what its members hold. Pure.
+"""The rule for going on in a stream: what became of a place, by what its members hold. Pure.
 
 Loss is told by identities of chunks, never by a time or a lower end: after an election a leader truthfully reports a
 lower end until replicas have acknowledged again (``osiris_writer:handle_continue``), and replicas lag. Epochs never
@@ -22,7 +22,7 @@ _CLOCKS_MS = 5_000
 
 
 class View(Protocol):
-    """What one member holds of a stream: committed chunks, from where its retention begins.
+    """One member's copy of a stream: committed chunks, from where its retention begins.
 
     Attributes:
         low: the lowest offset, as the member says; only a delivered chunk proves it.
@@ -40,7 +40,7 @@ class View(Protocol):
 
 
 class Outcome(Enum):
-    """What became of a place."""
+    """Fate of a place."""
 
     SAME = auto()
     #: Retention took the chunk before the place, at all members.
@@ -54,7 +54,7 @@ class Outcome(Enum):
 
 
 class Found(NamedTuple):
-    """What became of a place.
+    """Fate of a place, and where reading goes on.
 
     Attributes:
         begin: offset to go on from.
@@ -115,7 +115,7 @@ def _apart_ms(chunk: Chunk, mark: Identity) -> int:
 
 
 def _first_of(view: View, low: int, high: int, is_newer: Callable[[Chunk], bool]) -> int:
-    """Where the first newer chunk begins; `high` if there is none below it."""
+    """Return where the first newer chunk begins; `high` if there is none below it."""
     while low < high:
         chunk = view.chunk((low + high) // 2)
         if is_newer(chunk):

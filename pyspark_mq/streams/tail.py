@@ -22,7 +22,7 @@ _EMPTY_S, _ELECTED_S, _PAUSE_S = 2.0, 10.0, 0.1
 
 
 class Copy:
-    """What a member holds of a stream, for :func:`.resume`; chunks are read when they are asked for.
+    """A member's copy of a stream, for :func:`.resume`; chunks are read when they are asked for.
 
     Args:
         connection: to the member.
@@ -90,7 +90,7 @@ def chunk_with(connection: Connection, stream: str, offset: int) -> Chunk:
 
 
 def sure_chunk(connection: Connection, stream: str, offset: int, first: int = -1) -> Chunk:
-    """The same, read again unless it begins as expected and is whole: its CRC does not cover its head.
+    """Read a chunk as :func:`chunk_with`, twice unless it begins as expected and is whole: a CRC does not cover a head.
 
     Raises:
         Lost: it is not twice the same.

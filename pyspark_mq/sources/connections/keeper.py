@@ -24,7 +24,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from itertools import cycle
 
-from pyspark_mq.errors import BrokerUnavailableError, InternalError, MqError, OptionError, RefusedError
+from pyspark_mq.errors import BrokerUnavailableError, MqError, OptionError, RefusedError
 from pyspark_mq.sources.connections.backoff import Backoff
 from pyspark_mq.sources.connections.events import Confirmed, DepthReported, EventQueue, Failed, Lost, Opened
 from pyspark_mq.sources.connections.session import TRANSIT_S, Greeting, Session, SessionLostError, SessionOptions, Sink
@@ -114,12 +114,10 @@ class SessionKeeper:
         """Raise if its thread has died, of what it could not report.
 
         Raises:
-            InternalError: it has.
+            MqError: it has.
         """
-        died = self._task.died if self._task is not None else None
-        if died is not None:
-            text = f"{self.endpoint.destination}: a thread of the source has died: {type(died).__name__}: {died}"
-            raise InternalError(text) from died
+        if self._task is not None:
+            self._task.check(f"{self.endpoint.destination}: ")
 
     def ask(self, session: int, request: Callable[[Session], object]) -> None:
         """Have a request carried out on the keeper's thread, if `session` still lives then."""
