@@ -17,6 +17,7 @@ __all__ = [
     "SCHEMES",
     "BrokerUrl",
     "Scheme",
+    "has_login",
     "hide",
     "parse_urls",
     "place_of",
@@ -62,8 +63,8 @@ _LONG_CHARACTERS = 4
 _BETWEEN = re.compile(r"[\s,]+")
 #: Python leaves line feeds out of URLs; in a login or a name they would become headers, or commands, elsewhere.
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-#: A URL with a user in it, anywhere.
-LOGIN = re.compile(r"[A-Za-z][\w+.-]*://.*@", re.DOTALL)
+#: The end of a scheme, from its last letter on: what comes before that is looked at once.
+_END_OF_SCHEME = re.compile(r"[A-Za-z](?:(?![A-Za-z])[\w+.-])*://")
 
 #: What to do with characters that have a meaning in URLs.
 ESCAPES = "in user names, passwords and virtual hosts write '/' as %2F, '@' as %40, ',' as %2C, '?' as %3F, '#' as %23"
@@ -105,6 +106,11 @@ def place_of(host: str, port: int | None) -> str:
     """Host and port as URLs have them: an address of IPv6 in brackets (RFC 3986, 3.2.2)."""
     shown = f"[{host}]" if ":" in host else host
     return shown if port is None else f"{shown}:{port}"
+
+
+def has_login(text: str) -> bool:
+    """Whether there is a URL with a user anywhere in a text."""
+    return _END_OF_SCHEME.search(text.rpartition("@")[0]) is not None
 
 
 def redact(text: str) -> str:

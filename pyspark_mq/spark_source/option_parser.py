@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from pyspark_mq.errors import OptionError
 from pyspark_mq.sources.endpoint import Endpoint, Tls
-from pyspark_mq.sources.url import CONTROL, LOGIN, BrokerUrl, redact
+from pyspark_mq.sources.url import CONTROL, BrokerUrl, has_login, redact
 from pyspark_mq.spark_source.option_kinds import Kind
 from pyspark_mq.spark_source.option_table import Option
 
@@ -161,7 +161,7 @@ def check_characters(name: str, value: str) -> None:
     A secret is not shown in the error.
     """
     shown = "" if name in _SECRET else f"{(redact(value) if name in _URLS else value)!r} "
-    if name not in _ANY and LOGIN.search(value):
+    if name not in _ANY and has_login(value):
         # Taken for a name it would be in offsets and in errors, whole or in pieces.
         raise OptionError(name, f"{redact(value)!r} is a URL with a user: give it as 'url'")
     if "\0" in value:
