@@ -140,7 +140,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("--all") and not config.getoption("--cells"):
         empty += [item for item in items if item.get_closest_marker("whole")]
     config.hook.pytest_deselected(items=empty)
-    items[:] = [item for item in items if item not in set(empty)]
+    left_out = set(empty)
+    items[:] = [item for item in items if item not in left_out]
     for item in items:
         item.add_marker(pytest.mark.xdist_group(_shared(item)))
     # Workers take group after group: what may take long first, so that none is left with it at the end. Cells wait more

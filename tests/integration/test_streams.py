@@ -40,7 +40,7 @@ SMALL_SEGMENTS = {"max-length-bytes": 200_000, "stream-max-segment-size-bytes": 
 LARGE = {"max-length-bytes": 3_000_000}
 
 
-@pytest.fixture(scope="module", params=["4.3", "4.0"])
+@pytest.fixture(scope="module", params=["4.3", with_all("4.0")])
 def node(request: pytest.FixtureRequest, certificates: Certificates) -> Iterator[RabbitNode]:
     server = certificates.server
     tls = TlsFiles(Path(certificates.ca.cert_file), Path(server.cert_file), Path(server.key_file))

@@ -17,6 +17,7 @@ from pyspark_mq.sources.url import parse_urls
 from testbed.process import poll
 from tests.support.cells import LiveCell, SessionRun
 from tests.support.certificates import Certificates
+from tests.support.effort import part_of
 from tests.support.engine import At, Crashed, Engine
 
 MESSAGE_ID = IdSource("message-id")
@@ -409,9 +410,10 @@ def pause(cell: LiveCell, pauses: int) -> None:
 
 @pytest.mark.law("pauses")
 def test_pauses_cost_no_delivery(cell: LiveCell) -> None:
-    pause(cell, 300)
+    pause(cell, part_of(300))
 
 
+@pytest.mark.whole
 @pytest.mark.thorough
 @pytest.mark.law("pauses")
 def test_a_thousand_pauses_cost_no_delivery(cell: LiveCell) -> None:

@@ -323,7 +323,7 @@ class SourceMachine(RuleBasedStateMachine):
 
 
 SourceMachine.TestCase.settings = settings(
-    max_examples=part_of(60),
+    max_examples=part_of(32),
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],

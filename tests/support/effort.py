@@ -7,14 +7,15 @@ from functools import partial
 import pytest
 from hypothesis import settings
 
-__all__ = ["part_of", "with_all"]
+__all__ = ["PART", "part_of", "with_all"]
 
 #: A parameter of a test that is left to `--all`.
 with_all = partial(pytest.param, marks=pytest.mark.whole)
 
-_PART = 1 if settings.get_current_profile_name() == "all" else 4
+#: One of so many is tried.
+PART = 1 if settings.get_current_profile_name() == "all" else 4
 
 
 def part_of(examples: int) -> int:
     """Return how many examples of so many are tried."""
-    return max(1, examples // _PART)
+    return max(1, examples // PART)

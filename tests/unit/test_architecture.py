@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -138,9 +139,14 @@ def modules_of(package: str) -> dict[str, str]:
 
 
 MODULES = modules_of(PACKAGE)
-IMPORTS = {name: imports_of(source) for name, source in MODULES.items()}
 PURE_MODULES = [name for name in MODULES if name.partition(".")[0] in {"ack", "dedup"} and name != REDIS_STORE]
 PURE_MODULES.append("sources.calls")
+
+
+@cache
+def imports() -> dict[str, list[Import]]:
+    """By module. Not at import: each worker of a run imports this, and one needs it."""
+    return {name: imports_of(source) for name, source in MODULES.items()}
 
 
 # -- the rules --------------------------------------------------------------------------------
@@ -240,37 +246,37 @@ def test_every_module_is_in_one_of_the_folders() -> None:
 
 @pytest.mark.parametrize("name", [name for name in MODULES if "." in name or name in ALLOWED])
 def test_a_module_imports_only_from_layers_below(name: str) -> None:
-    assert against_the_layers(name, IMPORTS[name]) == []
+    assert against_the_layers(name, imports()[name]) == []
 
 
 @pytest.mark.parametrize("name", PURE_MODULES)
 def test_the_ledger_and_the_ids_do_no_io_and_know_no_time(name: str) -> None:
-    assert against_purity(name, MODULES[name], IMPORTS[name]) == []
+    assert against_purity(name, MODULES[name], imports()[name]) == []
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_a_client_library_is_imported_by_its_own_modules_only(name: str) -> None:
-    assert against_the_clients(name, IMPORTS[name]) == []
+    assert against_the_clients(name, imports()[name]) == []
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_nothing_that_is_shipped_needs_what_is_not(name: str) -> None:
-    assert against_shipping(IMPORTS[name]) == []
+    assert against_shipping(imports()[name]) == []
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if name.partition(".")[0] != "spark_source"])
 def test_only_the_spark_side_imports_spark(name: str) -> None:
-    assert [item for item in IMPORTS[name] if item.top in {"pyspark", "py4j", "pandas"}] == []
+    assert [item for item in imports()[name] if item.top in {"pyspark", "py4j", "pandas"}] == []
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if name.partition(".")[0] != "spark_source"])
 def test_arrow_is_imported_by_the_blocks_beside_the_spark_side(name: str) -> None:
-    assert name.startswith(ARROW) or "pyarrow" not in {item.top for item in IMPORTS[name]}
+    assert name.startswith(ARROW) or "pyarrow" not in {item.top for item in imports()[name]}
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if name.startswith("streams")])
 def test_streams_share_with_queues_what_is_below_both(name: str) -> None:
-    found = [item.inner for item in IMPORTS[name] if item.folder == "sources"]
+    found = [item.inner for item in imports()[name] if item.folder == "sources"]
     assert [inner for inner in found if not inner.startswith(SHARED)] == []
 
 
@@ -282,8 +288,8 @@ def loaded_with(name: str) -> set[str]:
         new = {
             item.inner
             for module in new
-            for item in IMPORTS[module]
-            if not item.lazy and not item.checking and item.inner in IMPORTS
+            for item in imports()[module]
+            if not item.lazy and not item.checking and item.inner in imports()
         } - found
     return found
 
@@ -305,12 +311,12 @@ def test_who_plans_loads_nothing_that_receives() -> None:
 def test_columns_need_no_shared_memory() -> None:
     modules = loaded_with("spark_source.schema")
     assert "sources.connections.block" in modules
-    assert [module for module in modules if {"ctypes", "mmap"} & {item.top for item in IMPORTS[module]}] == []
+    assert [module for module in modules if {"ctypes", "mmap"} & {item.top for item in imports()[module]}] == []
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if name.startswith("sources")])
 def test_receiving_knows_no_management_and_no_checks(name: str) -> None:
-    assert [item.name for item in IMPORTS[name] if item.folder in {"admin", "cli"}] == []
+    assert [item.name for item in imports()[name] if item.folder in {"admin", "cli"}] == []
 
 
 def test_a_file_is_read_in_one_sitting_and_a_room_has_few_doors() -> None:
@@ -326,7 +332,7 @@ def test_nobody_else_writes_a_queue(name: str) -> None:
 
 @pytest.mark.parametrize("name", CONNECTIONS)
 def test_what_keeps_connections_imports_only_what_is_below_it(name: str) -> None:
-    assert from_above(name, IMPORTS[f"{ROOM}{name}"]) == []
+    assert from_above(name, imports()[f"{ROOM}{name}"]) == []
 
 
 def test_every_part_of_the_connections_has_its_place() -> None:
@@ -350,17 +356,17 @@ def test_the_test_bed_has_no_import_loops() -> None:
 
 
 def test_the_store_in_redis_is_imported_by_the_reader_alone_when_it_is_asked_for() -> None:
-    users = {name: item for name, items in IMPORTS.items() for item in items if item.inner == REDIS_STORE}
+    users = {name: item for name, items in imports().items() for item in items if item.inner == REDIS_STORE}
     assert list(users) == ["spark_source.extras"]
     assert users["spark_source.extras"].lazy
 
 
 def test_the_errors_import_nothing_of_the_package() -> None:
-    assert [item.name for item in IMPORTS["errors"] if item.top == PACKAGE] == []
+    assert [item.name for item in imports()["errors"] if item.top == PACKAGE] == []
 
 
 def test_the_package_itself_imports_its_layers_only_when_they_are_asked_for() -> None:
-    assert {item.inner for item in IMPORTS[""] if item.top == PACKAGE and not item.lazy and not item.checking} == {
+    assert {item.inner for item in imports()[""] if item.top == PACKAGE and not item.lazy and not item.checking} == {
         "errors"
     }
 
@@ -384,11 +390,11 @@ def test_importing_the_package_loads_neither_spark_nor_a_client() -> None:
 
 
 def test_the_rules_see_the_imports_there_are() -> None:
-    assert Import("pyspark_mq.ack") in IMPORTS["sources.queues.reader"]
-    assert Import("pika.exceptions") in IMPORTS["sources.amqp091.errors"]
-    assert Import("pyspark_mq.dedup.identity") in IMPORTS["dedup.codec"]
-    assert Import("pyspark_mq.spark_source.datasource", checking=True) in IMPORTS[""]
-    assert Import("pyspark_mq.dedup.redis_store", lazy=True) in IMPORTS["spark_source.extras"]
+    assert Import("pyspark_mq.ack") in imports()["sources.queues.reader"]
+    assert Import("pika.exceptions") in imports()["sources.amqp091.errors"]
+    assert Import("pyspark_mq.dedup.identity") in imports()["dedup.codec"]
+    assert Import("pyspark_mq.spark_source.datasource", checking=True) in imports()[""]
+    assert Import("pyspark_mq.dedup.redis_store", lazy=True) in imports()["spark_source.extras"]
     assert {"ack.ledger", "dedup.codec", "dedup.store"} < set(PURE_MODULES)
 
 

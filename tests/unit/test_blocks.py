@@ -136,7 +136,7 @@ def test_small_batches_are_put_together_and_nothing_is_changed(rows: int) -> Non
 
 
 @every_sample
-@settings(deadline=None)
+@settings(deadline=None, max_examples=part_of(100))
 @given(data=st.data())
 def test_rows_that_are_moved_to_what_was_written_of_them_say_the_same(sample: Sample, data: st.DataObject) -> None:
     count = len(sample.raws)

@@ -10,6 +10,7 @@ import pytest
 from pyspark_mq.sources.queues.available_now import EndOfRun
 from pyspark_mq.sources.runtime import Runtime
 from pyspark_mq.sources.timing import Timing
+from tests.support.effort import with_all
 from tests.support.engine import At, Crashed
 from tests.support.memory import MemoryBroker
 from tests.support.scene import Scene
@@ -34,7 +35,7 @@ def test_jobs_whose_sink_fails_night_after_night_do_not_empty_the_queue(run: str
 
 
 @pytest.mark.parametrize("consumers", [1, 4])
-@pytest.mark.parametrize("epoch", [100, 2_000, 5_000])
+@pytest.mark.parametrize("epoch", [100, with_all(2_000), 5_000])
 def test_a_replay_that_fails_night_after_night_ages_its_epoch_and_little_more(epoch: int, consumers: int) -> None:
     scene = Scene(max_messages=epoch, prefetch=20_000, dedup_window=0, consumers=consumers)
     scene.query.running = lambda: scene.world.let_pass(5.0)
@@ -199,7 +200,7 @@ def test_what_another_consumer_gives_back_during_a_run_takes_nobody_s_place() ->
 
 
 @pytest.mark.parametrize("ahead_s", [1.0, 3_600.0, None])
-@pytest.mark.parametrize("rate", [2, 20])
+@pytest.mark.parametrize("rate", [2, with_all(20)])
 def test_a_run_ends_though_a_producer_whose_clock_is_ahead_goes_on(ahead_s: float | None, rate: int) -> None:
     scene = Scene(max_messages=1_000, prefetch=2_000)
     scene.queue.weather.tells_depth, scene.queue.weather.ahead_s = False, ahead_s

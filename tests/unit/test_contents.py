@@ -94,7 +94,7 @@ def a_history(one: Contents, seed: int, contents: int | None, steps: int = 120) 
 
 @pytest.mark.parametrize("proves", [True, False])
 @pytest.mark.parametrize("shows_start", [True, False])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(part_of(16)))
 def test_contents_of_their_own_come_once(seed: int, *, shows_start: bool, proves: bool) -> None:
     one = Contents(proves=proves, shows_start=shows_start)
     a_history(one, seed, None)
@@ -104,7 +104,7 @@ def test_contents_of_their_own_come_once(seed: int, *, shows_start: bool, proves
 @pytest.mark.parametrize("proves", [True, False])
 @pytest.mark.parametrize("shows_start", [True, False])
 @pytest.mark.parametrize("contents", [1, 20])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(part_of(8)))
 def test_equal_contents_are_not_lost(seed: int, contents: int, *, shows_start: bool, proves: bool) -> None:
     one = Contents(proves=proves, shows_start=shows_start)
     one.publish(

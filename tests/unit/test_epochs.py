@@ -437,7 +437,7 @@ def test_a_job_that_runs_every_few_minutes_does_not_remember_ever_more_names() -
 
 
 @pytest.mark.parametrize("rest_s", [0.0, 30.0])
-@pytest.mark.parametrize(("life_s", "consumers"), [(1.5, 1), (1.5, 2), (5.0, 2)])
+@pytest.mark.parametrize(("life_s", "consumers"), [with_all(1.5, 1), (1.5, 2), (5.0, 2)])
 def test_nor_does_a_query_that_crashes_again_and_again(life_s: float, consumers: int, rest_s: float) -> None:
     scene = Scene(max_messages=20, prefetch=100, dedup_window=0, consumers=consumers)
     for _ in range(60):

@@ -18,6 +18,7 @@ from pyspark_mq.sources.journal import lists, memory
 from pyspark_mq.sources.journal.memory import Memory
 from pyspark_mq.sources.journal.reading import keys_of, texts_of
 from pyspark_mq.spark_source.id_log import IdLog
+from tests.support.effort import part_of
 from tests.support.engine import At, Crashed
 from tests.support.folder import MemoryFolder
 from tests.support.scene import Scene
@@ -100,14 +101,15 @@ def test_the_last_file_of_a_token_stays_while_it_is_named(tmp_path: Path) -> Non
 def test_files_that_crashes_leave_are_bounded_before_spark_4_2() -> None:
     scene = Scene(shows_start=False, max_messages=10)
     counts = []
-    for _ in range(400):
+    turns = part_of(600)
+    for _ in range(turns):
         batch(scene, 3)
         scene.publish(3)
         with contextlib.suppress(Crashed):
             for _ in range(5):
                 scene.query.trigger(At.BEFORE_OFFSET_LOG)
         counts.append(len(scene.query.folder.files))
-    assert counts[-1] < counts[250] + 20
+    assert counts[-1] < counts[turns // 2] + 20
 
 
 def test_what_is_read_at_a_restart_is_bounded_by_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,7 +146,7 @@ def test_what_has_to_be_known_is_known_in_any_weather(seed: int) -> None:
 
 
 @pytest.mark.parametrize("sizes", [(1,), with_all((10,)), (1, 5_000), with_all((3, 40, 700))])
-@pytest.mark.parametrize("weather", ["calm", "cuts", "kills"])
+@pytest.mark.parametrize("weather", ["calm", with_all("cuts"), "kills"])
 def test_names_files_and_memory_are_bounded_whatever_the_size_of_epochs(sizes: tuple[int, ...], weather: str) -> None:
     life = Life(window=2_000, most_left=3_000)
     written = life.folder.written

@@ -12,6 +12,7 @@ import pytest
 
 from pyspark_mq.errors import CheckpointError
 from pyspark_mq.spark_source import id_log
+from tests.support.effort import part_of
 from tests.support.engine import At, Crashed
 from tests.support.scene import Scene
 from tests.support.simulation import QUEUE
@@ -104,7 +105,7 @@ class Power:
 
 
 @pytest.mark.parametrize("shows_start", [True, False])
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(part_of(30)))
 def test_after_a_loss_of_power_nothing_is_lost_or_twice(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch, shows_start: bool
 ) -> None:

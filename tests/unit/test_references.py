@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import re
+from functools import cache
 
 import pytest
 
@@ -43,9 +44,16 @@ def _of_self(owner: ast.ClassDef) -> set[str]:
     return {node.attr for node in attributes if isinstance(node.value, ast.Name) and node.value.id == "self"}
 
 
-NAMES = {module: names_of(source) for module, source in MODULES.items()}
-#: Sphinx finds them anywhere in the package when a reference begins with a dot.
-ANYWHERE = set().union(*NAMES.values()) | {name.rpartition(".")[2] for name in MODULES}
+@cache
+def names() -> dict[str, set[str]]:
+    """By module. Not at import: each worker of a run imports this, and one needs it."""
+    return {module: names_of(source) for module, source in MODULES.items()}
+
+
+@cache
+def anywhere() -> set[str]:
+    """Sphinx finds them anywhere in the package when a reference begins with a dot."""
+    return set().union(*names().values()) | {name.rpartition(".")[2] for name in MODULES}
 
 
 def dangling(module: str, source: str) -> list[str]:
@@ -63,9 +71,9 @@ def _leads(name: str, module: str, own: set[str], classes: list[str]) -> bool:
     if inner != name:
         parts = inner.split(".")
         splits = [(".".join(parts[:at]), ".".join(parts[at:])) for at in range(1, len(parts))]
-        return inner in MODULES or any(last in NAMES.get(owner, ()) for owner, last in splits)
+        return inner in MODULES or any(last in names().get(owner, ()) for owner, last in splits)
     if name.startswith("."):
-        return name[1:] in ANYWHERE or f"{module}{name}" in MODULES or f"{module.rpartition('.')[0]}{name}" in MODULES
+        return name[1:] in anywhere() or f"{module}{name}" in MODULES or f"{module.rpartition('.')[0]}{name}" in MODULES
     return name in own or any(f"{one}.{name}" in own for one in classes)
 
 

@@ -107,7 +107,7 @@ def weigh(protocol: str, shape: Shape, count: int) -> tuple[int, int, int]:
 @pytest.mark.parametrize(
     ("protocol", "shape"),
     [
-        (pytest.param if turn % 4 == 0 else with_all)(protocol, shape)
+        (pytest.param if turn % 8 == 0 else with_all)(protocol, shape)
         for turn, (protocol, shape) in enumerate(product(MAKERS, SHAPES))
     ],
 )
