@@ -41,9 +41,9 @@ class Counting(DeliveryReader):
 
     looked_at = 0
 
-    def _cut(self, data: bytes) -> int:
-        self.looked_at += len(data)
-        return super()._cut(data)
+    def _cut(self, data: memoryview, at: int, size: int) -> int:
+        self.looked_at += size - at
+        return super()._cut(data, at, size)
 
 
 @pytest.mark.parametrize(("step", "size"), [(1, 3_000), (100, 60_000), (4_088, 60_000), (4_088, 2_000_000)])
@@ -68,6 +68,20 @@ def test_a_delivery_cut_by_the_end_of_a_read_is_a_part_of_the_next_batch() -> No
         reader.feed(data[len(data) // 2 + cut :])
         assert [type(one) for one in found] == [DeliveryBatch] * 2
         assert sum(map(len, found)) == 400
+
+
+def test_what_was_read_one_after_the_other_is_put_together_without_a_copy() -> None:
+    found: list[Any] = []
+    reader = DeliveryReader(1, 131_072, found.append, lambda _: None)
+    data = b"".join(b"".join(frames_of(tag, b"x" * 4_000)) for tag in range(1, 901))
+    for at in range(0, len(data), 200_000):
+        reader.feed(data[at : at + 200_000])
+    batches = [one for one in found if isinstance(one, DeliveryBatch)]
+    first, *others = batches  # the first is in the little memory of an idle connection
+    (part,) = DECODER.gather(others, 8 * MIB)
+    assert len(first) + len(part) > 800
+    assert {id(one.data) for one in others} == {id(part.data)}
+    assert part.body_column().to_pylist() == [b"x" * 4_000] * len(part)
 
 
 def test_no_more_is_put_together_than_may_be() -> None:

@@ -56,13 +56,13 @@ class DeliveryBatch(RawBatch):
     """Deliveries of one channel whose properties can be read, in order.
 
     Args:
-        data: the memory.
+        data: the memory. Batches of one connection may share it.
         tags: delivery tags.
         redelivered: whether the broker has flagged each.
         spans: six rows: where properties begin and end in the memory, bodies, exchanges with routing keys.
     """
 
-    def __init__(self, data: bytes, tags: Any, redelivered: Any, spans: Any) -> None:
+    def __init__(self, data: bytes | memoryview, tags: Any, redelivered: Any, spans: Any) -> None:
         self.data, self.tags, self.redelivered = data, tags, redelivered
         self.spans = spans
 
@@ -75,12 +75,19 @@ class DeliveryBatch(RawBatch):
         for is_batch, some in groupby(items, lambda item: isinstance(item, DeliveryBatch)):
             found: list[Any] = list(some)
             batches += found if is_batch else [cls._joined(found)]
-        starts = accumulate((len(batch.data) for batch in batches), initial=0)
+        data: bytes | memoryview = batches[0].data
+        spans = [batch.spans for batch in batches]
+        if any(batch.data is not data for batch in batches):
+            bounds = [(int(one.min()), int(one.max())) for one in spans]
+            starts = accumulate((high - low for low, high in bounds), initial=0)
+            spans = [one + start - low for one, start, (low, _) in zip(spans, starts, bounds, strict=False)]
+            parts = [memoryview(batch.data)[low:high] for batch, (low, high) in zip(batches, bounds, strict=True)]
+            data = b"".join([*parts, bytes(8)])
         return cls(
-            b"".join([*(batch.data for batch in batches), bytes(8)]),
+            data,
             np.concatenate([batch.tags for batch in batches]),
             np.concatenate([batch.redelivered for batch in batches]),
-            np.concatenate([batch.spans + start for batch, start in zip(batches, starts, strict=False)], axis=1),
+            np.concatenate(spans, axis=1),
         )
 
     @classmethod
@@ -97,7 +104,7 @@ class DeliveryBatch(RawBatch):
         data = self.data
         columns = (self.tags.tolist(), self.redelivered.tolist(), *self.spans.tolist())
         return Deliveries(
-            (tag, redelivered, data[a:b], data[c:d], data[e:f])
+            (tag, redelivered, bytes(data[a:b]), bytes(data[c:d]), bytes(data[e:f]))
             for tag, redelivered, a, b, c, d, e, f in zip(*columns, strict=True)
         )
 
@@ -177,7 +184,7 @@ class DeliveryBatch(RawBatch):
                 return None
             first = int(at[0])
             size = self.data[first] + 2
-            head = self.data[first : first + size]
+            head = bytes(self.data[first : first + size])
             if len(head) < size:
                 return None
             if not (views.at(at[:, None] + np.arange(size), 1) == np.frombuffer(head, np.uint8)).all():

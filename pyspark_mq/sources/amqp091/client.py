@@ -16,8 +16,9 @@ from pyspark_mq.sources.connections.socket_loop import ReadPace
 
 __all__ = ["Answer", "Connection", "Loop"]
 
-#: pika reads 4 KiB at a time: every read is a turn of the interpreter, which the query's thread waits for.
-_READ_BYTES = 256 << 10
+#: pika reads 4 KiB at a time. Every read is a turn of the interpreter, which the query's thread waits for; and what one
+#: brings is looked at together.
+_READ_BYTES = 1 << 20
 #: The other side is gone; noticed even while nothing is read. Linux only.
 _HANG_UP = getattr(select, "POLLRDHUP", 0)
 
@@ -123,12 +124,19 @@ class Connection(SelectConnection):  # type: ignore[misc]
         self._reader = DeliveryReader(channel, self.params.frame_max, deliver, super()._on_data_available)
         self._pace, self._socket = ReadPace(), opened
         self._transport._MAX_RECV_BYTES = _READ_BYTES  # noqa: SLF001 - it has no other name
+        self._transport._sigint_safe_recv = self._receive  # noqa: SLF001
         self._frame_buffer = b""
         if begun:
             self._on_data_available(begun)
         return True
 
-    def _on_data_available(self, data_in: bytes) -> None:
+    def _receive(self, opened: socket.socket, maximum: int) -> memoryview:
+        """Read in place of pika, into memory that deliveries stay in."""
+        assert self._reader is not None
+        room = self._reader.room()
+        return room[: opened.recv_into(room, min(len(room), maximum))]
+
+    def _on_data_available(self, data_in: bytes | memoryview) -> None:
         reader = self._reader
         if reader is None:
             super()._on_data_available(data_in)
@@ -136,7 +144,10 @@ class Connection(SelectConnection):  # type: ignore[misc]
         self._pace.read(len(data_in), self._socket)
         # pika counts what it takes off its buffer, to know whether the broker lives.
         before = self.bytes_received
-        reader.feed(data_in)
+        if isinstance(data_in, memoryview):
+            reader.received(len(data_in))
+        else:
+            reader.feed(data_in)
         self.bytes_received = before + len(data_in)
         self._pace.rest()
 

@@ -237,7 +237,7 @@ class Amqp091Decoder(Decoder):
         """Whether neither the flag of basic.deliver is set, nor the header of dead letters is there."""
         if isinstance(raws, DeliveryBatch):
             spans = zip(raws.redelivered.tolist(), *raws.spans[:2].tolist(), strict=True)
-            return [not flagged and raws.data.find(_DEATHS, begin, end) < 0 for flagged, begin, end in spans]
+            return [not flagged and _DEATHS not in bytes(raws.data[begin:end]) for flagged, begin, end in spans]
         return [not raw[1] and _DEATHS not in raw[2] for raw in raws]
 
     def unreadable(self, raws: Sequence[Raw]) -> list[Unreadable]:

@@ -19,6 +19,7 @@ import numpy as np
 from pyspark_mq.sources.amqp091.batch import DeliveryBatch
 from pyspark_mq.sources.amqp091.properties import FLAGS_BYTES, Raw
 from pyspark_mq.sources.connections.decoder import TOGETHER_MIN
+from pyspark_mq.sources.connections.read_memory import ReadMemory
 from pyspark_mq.sources.connections.spans import Views
 
 __all__ = ["DeliveryReader", "FrameError"]
@@ -68,7 +69,7 @@ class DeliveryReader:
     """Cuts the deliveries of one channel out of a stream of bytes.
 
     What is kept of the stream is one frame or small delivery at most, and the parts of one body: never more than has
-    come.
+    come. Batches refer to the memory that the stream was read into.
 
     Args:
         channel: number of the channel.
@@ -92,48 +93,61 @@ class DeliveryReader:
         self._deliver = deliver
         self._pass_on = pass_on
         self._open: _Open | None = None
-        self._parts: list[bytes] = []
-        self._have = self._need = 0
+        self._memory = ReadMemory()
+        self._need = 0
         self._found: list[Raw] = []
         #: What is left begins with a delivery that was looked at before.
         self._again = False
 
     def feed(self, data: bytes) -> None:
-        """Take in what was read.
+        """Take in what was read elsewhere; see :meth:`received`."""
+        at = 0
+        while at < len(data):
+            room = self.room()
+            count = min(len(room), len(data) - at)
+            room[:count] = data[at : at + count]
+            self.received(count)
+            at += count
+
+    def room(self) -> memoryview:
+        """Return memory to read into."""
+        return self._memory.room(self._need)
+
+    def received(self, count: int) -> None:
+        """Take in as many bytes as were read into :meth:`room`.
 
         Raises:
             FrameError: that is no frame.
         """
-        if self._have:
-            self._parts.append(data)
-            self._have += len(data)
-            if self._have < self._need:
-                return
-            data = b"".join(self._parts)
-            self._parts.clear()
-            self._have = 0
+        memory = self._memory
+        memory.end += count
+        if memory.end - memory.begin < self._need:
+            return
         try:
-            at = self._cut(data)
+            memory.begin = self._cut(memory.view, memory.begin, memory.end)
         except (struct_error, IndexError) as short:
             raise FrameError(f"a frame is shorter than what it holds: {short}") from None
         finally:
             self._hand_over()
-        if at < len(data):
-            self._parts.append(data[at:])
-            self._have = len(data) - at
+        if memory.begin == memory.end:
+            self._need = 0
 
     def _hand_over(self) -> None:
         if self._found:
             found, self._found = self._found, []
             self._deliver(found)
 
-    def _cut(self, data: bytes) -> int:
-        """Take whole frames; return where the first that is not taken begins."""
-        size, own = len(data), self._channel
-        at, begun, together = 0, -1, size >= self._together_min * _DELIVERY_BYTES
+    def _cut(self, data: memoryview, at: int, size: int) -> int:
+        """Take whole frames; return where the first that is not taken begins.
+
+        Args:
+            at, size: where they begin, and where what was received ends.
+        """
+        own, first = self._channel, at
+        begun, together = -1, size - at >= self._together_min * _DELIVERY_BYTES
         while True:
             if together and self._open is None and data[at + 7 : at + 11] == _DELIVER:
-                found = _find_batch(data, at, own, self._together_min, self._payload_max)
+                found = _find_batch(data, at, size, own, self._together_min, self._payload_max)
                 if found is None:
                     together = False
                 else:
@@ -142,31 +156,31 @@ class DeliveryReader:
                     at = found[1]
             if size - at < _HEAD:
                 self._need = _HEAD
-                return self._left(begun, at)
+                return self._left(first, begun, at)
             kind, channel, length = _frame_head(data, at)
             if length > self._payload_max:
                 raise FrameError(f"a frame of {length} bytes, where at most {self._payload_max} were agreed on")
             end = at + _FRAMING + length
             if end > size:
                 self._need = end - at
-                return self._left(begun, at)
+                return self._left(first, begun, at)
             if data[end - 1] != _END:
-                raise FrameError(f"{data[at:end][: 2 * _FRAMING]!r} does not begin a frame")
+                raise FrameError(f"{bytes(data[at : min(end, at + 2 * _FRAMING)])!r} does not begin a frame")
             if self._open is not None or kind != _METHOD or channel != own or data[at + 7 : at + 11] != _DELIVER:
-                if self._take(kind, channel, data[at:end]):
+                if self._take(kind, channel, bytes(data[at:end])):
                     begun = -1
                 at = end
                 continue
-            begun, at = at, self._take_delivery(data, at, end)
+            begun, at = at, self._take_delivery(data, at, end, size)
 
-    def _take_delivery(self, data: bytes, at: int, end: int) -> int:
+    def _take_delivery(self, data: memoryview, at: int, end: int, size: int) -> int:
         """Take the method of a delivery, and all of it if it is here as a whole; return where the next frame begins."""
         behind = at + 12 + data[at + 11]
         if behind + _TAG_AND_BITS >= end:
             raise FrameError("a delivery is shorter than its consumer tag says")
         tag, bits = _tag_and_bits(data, behind)
-        where = data[behind + _TAG_AND_BITS : end - 1]
-        at, size = end, len(data)
+        where = bytes(data[behind + _TAG_AND_BITS : end - 1])
+        at = end
         if size - at >= _CONTENT_HEAD:
             kind, channel, length, class_id, _, body_size = _content_head(data, at)
             end = at + _FRAMING + length
@@ -179,22 +193,23 @@ class DeliveryReader:
                 and data[end - 1] == data[body_end - 1] == _END
                 and _frame_head(data, end) == (_BODY, self._channel, body_size)
             ):
-                body = data[end + _HEAD : body_end - 1]
-                self._found.append((tag, bits & 1 == 1, data[at + _CONTENT_HEAD : end - 1], body, where))
+                body = bytes(data[end + _HEAD : body_end - 1])
+                self._found.append((tag, bits & 1 == 1, bytes(data[at + _CONTENT_HEAD : end - 1]), body, where))
                 return int(body_end)
         self._open = _Open(tag, bits & 1 == 1, where)
         return at
 
-    def _left(self, begun: int, at: int) -> int:
+    def _left(self, first: int, begun: int, at: int) -> int:
         """Return where what is left begins.
 
         Args:
+            first: where what was looked at begins.
             begun: where the delivery of which a part has come begins; -1 if it is not to be left.
             at: where the first frame begins that has not come as a whole.
         """
         again, self._again = self._again, False
-        # Nothing is to be left (-1), or it was left before (then it is at 0).
-        if self._open is None or begun < again or at - begun + self._need > _LEFT_BYTES_MAX:
+        # Nothing is to be left (-1), or it was left before (then it is the first).
+        if self._open is None or begun < first + again or at - begun + self._need > _LEFT_BYTES_MAX:
             return at
         self._open, self._need, self._again = None, at - begun + self._need, True
         return begun
@@ -228,14 +243,16 @@ class DeliveryReader:
 # -- deliveries that are looked at together ---------------------------------------------------------
 
 
-def _find_batch(data: bytes, at: int, channel: int, least: int, most: int) -> tuple[DeliveryBatch, int] | None:
+def _find_batch(
+    data: memoryview, at: int, size: int, channel: int, least: int, most: int
+) -> tuple[DeliveryBatch, int] | None:
     """Find deliveries that follow each other, each of a method, a header and one body frame.
 
     Anything else is left to :class:`DeliveryReader`: this never decides that a frame is broken.
 
     Args:
         data: frames, as they were read.
-        at: where the first begins.
+        at, size: where the first begins, and where what was received ends.
         channel: of the deliveries.
         least: how many there have to be; one or more.
         most: bytes of the payload of a frame.
@@ -243,7 +260,7 @@ def _find_batch(data: bytes, at: int, channel: int, least: int, most: int) -> tu
     Returns:
         the deliveries, and where the next frame begins; None if there are fewer.
     """
-    starts, end = _starts(data, at)
+    starts, end = _starts(data, at, size)
     if len(starts) < least:
         return None
     start, views = np.array(starts), Views(data)
@@ -274,10 +291,10 @@ def _framed(views: Views, begins: Any, ends: Any, kind: int, channel: int) -> An
     return (views.at(begins, 1) == kind) & (views.at(begins + 1, 2) == channel) & (views.at(ends - 1, 1) == _END)
 
 
-def _starts(data: bytes, at: int) -> tuple[list[int], int]:
+def _starts(data: memoryview, at: int, size: int) -> tuple[list[int], int]:
     """Return where deliveries begin if all are of the common form, and where the last one ends."""
     starts: list[int] = []
-    append, size = starts.append, len(data)
+    append = starts.append
     method, lengths = 0, _lengths(0)
     try:
         while True:
@@ -298,6 +315,6 @@ def _starts(data: bytes, at: int) -> tuple[list[int], int]:
 
 
 @lru_cache(_METHOD_BYTES_MAX)
-def _lengths(method: int) -> Callable[[bytes, int], tuple[Any, ...]]:
+def _lengths(method: int) -> Callable[[memoryview, int], tuple[Any, ...]]:
     """Return what reads how long method, header and body of a delivery are, if the method is that long."""
     return Struct(f">I{method + 4}xI4xQ").unpack_from

@@ -22,7 +22,7 @@ _INT32_MAX = 2**31 - 1
 class Views:
     """Whole numbers, big-endian, wherever they are in a piece of memory."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes | memoryview) -> None:
         self._all = {size: np.ndarray((len(data) - size + 1,), f">u{size}", data, 0, (1,)) for size in (1, 2, 4, 8)}
 
     def at(self, places: Any, size: int) -> Any:
@@ -31,7 +31,7 @@ class Views:
         return found[np.minimum(places, len(found) - 1)].astype(f"u{size}", copy=False)
 
 
-def binary(data: bytes, begins: Any, ends: Any, valid: Any | None = None) -> pa.Array:
+def binary(data: bytes | memoryview, begins: Any, ends: Any, valid: Any | None = None) -> pa.Array:
     """Return spans in ascending order as bytes.
 
     Args:
@@ -49,7 +49,7 @@ def binary(data: bytes, begins: Any, ends: Any, valid: Any | None = None) -> pa.
     return _pieces(data, begins[rows], ends[rows]).take(pa.array(places, mask=~valid))
 
 
-def _pieces(data: bytes, begins: Any, ends: Any) -> pa.Array:
+def _pieces(data: bytes | memoryview, begins: Any, ends: Any) -> pa.Array:
     """Return spans, and what is between them."""
     if len(data) > _INT32_MAX:
         raise InternalError(f"{len(data)} bytes are more than an array has offsets for")
