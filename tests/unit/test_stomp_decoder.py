@@ -349,6 +349,16 @@ def test_of_each_read_hardly_a_message_is_left_alone() -> None:
     assert sum(len(item.kinds) for found in reads for item in found if isinstance(item, Frames)) > 1_990
 
 
+@pytest.mark.parametrize("length", [b"", b"content-length:4000\n"])
+def test_larger_bodies_of_many_lines_are_looked_at_together(length: bytes) -> None:
+    bodies = [b"\n\n%04d:\r\n\nx" % number * 400 for number in range(150)]
+    bodies = [(body * 2)[:4_000] for body in bodies]
+    data = b"".join(b"MESSAGE\nnumber:%d\n%b\n%b\0\n" % (n, length, body) for n, body in enumerate(bodies))
+    (found,) = together(data + b"MESSAGE\n")
+    assert [body for _, body in found.cut()] == bodies
+    assert found.values("number") == [b"%d" % number for number in range(150)]
+
+
 def test_headers_of_messages_that_come_one_by_one_are_read_once_for_all_columns() -> None:
     raws = [raw("artemis", {"type": str(n)}) for n in range(3)]
     (some,) = DECODER.gather(raws, 4 << 20)

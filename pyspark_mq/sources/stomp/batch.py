@@ -35,13 +35,13 @@ _COMMAND = b"MESSAGE"
 #: Behind a frame that another one follows. The next begins two bytes on.
 _BETWEEN = b"\0\nMESSAGE\n"
 _LAST = b"\0\n"
-_EOL, _NUL, _RETURN = b"\n\0\r"
+_EOL, _RETURN = b"\n\r"
 _LENGTH = "content-length"
 _DIGITS_MAX = 9
 #: As many digits as any 64-bit number without a sign may have.
 _NUMBER_DIGITS_MAX = 19
-#: With larger frames, on average, it takes longer to look for the ends of lines in bodies than it saves.
-_FRAME_BYTES_MAX = 2_048
+#: Larger frames, on average, are copied once more for nothing.
+_FRAME_BYTES_MAX = 10 << 10
 #: Layouts of headers that are looked for, and the share of the frames that each has to have at least.
 _LAYOUTS_MAX, _SHARE_MIN = 3, 8
 #: Headers of a layout, and bytes of a name: as many are copied for each message.
@@ -316,18 +316,26 @@ class _Finder:
     """Frames that may be in a piece of memory: where they begin, and where the NUL of each would be."""
 
     def __init__(self, data: bytes, begins: Any, ends: Any, last: str, *, ends_here: bool) -> None:
-        self._data, self._begins, self._ends = data, begins, ends
+        self._data, self._ends = data, ends
         self._last, self._ends_here = last, ends_here
-        self._octets = np.frombuffer(data, np.uint8)
+        frames = zip(begins.tolist(), ends.tolist(), strict=True)
+        heads = [data[begin : data.find(b"\n\n", begin, end) + 2] for begin, end in frames]
+        #: Frames up to their bodies, one behind the other. All that is looked for is there.
+        self._heads = b"".join(heads)
+        bounds = np.cumsum([0, *map(len, heads)])
+        self._begins, self._bodies = bounds[:-1], bounds[1:]
+        #: From there to where they are in the memory.
+        self._shift = begins - self._begins
+        self._octets = np.frombuffer(self._heads, np.uint8)
         self._lines = np.flatnonzero(self._octets == _EOL)
         #: The number of the end of each first line.
-        self._first = np.searchsorted(self._lines, begins + len(_COMMAND))
-        self._returns = np.flatnonzero(self._octets == _RETURN) if b"\r" in data else None
+        self._first = np.searchsorted(self._lines, self._begins + len(_COMMAND))
+        self._returns = np.flatnonzero(self._octets == _RETURN)
 
     def found(self) -> Frames | None:
         count = len(self._ends)
         spans = np.empty((4, count), np.int64)
-        spans[0], spans[3] = self._begins + len(_COMMAND), self._ends
+        spans[0], spans[3] = self._begins + self._shift + len(_COMMAND), self._ends
         kinds = np.zeros(count, np.int64)
         groups: list[tuple[tuple[str, ...], Any, Any]] = []
         left = np.arange(count)
@@ -336,7 +344,7 @@ class _Finder:
             if not good[0] or good.sum() * _SHARE_MIN < count:
                 break
             rows, left = left[good], left[~good]
-            bounds = bounds[:, good]
+            bounds = bounds[:, good] + self._shift[rows]
             kinds[rows] = len(groups)
             spans[1, rows], spans[2, rows] = bounds[-2] + 1, bounds[-1] + 1
             groups.append((layout, rows, bounds))
@@ -365,9 +373,8 @@ class _Finder:
 
     def _layout(self, row: int) -> tuple[str, ...] | None:
         """Return the names of a frame's headers; None if it has to be looked at alone."""
-        begin = int(self._begins[row]) + len(_COMMAND) + 1
-        end = self._data.find(b"\n\n", begin - 1, int(self._ends[row]))
-        lines = self._data[begin:end].split(b"\n") if end > begin else []
+        begin, end = int(self._begins[row]) + len(_COMMAND) + 1, int(self._bodies[row]) - 2
+        lines = self._heads[begin:end].split(b"\n") if end > begin else []
         names = [line.partition(b":")[0] for line in lines if b":" in line]
         are_plain = all(
             0 < len(name) <= _NAME_BYTES_MAX and name.isascii() and b"\\" not in name and b"\0" not in name
@@ -385,18 +392,19 @@ class _Finder:
         """
         first, last = self._first[rows], len(self._lines) - 1
         bounds = self._lines[np.minimum(first + np.arange(len(layout) + 2)[:, None], last)]
-        bodies, ends = bounds[-1] + 1, self._ends[rows]
-        good = (bounds[-1] == bounds[-2] + 1) & (bodies <= ends)
+        bodies, ends = self._bodies[rows], self._ends[rows] - self._shift[rows]
+        good = (bounds[-1] == bounds[-2] + 1) & (bounds[-1] + 1 == bodies)
         for begins, name in zip(bounds, layout, strict=False):
             good &= self._starts(begins + 1, f"{name}:".encode())
-        if self._returns is not None:
-            good &= _counts_between(self._returns, self._begins[rows], bodies) == 0
+        if len(self._returns):
+            good &= np.searchsorted(self._returns, bodies) == np.searchsorted(self._returns, self._begins[rows])
         if _LENGTH in layout:
             number = layout.index(_LENGTH)
             sizes, are_sizes = self._sizes(bounds[number] + len(_LENGTH) + 2, bounds[number + 1])
             good &= are_sizes & (bodies + sizes == ends)
         else:
-            good &= _counts_between(np.flatnonzero(self._octets == _NUL), bodies, ends) == 0
+            spans = zip((bodies + self._shift[rows]).tolist(), self._ends[rows].tolist(), strict=True)
+            good &= np.array([self._data.find(b"\0", begin, end) < 0 for begin, end in spans], bool)
             if self._ends_here:
                 good &= rows != len(self._ends) - 1
         return bounds, good
@@ -404,10 +412,10 @@ class _Finder:
     def _starts(self, places: Any, name: bytes) -> Any:
         """Return whether these bytes are at each place."""
         size = len(name)
-        most = len(self._data) - size
+        most = len(self._heads) - size
         if most < 0:
             return np.zeros(len(places), bool)
-        windows = np.ndarray((most + 1,), f"S{size}", self._data, 0, (1,))
+        windows = np.ndarray((most + 1,), f"S{size}", self._heads, 0, (1,))
         return (windows[np.minimum(places, most)] == name) & (places <= most)
 
     def _sizes(self, begins: Any, ends: Any) -> tuple[Any, Any]:
@@ -421,8 +429,3 @@ class _Finder:
             good &= ~within | ((digits >= 0) & (digits <= 9))
             sizes += np.where(within, digits * 10**place, 0)
         return sizes, good
-
-
-def _counts_between(places: Any, begins: Any, ends: Any) -> Any:
-    """Return how many of the places are in each span."""
-    return np.searchsorted(places, ends) - np.searchsorted(places, begins)

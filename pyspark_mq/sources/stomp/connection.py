@@ -37,7 +37,7 @@ leave_out_own_lines("stomp.py")
 _SPEAKS = "STOMP"
 #: Milliseconds between what each side sends (STOMP 1.2, "Heart-beating").
 _HEART_BEAT = re.compile(r" *([0-9]{1,10}) *, *([0-9]{1,10}) *")
-_RECEIVE_BYTES = 256 * 1024
+_RECEIVE_BYTES = 1 << 20
 #: Two heartbeats missed, and then some.
 _SILENCE = 2.5
 #: Heartbeats are sent at half the interval agreed on: brokers differ in how late one may be.
