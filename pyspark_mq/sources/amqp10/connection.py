@@ -30,7 +30,7 @@ __all__ = ["UNREADABLE", "UNREADABLE_ERRORS", "Amqp10Connection"]
 
 #: Small frames make the incoming window, which counts frames, a fine measure of bytes.
 _FRAME_BYTES = 16 << 10
-_READ_BYTES = 256 << 10
+_READ_BYTES = 1 << 20
 _CLOSE_TIMEOUT_S = 1.0
 #: What a broker says of itself is made into objects when it is asked for: texts, which are UTF-8 (1.6.20), and maps,
 #: whose keys are symbols (2.8.12). Others may be no keys of a dictionary.
