@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
+from benchmarks.cluster import Cluster
 from benchmarks.contenders import (
     BARE,
     CEILING,
@@ -61,7 +62,7 @@ _PAGE = Path(__file__).resolve().parent.parent / "docs" / "reports" / "benchmark
 _WARM_UP_SHARE = 0.4
 #: Where what was measured is kept when it is interrupted, if nothing else was said.
 _INTERRUPTED = Path("bench-interrupted.json")
-_PARTS: dict[str, Part] = {part.name: part for part in (Growth(), Latency(), Recovery(), Steps(), Streams())}
+_PARTS: dict[str, Part] = {part.name: part for part in (Growth(), Latency(), Recovery(), Steps(), Cluster(), Streams())}
 #: Parts that are a choice of what is measured side by side: its options; those given behind the name come later.
 _CHOICES: dict[str, list[str]] = {
     "guarantees": ["--brokers=rabbitmq", "--contenders=ours", "--protocols=amqp-0-9-1", "--rounds=5"],

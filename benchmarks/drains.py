@@ -290,18 +290,20 @@ class MemberDrain(Drain):
 # -- Spark ------------------------------------------------------------------------------------
 
 
-def make_session() -> Any:
-    """Spark on all cores of this machine, its Python processes with this checkout."""
+def make_session(master: str = "local[*]", settings: Mapping[str, str] | None = None) -> Any:
+    """Spark there, by default on all cores of this machine; its Python processes with this checkout."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.master("local[*]").appName("pyspark-mq bench")
+    builder = SparkSession.builder.master(master).appName("pyspark-mq bench")
     builder = (
         builder.config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.streaming.numRecentProgressUpdates", 10_000)
     )
+    for name, value in (settings or {}).items():
+        builder = builder.config(name, value)
     spark = builder.getOrCreate()
     # A query that is stopped in a batch logs that as an error; real ones come with the query's exception.
     spark.sparkContext.setLogLevel("FATAL")

@@ -119,6 +119,11 @@ class SparkCluster(Started):
         worker.start()
         return True
 
+    @property
+    def pids(self) -> list[int]:
+        """Of the workers. What they have started is below them."""
+        return [worker.pid for worker in self._workers]
+
     def processes(self, word: str) -> list[psutil.Process]:
         """What workers have started, executors and their Python workers, whose command has a word."""
         found: list[psutil.Process] = []
