@@ -70,7 +70,7 @@ BEHIND_QUEUES = {"ledger", "connections"}
 #: From a session to all sessions of a queue: each imports those before it, and nothing above it.
 ROOM = "sources.connections."
 CONNECTIONS = (
-    "decoder", "spans", "session", "socket_loop", "parent", "message_id", "protocols", "block", "events",
+    "decoder", "spans", "read_memory", "session", "socket_loop", "parent", "message_id", "protocols", "block", "events",
     "backoff", "keeper", "worker", "connections",
 )  # fmt: skip
 #: The one store that does I/O. It is a module of `dedup` that the others do not know.
