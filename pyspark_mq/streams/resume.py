@@ -35,8 +35,8 @@ class View(Protocol):
     def chunk(self, offset: int) -> Chunk:
         """The chunk with an offset below the end, or the first one that is left."""
 
-    def end_after(self, place: Place) -> Place:
-        """The end, with the first chunk as it is now; a place may know it already."""
+    def end_after(self, first: Identity | None) -> Place:
+        """The end, with the first chunk of the stream, which is not read if it is still the one that is known."""
 
 
 class Outcome(Enum):
@@ -130,4 +130,6 @@ def _found(outcome: Outcome, place: Place, begin: int, view: View) -> Found:
     if outcome in {Outcome.CUT, Outcome.AGAIN} and begin > 0:
         before = view.chunk(begin - 1)
         stop = Place(begin, before.identity if before.first < begin else None) if begin < place.next else place
-    return Found(outcome, begin, view.end_after(place) if view.end.next > begin else place, stop)
+    # What is known of another stream's first chunk says nothing of this one's.
+    first = place.first if outcome is Outcome.SAME else None
+    return Found(outcome, begin, view.end_after(first) if view.end.next > begin else place, stop)

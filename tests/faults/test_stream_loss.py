@@ -358,6 +358,25 @@ def test_a_stream_made_again_while_an_epoch_is_open_gives_no_row_twice(
     assert lost(restarted) == 1
 
 
+@BOTH
+def test_of_a_stream_made_again_a_rewritten_end_alone_is_read_again(peers: list[StreamPeer], fails: bool) -> None:
+    """The first chunk of the old stream says nothing of the new one."""
+    asked = query(peers[0], fails=False)
+    emitted(asked)
+    for one in peers:
+        one.logs["events"] = log_of(12, generation=2)
+    asked.look_again()
+    assert emitted(asked) == peers[0].logs["events"].rows()
+    asked = again(asked, peers[0], fails=fails)
+    for one in peers:
+        one.logs["events"].replace_end(2, [[b"new"]])
+    if fails:
+        with pytest.raises(DataLossError, match="chunks from offset 36 on are others now"):
+            emitted(asked)
+    else:
+        assert emitted(asked) == [(36, b"new")]
+
+
 def test_an_open_epoch_whose_end_was_rewritten_is_read_up_to_there_and_the_rest_with_the_next(
     peers: list[StreamPeer],
 ) -> None:

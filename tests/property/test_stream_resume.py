@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from pyspark_mq.streams.chunk import Chunk
+from pyspark_mq.streams.chunk import Chunk, Identity
 from pyspark_mq.streams.offsets import Place
 from pyspark_mq.streams.resume import Found, Outcome, resume, unchanged
 from tests.support.effort import part_of
@@ -64,7 +64,7 @@ class Held:
         self.low = self.shown[0].first if self.shown else 0
         self.end = Place(self.shown[-1].end, self.shown[-1].chunk.identity) if self.shown else Place(0)
 
-    def end_after(self, place: Place) -> Place:
+    def end_after(self, first: Identity | None) -> Place:
         return replace(self.end, first=self.shown[0].chunk.identity) if self.shown else self.end
 
     def chunk(self, offset: int) -> Chunk:
