@@ -14,12 +14,12 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, TypeVar
 
-from pyspark_mq.errors import DestinationError, OptionError
+from pyspark_mq.errors import BrokerUnavailableError, DestinationError, OptionError
 from pyspark_mq.streams.access import Access, make_access
 from pyspark_mq.streams.connection import Connection, Lost, Member, NoStream
 from pyspark_mq.streams.offsets import LATEST, Place, decode, encode
 from pyspark_mq.streams.ranges import Range, loss
-from pyspark_mq.streams.resume import Found, Outcome, resume, unchanged
+from pyspark_mq.streams.resume import Found, Outcome, newest, resume, unchanged
 from pyspark_mq.streams.settings import Settings, Where
 from pyspark_mq.streams.tail import Copy, chunk_with, sure_chunk
 from pyspark_mq.streams.topology import everywhere, located, persistently
@@ -32,6 +32,8 @@ _log = logging.getLogger("pyspark_mq")
 
 #: An idle query asks every ten milliseconds; partitions of super streams and changes of leaders are seen after so long.
 _TOPOLOGY_S = 1.0
+#: For so long members that are not reached are waited for where a first end is looked for.
+_SOON_S = 10.0
 #: Planning attempts if a stream disappears meanwhile.
 _TRIES = 3
 #: What is said of a place: of the offset to go on from, the one before it, and the place's own.
@@ -58,7 +60,7 @@ class _Partition:
         planned: the epoch that was planned last: its start, the offset it begins at, and its end.
         furthest: the furthest place of this process: before 4.2 Spark does not say where an epoch begins.
         lower: an end that Spark has logged below its start, and that start.
-        told: the loss that was told last: of which place, and up to which offset it was counted.
+        told: what was told of places, and up to which offset it was counted.
         bound: where a run of `Trigger.AvailableNow` ends.
         backlog: offsets that are not planned.
     """
@@ -71,7 +73,7 @@ class _Partition:
     planned: tuple[Place, int, Place] | None = None
     furthest: Place | None = None
     lower: tuple[Place, Place] | None = None
-    told: tuple[Place, Outcome | None, int] | None = None
+    told: dict[tuple[Place, Outcome | None], int] = field(default_factory=dict)
     bound: Place | None = None
     backlog: int = 0
 
@@ -141,10 +143,10 @@ class Planner:
         text = "its nodes say that it exists, and when they are asked about it that it does not"
         raise loss(gone, text, fails=self._settings.fail_on_loss)
 
-    def _ask(self, partition: _Partition, ask: Callable[[Connection], T]) -> T:
+    def _ask(self, partition: _Partition, ask: Callable[[Connection], T], limit_s: float | None = None) -> T:
         """Ask the members of a partition."""
         assert self._access is not None
-        return persistently(self._access, partition.members, ask, f"stream '{partition.name}'")
+        return persistently(self._access, partition.members, ask, f"stream '{partition.name}'", limit_s=limit_s)
 
     def _copy(self, partition: _Partition, connection: Connection) -> Copy:
         known = None if partition.seen is None else partition.seen[1]
@@ -174,8 +176,18 @@ class Planner:
         return found
 
     def _end(self, partition: _Partition) -> Place:
-        """The committed end, of a place that nobody has been at."""
-        return self._ask(partition, lambda connection: self._copy(partition, connection).end_after(None))
+        """The committed end, of a place that nobody has been at; the furthest, if all members are soon reached."""
+
+        def furthest(connection: Connection) -> Place:
+            assert self._access is not None
+            with everywhere(self._access, connection.members(partition.name)) as connections:
+                copies = [self._copy(partition, one) for one in connections]
+                return max(copies, key=newest).end_after(None)
+
+        try:
+            return self._ask(partition, furthest, _SOON_S)
+        except BrokerUnavailableError:
+            return self._ask(partition, lambda connection: self._copy(partition, connection).end_after(None))
 
     # -- where to begin
 
@@ -221,6 +233,10 @@ class Planner:
         if offset == LATEST or end.first is None:
             return end
         first = end.first.chunk
+        if 0 <= offset < first:
+            assert self._access is not None
+            with everywhere(self._access, connection.members(name)) as connections:
+                first = min(Copy(one, name).low for one in connections)
         if 0 <= offset < first:
             text = f"offsets {offset} to {first - 1} of '{option}' are gone: retention took them"
             self._tell(partition, Place(offset), Outcome.GONE, text, first)
@@ -305,27 +321,31 @@ class Planner:
         chunk = self._ask(partition, lambda connection: sure_chunk(connection, partition.name, at))
         return Place(chunk.end, chunk.identity, end.first) if chunk.end < end.next else end
 
-    def _judged(self, partition: _Partition, place: Place, found: Found, end: int | None = None) -> int:
+    def _judged(self, partition: _Partition, place: Place, found: Found, end: int | None = None, gone: int = 0) -> int:
         """Say what became of a place, and return the offset to go on from; a DataLossError if that is not accepted.
 
         Args:
             end: of an epoch; what retention took after that is counted with the next one.
+            gone: offsets before the place that were planned, and are not there any more.
         """
         begin, outcome = found.begin, found.outcome
         if outcome in _TEXTS and (begin > place.next or outcome is not Outcome.GONE):
             text = _TEXTS[outcome].format(begin, begin - 1, place.next)
-            self._tell(partition, place, outcome, text, begin if end is None else min(begin, end))
+            self._tell(partition, place, outcome, text, begin if end is None else min(begin, end), gone)
         return begin
 
-    def _tell(self, partition: _Partition, place: Place, outcome: Outcome | None, text: str, begin: int) -> None:
+    def _tell(
+        self, partition: _Partition, place: Place, outcome: Outcome | None, text: str, begin: int, gone: int = 0
+    ) -> None:
         """Say a loss once for each place; of what retention took, count what has not been counted."""
-        counted = partition.told[2] if partition.told is not None and partition.told[:2] == (place, outcome) else None
-        count = max(0, begin - (place.next if counted is None else counted)) if outcome is Outcome.GONE else 0
-        if counted is None and outcome is Outcome.NOT_YET:
+        counted = partition.told.get((place, outcome))
+        if outcome is Outcome.GONE:
+            gone = max(0, begin - (place.next if counted is None else counted))
+        if outcome is Outcome.NOT_YET and counted is None:
             _log.warning("stream '%s': %s", partition.name, text)
-        elif counted is None or count:
-            self._note_loss(partition, text, count)
-        partition.told = place, outcome, begin
+        elif counted is None or (outcome is Outcome.GONE and gone):
+            self._note_loss(partition, text, gone)
+        partition.told[place, outcome] = begin
 
     def _note_loss(self, partition: _Partition, text: str, count: int) -> None:
         if self._settings.fail_on_loss:
@@ -367,8 +387,7 @@ class Planner:
             partition.lower, partition.furthest = (end, start), start
         found = self._see(partition, end)
         if found.outcome is not Outcome.GONE:
-            self._judged(partition, end, found)
-            self._lost += max(0, end.next - max(start.next, found.stop.next))
+            self._judged(partition, end, found, gone=max(0, end.next - max(start.next, found.stop.next)))
         return begin, found.stop
 
     def _split(self, planned: Sequence[tuple[_Partition, int, Place]]) -> list[Range]:

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 from pyspark_mq.streams.chunk import Chunk, Identity
 from pyspark_mq.streams.offsets import Place
 
-__all__ = ["Found", "Outcome", "View", "resume", "unchanged"]
+__all__ = ["Found", "Outcome", "View", "newest", "resume", "unchanged"]
 
 #: So far apart clocks of two leaders may be: what one wrote before is no newer for that.
 _CLOCKS_MS = 5_000
@@ -78,9 +78,14 @@ def unchanged(place: Place, view: View) -> Found | None:
     return _found(Outcome.SAME, place, place.next, view) if same else None
 
 
+def newest(view: View) -> tuple[int, int]:
+    """Return what the copy that a leader is chosen for has the most of: the epoch, then the offset at its end."""
+    return (view.end.last.epoch if view.end.last else -1, view.end.next)
+
+
 def resume(place: Place, views: Sequence[View]) -> Found:
     """Tell what became of a place, by what all members show."""
-    ranked = sorted(views, key=lambda view: (view.end.last.epoch if view.end.last else -1, view.end.next), reverse=True)
+    ranked = sorted(views, key=newest, reverse=True)
     for view in ranked:
         if (found := unchanged(place, view)) is not None:
             return found

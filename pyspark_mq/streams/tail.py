@@ -42,13 +42,12 @@ class Copy:
         if known is not None and known.last is not None and known.last.chunk == last:
             self.end = known
         elif last >= 0:
-            chunk = self.chunk(last)
-            if _is_broken(chunk) or chunk.first != last:
-                # For once, or for good: what is before it can be read meanwhile.
-                if last <= self.low:
-                    raise Lost(f"the last chunk of stream '{stream}' is broken")
-                chunk = sure_chunk(connection, stream, last - 1)
-            self.end = Place(chunk.end, chunk.identity)
+            chunk: Chunk | None = sure_chunk(connection, stream, last, last)
+            if chunk is not None and _is_broken(chunk):
+                # What is before it can be read meanwhile.
+                chunk = sure_chunk(connection, stream, last - 1) if last > self.low else None
+            if chunk is not None:
+                self.end = Place(chunk.end, chunk.identity)
 
     def chunk(self, offset: int) -> Chunk:
         """The chunk with an offset below the end, or the first one that is left; its data may be damaged."""

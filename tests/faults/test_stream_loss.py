@@ -175,6 +175,30 @@ def test_a_last_chunk_that_is_damaged_is_read_around(peer: StreamPeer) -> None:
 
 
 @BOTH
+def test_a_stream_of_one_chunk_that_is_damaged_waits_for_more(peers: list[StreamPeer], fails: bool) -> None:
+    for one in peers:
+        one.logs["events"], one.lies = log_of(1), Changed(0, damaged)
+    asked = query(peers[0], fails=fails)
+    assert emitted(asked) == []
+    for one in peers:
+        one.logs["events"].append([b"more"])
+    asked.look_again()
+    if fails:
+        with pytest.raises(DataLossError, match="offsets 0 to 2 are gone: no member has a good chunk"):
+            emitted(asked)
+    else:
+        assert emitted(asked) == [(3, b"more")]
+
+
+@BOTH
+def test_an_offset_to_begin_at_may_be_at_any_member(peers: list[StreamPeer], fails: bool) -> None:
+    peers[0].logs["events"].trimmed = 5
+    asked = query(peers[0], fails=fails, startingOffsets='{"events": 3}')
+    assert emitted(asked) == [row for row in peers[1].logs["events"].rows() if row[0] >= 3]
+    assert lost(asked) == 0
+
+
+@BOTH
 def test_retention_of_one_member_takes_nothing_that_another_has(peers: list[StreamPeer], fails: bool) -> None:
     asked = query(peers[0], fails=fails)
     (planned,) = asked.plan()[2]
@@ -495,6 +519,51 @@ def test_a_node_that_refuses_after_it_was_away_is_waited_for(
     assert rows(asked, tasks) == peer.logs["events"].rows()
 
 
+class HangingUp(Lies):
+    """Hangs up on whoever asks."""
+
+    def frames(self, link: Link, command: int, content: bytes) -> bytes | None:
+        return None
+
+
+@BOTH
+@pytest.mark.parametrize("planned", [True, False])
+def test_a_stream_is_deleted_when_all_its_members_say_so(peers: list[StreamPeer], fails: bool, planned: bool) -> None:
+    asked = query(peers[0], fails=fails)
+    _, end, tasks = asked.plan()
+    peers[1].lies = HangingUp()
+    log = peers[0].logs.pop("events")
+    asked.look_again()
+    forget_connections()
+    with pytest.raises(BrokerUnavailableError, match="does not exist"):
+        asked.planner.latest(end) if planned else rows(asked, tasks)
+    peers[0].logs["events"], peers[1].lies = log, Lies()
+    assert rows(asked, tasks) == log.rows()
+    for one in peers:
+        del one.logs["events"]
+    if fails:
+        with pytest.raises(DataLossError, match="deleted"):
+            asked.planner.latest(end) if planned else rows(asked, tasks)
+
+
+def test_what_an_epoch_lacks_is_counted_once_though_it_is_planned_again(peer: StreamPeer) -> None:
+    class Missing(Lies):
+        until_s = time.monotonic() + 0.8
+
+        def frames(self, link: Link, command: int, content: bytes) -> bytes:
+            is_lied_about = command == STATS and text("other") in content and time.monotonic() < self.until_s
+            return frame(STATS | 0x8000, content[:4] + struct.pack(">H", 2)) if is_lied_about else b""
+
+    peer.logs["other"] = log_of(2, generation=3)
+    asked = StreamQuery(peer.url, "events,other", failOnDataLoss="false", **LIMITS)
+    start, end, _ = asked.plan()
+    peer.logs["events"].replace_end(2, [[b"new"]])
+    restarted = StreamQuery(peer.url, "events,other", failOnDataLoss="false", **LIMITS)
+    peer.lies = Missing()
+    assert len(restarted.read(restarted.planner.ranges(start, end))) == 24
+    assert lost(restarted) == 6
+
+
 def test_a_refusal_that_stays_is_an_error_of_its_own_kind(peer: StreamPeer) -> None:
     asked = query(peer, reconnectTimeout="1s")
     tasks = asked.plan()[2]
@@ -706,6 +775,13 @@ def test_the_first_end_is_waited_for_up_to_the_last_chunk(peer: StreamPeer, monk
     finally:
         timer.join()
     assert found["at"]["events"]["next"] == 26
+
+
+def test_the_first_end_is_the_furthest_of_all_members(peers: list[StreamPeer]) -> None:
+    """A replica that has just come back has fewer chunks, and knows of no others."""
+    del peers[0].logs["events"].chunks[3:]
+    peers[0].logs["events"].committed = 3
+    assert query(peers[0]).planner.latest(None)["at"]["events"]["next"] == 26
 
 
 @BOTH
