@@ -62,7 +62,6 @@ class _Partition:
         lower: an end that Spark has logged below its start, and that start.
         told: what was told of places, and up to which offset it was counted.
         bound: where a run of `Trigger.AvailableNow` ends.
-        backlog: offsets that are not planned.
     """
 
     name: str

@@ -20,12 +20,16 @@ _EMPTY_S, _ELECTED_S, _PAUSE_S = 2.0, 10.0, 0.1
 
 
 class Copy:
-    """A member's copy of a stream, for :func:`.resume`; chunks are read when they are asked for.
+    """A member's copy of a stream: committed chunks, from where its retention begins. They are read when asked for.
 
     Args:
         connection: to the member.
         known: the end as it was found last: if it is still that, nothing is read.
         patient: wait for a node that has just been started, or elected.
+
+    Attributes:
+        low: the lowest offset, as the member says; only a delivered chunk proves it.
+        end: the place after its last chunk; without a chunk if it has none, or knows of none yet.
 
     Raises:
         Lost: the member cannot tell now.

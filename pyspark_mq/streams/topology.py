@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import TypeVar
 
 from pyspark_mq.errors import BrokerUnavailableError, RefusedError
@@ -98,7 +98,7 @@ def everywhere(access: Access, members: Sequence[Member]) -> Iterator[list[Conne
         yield [found[member] for member in members]
 
 
-class Attempts:
+class Attempts(AbstractContextManager[object]):
     """Candidates for a stream, over and over, until one is of use or there is no hope.
 
     As a context it takes what ends an attempt, and the loop goes on with the next.
@@ -155,9 +155,6 @@ class Attempts:
             self._end_round()
             time.sleep(self._pause_s)
             self._pause_s = min(2 * self._pause_s, _PAUSE_MAX_S)
-
-    def __enter__(self) -> None:
-        """Begin an attempt."""
 
     def __exit__(self, _kind: object, failed: BaseException | None, _trace: object) -> bool:
         if not isinstance(failed, Lost | NoStream | RefusedError):

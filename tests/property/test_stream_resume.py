@@ -337,6 +337,12 @@ def test_a_lag_is_no_loss_though_the_clock_of_an_earlier_leader_was_ahead() -> N
     assert resume(place, [held(before, last)]).outcome is Outcome.SAME
 
 
+@pytest.mark.parametrize("trimmed", [(3, 0), (0, 3)])
+def test_another_stream_begins_where_any_member_has_it(trimmed: tuple[int, int]) -> None:
+    new = [replace(one, numbers=(90 + at, 91 + at, 92 + at), time_ms=9_000 + at) for at, one in enumerate(OLD)]
+    assert resume(READ, [held(*new, trimmed=count) for count in trimmed])[:2] == (Outcome.OTHER, 0)
+
+
 def test_what_one_member_has_is_not_gone() -> None:
     views = [held(*OLD, trimmed=3), held(*OLD, trimmed=2), held(*OLD, trimmed=4)]
     found = resume(Place(3, OLD[0].chunk.identity, OLD[0].chunk.identity), views)
