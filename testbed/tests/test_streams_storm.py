@@ -7,8 +7,9 @@ import os
 import struct
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -86,7 +87,8 @@ OLD = Records(np.arange(18, 20), np.arange(8, 10), np.array([500, 500]))
 def test_the_judge_of_nodes_accepts_no_loss_but_the_brokers(
     change: Callable[[Records], Records], told: set[str], errors: dict[str, int], holds: bool
 ) -> None:
-    found = judged({"one": RIGHT}, {"one": OLD}, {"one": change(RIGHT)}, told, errors)
+    found = judged({"one": RIGHT}, {"one": OLD}, {"one": change(RIGHT)}, told, Counter(errors))
+    assert json.loads(json.dumps(asdict(found)))["errors"] == errors
     assert found.is_content(broker_lost=True) == holds
     assert found.is_content(broker_lost=False) == (holds and "data-loss" not in errors)
 

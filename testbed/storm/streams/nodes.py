@@ -304,7 +304,7 @@ def judged(
         invented += len(gone) - named
         if named and name not in told:
             untold.append(name)
-    return Judged(count, lost, twice, replaced, invented, untold, errors)
+    return Judged(count, lost, twice, replaced, invented, untold, dict(errors))
 
 
 def main() -> int:
