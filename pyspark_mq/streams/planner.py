@@ -219,7 +219,18 @@ class Planner:
 
     def _resolve(self, partition: _Partition, option: str, where: Where, connection: Connection) -> Place:
         name = partition.name
-        end = self._copy(partition, connection).end_after(None)
+        assert self._access is not None
+        copy = self._copy(partition, connection)
+        end = copy.end_after(None)
+        if copy.is_cut and option == "endingOffsets":
+            # Nobody comes back for what is left out here.
+            with everywhere(self._access, connection.members(name)) as connections:
+                copy = max([Copy(one, name) for one in connections], key=newest)
+                end = copy.end_after(None)
+            if copy.is_cut:
+                self._note_loss(
+                    partition, f"the last chunk is damaged: what is behind offset {end.next - 1} is left out", 0
+                )
         since_ms = (where.times_ms or {}).get(name, where.since_ms)
         offset = (where.offsets or {}).get(name, where.offset)
         if since_ms is not None and end.last is not None:
@@ -233,7 +244,6 @@ class Planner:
             return end
         first = end.first.chunk
         if 0 <= offset < first:
-            assert self._access is not None
             with everywhere(self._access, connection.members(name)) as connections:
                 first = min(Copy(one, name).low for one in connections)
         if 0 <= offset < first:

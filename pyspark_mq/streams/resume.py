@@ -95,13 +95,15 @@ def _replaced(place: Place, mark: Identity, ranked: Sequence[Copy]) -> Found:
     def chunk_at(offset: int) -> Chunk:
         return (most if offset < head.first else view).chunk(offset)
 
+    def is_later(chunk: Chunk) -> bool:
+        return chunk.timestamp_ms > mark.timestamp_ms + (0 if chunk.epoch == mark.epoch else _CLOCKS_MS)
+
     first, low, high = place.first, most.chunk(0).first, min(place.next, view.end.next)
     kept = chunk_at(first.chunk) if first is not None and low <= first.chunk < view.end.next else None
     if kept is not None and kept.identity != first:
         return _found(Outcome.OTHER, place, low, view)
     cut = _first_of(chunk_at, low, high, lambda chunk: chunk.epoch > mark.epoch)
-    apart_ms = lambda chunk: 0 if chunk.epoch == mark.epoch else _CLOCKS_MS  # noqa: E731
-    cut = _first_of(chunk_at, low, cut, lambda chunk: chunk.timestamp_ms > mark.timestamp_ms + apart_ms(chunk))
+    cut = _first_of(chunk_at, low, cut, is_later)
     if cut < high:
         return _found(Outcome.CUT, place, cut, view)
     if view.end.next < place.next:

@@ -30,6 +30,7 @@ class Copy:
     Attributes:
         low: the lowest offset, as the member says; only a delivered chunk proves it.
         end: the place after its last chunk; without a chunk if it has none, or knows of none yet.
+        is_cut: whether a damaged chunk is behind the end, and was left out.
 
     Raises:
         Lost: the member cannot tell now.
@@ -42,13 +43,14 @@ class Copy:
         self._connection, self._stream = connection, stream
         numbers = _settled(connection, stream) if patient else connection.stats(stream)
         self.low, last = max(0, numbers["first_chunk_id"]), numbers["committed_chunk_id"]
-        self.end = Place(0)
+        self.end, self.is_cut = Place(0), False
         if known is not None and known.last is not None and known.last.chunk == last:
             self.end = known
         elif last >= 0:
             chunk: Chunk | None = sure_chunk(connection, stream, last, last)
             if chunk is not None and _is_broken(chunk):
                 # What is before it can be read meanwhile.
+                self.is_cut = True
                 chunk = sure_chunk(connection, stream, last - 1) if last > self.low else None
             if chunk is not None:
                 self.end = Place(chunk.end, chunk.identity)

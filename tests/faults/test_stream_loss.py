@@ -175,6 +175,23 @@ def test_a_last_chunk_that_is_damaged_is_read_around(peer: StreamPeer) -> None:
 
 
 @BOTH
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_a_batch_leaves_out_no_damaged_chunk_at_its_end_without_saying_so(
+    peers: list[StreamPeer], fails: bool, everywhere: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    true = [body for _, body in peers[0].logs["events"].rows()]
+    for one in peers[: 2 if everywhere else 1]:
+        one.lies = Changed(len(one.logs["events"].chunks) - 1, damaged)
+    asked = query(peers[0], fails=fails)
+    if everywhere and fails:
+        with pytest.raises(DataLossError, match="the last chunk is damaged"):
+            asked.batch()
+        return
+    assert asked.batch() == (true[:-3] if everywhere else true)
+    assert ("the last chunk is damaged" in caplog.text) == everywhere
+
+
+@BOTH
 def test_a_stream_of_one_chunk_that_is_damaged_waits_for_more(peers: list[StreamPeer], fails: bool) -> None:
     for one in peers:
         one.logs["events"], one.lies = log_of(1), Changed(0, damaged)
